@@ -1,0 +1,88 @@
+# Every target sets up what it needs in .venv and installs nothing the second time.
+#
+# Two steps, each with a stamp named after the content of its pins: .venv/.run-KEY (torch.txt and
+# run.txt) is made anew from nothing, .venv/.dev-KEY (dev.txt) is added to it. A stamp is written
+# last, and the first one is taken away while the second step runs, so whatever an interrupted
+# install left behind is thrown away by the next make and never trusted.
+
+PYTHON ?= python3
+CONFIGS ?= configs/fp32.yaml configs/int8.yaml configs/int4.yaml
+ARGS ?=
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# As torchrun does: several ranks share the cores. A value from outside wins.
+ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
+
+key = $(shell cat $(1) | cksum | cut -d ' ' -f 1)
+RUN := .venv/.run-$(call key,.pins/torch.txt .pins/run.txt)
+DEV := .venv/.dev-$(call key,.pins/torch.txt .pins/run.txt .pins/dev.txt)
+
+# The package is put on the path by a .pth file and not by `pip install -e`: nothing to build, no
+# egg-info in the tree, spawned ranks see it too, and, being relative, it survives moving the checkout.
+define PTH
+import os, sysconfig
+site = os.path.realpath(sysconfig.get_path("purelib"))
+with open(os.path.join(site, "trec_qcomm.pth"), "w") as f:
+    f.write(os.path.relpath(os.getcwd(), site) + "\n")
+endef
+export PTH
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-fast lint types layers check format clean
+
+help:  ## List the targets
+	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...']"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+
+venv: $(DEV)  ## Create .venv with the pinned run-time and developer packages
+
+demo: $(RUN)  ## Train the Criteo example with each of CONFIGS and compare
+	$(ONE_THREAD) $(PY) examples/criteo/compare.py --configs $(CONFIGS)
+
+test: $(DEV)  ## Run all tests (ARGS goes to pytest)
+	$(ONE_THREAD) $(PY) -m pytest $(ARGS)
+
+test-fast: $(DEV)  ## Run the tests that are neither slow nor dist
+	$(ONE_THREAD) $(PY) -m pytest -m "not slow and not dist" $(ARGS)
+
+lint: $(DEV)  ## Check style and formatting (ruff)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(DEV)  ## Check types (mypy, strict)
+	$(PY) -m mypy
+
+layers: $(DEV)  ## Check that imports go down only (import-linter)
+	$(PY) .venv/bin/lint-imports
+
+check: lint types layers  ## lint, types and layers
+
+format: $(DEV)  ## Fix what ruff can fix and format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean:  ## Remove .venv and all caches (runs/ stays)
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: Python 3.11 or newer is needed, and '$(PYTHON)' is not ($$($(PYTHON) --version 2>&1 | head -n 1))." >&2; \
+	  echo "       Name another: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@echo "Creating .venv from .pins/torch.txt and .pins/run.txt (once; a minute and the download of PyTorch)"
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -r .pins/torch.txt -c .pins/run.txt
+	@$(PIP) --no-deps -r .pins/run.txt
+	@$(PY) -c "$$PTH"
+	@touch $@
+
+$(DEV): $(RUN)
+	@echo "Adding .pins/dev.txt to .venv"
+	@rm -f .venv/.dev-*
+	@mv $(RUN) .venv/.unfinished
+	@$(PIP) --no-deps -r .pins/dev.txt
+	@mv .venv/.unfinished $(RUN)
+	@touch $@

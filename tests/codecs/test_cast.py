@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from trec_qcomm.codecs import Cast
+from trec_qcomm.core.errors import UnencodableError
+from trec_qcomm.testing import check_frame, packed_segments, round_trip
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equals_torch(dtype):
+    bits = torch.randint(-(2**31), 2**31, (4096, 7), generator=torch.Generator().manual_seed(0))
+    rows = bits.to(torch.int32).view(torch.float32)
+    decoded = round_trip(Cast(dtype), rows, packed_segments([4000, 0, 96], 7))
+    expected = rows.to(DTYPES[dtype]).float()
+    torch.testing.assert_close(decoded, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_damaged_frames(dtype):
+    check_frame(Cast(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "fits", "overflows"), [
+    ("fp16", 65519.99, 65520.0),
+    ("bf16", 2.0**127 * (2 - 2.0**-8 - 2.0**-23), 2.0**127 * (2 - 2.0**-8)),
+])  # fmt: skip
+def test_overflow_is_inf_or_an_error(dtype, fits, overflows):
+    segments = packed_segments([1, 1], 2)
+    good = torch.tensor([[1.0, torch.inf], [torch.nan, -fits]])
+    bad = torch.tensor([[1.0, torch.inf], [torch.nan, -overflows]])
+    decoded = round_trip(Cast(dtype, overflow="raise"), good, segments)
+    assert decoded[1, 1].isfinite()
+    assert round_trip(Cast(dtype), bad, segments)[1, 1] == -torch.inf
+    with pytest.raises(UnencodableError, match=f"range of {dtype}") as raised:
+        round_trip(Cast(dtype, overflow="raise"), bad, segments)
+    assert raised.value.segment == 1
+
+
+@pytest.mark.parametrize("bad", [{"dtype": "fp8"}, {"dtype": "fp16", "overflow": "clamp"}])
+def test_bad_fields_name_the_choices(bad):
+    with pytest.raises(ValueError, match=r"cast\.\w+: '\w+' is not one of \("):
+        Cast(**bad)

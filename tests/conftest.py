@@ -1,0 +1,14 @@
+"""Numba's cache does not see a change in a function that a kernel inlines from another file, so
+tests compile into a cache of their own, named after the content of all kernels' sources.
+"""
+
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+_package = Path(__file__).parents[1] / "trec_qcomm"
+_sources = sorted([*_package.glob("ops/**/*.py"), *_package.glob("wire/*.py")])
+_key = zlib.crc32(b"".join(path.read_bytes() for path in _sources))
+_folder = Path(tempfile.gettempdir()) / f"trec_qcomm_numba_{os.getuid()}_{_key:08x}"
+os.environ.setdefault("NUMBA_CACHE_DIR", str(_folder))

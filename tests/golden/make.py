@@ -1,0 +1,52 @@
+"""Write the golden frames of the current wire version: `python -m tests.golden.make`.
+
+Run it once when a codec or a version is added, and never change a file that has been released.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from trec_qcomm.codecs import Cast, Identity, Rowwise
+from trec_qcomm.testing import frame_of, open_frame
+from trec_qcomm.wire import frame
+
+CODECS = {
+    "identity": Identity(),
+    "cast_fp16": Cast("fp16"),
+    "cast_bf16": Cast("bf16"),
+    "rowwise_2": Rowwise(2),
+    "rowwise_4": Rowwise(4),
+    "rowwise_8": Rowwise(8),
+}
+NUM_ROWS = [3, 0, 2]
+
+
+def rows() -> torch.Tensor:
+    """[5, 7] float32: plain, tiny, constant, and one row with NaN and infinities."""
+    data = torch.arange(35).view(5, 7) * 0.37 - 4
+    data[1] *= 1e-6
+    data[2] = 0.1
+    data[4, 1:4] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    return data
+
+
+def as_hex(data: torch.Tensor) -> str:
+    """The bytes of a tensor."""
+    return bytes(data.contiguous().view(-1).view(torch.uint8).tolist()).hex()
+
+
+def main() -> None:
+    """One JSON file per codec."""
+    folder = Path(__file__).parent / f"v{frame.VERSION}"
+    folder.mkdir(exist_ok=True)
+    for name, codec in CODECS.items():
+        data, segments = frame_of(codec, rows(), NUM_ROWS)
+        decoded = open_frame(codec, data, segments)
+        golden = {"num_rows": NUM_ROWS, "dim": 7, "frame": as_hex(data), "rows": as_hex(decoded)}
+        (folder / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

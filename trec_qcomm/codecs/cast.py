@@ -1,0 +1,68 @@
+"""cast: rows as fp16 or bf16. 2x. ZionEX sends forward in fp16 and backward in bf16.
+
+Source: Mudigere et al. 2021, reduced precision communication.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from torch import Tensor
+
+from trec_qcomm.codecs.fixed_size import check_sizes
+from trec_qcomm.core.codec import Contract
+from trec_qcomm.core.errors import UnencodableError
+from trec_qcomm.core.registry import register_codec
+from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.ops import cast
+
+Dtype = Literal["fp16", "bf16"]
+Overflow = Literal["inf", "raise"]
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Rounded to nearest even; NaN and inf survive.
+
+    Args: dtype: fp16 (11 bits of precision, up to 65504) or bf16 (8 bits, range of float32).
+        overflow: what a finite value beyond the format becomes: `inf`, which training code such
+        as a loss scaler sees, or `raise`, an UnencodableError. It is never clamped.
+    """
+
+    dtype: Dtype
+    overflow: Overflow = "inf"
+
+    name: ClassVar[str] = "cast"
+    fixed_size: ClassVar[bool] = True
+    contract: ClassVar[Contract] = Contract.BIASED
+
+    def __post_init__(self) -> None:
+        for field, allowed in (("dtype", get_args(Dtype)), ("overflow", get_args(Overflow))):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"cast.{field}: {getattr(self, field)!r} is not one of {allowed}")
+
+    @property
+    def wire_id(self) -> int:
+        """2 for fp16, 3 for bf16."""
+        return 2 if self.dtype == "fp16" else 3
+
+    def max_nbytes(self, segments: Segments) -> Tensor:
+        """[S] int64, exact. See core.codec.Codec for all methods."""
+        return cast.nbytes(segments, self.dtype)
+
+    def encode(
+        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+    ) -> Encoded:
+        """Round and write the rows."""
+        encoded, overflow = cast.encode(values, segments, payload, at, dtype=self.dtype)
+        if overflow >= 0 and self.overflow == "raise":
+            reason = f"a value beyond the range of {self.dtype} (overflow: raise)"
+            raise UnencodableError(reason, segment=overflow)
+        return encoded
+
+    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
+        """Write the rows back as float32."""
+        check_sizes(encoded, self.max_nbytes(segments))
+        cast.decode(encoded, segments, out, dtype=self.dtype)
+
+
+register_codec(Cast, Cast("fp16"), Cast("bf16"))

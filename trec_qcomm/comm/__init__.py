@@ -1,0 +1,1 @@
+"""Collectives over coded rows. Sees codecs only through core.codec; knows no TorchRec."""

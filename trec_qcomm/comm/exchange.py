@@ -1,0 +1,205 @@
+"""Exchange: every rank sends every peer one frame of coded rows, asynchronously.
+
+Knows: frames, splits, the process group. Does not know: which codec, autograd, TorchRec.
+Where all codecs are fixed-size both ends compute all sizes and nothing else is sent; otherwise
+the sizes travel first, one int64 a peer. What a rank sends itself is coded like the rest.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trec_qcomm.comm.layout import Group, Side
+from trec_qcomm.core import registry
+from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
+from trec_qcomm.core.segments import Encoded
+from trec_qcomm.core.stats import Traffic
+from trec_qcomm.wire import frame
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """P sealed frames in one [W] uint8 buffer, of `nbytes` bytes each (P ints)."""
+
+    buffer: Tensor
+    nbytes: list[int]
+
+
+def encode_frames(
+    values: Tensor, side: Side, *, seed: int, rank: int, traffic: Traffic, measure: bool = False
+) -> Frames:
+    """Encode and seal all segments of a side.
+
+    Args: values: float32, contiguous.  seed: of stochastic rounding.  rank: this one, whose own
+        frame does not count as traffic.  measure: also decode again and record the largest error.
+    Raises: UnencodableError: naming the table.
+    """
+    at, frame_nbytes = side.at, side.frame_nbytes
+    buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8)
+    nbytes = torch.empty_like(side.num_rows)
+    codecs = torch.empty_like(side.num_rows)
+    for group in side.groups:
+        begin = perf_counter()
+        encoded = _encode_group(values, group, side, buffer, at[group.members], seed)
+        nbytes[group.members] = encoded.nbytes
+        codecs[group.members] = group.codec.wire_id
+        traffic.encode_s[repr(group.codec)] += perf_counter() - begin
+        if measure:
+            _record_error(values, encoded, group, side, traffic)
+    if not side.fixed_size:
+        encoded, frame_nbytes = frame.compact(Encoded(buffer, at, nbytes), side.segments_per_frame)
+        buffer = encoded.payload
+    frame.seal(
+        buffer,
+        frame_nbytes,
+        side.segments_per_frame,
+        layouts=side.layouts,
+        codecs=codecs,
+        num_rows=side.num_rows,
+        nbytes=nbytes,
+    )
+    remote = side.peer != rank
+    wire = nbytes * remote
+    sent = sum(frame_nbytes) - frame_nbytes[rank]
+    traffic.add_bytes(side.table, side.raw_nbytes * remote, wire, sent - int(wire.sum()))
+    return Frames(buffer, frame_nbytes)
+
+
+def decode_frames(frames: Frames, side: Side, out: Tensor, *, traffic: Traffic) -> None:
+    """Check the frames of all peers and write their rows to `out`: float32, contiguous.
+
+    Each segment's own codec id selects its decoder; `side` says what rows to expect.
+    Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.
+    """
+    begin = perf_counter()
+    encoded, codecs = frame.unseal(
+        frames.buffer,
+        frames.nbytes,
+        side.segments_per_frame,
+        layouts=side.layouts,
+        num_rows=side.num_rows,
+        ranks=range(len(frames.nbytes)),
+        tables=side.tables,
+    )
+    for group in side.groups:
+        used = codecs[group.members]
+        if bool((used == group.codec.wire_id).all()):
+            _decode_group(encoded, group, side, out)
+        else:
+            for part in _by_sender_codec(group, used, side):
+                _decode_group(encoded, part, side, out)
+        end = perf_counter()
+        traffic.decode_s[repr(group.codec)] += end - begin
+        begin = end
+
+
+class InFlight:
+    """A started exchange. `wait` once."""
+
+    def __init__(
+        self, work: dist.Work | None, sent: Frames, received: Frames, side: Side, traffic: Traffic
+    ) -> None:
+        self._work, self._sent, self._received = work, sent, received
+        self._side, self._traffic = side, traffic
+
+    def wait(self, out: Tensor) -> None:
+        """Block until all frames are here and write their rows to `out`.
+
+        Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
+        """
+        begin = perf_counter()
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        self._traffic.wire_s += perf_counter() - begin
+        decode_frames(self._received, self._side, out, traffic=self._traffic)
+
+
+def start_exchange(
+    pg: dist.ProcessGroup, sent: Frames, incoming: Side, *, fixed_size: bool, traffic: Traffic
+) -> InFlight:
+    """Launch the all-to-all of frames and return at once (after the sizes, where they travel).
+
+    Args: sent: one frame per peer.  incoming: what the peers' frames will hold.  fixed_size:
+        whether every rank's frames have the sizes that `incoming` computes; the same everywhere.
+    """
+    if pg.size() == 1:
+        return InFlight(None, sent, sent, incoming, traffic)
+    begin = perf_counter()
+    sizes = incoming.frame_nbytes if fixed_size else _exchange_sizes(pg, sent.nbytes)
+    received = Frames(torch.empty(sum(sizes), dtype=torch.uint8), sizes)
+    work = dist.all_to_all_single(
+        received.buffer,
+        sent.buffer,
+        output_split_sizes=received.nbytes,
+        input_split_sizes=sent.nbytes,
+        group=pg,
+        async_op=True,
+    )
+    traffic.wire_s += perf_counter() - begin
+    return InFlight(work, sent, received, incoming, traffic)
+
+
+def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int]) -> list[int]:
+    received = torch.empty(len(nbytes), dtype=torch.int64)
+    dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=pg)
+    return [int(n) for n in received]
+
+
+def _encode_group(
+    values: Tensor, group: Group, side: Side, buffer: Tensor, at: Tensor, seed: int
+) -> Encoded:
+    try:
+        return group.codec.encode(values, group.segments, buffer, at, seed=seed)
+    except UnencodableError as error:
+        segment = int(group.members[error.segment])
+        raise UnencodableError(error.reason, segment=segment, table=side.tables[segment]) from error
+
+
+def _decode_group(encoded: Encoded, group: Group, side: Side, out: Tensor) -> None:
+    members = group.members
+    part = Encoded(encoded.payload, encoded.at[members], encoded.nbytes[members])
+    try:
+        group.codec.decode(part, group.segments, out)
+    except CorruptFrameError as error:
+        if error.segment is None:
+            raise
+        segment = int(members[error.segment])
+        raise CorruptFrameError(
+            error.reason, rank=int(side.peer[segment]), table=side.tables[segment], segment=segment
+        ) from error
+
+
+def _by_sender_codec(group: Group, used: Tensor, side: Side) -> list[Group]:
+    """Split a group whose senders chose other codecs than this rank's config."""
+    parts = []
+    for wire_id in sorted(set(used.tolist())):
+        which = (used == wire_id).nonzero().view(-1)
+        codec = registry.decoder(wire_id)
+        if codec is None:
+            segment = int(group.members[which[0]])
+            raise CorruptFrameError(
+                f"unknown codec {wire_id}",
+                rank=int(side.peer[segment]),
+                table=side.tables[segment],
+            )
+        parts.append(Group(codec, group.segments.subset(which), group.members[which]))
+    return parts
+
+
+def _record_error(
+    values: Tensor, encoded: Encoded, group: Group, side: Side, traffic: Traffic
+) -> None:
+    """Decode what was just encoded and keep the largest |error| of each table. Not fast."""
+    decoded = torch.empty_like(values)
+    group.codec.decode(encoded, group.segments, decoded)
+    for s, segment in enumerate(group.members.tolist()):
+        x, y = group.segments.block(values, s), group.segments.block(decoded, s)
+        same = (x == y) | (x.isnan() & y.isnan())
+        error = torch.where(same, 0, (x - y).abs())
+        if error.numel():
+            t = int(side.table[segment])
+            traffic.max_abs_err[t] = torch.maximum(traffic.max_abs_err[t], error.max())

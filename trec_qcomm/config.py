@@ -1,0 +1,195 @@
+"""Configuration: YAML <-> frozen dataclasses that hold codecs. Errors name file, field and choices.
+
+    embedding:                    # the first rule with a pattern that matches a table holds for it
+      - tables: ["*"]             # shell patterns on table names
+        forward: {codec: rowwise, bits: 4}
+        backward: {codec: rowwise, bits: 4, rounding: stochastic}
+    seed: 0                       # of stochastic rounding
+    measure_error: false          # record max_abs_err of every table in stats(); slow
+
+Knows: codec names and fields through the registry. Does not know: TorchRec, process groups.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+import trec_qcomm.codecs  # noqa: F401  registers them
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.registry import codec_names, codec_type
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRule:
+    """Codecs of the embedding all-to-all for all tables that match one of the patterns.
+
+    Args: tables: shell patterns (`*`, `?`, `[..]`), case-sensitive.  forward: codec of the pooled
+        rows.  backward: codec of their gradients.
+    """
+
+    tables: tuple[str, ...]
+    forward: Codec
+    backward: Codec
+
+    def __post_init__(self) -> None:
+        if not self.tables or not all(type(p) is str and p for p in self.tables):
+            raise ValueError("tables: expected a list of one or more patterns")
+        for name in ("forward", "backward"):
+            if not isinstance(getattr(self, name), Codec):
+                raise ValueError(f"{name}: expected a codec, got {getattr(self, name)!r}")
+
+    def matches(self, table: str) -> bool:
+        """Whether this rule speaks of that table."""
+        return any(fnmatchcase(table, pattern) for pattern in self.tables)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One way to train.
+
+    Args: embedding: rules, the first match holds.  seed: of stochastic rounding, 0..2^63 - 1.
+        measure_error: see the module.  source: file name, for errors.
+    """
+
+    embedding: tuple[TableRule, ...]
+    seed: int = 0
+    measure_error: bool = False
+    source: str = "config"
+
+    def __post_init__(self) -> None:
+        if not self.embedding:
+            raise ValueError("embedding: expected a list of one or more rules")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
+        if type(self.measure_error) is not bool:
+            raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
+
+    def rule_for(self, table: str) -> TableRule:
+        """The rule of that table. Raises ValueError where none matches."""
+        for rule in self.embedding:
+            if rule.matches(table):
+                return rule
+        known = ", ".join(pattern for rule in self.embedding for pattern in rule.tables)
+        raise ValueError(
+            f"{self.source}: embedding: no pattern matches table {table!r}; patterns: {known}"
+        )
+
+    def check_patterns(self, tables: Iterable[str]) -> None:
+        """Raise ValueError at the first pattern that matches none of the model's tables."""
+        names = sorted(tables)
+        for number, rule in enumerate(self.embedding):
+            for pattern in rule.tables:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise ValueError(
+                        f"{self.source}: embedding[{number}].tables: {pattern!r} matches no "
+                        f"table; the model has: {', '.join(names)}"
+                    )
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a YAML file. Raises ValueError naming file, field and allowed values."""
+    try:
+        data = yaml.load(Path(path).read_text(), Loader=_UniqueKeyLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    try:
+        return config_from_dict(data, source=str(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def config_from_dict(data: object, *, source: str = "config") -> Config:
+    """A parsed YAML document -> Config. Raises ValueError naming field and allowed values."""
+    values = _checked_keys(Config, data, where="", hidden=("source",))
+    rules = values["embedding"]
+    if not isinstance(rules, list):
+        raise ValueError(f"embedding: expected a list of rules, got {rules!r}")
+    values["embedding"] = tuple(_rule(rule, f"embedding[{n}]") for n, rule in enumerate(rules))
+    return Config(**values, source=source)
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """The inverse of `config_from_dict`, ready for YAML."""
+    rules = [
+        {
+            "tables": list(rule.tables),
+            "forward": codec_to_dict(rule.forward),
+            "backward": codec_to_dict(rule.backward),
+        }
+        for rule in config.embedding
+    ]
+    return {"embedding": rules, "seed": config.seed, "measure_error": config.measure_error}
+
+
+def codec_to_dict(codec: Codec) -> dict[str, Any]:
+    """A codec as its YAML mapping: its name and all its fields."""
+    own = {f.name: getattr(codec, f.name) for f in fields(codec)}  # type: ignore[arg-type]
+    return {"codec": codec.name, **own}
+
+
+def codec_from_dict(data: object, *, where: str = "codec") -> Codec:
+    """The inverse. Raises ValueError naming the field under `where` and the allowed values."""
+    if not isinstance(data, dict) or "codec" not in data:
+        raise ValueError(f"{where}: expected {{codec: one of {', '.join(codec_names())}, ...}}")
+    kind = _located(where, lambda: codec_type(str(data["codec"])))
+    options = {key: value for key, value in data.items() if key != "codec"}
+    values = _checked_keys(kind, options, where=f"{where}.")
+    return _located(where, lambda: kind(**values))
+
+
+def _rule(data: object, where: str) -> TableRule:
+    values = _checked_keys(TableRule, data, where=f"{where}.")
+    tables = values["tables"]
+    values["tables"] = tuple(tables) if isinstance(tables, list) else (tables,)
+    for name in ("forward", "backward"):
+        values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
+    return _located(where, lambda: TableRule(**values))
+
+
+def _located(where: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _checked_keys(
+    kind: type[Any], data: object, *, where: str, hidden: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The mapping as keyword arguments of a dataclass, none unknown and none missing."""
+    known = {f.name: f for f in fields(kind) if f.name not in hidden}
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where or 'top level: '}expected a mapping of {', '.join(known)}")
+    for key in data:
+        if key not in known:
+            allowed = ", ".join(known) or "none"
+            raise ValueError(f"{where}{key}: unknown key; allowed: {allowed}")
+    for name, field in known.items():
+        if name not in data and field.default is MISSING:
+            raise ValueError(f"{where}{name}: missing")
+    return dict(data)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe YAML in which a repeated key is an error, not the last one's victory."""
+
+
+def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    mapping: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in mapping:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} is given twice", key_node.start_mark
+            )
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)

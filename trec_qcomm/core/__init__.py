@@ -1,0 +1,1 @@
+"""Nouns of the package: segments, codecs, contracts, errors, counters. Torch and stdlib only."""

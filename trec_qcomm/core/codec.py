@@ -1,0 +1,65 @@
+"""Codec: float32 rows <-> bytes, one call for a batch of segments. What it promises: Contract.
+
+A codec is a frozen dataclass: its fields are its config, its repr is the call that makes it, and
+it keeps no state. It knows no table, no peer and no step: these are the caller's.
+
+The caller owns the memory. It asks `max_nbytes`, lays the segments out, and `encode` writes each
+where it is told: fixed-size codecs thereby write straight into the frames that are sent.
+"""
+
+from enum import Enum
+from typing import ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from trec_qcomm.core.segments import Encoded, Segments
+
+
+class Contract(Enum):
+    """What `decode(encode(x))` may differ by from x."""
+
+    EXACT = "exact"  # nothing: bit-identical, NaN payloads and signed zeros included
+    BOUNDED = "bounded"  # by at most a bound that the config states, for every finite value
+    UNBIASED = "unbiased"  # by noise whose mean over seeds is 0
+    BIASED = "biased"  # by anything else; give it error feedback where a residual exists
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """See the module. All methods are safe to call from several threads."""
+
+    name: ClassVar[str]  # the word in YAML
+    fixed_size: ClassVar[bool]  # nbytes are a function of the segments' shape alone
+
+    @property
+    def contract(self) -> Contract:
+        """The promise that this configuration keeps."""
+        ...
+
+    @property
+    def wire_id(self) -> int:
+        """1..255, the id in the frame that selects the decoder (wire/FORMAT.md)."""
+        ...
+
+    def max_nbytes(self, segments: Segments) -> Tensor:
+        """[S] int64, multiples of `ALIGNMENT`: never exceeded, and exact where `fixed_size`."""
+        ...
+
+    def encode(
+        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+    ) -> Encoded:
+        """Write segment s of `values` to payload[at[s]:], at most max_nbytes[s] bytes.
+
+        Args: values: float32, contiguous, any shape.  payload: [W] uint8, same device.
+            at: [S] int64 on CPU, multiples of `ALIGNMENT`.  seed: of stochastic rounding,
+            0 <= seed < 2^63; one seed, one result.
+        Raises: UnencodableError: a value that the config forbids.
+        """
+        ...
+
+    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
+        """Write the rows to their places in `out`: float32, contiguous, any shape.
+
+        Raises: CorruptFrameError: nbytes do not fit the rows or the bytes are invalid.
+        """
+        ...

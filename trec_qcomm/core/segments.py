@@ -1,0 +1,117 @@
+"""Segments: which rows of a buffer are coded, and where; Encoded: where their bytes lie.
+
+A segment is the rows that one rank sends one peer for one (table, feature, column shard): the
+unit of coding. Rows are read and written where they lie, in the [batch, sum of dims] matrices
+of TorchRec, so a segment is a strided block of a flat buffer and nothing is copied into place.
+
+Shapes: S segments, R coded rows in all, D values a row, W payload bytes.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 8  # bytes; every segment's bytes start and end on it, so kernels may load words
+
+
+def aligned(nbytes: Tensor) -> Tensor:
+    """Round [..] int64 byte counts up to `ALIGNMENT`."""
+    return (nbytes + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+
+
+def exclusive_cumsum(counts: Tensor) -> Tensor:
+    """[S] int64 counts -> [S + 1] int64 offsets, starting at 0."""
+    offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
+    torch.cumsum(counts, 0, out=offsets[1:])
+    return offsets
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """A batch of S segments over R coded rows of `dim` values each.
+
+    Value d of row i of segment s is `values.view(-1)[start[s] + i * stride[s] + d]`, and coded
+    row `offsets[s] + i` of the batch.
+
+    Args:
+        offsets: [S + 1] int64 on CPU, from 0 to R, not decreasing.
+        dim: D >= 1.
+        start: [S] int64 on CPU, >= 0.   stride: [S] int64 on CPU, >= 0, in values.
+    Derived: num_rows: [S] int64.  extent: the number of values that a buffer must hold.
+    Raises: ValueError: a shape, dtype or size that is not the above.
+    """
+
+    offsets: Tensor
+    dim: int
+    start: Tensor
+    stride: Tensor
+    num_rows: Tensor = field(init=False)
+    extent: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        num_segments = len(self.offsets) - 1
+        for name in ("offsets", "start", "stride"):
+            tensor = getattr(self, name)
+            expected = num_segments + (name == "offsets")
+            if tensor.dtype != torch.int64 or tensor.shape != (expected,) or tensor.is_cuda:
+                raise ValueError(
+                    f"Segments.{name}: expected [{expected}] int64 on CPU, got "
+                    f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+                )
+        if num_segments < 0 or self.dim < 1:
+            raise ValueError(f"Segments: dim {self.dim} < 1 or no offsets")
+        num_rows = torch.diff(self.offsets)
+        if self.offsets[0] != 0 or bool((num_rows < 0).any()):
+            raise ValueError("Segments.offsets: must start at 0 and not decrease")
+        if bool((self.start < 0).any()) or bool((self.stride < 0).any()):
+            raise ValueError("Segments: start and stride must be >= 0")
+        ends = self.start + (num_rows - 1) * self.stride + self.dim
+        extent = int(torch.where(num_rows > 0, ends, 0).max()) if num_segments else 0
+        object.__setattr__(self, "num_rows", num_rows)
+        object.__setattr__(self, "extent", extent)
+
+    @property
+    def num_segments(self) -> int:
+        """S."""
+        return len(self.start)
+
+    def check_fits(self, values: Tensor) -> None:
+        """Raise ValueError unless `values` is contiguous float32 and holds every segment."""
+        if values.dtype != torch.float32 or not values.is_contiguous():
+            raise ValueError(f"values: expected contiguous float32, got {values.dtype}")
+        if values.numel() < self.extent:
+            raise ValueError(f"values: holds {values.numel()} values, segments {self.extent}")
+
+    def block(self, values: Tensor, segment: int) -> Tensor:
+        """The rows of one segment as a [n, D] view of `values`. For reference code and tests."""
+        shape = (int(self.num_rows[segment]), self.dim)
+        return values.view(-1).as_strided(
+            shape,
+            (int(self.stride[segment]), 1),
+            values.storage_offset() + int(self.start[segment]),
+        )
+
+    def subset(self, which: Tensor) -> "Segments":
+        """The segments named by [T] int64 `which`, in that order."""
+        return Segments(
+            offsets=exclusive_cumsum(self.num_rows[which]),
+            dim=self.dim,
+            start=self.start[which],
+            stride=self.stride[which],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """The bytes of S segments inside a buffer that may hold more than them.
+
+    Args:
+        payload: [W] uint8.
+        at: [S] int64 on CPU: segment s is payload[at[s] : at[s] + nbytes[s]].
+        nbytes: [S] int64 on CPU, multiples of `ALIGNMENT`.
+    """
+
+    payload: Tensor
+    at: Tensor
+    nbytes: Tensor

@@ -1,0 +1,78 @@
+"""Counters: what each exchange sent and how long it took, table by table. No I/O, no units but
+bytes and seconds.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Traffic:
+    """One direction of one exchange, summed over calls since `reset`.
+
+    raw is what float32 rows would take and wire what was handed to the collective; both count
+    what goes to OTHER ranks only. wire includes headers.
+
+    Args: kind: such as "embedding_forward".  tables: T distinct names.
+    """
+
+    def __init__(self, kind: str, tables: Sequence[str]) -> None:
+        self.kind, self.tables = kind, tuple(tables)
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to zero."""
+        self.num_calls = 0
+        self.header_nbytes = 0
+        self.raw_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
+        self.wire_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
+        self.max_abs_err = torch.full((len(self.tables),), -1.0)  # -1: not measured
+        self.encode_s: dict[str, float] = defaultdict(float)
+        self.decode_s: dict[str, float] = defaultdict(float)
+        self.wire_s = 0.0
+
+    def add_bytes(self, table: Tensor, raw: Tensor, wire: Tensor, header_nbytes: int) -> None:
+        """Count one call. Args: table, raw, wire: [S] int64, table by number."""
+        self.num_calls += 1
+        self.header_nbytes += header_nbytes
+        self.raw_nbytes.index_add_(0, table, raw)
+        self.wire_nbytes.index_add_(0, table, wire)
+
+
+def summary(traffics: Iterable[Traffic]) -> dict[str, Any]:
+    """Several `Traffic` of one kind as one plain dict.
+
+    Returns: raw_nbytes, wire_nbytes, header_nbytes, num_calls: int; wire_s: float; encode_s,
+    decode_s: {codec: float}; tables: {name: {raw_nbytes, wire_nbytes, max_abs_err or None}}.
+    """
+    total: dict[str, Any] = {"raw_nbytes": 0, "wire_nbytes": 0, "header_nbytes": 0, "num_calls": 0}
+    encode_s: dict[str, float] = defaultdict(float)
+    decode_s: dict[str, float] = defaultdict(float)
+    tables: dict[str, dict[str, Any]] = {}
+    wire_s = 0.0
+    for traffic in traffics:
+        total["num_calls"] += traffic.num_calls
+        total["header_nbytes"] += traffic.header_nbytes
+        total["raw_nbytes"] += int(traffic.raw_nbytes.sum())
+        total["wire_nbytes"] += int(traffic.wire_nbytes.sum()) + traffic.header_nbytes
+        wire_s += traffic.wire_s
+        for codec, seconds in traffic.encode_s.items():
+            encode_s[codec] += seconds
+        for codec, seconds in traffic.decode_s.items():
+            decode_s[codec] += seconds
+        for t, name in enumerate(traffic.tables):
+            row = tables.setdefault(name, {"raw_nbytes": 0, "wire_nbytes": 0, "max_abs_err": None})
+            row["raw_nbytes"] += int(traffic.raw_nbytes[t])
+            row["wire_nbytes"] += int(traffic.wire_nbytes[t])
+            error = float(traffic.max_abs_err[t])
+            if not error < 0:  # NaN is an error, too
+                row["max_abs_err"] = max(row["max_abs_err"] or 0.0, error)
+    return total | {
+        "wire_s": wire_s,
+        "encode_s": dict(encode_s),
+        "decode_s": dict(decode_s),
+        "tables": tables,
+    }

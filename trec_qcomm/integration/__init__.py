@@ -1,0 +1,1 @@
+"""The only code that knows TorchRec and DDP: sharders, dists and wrappers that call comm."""

@@ -1,0 +1,69 @@
+"""Every name of TorchRec that the package uses, in one place. Version differences live here.
+
+Written against torchrec 1.8.0; these names have the same signatures in 1.6.1 to 1.9.2.
+"""
+
+from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
+from torchrec.distributed.embedding_sharding import (
+    BaseEmbeddingDist,
+    BaseSparseFeaturesDist,
+    EmbeddingSharding,
+    EmbeddingShardingContext,
+    EmbeddingShardingInfo,
+)
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
+from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
+from torchrec.distributed.sharding.tw_sharding import (
+    TwPooledEmbeddingDist,
+    TwPooledEmbeddingSharding,
+    TwSparseFeaturesDist,
+)
+from torchrec.distributed.types import (
+    Awaitable,
+    CommOp,
+    ModuleSharder,
+    ParameterSharding,
+    QuantizedCommCodec,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+__all__ = [
+    "Awaitable",
+    "BaseEmbeddingDist",
+    "BaseSparseFeaturesDist",
+    "CommOp",
+    "CwPooledEmbeddingSharding",
+    "DefaultDataParallelWrapper",
+    "DistributedModelParallel",
+    "EmbeddingBagCollection",
+    "EmbeddingBagCollectionSharder",
+    "EmbeddingSharding",
+    "EmbeddingShardingContext",
+    "EmbeddingShardingInfo",
+    "GroupedEmbeddingConfig",
+    "KeyedJaggedTensor",
+    "ModuleSharder",
+    "ParameterSharding",
+    "QuantizedCommCodec",
+    "QuantizedCommCodecs",
+    "ShardedEmbeddingBagCollection",
+    "ShardingEnv",
+    "ShardingType",
+    "TwPooledEmbeddingDist",
+    "TwPooledEmbeddingSharding",
+    "TwSparseFeaturesDist",
+    "get_gradient_division",
+    "get_use_sync_collectives",
+]

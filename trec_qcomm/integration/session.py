@@ -1,0 +1,114 @@
+"""Session: what all parts of one user's QComm share. Configuration, collectives, counters, state.
+
+Knows: config, comm. Does not know: TorchRec (sharder.py and the dists do).
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+
+from trec_qcomm.codecs import Identity
+from trec_qcomm.comm.all_to_all import DirectionCodecs, PooledAllToAll
+from trec_qcomm.comm.layout import Layout
+from trec_qcomm.config import Config, config_to_dict
+from trec_qcomm.core.stats import Traffic, summary
+
+
+class Session:
+    """One per QComm. `exact` is what `bypass` sets: collectives send float32 while it is True."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.exact = False
+        self.tables: set[str] = set()
+        self.counters = {
+            "dense": Traffic("dense", ["all"]),
+            "data_parallel": Traffic("data_parallel", ["all"]),
+            "input": Traffic("input", ["all"]),
+        }
+        self._collectives: dict[str, PooledAllToAll] = {}
+        self._loaded_steps: dict[str, int] = {}
+        self._patterns_checked = False
+
+    def add_tables(self, pg: dist.ProcessGroup, names: Iterable[str]) -> None:
+        """Note a module's tables. Collective, so call it in the same order on all ranks.
+
+        Raises: ValueError: a table that no pattern matches, or ranks whose configs differ.
+        """
+        names = sorted(names)
+        for name in names:
+            self.config.rule_for(name)
+        self.tables.update(names)
+        self._patterns_checked = False
+        ours = repr((config_to_dict(self.config), names))
+        theirs: list[str] = [""] * pg.size()
+        dist.all_gather_object(theirs, ours, group=pg)
+        for rank, other in enumerate(theirs):
+            if other != ours:
+                raise ValueError(
+                    f"{self.config.source}: rank {pg.rank()} and rank {rank} of the group have "
+                    f"different configs or tables:\n{ours}\n{other}"
+                )
+
+    def check_patterns(self) -> None:
+        """Raise ValueError at a pattern that matches no table. Call it once all are known."""
+        if not self._patterns_checked:
+            self.config.check_patterns(self.tables)
+            self._patterns_checked = True
+
+    def pooled_all_to_all(
+        self, pg: dist.ProcessGroup, layout: Layout, *, name: str
+    ) -> PooledAllToAll:
+        """Make the collective that goes by that name, with the codecs of the config.
+
+        Raises: ValueError: a table that no pattern matches.
+        """
+        rules = {table: self.config.rule_for(table) for table in layout.tables()}
+        exact = dict.fromkeys(rules, Identity())
+        collective = PooledAllToAll(
+            pg,
+            layout,
+            codecs=DirectionCodecs(
+                forward={table: rule.forward for table, rule in rules.items()},
+                backward={table: rule.backward for table, rule in rules.items()},
+            ),
+            exact=DirectionCodecs(exact, exact),
+            name=name,
+            seed=self.config.seed,
+            measure_error=self.config.measure_error,
+        )
+        collective.step = self._loaded_steps.get(name, 0)
+        self._collectives[name] = collective
+        return collective
+
+    def stats(self) -> dict[str, Any]:
+        """Plain dict by kind of traffic; see core.stats.summary."""
+        forward = summary(c.forward_traffic for c in self._collectives.values())
+        backward = summary(c.backward_traffic for c in self._collectives.values())
+        others = {kind: summary([traffic]) for kind, traffic in self.counters.items()}
+        return {"embedding_forward": forward, "embedding_backward": backward, **others}
+
+    def reset_stats(self) -> None:
+        """All counters back to zero."""
+        for collective in self._collectives.values():
+            collective.forward_traffic.reset()
+            collective.backward_traffic.reset()
+        for traffic in self.counters.values():
+            traffic.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"steps": {collective: calls with gradients so far}}: what seeds stochastic rounding."""
+        return {"steps": {name: c.step for name, c in self._collectives.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`. Raises ValueError: a collective that this model does not have."""
+        steps = {str(name): int(step) for name, step in state["steps"].items()}
+        unknown = sorted(set(steps) - set(self._collectives)) if self._collectives else []
+        if unknown:
+            raise ValueError(
+                f"state names {', '.join(unknown)}; this model has {', '.join(self._collectives)}"
+            )
+        self._loaded_steps = steps
+        for name, collective in self._collectives.items():
+            collective.step = steps.get(name, 0)

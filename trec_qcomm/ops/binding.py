@@ -1,0 +1,38 @@
+"""What every op's binding checks before a kernel runs, and how tensors reach numba."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.segments import ALIGNMENT, Segments
+
+Backend = Literal["reference", "cpu"]
+
+
+def check_buffers(
+    values: Tensor, segments: Segments, payload: Tensor, at: Tensor, nbytes: Tensor
+) -> None:
+    """Raise ValueError unless kernels may touch exactly what the arguments name.
+
+    Args: values: float32 rows read or written.  payload: [W] uint8.  at, nbytes: [S] int64.
+    """
+    segments.check_fits(values)
+    if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
+        raise ValueError(f"payload: expected contiguous [W] uint8, got {payload.dtype}")
+    if values.device.type != "cpu" or payload.device.type != "cpu":
+        raise ValueError(f"device {values.device}: kernels exist for cpu only")
+    expected = (segments.num_segments,)
+    if at.shape != expected or nbytes.shape != expected or at.dtype != torch.int64:
+        raise ValueError(f"at, nbytes: expected {list(expected)} int64")
+    if not segments.num_segments:
+        return
+    if bool((at % ALIGNMENT != 0).any()) or bool((at < 0).any()):
+        raise ValueError(f"at: expected multiples of {ALIGNMENT}")
+    if int((at + nbytes).max()) > payload.numel():
+        raise ValueError(f"payload: {payload.numel()} bytes do not hold the segments")
+
+
+def arrays(*tensors: Tensor) -> tuple[Any, ...]:
+    """The tensors as numpy arrays over the same memory, values flattened."""
+    return tuple(t.detach().view(-1).numpy() for t in tensors)

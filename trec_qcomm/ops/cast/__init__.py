@@ -1,0 +1,59 @@
+"""Rows as fp32 (a copy of the bits), fp16 or bf16. Wire: FORMAT.md, "fp32, fp16, bf16".
+
+Numerics: nearest even; finite values beyond the format become inf; NaN keeps its sign, and its
+payload in fp32 only.
+"""
+
+from torch import Tensor
+
+from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers
+from trec_qcomm.ops.cast import cpu, reference
+
+_KINDS = {"fp32": cpu.FP32, "fp16": cpu.FP16, "bf16": cpu.BF16}
+
+
+def nbytes(segments: Segments, dtype: str) -> Tensor:
+    """[S] int64: the exact size of each segment."""
+    return aligned(segments.num_rows * (segments.dim * reference.DTYPES[dtype].itemsize))
+
+
+def encode(
+    values: Tensor,
+    segments: Segments,
+    payload: Tensor,
+    at: Tensor,
+    *,
+    dtype: str,
+    backend: Backend = "cpu",
+) -> tuple[Encoded, int]:
+    """Write the rows; returns them and the first segment with an overflow, or -1.
+
+    Args: see core.codec.Codec.encode.  dtype: fp32, fp16 or bf16.
+    Raises: ValueError: a shape, dtype or device that the kernels do not take.
+    """
+    sizes = nbytes(segments, dtype)
+    check_buffers(values, segments, payload, at, sizes)
+    if backend == "reference":
+        overflow = reference.encode(values, segments, payload, at, dtype=dtype)
+    else:
+        rows, places = arrays(values, payload)
+        layout = arrays(segments.offsets, segments.start, segments.stride)
+        overflow = cpu.encode(rows, *layout, segments.dim, places, at.numpy(), _KINDS[dtype])
+    return Encoded(payload, at, sizes), int(overflow)
+
+
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str, backend: Backend = "cpu"
+) -> None:
+    """Write the rows to `out`. The caller has checked that nbytes fit. Raises as `encode`."""
+    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
+    if backend == "reference":
+        reference.decode(encoded, segments, out, dtype=dtype)
+        return
+    payload, at, rows = arrays(encoded.payload, encoded.at, out)
+    layout = arrays(segments.offsets, segments.start, segments.stride)
+    cpu.decode(payload, at, *layout, segments.dim, rows, _KINDS[dtype])
+
+
+__all__ = ["decode", "encode", "nbytes"]

@@ -1,0 +1,45 @@
+"""Cast op in plain torch: the definition that the fast kernels must equal byte for byte."""
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.segments import Encoded, Segments, aligned
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_QUIET_NAN = {"fp16": 0x7E00, "bf16": 0x7FC0}
+
+
+def encode(values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, dtype: str) -> int:
+    """Write each row in `dtype`, rounded to nearest even; returns the first segment that
+    overflows (a finite value becomes inf), or -1."""
+    overflow = -1
+    for s in range(segments.num_segments):
+        rows = segments.block(values, s).contiguous()
+        cast = rows.to(DTYPES[dtype])
+        if overflow < 0 and bool((cast.isinf() & rows.isfinite()).any()):
+            overflow = s
+        data = cast.view(torch.uint8).reshape(-1)
+        if dtype != "fp32":  # one quiet NaN per sign: torch's own payload differs by code path
+            sign = rows.view(torch.int32) < 0
+            nan = torch.where(sign, _QUIET_NAN[dtype] - 0x8000, _QUIET_NAN[dtype]).to(torch.int16)
+            data = torch.where(rows.isnan(), nan, cast.view(torch.int16)).view(torch.uint8)
+            data = data.reshape(-1)
+        end = int(at[s]) + int(aligned(torch.tensor(data.numel())))
+        payload[int(at[s]) : end] = 0
+        payload[int(at[s]) : int(at[s]) + data.numel()] = data
+    return overflow
+
+
+def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> None:
+    """Write each row back as float32."""
+    for s in range(segments.num_segments):
+        rows = segments.block(out, s)
+        nbytes = rows.numel() * DTYPES[dtype].itemsize
+        data = encoded.payload[int(encoded.at[s]) : int(encoded.at[s]) + nbytes].clone()
+        cast = data.view(DTYPES[dtype]).view(rows.shape)
+        words = cast.float().view(torch.int32)
+        if dtype == "fp16":  # torch's NaN payload differs by code path; ours is the half's own
+            half = cast.view(torch.int16).to(torch.int32)
+            nan = (half & 0x3FF) << 13 | 0x7F800000 | (half & -0x8000) << 16
+            words = torch.where(cast.isnan(), nan, words)
+        rows.view(torch.int32).copy_(words)

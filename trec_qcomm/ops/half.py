@@ -1,0 +1,75 @@
+"""IEEE binary16 and bfloat16 bits from and to float32, as numba scalar functions.
+
+All integer arithmetic, so that LLVM vectorizes the loops that call them and every machine gives
+the same bits. NaN becomes the quiet NaN of its sign (payloads are not kept).
+Source: F. Giesen, "float_to_half_fast3_rtne" and "half_to_float" (the method, public domain).
+"""
+
+import numpy as np
+from numba import njit
+
+_INF32 = np.uint32(0x7F800000)
+_HALF_OVERFLOW = np.uint32((127 + 16) << 23)  # 65536: everything from here on is inf or NaN
+_HALF_MIN_NORMAL = np.uint32(113 << 23)  # 2^-14
+_DENORMAL_MAGIC = np.uint32(((127 - 15) + (23 - 10) + 1) << 23)
+_DENORMAL_MAGIC_F = np.float32(0.5)  # the same bits as a float
+_REBIAS = np.uint32(0x100000000 - ((127 - 15) << 23))
+_SMALL_MAGIC_F = np.float32(2.0**-14)
+
+
+@njit(inline="always")
+def half_bits(x):
+    """float32 -> uint16 bits of binary16, round to nearest even, overflow to inf."""
+    bits = np.float32(x).view(np.uint32)
+    sign = bits & np.uint32(0x80000000)
+    mag = np.uint32(bits ^ sign)
+    small = np.float32(mag.view(np.float32) + _DENORMAL_MAGIC_F).view(np.uint32)
+    small = np.uint32(small - _DENORMAL_MAGIC)
+    odd = np.uint32((mag >> np.uint32(13)) & np.uint32(1))
+    normal = np.uint32(np.uint32(mag + _REBIAS) + np.uint32(np.uint32(0xFFF) + odd))
+    normal = np.uint32(normal >> np.uint32(13))
+    large = np.uint32(0x7E00) if mag > _INF32 else np.uint32(0x7C00)
+    out = small if mag < _HALF_MIN_NORMAL else normal
+    out = large if mag >= _HALF_OVERFLOW else out
+    return np.uint16(out | (sign >> np.uint32(16)))
+
+
+@njit(inline="always")
+def half_value(h):
+    """uint16 bits of binary16 -> float32, exact."""
+    bits = np.uint32(h)
+    mag = np.uint32((bits & np.uint32(0x7FFF)) << np.uint32(13))
+    exponent = np.uint32(mag & np.uint32(0x7C00 << 13))
+    normal = np.uint32(mag + np.uint32((127 - 15) << 23))
+    special = np.uint32(normal + np.uint32((128 - 16) << 23))
+    small = np.uint32(normal + np.uint32(1 << 23)).view(np.float32) - _SMALL_MAGIC_F
+    out = special if exponent == np.uint32(0x7C00 << 13) else normal
+    out = np.float32(small).view(np.uint32) if exponent == np.uint32(0) else out
+    return np.uint32(out | ((bits & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
+
+
+@njit(inline="always")
+def half_bits_down(x):
+    """Finite float32 with |x| < 65504 -> the largest binary16 <= x; zeros become +0."""
+    h = np.int32(half_bits(x))
+    if half_value(np.uint16(h)) > x:
+        # One step towards -inf: magnitudes shrink when positive and grow when negative.
+        h = h - 1 if h < 0x8000 else h + 1
+    return np.uint16(0 if h == 0x8000 else h)
+
+
+@njit(inline="always")
+def half_bits_up(x):
+    """float32 in [0, 65504) -> the smallest binary16 >= x; zeros become +0."""
+    h = np.int32(half_bits(x)) & 0x7FFF
+    return np.uint16(h + 1 if half_value(np.uint16(h)) < x else h)
+
+
+@njit(inline="always")
+def bfloat_bits(x):
+    """float32 -> uint16 bits of bfloat16, round to nearest even, overflow to inf."""
+    bits = np.float32(x).view(np.uint32)
+    odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
+    rounded = np.uint32(np.uint32(bits + odd) + np.uint32(0x7FFF)) >> np.uint32(16)
+    nan = np.uint32((bits >> np.uint32(16)) & np.uint32(0x8000)) | np.uint32(0x7FC0)
+    return np.uint16(nan if (bits & np.uint32(0x7FFFFFFF)) > _INF32 else rounded)

@@ -1,0 +1,90 @@
+"""Row-wise quantization to 8, 4 or 2 bits. Wire: FORMAT.md, "rowwise".
+
+Each row gets one float16 scale and low; each segment is first multiplied by an exact power of
+two, so that float16 holds them with full precision at any magnitude. Any dim >= 1.
+
+FBGEMM's Float{8Bit,NBit}Rowwise operators are no backend on CPU: they copy strided rows first,
+take no odd dims, lose NaN, and are slower (examples/bench/rowwise.py measures it).
+Source: Yang et al. 2020 (row-wise min/max quantization); scaling, rounding and NaN are ours.
+"""
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers
+from trec_qcomm.ops.rowwise import cpu, reference
+
+BITS = (8, 4, 2)
+
+
+def nbytes(segments: Segments, bits: int) -> Tensor:
+    """[S] int64: the exact size of each segment."""
+    row = 4 + -(-segments.dim * bits // 8)
+    return aligned(reference.HEADER_NBYTES + segments.num_rows * row)
+
+
+def encode(
+    values: Tensor,
+    segments: Segments,
+    payload: Tensor,
+    at: Tensor,
+    *,
+    bits: int,
+    stochastic: bool = False,
+    seed: int = 0,
+    backend: Backend = "cpu",
+) -> tuple[Encoded, int]:
+    """Write the rows; returns them and the first segment that holds NaN or inf, or -1.
+
+    Args:     see core.codec.Codec.encode.  bits: 8, 4 or 2.  stochastic: round by the dither of
+              `seed` instead of to nearest.
+    Numerics: |x - decoded| <= scale / 2 (nearest) or < scale, plus float32 rounding, with scale
+              about (max - min of the row) / (2^bits - 1); stochastic rounding is UNBIASED.
+    Raises:   ValueError: a shape, dtype, device, bits or seed out of range.
+    """
+    _check_bits(bits)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed: {seed} is not in 0..2^63 - 1")
+    sizes = nbytes(segments, bits)
+    check_buffers(values, segments, payload, at, sizes)
+    if backend == "reference":
+        nonfinite = reference.encode(
+            values, segments, payload, at, bits=bits, stochastic=stochastic, seed=seed
+        )
+    else:
+        rows, places, offsets = arrays(values, payload, at)
+        layout = arrays(segments.offsets, segments.start, segments.stride)
+        seeds = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).numpy().astype("uint32")
+        nonfinite = cpu.encode(
+            rows, *layout, segments.dim, places, offsets, bits, stochastic, *seeds
+        )
+    return Encoded(payload, at, sizes), int(nonfinite)
+
+
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, *, bits: int, backend: Backend = "cpu"
+) -> None:
+    """Write the rows to `out`. The caller has checked that nbytes fit.
+
+    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes.
+    """
+    _check_bits(bits)
+    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
+    if backend == "reference":
+        reference.decode(encoded, segments, out, bits=bits)
+        return
+    payload, at, rows = arrays(encoded.payload, encoded.at, out)
+    layout = arrays(segments.offsets, segments.start, segments.stride)
+    wrong = int(cpu.decode(payload, at, *layout, segments.dim, rows, bits))
+    if wrong >= 0:
+        raise CorruptFrameError("exponent out of range", segment=wrong)
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in BITS:
+        raise ValueError(f"bits: {bits} is not one of {BITS}")
+
+
+__all__ = ["BITS", "decode", "encode", "nbytes"]

@@ -1,0 +1,240 @@
+"""Row-wise quantization in numba. Same bytes as reference.py.
+
+A segment is read twice: once for each row's smallest and largest value, once to quantize. Order
+is by integer keys (monotone in the float), which, unlike float min and max, LLVM vectorizes and
+which shows NaN and inf as the extremes. A row then lives in L1 while it is quantized and packed.
+"""
+
+import numpy as np
+from numba import njit
+
+from trec_qcomm.ops.half import half_bits_down, half_bits_up, half_value
+
+_KEY_INF = np.int32(0x7F800000)
+_KEY_NEG_INF = np.int32(-0x7F800001)
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_FLT_MAX = np.float32(3.4028234663852886e38)
+
+
+@njit(inline="always")
+def _value_of(key):
+    return np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
+@njit(inline="always")
+def _row_range(row):
+    """(lowest, highest, all finite) of a row; of its finite values where some are not."""
+    words = row.view(np.int32)
+    lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    for d in range(words.size):
+        key = words[d] ^ ((words[d] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        lo = min(lo, key)
+        hi = max(hi, key)
+    if lo > _KEY_NEG_INF and hi < _KEY_INF:
+        return _value_of(lo), _value_of(hi), True
+    smallest, largest = np.float32(np.inf), np.float32(-np.inf)
+    for d in range(row.size):
+        if np.isfinite(row[d]):
+            smallest = min(smallest, row[d])
+            largest = max(largest, row[d])
+    if smallest > largest:
+        return np.float32(0), np.float32(0), False
+    return smallest, largest, False
+
+
+@njit(nogil=True, cache=True)
+def _exponent(amax):
+    """k such that amax * 2^k lies in [2^13, 2^14); 0 for 0."""
+    if amax == 0:
+        return np.int64(0)
+    bits = np.int64(np.float32(amax).view(np.uint32) & _MAGNITUDE)
+    if bits >= 1 << 23:
+        return np.int64(13) - ((bits >> 23) - 127)
+    k = np.int64(13 + 149)  # a denormal: bits is the value in units of 2^-149
+    while bits > 1:
+        bits >>= 1
+        k -= 1
+    return k
+
+
+@njit(nogil=True, cache=True)
+def _factors(k):
+    """x * 2^k == x * first * second, the step that may leave the normal range last."""
+    near = min(max(k, -126), 126)
+    main, rest = np.float32(2.0) ** near, np.float32(2.0) ** (k - near)
+    if k < 0:
+        return np.float32(rest), np.float32(main)
+    return np.float32(main), np.float32(rest)
+
+
+@njit(inline="always")
+def _dither(number, seed_low, seed_high):
+    h = np.uint32(np.uint32(number) + seed_low)
+    h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    h = np.uint32(h ^ seed_high)
+    h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
+    h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) >> np.uint32(8))
+    return np.float32(np.int32(h)) * np.float32(2.0**-24)
+
+
+@njit(inline="always")
+def _quantize(row, first, second, low, inverse, top, q):
+    for d in range(row.size):
+        y = np.float32(row[d] * first) * second
+        t = np.float32(np.float32(y - low) * inverse) + np.float32(0.5)
+        q[d] = np.uint8(min(np.int32(t), top))
+
+
+@njit(inline="always")
+def _quantize_stochastic(row, first, second, low, inverse, top, q, number, seed_low, seed_high):
+    for d in range(row.size):
+        y = np.float32(row[d] * first) * second
+        u = _dither(number + np.uint32(d), seed_low, seed_high)
+        t = np.float32(np.float32(y - low) * inverse) + u
+        q[d] = np.uint8(min(np.int32(t), top))
+
+
+@njit(nogil=True, cache=True)
+def _mark_nonfinite(row, top, q):
+    for d in range(row.size):
+        if np.isnan(row[d]):
+            q[d] = top
+        elif row[d] == np.float32(np.inf):
+            q[d] = top - 2
+        elif row[d] == np.float32(-np.inf):
+            q[d] = top - 1
+
+
+@njit(inline="always")
+def _pack(q, bits, packed):
+    """q: codes, zero-padded to whole bytes."""
+    if bits == 8:
+        for j in range(packed.size):
+            packed[j] = q[j]
+    elif bits == 4:
+        for j in range(packed.size):
+            packed[j] = q[2 * j] | np.uint8(q[2 * j + 1] << np.uint8(4))
+    else:
+        for j in range(packed.size):
+            low = q[4 * j] | np.uint8(q[4 * j + 1] << np.uint8(2))
+            high = q[4 * j + 2] | np.uint8(q[4 * j + 3] << np.uint8(2))
+            packed[j] = low | np.uint8(high << np.uint8(4))
+
+
+@njit(inline="always")
+def _unpack(packed, bits, q):
+    if bits == 8:
+        for j in range(packed.size):
+            q[j] = packed[j]
+    elif bits == 4:
+        for j in range(packed.size):
+            q[2 * j] = packed[j] & np.uint8(15)
+            q[2 * j + 1] = packed[j] >> np.uint8(4)
+    else:
+        for j in range(packed.size):
+            q[4 * j] = packed[j] & np.uint8(3)
+            q[4 * j + 1] = (packed[j] >> np.uint8(2)) & np.uint8(3)
+            q[4 * j + 2] = (packed[j] >> np.uint8(4)) & np.uint8(3)
+            q[4 * j + 3] = packed[j] >> np.uint8(6)
+
+
+@njit(inline="always")
+def _grid(lo, hi, finite, top):
+    """(low, scale, largest code) of a row whose scaled values lie in lo..hi."""
+    levels = top if finite else top - 3
+    if levels == 0:
+        middle = np.float32(lo * np.float32(0.5)) + np.float32(hi * np.float32(0.5))
+        return half_bits_down(middle), np.uint16(0), levels
+    low = half_bits_down(lo)
+    width = np.float32(hi - half_value(low))
+    return low, half_bits_up(np.float32(width / np.float32(levels))), levels
+
+
+@njit(nogil=True, cache=True)
+def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, seed_low, seed_high):
+    """Returns the first segment that holds NaN or inf, or -1."""
+    top = (1 << bits) - 1
+    width = (dim * bits + 7) // 8
+    most = 0
+    for s in range(start.size):
+        most = max(most, offsets[s + 1] - offsets[s])
+    lows, highs = np.empty(most, np.float32), np.empty(most, np.float32)
+    finite = np.empty(most, np.bool_)
+    q = np.zeros(dim + 8, np.uint8)
+    first_nonfinite = -1
+    for s in range(start.size):
+        n = offsets[s + 1] - offsets[s]
+        amax = np.float32(0)
+        for i in range(n):
+            row = values[start[s] + i * stride[s] : start[s] + i * stride[s] + dim]
+            lows[i], highs[i], finite[i] = _row_range(row)
+            amax = max(amax, max(-lows[i], highs[i]))
+            if not finite[i] and first_nonfinite < 0:
+                first_nonfinite = s
+        k = _exponent(amax)
+        first, second = _factors(k)
+        size = 8 + n * (4 + width)
+        data = payload[at[s] : at[s] + (size + 7) // 8 * 8]
+        data[:8] = 0
+        data[:2].view(np.int16)[0] = k
+        scale_bits = data[8 : 8 + 2 * n].view(np.uint16)
+        low_bits = data[8 + 2 * n : 8 + 4 * n].view(np.uint16)
+        codes = data[8 + 4 * n : size]
+        data[size:] = 0
+        for i in range(n):
+            row = values[start[s] + i * stride[s] : start[s] + i * stride[s] + dim]
+            lo = np.float32(lows[i] * first) * second
+            hi = np.float32(highs[i] * first) * second
+            low_bits[i], scale_bits[i], levels = _grid(lo, hi, finite[i], top)
+            scale, low = half_value(scale_bits[i]), half_value(low_bits[i])
+            inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+            if stochastic:
+                number = np.uint32((offsets[s] + i) * dim)
+                _quantize_stochastic(
+                    row, first, second, low, inverse, levels, q, number, seed_low, seed_high
+                )
+            else:
+                _quantize(row, first, second, low, inverse, levels, q)
+            if not finite[i]:
+                scale_bits[i] |= np.uint16(0x8000)
+                _mark_nonfinite(row, top, q)
+            _pack(q, bits, codes[i * width : (i + 1) * width])
+    return first_nonfinite
+
+
+@njit(nogil=True, cache=True)
+def decode(payload, at, offsets, start, stride, dim, out, bits):
+    """Returns the first segment with an exponent that no encoder writes, or -1."""
+    top = (1 << bits) - 1
+    width = (dim * bits + 7) // 8
+    q = np.empty(dim + 8, np.uint8)
+    for s in range(start.size):
+        n = offsets[s + 1] - offsets[s]
+        data = payload[at[s] : at[s] + 8 + n * (4 + width)]
+        k = np.int64(data[:2].view(np.int16)[0])
+        if k < -114 or k > 162:
+            return s
+        first, second = _factors(-k)
+        scale_bits = data[8 : 8 + 2 * n].view(np.uint16)
+        low_bits = data[8 + 2 * n : 8 + 4 * n].view(np.uint16)
+        codes = data[8 + 4 * n :]
+        for i in range(n):
+            row = out[start[s] + i * stride[s] : start[s] + i * stride[s] + dim]
+            _unpack(codes[i * width : (i + 1) * width], bits, q)
+            scale = half_value(scale_bits[i] & np.uint16(0x7FFF))
+            low = half_value(low_bits[i])
+            for d in range(row.size):
+                y = np.float32(np.float32(np.int32(q[d])) * scale) + low
+                row[d] = np.float32(y * first) * second
+            if k < -112:  # the largest float32 may have been rounded up
+                for d in range(row.size):
+                    row[d] = min(max(row[d], -_FLT_MAX), _FLT_MAX)
+            if scale_bits[i] & np.uint16(0x8000):
+                for d in range(row.size):
+                    if q[d] == top - 2:
+                        row[d] = np.inf
+                    elif q[d] == top - 1:
+                        row[d] = -np.inf
+                    elif q[d] == top:
+                        row[d] = np.nan
+    return -1

@@ -1,0 +1,314 @@
+"""Conformance kit: what every codec must pass, and ranks to run collectives on.
+
+A codec's test is data plus calls of `check_codec` and `check_frame`; a collective's is a function
+for `run_ranks`. Everything here raises AssertionError with the case that failed.
+"""
+
+import math
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from trec_qcomm.core.codec import Codec, Contract
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.wire import frame
+
+_CANARY = 0xA5  # fills memory that a codec must write, or must leave alone
+
+
+def run_ranks(
+    fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120.0
+) -> list[Any]:
+    """Call `fn(*args)` on `world_size` fresh processes joined by a gloo process group.
+
+    Args:    fn: importable, as processes are spawned; dist.get_rank() tells it its rank.
+             timeout_s: of every collective, and of the whole.
+    Returns: what each rank returned, by rank.
+    Raises:  RuntimeError: with the traceback of the first rank that failed, or a timeout.
+    """
+    context = mp.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            where = (rank, world_size, str(Path(folder) / "store"), timeout_s)
+            process = context.Process(target=_rank_main, args=(theirs, where, fn, args))
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            return _collect(pipes, timeout_s)
+        finally:
+            for process in processes:
+                process.join(0 if process.exitcode is not None else 5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _rank_main(
+    pipe: Connection,
+    where: tuple[int, int, str, float],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    rank, world_size, store, timeout_s = where
+    try:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        # Plain pickle copies tensors; the pipe's own shares memory that ends with this process.
+        pipe.send_bytes(pickle.dumps((True, fn(*args))))
+        dist.destroy_process_group()
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+        raise
+
+
+def _collect(pipes: Sequence[Connection], timeout_s: float) -> list[Any]:
+    """Wait for one message from each pipe. A rank that ends without one has failed, too."""
+    results: dict[int, Any] = {}
+    while len(results) < len(pipes):
+        pending = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+        ready = wait(pending, timeout=timeout_s)
+        if not ready:
+            raise RuntimeError(f"only ranks {sorted(results)} ended within {timeout_s} s")
+        for rank, pipe in enumerate(pipes):
+            if pipe not in ready or rank in results:
+                continue
+            try:
+                ok, result = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                ok, result = False, "ended without a result"
+            if not ok:
+                raise RuntimeError(f"rank {rank}: {result}")
+            results[rank] = result
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def packed_segments(num_rows: Sequence[int], dim: int) -> Segments:
+    """Segments that lie one after the other in a [sum(num_rows), dim] matrix."""
+    offsets = exclusive_cumsum(torch.tensor(num_rows, dtype=torch.int64))
+    stride = torch.full((len(num_rows),), dim, dtype=torch.int64)
+    return Segments(offsets, dim, offsets[:-1] * dim, stride)
+
+
+def interleaved_segments(num_rows: int, num_tables: int, dim: int, gap: int = 3) -> Segments:
+    """Segments side by side in a [num_rows, num_tables * (dim + gap)] matrix, as tables are."""
+    width = num_tables * (dim + gap)
+    return Segments(
+        torch.arange(num_tables + 1) * num_rows,
+        dim,
+        torch.arange(num_tables) * (dim + gap),
+        torch.full((num_tables,), width, dtype=torch.int64),
+    )
+
+
+def encode(codec: Codec, values: Tensor, segments: Segments, *, seed: int = 0) -> Encoded:
+    """Encode into a buffer of just the declared bytes, filled with garbage beforehand."""
+    most = codec.max_nbytes(segments)
+    payload = torch.full((int(most.sum()),), _CANARY, dtype=torch.uint8)
+    return codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1], seed=seed)
+
+
+def round_trip(codec: Codec, values: Tensor, segments: Segments, *, seed: int = 0) -> Tensor:
+    """decode(encode(values)), same shape; values outside all segments come back as NaN."""
+    out = torch.full_like(values, math.nan)
+    codec.decode(encode(codec, values, segments, seed=seed), segments, out)
+    return out
+
+
+def awkward_rows(dim: int) -> Tensor:
+    """[n, dim] float32: zeros of both signs, constants, subnormals, extremes, NaN and inf."""
+    tiny, huge = 1e-45, torch.finfo(torch.float32).max
+    plain = torch.linspace(-1, 1, dim)
+    rows = [torch.zeros(dim), -torch.zeros(dim), torch.full((dim,), 0.1), plain, -plain * 1e-30]
+    rows += [torch.full((dim,), tiny), plain * huge, torch.full((dim,), -huge), 1e5 + plain]
+    for special in (math.nan, math.inf, -math.inf):
+        row = plain.clone()
+        row[dim // 2] = special
+        rows += [row, torch.full((dim,), special)]
+    return torch.stack(rows)
+
+
+def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> None:
+    """Sizes, places, determinism and the contract of a codec, on plain and awkward data.
+
+    Raises: AssertionError: the codec breaks core.codec.Codec or its Contract.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for dim in dims:
+        for rows in (torch.randn(13, dim, generator=generator), awkward_rows(dim)):
+            for segments in (
+                packed_segments([len(rows)], dim),
+                packed_segments([3, 0, 1, len(rows) - 4], dim),
+                packed_segments([1] * len(rows), dim),
+            ):
+                _check_sizes(codec, rows, segments)
+                _check_contract(codec, rows, segments)
+        _check_places(codec, torch.randn(5, 3 * (dim + 3), generator=generator), dim)
+    empty = packed_segments([0, 0], 4)
+    assert round_trip(codec, torch.empty(0, 4), empty).shape == (0, 4)
+
+
+def _check_sizes(codec: Codec, rows: Tensor, segments: Segments) -> None:
+    most = codec.max_nbytes(segments)
+    first, second = encode(codec, rows, segments), encode(codec, rows, segments)
+    assert bool((first.nbytes <= most).all()), f"{codec}: more than max_nbytes"
+    if codec.fixed_size:
+        assert torch.equal(first.nbytes, most), f"{codec}: fixed_size, but not of max_nbytes"
+    for at, nbytes in zip(first.at.tolist(), first.nbytes.tolist(), strict=True):
+        same = torch.equal(first.payload[at : at + nbytes], second.payload[at : at + nbytes])
+        assert same, f"{codec}: two encodings of the same rows differ"
+
+
+def _check_places(codec: Codec, matrix: Tensor, dim: int) -> None:
+    """Strided rows are read and written in place, and nothing beside them is touched."""
+    segments = interleaved_segments(len(matrix), 3, dim)
+    decoded = round_trip(codec, matrix, segments)
+    inside = torch.zeros_like(matrix, dtype=torch.bool)
+    for s in range(segments.num_segments):
+        block = segments.block(matrix, s).contiguous()
+        alone = round_trip(codec, block, packed_segments([len(block)], dim))
+        segments.block(inside, s).fill_(True)
+        if codec.contract is not Contract.UNBIASED:  # its noise depends on the place
+            same = _same_bits(segments.block(decoded, s), alone)
+            assert same, f"{codec}: segment {s} decodes differently among others"
+    assert bool(decoded[~inside].isnan().all()), f"{codec}: wrote outside its segments"
+    assert not bool(decoded[inside].isnan().any()), f"{codec}: left rows unwritten"
+
+
+def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
+    decoded = round_trip(codec, rows, segments)
+    assert torch.equal(decoded.isnan(), rows.isnan()), f"{codec}: NaN did not survive"
+    if codec.contract is Contract.EXACT:
+        assert _same_bits(decoded, rows), f"{codec}: not EXACT"
+    infinite = rows.isinf()
+    assert torch.equal(decoded[infinite], rows[infinite]), f"{codec}: inf did not survive"
+
+
+def check_unbiased(codec: Codec, *, num_seeds: int = 2000) -> None:
+    """The mean over seeds is the input, within 6 standard errors of each value."""
+    rows = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    segments = packed_segments([4], 16)
+    draws = torch.stack(
+        [round_trip(codec, rows, segments, seed=s) for s in range(num_seeds)]
+    ).double()
+    error = (draws.mean(0) - rows).abs()
+    allowed = 6 * draws.std(0) / math.sqrt(num_seeds)
+    # A value within p steps of a code flips n p times in n draws: 14 unseen flips are a 1e-6 event.
+    allowed += (draws - rows).abs().amax((0, 2))[:, None] * 14 / num_seeds
+    assert bool((error <= allowed).all()), f"{codec}: biased by {(error / allowed).max():.1f}x"
+
+
+def frame_of(codec: Codec, rows: Tensor, num_rows: Sequence[int]) -> tuple[Tensor, Segments]:
+    """One sealed frame [W] uint8 with `rows` ([R, D]) in segments of these sizes."""
+    segments = packed_segments(num_rows, rows.shape[1])
+    at, sizes = frame.lay_out(codec.max_nbytes(segments), [len(num_rows)])
+    buffer = torch.full((sizes[0],), _CANARY, dtype=torch.uint8)
+    encoded = codec.encode(rows, segments, buffer, at)
+    if not codec.fixed_size:
+        encoded, sizes = frame.compact(encoded, [len(num_rows)])
+    frame.seal(
+        encoded.payload,
+        sizes,
+        [len(num_rows)],
+        layouts=[0x1234],
+        codecs=torch.full((len(num_rows),), codec.wire_id),
+        num_rows=segments.num_rows,
+        nbytes=encoded.nbytes,
+    )
+    return encoded.payload, segments
+
+
+def open_frame(codec: Codec, data: Tensor, segments: Segments) -> Tensor:
+    """Unseal and decode what `frame_of` made. Raises CorruptFrameError."""
+    encoded, codecs = frame.unseal(
+        data,
+        [data.numel()],
+        [segments.num_segments],
+        layouts=[0x1234],
+        num_rows=segments.num_rows,
+        ranks=[0],
+    )
+    if bool((codecs != codec.wire_id).any()):
+        raise CorruptFrameError("unknown codec")
+    out = torch.zeros(int(segments.offsets[-1]), segments.dim)
+    codec.decode(encoded, segments, out)
+    return out
+
+
+def check_frame(codec: Codec, *, dim: int = 7, num_mutations: int = 300) -> None:
+    """Every truncated prefix, every flipped header bit and random flips are refused.
+
+    Raises: AssertionError: something other than CorruptFrameError came out of damaged bytes.
+    """
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(6, dim, generator=generator)
+    data, segments = frame_of(codec, rows, [2, 0, 4])
+    open_frame(codec, data, segments)
+    for mutant in _mutants(data, num_mutations, generator):
+        try:
+            open_frame(codec, mutant, segments)
+        except CorruptFrameError:
+            continue
+        raise AssertionError(f"{codec}: accepted a damaged frame")
+    _check_forged_payload(codec, data, segments, generator)
+
+
+def _mutants(data: Tensor, num_random: int, generator: torch.Generator) -> Iterator[Tensor]:
+    for length in range(data.numel()):
+        yield data[:length].clone()
+    overhead = frame.overhead_nbytes(3)
+    for bit in range(8 * overhead):
+        mutant = data.clone()
+        mutant[bit // 8] ^= 1 << (bit % 8)
+        yield mutant
+    for _ in range(num_random):
+        mutant = data.clone()
+        place = int(torch.randint(data.numel(), (1,), generator=generator))
+        mutant[place] ^= int(torch.randint(1, 256, (1,), generator=generator))
+        yield mutant
+
+
+def _check_forged_payload(
+    codec: Codec, data: Tensor, segments: Segments, generator: torch.Generator
+) -> None:
+    """Random payload behind a valid checksum decodes to something or is refused; no crash."""
+    begin = frame.overhead_nbytes(segments.num_segments)
+    for _ in range(100):
+        forged = data.clone()
+        noise = torch.randint(256, (data.numel() - begin,), generator=generator)
+        forged[begin:] = noise.to(torch.uint8)
+        forged[24:32].view(torch.int64)[0] = _as_int64(frame.checksum(forged))
+        try:
+            open_frame(codec, forged, segments)
+        except CorruptFrameError:
+            continue
+
+
+def _as_int64(unsigned: int) -> int:
+    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))

@@ -1,0 +1,116 @@
+"""The loops of frame.py in numba. They raise nothing: `unseal` returns why and where it stopped."""
+
+import numpy as np
+from numba import njit
+
+OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_LAYOUT = 0, 1, 2, 3, 4
+BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT = 5, 6, 7, 8
+
+_MAGIC = np.uint32(0x4D435154)  # b"TQCM"
+_VERSION = np.uint32(1)
+
+
+@njit(nogil=True, cache=True)
+def _checksum(words):
+    total = np.uint64(0)
+    for i in range(words.size):
+        total += np.uint64(words[i]) * np.uint64(2 * i + 1)
+    for i in range(6, 8):  # the checksum field itself counts as 0
+        total -= np.uint64(words[i]) * np.uint64(2 * i + 1)
+    return total
+
+
+@njit(nogil=True, cache=True)
+def seal(buffer, frame_nbytes, counts, layouts, codecs, num_rows, nbytes):
+    """See frame.seal."""
+    begin, segment = 0, 0
+    for p in range(counts.size):
+        if counts[p] == 0:
+            continue
+        frame = buffer[begin : begin + frame_nbytes[p]]
+        words = frame.view(np.uint32)
+        words[0], words[1] = _MAGIC, _VERSION
+        words[2], words[3] = np.uint32(layouts[p]), np.uint32(counts[p])
+        frame[16:24].view(np.int64)[0] = frame_nbytes[p]
+        words[6], words[7] = np.uint32(0), np.uint32(0)
+        for j in range(counts[p]):
+            words[8 + 3 * j] = np.uint32(codecs[segment])
+            words[9 + 3 * j] = np.uint32(num_rows[segment])
+            words[10 + 3 * j] = np.uint32(nbytes[segment])
+            segment += 1
+        if counts[p] % 2:
+            words[8 + 3 * counts[p]] = np.uint32(0)
+        frame[24:32].view(np.uint64)[0] = _checksum(words)
+        begin += frame_nbytes[p]
+
+
+@njit(nogil=True, cache=True)
+def _unseal_frame(frame, begin, count, layout, num_rows, codecs, at, nbytes):
+    """(reason, segment within the frame or -1) of one frame; fills codecs, at, nbytes."""
+    if frame.size < 32 or frame.size % 8:
+        return BAD_SIZE, -1
+    words = frame.view(np.uint32)
+    if words[0] != _MAGIC:
+        return BAD_MAGIC, -1
+    if words[1] != _VERSION:
+        return BAD_VERSION, -1
+    if np.int64(frame[16:24].view(np.uint64)[0]) != frame.size:
+        return BAD_SIZE, -1
+    if np.int64(words[3]) != count:
+        return BAD_COUNT, -1
+    if np.int64(words[2]) != layout:
+        return BAD_LAYOUT, -1
+    place = (32 + 12 * count + 7) // 8 * 8
+    if place > frame.size:
+        return BAD_SIZE, -1
+    if _checksum(words) != frame[24:32].view(np.uint64)[0]:
+        return BAD_CHECKSUM, -1
+    for j in range(count):
+        codecs[j] = words[8 + 3 * j]
+        nbytes[j] = words[10 + 3 * j]
+        at[j] = begin + place
+        if np.int64(words[9 + 3 * j]) != num_rows[j]:
+            return BAD_ROWS, j
+        place += nbytes[j]
+        if nbytes[j] % 8 or place > frame.size:
+            return BAD_SEGMENT, j
+    if place != frame.size:
+        return BAD_SEGMENT, count - 1
+    return OK, -1
+
+
+@njit(nogil=True, cache=True)
+def unseal(buffer, frame_nbytes, counts, layouts, num_rows, codecs, at, nbytes):
+    """(reason, frame, segment or -1). See frame.unseal."""
+    begin, first = 0, 0
+    for p in range(counts.size):
+        if counts[p] == 0 and frame_nbytes[p] == 0:
+            continue
+        last = first + counts[p]
+        reason, segment = _unseal_frame(
+            buffer[begin : begin + frame_nbytes[p]],
+            begin,
+            counts[p],
+            layouts[p],
+            num_rows[first:last],
+            codecs[first:last],
+            at[first:last],
+            nbytes[first:last],
+        )
+        if reason != OK:
+            return reason, p, first + segment if segment >= 0 else -1
+        begin += frame_nbytes[p]
+        first = last
+    return OK, -1, -1
+
+
+@njit(nogil=True, cache=True)
+def compact(buffer, old, new, nbytes):
+    """Move segment s from old[s] down to new[s] <= old[s], in order."""
+    for s in range(old.size):
+        if old[s] == new[s]:
+            continue
+        source = buffer[old[s] : old[s] + nbytes[s]].view(np.uint64)
+        target = buffer[new[s] : new[s] + nbytes[s]].view(np.uint64)
+        for i in range(source.size):
+            target[i] = source[i]
