@@ -6,6 +6,7 @@ Knows: config, comm. Does not know: TorchRec (sharder.py and the dists do).
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from trec_qcomm.codecs import Identity
@@ -98,8 +99,12 @@ class Session:
             traffic.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """{"steps": {collective: calls with gradients so far}}: what seeds stochastic rounding."""
-        return {"steps": {name: c.step for name, c in self._collectives.items()}}
+        """{"steps": {collective: calls with gradients so far}}: what seeds stochastic rounding.
+
+        The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
+        numbers that are nested beside sharded tensors ("Missing key").
+        """
+        return {"steps": {name: torch.tensor(c.step) for name, c in self._collectives.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`. Raises ValueError: a collective that this model does not have."""

@@ -1,0 +1,162 @@
+"""Pooled all-to-all on 1 to 4 ranks: values, gradients, bytes, and what happens when it fails."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.comm.deflate import Deflate
+from trec_qcomm.codecs import Cast, Identity, Rowwise
+from trec_qcomm.comm import exchange
+from trec_qcomm.comm.all_to_all import DirectionCodecs, PooledAllToAll
+from trec_qcomm.comm.layout import Block, Layout
+from trec_qcomm.testing import run_ranks
+
+DIMS = (4, 7, 16, 1, 4)
+CASES = {
+    "identity": (Identity(), Identity()),
+    "variable": (Deflate(), Deflate()),
+    "variable forward": (Deflate(), Rowwise(8)),
+    "int4": (Rowwise(4), Rowwise(4, rounding="stochastic")),
+    "fp16 bf16": (Cast("fp16"), Cast("bf16")),
+}
+
+
+def layout_for(world_size: int) -> Layout:
+    """Tables dealt out in turn; beyond two ranks the last one owns nothing."""
+    owners = world_size - 1 if world_size > 2 else world_size
+    blocks: list[list[Block]] = [[] for _ in range(world_size)]
+    for t, dim in enumerate(DIMS):
+        blocks[t % owners].append(Block(f"t{t}", f"f{t}", 0, dim))
+    return Layout(tuple(tuple(own) for own in blocks))
+
+
+def matrix(rank: int, num_rows: int, num_columns: int, salt: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * salt + rank)
+    return torch.randn(num_rows, num_columns, generator=generator)
+
+
+class SpiedCollective:
+    """Counts what all_to_all_single is given, leaving out the rank's own part."""
+
+    def __init__(self) -> None:
+        self.nbytes, self.calls = 0, []
+        self._real = dist.all_to_all_single
+
+    def __call__(self, output, input, **options):
+        splits = options.get("input_split_sizes")
+        self.calls.append(input.dtype)
+        if splits is not None:
+            self.nbytes += (sum(splits) - splits[dist.get_rank()]) * input.element_size()
+        return self._real(output, input, **options)
+
+
+def run_case(layout, codecs, batch_sizes):
+    """(rows received, gradient received, bytes, dtypes sent, stats, op) for one round."""
+    rank = dist.get_rank()
+    op = PooledAllToAll(
+        dist.group.WORLD,
+        layout,
+        codecs=DirectionCodecs(*({f"t{t}": c for t in range(len(DIMS))} for c in codecs)),
+        exact=DirectionCodecs(*[{f"t{t}": Identity() for t in range(len(DIMS))}] * 2),
+        name="test",
+    )
+    spy = exchange.dist.all_to_all_single = SpiedCollective()
+    try:
+        rows = matrix(rank, sum(batch_sizes), layout.dim_sum(rank), 1).requires_grad_()
+        out = op.start(rows, batch_sizes, gradient_divisor=2).wait()
+        out.backward(matrix(rank, batch_sizes[rank], sum(DIMS), 2))
+    finally:
+        exchange.dist.all_to_all_single = spy._real
+    sent = sum(
+        int(t.wire_nbytes.sum()) + t.header_nbytes
+        for t in (op.forward_traffic, op.backward_traffic)
+    )
+    return {"out": out.detach(), "grad": rows.grad, "spied": spy.nbytes, "counted": sent,
+            "dtypes": spy.calls}  # fmt: skip
+
+
+def expected(layout, batch_sizes, rank):
+    """What stock would give: rows by owner, and gradients by sample owner, halved."""
+    first = sum(batch_sizes[:rank])
+    mine = slice(first, first + batch_sizes[rank])
+    owners = range(len(layout.blocks))
+    out = [matrix(o, sum(batch_sizes), layout.dim_sum(o), 1)[mine] for o in owners]
+    left = sum(layout.dim_sum(o) for o in range(rank))
+    columns = slice(left, left + layout.dim_sum(rank))
+    grads = [matrix(r, n, sum(DIMS), 2)[:, columns] for r, n in enumerate(batch_sizes)]
+    return torch.cat(out, 1), torch.cat(grads) / 2
+
+
+def all_cases():
+    world_size = dist.get_world_size()
+    layout = layout_for(world_size)
+    results = {}
+    for name, codecs in CASES.items():
+        for batch_sizes in ([5] * world_size, [3, 0, 9, 1][:world_size], [0] * world_size):
+            results[name, tuple(batch_sizes)] = run_case(layout, codecs, batch_sizes)
+    return results
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def ranks(request):
+    return run_ranks(all_cases, request.param)
+
+
+@pytest.mark.dist
+def test_rows_and_gradients_arrive(ranks):
+    layout = layout_for(len(ranks))
+    for rank, results in enumerate(ranks):
+        for (name, batch_sizes), result in results.items():
+            out, grad = expected(layout, batch_sizes, rank)
+            assert result["out"].shape == out.shape
+            if name in ("identity", "variable"):
+                assert torch.equal(result["out"], out), (name, rank)
+                assert torch.equal(result["grad"], grad), (name, rank)
+            elif name == "variable forward":
+                assert torch.equal(result["out"], out), (name, rank)
+            assert result["grad"].shape == grad.shape
+            # These rows span less than 8, so a 4-bit step is below 8 / 15; gradients are halved.
+            assert bool(((result["out"] - out).abs() <= 8 / 15).all()), (name, rank)
+            assert bool(((result["grad"] - grad).abs() <= 4 / 15).all()), (name, rank)
+
+
+@pytest.mark.dist
+def test_counted_bytes_are_the_bytes_sent(ranks):
+    for results in ranks:
+        for (name, _), result in results.items():
+            assert result["counted"] == result["spied"], name
+            assert len(ranks) > 1 or result["spied"] == 0
+
+
+@pytest.mark.dist
+def test_only_variable_sizes_are_exchanged(ranks):
+    if len(ranks) == 1:
+        assert all(result["dtypes"] == [] for result in ranks[0].values())
+        return
+    payload, sizes = torch.uint8, torch.int64
+    for results in ranks:
+        for (name, _), result in results.items():
+            due = [payload, payload]
+            if name == "variable":
+                due = [sizes, payload, sizes, payload]
+            elif name == "variable forward":
+                due = [sizes, payload, payload]
+            assert result["dtypes"] == due, name
+
+
+def die_or_wait():
+    """Rank 1 is gone before the exchange; the other must not hang."""
+    if dist.get_rank() == 1:
+        return None
+    begin = time.perf_counter()
+    with pytest.raises(RuntimeError):
+        run_case(layout_for(2), CASES["identity"], [2, 2])
+    return time.perf_counter() - begin
+
+
+@pytest.mark.dist
+def test_a_lost_rank_is_an_error_not_a_hang():
+    waited, _ = run_ranks(die_or_wait, 2, timeout_s=20)
+    assert waited < 20

@@ -1,0 +1,70 @@
+"""Frames of one side decode on the other without any process group."""
+
+import pytest
+import torch
+
+from trec_qcomm.codecs import Cast, Identity, Rowwise
+from trec_qcomm.comm.exchange import Frames, decode_frames, encode_frames
+from trec_qcomm.comm.layout import Block, Layout, owner_side, sample_side
+from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
+from trec_qcomm.core.stats import Traffic
+
+LAYOUT = Layout(((Block("a", "f1", 0, 4), Block("b", "f2", 0, 4), Block("c", "f3", 0, 7)),))
+ROWS = torch.randn(6, 15, generator=torch.Generator().manual_seed(0))
+
+
+def send(codecs, rows=ROWS, **options):
+    traffic = Traffic("embedding_forward", LAYOUT.tables())
+    side = owner_side(LAYOUT, 0, [6], codecs)
+    return encode_frames(rows, side, seed=1, rank=0, traffic=traffic, **options), traffic
+
+
+def receive(frames, codecs):
+    out = torch.full_like(ROWS, torch.nan)
+    traffic = Traffic("embedding_forward", LAYOUT.tables())
+    decode_frames(frames, sample_side(LAYOUT, 0, [6], codecs), out, traffic=traffic)
+    return out
+
+
+def all_tables(codec):
+    return dict.fromkeys("abc", codec)
+
+
+def test_the_frame_selects_its_decoder():
+    """The receiver's config says int4 everywhere; the sender's differs by table."""
+    frames, _ = send({"a": Identity(), "b": Cast("bf16"), "c": Identity()})
+    out = receive(frames, all_tables(Rowwise(4)))
+    assert torch.equal(out[:, :4], ROWS[:, :4])
+    assert torch.equal(out[:, 4:8], ROWS[:, 4:8].bfloat16().float())
+    assert torch.equal(out[:, 8:], ROWS[:, 8:])
+
+
+def test_errors_name_rank_and_table():
+    frames, _ = send(all_tables(Rowwise(4)))
+    codecs = all_tables(Rowwise(4))
+    flipped = Frames(frames.buffer.clone(), frames.nbytes)
+    flipped.buffer[100] ^= 1
+    with pytest.raises(CorruptFrameError, match="frame from rank 0: checksum differs"):
+        receive(flipped, codecs)
+    with pytest.raises(CorruptFrameError, match="bytes where"):
+        receive(Frames(frames.buffer[:-8], frames.nbytes), codecs)
+
+
+def test_unencodable_values_name_the_table():
+    rows = ROWS.clone()
+    rows[2, 5] = torch.nan
+    with pytest.raises(UnencodableError, match="table 'b': NaN or inf"):
+        send(all_tables(Rowwise(4, nonfinite="raise")), rows)
+
+
+def test_measured_error_is_by_table():
+    _, traffic = send({"a": Identity(), "b": Rowwise(2), "c": Rowwise(8)}, measure=True)
+    exact, coarse, fine = traffic.max_abs_err.tolist()
+    assert exact == 0
+    assert 0 < fine < coarse < float(ROWS.max() - ROWS.min()) / 3
+
+
+def test_own_rows_are_no_traffic():
+    _, traffic = send(all_tables(Identity()))
+    assert traffic.num_calls == 1
+    assert int(traffic.wire_nbytes.sum()) + traffic.header_nbytes == 0

@@ -1,0 +1,75 @@
+"""Interrupt and resume gives the same training, stochastic rounding included."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from tests.integration.small_model import (
+    dense_optimizer,
+    qcomm_of,
+    same_weights,
+    shard,
+    train,
+    weights,
+)
+from trec_qcomm import Rowwise
+from trec_qcomm.testing import run_ranks
+
+
+def model_and_qcomm():
+    qcomm = qcomm_of(Rowwise(2), Rowwise(2, "stochastic"), seed=7)
+    return shard(qcomm), qcomm
+
+
+def straight_and_resumed(folder):
+    straight, _ = model_and_qcomm()
+    losses = train(straight, dense_optimizer(straight), range(8))
+
+    first, qcomm = model_and_qcomm()
+    train(first, dense_optimizer(first), range(4))
+    dcp.save({"model": first.state_dict(), "trec_qcomm": qcomm}, checkpoint_id=folder)
+
+    second, qcomm = model_and_qcomm()
+    state = {"model": second.state_dict(), "trec_qcomm": qcomm}
+    dcp.load(state, checkpoint_id=folder)
+    second.load_state_dict(state["model"])
+    resumed_state = qcomm.state_dict()
+    resumed = train(second, dense_optimizer(second), range(4, 8))
+
+    forgetful, qcomm = model_and_qcomm()
+    dcp.load({"model": (model := forgetful.state_dict())}, checkpoint_id=folder)
+    forgetful.load_state_dict(model)
+    other = train(forgetful, dense_optimizer(forgetful), range(4, 8))
+    return {
+        "losses": losses,
+        "resumed": resumed,
+        "without our state": other,
+        "same weights": same_weights(weights(straight), weights(second)),
+        "state": resumed_state,
+        "rank": dist.get_rank(),
+    }
+
+
+@pytest.mark.dist
+def test_resumed_training_is_the_same(tmp_path):
+    for results in run_ranks(straight_and_resumed, 2, str(tmp_path / "checkpoint")):
+        steps = {name: int(step) for name, step in results["state"]["steps"].items()}
+        assert steps == {"ebc/table_wise": 4, "ebc/column_wise": 4}
+        assert results["resumed"] == results["losses"][4:]
+        assert results["same weights"]
+        assert results["without our state"] != results["losses"][4:]
+
+
+def load_foreign_state():
+    _, qcomm = model_and_qcomm()
+    with pytest.raises(
+        ValueError, match=r"state names x/table_wise; this model has ebc/table_wise"
+    ):
+        qcomm.load_state_dict({"steps": {"x/table_wise": 1}})
+    return torch.tensor(0)
+
+
+@pytest.mark.dist
+def test_state_of_another_model_is_refused():
+    run_ranks(load_foreign_state, 1)

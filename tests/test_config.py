@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trec_qcomm import Cast, Config, Identity, Rowwise, TableRule, load_config
+from trec_qcomm.config import (
+    codec_from_dict,
+    codec_to_dict,
+    config_from_dict,
+    config_to_dict,
+)
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+RULE = {"tables": ["*"], "forward": {"codec": "identity"}, "backward": {"codec": "identity"}}
+
+
+def load(tmp_path, text):
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    return load_config(path)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_shipped_configs_survive_a_round_trip(path):
+    config = load_config(path)
+    text = yaml.safe_dump(config_to_dict(config))
+    assert config_from_dict(yaml.safe_load(text), source=str(path)) == config
+    assert path.name in (path.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [Identity(), Cast("bf16", overflow="raise"), Rowwise(2, "stochastic", "raise"), Rowwise(8)],
+    ids=repr,
+)
+def test_codecs_survive_a_round_trip(codec):
+    data = yaml.safe_load(yaml.safe_dump(codec_to_dict(codec)))
+    assert codec_from_dict(data) == codec
+    assert eval(repr(codec)) == codec
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embeding": []}, r"embeding: unknown key; allowed: embedding, seed, measure_error"),
+        ({"seed": -1}, r"seed: -1 is not an integer in 0..2\^63"),
+        ({"seed": True}, r"seed: True is not an integer"),
+        ({"measure_error": 1}, "measure_error: 1 is not true or false"),
+        ({"embedding": []}, "embedding: expected a list of one or more rules"),
+        ({"embedding": RULE}, "embedding: expected a list of rules"),
+        ({"embedding": [RULE | {"forwards": 1}]}, r"embedding\[0\]\.forwards: unknown key; allowed"),
+        ({"embedding": [RULE | {"tables": []}]}, r"embedding\[0\]: tables: expected a list"),
+        ({"embedding": [RULE | {"tables": [3]}]}, r"embedding\[0\]: tables: expected a list"),
+        (
+            {"embedding": [RULE, RULE | {"forward": {"codec": "zip"}}]},
+            r"embedding\[1\]\.forward: unknown codec 'zip'; allowed: cast, .*identity, rowwise",
+        ),
+        (
+            {"embedding": [RULE | {"forward": {"codec": "rowwise", "bits": 3}}]},
+            r"embedding\[0\]\.forward: rowwise\.bits: 3 is not one of \(8, 4, 2\)",
+        ),
+        (
+            {"embedding": [RULE | {"forward": {"codec": "rowwise"}}]},
+            r"embedding\[0\]\.forward\.bits: missing",
+        ),
+        (
+            {"embedding": [RULE | {"forward": {"codec": "cast", "dtype": "fp16", "bits": 4}}]},
+            r"embedding\[0\]\.forward\.bits: unknown key; allowed: dtype, overflow",
+        ),
+        ({"embedding": [RULE | {"backward": "int8"}]}, r"embedding\[0\]\.backward: expected \{codec"),
+    ],
+)  # fmt: skip
+def test_errors_name_file_field_and_choices(tmp_path, change, message):
+    with pytest.raises(ValueError, match=r"my\.yaml: " + message):
+        load(tmp_path, yaml.safe_dump({"embedding": [RULE]} | change))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("embedding: [", "my.yaml: while parsing"),
+        ("seed: 1\nseed: 2\n", "key 'seed' is given twice"),
+        ("- 1", "my.yaml: top level: expected a mapping of embedding"),
+        ("", "my.yaml: top level: expected a mapping of embedding"),
+    ],
+)
+def test_broken_documents_name_the_file(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, text)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ValueError, match=r"none\.yaml: .*No such file"):
+        load_config("none.yaml")
+
+
+def rules(*patterns):
+    return tuple(TableRule(tables=(p,), forward=Rowwise(4), backward=Rowwise(8)) for p in patterns)
+
+
+def test_the_first_match_holds():
+    config = Config(embedding=rules("user_*", "*"))
+    assert config.rule_for("user_id") is config.embedding[0]
+    assert config.rule_for("item_id") is config.embedding[1]
+
+
+def test_a_table_without_a_rule_is_an_error():
+    config = Config(embedding=rules("user_*"), source="x.yaml")
+    with pytest.raises(ValueError, match=r"x\.yaml: embedding: no pattern matches table 'item'"):
+        config.rule_for("item")
+
+
+def test_a_pattern_without_a_table_is_an_error():
+    config = Config(embedding=rules("user_*", "ad_*"), source="x.yaml")
+    config.check_patterns(["user_id", "ad_id"])
+    message = r"x\.yaml: embedding\[1\]\.tables: 'ad_\*' matches no table; the model has: user_id"
+    with pytest.raises(ValueError, match=message):
+        config.check_patterns(["user_id"])
