@@ -3,8 +3,10 @@
 Each row gets one float16 scale and low; each segment is first multiplied by an exact power of
 two, so that float16 holds them with full precision at any magnitude. Any dim >= 1.
 
-FBGEMM's Float{8Bit,NBit}Rowwise operators are no backend on CPU: they copy strided rows first,
-take no odd dims, lose NaN, and are slower (examples/bench/rowwise.py measures it).
+FBGEMM's Float{8Bit,NBit}Rowwise operators are no backend on CPU. They round low to nearest, so
+values clip; they want contiguous rows of even dims, lay a row out otherwise and lose NaN; and
+copying, scaling and placing rows for them makes a 4-bit round trip slower than the kernel here
+(examples/bench/rowwise.py measures both).
 Source: Yang et al. 2020 (row-wise min/max quantization); scaling, rounding and NaN are ours.
 """
 
