@@ -113,11 +113,11 @@ def shard(qcomm, *, optimizer="sgd", plan=None, sharders=None, **fused) -> Distr
 
 
 def batch(step: int, num_samples: int) -> KeyedJaggedTensor:
-    """Up to three ids a bag; in every third step f2 is empty everywhere."""
+    """Up to three ids a bag; in every third step the table tw_last gets no id at all."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     lengths = torch.randint(0, 4, (len(FEATURES), num_samples), generator=generator)
     if step % 3 == 0:
-        lengths[2] = 0
+        lengths[1:3] = 0
     values = torch.randint(NUM_IDS, (int(lengths.sum()),), generator=generator)
     return KeyedJaggedTensor(FEATURES, values, lengths=lengths.view(-1).to(torch.int32))
 

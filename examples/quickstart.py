@@ -1,0 +1,79 @@
+"""A sharded model with its embedding all-to-all at 4 bits, in one page.
+
+python examples/quickstart.py             two ranks on this machine, a few seconds
+torchrun --nproc-per-node 2 examples/quickstart.py
+"""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+
+import trec_qcomm
+
+CONFIG = Path(__file__).parents[1] / "configs" / "int4.yaml"
+FEATURES = ["user", "item"]
+BATCH, DIM, NUM_IDS = 512, 64, 10_000
+
+
+class Model(torch.nn.Module):
+    """Two tables into one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingBagConfig(
+                name=f"t_{f}", embedding_dim=DIM, num_embeddings=NUM_IDS, feature_names=[f]
+            )
+            for f in FEATURES
+        ]
+        self.bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+        self.over = torch.nn.Linear(len(FEATURES) * DIM, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.over(self.bags(features).values())
+
+
+def main(local_rank: int = 0, world_size: int | None = None) -> None:
+    """One rank: shard, train 20 steps, show what was sent."""
+    if world_size is not None:
+        os.environ |= {"RANK": str(local_rank), "WORLD_SIZE": str(world_size)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+
+    qcomm = trec_qcomm.QComm.from_yaml(CONFIG)
+    fused_params = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.05}
+    model = DistributedModelParallel(
+        module=Model(),
+        device=torch.device("cpu"),
+        sharders=qcomm.sharders(fused_params=fused_params),
+        data_parallel_wrapper=qcomm.data_parallel_wrapper(),
+    )
+    dense = [p for name, p in model.named_parameters() if ".over." in f".{name}"]
+    optimizer = torch.optim.Adam(dense, lr=0.01)
+    for step in range(20):
+        ids = torch.randint(NUM_IDS, (len(FEATURES) * BATCH,))
+        lengths = torch.ones(len(FEATURES) * BATCH, dtype=torch.int32)
+        loss = (model(KeyedJaggedTensor(FEATURES, ids, lengths=lengths)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0 and step % 5 == 0:
+            print(f"step {step:2}: loss {loss.item():.4f}")
+    sent = {kind: (s["raw_nbytes"], s["wire_nbytes"]) for kind, s in qcomm.stats().items()}
+    if dist.get_rank() == 0:
+        print("\n".join(f"{kind:>18}: {raw} -> {wire} bytes" for kind, (raw, wire) in sent.items()))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        main()
+    else:
+        mp.spawn(main, args=(2,), nprocs=2)
