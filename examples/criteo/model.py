@@ -1,0 +1,135 @@
+"""TorchRec's DLRM, sharded: its weights from a seed, its optimizers, its checkpoints.
+
+Knows: DLRM, DistributedModelParallel, torch.distributed.checkpoint. Does not know: data, codecs (it
+takes whatever sharders it is given). Initial weights depend on (seed, table, shape) alone, never on
+the plan or the rank, so that paired runs are paired. Shapes: tables of [rows, D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from data import FEATURES
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from tsv import NUM_DENSE
+
+EMBEDDING_OPTIMIZERS = ("rowwise_adagrad", "sgd")
+DENSE_OPTIMIZERS = ("adam", "adagrad")
+_EPS = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What the DLRM is and how it learns; two runs with equal fields start from equal weights."""
+
+    embedding_dim: int
+    dense_arch: tuple[int, ...]  # hidden layers; a last one of embedding_dim is added
+    over_arch: tuple[int, ...]  # hidden layers; a last one of 1 is added
+    embedding_optimizer: str
+    dense_optimizer: str
+    lr: float
+    dense_lr: float
+    init_scale: float  # embeddings start uniform in +-init_scale
+    seed: int
+
+    @property
+    def fused_params(self) -> dict[str, Any]:
+        """TorchRec's settings of the optimizer that runs inside the embedding kernels."""
+        fused = {
+            "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "sgd": EmbOptimType.EXACT_SGD,
+        }
+        optimizer = fused[self.embedding_optimizer]
+        return {"optimizer": optimizer, "learning_rate": self.lr, "eps": _EPS}
+
+
+def build_dlrm(config: ModelConfig, num_embeddings: Sequence[int]) -> DLRMTrain:
+    """The unsharded model: dense layers from the seed, tables without storage (device meta)."""
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t_{feature}",
+            embedding_dim=config.embedding_dim,
+            num_embeddings=rows,
+            feature_names=[feature],
+        )
+        for feature, rows in zip(FEATURES, num_embeddings, strict=True)
+    ]
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        dlrm = DLRM(
+            EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
+            dense_in_features=NUM_DENSE,
+            dense_arch_layer_sizes=[*config.dense_arch, config.embedding_dim],
+            over_arch_layer_sizes=[*config.over_arch, 1],
+        )
+    return DLRMTrain(dlrm)
+
+
+def init_embeddings(dmp: DistributedModelParallel, config: ModelConfig) -> None:
+    """Fill every shard on this rank with its part of the table that the seed defines."""
+    weights = {k: v for k, v in dmp.state_dict().items() if ".embedding_bags." in k}
+    for index, name in enumerate(sorted(weights)):
+        num_rows, shards = _local_shards(weights[name])
+        if not shards:
+            continue
+        table = _initial_table(num_rows, config, index)
+        for shard, (row, column) in shards:
+            rows, columns = shard.shape
+            shard.detach().copy_(table[row : row + rows, column : column + columns])
+
+
+def build_optimizer(dmp: DistributedModelParallel, config: ModelConfig) -> CombinedOptimizer:
+    """The fused optimizer, its like for DATA_PARALLEL tables, and one for the dense layers."""
+    loose = dict(in_backward_optimizer_filter(dmp.named_parameters()))
+    tables = {name: p for name, p in loose.items() if ".embedding_bags." in name}
+    dense = {name: p for name, p in loose.items() if name not in tables}
+    parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [dmp.fused_optimizer]
+    if tables:
+        parts.append(KeyedOptimizerWrapper(tables, lambda p: _table_optimizer(p, config)))
+    parts.append(KeyedOptimizerWrapper(dense, lambda p: _dense_optimizer(p, config)))
+    return CombinedOptimizer(parts)
+
+
+def _table_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimizer:
+    if config.embedding_optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=config.lr)
+    optimizer: torch.optim.Optimizer = RowWiseAdagrad(parameters, lr=config.lr, eps=_EPS)
+    return optimizer
+
+
+def _dense_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimizer:
+    if config.dense_optimizer == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=config.dense_lr, eps=_EPS)
+    return torch.optim.Adam(parameters, lr=config.dense_lr)
+
+
+def _initial_table(num_rows: int, config: ModelConfig, index: int) -> Tensor:
+    """[num_rows, D] uniform in +-init_scale, the same on every rank."""
+    generator = torch.Generator().manual_seed(config.seed * len(FEATURES) + index)
+    unit = torch.rand((num_rows, config.embedding_dim), generator=generator)
+    return (2 * unit - 1) * config.init_scale
+
+
+def _local_shards(
+    weight: Tensor | ShardedTensor,
+) -> tuple[int, list[tuple[Tensor, tuple[int, int]]]]:
+    """The rows of a table, and its shards on this rank with the row and column they begin at."""
+    if not isinstance(weight, ShardedTensor):
+        return len(weight), [(weight, (0, 0))]
+    local = []
+    for shard in weight.local_shards():
+        row, column = shard.metadata.shard_offsets
+        local.append((shard.tensor, (row, column)))
+    return weight.metadata().size[0], local

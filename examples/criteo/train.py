@@ -1,0 +1,300 @@
+"""Trains a DLRM on Criteo's rows with trec_qcomm, or with plain TorchRec, and scores it.
+
+  python train.py --config stock                       synthetic rows, 2 ranks on this machine
+  python train.py --config ../../configs/int8.yaml --plan mixed
+  python train.py --config stock --data train.txt --min-count 5
+  python train.py --config stock --checkpoint-dir ckpt --checkpoint-every 100    (Ctrl-C, then)
+  python train.py --config stock --checkpoint-dir ckpt --checkpoint-every 100 --resume
+  torchrun --nproc-per-node 2 train.py --config stock
+
+Where RANK and WORLD_SIZE are set (torchrun, or a launcher on several hosts) this process is that
+rank; else it starts --ranks processes itself. Every rank reads the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from data import Batches, Dataset, load_tsv, prepare
+from loop import Trainer, open_checkpoints, train
+from model import (
+    DENSE_OPTIMIZERS,
+    EMBEDDING_OPTIMIZERS,
+    ModelConfig,
+    build_dlrm,
+    build_optimizer,
+    init_embeddings,
+)
+from plans import PLANS, build_plan
+from report import Report, mean_traffic, score
+from synthetic import generate
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+STOCK = "stock"
+INTERRUPTED = 130  # exit status
+# The options that make a training what it is: a resumed run must have the same.
+_IDENTITY = (
+    "plan", "data", "rows", "min_count", "hash_buckets", "batch_size", "embedding_dim",
+    "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr", "dense_lr",
+    "init_scale", "seed",
+)  # fmt: skip
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of train.py; compare.py hands its own rest to it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for add in (_add_run_options, _add_data_options, _add_model_options, _add_checkpoint_options):
+        add(parser)
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("run").add_argument
+    add("--config", required=True, help="a trec_qcomm YAML file, or the word stock: plain fp32")
+    add("--plan", choices=PLANS, default="table_wise", help="how the tables are sharded")
+    add("--ranks", type=int, default=2, help="processes to start (default 2)")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--eval-codec", choices=("on", "off", "both"), default="on", help="score with the codec")
+    add("--seed", type=int, default=0, help="of the weights and the synthetic rows")
+    add("--out", type=Path, default=Path("runs"), help="folder of the JSON lines (default runs)")
+    add("--name", default=None, help="of the file in --out (default: config, plan and seed)")
+    add("--log-every", type=int, default=50, metavar="STEPS")
+    add("--timeout", type=float, default=300.0, help="seconds until a lost rank is an error")
+
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("data").add_argument
+    add("--data", type=Path, default=None, help="TSV (.gz, .xz) or a folder; default: synthetic")
+    add("--rows", type=int, default=131_072, help="synthetic rows (default 131072)")
+    add("--min-count", type=int, default=None, help="rarer categories become id 0 (default 2)")
+    add("--hash-buckets", type=int, default=None, help="hash instead of a vocabulary")
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("model and optimizers").add_argument
+    add("--batch-size", type=int, default=256, help="samples a rank (default 256)")
+    add("--epochs", type=int, default=1)
+    add("--steps", type=int, default=None, help="stop after so many steps in all")
+    add("--embedding-dim", type=int, default=16)
+    add("--dense-arch", type=_layers, default=(512, 256), metavar="512-256")
+    add("--over-arch", type=_layers, default=(512, 512, 256), metavar="512-512-256")
+    add("--embedding-optimizer", choices=EMBEDDING_OPTIMIZERS, default="rowwise_adagrad")
+    add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam")
+    add("--lr", type=float, default=0.02, help="of the embeddings")
+    add("--dense-lr", type=float, default=0.001)
+    add("--init-scale", type=float, default=0.01, help="embeddings start uniform in +- this")
+
+
+def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("checkpoints").add_argument
+    add("--checkpoint-dir", type=Path, default=None, help="a folder that all ranks see")
+    add("--checkpoint-every", type=int, default=None, metavar="STEPS")
+    add("--resume", action="store_true", default=False, help="from the last one in the folder")
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise ValueError, naming the option, for what argparse alone cannot refuse."""
+    for name in ("rows", "batch_size", "epochs", "log_every", "ranks", "min_count", "hash_buckets"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} {value}: must be positive")
+    if options.hash_buckets is not None and options.min_count is not None:
+        raise ValueError("hash_buckets and min_count exclude one another")
+    if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
+        raise ValueError("checkpoint_every and resume need checkpoint_dir")
+    if options.config != STOCK and not Path(options.config).is_file():
+        raise ValueError(f"config {options.config}: neither a file nor the word {STOCK}")
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Train and score on this rank, in an initialized process group; False if interrupted."""
+    dataset = load_dataset(options)
+    trainer = build_trainer(options, dataset.num_embeddings)
+    if options.checkpoint_dir is not None:
+        identity = {name: str(getattr(options, name)) for name in _IDENTITY}
+        open_checkpoints(trainer, options.checkpoint_dir, identity, resume=options.resume)
+    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    batches = Batches(dataset.train, options.batch_size, drop_last=True, **ranks)
+    if not len(batches):
+        raise ValueError(f"{len(dataset.train)} training rows are less than one global batch")
+    num_steps = min(options.epochs * len(batches), options.steps or sys.maxsize)
+    if trainer.qcomm is not None:
+        trainer.qcomm.reset_stats()
+    with Report(options, first_step=trainer.step, num_steps=num_steps) as report:
+        finished = train(
+            trainer,
+            batches,
+            num_steps,
+            checkpoint_dir=options.checkpoint_dir,
+            checkpoint_every=options.checkpoint_every,
+            on_step=report.add_step,
+        )
+        if finished:
+            traffic = mean_traffic(trainer)  # before the evaluation adds to it
+            tests = Batches(dataset.test, options.batch_size, drop_last=False, **ranks)
+            report.finish(trainer, traffic, evaluate(trainer, tests, options))
+        else:
+            report.interrupted(trainer)
+    return finished
+
+
+def evaluate(
+    trainer: Trainer, tests: Batches, options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Metrics with the codec "on", "off" or both; plain TorchRec has only "off". Collective."""
+    modes = ("on", "off") if options.eval_codec == "both" else (options.eval_codec,)
+    if trainer.qcomm is None:
+        modes = ("off",)
+    return {mode: score(*trainer.predict(tests, exact=mode == "off")) for mode in modes}
+
+
+def load_dataset(options: argparse.Namespace) -> Dataset:
+    """The rows of --data, or synthetic ones."""
+    choice = {"min_count": options.min_count or 2, "hash_buckets": options.hash_buckets}
+    if options.data is not None:
+        return load_tsv(options.data, **choice)
+    return prepare(generate(options.rows, seed=options.seed), **choice)
+
+
+def build_trainer(options: argparse.Namespace, num_embeddings: list[int]) -> Trainer:
+    """The sharded model with weights from the seed. Collective."""
+    names = {field.name for field in dataclasses.fields(ModelConfig)}
+    config = ModelConfig(**{k: v for k, v in vars(options).items() if k in names})
+    device = torch.device(options.device if options.device == "cpu" else f"cuda:{_local_rank()}")
+    dlrm = build_dlrm(config, num_embeddings)
+    plan = build_plan(dlrm, options.plan, world_size=dist.get_world_size(), device_type=device.type)
+    qcomm = _load_qcomm(options.config)
+    dmp = DistributedModelParallel(
+        module=dlrm, device=device, plan=plan, **_codec_arguments(qcomm, config.fused_params)
+    )
+    init_embeddings(dmp, config)
+    return Trainer(dmp, build_optimizer(dmp, config), device, qcomm)
+
+
+def _load_qcomm(config: str) -> Any:
+    if config == STOCK:
+        return None
+    import trec_qcomm  # only here, so that `stock` runs without the plugin
+
+    return trec_qcomm.QComm.from_yaml(config)
+
+
+def _codec_arguments(qcomm: Any, fused_params: dict[str, Any]) -> dict[str, Any]:
+    """All that the plugin changes in a call of DistributedModelParallel."""
+    if qcomm is None:
+        return {"sharders": [EmbeddingBagCollectionSharder(fused_params=fused_params)]}
+    return {
+        "sharders": qcomm.sharders(fused_params=fused_params),
+        "data_parallel_wrapper": qcomm.data_parallel_wrapper(),
+    }
+
+
+def run_rank(options: argparse.Namespace) -> bool:
+    """Join the process group that the environment describes, and run."""
+    os.environ.setdefault("MASTER_PORT", "29500")
+    logging.basicConfig(format="%(message)s", level="WARNING" if _rank() == 0 else "ERROR")
+    _silence_start()
+    backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
+    if options.device == "cuda":
+        torch.cuda.set_device(_local_rank())
+    dist.init_process_group(backend, timeout=timedelta(seconds=options.timeout))
+    try:
+        return run(options)
+    finally:
+        dist.destroy_process_group()
+
+
+def _spawned(local_rank: int, options: argparse.Namespace, port: int) -> None:
+    os.environ |= {
+        "RANK": str(local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(options.ranks),
+        "LOCAL_WORLD_SIZE": str(options.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    run_rank(options)
+
+
+def spawn_ranks(options: argparse.Namespace) -> bool:
+    """Run --ranks processes on this machine; False if a signal came meanwhile."""
+    threads = max(1, (os.cpu_count() or 1) // options.ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run_all: Any = spawn  # torch leaves it untyped
+    children = run_all(_spawned, (options, port), nprocs=options.ranks, join=False)
+    signals: list[int] = []
+
+    def pass_on(number: int, _: Any) -> None:
+        signals.append(number)
+        for process in children.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number if options.checkpoint_dir else signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    try:
+        while not children.join():
+            pass
+    except ProcessExitedException:
+        if not signals:
+            raise
+    return not signals
+
+
+def main() -> int:
+    """Run as the command line says; the exit status is 130 after Ctrl-C."""
+    parser = build_parser()
+    options = parser.parse_args()
+    try:
+        check_options(options)
+    except ValueError as error:
+        parser.error(str(error))
+    ready = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    if run_rank(options) if ready else spawn_ranks(options):
+        return 0
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _silence_start() -> None:
+    """Hide what torch says about its deprecated names because TorchRec uses them."""
+    logging.getLogger("torch.fx").setLevel("ERROR")
+    for message in ("`broadcast_buffers` is deprecated", "Please use DTensor instead"):
+        warnings.filterwarnings("ignore", message, FutureWarning)
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split("-"))
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The Criteo example trains bit for bit alike with our identity codec and with stock TorchRec."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.integration.small_model import same_weights, weights
+from trec_qcomm.testing import run_ranks
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples" / "criteo"))  # a folder of scripts, not a package
+import train as example  # noqa: E402
+from data import Batches  # noqa: E402
+
+NUM_STEPS = 20
+OPTIONS = ["--plan", "mixed", "--rows", "8192", "--batch-size", "32"]
+
+
+def train_steps(config: str):
+    """Losses and this rank's weights after 20 steps: TW, CW and DP tables in one plan."""
+    options = example.build_parser().parse_args(["--config", config, *OPTIONS])
+    dataset = example.load_dataset(options)
+    trainer = example.build_trainer(options, dataset.num_embeddings)
+    before = weights(trainer.dmp)
+    where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)
+    for _ in range(NUM_STEPS):
+        trainer.train_step(batches)
+    kinds = {how.sharding_type for how in trainer.dmp.plan.plan[table_path(trainer)].values()}
+    return trainer.losses, before, weights(trainer.dmp), kinds
+
+
+def table_path(trainer) -> str:
+    (path,) = trainer.dmp.plan.plan
+    return path
+
+
+def both():
+    return train_steps("stock"), train_steps(str(ROOT / "configs" / "fp32.yaml"))
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_losses_and_weights_are_bit_identical(world_size):
+    for stock, ours in run_ranks(both, world_size, timeout_s=240):
+        assert stock[3] == ours[3] == {"table_wise", "column_wise", "data_parallel"}
+        assert len(stock[0]) == NUM_STEPS
+        assert ours[0] == stock[0]
+        assert same_weights(ours[1], stock[1])
+        assert same_weights(ours[2], stock[2])
+        tables = [name for name in ours[2] if ".embedding_bags." in name]
+        assert len(tables) == 26
+        for name in tables:
+            for a, b in zip(ours[1][name], ours[2][name], strict=True):
+                assert not torch.equal(a, b), name
