@@ -53,6 +53,10 @@ _IDENTITY = (
     "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr", "dense_lr",
     "init_scale", "seed",
 )  # fmt: skip
+_POSITIVE = (
+    "rows", "min_count", "hash_buckets", "batch_size", "epochs", "steps", "embedding_dim", "ranks",
+    "checkpoint_every", "log_every", "timeout",
+)  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -112,7 +116,7 @@ def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError, naming the option, for what argparse alone cannot refuse."""
-    for name in ("rows", "batch_size", "epochs", "log_every", "ranks", "min_count", "hash_buckets"):
+    for name in _POSITIVE:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} {value}: must be positive")
