@@ -79,9 +79,10 @@ class QComm:
 
         Returns: for each of embedding_forward, embedding_backward, dense, data_parallel, input:
             raw_nbytes, wire_nbytes (headers included), header_nbytes, num_calls, wire_s, encode_s
-            and decode_s by codec, and tables: {name: raw_nbytes, wire_nbytes, max_abs_err}.
-            max_abs_err is None unless the config's measure_error is true. dense and data_parallel
-            count what a ring all-reduce sends; wire_s is the time spent blocked.
+            and decode_s by codec and dim, and tables: {name: raw_nbytes, wire_nbytes,
+            max_abs_err}. max_abs_err is None unless the config's measure_error is true. wire_s is
+            the time blocked on the network, of all codecs together as they share one frame.
+            dense and data_parallel count what a ring all-reduce sends.
         """
         return self._session.stats()
 

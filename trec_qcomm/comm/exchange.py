@@ -46,7 +46,7 @@ def encode_frames(
         encoded = _encode_group(values, group, side, buffer, at[group.members], seed)
         nbytes[group.members] = encoded.nbytes
         codecs[group.members] = group.codec.wire_id
-        traffic.encode_s[repr(group.codec)] += perf_counter() - begin
+        traffic.encode_s[group.label] += perf_counter() - begin
         if measure:
             _record_error(values, encoded, group, side, traffic)
     if not side.fixed_size:
@@ -92,7 +92,7 @@ def decode_frames(frames: Frames, side: Side, out: Tensor, *, traffic: Traffic) 
             for part in _by_sender_codec(group, used, side):
                 _decode_group(encoded, part, side, out)
         end = perf_counter()
-        traffic.decode_s[repr(group.codec)] += end - begin
+        traffic.decode_s[group.label] += end - begin
         begin = end
 
 

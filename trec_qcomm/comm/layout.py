@@ -58,11 +58,16 @@ class Group:
     """Segments that one encode or decode call handles: equal codec and dim.
 
     Args: members: [G] int64, their numbers among the side's S segments.
+    Derived: label: its name in statistics.
     """
 
     codec: Codec
     segments: Segments
     members: Tensor
+    label: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", f"{self.codec!r}, dim {self.segments.dim}")
 
 
 @dataclass(frozen=True, eq=False)
