@@ -106,7 +106,7 @@ def format_verdict(records: Sequence[Record], elapsed_s: float) -> str:
     return (
         f"{done}: {_config_name(best)} sends {embedding:.2f}x fewer embedding bytes than float32, "
         f"{whole:.2f}x fewer in all; NE {_change(best, records[0])} against "
-        f"{_config_name(records[0])}"
+        f"{_config_name(records[0])} (one seed, noise included)"
     )
 
 

@@ -125,7 +125,7 @@ class Batches(Sequence[Batch]):
 
 def to_batch(rows: Rows) -> Batch:
     """Rows [B] -> labels [B] float32, dense [B, 13] float32, C1..C26 with one id a sample."""
-    ids = torch.from_numpy(np.ascontiguousarray(rows["categories"].T))
+    ids = torch.from_numpy(rows["categories"].T.copy())
     sparse = KeyedJaggedTensor(
         keys=FEATURES,
         values=ids.reshape(-1),
@@ -133,7 +133,7 @@ def to_batch(rows: Rows) -> Batch:
         stride=len(rows),
     )
     labels: Tensor = torch.from_numpy(rows["label"].astype(np.float32))
-    return Batch(torch.from_numpy(np.ascontiguousarray(rows["dense"])), sparse, labels)
+    return Batch(torch.from_numpy(rows["dense"].copy()), sparse, labels)
 
 
 def load_tsv(path: Path, *, min_count: int, hash_buckets: int | None) -> Dataset:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from torch import nn
+from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -94,6 +95,7 @@ def _plan_collection(
         module,
         choose_sharding(module.embedding_bag_configs(), kind, world_size=world_size),
         sharder=cast(ModuleSharder[nn.Module], EmbeddingBagCollectionSharder()),
+        local_size=get_local_size(world_size),
         world_size=world_size,
         device_type=device_type,
     )

@@ -75,12 +75,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--config", required=True, help="a trec_qcomm YAML file, or the word stock: plain fp32")
     add("--plan", choices=PLANS, default="table_wise", help="how the tables are sharded")
     add("--ranks", type=int, default=2, help="processes to start (default 2)")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--eval-codec", choices=("on", "off", "both"), default="on", help="score with the codec")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    add("--eval-codec", choices=("on", "off", "both"), default="on", help="score with the codec on")
     add("--seed", type=int, default=0, help="of the weights and the synthetic rows")
     add("--out", type=Path, default=Path("runs"), help="folder of the JSON lines (default runs)")
     add("--name", default=None, help="of the file in --out (default: config, plan and seed)")
-    add("--log-every", type=int, default=50, metavar="STEPS")
+    add("--log-every", type=int, default=50, metavar="STEPS", help="default 50")
     add("--timeout", type=float, default=300.0, help="seconds until a lost rank is an error")
 
 
@@ -95,22 +95,29 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model and optimizers").add_argument
     add("--batch-size", type=int, default=256, help="samples a rank (default 256)")
-    add("--epochs", type=int, default=1)
+    add("--epochs", type=int, default=1, help="in the same order of rows (default 1)")
     add("--steps", type=int, default=None, help="stop after so many steps in all")
-    add("--embedding-dim", type=int, default=16)
-    add("--dense-arch", type=_layers, default=(512, 256), metavar="512-256")
-    add("--over-arch", type=_layers, default=(512, 512, 256), metavar="512-512-256")
-    add("--embedding-optimizer", choices=EMBEDDING_OPTIMIZERS, default="rowwise_adagrad")
-    add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam")
-    add("--lr", type=float, default=0.02, help="of the embeddings")
-    add("--dense-lr", type=float, default=0.001)
+    add("--embedding-dim", type=int, default=16, help="of every table (default 16)")
+    add("--dense-arch", type=_layers, default=(512, 256), metavar="512-256", help="hidden layers")
+    add(
+        "--over-arch", type=_layers, default=(512, 512, 256), metavar="512-512-256", help="likewise"
+    )
+    add(
+        "--embedding-optimizer",
+        choices=EMBEDDING_OPTIMIZERS,
+        default="rowwise_adagrad",
+        help="in the embedding kernels (default rowwise_adagrad)",
+    )
+    add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help="default adam")
+    add("--lr", type=float, default=0.02, help="of the embeddings (default 0.02)")
+    add("--dense-lr", type=float, default=0.001, help="default 0.001")
     add("--init-scale", type=float, default=0.01, help="embeddings start uniform in +- this")
 
 
 def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("checkpoints").add_argument
     add("--checkpoint-dir", type=Path, default=None, help="a folder that all ranks see")
-    add("--checkpoint-every", type=int, default=None, metavar="STEPS")
+    add("--checkpoint-every", type=int, default=None, metavar="STEPS", help="and at the end")
     add("--resume", action="store_true", default=False, help="from the last one in the folder")
 
 

@@ -45,8 +45,9 @@ class Traffic:
 def summary(traffics: Iterable[Traffic]) -> dict[str, Any]:
     """Several `Traffic` of one kind as one plain dict.
 
-    Returns: raw_nbytes, wire_nbytes, header_nbytes, num_calls: int; wire_s: float; encode_s,
-    decode_s: {codec and dim: float}; tables: {name: {raw_nbytes, wire_nbytes, max_abs_err or None}}.
+    Returns: raw_nbytes, wire_nbytes, header_nbytes, num_calls: int; wire_s: float; encode_s and
+        decode_s: {codec and dim: float}; tables: {name: {raw_nbytes, wire_nbytes, max_abs_err}},
+        max_abs_err None where it was not measured.
     """
     total: dict[str, Any] = {"raw_nbytes": 0, "wire_nbytes": 0, "header_nbytes": 0, "num_calls": 0}
     encode_s: dict[str, float] = defaultdict(float)
