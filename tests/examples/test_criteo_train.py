@@ -1,0 +1,163 @@
+"""train.py and compare.py as a user runs them: two ranks, plain TorchRec and the plugin."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import generate, write_tsv
+from train import build_parser, check_options
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "criteo"
+SMALL = ["--rows", "6000", "--batch-size", "64", "--dense-arch", "32", "--over-arch", "32"]
+
+pytestmark = pytest.mark.dist
+
+
+def command(script: str, *words: object) -> list[str]:
+    return [sys.executable, str(EXAMPLE / script), *map(str, words), *SMALL]
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def run(script: str, *words: object) -> str:
+    """What a run prints; it must succeed."""
+    done = subprocess.run(
+        command(script, *words), env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def fail(*words: object) -> str:
+    """What a run of train.py complains about; it must fail."""
+    done = subprocess.run(
+        command("train.py", *words), env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    return done.stderr
+
+
+def train(out: Path, *words: object) -> dict[str, Any]:
+    """The final record of a run of plain TorchRec."""
+    run("train.py", "--config", "stock", "--name", "run", "--out", out, *words)
+    return last_record(out)
+
+
+def last_record(out: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((out / "run.jsonl").read_text().splitlines()[-1])
+    return record
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Twenty steps in one go."""
+    return train(tmp_path_factory.mktemp("straight"), "--steps", 20, "--log-every", 5)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Ten steps of the same, and where their checkpoint lies."""
+    out = tmp_path_factory.mktemp("half")
+    return out, train(out, "--steps", 10, "--checkpoint-dir", out)
+
+
+def test_a_run_records_what_it_did(straight: dict[str, Any]) -> None:
+    assert straight["kind"] == "final"
+    assert len(straight["losses"]) == straight["step"] == 20
+    assert straight["metrics"]["off"]["num_rows"] == 858  # a seventh of 6000, each row once
+    assert 0 < straight["metrics"]["off"]["auc"] < 1
+    assert straight["nbytes_per_step"] is None
+    assert set(straight["step_ms"]) == {"p20", "p50", "p80"}
+    assert straight["options"]["seed"] == 0
+    assert straight["versions"]["torchrec"]
+
+
+def test_a_resumed_run_repeats_the_losses_bit_for_bit(
+    straight: dict[str, Any], half: tuple[Path, dict[str, Any]]
+) -> None:
+    folder, first = half
+    second = train(folder, "--steps", 20, "--checkpoint-dir", folder, "--resume")
+    assert first["losses"] + second["losses"] == straight["losses"]
+    assert second["metrics"] == straight["metrics"]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_may_not_be_another_training(half: tuple[Path, dict[str, Any]]) -> None:
+    words = ("--config", "stock", "--checkpoint-dir", half[0])
+    assert "resumed with other options: seed 0 -> 1" in fail(*words, "--resume", "--seed", 1)
+    assert "a training is here" in fail(*words)
+
+
+@pytest.mark.slow
+def test_mixed_plans_start_equal_and_resume_exactly(
+    tmp_path: Path, straight: dict[str, Any]
+) -> None:
+    checkpoints = ("--plan", "mixed", "--checkpoint-dir", tmp_path)
+    whole = train(tmp_path, "--steps", 20, "--plan", "mixed")
+    first = train(tmp_path, "--steps", 10, *checkpoints)
+    second = train(tmp_path, "--steps", 20, *checkpoints, "--resume")
+    assert whole["losses"][0] == straight["losses"][0]
+    assert first["losses"] + second["losses"] == whole["losses"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    words = ("--checkpoint-dir", tmp_path, "--epochs", 1000, "--log-every", 5)
+    process = subprocess.Popen(
+        command("train.py", "--config", "stock", "--name", "run", "--out", tmp_path, *words),
+        env=environment(),
+        stderr=subprocess.PIPE,
+    )
+    records = tmp_path / "run.jsonl"
+    while process.poll() is None and not (records.exists() and records.read_text()):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors.decode()
+    stopped = last_record(tmp_path)
+    assert stopped["kind"] == "interrupted"
+    resumed = train(tmp_path, *words, "--resume", "--steps", stopped["step"] + 3)
+    assert len(resumed["losses"]) == 3
+
+
+@pytest.mark.slow
+def test_a_file_is_scored_to_its_last_row(tmp_path: Path) -> None:
+    """129 test rows over 2 ranks of 64: one rank has none of the last batch."""
+    write_tsv(generate(903, seed=1), tmp_path / "rows.tsv.gz")
+    record = train(tmp_path, "--data", tmp_path / "rows.tsv.gz", "--hash-buckets", 40)
+    assert record["metrics"]["off"]["num_rows"] == 129
+
+
+@pytest.mark.slow
+def test_compare_shows_configs_side_by_side(tmp_path: Path) -> None:
+    configs = [ROOT / "configs" / name for name in ("fp32.yaml", "int8.yaml")]
+    printed = run("compare.py", "--configs", "stock", *configs, "--out", tmp_path).splitlines()
+    table = [line.split() for line in printed if "->" in line or " - " in line]
+    assert [line[0] for line in table] == ["stock", "fp32", "int8"]
+    assert table[0][1:3] == table[1][1:3]  # fp32 is TorchRec to the last digit shown
+    assert printed[-1].startswith("3 configs in ")
+    assert "int8 sends" in printed[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--config absent.yaml", "neither a file nor the word stock"),
+        ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
+        ("--config stock --resume", "need checkpoint_dir"),
+        ("--config stock --steps 0", "steps 0: must be positive"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_options(build_parser().parse_args(words.split()))
