@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trec_qcomm import Cast, Config, Identity, Rowwise, TableRule, load_config
+from trec_qcomm import Cast, Config, Identity, QComm, Rowwise, TableRule, load_config
 from trec_qcomm.config import (
     codec_from_dict,
     codec_to_dict,
@@ -79,7 +79,13 @@ def test_errors_name_file_field_and_choices(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("embedding: [", "my.yaml: while parsing"),
+        ("embedding: [", "my.yaml: cannot be read: while parsing"),
+        ("? [a]\n: b", "my.yaml: .*key .* is not a word"),
+        ("seed: !!timestamp abc", "my.yaml: cannot be read"),
+        ("seed: !!bool abc", "my.yaml: cannot be read"),
+        ("seed: 2001-99-99", "my.yaml: cannot be read"),
+        ("[" * 3000, "my.yaml: cannot be read"),
+        ("embedding: [3]", r"my.yaml: embedding\[0\]: expected a mapping of tables"),
         ("seed: 1\nseed: 2\n", "key 'seed' is given twice"),
         ("- 1", "my.yaml: top level: expected a mapping of embedding"),
         ("", "my.yaml: top level: expected a mapping of embedding"),
@@ -117,3 +123,21 @@ def test_a_pattern_without_a_table_is_an_error():
     message = r"x\.yaml: embedding\[1\]\.tables: 'ad_\*' matches no table; the model has: user_id"
     with pytest.raises(ValueError, match=message):
         config.check_patterns(["user_id"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Rowwise(4.0),
+        lambda: Rowwise(True),
+        lambda: Cast(["fp16"]),
+        lambda: TableRule(tables="t_1", forward=Identity(), backward=Identity()),
+        lambda: TableRule(tables=5, forward=Identity(), backward=Identity()),
+        lambda: TableRule(tables=("*",), forward=Identity, backward=Identity()),
+        lambda: Config(embedding=(1,)),
+        lambda: QComm({"embedding": []}),
+    ],
+)
+def test_wrong_types_are_refused_when_built(make):
+    with pytest.raises(ValueError, match=r"is not one of|expected"):
+        make()

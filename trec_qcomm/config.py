@@ -10,7 +10,7 @@
 Knows: codec names and fields through the registry. Does not know: TorchRec, process groups.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -38,11 +38,14 @@ class TableRule:
     backward: Codec
 
     def __post_init__(self) -> None:
-        if not self.tables or not all(type(p) is str and p for p in self.tables):
+        if type(self.tables) is not tuple or not self.tables:
+            raise ValueError("tables: expected a list of one or more patterns")
+        if not all(type(pattern) is str and pattern for pattern in self.tables):
             raise ValueError("tables: expected a list of one or more patterns")
         for name in ("forward", "backward"):
-            if not isinstance(getattr(self, name), Codec):
-                raise ValueError(f"{name}: expected a codec, got {getattr(self, name)!r}")
+            codec = getattr(self, name)
+            if isinstance(codec, type) or not isinstance(codec, Codec):
+                raise ValueError(f"{name}: expected a codec, got {codec!r}")
 
     def matches(self, table: str) -> bool:
         """Whether this rule speaks of that table."""
@@ -63,7 +66,7 @@ class Config:
     source: str = "config"
 
     def __post_init__(self) -> None:
-        if not self.embedding:
+        if not self.embedding or not all(isinstance(r, TableRule) for r in self.embedding):
             raise ValueError("embedding: expected a list of one or more rules")
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
@@ -95,9 +98,9 @@ class Config:
 def load_config(path: str | Path) -> Config:
     """Read a YAML file. Raises ValueError naming file, field and allowed values."""
     try:
-        data = yaml.load(Path(path).read_text(), Loader=_UniqueKeyLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except _UNREADABLE as error:
+        raise ValueError(f"{path}: cannot be read: {error or type(error).__name__}") from error
     try:
         return config_from_dict(data, source=str(path))
     except ValueError as error:
@@ -165,7 +168,8 @@ def _checked_keys(
     """The mapping as keyword arguments of a dataclass, none unknown and none missing."""
     known = {f.name: f for f in fields(kind) if f.name not in hidden}
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where or 'top level: '}expected a mapping of {', '.join(known)}")
+        place = where.removesuffix(".") or "top level"
+        raise ValueError(f"{place}: expected a mapping of {', '.join(known)}")
     for key in data:
         if key not in known:
             allowed = ", ".join(known) or "none"
@@ -176,6 +180,18 @@ def _checked_keys(
     return dict(data)
 
 
+# What PyYAML raises on a bad scalar or nesting, beside YAMLError.
+_UNREADABLE = (
+    OSError,
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    RecursionError,
+)
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Safe YAML in which a repeated key is an error, not the last one's victory."""
 
@@ -184,6 +200,10 @@ def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[An
     mapping: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} is not a word", key_node.start_mark
+            )
         if key in mapping:
             raise yaml.constructor.ConstructorError(
                 None, None, f"key {key!r} is given twice", key_node.start_mark

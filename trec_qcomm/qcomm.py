@@ -31,6 +31,8 @@ class QComm:
     """
 
     def __init__(self, config: Config) -> None:
+        if not isinstance(config, Config):
+            raise ValueError(f"QComm: expected a Config, got {config!r}; see QComm.from_yaml")
         self.config = config
         self._session = Session(config)
 
@@ -67,7 +69,9 @@ class QComm:
 
     @contextmanager
     def bypass(self) -> Iterator[None]:
-        """Exact communication inside the block, for evaluation. All ranks enter it together."""
+        """Exact communication inside the block, for evaluation. All ranks enter it together:
+        a rank that does not expects frames of other sizes, and gloo ends the process.
+        """
         before, self._session.exact = self._session.exact, True
         try:
             yield

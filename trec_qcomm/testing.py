@@ -233,6 +233,7 @@ def frame_of(codec: Codec, rows: Tensor, num_rows: Sequence[int]) -> tuple[Tenso
         sizes,
         [len(num_rows)],
         layouts=[0x1234],
+        call=0,
         codecs=torch.full((len(num_rows),), codec.wire_id),
         num_rows=segments.num_rows,
         nbytes=encoded.nbytes,
@@ -247,6 +248,7 @@ def open_frame(codec: Codec, data: Tensor, segments: Segments) -> Tensor:
         [data.numel()],
         [segments.num_segments],
         layouts=[0x1234],
+        call=0,
         num_rows=segments.num_rows,
         ranks=[0],
     )

@@ -11,6 +11,7 @@ from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm import exchange
 from trec_qcomm.comm.all_to_all import DirectionCodecs, PooledAllToAll
 from trec_qcomm.comm.layout import Block, Layout
+from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.testing import run_ranks
 
 DIMS = (4, 7, 16, 1, 4)
@@ -160,3 +161,55 @@ def die_or_wait():
 def test_a_lost_rank_is_an_error_not_a_hang():
     waited, _ = run_ranks(die_or_wait, 2, timeout_s=20)
     assert waited < 20
+
+
+def two_ops_and_a_dropped_batch():
+    """Rank 0 fails to encode one batch and goes on with the next; rank 1 never skipped."""
+    layout = layout_for(2)
+    strict = {f"t{t}": Rowwise(4, nonfinite="raise") for t in range(len(DIMS))}
+    op = PooledAllToAll(
+        dist.group.WORLD,
+        layout,
+        codecs=DirectionCodecs(strict, strict),
+        exact=DirectionCodecs(strict, strict),
+        name="test",
+    )
+    rows = matrix(op.rank, 4, layout.dim_sum(op.rank), 1)
+    if op.rank == 0:
+        bad = rows.clone()
+        bad[0, 0] = torch.nan
+        with pytest.raises(UnencodableError, match="table 't0'"):
+            op.start(bad, [2, 2])
+    with pytest.raises(CorruptFrameError, match="the ranks are out of step"):
+        op.start(rows, [2, 2]).wait()
+    return True
+
+
+@pytest.mark.dist
+def test_a_dropped_batch_is_seen_by_the_peers():
+    assert run_ranks(two_ops_and_a_dropped_batch, 2, timeout_s=60) == [True, True]
+
+
+def noisy_rounds():
+    """Decoded rows of three evaluations and two training steps, all of the same rows of ones."""
+    layout = Layout(((Block("a", "f", 0, 4), Block("b", "f", 0, 8)),))
+    codecs = dict.fromkeys("ab", Rowwise(2, "stochastic"))
+    pair = DirectionCodecs(codecs, codecs)
+    op = PooledAllToAll(dist.group.WORLD, layout, codecs=pair, exact=pair, name="test")
+    rows = torch.tensor([0.0, 0.2, 0.55, 1.0]).repeat(64, 3).requires_grad_()  # between codes
+    outs = []
+    for training in (False, False, True, False, True):
+        with torch.set_grad_enabled(training):
+            outs.append(op.start(rows, [64]).wait().detach())
+    return outs, op.step
+
+
+@pytest.mark.dist
+def test_no_noise_is_drawn_twice():
+    ((outs, step),) = run_ranks(noisy_rounds, 1)
+    assert step == 2
+    for i, out in enumerate(outs):
+        for other in outs[i + 1 :]:
+            assert not torch.equal(out, other)
+        # Table a's 4 values and the first 4 of each of b's rows are equal before rounding.
+        assert not torch.equal(out[:, :4].reshape(-1)[:128], out[:, 4:].reshape(-1)[:128])

@@ -7,7 +7,7 @@ from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm.exchange import Frames, decode_frames, encode_frames
 from trec_qcomm.comm.layout import Block, Layout, owner_side, sample_side
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.stats import Traffic, summary
 
 LAYOUT = Layout(((Block("a", "f1", 0, 4), Block("b", "f2", 0, 4), Block("c", "f3", 0, 7)),))
 ROWS = torch.randn(6, 15, generator=torch.Generator().manual_seed(0))
@@ -16,7 +16,7 @@ ROWS = torch.randn(6, 15, generator=torch.Generator().manual_seed(0))
 def send(codecs, rows=ROWS, **options):
     traffic = Traffic("embedding_forward", LAYOUT.tables())
     side = owner_side(LAYOUT, 0, [6], codecs)
-    return encode_frames(rows, side, seed=1, rank=0, traffic=traffic, **options), traffic
+    return encode_frames(rows, side, call=3, seed=1, rank=0, traffic=traffic, **options), traffic
 
 
 def receive(frames, codecs):
@@ -42,12 +42,12 @@ def test_the_frame_selects_its_decoder():
 def test_errors_name_rank_and_table():
     frames, _ = send(all_tables(Rowwise(4)))
     codecs = all_tables(Rowwise(4))
-    flipped = Frames(frames.buffer.clone(), frames.nbytes)
+    flipped = Frames(frames.buffer.clone(), frames.nbytes, 3)
     flipped.buffer[100] ^= 1
     with pytest.raises(CorruptFrameError, match="frame from rank 0: checksum differs"):
         receive(flipped, codecs)
     with pytest.raises(CorruptFrameError, match="bytes where"):
-        receive(Frames(frames.buffer[:-8], frames.nbytes), codecs)
+        receive(Frames(frames.buffer[:-8], frames.nbytes, 3), codecs)
 
 
 def test_unencodable_values_name_the_table():
@@ -68,3 +68,12 @@ def test_own_rows_are_no_traffic():
     _, traffic = send(all_tables(Identity()))
     assert traffic.num_calls == 1
     assert int(traffic.wire_nbytes.sum()) + traffic.header_nbytes == 0
+
+
+def test_a_nan_error_is_not_zero():
+    traffic = Traffic("embedding_forward", ["a"])
+    traffic.max_abs_err[0] = torch.nan
+    fine = Traffic("embedding_forward", ["a"])
+    fine.max_abs_err[0] = 1.0
+    for order in ([traffic, fine], [fine, traffic], [traffic]):
+        assert torch.tensor(summary(order)["tables"]["a"]["max_abs_err"]).isnan()

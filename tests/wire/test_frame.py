@@ -15,6 +15,7 @@ def unseal(data, **changes):
         "frame_nbytes": [data.numel()],
         "segments_per_frame": [3],
         "layouts": [0x1234],
+        "call": 0,
         "num_rows": torch.tensor([2, 0, 4]),
         "ranks": [7],
         "tables": ["a", "b", "c"],
@@ -48,6 +49,7 @@ def test_checksum_sees_two_top_bits_flip():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"call": 1}, "frame from rank 7: of another call: the ranks are out of step"),
         ({"layouts": [0x1235]}, "frame from rank 7: the sender's tables"),
         ({"segments_per_frame": [2], "num_rows": torch.tensor([2, 4])}, "number of segments"),
         ({"num_rows": torch.tensor([2, 1, 4])}, "rank 7, table 'b': number of rows"),
@@ -67,7 +69,7 @@ def test_a_peer_without_segments_sends_no_byte():
     assert at.tolist() == [48, 112, 128]
     buffer = torch.zeros(sum(sizes), dtype=torch.uint8)
     rows, nbytes = torch.tensor([1, 2, 1]), torch.tensor([8, 16, 8])
-    shape = {"layouts": [1, 2, 3], "num_rows": rows}
+    shape = {"layouts": [1, 2, 3], "call": 65536 + 5, "num_rows": rows}
     frame.seal(buffer, sizes, [1, 0, 2], codecs=torch.ones(3).long(), nbytes=nbytes, **shape)
     encoded, _ = frame.unseal(buffer, sizes, [1, 0, 2], ranks=[0, 1, 2], **shape)
     assert encoded.at.tolist() == at.tolist()

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 from torch import Tensor
 
 from trec_qcomm.codecs.fixed_size import check_sizes
-from trec_qcomm.core.codec import Contract
+from trec_qcomm.core.codec import Contract, check_choice
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
@@ -36,9 +36,8 @@ class Cast:
     contract: ClassVar[Contract] = Contract.BIASED
 
     def __post_init__(self) -> None:
-        for field, allowed in (("dtype", get_args(Dtype)), ("overflow", get_args(Overflow))):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"cast.{field}: {getattr(self, field)!r} is not one of {allowed}")
+        check_choice("cast.dtype", self.dtype, get_args(Dtype))
+        check_choice("cast.overflow", self.overflow, get_args(Overflow))
 
     @property
     def wire_id(self) -> int:

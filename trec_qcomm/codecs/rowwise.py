@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 from torch import Tensor
 
 from trec_qcomm.codecs.fixed_size import check_sizes
-from trec_qcomm.core.codec import Contract
+from trec_qcomm.core.codec import Contract, check_choice
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
@@ -23,7 +23,8 @@ _WIRE_IDS = {2: 4, 4: 5, 8: 6}
 
 @dataclass(frozen=True)
 class Rowwise:
-    """Each value within half a step of its own row (nearest) or one step (stochastic).
+    """Each value within half a step of its own row (nearest) or one step (stochastic); what a step
+    is, see ops.rowwise.
 
     Args: bits: fewer is smaller and coarser.  rounding: stochastic is UNBIASED and noisier.
         nonfinite: NaN, +inf and -inf arrive as such (`keep`; that row has 3 codes fewer for its
@@ -38,11 +39,9 @@ class Rowwise:
     fixed_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        allowed = {"bits": Bits, "rounding": Rounding, "nonfinite": NonFinite}
-        for field, choices in allowed.items():
-            if getattr(self, field) not in get_args(choices):
-                value = getattr(self, field)
-                raise ValueError(f"rowwise.{field}: {value!r} is not one of {get_args(choices)}")
+        check_choice("rowwise.bits", self.bits, get_args(Bits))
+        check_choice("rowwise.rounding", self.rounding, get_args(Rounding))
+        check_choice("rowwise.nonfinite", self.nonfinite, get_args(NonFinite))
 
     @property
     def contract(self) -> Contract:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from trec_qcomm.comm.exchange import InFlight, encode_frames, start_exchange
 from trec_qcomm.comm.layout import Layout, Side, owner_side, sample_side
@@ -70,6 +71,8 @@ class PooledAllToAll:
         self.pg, self.layout, self.name = pg, layout, name
         self.rank = pg.rank()
         self.step = 0  # calls with gradients so far; state
+        self._num_evaluations = 0  # calls without, negative steps: training's noise is left alone
+        self._num_exchanges = 0  # of either direction; the ranks must agree
         self.forward_traffic = Traffic("embedding_forward", layout.tables())
         self.backward_traffic = Traffic("embedding_backward", layout.tables())
         self._seed, self.measure_error = seed, measure_error
@@ -97,9 +100,13 @@ class PooledAllToAll:
                 f"{self.name}: rows are {list(rows.shape)} {rows.dtype}, "
                 f"expected {list(expected)} torch.float32"
             )
-        call = _Call(self, self._sides(tuple(batch_sizes), exact), gradient_divisor, self.step)
         if torch.is_grad_enabled():
-            self.step += 1  # evaluation must not change training's noise
+            step = self.step
+            self.step += 1
+        else:
+            self._num_evaluations += 1
+            step = -self._num_evaluations
+        call = _Call(self, self._sides(tuple(batch_sizes), exact), gradient_divisor, step)
         token: Tensor = _Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
 
@@ -107,6 +114,22 @@ class PooledAllToAll:
         """63 bits that differ for every rank, step, direction and name."""
         key = repr((self._seed, self.name, self.rank, step, direction)).encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+    def take_over(self, other: "PooledAllToAll") -> None:
+        """Go on where `other`, the same collective with another layout, stopped."""
+        self.step, self._num_evaluations = other.step, other._num_evaluations
+        self._num_exchanges = other._num_exchanges
+        if self.layout.tables() == other.layout.tables():
+            self.forward_traffic, self.backward_traffic = (
+                other.forward_traffic,
+                other.backward_traffic,
+            )
+
+    def next_exchange(self) -> int:
+        """The number of the exchange that begins. Taken before anything can fail, so that a rank
+        that drops a batch is out of step with its peers for good, and they see it."""
+        self._num_exchanges += 1
+        return self._num_exchanges
 
     def _make_sides(self, batch_sizes: tuple[int, ...], exact: bool) -> _Sides:
         codecs = self._exact if exact else self._codecs
@@ -153,6 +176,7 @@ class _Call:
         frames = encode_frames(
             values.detach().contiguous(),
             sent,
+            call=op.next_exchange(),
             seed=op.noise_seed(self.step, direction),
             rank=op.rank,
             traffic=traffic,
@@ -181,6 +205,7 @@ class _Launch(Function):
         return rows.new_zeros(1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *token_grads: Tensor) -> tuple[None, Tensor]:
         grad = ctx.call.finish(*ctx.shape)
         if ctx.call.gradient_divisor != 1:
@@ -199,6 +224,7 @@ class _Collect(Function):
         return call.finish(call.sides.num_samples, num_columns)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (grad,) = grads
         ctx.call.launch(grad, "backward")

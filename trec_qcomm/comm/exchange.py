@@ -19,31 +19,43 @@ from trec_qcomm.core.segments import Encoded
 from trec_qcomm.core.stats import Traffic
 from trec_qcomm.wire import frame
 
+_SEED_STRIDE = 0x1E3779B97F4A7C15
+
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """P sealed frames in one [W] uint8 buffer, of `nbytes` bytes each (P ints)."""
+    """P sealed frames in one [W] uint8 buffer, of `nbytes` bytes each (P ints), of one call."""
 
     buffer: Tensor
     nbytes: list[int]
+    call: int
 
 
 def encode_frames(
-    values: Tensor, side: Side, *, seed: int, rank: int, traffic: Traffic, measure: bool = False
+    values: Tensor,
+    side: Side,
+    *,
+    call: int,
+    seed: int,
+    rank: int,
+    traffic: Traffic,
+    measure: bool = False,
 ) -> Frames:
     """Encode and seal all segments of a side.
 
-    Args: values: float32, contiguous.  seed: of stochastic rounding.  rank: this one, whose own
-        frame does not count as traffic.  measure: also decode again and record the largest error.
+    Args: values: float32, contiguous.  call: number of the exchange, the same on all ranks.
+        seed: of stochastic rounding.  rank: this one, whose own frame does not count as traffic.
+        measure: also decode again and record the largest error.
     Raises: UnencodableError: naming the table.
     """
     at, frame_nbytes = side.at, side.frame_nbytes
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8)
     nbytes = torch.empty_like(side.num_rows)
     codecs = torch.empty_like(side.num_rows)
-    for group in side.groups:
+    for number, group in enumerate(side.groups):
         begin = perf_counter()
-        encoded = _encode_group(values, group, side, buffer, at[group.members], seed)
+        own_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
+        encoded = _encode_group(values, group, side, buffer, at[group.members], own_seed)
         nbytes[group.members] = encoded.nbytes
         codecs[group.members] = group.codec.wire_id
         traffic.encode_s[group.label] += perf_counter() - begin
@@ -57,6 +69,7 @@ def encode_frames(
         frame_nbytes,
         side.segments_per_frame,
         layouts=side.layouts,
+        call=call,
         codecs=codecs,
         num_rows=side.num_rows,
         nbytes=nbytes,
@@ -65,7 +78,7 @@ def encode_frames(
     wire = nbytes * remote
     sent = sum(frame_nbytes) - frame_nbytes[rank]
     traffic.add_bytes(side.table, side.raw_nbytes * remote, wire, sent - int(wire.sum()))
-    return Frames(buffer, frame_nbytes)
+    return Frames(buffer, frame_nbytes, call)
 
 
 def decode_frames(frames: Frames, side: Side, out: Tensor, *, traffic: Traffic) -> None:
@@ -80,6 +93,7 @@ def decode_frames(frames: Frames, side: Side, out: Tensor, *, traffic: Traffic) 
         frames.nbytes,
         side.segments_per_frame,
         layouts=side.layouts,
+        call=frames.call,
         num_rows=side.num_rows,
         ranks=range(len(frames.nbytes)),
         tables=side.tables,
@@ -129,8 +143,8 @@ def start_exchange(
     if pg.size() == 1:
         return InFlight(None, sent, sent, incoming, traffic)
     begin = perf_counter()
-    sizes = incoming.frame_nbytes if fixed_size else _exchange_sizes(pg, sent.nbytes)
-    received = Frames(torch.empty(sum(sizes), dtype=torch.uint8), sizes)
+    sizes = incoming.frame_nbytes if fixed_size else _exchange_sizes(pg, sent.nbytes, incoming)
+    received = Frames(torch.empty(sum(sizes), dtype=torch.uint8), sizes, sent.call)
     work = dist.all_to_all_single(
         received.buffer,
         sent.buffer,
@@ -143,10 +157,17 @@ def start_exchange(
     return InFlight(work, sent, received, incoming, traffic)
 
 
-def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int]) -> list[int]:
+def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) -> list[int]:
+    """Each peer's frame size. No codec may take more than twice the rows it codes, plus a little;
+    a size beyond that is refused before anything is allocated for it."""
     received = torch.empty(len(nbytes), dtype=torch.int64)
     dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=pg)
-    return [int(n) for n in received]
+    raw = torch.zeros_like(received).index_add_(0, incoming.peer, incoming.raw_nbytes)
+    for rank, n in enumerate(received.tolist()):
+        most = 2 * int(raw[rank]) + 4096 * (1 + incoming.segments_per_frame[rank])
+        if not 0 <= n <= most or n % 8:
+            raise CorruptFrameError(f"{n} bytes announced, at most {most} expected", rank=rank)
+    return received.tolist()
 
 
 def _encode_group(

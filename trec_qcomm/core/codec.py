@@ -7,6 +7,7 @@ The caller owns the memory. It asks `max_nbytes`, lays the segments out, and `en
 where it is told: fixed-size codecs thereby write straight into the frames that are sent.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -63,3 +64,9 @@ class Codec(Protocol):
         Raises: CorruptFrameError: nbytes do not fit the rows or the bytes are invalid.
         """
         ...
+
+
+def check_choice(where: str, value: object, choices: Sequence[object]) -> None:
+    """Raise ValueError unless `value` is one of `choices`, of the same type: 4.0 is not 4."""
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ValueError(f"{where}: {value!r} is not one of {tuple(choices)}")

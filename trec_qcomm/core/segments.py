@@ -37,7 +37,8 @@ class Segments:
     Args:
         offsets: [S + 1] int64 on CPU, from 0 to R, not decreasing.
         dim: D >= 1.
-        start: [S] int64 on CPU, >= 0.   stride: [S] int64 on CPU, >= 0, in values.
+        start: [S] int64 on CPU, >= 0.   stride: [S] int64 on CPU, in values,
+            >= dim where there is more than one row.
     Derived: num_rows: [S] int64.  extent: the number of values that a buffer must hold.
     Raises: ValueError: a shape, dtype or size that is not the above.
     """
@@ -66,6 +67,14 @@ class Segments:
             raise ValueError("Segments.offsets: must start at 0 and not decrease")
         if bool((self.start < 0).any()) or bool((self.stride < 0).any()):
             raise ValueError("Segments: start and stride must be >= 0")
+        if bool(((self.stride < self.dim) & (num_rows > 1)).any()):
+            raise ValueError(f"Segments.stride: rows of {self.dim} values would overlap")
+        if (
+            num_segments
+            and int(self.start.max()) + int(num_rows.max()) * int(self.stride.max()) + self.dim
+            >= 2**62
+        ):
+            raise ValueError("Segments: start and stride reach beyond any buffer")
         ends = self.start + (num_rows - 1) * self.stride + self.dim
         extent = int(torch.where(num_rows > 0, ends, 0).max()) if num_segments else 0
         object.__setattr__(self, "num_rows", num_rows)

@@ -68,9 +68,10 @@ def summary(traffics: Iterable[Traffic]) -> dict[str, Any]:
             row = tables.setdefault(name, {"raw_nbytes": 0, "wire_nbytes": 0, "max_abs_err": None})
             row["raw_nbytes"] += int(traffic.raw_nbytes[t])
             row["wire_nbytes"] += int(traffic.wire_nbytes[t])
-            error = float(traffic.max_abs_err[t])
-            if not error < 0:  # NaN is an error, too
-                row["max_abs_err"] = max(row["max_abs_err"] or 0.0, error)
+            error = traffic.max_abs_err[t]
+            if not bool(error < 0):  # torch.maximum keeps NaN, Python's max may not
+                before = torch.tensor(row["max_abs_err"] or 0.0)
+                row["max_abs_err"] = float(torch.maximum(before, error))
     return total | {
         "wire_s": wire_s,
         "encode_s": dict(encode_s),

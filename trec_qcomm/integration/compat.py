@@ -3,6 +3,9 @@
 Written against torchrec 1.8.0; these names have the same signatures in 1.6.1 to 1.9.2.
 """
 
+from typing import Any
+
+from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
 from torchrec.distributed.embedding_sharding import (
     BaseEmbeddingDist,
@@ -66,4 +69,16 @@ __all__ = [
     "TwSparseFeaturesDist",
     "get_gradient_division",
     "get_use_sync_collectives",
+    "input_dist_tensors",
 ]
+
+
+def input_dist_tensors(awaitable: Any) -> list[tuple[list[int], Tensor]]:
+    """What an input dist sends: each tensor with its split over the ranks.
+
+    TrainPipelineSparseDist replaces the awaitable by a dataclass with public names.
+    """
+    splits = getattr(awaitable, "input_splits", None)
+    if splits is not None:
+        return list(zip(splits, awaitable.input_tensors, strict=True))
+    return list(zip(awaitable._input_splits, awaitable._input_tensors, strict=True))

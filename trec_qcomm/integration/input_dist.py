@@ -4,7 +4,12 @@ import torch
 import torch.distributed as dist
 
 from trec_qcomm.core.stats import Traffic
-from trec_qcomm.integration.compat import Awaitable, KeyedJaggedTensor, TwSparseFeaturesDist
+from trec_qcomm.integration.compat import (
+    Awaitable,
+    KeyedJaggedTensor,
+    TwSparseFeaturesDist,
+    input_dist_tensors,
+)
 
 
 class CountedTwSparseFeaturesDist(TwSparseFeaturesDist):
@@ -21,9 +26,7 @@ class CountedTwSparseFeaturesDist(TwSparseFeaturesDist):
     ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
         """As the base class. Counts lengths, ids and weights, and the sizes sent before them."""
         awaitable = super().forward(sparse_features)
-        splits_and_tensors = list(
-            zip(awaitable._input_splits, awaitable._input_tensors, strict=True)
-        )
+        splits_and_tensors = input_dist_tensors(awaitable)
         nbytes = sum(
             (sum(splits) - splits[self._rank]) * tensor.element_size()
             for splits, tensor in splits_and_tensors

@@ -29,19 +29,16 @@ class Session:
             "input": Traffic("input", ["all"]),
         }
         self._collectives: dict[str, PooledAllToAll] = {}
+        self._owners: dict[str, object] = {}
         self._loaded_steps: dict[str, int] = {}
         self._patterns_checked = False
 
     def add_tables(self, pg: dist.ProcessGroup, names: Iterable[str]) -> None:
         """Note a module's tables. Collective, so call it in the same order on all ranks.
 
-        Raises: ValueError: a table that no pattern matches, or ranks whose configs differ.
+        Raises: ValueError: ranks whose configs differ, or a table that no pattern matches.
         """
         names = sorted(names)
-        for name in names:
-            self.config.rule_for(name)
-        self.tables.update(names)
-        self._patterns_checked = False
         ours = repr((config_to_dict(self.config), names))
         theirs: list[str] = [""] * pg.size()
         dist.all_gather_object(theirs, ours, group=pg)
@@ -51,20 +48,34 @@ class Session:
                     f"{self.config.source}: rank {pg.rank()} and rank {rank} of the group have "
                     f"different configs or tables:\n{ours}\n{other}"
                 )
+        for name in names:  # after the gather, so that all ranks say the same
+            self.config.rule_for(name)
+        self.tables.update(names)
+        self._patterns_checked = False
 
     def check_patterns(self) -> None:
-        """Raise ValueError at a pattern that matches no table. Call it once all are known."""
+        """Raise ValueError at a pattern that matches no table, or at state that was loaded for a
+        collective that does not exist. Call it once the whole model is sharded."""
         if not self._patterns_checked:
             self.config.check_patterns(self.tables)
+            self._check_names(self._loaded_steps)
             self._patterns_checked = True
 
     def pooled_all_to_all(
-        self, pg: dist.ProcessGroup, layout: Layout, *, name: str
+        self, pg: dist.ProcessGroup, layout: Layout, *, name: str, owner: object
     ) -> PooledAllToAll:
         """Make the collective that goes by that name, with the codecs of the config.
 
-        Raises: ValueError: a table that no pattern matches.
+        Args: owner: the module it is of. A second one for the same module (it was resharded)
+            takes over step and traffic.
+        Raises: ValueError: the name is another module's, or no pattern matches a table.
         """
+        before = self._collectives.get(name)
+        if before is not None and self._owners[name] is not owner:
+            raise ValueError(
+                f"{name!r} is sharded already; one QComm serves one model, "
+                "and modules sharded by hand need a module_fqn each"
+            )
         rules = {table: self.config.rule_for(table) for table in layout.tables()}
         exact = dict.fromkeys(rules, Identity())
         collective = PooledAllToAll(
@@ -80,7 +91,9 @@ class Session:
             measure_error=self.config.measure_error,
         )
         collective.step = self._loaded_steps.get(name, 0)
-        self._collectives[name] = collective
+        if before is not None:
+            collective.take_over(before)
+        self._collectives[name], self._owners[name] = collective, owner
         return collective
 
     def stats(self) -> dict[str, Any]:
@@ -107,13 +120,18 @@ class Session:
         return {"steps": {name: torch.tensor(c.step) for name, c in self._collectives.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. Raises ValueError: a collective that this model does not have."""
+        """Continue from `state`. Raises ValueError: a collective that this model does not have
+        (before the model is sharded, the first forward raises it)."""
         steps = {str(name): int(step) for name, step in state["steps"].items()}
-        unknown = sorted(set(steps) - set(self._collectives)) if self._collectives else []
+        if self._collectives:
+            self._check_names(steps)
+        self._loaded_steps = steps
+        for name, collective in self._collectives.items():
+            collective.step = steps.get(name, 0)
+
+    def _check_names(self, steps: dict[str, int]) -> None:
+        unknown = sorted(set(steps) - set(self._collectives))
         if unknown:
             raise ValueError(
                 f"state names {', '.join(unknown)}; this model has {', '.join(self._collectives)}"
             )
-        self._loaded_steps = steps
-        for name, collective in self._collectives.items():
-            collective.step = steps.get(name, 0)

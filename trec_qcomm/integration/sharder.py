@@ -66,6 +66,7 @@ class _CodedTwFamily:
         collective = wiring.session.pooled_all_to_all(
             pg,
             layout_of(groups),
+            owner=wiring,
             name=f"{wiring.module_fqn}/{self.sharding_name}",  # type: ignore[attr-defined]
         )
         return CodedTwPooledEmbeddingDist(pg, stock, collective, wiring.session)
@@ -95,7 +96,11 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         permute_embeddings: bool = False,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
-        """Ours for the sharding types that communicate rows, TorchRec's for DATA_PARALLEL."""
+        """Ours for the sharding types that communicate rows, TorchRec's for DATA_PARALLEL.
+
+        Raises: ValueError: any other, which a reshard may ask for without asking the sharder.
+        """
+        _check_plan({info.embedding_config.name: info.param_sharding for info in sharding_infos})
         sharding_type = sharding_infos[0].param_sharding.sharding_type
         if sharding_type == ShardingType.TABLE_WISE.value:
             return CodedTwPooledEmbeddingSharding(

@@ -23,13 +23,15 @@ def check_buffers(
     if values.device.type != "cpu" or payload.device.type != "cpu":
         raise ValueError(f"device {values.device}: kernels exist for cpu only")
     expected = (segments.num_segments,)
-    if at.shape != expected or nbytes.shape != expected or at.dtype != torch.int64:
-        raise ValueError(f"at, nbytes: expected {list(expected)} int64")
+    if at.shape != expected or nbytes.shape != expected:
+        raise ValueError(f"at, nbytes: expected {list(expected)}")
+    if at.dtype != torch.int64 or nbytes.dtype != torch.int64:
+        raise ValueError(f"at, nbytes: expected int64, got {at.dtype} and {nbytes.dtype}")
     if not segments.num_segments:
         return
     if bool((at % ALIGNMENT != 0).any()) or bool((at < 0).any()):
         raise ValueError(f"at: expected multiples of {ALIGNMENT}")
-    if int((at + nbytes).max()) > payload.numel():
+    if bool((at > payload.numel() - nbytes).any()):
         raise ValueError(f"payload: {payload.numel()} bytes do not hold the segments")
 
 

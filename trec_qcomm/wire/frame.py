@@ -28,6 +28,7 @@ _REASONS = {
     kernels.BAD_CHECKSUM: "checksum differs",
     kernels.BAD_ROWS: "number of rows differs from this rank's batch",
     kernels.BAD_SEGMENT: "segment sizes do not add up",
+    kernels.BAD_CALL: "of another call: the ranks are out of step",
 }
 
 
@@ -62,6 +63,7 @@ def seal(
     segments_per_frame: Sequence[int],
     *,
     layouts: Sequence[int],
+    call: int,
     codecs: Tensor,
     num_rows: Tensor,
     nbytes: Tensor,
@@ -69,6 +71,7 @@ def seal(
     """Write headers, segment tables and checksums around payload that is already in place.
 
     Args: buffer: [W] uint8 on CPU, at least sum(frame_nbytes).  layouts: P hashes, 32 bits.
+        call: number of the exchange, of which 16 bits are kept.
         codecs, num_rows, nbytes: [S] int64.
     """
     kernels.seal(
@@ -76,6 +79,7 @@ def seal(
         np.asarray(frame_nbytes, np.int64),
         np.asarray(segments_per_frame, np.int64),
         np.asarray(layouts, np.int64),
+        call % 2**16,
         codecs.numpy(),
         num_rows.numpy(),
         nbytes.numpy(),
@@ -88,6 +92,7 @@ def unseal(
     segments_per_frame: Sequence[int],
     *,
     layouts: Sequence[int],
+    call: int,
     num_rows: Tensor,
     ranks: Sequence[int],
     tables: Sequence[str] | None = None,
@@ -95,7 +100,7 @@ def unseal(
     """Check P frames and find their segments.
 
     Args:    buffer: [W] uint8 on CPU, exactly sum(frame_nbytes).  num_rows: [S] int64, what this
-             rank expects.  ranks, tables: P and S names for the errors.
+             rank expects.  call: the exchange it is in.  ranks, tables: P and S names for errors.
     Returns: the segments' bytes in place; codecs: [S] int64 wire ids.
     Raises:  CorruptFrameError: any frame that breaks FORMAT.md or expects another batch.
     """
@@ -108,6 +113,7 @@ def unseal(
         np.asarray(frame_nbytes, np.int64),
         np.asarray(segments_per_frame, np.int64),
         np.asarray(layouts, np.int64),
+        call % 2**16,
         num_rows.numpy(),
         codecs.numpy(),
         at.numpy(),

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_LAYOUT = 0, 1, 2, 3, 4
-BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT = 5, 6, 7, 8
+BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT, BAD_CALL = 5, 6, 7, 8, 9
 
 _MAGIC = np.uint32(0x4D435154)  # b"TQCM"
 _VERSION = np.uint32(1)
@@ -21,7 +21,7 @@ def _checksum(words):
 
 
 @njit(nogil=True, cache=True)
-def seal(buffer, frame_nbytes, counts, layouts, codecs, num_rows, nbytes):
+def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
     """See frame.seal."""
     begin, segment = 0, 0
     for p in range(counts.size):
@@ -29,7 +29,7 @@ def seal(buffer, frame_nbytes, counts, layouts, codecs, num_rows, nbytes):
             continue
         frame = buffer[begin : begin + frame_nbytes[p]]
         words = frame.view(np.uint32)
-        words[0], words[1] = _MAGIC, _VERSION
+        words[0], words[1] = _MAGIC, _VERSION | np.uint32(call << 16)
         words[2], words[3] = np.uint32(layouts[p]), np.uint32(counts[p])
         frame[16:24].view(np.int64)[0] = frame_nbytes[p]
         words[6], words[7] = np.uint32(0), np.uint32(0)
@@ -45,14 +45,14 @@ def seal(buffer, frame_nbytes, counts, layouts, codecs, num_rows, nbytes):
 
 
 @njit(nogil=True, cache=True)
-def _unseal_frame(frame, begin, count, layout, num_rows, codecs, at, nbytes):
+def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbytes):
     """(reason, segment within the frame or -1) of one frame; fills codecs, at, nbytes."""
     if frame.size < 32 or frame.size % 8:
         return BAD_SIZE, -1
     words = frame.view(np.uint32)
     if words[0] != _MAGIC:
         return BAD_MAGIC, -1
-    if words[1] != _VERSION:
+    if words[1] & np.uint32(0xFFFF) != _VERSION:
         return BAD_VERSION, -1
     if np.int64(frame[16:24].view(np.uint64)[0]) != frame.size:
         return BAD_SIZE, -1
@@ -65,6 +65,8 @@ def _unseal_frame(frame, begin, count, layout, num_rows, codecs, at, nbytes):
         return BAD_SIZE, -1
     if _checksum(words) != frame[24:32].view(np.uint64)[0]:
         return BAD_CHECKSUM, -1
+    if np.int64(words[1] >> np.uint32(16)) != call:
+        return BAD_CALL, -1
     for j in range(count):
         codecs[j] = words[8 + 3 * j]
         nbytes[j] = words[10 + 3 * j]
@@ -80,7 +82,7 @@ def _unseal_frame(frame, begin, count, layout, num_rows, codecs, at, nbytes):
 
 
 @njit(nogil=True, cache=True)
-def unseal(buffer, frame_nbytes, counts, layouts, num_rows, codecs, at, nbytes):
+def unseal(buffer, frame_nbytes, counts, layouts, call, num_rows, codecs, at, nbytes):
     """(reason, frame, segment or -1). See frame.unseal."""
     begin, first = 0, 0
     for p in range(counts.size):
@@ -92,6 +94,7 @@ def unseal(buffer, frame_nbytes, counts, layouts, num_rows, codecs, at, nbytes):
             begin,
             counts[p],
             layouts[p],
+            call,
             num_rows[first:last],
             codecs[first:last],
             at[first:last],

@@ -1,7 +1,7 @@
 """Row-wise quantization to 8, 4 or 2 bits. Wire: FORMAT.md, "rowwise".
 
 Each row gets one float16 scale and low; each segment is first multiplied by an exact power of
-two, so that float16 holds them with full precision at any magnitude. Any dim >= 1.
+two, so that float16 holds them at any magnitude of the segment. Any dim >= 1.
 
 FBGEMM's Float{8Bit,NBit}Rowwise operators are no backend on CPU. They round low to nearest, so
 values clip; they want contiguous rows of even dims, lay a row out otherwise and lose NaN; and
@@ -42,8 +42,13 @@ def encode(
 
     Args:     see core.codec.Codec.encode.  bits: 8, 4 or 2.  stochastic: round by the dither of
               `seed` instead of to nearest.
-    Numerics: |x - decoded| <= scale / 2 (nearest) or < scale, plus float32 rounding, with scale
-              about (max - min of the row) / (2^bits - 1); stochastic rounding is UNBIASED.
+    Numerics: |x - decoded| <= scale / 2 (nearest) or < scale, plus float32 rounding, with
+              scale <= (max - min + 2^-10 |min|) / (2^bits - 1) * (1 + 2^-10) of the row, and at
+              least 2^-37 of the segment's largest magnitude where it is not 0. So a row far from
+              0 for its width, or 2^20 times smaller than its segment's largest, is coarser than
+              its range alone would make it, and one 2^120 times smaller decodes to 0.
+              Stochastic rounding is UNBIASED but in rows with NaN or inf at 2 bits, where one
+              code is left, and where values are subnormal.
     Raises:   ValueError: a shape, dtype, device, bits or seed out of range.
     """
     _check_bits(bits)

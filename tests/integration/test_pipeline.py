@@ -1,0 +1,115 @@
+"""TrainPipelineSparseDist runs over our sharders as over stock ones, and is counted alike."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+from tests.integration.small_model import (
+    CPU,
+    Model,
+    batch,
+    dense_optimizer,
+    qcomm_of,
+    shard,
+    train,
+)
+from trec_qcomm import Identity
+from trec_qcomm.testing import run_ranks
+
+STEPS = range(6)
+
+
+def with_loss(model):
+    """TrainPipeline wants (loss, output) from the model's forward."""
+    plain = Model.forward
+    Model.forward = lambda self, features: (
+        (loss := ((plain(self, features) - 1) ** 2).sum() / 8),
+        loss.detach(),
+    )
+    try:
+        return model()
+    finally:
+        Model.forward = plain
+
+
+def pipelined(qcomm):
+    def run():
+        dmp = shard(qcomm)
+        pipeline = TrainPipelineSparseDist(dmp, dense_optimizer(dmp), CPU)
+        batches = iter([batch(step, 4) for step in STEPS])
+        return [float(pipeline.progress(batches)) for _ in STEPS]
+
+    return with_loss(run)
+
+
+def by_hand(qcomm):
+    dmp = shard(qcomm)
+    optimizer = dense_optimizer(dmp)
+    losses = []
+    for step in STEPS:
+        loss = ((dmp(batch(step, 4)) - 1) ** 2).sum() / 8
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def nbytes(qcomm):
+    return {kind: traffic["wire_nbytes"] for kind, traffic in qcomm.stats().items()}
+
+
+def all_ways():
+    ours, hand = qcomm_of(Identity()), qcomm_of(Identity())
+    return {
+        "stock": pipelined(None),
+        "ours": pipelined(ours),
+        "by hand": by_hand(hand),
+        "nbytes": nbytes(ours),
+        "nbytes by hand": nbytes(hand),
+    }
+
+
+@pytest.mark.dist
+def test_pipeline_equals_stock_and_counts_alike():
+    for results in run_ranks(all_ways, 2):
+        assert results["ours"] == results["stock"] == results["by hand"]
+        assert results["nbytes"] == results["nbytes by hand"]
+        assert results["nbytes"]["input"] > 0
+
+
+def shard_twice():
+    qcomm = qcomm_of(Identity())
+    first = shard(qcomm)
+    train(first, dense_optimizer(first), range(2))
+    with pytest.raises(ValueError, match="'ebc/table_wise' is sharded already; one QComm"):
+        shard(qcomm)
+    return {name: int(step) for name, step in qcomm.state_dict()["steps"].items()}
+
+
+@pytest.mark.dist
+def test_one_qcomm_serves_one_model():
+    assert run_ranks(shard_twice, 1) == [{"ebc/table_wise": 2, "ebc/column_wise": 2}]
+
+
+def reshard_outputs():
+    """What TorchRec's update_shards does to the output dists."""
+    qcomm = qcomm_of(Identity())
+    dmp = shard(qcomm)
+    train(dmp, dense_optimizer(dmp), range(2))
+    ebc = dmp.module.ebc
+    ebc._update_output_dist()
+    calls = qcomm.stats()["embedding_forward"]["num_calls"]
+    steps = {name: int(step) for name, step in qcomm.state_dict()["steps"].items()}
+    with torch.no_grad():
+        dmp(batch(0, 4))
+    assert dist.get_world_size() == 2
+    return calls, steps
+
+
+@pytest.mark.dist
+def test_a_resharded_module_goes_on_counting():
+    for calls, steps in run_ranks(reshard_outputs, 2):
+        assert calls == 4
+        assert steps == {"ebc/table_wise": 2, "ebc/column_wise": 2}
