@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trec_qcomm import Cast, Config, Identity, QComm, Rowwise, TableRule, load_config
+from trec_qcomm import Cast, Config, HopCodecs, Identity, QComm, Rowwise, TableRule, load_config
 from trec_qcomm.config import (
     codec_from_dict,
     codec_to_dict,
@@ -69,6 +69,15 @@ def test_codecs_survive_a_round_trip(codec):
             r"embedding\[0\]\.forward\.bits: unknown key; allowed: dtype, overflow",
         ),
         ({"embedding": [RULE | {"backward": "int8"}]}, r"embedding\[0\]\.backward: expected"),
+        (
+            {"embedding": [RULE | {"intra": {"forwards": {"codec": "identity"}}}]},
+            r"embedding\[0\]\.intra\.forwards: unknown key; allowed: forward, backward",
+        ),
+        (
+            {"embedding": [RULE | {"intra": {"forward": {"codec": "cast", "dtype": "fp8"}}}]},
+            r"embedding\[0\]\.intra\.forward: cast\.dtype: 'fp8' is not one of",
+        ),
+        ({"embedding": [RULE | {"intra": None}]}, r"embedding\[0\]\.intra: expected a mapping"),
     ],
 )  # fmt: skip
 def test_errors_name_file_field_and_choices(tmp_path, change, message):
@@ -111,6 +120,17 @@ def test_the_first_match_holds():
     assert config.rule_for("item_id") is config.embedding[1]
 
 
+def test_the_hop_inside_a_node_is_exact_unless_said_otherwise(tmp_path):
+    plain = load(tmp_path, yaml.safe_dump({"embedding": [RULE]}))
+    assert plain.embedding[0].intra == HopCodecs(forward=Identity(), backward=Identity())
+    assert "intra" not in config_to_dict(plain)["embedding"][0]
+    coded = RULE | {"intra": {"forward": {"codec": "cast", "dtype": "bf16"}}}
+    config = load(tmp_path, yaml.safe_dump({"embedding": [coded]}))
+    assert config.embedding[0].intra == HopCodecs(forward=Cast("bf16"))
+    again = config_from_dict(yaml.safe_load(yaml.safe_dump(config_to_dict(config))))
+    assert again.embedding == config.embedding
+
+
 def test_a_table_without_a_rule_is_an_error():
     config = Config(embedding=rules("user_*"), source="x.yaml")
     with pytest.raises(ValueError, match=r"x\.yaml: embedding: no pattern matches table 'item'"):
@@ -134,6 +154,10 @@ def test_a_pattern_without_a_table_is_an_error():
         lambda: TableRule(tables="t_1", forward=Identity(), backward=Identity()),
         lambda: TableRule(tables=5, forward=Identity(), backward=Identity()),
         lambda: TableRule(tables=("*",), forward=Identity, backward=Identity()),
+        lambda: TableRule(
+            tables=("*",), forward=Identity(), backward=Identity(), intra=Cast("bf16")
+        ),
+        lambda: HopCodecs(forward=Rowwise),
         lambda: Config(embedding=(1,)),
         lambda: QComm({"embedding": []}),
     ],

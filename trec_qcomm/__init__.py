@@ -11,7 +11,8 @@ model = DistributedModelParallel(
 """
 
 from trec_qcomm.codecs import Cast, Identity, Rowwise
-from trec_qcomm.config import Config, TableRule, load_config
+from trec_qcomm.config import Config, HopCodecs, TableRule, load_config
+from trec_qcomm.control.cost_model import Throughput
 from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.registry import register_codec
@@ -25,11 +26,13 @@ __all__ = [
     "Contract",
     "CorruptFrameError",
     "Encoded",
+    "HopCodecs",
     "Identity",
     "QComm",
     "Rowwise",
     "Segments",
     "TableRule",
+    "Throughput",
     "UnencodableError",
     "load_config",
     "register_codec",

@@ -4,6 +4,8 @@
       - tables: ["*"]             # shell patterns on table names
         forward: {codec: rowwise, bits: 4}
         backward: {codec: rowwise, bits: 4, rounding: stochastic}
+        intra:                    # optional: the hop inside a node of table_row_wise and
+          forward: {codec: cast, dtype: bf16}    # grid_shard tables; identity if not given
     seed: 0                       # of stochastic rounding
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
@@ -11,41 +13,61 @@ Knows: codec names and fields through the registry. Does not know: TorchRec, pro
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-import trec_qcomm.codecs  # noqa: F401  registers them
+from trec_qcomm.codecs import Identity  # the package registers all codecs
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.registry import codec_names, codec_type
 
 T = TypeVar("T")
 
 
+def _check_codecs(pair: "HopCodecs | TableRule") -> None:
+    for name in ("forward", "backward"):
+        codec = getattr(pair, name)
+        if isinstance(codec, type) or not isinstance(codec, Codec):
+            raise ValueError(f"{name}: expected a codec, got {codec!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopCodecs:
+    """Codecs of one hop. Args: forward: of rows.  backward: of their gradients."""
+
+    forward: Codec = field(default=Identity())
+    backward: Codec = field(default=Identity())
+
+    def __post_init__(self) -> None:
+        _check_codecs(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableRule:
-    """Codecs of the embedding all-to-all for all tables that match one of the patterns.
+    """Codecs of the embedding exchanges for all tables that match one of the patterns.
 
-    Args: tables: shell patterns (`*`, `?`, `[..]`), case-sensitive.  forward: codec of the pooled
-        rows.  backward: codec of their gradients.
+    Args: tables: shell patterns (`*`, `?`, `[..]`), case-sensitive.  forward: codec of rows.
+        backward: codec of their gradients.  intra: codecs of the hop inside a node, which only
+        table_row_wise and grid_shard tables have; `forward` and `backward` are then those of the
+        hop between nodes.
     """
 
     tables: tuple[str, ...]
     forward: Codec
     backward: Codec
+    intra: HopCodecs = field(default=HopCodecs())
 
     def __post_init__(self) -> None:
         if type(self.tables) is not tuple or not self.tables:
             raise ValueError("tables: expected a list of one or more patterns")
         if not all(type(pattern) is str and pattern for pattern in self.tables):
             raise ValueError("tables: expected a list of one or more patterns")
-        for name in ("forward", "backward"):
-            codec = getattr(self, name)
-            if isinstance(codec, type) or not isinstance(codec, Codec):
-                raise ValueError(f"{name}: expected a codec, got {codec!r}")
+        _check_codecs(self)
+        if not isinstance(self.intra, HopCodecs):
+            raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
 
     def matches(self, table: str) -> bool:
         """Whether this rule speaks of that table."""
@@ -119,15 +141,21 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
 
 def config_to_dict(config: Config) -> dict[str, Any]:
     """The inverse of `config_from_dict`, ready for YAML."""
-    rules = [
-        {
-            "tables": list(rule.tables),
-            "forward": codec_to_dict(rule.forward),
-            "backward": codec_to_dict(rule.backward),
-        }
-        for rule in config.embedding
-    ]
+    rules = [{"tables": list(rule.tables)} | _rule_to_dict(rule) for rule in config.embedding]
     return {"embedding": rules, "seed": config.seed, "measure_error": config.measure_error}
+
+
+def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
+    pair = {"forward": codec_to_dict(rule.forward), "backward": codec_to_dict(rule.backward)}
+    if rule.intra == HopCodecs():
+        return pair
+    intra = rule.intra
+    return pair | {
+        "intra": {
+            "forward": codec_to_dict(intra.forward),
+            "backward": codec_to_dict(intra.backward),
+        }
+    }
 
 
 def codec_to_dict(codec: Codec) -> dict[str, Any]:
@@ -152,6 +180,10 @@ def _rule(data: object, where: str) -> TableRule:
     values["tables"] = tuple(tables) if isinstance(tables, list) else (tables,)
     for name in ("forward", "backward"):
         values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
+    if "intra" in values:
+        hop = _checked_keys(HopCodecs, values["intra"], where=f"{where}.intra.")
+        intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}
+        values["intra"] = HopCodecs(**intra)
     return _located(where, lambda: TableRule(**values))
 
 
@@ -174,8 +206,8 @@ def _checked_keys(
         if key not in known:
             allowed = ", ".join(known) or "none"
             raise ValueError(f"{where}{key}: unknown key; allowed: {allowed}")
-    for name, field in known.items():
-        if name not in data and field.default is MISSING:
+    for name, known_field in known.items():
+        if name not in data and known_field.default is MISSING:
             raise ValueError(f"{where}{name}: missing")
     return dict(data)
 

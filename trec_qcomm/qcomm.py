@@ -9,12 +9,15 @@ from trec_qcomm.config import Config, load_config
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
     ModuleSharder,
+    ParameterConstraints,
     QuantizedCommCodecs,
+    Topology,
 )
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
+from trec_qcomm.integration.embedding.sharders import all_sharders
+from trec_qcomm.integration.planner import CodecPerfEstimator, Throughputs
 from trec_qcomm.integration.registry_adapter import codecs_registry
 from trec_qcomm.integration.session import Session
-from trec_qcomm.integration.sharder import CodedEmbeddingBagCollectionSharder
 
 
 class QComm:
@@ -42,16 +45,16 @@ class QComm:
         return cls(load_config(path))
 
     def sharders(
-        self, *, fused_params: dict[str, Any] | None = None, **options: Any
+        self, *, fused_params: dict[str, Any] | None = None, use_index_dedup: bool = False
     ) -> list[ModuleSharder[Any]]:
-        """Sharders for DistributedModelParallel, in the place of TorchRec's.
+        """Sharders for DistributedModelParallel, in the place of TorchRec's, for all its modules.
 
         Args: fused_params: of the fused embedding optimizer, as for TorchRec's sharders.
-            options: other arguments of TorchRec's EmbeddingBagCollectionSharder.
+            use_index_dedup: of TorchRec's EmbeddingCollectionSharder: send each id once.
         """
-        return [
-            CodedEmbeddingBagCollectionSharder(self._session, fused_params=fused_params, **options)
-        ]
+        return all_sharders(
+            self._session, fused_params=fused_params, use_index_dedup=use_index_dedup
+        )
 
     def data_parallel_wrapper(self, **options: Any) -> DefaultDataParallelWrapper:
         """Wrapper of the dense part. For now plain DDP in float32, with its traffic counted.
@@ -67,6 +70,29 @@ class QComm:
         """
         return codecs_registry(self.config)
 
+    def estimator(
+        self,
+        topology: Topology,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        *,
+        throughput: Throughputs | None = None,
+    ) -> CodecPerfEstimator:
+        """For TorchRec's planner: sharding options priced with the bytes and seconds of our codecs.
+
+            EmbeddingEnumerator(topology, batch_size, constraints, estimator=[
+                qcomm.estimator(topology, constraints, throughput=...),
+                EmbeddingStorageEstimator(topology, constraints),
+            ])
+
+        Args: topology, constraints: those of the enumerator.
+            throughput: how fast the planned devices code, in GB/s of float32 rows: one Throughput,
+            or a mapping from codecs, or names of codecs, to one. Without it the codecs are measured
+            on this machine's CPU when first needed, which is right where training runs on machines
+            like this one. A plan for GPUs, made on a laptop, needs their figures given by hand.
+        Raises: ValueError: no throughput for a topology that is not of cpu.
+        """
+        return CodecPerfEstimator(self.config, topology, constraints, throughput=throughput)
+
     @contextmanager
     def bypass(self) -> Iterator[None]:
         """Exact communication inside the block, for evaluation. All ranks enter it together:
@@ -81,7 +107,8 @@ class QComm:
     def stats(self) -> dict[str, Any]:
         """What this rank sent to other ranks since construction or `reset_stats`.
 
-        Returns: for each of embedding_forward, embedding_backward, dense, data_parallel, input:
+        Returns: for each of embedding_forward, embedding_backward, intra_embedding_forward,
+            intra_embedding_backward (hops inside a node), dense, data_parallel, input:
             raw_nbytes, wire_nbytes (headers included), header_nbytes, num_calls, wire_s, encode_s
             and decode_s by codec and dim, and tables: {name: raw_nbytes, wire_nbytes,
             max_abs_err}. max_abs_err is None unless the config's measure_error is true. wire_s is

@@ -105,13 +105,6 @@ def _collect(pipes: Sequence[Connection], timeout_s: float) -> list[Any]:
     return [results[rank] for rank in range(len(pipes))]
 
 
-def packed_segments(num_rows: Sequence[int], dim: int) -> Segments:
-    """Segments that lie one after the other in a [sum(num_rows), dim] matrix."""
-    offsets = exclusive_cumsum(torch.tensor(num_rows, dtype=torch.int64))
-    stride = torch.full((len(num_rows),), dim, dtype=torch.int64)
-    return Segments(offsets, dim, offsets[:-1] * dim, stride)
-
-
 def interleaved_segments(num_rows: int, num_tables: int, dim: int, gap: int = 3) -> Segments:
     """Segments side by side in a [num_rows, num_tables * (dim + gap)] matrix, as tables are."""
     width = num_tables * (dim + gap)
@@ -159,14 +152,14 @@ def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> Non
     for dim in dims:
         for rows in (torch.randn(13, dim, generator=generator), awkward_rows(dim)):
             for segments in (
-                packed_segments([len(rows)], dim),
-                packed_segments([3, 0, 1, len(rows) - 4], dim),
-                packed_segments([1] * len(rows), dim),
+                Segments.packed([len(rows)], dim),
+                Segments.packed([3, 0, 1, len(rows) - 4], dim),
+                Segments.packed([1] * len(rows), dim),
             ):
                 _check_sizes(codec, rows, segments)
                 _check_contract(codec, rows, segments)
         _check_places(codec, torch.randn(5, 3 * (dim + 3), generator=generator), dim)
-    empty = packed_segments([0, 0], 4)
+    empty = Segments.packed([0, 0], 4)
     assert round_trip(codec, torch.empty(0, 4), empty).shape == (0, 4)
 
 
@@ -188,7 +181,7 @@ def _check_places(codec: Codec, matrix: Tensor, dim: int) -> None:
     inside = torch.zeros_like(matrix, dtype=torch.bool)
     for s in range(segments.num_segments):
         block = segments.block(matrix, s).contiguous()
-        alone = round_trip(codec, block, packed_segments([len(block)], dim))
+        alone = round_trip(codec, block, Segments.packed([len(block)], dim))
         segments.block(inside, s).fill_(True)
         if codec.contract is not Contract.UNBIASED:  # its noise depends on the place
             same = _same_bits(segments.block(decoded, s), alone)
@@ -209,7 +202,7 @@ def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
 def check_unbiased(codec: Codec, *, num_seeds: int = 2000) -> None:
     """The mean over seeds is the input, within 6 standard errors of each value."""
     rows = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
-    segments = packed_segments([4], 16)
+    segments = Segments.packed([4], 16)
     draws = torch.stack(
         [round_trip(codec, rows, segments, seed=s) for s in range(num_seeds)]
     ).double()
@@ -222,7 +215,7 @@ def check_unbiased(codec: Codec, *, num_seeds: int = 2000) -> None:
 
 def frame_of(codec: Codec, rows: Tensor, num_rows: Sequence[int]) -> tuple[Tensor, Segments]:
     """One sealed frame [W] uint8 with `rows` ([R, D]) in segments of these sizes."""
-    segments = packed_segments(num_rows, rows.shape[1])
+    segments = Segments.packed(num_rows, rows.shape[1])
     at, sizes = frame.lay_out(codec.max_nbytes(segments), [len(num_rows)])
     buffer = torch.full((sizes[0],), _CANARY, dtype=torch.uint8)
     encoded = codec.encode(rows, segments, buffer, at)

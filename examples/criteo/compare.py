@@ -22,6 +22,7 @@ TRAIN = Path(__file__).with_name("train.py")
 TRAFFIC = {
     "forward": ("embedding_forward",),
     "backward": ("embedding_backward",),
+    "in node": ("intra_embedding_forward", "intra_embedding_backward"),
     "dense": ("dense", "data_parallel"),
     "ids": ("input",),
 }

@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +30,10 @@ from torchrec.metrics.calibration import compute_calibration, get_calibration_st
 from torchrec.metrics.ne import compute_logloss, compute_ne, get_ne_states
 from tqdm import tqdm
 
-TRAFFIC_KINDS = ("embedding_forward", "embedding_backward", "dense", "data_parallel", "input")
+TRAFFIC_KINDS = (
+    "embedding_forward", "embedding_backward", "intra_embedding_forward",
+    "intra_embedding_backward", "dense", "data_parallel", "input",
+)  # fmt: skip
 _ETA = 1e-12  # predictions are kept this far from 0 and 1
 METRICS = ("auc", "logloss", "ne", "calibration")
 
@@ -78,13 +82,19 @@ def mean_traffic(trainer: Trainer) -> Traffic | None:
     }
 
 
+def count_shardings(trainer: Trainer) -> dict[str, int]:
+    """How many tables are sharded in each way, which is news after a plan of the planner."""
+    modules = trainer.dmp.plan.plan.values()
+    return dict(Counter(table.sharding_type for tables in modules for table in tables.values()))
+
+
 class Report:
     """Progress and results of one run, written by rank 0; other ranks only take part in gathers."""
 
     def __init__(self, options: argparse.Namespace, *, first_step: int, num_steps: int) -> None:
         self.options = options
         self.is_writer = dist.get_rank() == 0
-        default = f"{Path(options.config).stem}-{options.plan}-seed{options.seed}"
+        default = f"{Path(options.config).stem}-{Path(options.plan).stem}-seed{options.seed}"
         self.name = options.name or default
         self.path: Path = options.out / f"{self.name}.jsonl"
         self.bar = tqdm(
@@ -143,6 +153,7 @@ class Report:
             "losses_sha256": hashlib.sha256(json.dumps(losses).encode()).hexdigest(),
             "step_ms": step_ms(trainer.step_s),
             "nbytes_per_step": traffic,
+            "shardings": count_shardings(trainer),
         }
         self._write(record)
         self._say(format_run(record))
@@ -184,6 +195,8 @@ def format_run(record: dict[str, Any]) -> str:
         rows += [(f"{name} (codec {mode})", f"{metrics[name]:.5f}") for name in METRICS]
     times = " / ".join(f"{value:.1f}" for value in record["step_ms"].values()) or "-"
     rows.append(("step p20 / p50 / p80 [ms]", times))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in record["shardings"].items())
+    rows.append(("tables by sharding", kinds))
     for kind in TRAFFIC_KINDS:
         sizes = (record["nbytes_per_step"] or {}).get(kind)
         rows.append((f"{kind} raw -> wire [KB/step]", "-" if sizes is None else _sizes(sizes)))

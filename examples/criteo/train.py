@@ -38,12 +38,16 @@ from model import (
     build_optimizer,
     init_embeddings,
 )
-from plans import PLANS, build_plan
+from plans.files import build_plan, load_plan, plan_names
+from plans.planned import make_plan
 from report import Report, mean_traffic, score
 from synthetic import generate
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingPlan
+from torchrec.models.dlrm import DLRMTrain
 
 STOCK = "stock"
 INTERRUPTED = 130  # exit status
@@ -55,7 +59,7 @@ _IDENTITY = (
 )  # fmt: skip
 _POSITIVE = (
     "rows", "min_count", "hash_buckets", "batch_size", "epochs", "steps", "embedding_dim", "ranks",
-    "checkpoint_every", "log_every", "timeout",
+    "ranks_per_node", "checkpoint_every", "log_every", "timeout",
 )  # fmt: skip
 
 
@@ -73,8 +77,9 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("run").add_argument
     add("--config", required=True, help="a trec_qcomm YAML file, or the word stock: plain fp32")
-    add("--plan", choices=PLANS, default="table_wise", help="how the tables are sharded")
+    add("--plan", default="table_wise", help=f"{', '.join(plan_names())}, or a YAML file like them")
     add("--ranks", type=int, default=2, help="processes to start (default 2)")
+    add("--ranks-per-node", type=int, default=None, help="of two-level plans (default: as started)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     add("--eval-codec", choices=("on", "off", "both"), default="on", help="score with the codec on")
     add("--seed", type=int, default=0, help="of the weights and the synthetic rows")
@@ -133,6 +138,10 @@ def check_options(options: argparse.Namespace) -> None:
         raise ValueError("checkpoint_every and resume need checkpoint_dir")
     if options.config != STOCK and not Path(options.config).is_file():
         raise ValueError(f"config {options.config}: neither a file nor the word {STOCK}")
+    load_plan(options.plan)
+    world_size = int(os.environ.get("WORLD_SIZE", options.ranks))
+    if options.ranks_per_node is not None and world_size % options.ranks_per_node:
+        raise ValueError(f"ranks_per_node {options.ranks_per_node}: {world_size} ranks do not fill")
 
 
 def run(options: argparse.Namespace) -> bool:
@@ -141,6 +150,11 @@ def run(options: argparse.Namespace) -> bool:
     trainer = build_trainer(options, dataset.num_embeddings)
     if options.checkpoint_dir is not None:
         identity = {name: str(getattr(options, name)) for name in _IDENTITY}
+        plan = load_plan(options.plan)
+        if options.plan not in plan_names():
+            identity["plan"] = str(plan)
+        if plan.depends_on_nodes:
+            identity["ranks_per_node"] = str(get_local_size(dist.get_world_size()))
         open_checkpoints(trainer, options.checkpoint_dir, identity, resume=options.resume)
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     batches = Batches(dataset.train, options.batch_size, drop_last=True, **ranks)
@@ -191,13 +205,30 @@ def build_trainer(options: argparse.Namespace, num_embeddings: list[int]) -> Tra
     config = ModelConfig(**{k: v for k, v in vars(options).items() if k in names})
     device = torch.device(options.device if options.device == "cpu" else f"cuda:{_local_rank()}")
     dlrm = build_dlrm(config, num_embeddings)
-    plan = build_plan(dlrm, options.plan, world_size=dist.get_world_size(), device_type=device.type)
     qcomm = _load_qcomm(options.config)
-    dmp = DistributedModelParallel(
-        module=dlrm, device=device, plan=plan, **_codec_arguments(qcomm, config.fused_params)
-    )
+    arguments = _codec_arguments(qcomm, config.fused_params)
+    plan = _make_plan(dlrm, options, device.type, qcomm, arguments["sharders"])
+    dmp = DistributedModelParallel(module=dlrm, device=device, plan=plan, **arguments)
     init_embeddings(dmp, config)
     return Trainer(dmp, build_optimizer(dmp, config), device, qcomm)
+
+
+def _make_plan(
+    dlrm: DLRMTrain, options: argparse.Namespace, device_type: str, qcomm: Any, sharders: list[Any]
+) -> ShardingPlan:
+    plan, world_size = load_plan(options.plan), dist.get_world_size()
+    ranks = {"world_size": world_size, "ranks_per_node": get_local_size(world_size)}
+    if plan.cluster is None:
+        return build_plan(dlrm, plan, device_type=device_type, **ranks)
+    return make_plan(
+        dlrm,
+        plan.cluster,
+        sharders=sharders,
+        qcomm=qcomm,
+        batch_size=options.batch_size,
+        device_type=device_type,
+        **ranks,
+    )
 
 
 def _load_qcomm(config: str) -> Any:
@@ -221,6 +252,8 @@ def _codec_arguments(qcomm: Any, fused_params: dict[str, Any]) -> dict[str, Any]
 def run_rank(options: argparse.Namespace) -> bool:
     """Join the process group that the environment describes, and run."""
     os.environ.setdefault("MASTER_PORT", "29500")
+    if options.ranks_per_node is not None:
+        os.environ["LOCAL_WORLD_SIZE"] = str(options.ranks_per_node)  # what TorchRec calls a node
     logging.basicConfig(format="%(message)s", level="WARNING" if _rank() == 0 else "ERROR")
     _silence_start()
     backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
@@ -238,7 +271,7 @@ def _spawned(local_rank: int, options: argparse.Namespace, port: int) -> None:
         "RANK": str(local_rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(options.ranks),
-        "LOCAL_WORLD_SIZE": str(options.ranks),
+        "LOCAL_WORLD_SIZE": str(options.ranks),  # but for --ranks-per-node, see run_rank
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
@@ -290,7 +323,8 @@ def main() -> int:
 
 def _silence_start() -> None:
     """Hide what torch says about its deprecated names because TorchRec uses them."""
-    logging.getLogger("torch.fx").setLevel("ERROR")
+    for name in ("torch.fx", *(f"torchrec.distributed.{m}" for m in ("planner", "comm", "utils"))):
+        logging.getLogger(name).setLevel("ERROR")
     for message in ("`broadcast_buffers` is deprecated", "Please use DTensor instead"):
         warnings.filterwarnings("ignore", message, FutureWarning)
 

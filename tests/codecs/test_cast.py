@@ -3,7 +3,8 @@ import torch
 
 from trec_qcomm.codecs import Cast
 from trec_qcomm.core.errors import UnencodableError
-from trec_qcomm.testing import check_frame, packed_segments, round_trip
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.testing import check_frame, round_trip
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -12,7 +13,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def test_equals_torch(dtype):
     bits = torch.randint(-(2**31), 2**31, (4096, 7), generator=torch.Generator().manual_seed(0))
     rows = bits.to(torch.int32).view(torch.float32)
-    decoded = round_trip(Cast(dtype), rows, packed_segments([4000, 0, 96], 7))
+    decoded = round_trip(Cast(dtype), rows, Segments.packed([4000, 0, 96], 7))
     expected = rows.to(DTYPES[dtype]).float()
     torch.testing.assert_close(decoded, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -27,7 +28,7 @@ def test_damaged_frames(dtype):
     ("bf16", 2.0**127 * (2 - 2.0**-8 - 2.0**-23), 2.0**127 * (2 - 2.0**-8)),
 ])  # fmt: skip
 def test_overflow_is_inf_or_an_error(dtype, fits, overflows):
-    segments = packed_segments([1, 1], 2)
+    segments = Segments.packed([1, 1], 2)
     good = torch.tensor([[1.0, torch.inf], [torch.nan, -fits]])
     bad = torch.tensor([[1.0, torch.inf], [torch.nan, -overflows]])
     decoded = round_trip(Cast(dtype, overflow="raise"), good, segments)

@@ -5,13 +5,13 @@ import torch
 
 from trec_qcomm.codecs import Rowwise
 from trec_qcomm.core.errors import UnencodableError
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
     check_frame,
     check_unbiased,
     interleaved_segments,
-    packed_segments,
     round_trip,
 )
 
@@ -58,7 +58,7 @@ def test_stochastic_rounding_is_unbiased(bits):
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_same_quality_at_every_scale(bits, exponent):
     rows = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)) * 10.0**exponent
-    decoded = round_trip(Rowwise(bits), rows, packed_segments([256], 64))
+    decoded = round_trip(Rowwise(bits), rows, Segments.packed([256], 64))
     error = (rows.double() - decoded.double()).abs()
     assert bool((error <= 0.5 * row_step(rows, bits) * (1 + 2**-20)).all())
     assert snr_db(rows, decoded) >= SNR_DB[bits]
@@ -81,16 +81,16 @@ def test_a_small_table_beside_a_large_one(bits):
 def test_stochastic_error_is_below_one_step(bits):
     rows = torch.randn(512, 16, generator=torch.Generator().manual_seed(0))
     codec = Rowwise(bits, rounding="stochastic")
-    error = (rows - round_trip(codec, rows, packed_segments([512], 16), seed=5)).abs()
+    error = (rows - round_trip(codec, rows, Segments.packed([512], 16), seed=5)).abs()
     assert bool((error <= row_step(rows, bits) * (1 + 2**-20)).all())
-    again = round_trip(codec, rows, packed_segments([512], 16), seed=6)
-    assert not torch.equal(again, round_trip(codec, rows, packed_segments([512], 16), seed=5))
+    again = round_trip(codec, rows, Segments.packed([512], 16), seed=6)
+    assert not torch.equal(again, round_trip(codec, rows, Segments.packed([512], 16), seed=5))
 
 
 @pytest.mark.parametrize("codec", ALL, ids=repr)
 def test_zero_rows_are_exact_and_constants_nearly(codec):
     rows = torch.stack([torch.zeros(9), torch.full((9,), 0.1), torch.full((9,), -77.7)])
-    decoded = round_trip(codec, rows, packed_segments([3], 9))
+    decoded = round_trip(codec, rows, Segments.packed([3], 9))
     assert torch.equal(decoded[0], rows[0])
     # low is within 2^-10 of the constant, and scale carries the rest to within 2^-10 of it.
     assert (
@@ -103,7 +103,7 @@ def test_neighbours_of_nonfinite_values_keep_their_range(codec):
     """The row has 3 codes fewer; with 2 bits that leaves one, the middle of its range."""
     rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
     rows[::2, 3], rows[::4, 7], rows[::8, 11] = math.nan, math.inf, -math.inf
-    decoded = round_trip(codec, rows, packed_segments([32], 16))
+    decoded = round_trip(codec, rows, Segments.packed([32], 16))
     finite = rows.isfinite()
     width = torch.where(finite, rows, -9).amax(1) - torch.where(finite, rows, 9).amin(1)
     levels = {8: 252, 4: 12, 2: 1}[codec.bits]
@@ -114,7 +114,7 @@ def test_neighbours_of_nonfinite_values_keep_their_range(codec):
 
 def test_nonfinite_can_raise():
     rows = torch.ones(4, 3)
-    segments = packed_segments([2, 2], 3)
+    segments = Segments.packed([2, 2], 3)
     codec = Rowwise(4, nonfinite="raise")
     round_trip(codec, rows, segments)
     rows[3, 0] = math.nan
@@ -127,21 +127,21 @@ def test_largest_floats_stay_finite():
     rows = torch.full((2, 5), torch.finfo(torch.float32).max)
     rows[1, 2] *= -1
     for codec in ALL:
-        assert bool(round_trip(codec, rows, packed_segments([2], 5)).isfinite().all())
+        assert bool(round_trip(codec, rows, Segments.packed([2], 5)).isfinite().all())
 
 
 @pytest.mark.parametrize(
     ("bits", "ratio"), [(8, 256 / 68), (4, 256 / 36), (2, 256 / 20)], ids=["8", "4", "2"]
 )
 def test_size_at_dim_64(bits, ratio):
-    nbytes = int(Rowwise(bits).max_nbytes(packed_segments([2048], 64))[0])
+    nbytes = int(Rowwise(bits).max_nbytes(Segments.packed([2048], 64))[0])
     assert 2048 * 256 / nbytes == pytest.approx(ratio, rel=1e-3)
 
 
 def test_awkward_rows_come_with_many_segments():
     """10,000 one-row segments, each with its own power of two."""
     rows = awkward_rows(3).repeat(715, 1)[:10_000]
-    decoded = round_trip(Rowwise(8), rows, packed_segments([1] * 10_000, 3))
+    decoded = round_trip(Rowwise(8), rows, Segments.packed([1] * 10_000, 3))
     assert torch.equal(decoded.isnan(), rows.isnan())
 
 

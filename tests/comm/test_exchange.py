@@ -5,7 +5,8 @@ import torch
 
 from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm.exchange import Frames, decode_frames, encode_frames
-from trec_qcomm.comm.layout import Block, Layout, owner_side, sample_side
+from trec_qcomm.comm.rows.layout import Block, Layout, first_columns, in_matrix
+from trec_qcomm.comm.sides import Side
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.stats import Traffic, summary
 
@@ -13,16 +14,21 @@ LAYOUT = Layout(((Block("a", "f1", 0, 4), Block("b", "f2", 0, 4), Block("c", "f3
 ROWS = torch.randn(6, 15, generator=torch.Generator().manual_seed(0))
 
 
-def send(codecs, rows=ROWS, **options):
+def side_of(codecs, fan_out=1) -> Side:
+    template = LAYOUT.template([0], 0, codecs, fan_out=fan_out)
+    return template.place(*in_matrix(template, [6], first_columns(template), 15))
+
+
+def send(codecs, rows=ROWS, fan_out=1, **options):
     traffic = Traffic("embedding_forward", LAYOUT.tables())
-    side = owner_side(LAYOUT, 0, [6], codecs)
-    return encode_frames(rows, side, call=3, seed=1, rank=0, traffic=traffic, **options), traffic
+    side = side_of(codecs, fan_out)
+    return encode_frames(rows, side, call=3, seed=1, traffic=traffic, **options), traffic
 
 
 def receive(frames, codecs):
     out = torch.full_like(ROWS, torch.nan)
     traffic = Traffic("embedding_forward", LAYOUT.tables())
-    decode_frames(frames, sample_side(LAYOUT, 0, [6], codecs), out, traffic=traffic)
+    decode_frames(frames, side_of(codecs), out, ranks=[7], traffic=traffic)
     return out
 
 
@@ -44,7 +50,7 @@ def test_errors_name_rank_and_table():
     codecs = all_tables(Rowwise(4))
     flipped = Frames(frames.buffer.clone(), frames.nbytes, 3)
     flipped.buffer[100] ^= 1
-    with pytest.raises(CorruptFrameError, match="frame from rank 0: checksum differs"):
+    with pytest.raises(CorruptFrameError, match="frame from rank 7: checksum differs"):
         receive(flipped, codecs)
     with pytest.raises(CorruptFrameError, match="bytes where"):
         receive(Frames(frames.buffer[:-8], frames.nbytes, 3), codecs)
@@ -68,6 +74,15 @@ def test_own_rows_are_no_traffic():
     _, traffic = send(all_tables(Identity()))
     assert traffic.num_calls == 1
     assert int(traffic.wire_nbytes.sum()) + traffic.header_nbytes == 0
+
+
+def test_a_frame_for_all_ranks_is_encoded_once_and_counted_for_each():
+    once, _ = send(all_tables(Rowwise(4)))
+    frames, traffic = send(all_tables(Rowwise(4)), fan_out=3)
+    assert frames.nbytes == once.nbytes * 3
+    assert torch.equal(frames.buffer, once.buffer.repeat(3))
+    assert int(traffic.wire_nbytes.sum()) + traffic.header_nbytes == 2 * once.nbytes[0]
+    assert int(traffic.raw_nbytes.sum()) == 2 * ROWS.numel() * 4
 
 
 def test_a_nan_error_is_not_zero():

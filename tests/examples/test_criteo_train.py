@@ -111,6 +111,29 @@ def test_mixed_plans_start_equal_and_resume_exactly(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("plan", ["row_wise", "two_level", "grid", "planned"])
+def test_every_plan_trains_and_resumes_exactly(
+    tmp_path: Path, straight: dict[str, Any], plan: str
+) -> None:
+    """Plain TorchRec; rows and two levels on two nodes of one rank each."""
+    words = ("--plan", plan, "--ranks-per-node", 1)
+    checkpoints = (*words, "--checkpoint-dir", tmp_path)
+    whole = train(tmp_path, "--steps", 20, *words)
+    first = train(tmp_path, "--steps", 10, *checkpoints)
+    second = train(tmp_path, "--steps", 20, *checkpoints, "--resume")
+    assert whole["losses"][0] == pytest.approx(straight["losses"][0], rel=1e-6)
+    assert first["losses"] + second["losses"] == whole["losses"]
+    assert sum(whole["shardings"].values()) == 26
+    message = "resumed with other options: plan "
+    assert message in fail("--config", "stock", *checkpoints, "--resume", "--plan", "mixed")
+    if plan == "planned":
+        nodes = ("--ranks-per-node", 2)
+        assert "ranks_per_node 1 -> 2" in fail(
+            "--config", "stock", *checkpoints, "--resume", *nodes
+        )
+
+
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
     words = ("--checkpoint-dir", tmp_path, "--epochs", 1000, "--log-every", 5)
     process = subprocess.Popen(
@@ -156,6 +179,8 @@ def test_compare_shows_configs_side_by_side(tmp_path: Path) -> None:
         ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
         ("--config stock --resume", "need checkpoint_dir"),
         ("--config stock --steps 0", "steps 0: must be positive"),
+        ("--config stock --plan rows", "plan 'rows': neither a file nor one of"),
+        ("--config stock --ranks 4 --ranks-per-node 3", "ranks_per_node 3: 4 ranks do not fill"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:

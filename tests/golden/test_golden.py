@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.golden import make
-from trec_qcomm.testing import frame_of, open_frame, packed_segments
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.testing import frame_of, open_frame
 
 FILES = sorted(Path(__file__).parent.glob("v*/*.json"))
 
@@ -16,7 +17,7 @@ FILES = sorted(Path(__file__).parent.glob("v*/*.json"))
 def test_golden_frame_decodes(path):
     golden = json.loads(path.read_text())
     data = torch.tensor(list(bytes.fromhex(golden["frame"])), dtype=torch.uint8)
-    segments = packed_segments(golden["num_rows"], golden["dim"])
+    segments = Segments.packed(golden["num_rows"], golden["dim"])
     decoded = open_frame(make.CODECS[path.stem], data, segments)
     assert make.as_hex(decoded) == golden["rows"]
 

@@ -1,16 +1,16 @@
 """What is not supported is refused at construction, by name."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
-from torchrec.distributed.comm_ops import torchrec_use_sync_collectives
-from torchrec.distributed.sharding_plan import row_wise
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.distributed.comm_ops import set_use_sync_collectives
 
-from tests.integration.small_model import FEATURES, batch, default_plan, qcomm_of, shard
+from tests.integration.small_model import batch, qcomm_of, shard
 from trec_qcomm import Config, Identity, QComm, Rowwise, TableRule
-from trec_qcomm.integration.sharder import _check_device
+from trec_qcomm.integration.embedding.wiring import _check_device
 from trec_qcomm.testing import run_ranks
 
 
@@ -26,19 +26,24 @@ def rule(*patterns):
     return TableRule(tables=patterns, forward=Identity(), backward=Identity())
 
 
-def vbe_batch():
-    return KeyedJaggedTensor(
-        FEATURES,
-        torch.zeros(10, dtype=torch.int64),
-        lengths=torch.ones(10, dtype=torch.int32),
-        stride_per_key_per_rank=[[2]] * 5,
-        inverse_indices=(FEATURES, torch.zeros(5, 2, dtype=torch.int64)),
-    )
+@contextmanager
+def sync_collectives():
+    """TorchRec's own context does not end after an exception."""
+    set_use_sync_collectives(True)
+    try:
+        yield
+    finally:
+        set_use_sync_collectives(False)
 
 
-def use_sync_collectives():
+def shard_with_sync_collectives():
+    with sync_collectives():
+        shard(qcomm_of(Identity()))
+
+
+def switch_to_sync_collectives():
     dmp = shard(qcomm_of(Identity()))
-    with torchrec_use_sync_collectives():
+    with sync_collectives():
         dmp(batch(0, 2))
 
 
@@ -48,18 +53,16 @@ def ranks_that_differ():
 
 
 def all_messages():
-    plan = default_plan() | {"tw_last": row_wise()}
     missing = QComm(Config(embedding=(rule("tw_*", "cw*"),), source="m.yaml"))
     superfluous = QComm(Config(embedding=(rule("tw_*", "user*"), rule("*")), source="s.yaml"))
     return {
-        "row_wise": message_of(lambda: shard(qcomm_of(Identity()), plan=plan)),
         "missing": message_of(lambda: shard(missing)),
         "superfluous": message_of(lambda: shard(superfluous)),
         "output_dtype": message_of(
             lambda: shard(qcomm_of(Identity()), output_dtype=SparseType.FP16)
         ),
-        "vbe": message_of(lambda: shard(qcomm_of(Identity()))(vbe_batch())),
-        "sync": message_of(use_sync_collectives),
+        "sync": message_of(shard_with_sync_collectives),
+        "switched": message_of(switch_to_sync_collectives),
         "differ": message_of(ranks_that_differ),
     }
 
@@ -73,12 +76,11 @@ def messages():
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("row_wise", ["'tw_last'", "'row_wise'", "allowed: table_wise, column_wise"]),
         ("missing", ["m.yaml: embedding: no pattern matches table 'dp'", "tw_*, cw*"]),
         ("superfluous", ["s.yaml: embedding[0].tables: 'user*' matches no table", "cw_shared"]),
         ("output_dtype", ["fused_params: output_dtype", "allowed: fp32"]),
-        ("vbe", ["variable batch per feature"]),
         ("sync", ["use_sync_collectives"]),
+        ("switched", ["use_sync_collectives"]),
         ("differ", ["have different configs", "'bits': 4", "'bits': 8"]),
     ],
 )

@@ -5,7 +5,8 @@ import torch
 
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
-from trec_qcomm.testing import awkward_rows, interleaved_segments, packed_segments
+from trec_qcomm.ops.rank_sum import rank_sum
+from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 BACKENDS = ("reference", "cpu")
 
@@ -16,10 +17,10 @@ def datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
     scales = 10.0 ** torch.linspace(-44, 38, 60)[:, None]
     noise = torch.randn(60, dim, generator=generator) * scales
     return [
-        (awkward, packed_segments([len(awkward) - 1, 0, 1], dim)),
-        (noise.clamp(-3e38, 3e38), packed_segments([1] * 60, dim)),
+        (awkward, Segments.packed([len(awkward) - 1, 0, 1], dim)),
+        (noise.clamp(-3e38, 3e38), Segments.packed([1] * 60, dim)),
         (torch.randn(9, 4 * (dim + 3), generator=generator), interleaved_segments(9, 4, dim)),
-        (torch.empty(0, dim), packed_segments([0, 0], dim)),
+        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
     ]
 
 
@@ -59,7 +60,7 @@ def test_cast(dtype, dim):
 
 
 def test_bindings_refuse_what_kernels_cannot_take():
-    segments = packed_segments([2], 4)
+    segments = Segments.packed([2], 4)
     values, payload, at = torch.zeros(2, 4), torch.zeros(64, dtype=torch.uint8), torch.tensor([0])
     good = (values, segments, payload, at)
     rowwise.encode(*good, bits=4)
@@ -77,3 +78,30 @@ def test_bindings_refuse_what_kernels_cannot_take():
         rowwise.encode(*good, bits=5)
     with pytest.raises(ValueError, match="seed"):
         rowwise.encode(*good, bits=4, stochastic=True, seed=-1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 4096, 10_000])
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
+def test_rank_sum(num_parts, size):
+    generator = torch.Generator().manual_seed(size)
+    scales = 10.0 ** torch.randint(-30, 30, (num_parts, size), generator=generator)
+    parts = torch.randn(num_parts, size, generator=generator) * scales
+    if size:
+        parts[0, 0], parts[-1, size // 2] = torch.nan, torch.inf
+    sums = [torch.full((size, 1), 9.0) for _ in BACKENDS]
+    for out, backend in zip(sums, BACKENDS, strict=True):
+        rank_sum(parts, out, backend=backend)
+    assert torch.equal(*(out.view(torch.int32) for out in sums))
+
+
+def test_rank_sum_refuses_what_it_cannot_add():
+    for bad, message in [
+        (torch.zeros(2, 3).double(), "float32"),
+        (torch.zeros(3), r"\[P, N\]"),
+        (torch.zeros(3, 2).T, "contiguous"),
+        (torch.zeros(0, 3), "at least one"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            rank_sum(bad, torch.zeros(3))
+    with pytest.raises(ValueError, match="out: expected 3 contiguous"):
+        rank_sum(torch.zeros(2, 3), torch.zeros(4))

@@ -21,6 +21,10 @@ class Identity:
     wire_id: ClassVar[int] = 1
     contract: ClassVar[Contract] = Contract.EXACT
 
+    def for_sum_of(self, num_summands: int) -> "Identity":
+        """Itself: nothing to divide."""
+        return self
+
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, exact. See core.codec.Codec for all methods."""
         return cast.nbytes(segments, "fp32")

@@ -5,6 +5,7 @@ Where all codecs are fixed-size both ends compute all sizes and nothing else is 
 the sizes travel first, one int64 a peer. What a rank sends itself is coded like the rest.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.layout import Group, Side
+from trec_qcomm.comm.sides import Group, Side, Template
 from trec_qcomm.core import registry
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.segments import Encoded
@@ -37,17 +38,17 @@ def encode_frames(
     *,
     call: int,
     seed: int,
-    rank: int,
     traffic: Traffic,
     measure: bool = False,
 ) -> Frames:
-    """Encode and seal all segments of a side.
+    """Encode and seal all segments of a side, each once, however many ranks get its frame.
 
     Args: values: float32, contiguous.  call: number of the exchange, the same on all ranks.
-        seed: of stochastic rounding.  rank: this one, whose own frame does not count as traffic.
+        seed: of stochastic rounding.  traffic: counts what goes to other ranks.
         measure: also decode again and record the largest error.
     Raises: UnencodableError: naming the table.
     """
+    template = side.template
     at, frame_nbytes = side.at, side.frame_nbytes
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8)
     nbytes = torch.empty_like(side.num_rows)
@@ -62,49 +63,57 @@ def encode_frames(
         if measure:
             _record_error(values, encoded, group, side, traffic)
     if not side.fixed_size:
-        encoded, frame_nbytes = frame.compact(Encoded(buffer, at, nbytes), side.segments_per_frame)
+        within = Encoded(buffer, at, nbytes)
+        encoded, frame_nbytes = frame.compact(within, template.segments_per_frame)
         buffer = encoded.payload
     frame.seal(
         buffer,
         frame_nbytes,
-        side.segments_per_frame,
-        layouts=side.layouts,
+        template.segments_per_frame,
+        layouts=template.layouts,
         call=call,
         codecs=codecs,
         num_rows=side.num_rows,
         nbytes=nbytes,
     )
-    remote = side.peer != rank
-    wire = nbytes * remote
-    sent = sum(frame_nbytes) - frame_nbytes[rank]
-    traffic.add_bytes(side.table, side.raw_nbytes * remote, wire, sent - int(wire.sum()))
+    copies = torch.tensor(template.remote_copies, dtype=torch.int64)
+    of_segment = copies[template.frame]
+    wire = nbytes * of_segment
+    sent = int((torch.tensor(frame_nbytes, dtype=torch.int64) * copies).sum())
+    traffic.add_bytes(template.table, side.raw_nbytes * of_segment, wire, sent - int(wire.sum()))
+    if template.fan_out > 1:
+        return Frames(buffer.repeat(template.fan_out), frame_nbytes * template.fan_out, call)
     return Frames(buffer, frame_nbytes, call)
 
 
-def decode_frames(frames: Frames, side: Side, out: Tensor, *, traffic: Traffic) -> None:
+def decode_frames(
+    frames: Frames, side: Side, out: Tensor, *, ranks: Sequence[int], traffic: Traffic
+) -> None:
     """Check the frames of all peers and write their rows to `out`: float32, contiguous.
 
     Each segment's own codec id selects its decoder; `side` says what rows to expect.
+    Args: ranks: the peers' names in errors.
     Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.
     """
     begin = perf_counter()
+    template = side.template
     encoded, codecs = frame.unseal(
         frames.buffer,
         frames.nbytes,
-        side.segments_per_frame,
-        layouts=side.layouts,
+        template.segments_per_frame,
+        layouts=template.layouts,
         call=frames.call,
         num_rows=side.num_rows,
-        ranks=range(len(frames.nbytes)),
-        tables=side.tables,
+        ranks=ranks,
+        tables=template.tables,
     )
     for group in side.groups:
         used = codecs[group.members]
         if bool((used == group.codec.wire_id).all()):
-            _decode_group(encoded, group, side, out)
+            _decode_group(encoded, group, template, out, ranks)
         else:
-            for part in _by_sender_codec(group, used, side):
-                _decode_group(encoded, part, side, out)
+            for part in _by_sender_codec(group, used, template, ranks):
+                _decode_group(encoded, part, template, out, ranks)
         end = perf_counter()
         traffic.decode_s[group.label] += end - begin
         begin = end
@@ -114,9 +123,15 @@ class InFlight:
     """A started exchange. `wait` once."""
 
     def __init__(
-        self, work: dist.Work | None, sent: Frames, received: Frames, side: Side, traffic: Traffic
+        self,
+        pg: dist.ProcessGroup,
+        work: dist.Work | None,
+        sent: Frames,
+        received: Frames,
+        side: Side,
+        traffic: Traffic,
     ) -> None:
-        self._work, self._sent, self._received = work, sent, received
+        self._pg, self._work, self._sent, self._received = pg, work, sent, received
         self._side, self._traffic = side, traffic
 
     def wait(self, out: Tensor) -> None:
@@ -129,7 +144,8 @@ class InFlight:
             self._work.wait()
             self._work = None
         self._traffic.wire_s += perf_counter() - begin
-        decode_frames(self._received, self._side, out, traffic=self._traffic)
+        ranks = dist.get_process_group_ranks(self._pg)
+        decode_frames(self._received, self._side, out, ranks=ranks, traffic=self._traffic)
 
 
 def start_exchange(
@@ -141,7 +157,7 @@ def start_exchange(
         whether every rank's frames have the sizes that `incoming` computes; the same everywhere.
     """
     if pg.size() == 1:
-        return InFlight(None, sent, sent, incoming, traffic)
+        return InFlight(pg, None, sent, sent, incoming, traffic)
     begin = perf_counter()
     sizes = incoming.frame_nbytes if fixed_size else _exchange_sizes(pg, sent.nbytes, incoming)
     received = Frames(torch.empty(sum(sizes), dtype=torch.uint8), sizes, sent.call)
@@ -154,7 +170,7 @@ def start_exchange(
         async_op=True,
     )
     traffic.wire_s += perf_counter() - begin
-    return InFlight(work, sent, received, incoming, traffic)
+    return InFlight(pg, work, sent, received, incoming, traffic)
 
 
 def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) -> list[int]:
@@ -162,11 +178,16 @@ def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) ->
     a size beyond that is refused before anything is allocated for it."""
     received = torch.empty(len(nbytes), dtype=torch.int64)
     dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=pg)
-    raw = torch.zeros_like(received).index_add_(0, incoming.peer, incoming.raw_nbytes)
-    for rank, n in enumerate(received.tolist()):
-        most = 2 * int(raw[rank]) + 4096 * (1 + incoming.segments_per_frame[rank])
-        if not 0 <= n <= most or n % 8:
-            raise CorruptFrameError(f"{n} bytes announced, at most {most} expected", rank=rank)
+    template = incoming.template
+    raw = torch.zeros_like(received).index_add_(0, template.frame, incoming.raw_nbytes)
+    most = 2 * raw + 4096 * (1 + torch.tensor(template.segments_per_frame))
+    bad = (received < 0) | (received > most) | (received % 8 != 0)
+    if bool(bad.any()):
+        p = int(bad.nonzero()[0])
+        raise CorruptFrameError(
+            f"{int(received[p])} bytes announced, at most {int(most[p])} expected",
+            rank=dist.get_process_group_ranks(pg)[p],
+        )
     return received.tolist()
 
 
@@ -177,10 +198,13 @@ def _encode_group(
         return group.codec.encode(values, group.segments, buffer, at, seed=seed)
     except UnencodableError as error:
         segment = int(group.members[error.segment])
-        raise UnencodableError(error.reason, segment=segment, table=side.tables[segment]) from error
+        table = side.template.tables[segment]
+        raise UnencodableError(error.reason, segment=segment, table=table) from error
 
 
-def _decode_group(encoded: Encoded, group: Group, side: Side, out: Tensor) -> None:
+def _decode_group(
+    encoded: Encoded, group: Group, template: Template, out: Tensor, ranks: Sequence[int]
+) -> None:
     members = group.members
     part = Encoded(encoded.payload, encoded.at[members], encoded.nbytes[members])
     try:
@@ -190,11 +214,16 @@ def _decode_group(encoded: Encoded, group: Group, side: Side, out: Tensor) -> No
             raise
         segment = int(members[error.segment])
         raise CorruptFrameError(
-            error.reason, rank=int(side.peer[segment]), table=side.tables[segment], segment=segment
+            error.reason,
+            rank=ranks[int(template.frame[segment])],
+            table=template.tables[segment],
+            segment=segment,
         ) from error
 
 
-def _by_sender_codec(group: Group, used: Tensor, side: Side) -> list[Group]:
+def _by_sender_codec(
+    group: Group, used: Tensor, template: Template, ranks: Sequence[int]
+) -> list[Group]:
     """Split a group whose senders chose other codecs than this rank's config."""
     parts = []
     for wire_id in sorted(set(used.tolist())):
@@ -204,8 +233,8 @@ def _by_sender_codec(group: Group, used: Tensor, side: Side) -> list[Group]:
             segment = int(group.members[which[0]])
             raise CorruptFrameError(
                 f"unknown codec {wire_id}",
-                rank=int(side.peer[segment]),
-                table=side.tables[segment],
+                rank=ranks[int(template.frame[segment])],
+                table=template.tables[segment],
             )
         parts.append(Group(codec, group.segments.subset(which), group.members[which]))
     return parts
@@ -222,5 +251,5 @@ def _record_error(
         same = (x == y) | (x.isnan() & y.isnan())
         error = torch.where(same, 0, (x - y).abs())
         if error.numel():
-            t = int(side.table[segment])
+            t = int(side.template.table[segment])
             traffic.max_abs_err[t] = torch.maximum(traffic.max_abs_err[t], error.max())

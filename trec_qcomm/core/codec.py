@@ -42,6 +42,12 @@ class Codec(Protocol):
         """1..255, the id in the frame that selects the decoder (wire/FORMAT.md)."""
         ...
 
+    def for_sum_of(self, num_summands: int) -> "Codec":
+        """The codec for each of `num_summands` values of which only the sum is used: BOUNDED
+        codecs divide their bound by it, so that the config's bound holds for the sum; others
+        return themselves."""
+        ...
+
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, multiples of `ALIGNMENT`: never exceeded, and exact where `fixed_size`."""
         ...

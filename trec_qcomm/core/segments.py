@@ -7,6 +7,7 @@ of TorchRec, so a segment is a strided block of a flat buffer and nothing is cop
 Shapes: S segments, R coded rows in all, D values a row, W payload bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,6 +85,13 @@ class Segments:
     def num_segments(self) -> int:
         """S."""
         return len(self.start)
+
+    @classmethod
+    def packed(cls, num_rows: Sequence[int], dim: int) -> "Segments":
+        """Segments of these many rows that lie one behind the other in a [R, dim] matrix."""
+        offsets = exclusive_cumsum(torch.tensor(num_rows, dtype=torch.int64))
+        stride = torch.full((len(num_rows),), dim, dtype=torch.int64)
+        return cls(offsets, dim, offsets[:-1] * dim, stride)
 
     def check_fits(self, values: Tensor) -> None:
         """Raise ValueError unless `values` is contiguous float32 and holds every segment."""

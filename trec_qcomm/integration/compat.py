@@ -1,12 +1,13 @@
 """Every name of TorchRec that the package uses, in one place. Version differences live here.
 
-Written against torchrec 1.8.0, and run with no other version so far.
+Written against torchrec 1.8.0; `make test-versions` runs it from 1.6.1 to 1.9.2.
 """
 
 from typing import Any
 
 from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
@@ -14,21 +15,50 @@ from torchrec.distributed.embedding_sharding import (
     EmbeddingShardingContext,
     EmbeddingShardingInfo,
 )
-from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.distributed.embedding_tower_sharding import (
+    EmbeddingTowerCollectionSharder,
+    EmbeddingTowerSharder,
+)
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder, GroupedEmbeddingConfig
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from torchrec.distributed.model_parallel import (
-    DefaultDataParallelWrapper,
-    DistributedModelParallel,
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.fused_embeddingbag import (
+    FusedEmbeddingBagCollectionSharder,
+    ShardedFusedEmbeddingBagCollection,
 )
+from torchrec.distributed.itep_embeddingbag import ITEPEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_modules import (
+    ManagedCollisionCollectionSharder,
+    ShardedManagedCollisionCollection,
+)
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
+from torchrec.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    get_num_poolings,
+)
+from torchrec.distributed.planner.types import (
+    CollectiveType,
+    GeneralizedCommsBandwidth,
+    ParameterConstraints,
+    Shard,
+    ShardingOption,
+    Topology,
+)
+from torchrec.distributed.sharding.cw_sequence_sharding import CwSequenceEmbeddingSharding
 from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
-from torchrec.distributed.sharding.tw_sharding import (
-    TwPooledEmbeddingDist,
-    TwPooledEmbeddingSharding,
-    TwSparseFeaturesDist,
-)
+from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
+from torchrec.distributed.sharding.rw_sequence_sharding import RwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
+from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from torchrec.distributed.types import (
     Awaitable,
     CommOp,
@@ -39,35 +69,69 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_tower import EmbeddingTower
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = [
     "Awaitable",
     "BaseEmbeddingDist",
+    "BaseEmbeddingSharder",
     "BaseSparseFeaturesDist",
+    "CollectiveType",
     "CommOp",
     "CwPooledEmbeddingSharding",
+    "CwSequenceEmbeddingSharding",
     "DefaultDataParallelWrapper",
     "DistributedModelParallel",
     "EmbeddingBagCollection",
     "EmbeddingBagCollectionSharder",
+    "EmbeddingCollection",
+    "EmbeddingCollectionSharder",
+    "EmbeddingPerfEstimator",
     "EmbeddingSharding",
     "EmbeddingShardingContext",
     "EmbeddingShardingInfo",
+    "EmbeddingTower",
+    "EmbeddingTowerCollectionSharder",
+    "EmbeddingTowerSharder",
+    "FeatureProcessedEmbeddingBagCollectionSharder",
+    "FusedEmbeddingBagCollection",
+    "FusedEmbeddingBagCollectionSharder",
+    "GeneralizedCommsBandwidth",
+    "GridPooledEmbeddingSharding",
     "GroupedEmbeddingConfig",
+    "ITEPEmbeddingBagCollectionSharder",
     "KeyedJaggedTensor",
+    "ManagedCollisionCollection",
+    "ManagedCollisionCollectionSharder",
+    "ManagedCollisionEmbeddingBagCollectionSharder",
+    "ManagedCollisionEmbeddingCollectionSharder",
     "ModuleSharder",
+    "ParameterConstraints",
     "ParameterSharding",
     "QuantizedCommCodec",
     "QuantizedCommCodecs",
+    "RwPooledEmbeddingSharding",
+    "RwSequenceEmbeddingSharding",
+    "SequenceShardingContext",
+    "Shard",
     "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
+    "ShardedFusedEmbeddingBagCollection",
+    "ShardedManagedCollisionCollection",
     "ShardingEnv",
+    "ShardingOption",
     "ShardingType",
-    "TwPooledEmbeddingDist",
+    "Topology",
+    "TwCwPooledEmbeddingSharding",
     "TwPooledEmbeddingSharding",
-    "TwSparseFeaturesDist",
+    "TwRwPooledEmbeddingSharding",
+    "TwSequenceEmbeddingSharding",
     "get_gradient_division",
+    "get_num_poolings",
     "get_use_sync_collectives",
     "input_dist_tensors",
 ]

@@ -32,10 +32,14 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         dense = dmp._dmp_wrapped_module
         if isinstance(dense, DistributedDataParallel):
             _count(dense, self._session.counters["dense"])
-        for module in dmp.modules():
-            for lookup in getattr(module, "_lookups", []):
-                if isinstance(lookup, DistributedDataParallel):
-                    _count(lookup, self._session.counters["data_parallel"])
+        for lookup in _data_parallel_lookups(dmp):
+            _count(lookup, self._session.counters["data_parallel"])
+
+
+def _data_parallel_lookups(dmp: DistributedModelParallel) -> list[DistributedDataParallel]:
+    """The DDPs of DATA_PARALLEL tables, each once: modules around a collection list them, too."""
+    lookups = [lookup for module in dmp.modules() for lookup in getattr(module, "_lookups", [])]
+    return list(dict.fromkeys(x for x in lookups if isinstance(x, DistributedDataParallel)))
 
 
 def all_reduce_nbytes(numel: int, world_size: int) -> int:

@@ -4,16 +4,24 @@ Knows: config, comm. Does not know: TorchRec (sharder.py and the dists do).
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from trec_qcomm.codecs import Identity
-from trec_qcomm.comm.all_to_all import DirectionCodecs, PooledAllToAll
-from trec_qcomm.comm.layout import Layout
+from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
+from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config, config_to_dict
 from trec_qcomm.core.stats import Traffic, summary
+
+C = TypeVar("C", bound=RowCollective)
+ROW_KINDS = (
+    "embedding_forward",
+    "embedding_backward",
+    "intra_embedding_forward",
+    "intra_embedding_backward",
+)
 
 
 class Session:
@@ -28,7 +36,7 @@ class Session:
             "data_parallel": Traffic("data_parallel", ["all"]),
             "input": Traffic("input", ["all"]),
         }
-        self._collectives: dict[str, PooledAllToAll] = {}
+        self._collectives: dict[str, RowCollective] = {}
         self._owners: dict[str, object] = {}
         self._loaded_steps: dict[str, int] = {}
         self._patterns_checked = False
@@ -61,13 +69,20 @@ class Session:
             self._check_names(self._loaded_steps)
             self._patterns_checked = True
 
-    def pooled_all_to_all(
-        self, pg: dist.ProcessGroup, layout: Layout, *, name: str, owner: object
-    ) -> PooledAllToAll:
+    def collective(
+        self,
+        kind: type[C],
+        pg: dist.ProcessGroup,
+        layout: Layout,
+        *,
+        name: str,
+        owner: object,
+        intra: bool = False,
+    ) -> C:
         """Make the collective that goes by that name, with the codecs of the config.
 
         Args: owner: the module it is of. A second one for the same module (it was resharded)
-            takes over step and traffic.
+            takes over step and traffic.  intra: it is the hop inside a node.
         Raises: ValueError: the name is another module's, or no pattern matches a table.
         """
         before = self._collectives.get(name)
@@ -77,16 +92,18 @@ class Session:
                 "and modules sharded by hand need a module_fqn each"
             )
         rules = {table: self.config.rule_for(table) for table in layout.tables()}
+        pairs = {table: rule.intra if intra else rule for table, rule in rules.items()}
         exact = dict.fromkeys(rules, Identity())
-        collective = PooledAllToAll(
+        collective = kind(
             pg,
             layout,
             codecs=DirectionCodecs(
-                forward={table: rule.forward for table, rule in rules.items()},
-                backward={table: rule.backward for table, rule in rules.items()},
+                forward={table: pair.forward for table, pair in pairs.items()},
+                backward={table: pair.backward for table, pair in pairs.items()},
             ),
             exact=DirectionCodecs(exact, exact),
             name=name,
+            intra=intra,
             seed=self.config.seed,
             measure_error=self.config.measure_error,
         )
@@ -98,10 +115,12 @@ class Session:
 
     def stats(self) -> dict[str, Any]:
         """Plain dict by kind of traffic; see core.stats.summary."""
-        forward = summary(c.forward_traffic for c in self._collectives.values())
-        backward = summary(c.backward_traffic for c in self._collectives.values())
-        others = {kind: summary([traffic]) for kind, traffic in self.counters.items()}
-        return {"embedding_forward": forward, "embedding_backward": backward, **others}
+        kinds: dict[str, list[Traffic]] = {kind: [] for kind in ROW_KINDS}
+        for collective in self._collectives.values():
+            for traffic in (collective.forward_traffic, collective.backward_traffic):
+                kinds[traffic.kind].append(traffic)
+        kinds |= {kind: [traffic] for kind, traffic in self.counters.items()}
+        return {kind: summary(traffics) for kind, traffics in kinds.items()}
 
     def reset_stats(self) -> None:
         """All counters back to zero."""

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from tests.comm.deflate import Deflate
 from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm import exchange
-from trec_qcomm.comm.all_to_all import DirectionCodecs, PooledAllToAll
-from trec_qcomm.comm.layout import Block, Layout
+from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
+from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.layout import Block, Layout
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.testing import run_ranks
 

@@ -1,0 +1,132 @@
+import torch
+
+from trec_qcomm.codecs import Identity, Rowwise
+from trec_qcomm.comm.rows.layout import (
+    Block,
+    Layout,
+    behind_one_another,
+    first_columns,
+    in_matrix,
+    packed,
+    packed_in_order,
+    side_by_side,
+)
+
+LAYOUT = Layout(
+    (
+        (Block("a", "f1", 0, 4), Block("b", "f2", 0, 2), Block("a", "f3", 0, 4)),
+        (),
+        (Block("c", "f4", 8, 3),),
+    )
+)
+CODECS = {"a": Identity(), "b": Rowwise(4), "c": Identity()}
+
+
+def owned_by(rank, **options):
+    """Template of what that rank owns, for each of three peers."""
+    return LAYOUT.template([rank] * 3, rank, CODECS, **options)
+
+
+def coordinates(num_rows: int, num_columns: int) -> torch.Tensor:
+    """Each value is 1000 * row + column."""
+    rows, columns = torch.arange(num_rows)[:, None], torch.arange(num_columns)
+    return (1000.0 * rows + columns).float()
+
+
+def rows_of(side, matrix):
+    """Each segment's rows, by number."""
+    return {
+        member: group.segments.block(matrix, s).tolist()
+        for group in side.groups
+        for s, member in enumerate(group.members.tolist())
+    }
+
+
+def flattened(segments):
+    return [value for rows in segments for row in rows for value in row]
+
+
+def test_owned_columns_by_peer():
+    template = owned_by(0)
+    side = template.place(*in_matrix(template, [2, 0, 3], first_columns(template), 10))
+    first_values = {s: [row[0] for row in r] for s, r in rows_of(side, coordinates(5, 10)).items()}
+    assert template.tables == ("a", "b", "a") * 3
+    assert template.frame.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert first_values == {
+        0: [0, 1000], 1: [4, 1004], 2: [6, 1006],
+        3: [], 4: [], 5: [],
+        6: [2000, 3000, 4000], 7: [2004, 3004, 4004], 8: [2006, 3006, 4006],
+    }  # fmt: skip
+    assert side.raw_nbytes.tolist() == [32, 16, 32, 0, 0, 0, 48, 24, 48]
+
+
+def test_columns_of_all_owners():
+    template = LAYOUT.template(range(3), 2, CODECS)
+    side = template.place(*side_by_side(template, 3))
+    columns = {s: rows[0] for s, rows in rows_of(side, coordinates(3, 13)).items()}
+    assert columns == {0: [0, 1, 2, 3], 1: [4, 5], 2: [6, 7, 8, 9], 3: [10, 11, 12]}
+    assert template.segments_per_frame == (3, 0, 1)
+    assert side.frame_nbytes[1] == 0
+
+
+def test_both_ends_agree_on_sizes_and_layouts():
+    batch_sizes = [2, 0, 3]
+    for owner in range(3):
+        own = owned_by(owner)
+        width = LAYOUT.dim_sum(owner)
+        sent = own.place(*in_matrix(own, batch_sizes, first_columns(own), width))
+        for receiver in range(3):
+            theirs = LAYOUT.template(range(3), receiver, CODECS)
+            due = theirs.place(*side_by_side(theirs, batch_sizes[receiver]))
+            assert sent.frame_nbytes[receiver] == due.frame_nbytes[owner]
+            assert own.layouts[receiver] == theirs.layouts[owner]
+
+
+def test_packed_segments_follow_one_another():
+    template = owned_by(0)
+    num_rows = torch.tensor([1, 2, 0, 0, 1, 1, 2, 0, 1])
+    side = template.place(*packed(template, num_rows))
+    flat = torch.arange(int((num_rows * template.dims).sum())).float()
+    found = rows_of(side, flat)
+    assert flattened(found[s] for s in range(9)) == flat.tolist()
+
+
+def test_packed_in_another_order():
+    template = owned_by(0)
+    num_rows = torch.tensor([1, 2, 0, 0, 1, 1, 2, 0, 1])
+    order = torch.tensor([0, 3, 6, 1, 4, 7, 2, 5, 8])  # block by block
+    side = template.place(*packed_in_order(template, num_rows, order))
+    flat = torch.arange(int((num_rows * template.dims).sum())).float()
+    found = rows_of(side, flat)
+    assert flattened(found[s] for s in order.tolist()) == flat.tolist()
+
+
+def test_copies_behind_one_another():
+    one, many = LAYOUT.template([0], 0, CODECS), owned_by(0)
+    places = side_by_side(one, 2)
+    side = many.place(*behind_one_another(many, places, 20))
+    found = rows_of(side, torch.arange(60).float())
+    assert found[1] == [[4, 5], [14, 15]]
+    assert found[4] == [[24, 25], [34, 35]]
+    assert found[7] == [[44, 45], [54, 55]]
+
+
+def test_repeated_blocks():
+    template = LAYOUT.template([0], 0, CODECS, repeats=2)
+    assert template.tables == ("a", "b", "a", "a", "b", "a")
+    assert template.segments_per_frame == (6,)
+
+
+def test_equal_codec_and_dim_make_one_group():
+    parts = {(codec, dim): members.tolist() for codec, dim, members in owned_by(0).parts}
+    assert parts == {(Identity(), 4): [0, 2, 3, 5, 6, 8], (Rowwise(4), 2): [1, 4, 7]}
+
+
+def test_fingerprint_sees_every_field():
+    def with_first(block: Block) -> int:
+        return Layout(((block, *LAYOUT.blocks[0][1:]), *LAYOUT.blocks[1:])).fingerprint(0)
+
+    seen = {LAYOUT.fingerprint(0)}
+    for changed in (("x", "f1", 0, 4), ("a", "x", 0, 4), ("a", "f1", 1, 4), ("a", "f1", 0, 5)):
+        seen.add(with_first(Block(*changed)))
+    assert len(seen) == 5

@@ -1,0 +1,107 @@
+"""Sequence all-to-all on 1 to 4 ranks: each id's row to its asker, each gradient back."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.comm.deflate import Deflate
+from trec_qcomm.codecs import Identity, Rowwise
+from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.sequence import SequenceAllToAll
+from trec_qcomm.testing import run_ranks
+
+DIM = 5
+CASES = {
+    "identity": (Identity(), Identity()),
+    "variable": (Deflate(), Deflate()),
+    "int8": (Rowwise(8), Rowwise(8)),
+}
+
+
+def blocks_of(owner, world_size):
+    """Two tables on rank 0, one on others, none on the last of several."""
+    count = 2 if owner == 0 else int(owner < world_size - 1)
+    return tuple(Block(f"t{owner}{b}", f"f{owner}{b}", 0, DIM) for b in range(count))
+
+
+def num_ids(owner, block, asker):
+    return (5 * owner + 3 * block + 2 * asker) % 4
+
+
+def rows_for(owner, block, asker, salt):
+    generator = torch.Generator().manual_seed(1000 * salt + 100 * owner + 10 * block + asker)
+    return torch.randn(num_ids(owner, block, asker), DIM, generator=generator)
+
+
+def owned(owner, world_size, salt):
+    """As the lookup has them: block by block, then by asker."""
+    rows = [
+        rows_for(owner, b, asker, salt)
+        for b in range(len(blocks_of(owner, world_size)))
+        for asker in range(world_size)
+    ]
+    return torch.cat([torch.empty(0, DIM), *rows])
+
+
+def asked(asker, world_size, salt):
+    """As the result has them: by owner, then block by block."""
+    rows = [
+        rows_for(owner, b, asker, salt)
+        for owner in range(world_size)
+        for b in range(len(blocks_of(owner, world_size)))
+    ]
+    return torch.cat([torch.empty(0, DIM), *rows])
+
+
+def all_cases():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    layout = Layout(tuple(blocks_of(owner, size) for owner in range(size)))
+    results = {}
+    for name, codecs in CASES.items():
+        pairs = (dict.fromkeys(layout.tables(), codec) for codec in codecs)
+        exact = dict.fromkeys(layout.tables(), Identity())
+        op = SequenceAllToAll(
+            dist.group.WORLD,
+            layout,
+            codecs=DirectionCodecs(*pairs),
+            exact=DirectionCodecs(exact, exact),
+            name="test",
+        )
+        own = range(len(layout.blocks[rank]))
+        sent = torch.tensor([[num_ids(rank, b, a) for a in range(size)] for b in own])
+        received = [num_ids(o, b, rank) for o in range(size) for b in range(len(layout.blocks[o]))]
+        rows = owned(rank, size, 1).requires_grad_()
+        sent = sent.view(len(own), size).to(torch.int64)
+        out = op.start(rows, sent, torch.tensor(received, dtype=torch.int64)).wait()
+        out.backward(asked(rank, size, 2))
+        results[name] = out.detach(), rows.grad
+    return results
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def ranks(request):
+    return run_ranks(all_cases, request.param)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", CASES)
+def test_rows_and_gradients_arrive(ranks, name):
+    for rank, results in enumerate(ranks):
+        for got, due in zip(
+            results[name],
+            (asked(rank, len(ranks), 1), owned(rank, len(ranks), 2)),
+            strict=True,
+        ):
+            if name == "int8" and due.numel():
+                half_step = (due.amax(1) - due.amin(1)) / 255 / 2
+                assert not torch.equal(got, due)
+                assert bool(((got - due).abs().amax(1) <= 1.01 * half_step).all())
+            else:
+                assert torch.equal(got, due)
+
+
+def test_rows_must_have_one_width():
+    layout = Layout(((Block("a", "f", 0, 4), Block("b", "g", 0, 8)),))
+    with pytest.raises(ValueError, match=r"x: rows of \[4, 8\] values"):
+        SequenceAllToAll(None, layout, name="x")

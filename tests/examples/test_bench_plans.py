@@ -1,0 +1,58 @@
+"""The planning bench runs without a GPU, says what it is, and its figures hang together."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "bench" / "plans.py"
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, words)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_small_cluster_is_planned(tmp_path: Path) -> None:
+    file = tmp_path / "plans.jsonl"
+    done = run("--gpus", 16, "--max-tables", 4, "--json", file)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| 16 |")]
+    assert [row.split(" | ")[1] for row in rows] == ["fp32", "int8", "int4", "16x"]
+    assert done.stdout.splitlines()[-1].startswith("done: predictions of TorchRec ")
+    assert done.stdout.splitlines()[-1].endswith("not measurements")
+    records: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record["codec"] for record in records] == ["fp32", "int8", "int4", "16x"]
+    steps = [record["predicted_step_ms"] for record in records]
+    assert steps == sorted(steps, reverse=True)
+    for record in records:
+        assert record["kind"] == "prediction"
+        assert sum(record["shardings"].values()) == 4
+        assert 0 < record["comms_share"] < 1
+    kept = [record["predicted_step_ms_with_the_plan_of_fp32"] for record in records]
+    assert kept[0] == pytest.approx(steps[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpus", 12), "gpus 12: not a multiple of 8"),
+        (("--batch-size", 0), "batch_size 0: must be positive"),
+        (("--encode-gb-s", -1), "throughput.encode_gb_s: -1.0 is not a number > 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: tuple[object, ...], message: str) -> None:
+    done = run(*words)
+    assert done.returncode != 0
+    assert message in done.stderr

@@ -1,0 +1,130 @@
+"""How far a codec may move outputs and weights of a Case, and how many bytes it must send.
+
+Derived from FORMAT.md and the codecs' documented numerics, not from the code that is tested:
+    bf16     |x - decoded| <= 2^-8 |x|
+    rowwise  half a step of the row (a whole one if stochastic), see `codec_error`
+Errors of partial sums add up; a second hop codes values that the first has moved.
+Shapes: P ranks; frames are lists of segments (table, rows, dim).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from tests.integration.exact import U, block_of, incidence, uses_of
+from tests.integration.zoo import (
+    CW,
+    DP,
+    GRID,
+    LEARNING_RATE,
+    RW,
+    TW,
+    TWCW,
+    TWRW,
+    Case,
+    Shard,
+    Table,
+    batch,
+    full_table,
+    output_keys,
+    shards,
+)
+from trec_qcomm import Cast, Codec, Identity, Rowwise
+
+WHOLE_COLUMNS = (TW, CW, TWCW)
+TWO_LEVEL = (TWRW, GRID)
+Segment = tuple[str, int, int]
+Frames = list[list[Segment]]
+
+
+@dataclass(frozen=True)
+class Hops:
+    """The codecs of one direction of one table. main: its only hop, or that between nodes."""
+
+    main: Codec = Identity()
+    intra: Codec = Identity()
+
+    def changes(self, kind: str) -> bool:
+        """Whether rows of a table of that sharding may come out different."""
+        codecs = {DP: (), TWRW: (self.main, self.intra), GRID: (self.main, self.intra)}
+        return any(codec != Identity() for codec in codecs.get(kind, (self.main,)))
+
+
+CodecOf = Callable[[Table], Hops]
+
+
+def codec_error(codec: Codec, rows: Tensor, moved: Tensor | float = 0.0) -> Tensor:
+    """[n, D] float64: the most that a value of a row can change, where the row that is coded is
+    within `moved` of `rows`.
+
+    Rowwise: scale <= (max - min + 2^-10 |min|) / (2^bits - 1) * (1 + 2^-10), or 2^-37 of the
+    segment's largest magnitude, which is not more than that of all rows.
+    """
+    moved = torch.as_tensor(moved, dtype=torch.float64).expand_as(rows)
+    if rows.numel() == 0 or codec == Identity():
+        return torch.zeros_like(rows)
+    if isinstance(codec, Cast):
+        assert codec.dtype == "bf16"
+        return 2.0**-8 * (rows.abs() + moved)
+    assert isinstance(codec, Rowwise)
+    low, high, most = rows.amin(1, True), rows.amax(1, True), moved.amax(1, True)
+    width = high - low + 2 * most + 2.0**-10 * (low.abs() + most)
+    step = width / (2**codec.bits - 1) * (1 + 2.0**-10)
+    step = step.maximum(2.0**-37 * (rows.abs() + moved).max())
+    return (step if codec.rounding == "stochastic" else step / 2).expand_as(rows)
+
+
+def forward_error(case: Case, table: Table, matrix: Tensor, hops: Hops, world_size: int) -> Tensor:
+    """[rows out, dim] float64: |output - output with the identity codec| is at most that.
+
+    Args: matrix: see exact.incidence.
+    """
+    weights = full_table(table).double()
+    kind, parts = case.kind(table), shards(case, table, world_size)
+    found = torch.zeros(matrix.shape[0], table.dim, dtype=torch.float64)
+    for first in {shard.col: shard for shard in parts}.values():
+        blocks = [block_of(shard) for shard in parts if shard.col == first.col]
+        partial = [matrix[:, rows] @ weights[rows, columns] for rows, columns in blocks]
+        whole, columns = sum(partial), blocks[0][1]
+        if kind in WHOLE_COLUMNS or case.sequence:
+            found[:, columns] = codec_error(hops.main, whole)
+        elif kind == RW:
+            found[:, columns] = sum(codec_error(hops.main, part) for part in partial)
+        else:
+            inside = sum(codec_error(hops.intra, part) for part in partial)
+            found[:, columns] = inside + codec_error(hops.main, whole, inside)
+    return found + _rounding(matrix, weights, len(parts))
+
+
+def _rounding(matrix: Tensor, weights: Tensor, num_parts: int) -> Tensor:
+    """Of float32: lookups (a bag's ids) and their sums, twice as both runs have them; coding does
+    3 operations to find a code and 2 to decode it, with errors relative to the row's largest."""
+    ids = float((matrix != 0).sum(1).max()) if matrix.numel() else 0.0
+    terms = 2 * (ids + num_parts) + 5
+    magnitude = (matrix.abs() @ weights.abs()).amax(1, True)
+    return terms * U / (1 - terms * U) * magnitude.expand(-1, weights.shape[1])
+
+
+def backward_error(
+    case: Case, table: Table, batches: tuple[KeyedJaggedTensor, ...], hops: Hops
+) -> Tensor:
+    """[num_rows, dim] float64: |weights - weights with the identity codec| after a step of SGD."""
+    world_size, kind = len(batches), case.kind(table)
+    found = torch.zeros(table.num_rows, table.dim, dtype=torch.float64)
+    magnitude = full_table(table).double().abs().amax(1, True).expand_as(found).clone()
+    uses = torch.zeros(table.num_rows)
+    for _, matrix, gradient in uses_of(case, table, batches, 0):
+        for columns in {block_of(s)[1].start: block_of(s)[1] for s in _parts(case, table, batches)}.values():
+            part = gradient[:, columns]
+            error = codec_error(hops.main, part)
+            if kind in TWO_LEVEL:
+                error = error + codec_error(hops.intra, part, error)
+            found[:, columns] += LEARNING_RATE / world_size * matrix.T @ error
+        magnitude += LEARNING_RATE / world_size * matrix.T @ gradient.abs().amax(1, True)
+        uses += matrix.sum(0)
+    terms = 2 * (float(uses.max()) + 2) + 5
+    return found + terms * U / (1 - terms * U) * magnitude

@@ -1,0 +1,1 @@
+"""Embedding rows between the owners of tables and the owners of samples, both ways."""

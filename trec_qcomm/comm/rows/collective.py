@@ -1,0 +1,270 @@
+"""What every exchange of rows has in common: two autograd nodes, codecs, noise, counters.
+
+`start` of a subclass launches the exchange and `wait` ends it; in backward `wait`'s node launches
+the reverse exchange and `start`'s node ends it, as in TorchRec, so that whatever runs between
+overlaps with the network. All four steps are named in profiler traces.
+
+Knows: sides, exchanges, autograd. Does not know: which codec, TorchRec.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
+
+from trec_qcomm.comm.exchange import InFlight, encode_frames, start_exchange
+from trec_qcomm.comm.rows.layout import Layout
+from trec_qcomm.comm.sides import Side, Template
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.stats import Traffic
+from trec_qcomm.ops.rank_sum import rank_sum
+
+CACHED_BATCH_SHAPES = 32  # the usual one, the last of an epoch, evaluation ...
+
+
+@dataclass(frozen=True)
+class DirectionCodecs:
+    """Codec of each table by name, for each direction. The same on all ranks."""
+
+    forward: Mapping[str, Codec]
+    backward: Mapping[str, Codec]
+
+
+@dataclass(frozen=True, eq=False)
+class Templates:
+    """The four sides of an exchange, before a batch is known."""
+
+    forward_sent: Template
+    forward_received: Template
+    backward_sent: Template
+    backward_received: Template
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """The four sides for one batch shape.
+
+    Args: sent_shape: of the rows given to `start`.  result_shape: of those that `wait` returns.
+        num_summands: how many results lie one behind the other in what is received, to be
+        added up in rank order.
+    """
+
+    forward_sent: Side
+    forward_received: Side
+    backward_sent: Side
+    backward_received: Side
+    sent_shape: tuple[int, ...]
+    result_shape: tuple[int, ...]
+    num_summands: int = 1
+
+
+class RowCollective(ABC):
+    """The collective of one process group and one layout.
+
+    Args:
+        pg: the ranks.  layout: see comm.rows.layout.  codecs: those of the config.
+        exact: those of `start(exact=True)`.  name: keys the state and the noise.
+        intra: all ranks are in one node; statistics keep such traffic apart.
+        seed: of stochastic rounding; ranks, steps and directions draw different noise from it.
+        measure_error: record max_abs_err, at the price of decoding what is sent.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        layout: Layout,
+        *,
+        codecs: DirectionCodecs,
+        exact: DirectionCodecs,
+        name: str,
+        intra: bool = False,
+        seed: int = 0,
+        measure_error: bool = False,
+    ) -> None:
+        self.pg, self.layout, self.name = pg, layout, name
+        self.rank, self.world_size = pg.rank(), pg.size()
+        self._global_rank = dist.get_rank()  # groups of other ranks may use the same name
+        self.step = 0  # calls with gradients so far; state
+        self._num_evaluations = 0  # calls without, negative steps: training's noise is left alone
+        self._num_exchanges = 0  # of either direction; the ranks must agree
+        hop = "intra_" if intra else ""
+        self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
+        self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
+        self._seed, self.measure_error = seed, measure_error
+        self._codecs = {False: codecs, True: exact}
+        self._templates = {kind: self._make_templates(c) for kind, c in self._codecs.items()}
+
+    @abstractmethod
+    def _make_templates(self, codecs: DirectionCodecs) -> Templates:
+        """The sides as this kind of exchange has them."""
+
+    def _start(self, rows: Tensor, route: Route, gradient_divisor: int) -> "PendingRows":
+        """Launch. Raises ValueError: rows of another shape or dtype.  UnencodableError."""
+        if tuple(rows.shape) != route.sent_shape or rows.dtype != torch.float32:
+            raise ValueError(
+                f"{self.name}: rows are {list(rows.shape)} {rows.dtype}, "
+                f"expected {list(route.sent_shape)} torch.float32"
+            )
+        if torch.is_grad_enabled():
+            step = self.step
+            self.step += 1
+        else:
+            self._num_evaluations += 1
+            step = -self._num_evaluations
+        call = _Call(self, route, gradient_divisor, step)
+        token: Tensor = _Launch.apply(call, rows)  # type: ignore[no-untyped-call]
+        return PendingRows(call, token)
+
+    def noise_seed(self, step: int, direction: str) -> int:
+        """63 bits that differ for every rank, step, direction and name."""
+        key = repr((self._seed, self.name, self._global_rank, step, direction)).encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+    def take_over(self, other: "RowCollective") -> None:
+        """Go on where `other`, the same collective with another layout, stopped."""
+        self.step, self._num_evaluations = other.step, other._num_evaluations
+        self._num_exchanges = other._num_exchanges
+        if self.layout.tables() == other.layout.tables():
+            self.forward_traffic, self.backward_traffic = (
+                other.forward_traffic,
+                other.backward_traffic,
+            )
+
+    def next_exchange(self) -> int:
+        """The number of the exchange that begins. Taken before anything can fail, so that a rank
+        that drops a batch is out of step with its peers for good, and they see it."""
+        self._num_exchanges += 1
+        return self._num_exchanges
+
+
+class PooledCollective(RowCollective):
+    """Of a matrix whose samples are grouped by rank: B_r samples of rank r."""
+
+    def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
+        """See RowCollective."""
+        super().__init__(pg, layout, **options)
+        self._route = lru_cache(CACHED_BATCH_SHAPES)(self._make_route)
+
+    @abstractmethod
+    def _make_route(self, batch_sizes: tuple[int, ...], exact: bool) -> Route:
+        """The sides of a batch of these sizes, one a rank."""
+
+    def start(
+        self,
+        rows: Tensor,
+        batch_sizes: Sequence[int],
+        *,
+        exact: bool = False,
+        gradient_divisor: int = 1,
+    ) -> "PendingRows":
+        """Launch the exchange.
+
+        Args:    rows: [sum of B_r, D_rank] float32, samples grouped by rank.  batch_sizes: every
+                 rank's B_r, known to all.  exact: send float32 both ways.  gradient_divisor:
+                 what the gradients are divided by on arrival.
+        Raises:  ValueError: rows of another shape or dtype.  UnencodableError.
+        """
+        return self._start(rows, self._route(tuple(batch_sizes), exact), gradient_divisor)
+
+
+class PendingRows:
+    """Rows on their way. `wait` once."""
+
+    def __init__(self, call: "_Call", token: Tensor) -> None:
+        self._call, self._token = call, token
+
+    def wait(self) -> Tensor:
+        """The float32 rows, of the route's result_shape.
+
+        Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
+        """
+        rows: Tensor = _Collect.apply(self._call, self._token)  # type: ignore[no-untyped-call]
+        return rows
+
+
+@dataclass(eq=False)
+class _Call:
+    """What the two autograd nodes of one call share."""
+
+    op: RowCollective
+    route: Route
+    gradient_divisor: int
+    step: int
+    in_flight: InFlight | None = field(default=None)
+
+    def launch(self, values: Tensor, direction: str) -> None:
+        op, route, forward = self.op, self.route, direction == "forward"
+        sent = route.forward_sent if forward else route.backward_sent
+        received = route.forward_received if forward else route.backward_received
+        traffic = op.forward_traffic if forward else op.backward_traffic
+        with record_function(f"## {op.name} {direction} start ##"):
+            frames = encode_frames(
+                values.detach().contiguous(),
+                sent,
+                call=op.next_exchange(),
+                seed=op.noise_seed(self.step, direction),
+                traffic=traffic,
+                measure=op.measure_error,
+            )
+            fixed_size = sent.fixed_size and received.fixed_size
+            self.in_flight = start_exchange(
+                op.pg, frames, received, fixed_size=fixed_size, traffic=traffic
+            )
+
+    def finish(self, direction: str) -> Tensor:
+        route, forward = self.route, direction == "forward"
+        assert self.in_flight is not None, "waited for twice, or backward without forward"
+        num_summands = route.num_summands if forward else 1
+        with record_function(f"## {self.op.name} {direction} wait ##"):
+            # Not a view: callers may change it in place.
+            out = torch.empty(route.result_shape if forward else route.sent_shape)
+            parts = out if num_summands == 1 else torch.empty(num_summands, out.numel())
+            self.in_flight.wait(parts)
+            self.in_flight = None
+            if num_summands > 1:
+                rank_sum(parts, out)
+        return out
+
+
+class _Launch(Function):
+    """Forward: send rows, return a token. Backward: receive their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, rows: Tensor) -> Tensor:
+        ctx.call = call
+        call.launch(rows, "forward")
+        return rows.new_zeros(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *token_grads: Tensor) -> tuple[None, Tensor]:
+        call: _Call = ctx.call
+        grad = call.finish("backward")
+        if call.gradient_divisor != 1:
+            grad.div_(call.gradient_divisor)
+        return None, grad
+
+
+class _Collect(Function):
+    """Forward: receive rows. Backward: send their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, token: Tensor) -> Tensor:
+        ctx.call = call
+        return call.finish("forward")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (grad,) = grads
+        ctx.call.launch(grad, "backward")
+        return None, grad.new_zeros(1)

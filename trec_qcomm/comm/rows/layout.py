@@ -1,0 +1,120 @@
+"""Who owns which columns, and where a rank's rows lie: the segments of each pair of ranks.
+
+The functions below are the ways in which rows lie in a buffer, each as the (num_rows, start,
+stride) of core.segments.Segments, [S] int64.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.comm.sides import Template, template
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.segments import exclusive_cumsum
+
+Places = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Adjacent columns that hold one table's rows for one feature and one column shard.
+
+    Args: table, feature: names.  column: the shard's first column in the table.  dim: its width.
+    """
+
+    table: str
+    feature: str
+    column: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of every rank, in the order of its columns. The same on all ranks.
+
+    Args: blocks: one tuple per rank of the process group.
+    """
+
+    blocks: tuple[tuple[Block, ...], ...]
+
+    def dim_sum(self, rank: int) -> int:
+        """Columns of that rank's matrix."""
+        return sum(block.dim for block in self.blocks[rank])
+
+    def fingerprint(self, rank: int) -> int:
+        """32-bit hash of that rank's blocks, for the frame's layout field."""
+        return zlib.crc32(repr(self.blocks[rank]).encode())
+
+    def tables(self) -> list[str]:
+        """All names, each once, sorted."""
+        return sorted({block.table for blocks in self.blocks for block in blocks})
+
+    def template(
+        self,
+        owners: Sequence[int],
+        rank: int,
+        codecs: Mapping[str, Codec],
+        *,
+        fan_out: int = 1,
+        repeats: int = 1,
+    ) -> Template:
+        """The segments of frames that hold the blocks of these owners, one frame an owner.
+
+        Args: owners: for what `rank` owns and sends, or gets gradients of, itself P times; for
+            what it receives, or sends gradients of, each rank once.
+            fan_out: see comm.sides.template.  repeats: how often the blocks follow one another.
+        """
+        return template(
+            [[(b.table, b.dim) for b in self.blocks[owner]] * repeats for owner in owners],
+            layouts=[self.fingerprint(owner) for owner in owners],
+            codecs=codecs,
+            table_numbers={name: t for t, name in enumerate(self.tables())},
+            rank=rank,
+            fan_out=fan_out,
+        )
+
+
+def first_columns(of: Template) -> Tensor:
+    """[S] int64: the first column of each segment among those of its frame."""
+    counts = torch.tensor(of.segments_per_frame, dtype=torch.int64)
+    ends = exclusive_cumsum(of.dims)  # with a sentinel for frames that begin behind the last
+    return ends[:-1] - torch.repeat_interleave(ends[exclusive_cumsum(counts)[:-1]], counts)
+
+
+def in_matrix(of: Template, batch_sizes: Sequence[int], columns: Tensor, width: int) -> Places:
+    """Rows of a [sum(batch_sizes), width] matrix: frame p has the samples of rank p.
+
+    Args: columns: [S] int64, the first column of each segment.
+    """
+    num_rows = torch.tensor(batch_sizes, dtype=torch.int64)[of.frame]
+    first_row = torch.tensor([0, *accumulate(batch_sizes)], dtype=torch.int64)[of.frame]
+    return num_rows, first_row * width + columns, torch.full_like(num_rows, width)
+
+
+def side_by_side(of: Template, num_samples: int) -> Places:
+    """Rows of a [num_samples, sum of dims] matrix: every frame has all samples, some columns."""
+    num_rows = torch.full_like(of.dims, num_samples)
+    return num_rows, exclusive_cumsum(of.dims)[:-1], torch.full_like(num_rows, int(of.dims.sum()))
+
+
+def behind_one_another(of: Template, one: Places, size: int) -> Places:
+    """Frames of equal segments, each a copy of the places of `one`, `size` values apart."""
+    num_frames = len(of.segments_per_frame)
+    num_rows, start, stride = (tensor.repeat(num_frames) for tensor in one)
+    return num_rows, start + of.frame * size, stride
+
+
+def packed(of: Template, num_rows: Tensor) -> Places:
+    """Segments that lie one behind the other, in frame order. Args: num_rows: [S] int64."""
+    return num_rows, exclusive_cumsum(num_rows * of.dims)[:-1], of.dims
+
+
+def packed_in_order(of: Template, num_rows: Tensor, order: Tensor) -> Places:
+    """Segments that lie one behind the other. Args: order: [S] int64, which is n-th."""
+    start = torch.empty_like(num_rows)
+    start[order] = exclusive_cumsum((num_rows * of.dims)[order])[:-1]
+    return num_rows, start, of.dims

@@ -1,0 +1,112 @@
+"""Pooled reduce-scatter: partial sums of all ranks are added up at the owners of the samples.
+
+Forward is an all-to-all of encoded partial rows, decoded and summed in float32 in rank order, so
+the result does not depend on arrival and encoded bytes are never added. Backward sends the one
+gradient to every rank: equal frames, encoded once.
+
+Error: each of the P partial rows is coded with `codec.for_sum_of(P)`; a BOUNDED codec's bound
+holds for the sum, up to the sum's own rounding, (P - 1) 2^-24 sum|x|.
+Shapes: B_r samples of rank r, B their sum; D columns, equal on all P ranks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trec_qcomm.comm.rows.collective import (
+    DirectionCodecs,
+    PendingRows,
+    PooledCollective,
+    Route,
+    Templates,
+)
+from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
+
+
+class PooledReduceScatter(PooledCollective):
+    """Row-wise sharding, and the hop inside a node of the two-level ones.
+
+    `start` takes [B, D] and its result is [B_rank, D].
+    """
+
+    def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
+        """See RowCollective. Raises ValueError: ranks whose columns differ."""
+        if len(set(layout.blocks)) > 1:
+            raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
+        super().__init__(pg, layout, **options)
+        self._variable_templates: dict[tuple[bool, int], Templates] = {}
+
+    def _make_templates(self, codecs: DirectionCodecs) -> Templates:
+        return self._repeated_templates(codecs, 1)
+
+    def _repeated_templates(self, codecs: DirectionCodecs, repeats: int) -> Templates:
+        everyone, me, size = [self.rank] * self.world_size, self.rank, self.world_size
+        summand = {table: codec.for_sum_of(size) for table, codec in codecs.forward.items()}
+        forward = self.layout.template(everyone, me, summand, repeats=repeats)
+        return Templates(
+            forward_sent=forward,
+            forward_received=forward,
+            backward_sent=self.layout.template(
+                [me], me, codecs.backward, fan_out=size, repeats=repeats
+            ),
+            backward_received=self.layout.template(everyone, me, codecs.backward, repeats=repeats),
+        )
+
+    def _make_route(self, batch_sizes: tuple[int, ...], exact: bool) -> Route:
+        of = self._templates[exact]
+        width, mine = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
+        owned = in_matrix(of.forward_sent, batch_sizes, first_columns(of.forward_sent), width)
+        gradient = in_matrix(of.backward_sent, [mine], first_columns(of.backward_sent), width)
+        return Route(
+            forward_sent=of.forward_sent.place(*owned),
+            forward_received=of.forward_received.place(
+                *behind_one_another(of.forward_received, gradient, mine * width)
+            ),
+            backward_sent=of.backward_sent.place(*gradient),
+            backward_received=of.backward_received.place(*owned),
+            sent_shape=(sum(batch_sizes), width),
+            result_shape=(mine, width),
+            num_summands=self.world_size,
+        )
+
+    def start_variable(
+        self,
+        rows: Tensor,
+        rows_sent: Sequence[Sequence[int]],
+        *,
+        exact: bool = False,
+        gradient_divisor: int = 1,
+    ) -> PendingRows:
+        """Launch with a batch size of its own for every feature.
+
+        Args:    rows: [N] float32: for each rank, for each block, its rows; the blocks may follow
+                 one another several times.  rows_sent: [P][blocks, or a multiple] batch sizes.
+        Returns: pending [M] float32: for each block, this rank's rows.
+        Raises:  as `start`; ValueError: sizes that are no multiple of the blocks.
+        """
+        repeats, rest = divmod(len(rows_sent[self.rank]), max(len(self.layout.blocks[0]), 1))
+        if rest:
+            raise ValueError(f"{self.name}: {len(rows_sent[self.rank])} sizes for the blocks")
+        of = self._variable_templates.get((exact, repeats))
+        if of is None:
+            of = self._repeated_templates(self._codecs[exact], repeats)
+            self._variable_templates[exact, repeats] = of
+        owned = packed(of.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))
+        mine = torch.tensor(rows_sent[self.rank], dtype=torch.int64)
+        gradient = packed(of.backward_sent, mine)
+        size = int((mine * of.backward_sent.dims).sum())
+        route = Route(
+            forward_sent=of.forward_sent.place(*owned),
+            forward_received=of.forward_received.place(
+                *behind_one_another(of.forward_received, gradient, size)
+            ),
+            backward_sent=of.backward_sent.place(*gradient),
+            backward_received=of.backward_received.place(*owned),
+            sent_shape=(int((owned[0] * of.forward_sent.dims).sum()),),
+            result_shape=(size,),
+            num_summands=self.world_size,
+        )
+        return self._start(rows, route, gradient_divisor)

@@ -1,0 +1,75 @@
+"""Sequence all-to-all: one row for every id goes to the owner of the sample, its gradient back.
+
+The rows of a table for one rank lie together on either end, so TorchRec's permutes of rows before
+and after the exchange are not needed: a segment says where its rows lie.
+Shapes: P ranks; F blocks (features) of this rank; all rows have D values.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trec_qcomm.comm.rows.collective import (
+    DirectionCodecs,
+    PendingRows,
+    Route,
+    RowCollective,
+    Templates,
+)
+from trec_qcomm.comm.rows.layout import Layout, packed, packed_in_order
+
+
+class SequenceAllToAll(RowCollective):
+    """Table-wise, column-wise and row-wise shardings of unpooled embeddings."""
+
+    def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
+        """See RowCollective. Raises ValueError: rows of several widths."""
+        dims = {block.dim for blocks in layout.blocks for block in blocks}
+        if len(dims) > 1:
+            raise ValueError(f"{options['name']}: rows of {sorted(dims)} values must be equal")
+        self._dim = dims.pop() if dims else 1
+        super().__init__(pg, layout, **options)
+
+    def _make_templates(self, codecs: DirectionCodecs) -> Templates:
+        own, each = [self.rank] * self.world_size, range(self.world_size)
+        return Templates(
+            forward_sent=self.layout.template(own, self.rank, codecs.forward),
+            forward_received=self.layout.template(each, self.rank, codecs.forward),
+            backward_sent=self.layout.template(each, self.rank, codecs.backward),
+            backward_received=self.layout.template(own, self.rank, codecs.backward),
+        )
+
+    def start(
+        self,
+        rows: Tensor,
+        rows_sent: Tensor,
+        rows_received: Tensor,
+        *,
+        exact: bool = False,
+        gradient_divisor: int = 1,
+    ) -> PendingRows:
+        """Launch the exchange.
+
+        Args:    rows: [N, D] float32: for each of this rank's blocks, for each rank, its rows.
+                 rows_sent: [F, P] int64 on CPU, how many of them.
+                 rows_received: [blocks of all owners] int64 on CPU.
+                 exact, gradient_divisor: see comm.rows.collective.PooledCollective.start.
+        Returns: pending [M, D] float32: for each owner, for each of its blocks, this rank's rows.
+        Raises:  ValueError: rows of another shape or dtype.  UnencodableError.
+        """
+        of = self._templates[exact]
+        num_blocks, num_ranks = rows_sent.shape
+        block_major = torch.arange(num_ranks * num_blocks).view(num_ranks, num_blocks).T
+        owned = packed_in_order(of.forward_sent, rows_sent.T.reshape(-1), block_major.reshape(-1))
+        sampled = packed(of.forward_received, rows_received)
+        route = Route(
+            forward_sent=of.forward_sent.place(*owned),
+            forward_received=of.forward_received.place(*sampled),
+            backward_sent=of.backward_sent.place(*sampled),
+            backward_received=of.backward_received.place(*owned),
+            sent_shape=(int(rows_sent.sum()), self._dim),
+            result_shape=(int(rows_received.sum()), self._dim),
+        )
+        return self._start(rows, route, gradient_divisor)

@@ -1,0 +1,133 @@
+"""What one rank encodes for its peers, or decodes from them, in one exchange.
+
+A `Template` is what stays from batch to batch (tables, dims, codecs); `place` makes it the `Side`
+of one batch, whose segments have rows and places. Knows: segments, codecs, frame sizes. Does not
+know: process groups, what the rows mean.
+Shapes: P frames, S segments in all, frame-major; G segments of one group.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.wire import frame
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Segments that one encode or decode call handles: equal codec and dim.
+
+    Args: members: [G] int64, their numbers among the side's S segments.
+    Derived: label: its name in statistics.
+    """
+
+    codec: Codec
+    segments: Segments
+    members: Tensor
+    label: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", f"{self.codec!r}, dim {self.segments.dim}")
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """S segments in P frames, without rows. Made by `template`.
+
+    Args:
+        tables: S names.  table: [S] int64, numbers of these.  dims, frame: [S] int64.
+        segments_per_frame: P counts.  layouts: P hashes, see comm.rows.layout.
+        fan_out: to how many ranks each frame goes: 1, or all (then P is 1).
+        remote_copies: P counts of ranks other than this one that get each frame.
+        parts: codec, dim and members of each group.
+    """
+
+    tables: tuple[str, ...]
+    table: Tensor
+    dims: Tensor
+    frame: Tensor
+    segments_per_frame: tuple[int, ...]
+    layouts: tuple[int, ...]
+    fan_out: int
+    remote_copies: tuple[int, ...]
+    parts: tuple[tuple[Codec, int, Tensor], ...]
+
+    def place(self, num_rows: Tensor, start: Tensor, stride: Tensor) -> "Side":
+        """The side of one batch. Args: [S] int64 each, see core.segments.Segments."""
+        groups = []
+        for codec, dim, members in self.parts:
+            offsets = exclusive_cumsum(num_rows[members])
+            segments = Segments(offsets, dim, start[members], stride[members])
+            groups.append(Group(codec, segments, members))
+        return Side(self, num_rows.contiguous(), tuple(groups))
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A template with rows.
+
+    Args: num_rows: [S] int64.  groups: cover every segment once.
+    Derived: raw_nbytes: [S] int64, the rows as float32.  Exact only where `fixed_size`:
+        at: [S] int64 and frame_nbytes: P ints.
+    """
+
+    template: Template
+    num_rows: Tensor
+    groups: tuple[Group, ...]
+    raw_nbytes: Tensor = field(init=False)
+    fixed_size: bool = field(init=False)
+    at: Tensor = field(init=False)
+    frame_nbytes: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = torch.zeros(len(self.template.tables), dtype=torch.int64)
+        for group in self.groups:
+            most[group.members] = group.codec.max_nbytes(group.segments)
+        at, frame_nbytes = frame.lay_out(most, self.template.segments_per_frame)
+        object.__setattr__(self, "raw_nbytes", self.num_rows * self.template.dims * 4)
+        object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
+        object.__setattr__(self, "at", at)
+        object.__setattr__(self, "frame_nbytes", frame_nbytes)
+
+
+def template(
+    frames: Sequence[Sequence[tuple[str, int]]],
+    *,
+    layouts: Sequence[int],
+    codecs: Mapping[str, Codec],
+    table_numbers: Mapping[str, int],
+    rank: int,
+    fan_out: int = 1,
+) -> Template:
+    """Group the segments by codec and dim.
+
+    Args:
+        frames: for each of P frames its segments as (table, dim).  layouts: P hashes.
+        codecs: by table name.  table_numbers: those of the statistics.
+        rank: this one; frame p is rank p's unless `fan_out` > 1, the number of ranks that the
+            one frame goes to, this one among them.
+    """
+    flat = [segment for segments in frames for segment in segments]
+    by_key: dict[tuple[Codec, int], list[int]] = {}
+    for s, (table, dim) in enumerate(flat):
+        by_key.setdefault((codecs[table], dim), []).append(s)
+    counts = [len(segments) for segments in frames]
+    remote = [fan_out - 1] if fan_out > 1 else [int(p != rank) for p in range(len(frames))]
+    return Template(
+        tables=tuple(table for table, _ in flat),
+        table=torch.tensor([table_numbers[table] for table, _ in flat], dtype=torch.int64),
+        dims=torch.tensor([dim for _, dim in flat], dtype=torch.int64),
+        frame=torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)),
+        segments_per_frame=tuple(counts),
+        layouts=tuple(layouts),
+        fan_out=fan_out,
+        remote_copies=tuple(remote),
+        parts=tuple(
+            (codec, dim, torch.tensor(members, dtype=torch.int64))
+            for (codec, dim), members in by_key.items()
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Control: takes numbers, returns numbers and parameters. No process groups, no TorchRec."""

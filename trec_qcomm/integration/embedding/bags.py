@@ -1,0 +1,118 @@
+"""Sharders and sharded modules of EmbeddingBagCollection and FusedEmbeddingBagCollection."""
+
+from typing import Any
+
+import torch
+
+from trec_qcomm.integration.compat import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingSharding,
+    EmbeddingShardingInfo,
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingBagCollectionSharder,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardedEmbeddingBagCollection,
+    ShardedFusedEmbeddingBagCollection,
+    ShardingEnv,
+    ShardingType,
+)
+from trec_qcomm.integration.embedding.shardings import POOLED
+from trec_qcomm.integration.embedding.wiring import wire
+from trec_qcomm.integration.session import Session
+
+_PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
+
+
+class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+    """ShardedEmbeddingBagCollection whose rows are coded."""
+
+    @classmethod
+    def create_embedding_bag_sharding(
+        cls,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        """Ours for all sharding types that communicate rows, TorchRec's for DATA_PARALLEL.
+
+        Raises: ValueError: a sharding type that TorchRec does not have.
+        """
+        sharding = POOLED.get(sharding_infos[0].param_sharding.sharding_type)
+        if sharding is None:
+            return super().create_embedding_bag_sharding(
+                sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
+            )
+        options: dict[str, Any] = {"qcomm_codecs_registry": qcomm_codecs_registry}
+        if sharding.sharding_name in _PERMUTED:
+            options["permute_embeddings"] = permute_embeddings
+        made: EmbeddingSharding[Any, Any, Any, Any] = sharding(
+            sharding_infos, env, device, **options
+        )
+        return made
+
+
+class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
+    """Drop-in for TorchRec's EmbeddingBagCollectionSharder."""
+
+    def __init__(self, session: Session, **options: Any) -> None:
+        """options: those of TorchRec's sharder, without its qcomm_codecs_registry."""
+        super().__init__(**options)
+        self._session = session
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> CodedShardedEmbeddingBagCollection:
+        """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
+        wiring = wire(self._session, params, env, device, module_fqn, self.fused_params)
+        return CodedShardedEmbeddingBagCollection(
+            module=module,
+            table_name_to_parameter_sharding=params,
+            env=env,
+            fused_params=self.fused_params,
+            device=device,
+            qcomm_codecs_registry=wiring,
+            module_fqn=module_fqn,
+            sharded_module_order_overwrite=self._sharded_module_order_overwrite,
+        )
+
+    @property
+    def sharded_module_type(self) -> type[CodedShardedEmbeddingBagCollection]:
+        """For TorchRec's lookup of sharders by module."""
+        return CodedShardedEmbeddingBagCollection
+
+
+class CodedShardedFusedEmbeddingBagCollection(
+    ShardedFusedEmbeddingBagCollection, CodedShardedEmbeddingBagCollection
+):
+    """ShardedFusedEmbeddingBagCollection whose rows are coded."""
+
+
+class CodedFusedEmbeddingBagCollectionSharder(FusedEmbeddingBagCollectionSharder):
+    """Drop-in for TorchRec's FusedEmbeddingBagCollectionSharder."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def shard(
+        self,
+        module: FusedEmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> CodedShardedFusedEmbeddingBagCollection:
+        """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
+        wiring = wire(self._session, params, env, device, module_fqn, None)
+        return CodedShardedFusedEmbeddingBagCollection(
+            module, params, env, device, qcomm_codecs_registry=wiring
+        )

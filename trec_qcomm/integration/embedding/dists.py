@@ -1,0 +1,249 @@
+"""Drop-ins for the collectives inside TorchRec's output dists, over comm.rows.
+
+CodedAllToAll, CodedVariableAllToAll and CodedReduceScatter have TorchRec's call signatures and go
+where its own would be. The dists of two levels and of sequences replace TorchRec's whole, because
+they need more of the batch's context than it passes on.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
+from trec_qcomm.comm.rows.collective import PendingRows, RowCollective
+from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.comm.rows.sequence import SequenceAllToAll
+from trec_qcomm.integration.compat import (
+    Awaitable,
+    BaseEmbeddingDist,
+    EmbeddingShardingContext,
+    GroupedEmbeddingConfig,
+    SequenceShardingContext,
+    get_gradient_division,
+)
+from trec_qcomm.integration.embedding.wiring import refuse_sync_collectives
+from trec_qcomm.integration.session import Session
+
+Callback = Callable[[Tensor], Tensor]
+C = TypeVar("C", bound=RowCollective)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _eager(method: F) -> F:
+    """Left out of torch.compile's graphs: it does not see through numba and gloo."""
+    return torch.compiler.disable(method)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def layout_of(groups_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> Layout:
+    """The columns of each rank's lookup: groups, then tables, then features, in that order."""
+    return Layout(
+        tuple(
+            tuple(
+                Block(table.name, feature, _first_column(table), table.local_cols)
+                for group in groups
+                for table in group.embedding_tables
+                for feature in table.feature_names
+            )
+            for groups in groups_per_rank
+        )
+    )
+
+
+def _first_column(table: object) -> int:
+    metadata = getattr(table, "local_metadata", None)
+    return int(metadata.shard_offsets[1]) if metadata is not None else 0
+
+
+class RowsAwaitable(Awaitable[Tensor]):
+    """TorchRec's handle on rows that are on their way."""
+
+    def __init__(self, pending: PendingRows, callbacks: Sequence[Callback] = ()) -> None:
+        super().__init__()
+        self._pending = pending
+        self.callbacks.extend(callbacks)
+
+    @_eager
+    def _wait_impl(self) -> Tensor:
+        return self._pending.wait()
+
+
+class _CodedDist(nn.Module, Generic[C]):
+    """What the drop-ins share."""
+
+    def __init__(self, collective: C, session: Session, callbacks: Sequence[Callback] = ()) -> None:
+        super().__init__()
+        self.collective, self._session, self._callbacks = collective, session, callbacks
+
+    def _options(self) -> dict[str, Any]:
+        """Of the collective's start, for this call.
+
+        Raises: ValueError: synchronous collectives, or a config pattern that matches no table.
+        """
+        self._session.check_patterns()
+        refuse_sync_collectives()
+        divisor = self.collective.world_size if get_gradient_division() else 1
+        return {"exact": self._session.exact, "gradient_divisor": divisor}
+
+    def _batch_sizes(self, num_rows: int, given: Sequence[int] | None) -> Sequence[int]:
+        world_size = self.collective.world_size
+        if given:
+            return given
+        if num_rows % world_size:
+            raise ValueError(f"batch of {num_rows} rows over {world_size} ranks")
+        return [num_rows // world_size] * world_size
+
+
+class CodedAllToAll(_CodedDist[PooledAllToAll]):
+    """For PooledEmbeddingsAllToAll."""
+
+    @_eager
+    def forward(
+        self, local_embs: Tensor, batch_size_per_rank: list[int] | None = None
+    ) -> RowsAwaitable:
+        """[B, D_rank] -> awaitable of [B_rank, D]; equal batches unless sizes are given.
+
+        Raises: ValueError: as `_options`; B is not a multiple of the world size and no sizes
+            are given.
+        """
+        sizes = self._batch_sizes(local_embs.shape[0], batch_size_per_rank)
+        pending = self.collective.start(local_embs, sizes, **self._options())
+        return RowsAwaitable(pending, self._callbacks)
+
+
+class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
+    """For VariableBatchPooledEmbeddingsAllToAll: a batch size for every feature."""
+
+    @_eager
+    def forward(
+        self,
+        local_embs: Tensor,
+        batch_size_per_rank_per_feature: list[list[int]],
+        batch_size_per_feature_pre_a2a: list[int],
+    ) -> RowsAwaitable:
+        """[N] -> awaitable of [M], see PooledAllToAll.start_variable."""
+        sizes = batch_size_per_rank_per_feature or [[]] * self.collective.world_size
+        pending = self.collective.start_variable(
+            local_embs.view(-1), sizes, batch_size_per_feature_pre_a2a, **self._options()
+        )
+        return RowsAwaitable(pending)
+
+
+class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
+    """For PooledEmbeddingsReduceScatter and, by its other arguments, its variable-batch kin."""
+
+    @_eager
+    def forward(
+        self,
+        local_embs: Tensor,
+        input_splits: list[int] | None = None,
+        *,
+        batch_size_per_rank_per_feature: list[list[int]] | None = None,
+        embedding_dims: list[int] | None = None,
+    ) -> RowsAwaitable:
+        """[B, D] -> awaitable of [B_rank, D], or [N] -> [M], see PooledReduceScatter.
+
+        Raises: ValueError: as CodedAllToAll.
+        """
+        if batch_size_per_rank_per_feature is not None:
+            sizes = batch_size_per_rank_per_feature or [[]] * self.collective.world_size
+            pending = self.collective.start_variable(local_embs.view(-1), sizes, **self._options())
+        else:
+            splits = self._batch_sizes(local_embs.shape[0], input_splits)
+            pending = self.collective.start(local_embs, splits, **self._options())
+        return RowsAwaitable(pending)
+
+
+class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
+    """For TwRwPooledEmbeddingDist and GridPooledEmbeddingDist: a sum inside the node, then an
+    all-to-all between the ranks of equal place in all nodes.
+
+    TorchRec's own tell the hop inside only the sum over nodes of each feature's batch sizes,
+    although the rows of one feature do not lie together: they could not be coded by table.
+    """
+
+    def __init__(
+        self, intra: CodedReduceScatter, cross: CodedAllToAll, variable_cross: CodedVariableAllToAll
+    ) -> None:
+        super().__init__()
+        self._intra, self._cross, self._variable_cross = intra, cross, variable_cross
+        self._local_size = intra.collective.world_size
+        self._local_rank = intra.collective.rank
+        self._num_nodes = cross.collective.world_size
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
+    ) -> RowsAwaitable:
+        """[B, D] of the node's columns -> awaitable of [B_rank, D of all nodes]; 1-D both where
+        every feature has a batch size of its own. Samples come local rank by local rank."""
+        if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
+            return self._forward_variable(local_embs, sharding_ctx)
+        sizes: list[int] = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
+        if not sizes:
+            even: RowsAwaitable = self._cross(self._intra(local_embs).wait())
+            return even
+        by_place = [sizes[place :: self._local_size] for place in range(self._local_size)]
+        inside = self._intra(local_embs, [sum(nodes) for nodes in by_place]).wait()
+        rows: RowsAwaitable = self._cross(inside, by_place[self._local_rank])
+        return rows
+
+    def _forward_variable(self, local_embs: Tensor, ctx: EmbeddingShardingContext) -> RowsAwaitable:
+        """As above; the context has [local rank, then node][feature]."""
+        sizes: list[list[int]] = ctx.batch_size_per_rank_per_feature
+        sizes = sizes or [[]] * (self._local_size * self._num_nodes)
+        nodes = range(self._num_nodes)
+        by_place = [
+            [sizes[place * self._num_nodes + node] for node in nodes]
+            for place in range(self._local_size)
+        ]
+        inside = self._intra(
+            local_embs,
+            batch_size_per_rank_per_feature=[[n for node in by for n in node] for by in by_place],
+        ).wait()
+        rows: RowsAwaitable = self._variable_cross(
+            inside, by_place[self._local_rank], ctx.batch_size_per_feature_pre_a2a
+        )
+        return rows
+
+
+class CodedSequenceDist(
+    _CodedDist[SequenceAllToAll], BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]
+):
+    """For TwSequenceEmbeddingDist and RwSequenceEmbeddingDist."""
+
+    @_eager
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: SequenceShardingContext | None = None
+    ) -> RowsAwaitable:
+        """One row an id of the input dist -> awaitable of one row an id of this rank's batch.
+
+        Raises: ValueError: as `_options`; a context that did not come through our module.
+        """
+        ids_sent = getattr(sharding_ctx, "ids_sent", None)
+        if sharding_ctx is None or ids_sent is None:
+            raise ValueError("the batch's context lacks ids_sent: was input_dist replaced?")
+        pending = self.collective.start(
+            local_embs,
+            self._rows_sent(sharding_ctx),
+            torch.tensor(ids_sent, dtype=torch.int64),
+            **self._options(),
+        )
+        order = sharding_ctx.unbucketize_permute_tensor
+        if order is None:
+            return RowsAwaitable(pending)
+        return RowsAwaitable(pending, [lambda rows: rows.index_select(0, order)])
+
+    def _rows_sent(self, ctx: SequenceShardingContext) -> Tensor:
+        """[F, P] int64: ids of each of this rank's features that each rank asked for."""
+        collective = self.collective
+        num_blocks = len(collective.layout.blocks[collective.rank])
+        lengths = ctx.lengths_after_input_dist
+        if not num_blocks or lengths is None:
+            return torch.zeros(0, collective.world_size, dtype=torch.int64)
+        sizes = self._batch_sizes(lengths.shape[1], ctx.batch_size_per_rank)
+        ends = torch.zeros(num_blocks, lengths.shape[1] + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 1, out=ends[:, 1:])
+        return ends[:, torch.tensor([0, *accumulate(sizes)])].diff(dim=1)

@@ -1,0 +1,41 @@
+"""Input dist: ids travel as in TorchRec. What is sent is counted and remembered."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trec_qcomm.core.stats import Traffic
+from trec_qcomm.integration.compat import KeyedJaggedTensor, input_dist_tensors
+
+
+def watch_ids(input_dist: Any, traffic: Traffic) -> None:
+    """From now on count what a TorchRec input dist sends, and note where its ids go.
+
+    Counted are lengths, ids and weights to other ranks, and the sizes sent before them. The
+    number of ids of each feature for each rank, rank by rank, is left in `input_dist.ids_sent`
+    until the next call. The hook sits on the inner all-to-all, whose `forward` (and not
+    `__call__`) is what TrainPipelineSparseDist replaces.
+    """
+    inner = input_dist._dist
+    rank, world_size = inner._pg.rank(), inner._pg.size()
+
+    def after(_inner: nn.Module, args: tuple[KeyedJaggedTensor], awaitable: Any) -> None:
+        (features,) = args
+        splits_and_tensors = input_dist_tensors(awaitable)
+        nbytes = sum(
+            (sum(splits) - splits[rank]) * tensor.element_size()
+            for splits, tensor in splits_and_tensors
+        )
+        num_sizes = len(splits_and_tensors) + (not features.variable_stride_per_key())
+        count = torch.tensor([nbytes + 8 * num_sizes * (world_size - 1)])
+        traffic.add_bytes(torch.tensor([0]), count, count, 0)
+        input_dist.ids_sent = features.length_per_key()
+
+    inner.register_forward_hook(after)
+
+
+def hand_over_ids(sharding_contexts: list[Any], input_dists: list[Any]) -> None:
+    """Give each batch's context its own `ids_sent`, before the next batch overwrites it."""
+    for context, input_dist in zip(sharding_contexts, input_dists, strict=True):
+        context.ids_sent = getattr(input_dist, "ids_sent", None)  # DATA_PARALLEL sends none

@@ -1,0 +1,135 @@
+"""All sharders of one Session: those of bags and sequences, and of the modules that hold them.
+
+TorchRec's sharders of managed collision, feature processed and ITEP modules take the sharder of
+the collection inside. Its tower sharders make their own, so they are subclassed. What a tower
+sends between nodes is the output of its interaction module, not rows: it stays as it is.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trec_qcomm.integration.compat import (
+    Awaitable,
+    BaseEmbeddingSharder,
+    EmbeddingCollection,
+    EmbeddingTower,
+    EmbeddingTowerCollectionSharder,
+    EmbeddingTowerSharder,
+    FeatureProcessedEmbeddingBagCollectionSharder,
+    ITEPEmbeddingBagCollectionSharder,
+    ManagedCollisionCollection,
+    ManagedCollisionCollectionSharder,
+    ManagedCollisionEmbeddingBagCollectionSharder,
+    ManagedCollisionEmbeddingCollectionSharder,
+    ModuleSharder,
+    ParameterSharding,
+    ShardedManagedCollisionCollection,
+    ShardingEnv,
+)
+from trec_qcomm.integration.embedding.bags import (
+    CodedEmbeddingBagCollectionSharder,
+    CodedFusedEmbeddingBagCollectionSharder,
+)
+from trec_qcomm.integration.embedding.ids import hand_over_ids, watch_ids
+from trec_qcomm.integration.embedding.sequences import CodedEmbeddingCollectionSharder
+from trec_qcomm.integration.session import Session
+
+
+def all_sharders(
+    session: Session, *, fused_params: dict[str, Any] | None, use_index_dedup: bool
+) -> list[ModuleSharder[Any]]:
+    """One for each module of TorchRec that shards embeddings. Args: see QComm.sharders."""
+    bags = CodedEmbeddingBagCollectionSharder(session, fused_params=fused_params)
+    sequences = CodedEmbeddingCollectionSharder(
+        session, fused_params=fused_params, use_index_dedup=use_index_dedup
+    )
+    collisions = CodedManagedCollisionCollectionSharder(session)
+    tower = CodedEmbeddingTowerSharder(bags, sequences)
+    return [
+        bags,
+        sequences,
+        CodedFusedEmbeddingBagCollectionSharder(session),
+        ManagedCollisionEmbeddingBagCollectionSharder(bags, collisions),
+        ManagedCollisionEmbeddingCollectionSharder(sequences, collisions),
+        FeatureProcessedEmbeddingBagCollectionSharder(bags),
+        ITEPEmbeddingBagCollectionSharder(bags),
+        tower,
+        CodedEmbeddingTowerCollectionSharder(tower),
+    ]
+
+
+class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
+    """TorchRec's, which has input dists of its own: they are watched, too."""
+
+    def __init__(self, *args: Any, session: Session, **options: Any) -> None:
+        """The rest as TorchRec's."""
+        super().__init__(*args, **options)
+        self._session = session
+
+    def _create_input_dists(self, *args: Any, **options: Any) -> None:
+        super()._create_input_dists(*args, **options)
+        for input_dist in self._input_dists:
+            watch_ids(input_dist, self._session.counters["input"])
+
+    def input_dist(
+        self, ctx: Any, features: Any, *args: Any, **options: Any
+    ) -> Awaitable[Awaitable[Any]]:
+        """As the base class; the output dist will want to know how many ids went where."""
+        awaitable = super().input_dist(ctx, features, *args, **options)
+        hand_over_ids(ctx.sharding_contexts, self._input_dists)
+        return awaitable
+
+
+class CodedManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
+    """Drop-in for TorchRec's."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def shard(
+        self,
+        module: ManagedCollisionCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        embedding_shardings: list[Any],
+        device: torch.device | None = None,
+        use_index_dedup: bool = False,
+    ) -> CodedShardedManagedCollisionCollection:
+        """Shard as planned."""
+        return CodedShardedManagedCollisionCollection(
+            module,
+            params,
+            env=env,
+            device=device or torch.device("cpu"),
+            embedding_shardings=embedding_shardings,
+            use_index_dedup=use_index_dedup,
+            session=self._session,
+        )
+
+
+class CodedEmbeddingTowerSharder(EmbeddingTowerSharder):
+    """TorchRec's; the tables of a tower, which lie in one node, are coded."""
+
+    def __init__(
+        self, bags: CodedEmbeddingBagCollectionSharder, sequences: CodedEmbeddingCollectionSharder
+    ) -> None:
+        super().__init__(fused_params=bags.fused_params)
+        self._bags, self._sequences = bags, sequences
+
+    def embedding_sharder(self, module: EmbeddingTower) -> BaseEmbeddingSharder[nn.Module]:
+        """Ours for the collection inside."""
+        inside: Any = self._bags
+        if isinstance(module.embedding, EmbeddingCollection):
+            inside = self._sequences
+        return inside
+
+
+class CodedEmbeddingTowerCollectionSharder(EmbeddingTowerCollectionSharder):
+    """TorchRec's, with our sharder of each tower."""
+
+    def __init__(self, tower: CodedEmbeddingTowerSharder) -> None:
+        super().__init__(fused_params=tower.fused_params)
+        self._tower_sharder = tower

@@ -1,0 +1,244 @@
+"""TorchRec's estimate of a sharding option, with our codecs priced as they are.
+
+TorchRec prices a codec by the element size of its dtype: the same for all tables, no scales, no
+headers, no time, and a smaller dtype makes the LOOKUP look cheaper too. Here the lookup keeps
+TorchRec's figure, and of the communication exactly the hops that we code change:
+
+    hop = TorchRec's ms of the hop * wire bytes / raw bytes  +  raw bytes / encode and decode GB/s
+
+Which milliseconds are a hop's is not recomputed, so it cannot drift from TorchRec's formulas: each
+option is estimated twice more with the same formulas on a network where one kind of collective is
+free, and the difference is the hop.
+
+    sharding          fwd_comms                     bwd_comms                           codec
+    TW, CW, TWCW      all-to-all                    all-to-all                          rule's
+    RW                reduce-scatter                all-gather + copy                   rule's
+    TWRW, GRID        all-to-all between nodes      all-to-all                          rule's
+                      + reduce-scatter inside one   + all-gather + copy                 rule's intra
+    DATA_PARALLEL     -                             all-reduce + optimizer              untouched
+
+`copy` is TorchRec's local copy after the all-gather; no codec makes it smaller, it stays.
+Accuracy: frames are priced as if each table had its own (48 bytes a peer, 0.3 % of 512 rows of 32
+bytes). Decoding happens on the receivers; its time is charged to the sender's shard, which gives
+each rank the right sum when the plan is balanced. The backward of a sum encodes once and decodes
+for every peer. A codec without a fixed size is priced at its upper bound.
+Units: ms and bytes, as TorchRec has them. Written against torchrec 1.6.1 to 1.9.2.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trec_qcomm.config import Config
+from trec_qcomm.control.cost_model import (
+    FLOAT32_NBYTES,
+    Throughput,
+    measure_throughput,
+    wire_nbytes,
+)
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.integration.compat import (
+    CollectiveType,
+    EmbeddingPerfEstimator,
+    GeneralizedCommsBandwidth,
+    ParameterConstraints,
+    Shard,
+    ShardingOption,
+    ShardingType,
+    Topology,
+    get_num_poolings,
+)
+
+Throughputs = Throughput | Mapping[str | Codec, Throughput]
+ALL_TO_ALL = frozenset({CollectiveType.ALL_TO_ALL})
+REDUCTION = frozenset({CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER})
+DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
+TWO_LEVEL = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+DIRECTIONS = {"forward": "fwd_comms", "backward": "bwd_comms"}
+
+
+class CodecPerfEstimator(EmbeddingPerfEstimator):
+    """Drop-in for TorchRec's EmbeddingPerfEstimator; see the module and `QComm.estimator`."""
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        *,
+        throughput: Throughputs | None = None,
+    ) -> None:
+        super().__init__(topology, constraints)
+        _check_throughput(throughput, topology.compute_device)
+        self._config = config
+        self._throughput = throughput
+        self._without = {
+            collectives: EmbeddingPerfEstimator(_with_free(topology, collectives), constraints)
+            for collectives in (ALL_TO_ALL, REDUCTION)
+        }
+
+    def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
+        """Write `shard.perf` of every shard of every option, in place.
+
+        Raises: ValueError: a table that no pattern of the config matches, a codec that `throughput`
+            lacks, or a sharder with codecs of TorchRec's, which TorchRec prices already.
+        """
+        _check_sharders([*args, *kwargs.values()])
+        coded = [so for so in sharding_options if so.sharding_type != DATA_PARALLEL]
+        without = {}
+        for collectives, estimator in self._without.items():
+            estimator.estimate(coded, *args, **kwargs)
+            without[collectives] = [shard.perf for so in coded for shard in so.shards]
+        super().estimate(sharding_options, *args, **kwargs)
+        shards = [(so, shard) for so in coded for shard in so.shards]
+        for number, (so, shard) in enumerate(shards):
+            for direction, field in DIRECTIONS.items():
+                stock_ms = getattr(shard.perf, field)
+                hops_ms = {
+                    c: stock_ms - getattr(perfs[number], field) for c, perfs in without.items()
+                }
+                ours_ms = stock_ms + sum(
+                    self._coded_ms(so, shard, direction, collectives, ms) - ms
+                    for collectives, ms in hops_ms.items()
+                    if ms > 0
+                )
+                setattr(shard.perf, field, ours_ms)
+
+    def _coded_ms(
+        self,
+        so: ShardingOption,
+        shard: Shard,
+        direction: str,
+        collectives: frozenset[CollectiveType],
+        stock_ms: float,
+    ) -> float:
+        """What becomes of one hop of one shard that TorchRec gives `stock_ms`."""
+        hop = self._hop(so, collectives)
+        codec = self._codec(so.name, direction, intra=hop.is_intra)
+        if hop.is_sum and direction == "forward":
+            codec = codec.for_sum_of(hop.num_peers)
+        dim, rows = shard.size[1], self._rows_per_peer(so, hop)
+        num_values = sum(rows) * dim
+        if not num_values:
+            return stock_ms
+        ratio = wire_nbytes(codec, rows, dim) / (num_values * so.tensor.element_size())
+        raw_nbytes = num_values * FLOAT32_NBYTES
+        encoded_once = hop.is_sum and direction == "backward"
+        codec_s = self._throughput_of(codec, dim).codec_s(
+            encoded_nbytes=raw_nbytes * (1 if encoded_once else hop.num_peers),
+            decoded_nbytes=raw_nbytes * hop.num_peers,
+        )
+        coded_ms: float = stock_ms * ratio + codec_s * 1e3
+        return coded_ms
+
+    def _hop(self, so: ShardingOption, collectives: frozenset[CollectiveType]) -> "_Hop":
+        world_size, node_size = self._topology.world_size, self._topology.intra_group_size
+        is_sum = collectives is REDUCTION and so.is_pooled
+        if so.sharding_type not in TWO_LEVEL:
+            is_split = so.sharding_type == ShardingType.ROW_WISE.value and not so.is_pooled
+            return _Hop(world_size, 1 / world_size if is_split else 1.0, False, is_sum)
+        if collectives is REDUCTION:
+            return _Hop(node_size, world_size / node_size, True, is_sum)
+        return _Hop(world_size // node_size, 1.0, False, False)
+
+    def _rows_per_peer(self, so: ShardingOption, hop: "_Hop") -> tuple[int, ...]:
+        """Rows of each feature that a rank sends one peer."""
+        limits = (self._constraints or {}).get(so.name)
+        batches = (limits and limits.batch_sizes) or [so.batch_size] * so.num_inputs
+        lengths = [min(1.0, n) for n in so.input_lengths] if so.is_pooled else so.input_lengths
+        poolings = get_num_poolings(self._constraints, so)
+        columns = zip(batches, lengths, poolings, strict=True)
+        return tuple(math.ceil(b * n * p * hop.num_batches) for b, n, p in columns)
+
+    def _codec(self, table: str, direction: str, *, intra: bool) -> Codec:
+        rule = self._config.rule_for(table)
+        codec: Codec = getattr(rule.intra if intra else rule, direction)
+        return codec
+
+    def _throughput_of(self, codec: Codec, dim: int) -> Throughput:
+        if self._throughput is None:
+            return measure_throughput(codec, dim)
+        if isinstance(self._throughput, Throughput):
+            return self._throughput
+        for key in (codec, codec.name):
+            if key in self._throughput:
+                return self._throughput[key]
+        known = ", ".join(map(str, self._throughput))
+        raise ValueError(f"throughput: neither {codec} nor {codec.name!r} is among: {known}")
+
+
+@dataclass(frozen=True)
+class _Hop:
+    """Who takes part in one collective of a sharding.
+
+    Args: num_peers: ranks, this one included.  num_batches: how many ranks' rows go to each peer:
+        inside a node those of all nodes; of sequences a rank has only a share.  is_intra: inside a
+        node.  is_sum: the forward adds up; then the backward sends all peers the same.
+    """
+
+    num_peers: int
+    num_batches: float
+    is_intra: bool
+    is_sum: bool
+
+
+class _FreeCollectives(GeneralizedCommsBandwidth):
+    """A network on which some kinds of collective take no time."""
+
+    def __init__(self, real: GeneralizedCommsBandwidth, free: frozenset[CollectiveType]) -> None:
+        self._real, self._free = real, free
+
+    def get_bw(
+        self, local_world_size: int, world_size: int, collective_type: CollectiveType
+    ) -> float:
+        """Bytes/ms."""
+        if collective_type in self._free:
+            return math.inf
+        return float(self._real.get_bw(local_world_size, world_size, collective_type))
+
+    @property
+    def intra_host_bw(self) -> float:
+        """Bytes/ms, of the real network."""
+        return float(self._real.intra_host_bw)
+
+    @property
+    def inter_host_bw(self) -> float:
+        """Bytes/ms, of the real network."""
+        return float(self._real.inter_host_bw)
+
+
+def _with_free(topology: Topology, collectives: frozenset[CollectiveType]) -> Topology:
+    """The topology, but for the cost of these collectives."""
+    changed = copy.copy(topology)
+    changed._comms_bandwidths = _FreeCollectives(topology.comms_bandwidths, collectives)
+    return changed
+
+
+def _check_throughput(throughput: object, compute_device: str) -> None:
+    if throughput is None:
+        if compute_device != "cpu":
+            raise ValueError(
+                f"throughput: measuring is for cpu, and the topology is of {compute_device}; "
+                "give a Throughput, or a mapping from codecs or their names to one"
+            )
+        return
+    values = throughput.values() if isinstance(throughput, Mapping) else [throughput]
+    if not values or not all(isinstance(value, Throughput) for value in values):
+        raise ValueError(
+            "throughput: expected a Throughput, or a mapping from codecs or their names to one, "
+            f"got {throughput!r}"
+        )
+
+
+def _check_sharders(arguments: list[Any]) -> None:
+    """TorchRec hands over sharders (1.6) or snapshots of them, by module type."""
+    for name, sharder in ((n, s) for a in arguments if isinstance(a, dict) for n, s in a.items()):
+        stock = getattr(sharder, "qcomm_dtype_sizes", None)
+        stock = stock or getattr(sharder, "qcomm_codecs_registry", None)
+        if stock:
+            raise ValueError(
+                f"sharders: {name} has a qcomm_codecs_registry, which TorchRec prices already; "
+                "plan with qcomm.sharders()"
+            )
