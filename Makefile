@@ -8,6 +8,7 @@
 PYTHON ?= python3
 CONFIGS ?= configs/fp32.yaml configs/int8.yaml configs/int4.yaml
 ARGS ?=
+VERSIONS ?=
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
@@ -29,11 +30,11 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast lint types layers check format clean
+.PHONY: help venv demo test test-fast test-versions lint types layers check format clean
 
 help:  ## List the targets
-	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...']"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
 venv: $(DEV)  ## Create .venv with the pinned run-time and developer packages
 
@@ -45,6 +46,9 @@ test: $(DEV)  ## Run all tests (ARGS goes to pytest)
 
 test-fast: $(DEV)  ## Run the tests that are neither slow nor dist
 	$(ONE_THREAD) $(PY) -m pytest -m "not slow and not dist" $(ARGS)
+
+test-versions: $(DEV)  ## Run the parity tests on each TorchRec in .pins/versions.txt, or on VERSIONS
+	$(ONE_THREAD) $(PY) .ci/test_versions.py $(VERSIONS) -- $(ARGS)
 
 lint: $(DEV)  ## Check style and formatting (ruff)
 	$(PY) -m ruff check .
