@@ -57,7 +57,7 @@ class QComm:
         )
 
     def data_parallel_wrapper(self, **options: Any) -> DefaultDataParallelWrapper:
-        """Wrapper of the dense part. For now plain DDP in float32, with its traffic counted.
+        """Wrapper of the dense part. For now plain DDP, with its traffic counted.
 
         Args: options: those of TorchRec's DefaultDataParallelWrapper.
         """

@@ -77,7 +77,9 @@ def qcomm_of(forward, backward=None, **options) -> QComm:
     return QComm(Config(embedding=(rule,), **options))
 
 
-def shard(qcomm, *, optimizer="sgd", plan=None, sharders=None, **fused) -> DistributedModelParallel:
+def shard(
+    qcomm, *, optimizer="sgd", plan=None, sharders=None, more_plans=None, **fused
+) -> DistributedModelParallel:
     """The model with our sharders, or with stock ones where qcomm is None."""
     torch.manual_seed(0)
     model = Model()
@@ -106,7 +108,7 @@ def shard(qcomm, *, optimizer="sgd", plan=None, sharders=None, **fused) -> Distr
         module=model,
         device=CPU,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        plan=ShardingPlan({"ebc": module_plan}),
+        plan=ShardingPlan({"ebc": module_plan} | (more_plans or {})),
         sharders=sharders,
         **options,
     )

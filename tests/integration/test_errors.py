@@ -61,6 +61,7 @@ def all_messages():
         "output_dtype": message_of(
             lambda: shard(qcomm_of(Identity()), output_dtype=SparseType.FP16)
         ),
+        "unsharded": message_of(lambda: shard(qcomm_of(Identity()), more_plans={"over": {}})),
         "sync": message_of(shard_with_sync_collectives),
         "switched": message_of(switch_to_sync_collectives),
         "differ": message_of(ranks_that_differ),
@@ -79,6 +80,7 @@ def messages():
         ("missing", ["m.yaml: embedding: no pattern matches table 'dp'", "tw_*, cw*"]),
         ("superfluous", ["s.yaml: embedding[0].tables: 'user*' matches no table", "cw_shared"]),
         ("output_dtype", ["fused_params: output_dtype", "allowed: fp32"]),
+        ("unsharded", ["'over' is a Linear, for which no sharder was given"]),
         ("sync", ["use_sync_collectives"]),
         ("switched", ["use_sync_collectives"]),
         ("differ", ["have different configs", "'bits': 4", "'bits': 8"]),

@@ -159,7 +159,10 @@ def start_exchange(
     if pg.size() == 1:
         return InFlight(pg, None, sent, sent, incoming, traffic)
     begin = perf_counter()
-    sizes = incoming.frame_nbytes if fixed_size else _exchange_sizes(pg, sent.nbytes, incoming)
+    sizes = incoming.frame_nbytes
+    if not fixed_size:
+        sizes = _exchange_sizes(pg, sent.nbytes, incoming)
+        traffic.header_nbytes += 8 * (pg.size() - 1)
     received = Frames(torch.empty(sum(sizes), dtype=torch.uint8), sizes, sent.call)
     work = dist.all_to_all_single(
         received.buffer,

@@ -21,15 +21,18 @@ class Traffic:
 
     def __init__(self, kind: str, tables: Sequence[str]) -> None:
         self.kind, self.tables = kind, tuple(tables)
+        self.raw_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
+        self.wire_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
+        self.max_abs_err = torch.empty(len(self.tables))
         self.reset()
 
     def reset(self) -> None:
-        """Back to zero."""
+        """Back to zero. In place: tensors made in inference mode could not be added to later."""
         self.num_calls = 0
         self.header_nbytes = 0
-        self.raw_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
-        self.wire_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
-        self.max_abs_err = torch.full((len(self.tables),), -1.0)  # -1: not measured
+        self.raw_nbytes.zero_()
+        self.wire_nbytes.zero_()
+        self.max_abs_err.fill_(-1.0)  # not measured
         self.encode_s: dict[str, float] = defaultdict(float)
         self.decode_s: dict[str, float] = defaultdict(float)
         self.wire_s = 0.0

@@ -29,7 +29,10 @@ from torchrec.distributed.fused_embeddingbag import (
     FusedEmbeddingBagCollectionSharder,
     ShardedFusedEmbeddingBagCollection,
 )
-from torchrec.distributed.itep_embeddingbag import ITEPEmbeddingBagCollectionSharder
+from torchrec.distributed.itep_embeddingbag import (
+    ITEPEmbeddingBagCollectionSharder,
+    ITEPEmbeddingCollectionSharder,
+)
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.mc_modules import (
@@ -66,6 +69,7 @@ from torchrec.distributed.types import (
     ParameterSharding,
     QuantizedCommCodec,
     QuantizedCommCodecs,
+    ShardedModule,
     ShardingEnv,
     ShardingType,
 )
@@ -104,6 +108,7 @@ __all__ = [
     "GridPooledEmbeddingSharding",
     "GroupedEmbeddingConfig",
     "ITEPEmbeddingBagCollectionSharder",
+    "ITEPEmbeddingCollectionSharder",
     "KeyedJaggedTensor",
     "ManagedCollisionCollection",
     "ManagedCollisionCollectionSharder",
@@ -122,6 +127,7 @@ __all__ = [
     "ShardedEmbeddingCollection",
     "ShardedFusedEmbeddingBagCollection",
     "ShardedManagedCollisionCollection",
+    "ShardedModule",
     "ShardingEnv",
     "ShardingOption",
     "ShardingType",

@@ -1,4 +1,4 @@
-"""Data parallel parts of the model: all-reduced by DDP in float32, and counted."""
+"""Data parallel parts of the model: all-reduced by DDP as TorchRec does, and counted."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from trec_qcomm.core.stats import Traffic
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
     DistributedModelParallel,
+    ShardedModule,
     ShardingEnv,
 )
 from trec_qcomm.integration.session import Session
@@ -25,15 +26,28 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Wrap the dense part, then count what every DDP of the model all-reduces.
 
-        Raises: ValueError: a config pattern that matches none of the model's tables.
+        Raises: ValueError: a config pattern that matches none of the model's tables, or a module
+            that the plan shards and no sharder took, which TorchRec would replicate in silence.
         """
+        _check_all_sharded(dmp)
         super().wrap(dmp, env, device)
         self._session.check_patterns()
         dense = dmp._dmp_wrapped_module
         if isinstance(dense, DistributedDataParallel):
-            _count(dense, self._session.counters["dense"])
+            narrow = self._allreduce_comm_precision in ("fp16", "bf16")
+            _count(dense, self._session.counters["dense"], wire_itemsize=2 if narrow else 4)
         for lookup in _data_parallel_lookups(dmp):
             _count(lookup, self._session.counters["data_parallel"])
+
+
+def _check_all_sharded(dmp: DistributedModelParallel) -> None:
+    for path in dmp.plan.plan:
+        module = dmp._dmp_wrapped_module.get_submodule(path)
+        if not isinstance(module, ShardedModule):
+            raise ValueError(
+                f"plan: {path!r} is a {type(module).__name__}, for which no sharder was given; "
+                "qcomm.sharders() has none for it"
+            )
 
 
 def _data_parallel_lookups(dmp: DistributedModelParallel) -> list[DistributedDataParallel]:
@@ -42,19 +56,21 @@ def _data_parallel_lookups(dmp: DistributedModelParallel) -> list[DistributedDat
     return list(dict.fromkeys(x for x in lookups if isinstance(x, DistributedDataParallel)))
 
 
-def all_reduce_nbytes(numel: int, world_size: int) -> int:
-    """What each rank sends in a ring all-reduce of float32: 2 (N - 1) / N of the data."""
-    return 2 * (world_size - 1) * numel * 4 // world_size
+def all_reduce_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
+    """What each rank sends in a ring all-reduce: 2 (N - 1) / N of the data."""
+    return 2 * (world_size - 1) * numel * itemsize // world_size
 
 
-def _count(ddp: DistributedDataParallel, traffic: Traffic) -> None:
+def _count(ddp: DistributedDataParallel, traffic: Traffic, *, wire_itemsize: int = 4) -> None:
     """Add one all-reduce for every forward that DDP will follow with one."""
     numel = sum(p.numel() for _, p in _synchronized_parameters(ddp))
-    nbytes = torch.tensor([all_reduce_nbytes(numel, ddp.process_group.size())])
+    world_size = ddp.process_group.size()
+    raw = torch.tensor([all_reduce_nbytes(numel, world_size)])
+    wire = torch.tensor([all_reduce_nbytes(numel, world_size, wire_itemsize)])
 
     def before_forward(module: nn.Module, _args: Any) -> None:
         if torch.is_grad_enabled() and ddp.require_backward_grad_sync and module.training:
-            traffic.add_bytes(torch.tensor([0]), nbytes, nbytes, 0)
+            traffic.add_bytes(torch.tensor([0]), raw, wire, 0)
 
     ddp.register_forward_pre_hook(before_forward)
 

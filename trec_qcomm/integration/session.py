@@ -36,15 +36,15 @@ class Session:
             "data_parallel": Traffic("data_parallel", ["all"]),
             "input": Traffic("input", ["all"]),
         }
-        self._collectives: dict[str, RowCollective] = {}
-        self._owners: dict[str, object] = {}
+        self._collectives: dict[str, dict[str, RowCollective]] = {}  # by module, then by name
         self._loaded_steps: dict[str, int] = {}
         self._patterns_checked = False
 
-    def add_tables(self, pg: dist.ProcessGroup, names: Iterable[str]) -> None:
-        """Note a module's tables. Collective, so call it in the same order on all ranks.
+    def add_module(self, pg: dist.ProcessGroup, module: str, names: Iterable[str]) -> None:
+        """Note a module and its tables. Collective, so call it in the same order on all ranks.
 
-        Raises: ValueError: ranks whose configs differ, or a table that no pattern matches.
+        Raises: ValueError: ranks whose configs differ, a table that no pattern matches, or a
+            module of that name that is there already.
         """
         names = sorted(names)
         ours = repr((config_to_dict(self.config), names))
@@ -58,12 +58,18 @@ class Session:
                 )
         for name in names:  # after the gather, so that all ranks say the same
             self.config.rule_for(name)
+        if module in self._collectives:
+            raise ValueError(
+                f"{module!r} is sharded already; one QComm serves one model, "
+                "and modules sharded by hand need a module_fqn each"
+            )
+        self._collectives[module] = {}
         self.tables.update(names)
         self._patterns_checked = False
 
     def check_patterns(self) -> None:
         """Raise ValueError at a pattern that matches no table, or at state that was loaded for a
-        collective that does not exist. Call it once the whole model is sharded."""
+        module that does not exist. Call it once the whole model is sharded."""
         if not self._patterns_checked:
             self.config.check_patterns(self.tables)
             self._check_names(self._loaded_steps)
@@ -75,22 +81,18 @@ class Session:
         pg: dist.ProcessGroup,
         layout: Layout,
         *,
+        module: str,
         name: str,
-        owner: object,
         intra: bool = False,
     ) -> C:
         """Make the collective that goes by that name, with the codecs of the config.
 
-        Args: owner: the module it is of. A second one for the same module (it was resharded)
-            takes over step and traffic.  intra: it is the hop inside a node.
-        Raises: ValueError: the name is another module's, or no pattern matches a table.
+        Args: module: it is of; `add_module` came before.  name: keys its noise. A second one of
+            that name (the module was resharded) takes over step and traffic.  intra: it is the
+            hop inside a node.
+        Raises: ValueError: no pattern matches a table.
         """
-        before = self._collectives.get(name)
-        if before is not None and self._owners[name] is not owner:
-            raise ValueError(
-                f"{name!r} is sharded already; one QComm serves one model, "
-                "and modules sharded by hand need a module_fqn each"
-            )
+        before = self._collectives[module].get(name)
         rules = {table: self.config.rule_for(table) for table in layout.tables()}
         pairs = {table: rule.intra if intra else rule for table, rule in rules.items()}
         exact = dict.fromkeys(rules, Identity())
@@ -107,16 +109,24 @@ class Session:
             seed=self.config.seed,
             measure_error=self.config.measure_error,
         )
-        collective.step = self._loaded_steps.get(name, 0)
+        collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
-        self._collectives[name], self._owners[name] = collective, owner
+        self._collectives[module][name] = collective
         return collective
+
+    def _all(self) -> list[RowCollective]:
+        return [c for by_name in self._collectives.values() for c in by_name.values()]
+
+    def _steps_of(self, module: str) -> int:
+        """Calls with gradients so far: each collective of a module counts them."""
+        counted = (c.step for c in self._collectives[module].values())
+        return max(counted, default=self._loaded_steps.get(module, 0))
 
     def stats(self) -> dict[str, Any]:
         """Plain dict by kind of traffic; see core.stats.summary."""
         kinds: dict[str, list[Traffic]] = {kind: [] for kind in ROW_KINDS}
-        for collective in self._collectives.values():
+        for collective in self._all():
             for traffic in (collective.forward_traffic, collective.backward_traffic):
                 kinds[traffic.kind].append(traffic)
         kinds |= {kind: [traffic] for kind, traffic in self.counters.items()}
@@ -124,29 +134,31 @@ class Session:
 
     def reset_stats(self) -> None:
         """All counters back to zero."""
-        for collective in self._collectives.values():
+        for collective in self._all():
             collective.forward_traffic.reset()
             collective.backward_traffic.reset()
         for traffic in self.counters.values():
             traffic.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """{"steps": {collective: calls with gradients so far}}: what seeds stochastic rounding.
+        """{"steps": {module: calls with gradients so far}}: what seeds stochastic rounding. It
+        does not depend on the plan, so a run may be resumed under another.
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
         """
-        return {"steps": {name: torch.tensor(c.step) for name, c in self._collectives.items()}}
+        return {"steps": {m: torch.tensor(self._steps_of(m)) for m in self._collectives}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. Raises ValueError: a collective that this model does not have
+        """Continue from `state`. Raises ValueError: a module that this model does not have
         (before the model is sharded, the first forward raises it)."""
         steps = {str(name): int(step) for name, step in state["steps"].items()}
         if self._collectives:
             self._check_names(steps)
         self._loaded_steps = steps
-        for name, collective in self._collectives.items():
-            collective.step = steps.get(name, 0)
+        for module, by_name in self._collectives.items():
+            for collective in by_name.values():
+                collective.step = steps.get(module, 0)
 
     def _check_names(self, steps: dict[str, int]) -> None:
         unknown = sorted(set(steps) - set(self._collectives))

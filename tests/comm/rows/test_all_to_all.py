@@ -47,10 +47,11 @@ class SpiedCollective:
         self._real = dist.all_to_all_single
 
     def __call__(self, output, input, **options):
-        splits = options.get("input_split_sizes")
+        splits = options.get("input_split_sizes") or [len(input) // dist.get_world_size()] * (
+            dist.get_world_size()
+        )
         self.calls.append(input.dtype)
-        if splits is not None:
-            self.nbytes += (sum(splits) - splits[dist.get_rank()]) * input.element_size()
+        self.nbytes += (sum(splits) - splits[dist.get_rank()]) * input.element_size()
         return self._real(output, input, **options)
 
 
@@ -214,3 +215,21 @@ def test_no_noise_is_drawn_twice():
             assert not torch.equal(out, other)
         # Table a's 4 values and the first 4 of each of b's rows are equal before rounding.
         assert not torch.equal(out[:, :4].reshape(-1)[:128], out[:, 4:].reshape(-1)[:128])
+
+
+def gradients_of_one_graph():
+    """What two backward passes over the same graph bring back."""
+    layout = Layout(((Block("a", "f", 0, 4),),))
+    codecs = {"a": Rowwise(2, "stochastic")}
+    pair = DirectionCodecs(codecs, codecs)
+    op = PooledAllToAll(dist.group.WORLD, layout, codecs=pair, exact=pair, name="test")
+    rows = torch.zeros(64, 4, requires_grad=True)
+    out = op.start(rows, [64]).wait()
+    gradient = torch.tensor([0.0, 0.2, 0.55, 1.0]).repeat(64, 1)
+    return [torch.autograd.grad(out, rows, gradient, retain_graph=True)[0] for _ in range(2)]
+
+
+@pytest.mark.dist
+def test_a_second_backward_draws_new_noise():
+    ((first, second),) = run_ranks(gradients_of_one_graph, 1)
+    assert not torch.equal(first, second)

@@ -124,9 +124,11 @@ class RowCollective(ABC):
         token: Tensor = _Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
 
-    def noise_seed(self, step: int, direction: str) -> int:
-        """63 bits that differ for every rank, step, direction and name."""
-        key = repr((self._seed, self.name, self._global_rank, step, direction)).encode()
+    def noise_seed(self, step: int, direction: str, again: int = 0) -> int:
+        """63 bits that differ for every rank, step, direction and name, and each time that a
+        graph is run backward `again`."""
+        words = (self._seed, self.name, self._global_rank, step, direction)
+        key = repr((*words, again) if again else words).encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
     def take_over(self, other: "RowCollective") -> None:
@@ -200,18 +202,21 @@ class _Call:
     gradient_divisor: int
     step: int
     in_flight: InFlight | None = field(default=None)
+    num_backwards: int = 0
 
     def launch(self, values: Tensor, direction: str) -> None:
         op, route, forward = self.op, self.route, direction == "forward"
         sent = route.forward_sent if forward else route.backward_sent
         received = route.forward_received if forward else route.backward_received
         traffic = op.forward_traffic if forward else op.backward_traffic
+        again = 0 if forward else self.num_backwards
+        self.num_backwards += not forward
         with record_function(f"## {op.name} {direction} start ##"):
             frames = encode_frames(
                 values.detach().contiguous(),
                 sent,
                 call=op.next_exchange(),
-                seed=op.noise_seed(self.step, direction),
+                seed=op.noise_seed(self.step, direction, again),
                 traffic=traffic,
                 measure=op.measure_error,
             )

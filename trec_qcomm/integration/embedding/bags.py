@@ -62,6 +62,7 @@ class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         """options: those of TorchRec's sharder, without its qcomm_codecs_registry."""
         super().__init__(**options)
         self._session = session
+        self.name_of_holder: str | None = None  # of the module that the next collection is in
 
     def shard(
         self,
@@ -72,7 +73,8 @@ class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         module_fqn: str | None = None,
     ) -> CodedShardedEmbeddingBagCollection:
         """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
-        wiring = wire(self._session, params, env, device, module_fqn, self.fused_params)
+        name = module_fqn or self.name_of_holder
+        wiring = wire(self._session, params, env, device, name, self.fused_params)
         return CodedShardedEmbeddingBagCollection(
             module=module,
             table_name_to_parameter_sharding=params,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trec_qcomm.core.stats import Traffic
 from trec_qcomm.integration.compat import KeyedJaggedTensor, input_dist_tensors
@@ -39,3 +39,18 @@ def hand_over_ids(sharding_contexts: list[Any], input_dists: list[Any]) -> None:
     """Give each batch's context its own `ids_sent`, before the next batch overwrites it."""
     for context, input_dist in zip(sharding_contexts, input_dists, strict=True):
         context.ids_sent = getattr(input_dist, "ids_sent", None)  # DATA_PARALLEL sends none
+        input_dist.ids_sent = None  # a batch that was not watched is not taken for this one
+
+
+def watch_remapped_ids(output_dist: Any, traffic: Traffic) -> None:
+    """Count what a managed collision module sends when it returns the remapped ids."""
+
+    def after(_dist: nn.Module, args: tuple[Tensor, Any], _awaitable: Any) -> None:
+        ids, context = args
+        rank = output_dist._dist._pg.rank()
+        splits = context.output_splits
+        num_ids = sum(splits) - splits[rank]
+        count = torch.tensor([num_ids * ids.element_size() * (ids.numel() // max(len(ids), 1))])
+        traffic.add_bytes(torch.tensor([0]), count, count, 0)
+
+    output_dist.register_forward_hook(after)

@@ -61,6 +61,7 @@ class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         """options: those of TorchRec's sharder, without its qcomm_codecs_registry."""
         super().__init__(**options)
         self._session = session
+        self.name_of_holder: str | None = None  # of the module that the next collection is in
 
     def shard(
         self,
@@ -78,7 +79,12 @@ class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
             self.fused_params,
             device,
             qcomm_codecs_registry=wire(
-                self._session, params, env, device, module_fqn, self.fused_params
+                self._session,
+                params,
+                env,
+                device,
+                module_fqn or self.name_of_holder,
+                self.fused_params,
             ),
             use_index_dedup=self._use_index_dedup,
             module_fqn=module_fqn,

@@ -19,6 +19,7 @@ from trec_qcomm.integration.compat import (
     EmbeddingTowerSharder,
     FeatureProcessedEmbeddingBagCollectionSharder,
     ITEPEmbeddingBagCollectionSharder,
+    ITEPEmbeddingCollectionSharder,
     ManagedCollisionCollection,
     ManagedCollisionCollectionSharder,
     ManagedCollisionEmbeddingBagCollectionSharder,
@@ -32,7 +33,7 @@ from trec_qcomm.integration.embedding.bags import (
     CodedEmbeddingBagCollectionSharder,
     CodedFusedEmbeddingBagCollectionSharder,
 )
-from trec_qcomm.integration.embedding.ids import hand_over_ids, watch_ids
+from trec_qcomm.integration.embedding.ids import hand_over_ids, watch_ids, watch_remapped_ids
 from trec_qcomm.integration.embedding.sequences import CodedEmbeddingCollectionSharder
 from trec_qcomm.integration.session import Session
 
@@ -51,22 +52,68 @@ def all_sharders(
         bags,
         sequences,
         CodedFusedEmbeddingBagCollectionSharder(session),
-        ManagedCollisionEmbeddingBagCollectionSharder(bags, collisions),
-        ManagedCollisionEmbeddingCollectionSharder(sequences, collisions),
+        _NamedManagedCollisionEmbeddingBagCollectionSharder(bags, collisions),
+        _NamedManagedCollisionEmbeddingCollectionSharder(sequences, collisions),
         FeatureProcessedEmbeddingBagCollectionSharder(bags),
-        ITEPEmbeddingBagCollectionSharder(bags),
+        _NamedITEPEmbeddingBagCollectionSharder(bags),
+        _NamedITEPEmbeddingCollectionSharder(sequences),
         tower,
         CodedEmbeddingTowerCollectionSharder(tower),
     ]
 
 
+class _Named:
+    """Tells the sharder of the collection inside the module's name, which TorchRec keeps from it.
+
+    Two modules may have tables of the same names, and their noise and state must not mix.
+    """
+
+    def shard(
+        self,
+        module: Any,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """As the base class."""
+        inside: Any = getattr(self, "_e_sharder", None) or self._ebc_sharder  # type: ignore[attr-defined]
+        inside.name_of_holder = module_fqn
+        try:
+            return super().shard(module, params, env, device, module_fqn)  # type: ignore[misc]
+        finally:
+            inside.name_of_holder = None
+
+
+class _NamedManagedCollisionEmbeddingBagCollectionSharder(
+    _Named, ManagedCollisionEmbeddingBagCollectionSharder
+):
+    """TorchRec's."""
+
+
+class _NamedManagedCollisionEmbeddingCollectionSharder(
+    _Named, ManagedCollisionEmbeddingCollectionSharder
+):
+    """TorchRec's."""
+
+
+class _NamedITEPEmbeddingBagCollectionSharder(_Named, ITEPEmbeddingBagCollectionSharder):
+    """TorchRec's."""
+
+
+class _NamedITEPEmbeddingCollectionSharder(_Named, ITEPEmbeddingCollectionSharder):
+    """TorchRec's."""
+
+
 class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
-    """TorchRec's, which has input dists of its own: they are watched, too."""
+    """TorchRec's, which has dists of ids of its own: they are watched, too."""
 
     def __init__(self, *args: Any, session: Session, **options: Any) -> None:
         """The rest as TorchRec's."""
         super().__init__(*args, **options)
         self._session = session
+        for output_dist in self._output_dists:
+            watch_remapped_ids(output_dist, session.counters["input"])
 
     def _create_input_dists(self, *args: Any, **options: Any) -> None:
         super()._create_input_dists(*args, **options)

@@ -59,9 +59,10 @@ class _Coded:
         return input_dist
 
     def _collective(self, kind: type[RowCollective], pg: Any, layout: Layout, hop: str = "") -> Any:
-        name = f"{self._wiring.module_name}/{self.sharding_name}" + (f"/{hop}" if hop else "")
+        module = self._wiring.module_name
+        name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
         return self._wiring.session.collective(
-            kind, pg, layout, name=name, owner=self._wiring, intra=hop == "intra"
+            kind, pg, layout, module=module, name=name, intra=hop == "intra"
         )
 
 

@@ -40,8 +40,7 @@ def wire(
 ) -> Wiring:
     """Check what a module is to be sharded by, and make its Wiring. Collective over env's group.
 
-    Where TorchRec does not tell the module's name (inside of managed collision modules and
-    towers), its tables name it.
+    Where TorchRec does not tell the module's name (inside of towers), its tables name it.
     Raises: ValueError: a device or output dtype that is not supported, synchronous collectives,
         a table that no pattern of the config matches, or ranks whose configs differ.
     """
@@ -50,8 +49,9 @@ def wire(
     refuse_sync_collectives()
     if env.process_group is None:
         raise ValueError("trec_qcomm needs a ShardingEnv with a process group")
-    session.add_tables(env.process_group, params)
-    return Wiring(session, module_fqn or "+".join(sorted(params)))
+    module_name = module_fqn or "+".join(sorted(params))
+    session.add_module(env.process_group, module_name, params)
+    return Wiring(session, module_name)
 
 
 def refuse_sync_collectives() -> None:

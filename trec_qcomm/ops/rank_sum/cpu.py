@@ -2,7 +2,6 @@
 the output stays in the cache while all parts are added to it.
 """
 
-import numpy as np
 from numba import njit
 
 _STRETCH = 4096  # values, 16 KiB
@@ -10,12 +9,14 @@ _STRETCH = 4096  # values, 16 KiB
 
 @njit(nogil=True, cache=True)
 def rank_sum(parts, out):
-    """Writes out[i] = parts[0, i] + parts[1, i] + ..."""
+    """Writes out[i] = parts[0, i] + parts[1, i] + ... One-dimensional slices vectorize."""
     num_parts, size = parts.shape
     for begin in range(0, size, _STRETCH):
         end = min(begin + _STRETCH, size)
-        for i in range(begin, end):
-            out[i] = parts[0, i]
+        sums, first = out[begin:end], parts[0, begin:end]
+        for i in range(sums.size):
+            sums[i] = first[i]
         for p in range(1, num_parts):
-            for i in range(begin, end):
-                out[i] = np.float32(out[i] + parts[p, i])
+            part = parts[p, begin:end]
+            for i in range(sums.size):
+                sums[i] = sums[i] + part[i]
