@@ -25,7 +25,10 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 PINS = ROOT / ".pins" / "versions.txt"
 CACHE = ROOT / ".venv" / "torchrec"
-SUITE = ["tests/integration/test_stock_parity.py", "tests/integration/test_every_sharding.py"]
+SUITE = [
+    "tests/integration/test_stock_parity.py",
+    "tests/integration/embedding/test_every_sharding.py",
+]
 EXPECTED = "TREC_QCOMM_TEST_TORCHREC"  # the folder to import torchrec from, named by its version
 
 

@@ -63,9 +63,7 @@ def test_resumed_training_is_the_same(tmp_path):
 
 def load_foreign_state():
     _, qcomm = model_and_qcomm()
-    with pytest.raises(
-        ValueError, match=r"state names x; this model has ebc"
-    ):
+    with pytest.raises(ValueError, match=r"state names x; this model has ebc"):
         qcomm.load_state_dict({"steps": {"x": 1}})
     return torch.tensor(0)
 

@@ -107,6 +107,16 @@ class RowCollective(ABC):
     def _make_templates(self, codecs: DirectionCodecs) -> Templates:
         """The sides as this kind of exchange has them."""
 
+    def _owners_to_samples(self, codecs: DirectionCodecs) -> Templates:
+        """Every rank sends each its own blocks, and gets gradients of these back."""
+        own, each = [self.rank] * self.world_size, range(self.world_size)
+        return Templates(
+            forward_sent=self.layout.template(own, self.rank, codecs.forward),
+            forward_received=self.layout.template(each, self.rank, codecs.forward),
+            backward_sent=self.layout.template(each, self.rank, codecs.backward),
+            backward_received=self.layout.template(own, self.rank, codecs.backward),
+        )
+
     def _start(self, rows: Tensor, route: Route, gradient_divisor: int) -> "PendingRows":
         """Launch. Raises ValueError: rows of another shape or dtype.  UnencodableError."""
         if tuple(rows.shape) != route.sent_shape or rows.dtype != torch.float32:

@@ -33,13 +33,7 @@ class SequenceAllToAll(RowCollective):
         super().__init__(pg, layout, **options)
 
     def _make_templates(self, codecs: DirectionCodecs) -> Templates:
-        own, each = [self.rank] * self.world_size, range(self.world_size)
-        return Templates(
-            forward_sent=self.layout.template(own, self.rank, codecs.forward),
-            forward_received=self.layout.template(each, self.rank, codecs.forward),
-            backward_sent=self.layout.template(each, self.rank, codecs.backward),
-            backward_received=self.layout.template(own, self.rank, codecs.backward),
-        )
+        return self._owners_to_samples(codecs)
 
     def start(
         self,

@@ -1,22 +1,19 @@
-"""How far a codec may move outputs and weights of a Case, and how many bytes it must send.
+"""How far a codec may move outputs and weights of a Case.
 
-Derived from FORMAT.md and the codecs' documented numerics, not from the code that is tested:
+Derived from the codecs' documented numerics:
     bf16     |x - decoded| <= 2^-8 |x|
     rowwise  half a step of the row (a whole one if stochastic), see `codec_error`
 Errors of partial sums add up; a second hop codes values that the first has moved.
-Shapes: P ranks; frames are lists of segments (table, rows, dim).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.exact import U, block_of, incidence, uses_of
-from tests.integration.zoo import (
+from tests.integration.zoo.cases import (
     CW,
     DP,
     GRID,
@@ -26,35 +23,28 @@ from tests.integration.zoo import (
     TWCW,
     TWRW,
     Case,
-    Shard,
     Table,
-    batch,
     full_table,
-    output_keys,
     shards,
 )
+from tests.integration.zoo.exact import U, block_of, uses_of
 from trec_qcomm import Cast, Codec, Identity, Rowwise
 
 WHOLE_COLUMNS = (TW, CW, TWCW)
 TWO_LEVEL = (TWRW, GRID)
-Segment = tuple[str, int, int]
-Frames = list[list[Segment]]
 
 
 @dataclass(frozen=True)
 class Hops:
     """The codecs of one direction of one table. main: its only hop, or that between nodes."""
 
-    main: Codec = Identity()
-    intra: Codec = Identity()
+    main: Codec = field(default=Identity())
+    intra: Codec = field(default=Identity())
 
     def changes(self, kind: str) -> bool:
         """Whether rows of a table of that sharding may come out different."""
         codecs = {DP: (), TWRW: (self.main, self.intra), GRID: (self.main, self.intra)}
         return any(codec != Identity() for codec in codecs.get(kind, (self.main,)))
-
-
-CodecOf = Callable[[Table], Hops]
 
 
 def codec_error(codec: Codec, rows: Tensor, moved: Tensor | float = 0.0) -> Tensor:
@@ -110,21 +100,21 @@ def _rounding(matrix: Tensor, weights: Tensor, num_parts: int) -> Tensor:
 
 
 def backward_error(
-    case: Case, table: Table, batches: tuple[KeyedJaggedTensor, ...], hops: Hops
+    case: Case, table: Table, batches: Sequence[KeyedJaggedTensor], hops: Hops
 ) -> Tensor:
     """[num_rows, dim] float64: |weights - weights with the identity codec| after a step of SGD."""
     world_size, kind = len(batches), case.kind(table)
-    found = torch.zeros(table.num_rows, table.dim, dtype=torch.float64)
-    magnitude = full_table(table).double().abs().amax(1, True).expand_as(found).clone()
+    blocks = {s.col: block_of(s)[1] for s in shards(case, table, world_size)}
+    moved = torch.zeros(table.num_rows, table.dim, dtype=torch.float64)
+    magnitude = full_table(table).double().abs().amax(1, True)
     uses = torch.zeros(table.num_rows)
     for _, matrix, gradient in uses_of(case, table, batches, 0):
-        for columns in {block_of(s)[1].start: block_of(s)[1] for s in _parts(case, table, batches)}.values():
-            part = gradient[:, columns]
-            error = codec_error(hops.main, part)
+        for columns in blocks.values():
+            error = codec_error(hops.main, gradient[:, columns])
             if kind in TWO_LEVEL:
-                error = error + codec_error(hops.intra, part, error)
-            found[:, columns] += LEARNING_RATE / world_size * matrix.T @ error
+                error = error + codec_error(hops.intra, gradient[:, columns], error)
+            moved[:, columns] += LEARNING_RATE / world_size * matrix.T @ error
         magnitude += LEARNING_RATE / world_size * matrix.T @ gradient.abs().amax(1, True)
         uses += matrix.sum(0)
     terms = 2 * (float(uses.max()) + 2) + 5
-    return found + terms * U / (1 - terms * U) * magnitude
+    return moved + terms * U / (1 - terms * U) * magnitude

@@ -1,0 +1,144 @@
+"""With the identity codec every sharding equals stock TorchRec: outputs and weights, bit for bit.
+
+Bags have at most two ids, so that at most two partial sums are not 0 and the order of addition,
+in which ours differs from gloo's for more than two ranks, changes nothing. Longer bags, and what
+stock cannot run on gloo (uneven batches of row-wise shardings), are held against float64.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.cells import results_of, run_cells
+from tests.integration.zoo.cases import (
+    CW,
+    DP,
+    GRID,
+    MIX,
+    POOLED,
+    RW,
+    SEQUENCE,
+    TW,
+    TWCW,
+    TWRW,
+    Case,
+    Table,
+    batch,
+    full_table,
+)
+from tests.integration.zoo.exact import assembled, outputs, updated
+from tests.integration.zoo.run import OPTIMIZERS, assert_same, qcomm_of, run
+from trec_qcomm import Identity
+
+pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
+
+BY_NODE = (TWRW, GRID, TWCW, MIX)  # shardings that know nodes
+ROW_SPLIT = (RW, TWRW, GRID, MIX)  # those that add up partial sums
+# A table in two features, a feature in two tables, mean pooling, dims of all remainders.
+TABLES = (
+    Table("first", 16, ("a",)),
+    Table("pair", 32, ("b", "c")),
+    Table("mean", 12, ("d",), 10, "mean"),
+    Table("shared", 16, ("a",), 17),
+    Table("odd", 20, ("e",)),
+    Table("wide", 52, ("f",), pooling="mean"),
+    Table("last", 36, ("g", "h"), 33),
+)
+SUM_TABLES = tuple(replace(table, pooling="sum") for table in TABLES)
+# Where a feature is in two tables, TorchRec divides row-wise means by the wrong numbers.
+MEAN_TABLES = tuple(replace(table, pooling="mean") for table in TABLES if table.name != "shared")
+SEQUENCE_TABLES = tuple(Table(t.name, 16, t.features, t.num_rows) for t in TABLES)
+NARROW_TABLES = tuple(Table(t.name, 12, t.features, t.num_rows) for t in TABLES)
+
+
+def node_sizes(sharding, world_size):
+    return (1, 2, world_size) if sharding in BY_NODE and world_size == 4 else (1, world_size)
+
+
+def parity_cases(world_size):
+    """By name: all that stock can run."""
+    cases = {}
+    for sharding in POOLED:
+        for node_size in node_sizes(sharding, world_size) if sharding in BY_NODE else (0,):
+            for optimizer in OPTIMIZERS:
+                cases[f"{sharding}/{node_size}/{optimizer}"] = Case(
+                    tables=TABLES, sharding=sharding, node_size=node_size, optimizer=optimizer
+                )
+    for sharding in SEQUENCE:
+        for optimizer in OPTIMIZERS:
+            for tables in (SEQUENCE_TABLES, NARROW_TABLES)[: 1 + (optimizer == "sgd")]:
+                cases[f"sequence_{sharding}/{tables[0].dim}/{optimizer}"] = Case(
+                    tables=tables, sharding=sharding, module="ec", optimizer=optimizer
+                )
+    for sharding in (TW, CW, TWCW, DP):
+        for name, sizes in (("uneven", (4, 3)), ("zero", (5, 0))):
+            cases[f"{sharding}/{name}"] = Case(tables=TABLES, sharding=sharding, batch=sizes)
+    for sharding in (TW, CW, RW):
+        cases[f"sequence_{sharding}/uneven"] = Case(
+            tables=SEQUENCE_TABLES, sharding=sharding, module="ec", batch=(4, 3)
+        )
+    return cases
+
+
+def exact_cases():
+    """By name: long bags, and uneven batches, also of no samples."""
+    cases = {}
+    for sharding in POOLED:
+        # TorchRec's own divisor of means fails on a rank that has no samples.
+        for name, tables, sizes in (
+            ("even", SUM_TABLES, (5,)),
+            ("uneven", SUM_TABLES, (5, 3)),
+            ("zero", SUM_TABLES, (0, 4, 1)),
+            ("mean", MEAN_TABLES, (5, 3)),
+        ):
+            # TorchRec does not divide the sums of grid_shard, where a table wants their mean.
+            if name == "mean" and sharding in (GRID, MIX):
+                continue
+            cases[f"{sharding}/{name}"] = Case(
+                tables=tables, sharding=sharding, node_size=2, batch=sizes, max_length=9
+            )
+    return cases
+
+
+def run_cell(cell):
+    kind, case = cell
+    if kind == "exact":
+        return run(case, qcomm_of(Identity()), 1, linear=True)
+    return run(case, None), run(case, qcomm_of(Identity()))
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def cells(request):
+    parity, exact = parity_cases(request.param), exact_cases()
+    jobs = {("parity", name): ("parity", case) for name, case in parity.items()}
+    jobs |= {("exact", name): ("exact", case) for name, case in exact.items()}
+    return run_cells(run_cell, request.param, jobs, timeout_s=600)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", parity_cases(4))
+def test_identity_equals_stock_bit_for_bit(cells, name):
+    if ("parity", name) not in cells:
+        pytest.skip("no such node size")
+    found = results_of(cells["parity", name])
+    assert_same(parity_cases(4)[name], *zip(*found, strict=True))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", exact_cases())
+def test_identity_is_as_near_as_float32_can_be(cells, name):
+    assert_near(exact_cases()[name], results_of(cells["exact", name]))
+
+
+def assert_near(case, runs):
+    batches = [batch(case, 0, rank) for rank in range(len(runs))]
+    weights = {table.name: full_table(table) for table in case.tables}
+    for rank, found in enumerate(runs):
+        for key, expected in outputs(case, weights, batches[rank]).items():
+            assert expected.holds(found.outputs[0][key]), f"rank {rank}, output {key}"
+    after = updated(case, weights, batches)
+    for table in case.tables:
+        whole = assembled(table, [part for found in runs for part in found.weights[table.name]])
+        assert not torch.equal(whole, weights[table.name])
+        assert after[table.name].holds(whole), table.name

@@ -1,0 +1,269 @@
+"""The matrix: every sharding x codec x shape x direction, checked cell by cell, as a table.
+
+One step of SGD on a loss that is linear in the outputs, so that gradients are no function of what
+the forward codec did. A cell passes if, with respect to a run with the identity codec,
+- a coded direction moves outputs (weights) of every coded table by no more than the codec's own
+  error, derived in bounds.py, and somewhere by a quarter of it: no silent float32 or finer codec;
+- a direction, or a table, that is not coded is bit-equal;
+- QComm.stats() counts exactly the bytes that FORMAT.md gives for the plan (traffic.py).
+
+The table is written to `matrix/world_size_<n>.md` in pytest's cache, .pytest_cache/d/.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.cells import Failed, run_cells
+from tests.integration.zoo.bounds import Hops, backward_error, forward_error
+from tests.integration.zoo.cases import (
+    CW,
+    GRID,
+    MIX,
+    RW,
+    TW,
+    TWCW,
+    TWRW,
+    Case,
+    Table,
+    batch,
+    output_keys,
+)
+from tests.integration.zoo.exact import assembled, incidence
+from tests.integration.zoo.run import run
+from tests.integration.zoo.traffic import frames_of, stats_problems
+from trec_qcomm import Cast, Config, Identity, QComm, Rowwise, TableRule
+from trec_qcomm.config import HopCodecs
+
+pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
+
+WORLD_SIZES = (2, 4)
+# name: (sharding, module, hops that are coded, nodes)
+ROWS = {
+    "table_wise": (TW, "ebc", "main", 1),
+    "column_wise": (CW, "ebc", "main", 1),
+    "table_column_wise": (TWCW, "ebc", "main", 2),
+    "row_wise": (RW, "ebc", "main", 1),
+    "table_row_wise, between nodes": (TWRW, "ebc", "main", 2),
+    "table_row_wise, inside nodes": (TWRW, "ebc", "intra", 0),
+    "grid_shard, between nodes": (GRID, "ebc", "main", 2),
+    "grid_shard, inside nodes": (GRID, "ebc", "intra", 0),
+    "all mixed": (MIX, "ebc", "both", 2),
+    "sequence table_wise": (TW, "ec", "main", 1),
+    "sequence column_wise": (CW, "ec", "main", 1),
+    "sequence row_wise": (RW, "ec", "main", 1),
+}
+SHAPES = ("aligned", "odd", "uneven")
+MIXED = (Rowwise(4, "stochastic"), Identity(), Cast("bf16"), Rowwise(8))
+CODECS = {
+    "bf16": (Cast("bf16"),),
+    "8 bits": (Rowwise(8),),
+    "4 bits": (Rowwise(4),),
+    "2 bits": (Rowwise(2),),
+    "mixed": MIXED,
+}
+DIRECTIONS = ("forward", "backward", "both")
+FEATURES = (("a",), ("b", "c"), ("a",), ("d",), ("e",), ("f",), ("g",))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One square. codec and direction are None in the run it is compared with."""
+
+    row: str
+    shape: str
+    codec: str | None = None
+    direction: str | None = None
+
+
+def case_of(cell: Cell, world_size: int) -> Case:
+    sharding, module, _, nodes = ROWS[cell.row]
+    sequence = module == "ec"
+    dims = (16, 32, 16, 32, 16, 32, 32) if cell.shape == "aligned" else (12, 20, 36, 52, 12, 20, 36)
+    if sequence:
+        dims = ({"aligned": 32, "odd": 36, "uneven": 12}[cell.shape],) * 7
+    # A rank that has no samples is beyond TorchRec's EmbeddingCollection.
+    uneven = (7, 3, 1, 8) if sequence else (7, 0, 3, 8)
+    sizes = {"aligned": (8,), "odd": (7,), "uneven": uneven[:world_size]}
+    count = 7 if sharding == MIX else 4
+    return Case(
+        tables=tuple(Table(f"t{n}", dims[n], FEATURES[n], 20 + n) for n in range(count)),
+        sharding=sharding,
+        module=module,
+        node_size=world_size // nodes if nodes else 2,
+        batch=sizes[cell.shape],
+        max_length=3,
+    )
+
+
+def hops_of(cell: Cell, case: Case) -> dict[str, dict[str, Hops]]:
+    """Codecs by direction, then table."""
+    coded = ROWS[cell.row][2]
+    codecs = CODECS[cell.codec] if cell.codec else (Identity(),)
+    found: dict[str, dict[str, Hops]] = {"forward": {}, "backward": {}}
+    for direction, by_table in found.items():
+        for n, table in enumerate(case.tables):
+            on = cell.direction in (direction, "both")
+            codec = codecs[n % len(codecs)] if on else Identity()
+            by_table[table.name] = Hops(
+                main=codec if coded in ("main", "both") else Identity(),
+                intra=codec if coded in ("intra", "both") else Identity(),
+            )
+    return found
+
+
+def qcomm_of(cell: Cell, case: Case) -> QComm:
+    hops = hops_of(cell, case)
+    forward, backward = hops["forward"], hops["backward"]
+    rules = [
+        TableRule(
+            tables=(name,),
+            forward=forward[name].main,
+            backward=backward[name].main,
+            intra=HopCodecs(forward=forward[name].intra, backward=backward[name].intra),
+        )
+        for name in forward
+    ]
+    return QComm(Config(embedding=tuple(rules)))
+
+
+def run_cell(argument: tuple[Cell, int]):
+    cell, world_size = argument
+    case = case_of(cell, world_size)
+    return run(case, qcomm_of(cell, case), 1, linear=True)
+
+
+def plain_cells() -> list[Cell]:
+    return [Cell(row, shape) for row in ROWS for shape in SHAPES]
+
+
+def coded_cells() -> list[Cell]:
+    return [
+        Cell(plain.row, plain.shape, codec, direction)
+        for plain in plain_cells()
+        for codec in CODECS
+        for direction in DIRECTIONS
+    ]
+
+
+@cache
+def batches_of(case: Case, world_size: int) -> tuple:
+    return tuple(batch(case, 0, rank) for rank in range(world_size))
+
+
+@cache
+def output_bounds(case: Case, world_size: int, rank: int, key: str, hops: Hops):
+    features = batches_of(case, world_size)[rank]
+    for other, table, feature in output_keys(case):
+        if other == key:
+            matrix = incidence(case, table, feature, features)
+            return forward_error(case, table, matrix, hops, world_size)
+    raise KeyError(key)
+
+
+@cache
+def weight_bounds(case: Case, world_size: int, table: Table, hops: Hops):
+    return backward_error(case, table, batches_of(case, world_size), hops)
+
+
+def problems(cell: Cell, found: list, plain: list) -> list[str]:
+    """What is wrong with a cell. Args: found, plain: its runs and those with identity, by rank."""
+    case = case_of(cell, len(found))
+    hops = hops_of(cell, case)
+    wrong = _output_problems(case, hops["forward"], found, plain)
+    wrong += _weight_problems(case, hops["backward"], found, plain)
+    for rank, of in enumerate(found):
+        frames = frames_of(case, rank, len(found))
+        wrong += [f"rank {rank}: {text}" for text in stats_problems(of.stats, frames, hops)]
+    return wrong
+
+
+def _output_problems(case: Case, hops: dict[str, Hops], found: list, plain: list) -> list[str]:
+    moved = {table: Moved() for table in case.tables}
+    for key, table, _ in output_keys(case):
+        for rank, (coded, exact) in enumerate(zip(found, plain, strict=True)):
+            bound = output_bounds(case, len(found), rank, key, hops[table.name])
+            moved[table].add(coded.outputs[0][key], exact.outputs[0][key], bound)
+    return _verdicts("outputs", case, hops, moved)
+
+
+def _weight_problems(case: Case, hops: dict[str, Hops], found: list, plain: list) -> list[str]:
+    moved = {table: Moved() for table in case.tables}
+    for table in case.tables:
+        coded, exact = (
+            assembled(table, [part for of in runs for part in of.weights[table.name]])
+            for runs in (found, plain)
+        )
+        moved[table].add(coded, exact, weight_bounds(case, len(found), table, hops[table.name]))
+    return _verdicts("weights", case, hops, moved)
+
+
+@dataclass
+class Moved:
+    """How far values are from those of the other run: as a share of the bound; at all."""
+
+    share: float = 0.0
+    equal: bool = True
+
+    def add(self, coded: Tensor, exact: Tensor, bound: Tensor) -> None:
+        off = (coded.double() - exact.double()).abs()
+        shares = torch.where(off == 0, 0.0, off / bound).nan_to_num(nan=math.inf)
+        self.share = max([self.share, *shares.flatten().tolist()])
+        self.equal &= torch.equal(coded, exact)
+
+
+def _verdicts(what: str, case: Case, hops: dict[str, Hops], moved: dict[Table, Moved]) -> list[str]:
+    wrong = []
+    for table, found in moved.items():
+        coded = hops[table.name].changes(case.kind(table))
+        if coded and not 0.25 <= found.share <= 1:
+            wrong.append(f"{what} of {table.name}: off by {found.share:.3g} of the codec's error")
+        if not coded and not found.equal:
+            wrong.append(f"{what} of {table.name}: not coded, but differ")
+    return wrong
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def verdicts(request, pytestconfig):
+    """By cell its problems; as a side effect the table."""
+    world_size = request.param
+    cells = {cell: (cell, world_size) for cell in plain_cells() + coded_cells()}
+    found = run_cells(run_cell, world_size, cells, timeout_s=600)
+    judged = {}
+    for cell in coded_cells():
+        plain = found[Cell(cell.row, cell.shape)]
+        failed = [run.reason for run in (plain, found[cell]) if isinstance(run, Failed)]
+        judged[cell] = failed or problems(cell, found[cell], plain)
+    folder = pytestconfig.cache.mkdir("matrix")
+    (folder / f"world_size_{world_size}.md").write_text(as_markdown(judged, world_size))
+    return judged
+
+
+def as_markdown(judged: dict[Cell, list[str]], world_size: int) -> str:
+    """Rows: sharding, shape, direction. Columns: codecs."""
+    lines = [
+        f"{world_size} ranks: {sum(not p for p in judged.values())} of {len(judged)} cells pass",
+        "",
+        f"| sharding | shape | coded | {' | '.join(CODECS)} |",
+        "|---" * (3 + len(CODECS)) + "|",
+    ]
+    for plain in plain_cells():
+        for direction in DIRECTIONS:
+            row = [judged[Cell(plain.row, plain.shape, codec, direction)] for codec in CODECS]
+            marks = [wrong[0].strip().splitlines()[-1] if wrong else "ok" for wrong in row]
+            lines.append(f"| {plain.row} | {plain.shape} | {direction} | {' | '.join(marks)} |")
+    return "\n".join(lines) + "\n"
+
+
+def name_of(cell: Cell) -> str:
+    return f"{cell.row}/{cell.shape}/{cell.codec}/{cell.direction}".replace(" ", "_")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("cell", coded_cells(), ids=name_of)
+def test_every_cell(verdicts, cell):
+    assert not verdicts[cell]

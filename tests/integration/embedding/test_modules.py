@@ -1,0 +1,125 @@
+"""Every module and kind of batch that TorchRec has, with the identity codec: equal to stock bit for
+bit. What stock cannot run on gloo is held against float64.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.cells import results_of, run_cells
+from tests.integration.embedding.test_every_sharding import assert_near
+from tests.integration.zoo import itep, towers
+from tests.integration.zoo.cases import CW, DP, GRID, RW, SEQUENCE, TW, TWCW, TWRW, Case, Table
+from tests.integration.zoo.run import assert_same, qcomm_of, run
+from trec_qcomm import Identity
+
+pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
+
+WHOLE = (TW, CW, TWCW)
+SPLIT = (RW, TWRW, GRID)
+TABLES = (
+    Table("first", 16, ("a",)),
+    Table("pair", 32, ("b", "c")),
+    Table("shared", 12, ("a",), 17),
+    Table("last", 20, ("d",), 10),
+)
+UNSHARED = tuple(replace(t, features=("e",)) if t.name == "shared" else t for t in TABLES)
+NARROW = tuple(Table(t.name, 16, t.features, t.num_rows) for t in TABLES)
+NARROW_UNSHARED = tuple(replace(table, dim=16) for table in UNSHARED)
+
+
+def parity_cases(world_size=4):
+    """By name: what stock can run, towers and ITEP with a little help."""
+    cases = {}
+    for sharding in (*WHOLE, *SPLIT):
+        two = {"tables": TABLES, "sharding": sharding, "node_size": 2}
+        cases[f"fused_ebc/{sharding}"] = Case(**two, module="fused_ebc")
+        cases[f"empty/{sharding}"] = Case(**two, empty=("a", "d"))
+        cases[f"no_ids_at_all/{sharding}"] = Case(**two, empty=("a", "b", "c"))
+    for sharding in (*WHOLE, *SPLIT, DP):
+        two = {"tables": TABLES, "sharding": sharding, "node_size": 2}
+        cases[f"weighted/{sharding}"] = Case(**two, weighted=True)
+        cases[f"fp_ebc/{sharding}"] = Case(**two, module="fp_ebc")
+    for sharding in (*WHOLE, RW, TWRW):
+        for weighted in (False, True):
+            cases[f"vbe/{sharding}" + "/weighted" * weighted] = Case(
+                tables=TABLES, sharding=sharding, node_size=2, vbe=True, weighted=weighted
+            )
+    for sharding in WHOLE:
+        cases[f"uneven_vbe/{sharding}"] = Case(
+            tables=TABLES, sharding=sharding, node_size=2, vbe=True, uneven_vbe=True, batch=(4, 3)
+        )
+    for sharding in SEQUENCE:
+        cases[f"sequence_empty/{sharding}"] = Case(
+            tables=NARROW, sharding=sharding, module="ec", empty=("a", "b", "c")
+        )
+        cases[f"sequence_vbe/{sharding}"] = Case(
+            tables=NARROW, sharding=sharding, module="ec", vbe=True
+        )
+    for module in ("mc_ebc", "mc_ec"):
+        cases[f"{module}/{RW}"] = Case(tables=NARROW_UNSHARED, sharding=RW, module=module)
+    for sharding in (TW, CW, RW, TWRW):
+        cases[f"itep_ebc/{sharding}"] = Case(
+            tables=UNSHARED, sharding=sharding, module="itep_ebc", node_size=2
+        )
+    for sharding in (TWRW, TWCW):
+        cases[f"tower/{sharding}"] = Case(tables=UNSHARED, sharding=sharding, module="tower")
+        cases[f"towers/{sharding}"] = Case(
+            tables=UNSHARED, sharding=sharding, module="towers", node_size=world_size // 2
+        )
+    return cases
+
+
+def exact_cases():
+    """By name: other numbers of distinct bags on each rank, which gloo cannot reduce-scatter."""
+    return {
+        f"uneven_vbe/{sharding}": Case(
+            tables=TABLES,
+            sharding=sharding,
+            node_size=2,
+            vbe=True,
+            uneven_vbe=True,
+            batch=(4, 3),
+            max_length=5,
+        )
+        for sharding in (RW, TWRW)
+    }
+
+
+def run_cell(cell):
+    kind, case = cell
+    if kind == "exact":
+        return run(case, qcomm_of(Identity()), 1, linear=True)
+    qcomms = None, qcomm_of(Identity())
+    if case.module.startswith("tower"):
+        towers.run_on_cpu()
+        return tuple(run(case, qcomm, 3, model=towers.TowerModel(case)) for qcomm in qcomms)
+    if case.module.startswith("itep"):
+        itep.run_on_cpu()
+        steps, make = itep.MAX_STEPS, itep.PrunedModel
+        return tuple(run(case, qcomm, steps, model=make(case)) for qcomm in qcomms)
+    return tuple(run(case, qcomm, 3) for qcomm in qcomms)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def cells(request):
+    jobs = {
+        ("parity", name): ("parity", case) for name, case in parity_cases(request.param).items()
+    }
+    jobs |= {("exact", name): ("exact", case) for name, case in exact_cases().items()}
+    return run_cells(run_cell, request.param, jobs, timeout_s=600)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", parity_cases())
+def test_module_equals_stock_bit_for_bit(cells, name):
+    found = results_of(cells["parity", name])
+    # FBGEMM for CPU has no gradient of how TorchRec repeats the rows of a variable batch.
+    trains = not name.startswith("sequence_vbe")
+    assert_same(parity_cases()[name], *zip(*found, strict=True), trains=trains)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", exact_cases())
+def test_uneven_variable_batches_are_as_near_as_float32_can_be(cells, name):
+    assert_near(exact_cases()[name], results_of(cells["exact", name]))

@@ -1,0 +1,90 @@
+"""In a profiler trace, backward compute runs while the reverse all-to-all is in flight."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from tests.integration.zoo.cases import CW, RW, TW, Case, Table, batch, plan
+from tests.integration.zoo.run import fused_params, qcomm_of
+from trec_qcomm import Rowwise
+from trec_qcomm.testing import run_ranks
+
+WIDTH = 512  # of the dense part: nothing else in the model multiplies matrices of this size
+TABLES = (Table("a", 16, ("f1",)), Table("b", 16, ("f2",)))
+
+
+class SparseFirst(nn.Module):
+    """The rows are asked for before the dense part and used after it."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        configs = [
+            EmbeddingBagConfig(
+                name=t.name, embedding_dim=t.dim, num_embeddings=t.num_rows,
+                feature_names=list(t.features),
+            )
+            for t in case.tables
+        ]  # fmt: skip
+        self.sparse = EmbeddingBagCollection(configs)
+        self.dense = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 32))
+        self.over = nn.Linear(32, 1)
+
+    def forward(self, features):
+        rows = self.sparse(features)
+        dense = self.dense(torch.ones(4, WIDTH))
+        loss = self.over(rows.values() + dense).square().mean()
+        return loss, loss.detach()
+
+
+def traced(sharding: str):
+    """(name, begin, end) of what ran on this rank in one training step, in microseconds."""
+    case = Case(tables=TABLES, sharding=sharding)
+    qcomm = qcomm_of(Rowwise(4))
+    dmp = DistributedModelParallel(
+        SparseFirst(case),
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"sparse": plan(case, dist.get_world_size())}),
+        sharders=qcomm.sharders(fused_params=fused_params(case)),
+        data_parallel_wrapper=qcomm.data_parallel_wrapper(),
+    )
+    optimizer = torch.optim.SGD(dmp.module.dense.parameters(), lr=0.1)
+    pipeline = TrainPipelineSparseDist(dmp, optimizer, torch.device("cpu"))
+    batches = iter([batch(case, step, dist.get_rank()) for step in range(4)])
+    pipeline.progress(batches)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
+        pipeline.progress(batches)
+    return [
+        (event.name, event.time_range.start, event.time_range.end, event.input_shapes)
+        for event in trace.events()
+    ]
+
+
+def all_traces():
+    return {sharding: traced(sharding) for sharding in (TW, CW, RW)}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(all_traces, 2)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sharding", [TW, CW, RW])
+def test_dense_backward_runs_while_gradients_travel(ranks, sharding):
+    for events in (rank[sharding] for rank in ranks):
+        (launched,) = (e for e in events if e[0] == f"## sparse/{sharding} backward start ##")
+        (waited,) = (e for e in events if e[0] == f"## sparse/{sharding} backward wait ##")
+        assert launched[2] <= waited[1]
+        weight_gradients = [
+            e for e in events if e[0] == "aten::mm" and e[3][0][0] == WIDTH and e[1] > launched[2]
+        ]
+        between = [e for e in weight_gradients if e[2] <= waited[1]]
+        assert between, "the dense part's backward waited for the network"

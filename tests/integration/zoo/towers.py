@@ -1,0 +1,60 @@
+"""Towers: tables of one node under an interaction module, for the zoo.
+
+TorchRec tells the DDP around an interaction its device as if it were a GPU, which on CPU is an
+error; `run_on_cpu` leaves that out, for stock sharders and ours alike.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torchrec.distributed.embedding_tower_sharding as tower_sharding
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from tests.integration.zoo.cases import MODULES, Case
+
+WIDTH = 8  # of what a tower makes of a sample
+
+
+class Interaction(nn.Module):
+    """Embeddings to WIDTH numbers a sample."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.over = nn.Linear(sum(t.dim * len(t.features) for t in case.tables), WIDTH)
+
+    def forward(self, embeddings: KeyedTensor) -> Tensor:
+        return self.over(embeddings.values())
+
+
+class TowerModel(nn.Module):
+    """One tower of all tables, or two towers of every other table, for the two nodes."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        if case.module == "tower":
+            self.sparse, num_towers = tower(case), 1
+        else:
+            halves = [replace(case, tables=case.tables[n::2]) for n in range(2)]
+            self.sparse, num_towers = EmbeddingTowerCollection([tower(h) for h in halves]), 2
+        self.scale = nn.Parameter(torch.ones(num_towers * WIDTH))
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
+        return {"all": self.sparse(features) * self.scale}
+
+
+def tower(case: Case) -> EmbeddingTower:
+    return EmbeddingTower(MODULES["ebc"](case), Interaction(case))
+
+
+def run_on_cpu() -> None:
+    """Changes this process."""
+    tower_sharding.DistributedDataParallel = _without_device
+
+
+def _without_device(*args: Any, device_ids: Any = None, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(*args, **options)
