@@ -76,7 +76,7 @@ def encode_frames(
         num_rows=side.num_rows,
         nbytes=nbytes,
     )
-    copies = torch.tensor(template.remote_copies, dtype=torch.int64)
+    copies = template.remote_copies
     of_segment = copies[template.frame]
     wire = nbytes * of_segment
     sent = int((torch.tensor(frame_nbytes, dtype=torch.int64) * copies).sum())

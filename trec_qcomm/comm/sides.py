@@ -42,7 +42,7 @@ class Template:
         tables: S names.  table: [S] int64, numbers of these.  dims, frame: [S] int64.
         segments_per_frame: P counts.  layouts: P hashes, see comm.rows.layout.
         fan_out: to how many ranks each frame goes: 1, or all (then P is 1).
-        remote_copies: P counts of ranks other than this one that get each frame.
+        remote_copies: [P] int64, how many ranks other than this one get each frame.
         parts: codec, dim and members of each group.
     """
 
@@ -53,7 +53,7 @@ class Template:
     segments_per_frame: tuple[int, ...]
     layouts: tuple[int, ...]
     fan_out: int
-    remote_copies: tuple[int, ...]
+    remote_copies: Tensor
     parts: tuple[tuple[Codec, int, Tensor], ...]
 
     def place(self, num_rows: Tensor, start: Tensor, stride: Tensor) -> "Side":
@@ -125,7 +125,7 @@ def template(
         segments_per_frame=tuple(counts),
         layouts=tuple(layouts),
         fan_out=fan_out,
-        remote_copies=tuple(remote),
+        remote_copies=torch.tensor(remote, dtype=torch.int64),
         parts=tuple(
             (codec, dim, torch.tensor(members, dtype=torch.int64))
             for (codec, dim), members in by_key.items()

@@ -71,7 +71,8 @@ def parity_cases(world_size=4):
 
 
 def exact_cases():
-    """By name: other numbers of distinct bags on each rank, which gloo cannot reduce-scatter."""
+    """By name: other numbers of distinct bags on each rank, which gloo cannot reduce-scatter;
+    grid_shard takes a variable batch in stock TorchRec from 1.9 on only."""
     return {
         f"uneven_vbe/{sharding}": Case(
             tables=TABLES,
@@ -82,7 +83,7 @@ def exact_cases():
             batch=(4, 3),
             max_length=5,
         )
-        for sharding in (RW, TWRW)
+        for sharding in (RW, TWRW, GRID)
     }
 
 

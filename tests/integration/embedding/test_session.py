@@ -7,7 +7,7 @@ from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from tests.integration.zoo.cases import CPU, MODULES, RW, TW, Case, Table, batch, plan
+from tests.integration.zoo.cases import CPU, MODULES, RW, TW, Case, Model, Table, batch, plan
 from tests.integration.zoo.run import fused_params, qcomm_of, shard, train
 from trec_qcomm import Identity, Rowwise
 from trec_qcomm.testing import run_ranks
@@ -65,11 +65,56 @@ def calls_after_reset_in_inference_mode():
     return qcomm.stats()["embedding_forward"]["num_calls"]
 
 
+def dense_bytes(**options):
+    """(raw, wire) of the dense all-reduce in one step."""
+    case = Case(tables=TABLES, sharding=TW)
+    qcomm = qcomm_of(Identity())
+    dmp = DistributedModelParallel(
+        Model(case),
+        device=CPU,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        plan=ShardingPlan({"sparse": plan(case, dist.get_world_size())}),
+        sharders=qcomm.sharders(fused_params=fused_params(case)),
+        data_parallel_wrapper=qcomm.data_parallel_wrapper(**options),
+    )
+    train(dmp, case, 1, linear=False)
+    dense = qcomm.stats()["dense"]
+    return dense["raw_nbytes"], dense["wire_nbytes"]
+
+
+def ids_sent_and_counted():
+    """Bytes of a managed collision module that also returns the remapped ids."""
+    case = Case(tables=TABLES, sharding=RW, module="mc_ec")
+    qcomm = qcomm_of(Identity())
+    model = Model(case)
+    model.sparse._return_remapped_features = True
+    dmp = shard(case, qcomm, model)
+    sent, real = [0], dist.all_to_all_single
+
+    def spy(output, input, output_split_sizes=None, input_split_sizes=None, **options):
+        splits = input_split_sizes or [len(input) // dist.get_world_size()] * dist.get_world_size()
+        row_nbytes = input.element_size() * input[:1].numel()
+        sent[0] += (sum(splits) - splits[dist.get_rank()]) * row_nbytes
+        return real(output, input, output_split_sizes, input_split_sizes, **options)
+
+    dist.all_to_all_single = spy
+    try:
+        with torch.no_grad():
+            dmp(batch(case, 0, dist.get_rank()))
+    finally:
+        dist.all_to_all_single = real
+    stats = qcomm.stats()
+    return sent[0], sum(stats[kind]["wire_nbytes"] for kind in ("input", "embedding_forward"))
+
+
 def everything():
     return {
         "twins": steps_of_twins(),
         "replanned": steps_under_another_plan(),
         "reset": calls_after_reset_in_inference_mode(),
+        "dense": dense_bytes(),
+        "dense fp16": dense_bytes(allreduce_comm_precision="fp16"),
+        "remapped ids": ids_sent_and_counted(),
     }
 
 
@@ -91,3 +136,18 @@ def test_a_run_is_resumed_under_another_plan(ranks):
 @pytest.mark.dist
 def test_counters_survive_a_reset_in_inference_mode(ranks):
     assert all(results["reset"] == 2 for results in ranks)
+
+
+@pytest.mark.dist
+def test_torchrecs_own_precision_of_the_dense_part_is_counted(ranks):
+    for results in ranks:
+        raw, wire = results["dense"]
+        assert raw == wire > 0
+        assert results["dense fp16"] == (raw, raw // 2)
+
+
+@pytest.mark.dist
+def test_returned_ids_of_managed_collisions_are_counted(ranks):
+    for results in ranks:
+        sent, counted = results["remapped ids"]
+        assert sent == counted > 0

@@ -72,7 +72,7 @@ class RowCollective(ABC):
 
     Args:
         pg: the ranks.  layout: see comm.rows.layout.  codecs: those of the config.
-        exact: those of `start(exact=True)`.  name: keys the state and the noise.
+        exact: those of `start(exact=True)`.  name: keys the noise, and is in errors and traces.
         intra: all ranks are in one node; statistics keep such traffic apart.
         seed: of stochastic rounding; ranks, steps and directions draw different noise from it.
         measure_error: record max_abs_err, at the price of decoding what is sent.
