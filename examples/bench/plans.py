@@ -77,6 +77,7 @@ class Hypothetical:
 
     name: ClassVar[str] = "hypothetical"
     fixed_size: ClassVar[bool] = True
+    param: ClassVar[None] = None
     contract: ClassVar[Contract] = Contract.BIASED
     wire_id: ClassVar[int] = 255
 
@@ -87,7 +88,14 @@ class Hypothetical:
         return aligned(segments.num_rows * segments.dim * 4 // self.ratio)
 
     def encode(
-        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        params: Tensor | None = None,
     ) -> Encoded:
         raise NotImplementedError("a hypothetical codec is for estimates")
 

@@ -18,6 +18,7 @@ class Deflate:
 
     name: ClassVar[str] = "deflate"
     fixed_size: ClassVar[bool] = False
+    param: ClassVar[None] = None
     wire_id: ClassVar[int] = 240
     contract: ClassVar[Contract] = Contract.EXACT
 
@@ -29,7 +30,14 @@ class Deflate:
         return aligned(8 + raw + raw // 1000 + 64)
 
     def encode(
-        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        params: Tensor | None = None,
     ) -> Encoded:
         nbytes = torch.zeros_like(at)
         for s in range(segments.num_segments):

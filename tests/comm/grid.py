@@ -22,6 +22,7 @@ class Grid:
 
     name: ClassVar[str] = "grid"
     fixed_size: ClassVar[bool] = True
+    param: ClassVar[None] = None
     wire_id: ClassVar[int] = 241
     contract: ClassVar[Contract] = Contract.BOUNDED
 
@@ -32,7 +33,14 @@ class Grid:
         return aligned(8 + segments.num_rows * segments.dim * 4)
 
     def encode(
-        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        params: Tensor | None = None,
     ) -> Encoded:
         nbytes = self.max_nbytes(segments)
         for s in range(segments.num_segments):

@@ -33,6 +33,7 @@ class Cast:
 
     name: ClassVar[str] = "cast"
     fixed_size: ClassVar[bool] = True
+    param: ClassVar[None] = None
     contract: ClassVar[Contract] = Contract.BIASED
 
     def __post_init__(self) -> None:
@@ -53,7 +54,14 @@ class Cast:
         return cast.nbytes(segments, self.dtype)
 
     def encode(
-        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        params: Tensor | None = None,
     ) -> Encoded:
         """Round and write the rows."""
         encoded, overflow = cast.encode(values, segments, payload, at, dtype=self.dtype)

@@ -18,6 +18,7 @@ class Identity:
 
     name: ClassVar[str] = "identity"
     fixed_size: ClassVar[bool] = True
+    param: ClassVar[None] = None
     wire_id: ClassVar[int] = 1
     contract: ClassVar[Contract] = Contract.EXACT
 
@@ -30,7 +31,14 @@ class Identity:
         return cast.nbytes(segments, "fp32")
 
     def encode(
-        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        params: Tensor | None = None,
     ) -> Encoded:
         """Copy the rows' bits."""
         return cast.encode(values, segments, payload, at, dtype="fp32")[0]

@@ -37,6 +37,7 @@ class Rowwise:
 
     name: ClassVar[str] = "rowwise"
     fixed_size: ClassVar[bool] = True
+    param: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_choice("rowwise.bits", self.bits, get_args(Bits))
@@ -62,7 +63,14 @@ class Rowwise:
         return rowwise.nbytes(segments, self.bits)
 
     def encode(
-        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        params: Tensor | None = None,
     ) -> Encoded:
         """Quantize and write the rows."""
         encoded, nonfinite = rowwise.encode(

@@ -48,18 +48,32 @@ class Codec(Protocol):
         return themselves."""
         ...
 
+    @property
+    def param(self) -> float | None:
+        """The one number of the config that control may set for each segment and step, such as an
+        error bound; None where there is no such number."""
+        ...
+
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, multiples of `ALIGNMENT`: never exceeded, and exact where `fixed_size`."""
         ...
 
     def encode(
-        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, seed: int = 0
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        params: Tensor | None = None,
     ) -> Encoded:
         """Write segment s of `values` to payload[at[s]:], at most max_nbytes[s] bytes.
 
         Args: values: float32, contiguous, any shape.  payload: [W] uint8, same device.
             at: [S] int64 on CPU, multiples of `ALIGNMENT`.  seed: of stochastic rounding,
-            0 <= seed < 2^63; one seed, one result.
+            0 <= seed < 2^63; one seed, one result.  params: [S] float64 on CPU, in place of
+            `param`; None where that holds for all segments, or the codec has none.
         Raises: UnencodableError: a value that the config forbids.
         """
         ...
