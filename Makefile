@@ -30,7 +30,7 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-versions lint types layers check format clean
+.PHONY: help venv demo test test-fast fuzz test-versions lint types layers check format clean
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
@@ -46,6 +46,9 @@ test: $(DEV)  ## Run all tests (ARGS goes to pytest)
 
 test-fast: $(DEV)  ## Run the tests that are neither slow nor dist
 	$(ONE_THREAD) $(PY) -m pytest -m "not slow and not dist" $(ARGS)
+
+fuzz: $(DEV)  ## Search for crashes in damaged frames and for broken error bounds (ARGS='--frames 1000')
+	$(ONE_THREAD) $(PY) -m tests.fuzz $(ARGS)
 
 test-versions: $(DEV)  ## Run the parity tests on each TorchRec in .pins/versions.txt, or on VERSIONS
 	$(ONE_THREAD) $(PY) .ci/test_versions.py $(VERSIONS) -- $(ARGS)

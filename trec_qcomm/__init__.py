@@ -10,7 +10,7 @@ model = DistributedModelParallel(
 )
 """
 
-from trec_qcomm.codecs import Cast, Identity, Rowwise
+from trec_qcomm.codecs import Cast, ErrorBounded, ForwardMask, Identity, Rowwise, TopK
 from trec_qcomm.config import Config, HopCodecs, TableRule, load_config
 from trec_qcomm.control.cost_model import Throughput
 from trec_qcomm.core.codec import Codec, Contract
@@ -26,6 +26,8 @@ __all__ = [
     "Contract",
     "CorruptFrameError",
     "Encoded",
+    "ErrorBounded",
+    "ForwardMask",
     "HopCodecs",
     "Identity",
     "QComm",
@@ -33,6 +35,7 @@ __all__ = [
     "Segments",
     "TableRule",
     "Throughput",
+    "TopK",
     "UnencodableError",
     "load_config",
     "register_codec",

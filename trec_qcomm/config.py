@@ -6,6 +6,9 @@
         backward: {codec: rowwise, bits: 4, rounding: stochastic}
         intra:                    # optional: the hop inside a node of table_row_wise and
           forward: {codec: cast, dtype: bf16}    # grid_shard tables; identity if not given
+        unique_bags: auto         # optional: send equal bags of ids once; true | false | auto
+        schedule: {kind: step}    # optional: coarser error bounds at first, see control.schedule
+        classes: {every: 1000}    # optional: error bounds from the rows, see control.error_bound
     seed: 0                       # of stochastic rounding
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
@@ -13,18 +16,21 @@ Knows: codec names and fields through the registry. Does not know: TorchRec, pro
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 
-from trec_qcomm.codecs import Identity  # the package registers all codecs
-from trec_qcomm.core.codec import Codec
+from trec_qcomm.codecs import ErrorBounded, Identity  # the package registers all codecs
+from trec_qcomm.control.error_bound import OnlineClasses
+from trec_qcomm.control.schedule import Schedule, schedule_from_dict, schedule_to_dict
+from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
 from trec_qcomm.core.registry import codec_names, codec_type
 
 T = TypeVar("T")
+UniqueBagsChoice = bool | Literal["auto"]
 
 
 def _check_codecs(pair: "HopCodecs | TableRule") -> None:
@@ -32,6 +38,13 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
         codec = getattr(pair, name)
         if isinstance(codec, type) or not isinstance(codec, Codec):
             raise ValueError(f"{name}: expected a codec, got {codec!r}")
+    if mask_use(pair.forward) is MaskUse.READS:
+        raise ValueError(f"forward: {pair.forward.name} is for backward only")
+    if mask_use(pair.backward) is MaskUse.READS and mask_use(pair.forward) is not MaskUse.WRITES:
+        raise ValueError(
+            f"backward: {pair.backward.name} sends the columns that forward kept, "
+            f"so forward must be topk, not {pair.forward.name}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +65,19 @@ class TableRule:
     Args: tables: shell patterns (`*`, `?`, `[..]`), case-sensitive.  forward: codec of rows.
         backward: codec of their gradients.  intra: codecs of the hop inside a node, which only
         table_row_wise and grid_shard tables have; `forward` and `backward` are then those of the
-        hop between nodes.
+        hop between nodes.  unique_bags: look up and send equal bags of a batch once. Exact; true
+        is an error where it would not be, auto is used where it is and where bags repeat.
+        schedule: multiplies the error bound of `forward`.  classes: sets it, table by table, from
+        the rows that each rank sends.
     """
 
     tables: tuple[str, ...]
     forward: Codec
     backward: Codec
     intra: HopCodecs = field(default=HopCodecs())
+    unique_bags: UniqueBagsChoice = False
+    schedule: Schedule | None = None
+    classes: OnlineClasses | None = None
 
     def __post_init__(self) -> None:
         if type(self.tables) is not tuple or not self.tables:
@@ -68,6 +87,23 @@ class TableRule:
         _check_codecs(self)
         if not isinstance(self.intra, HopCodecs):
             raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
+        check_choice("unique_bags", self.unique_bags, (True, False, "auto"))
+        self._check_error_bounds()
+
+    def _check_error_bounds(self) -> None:
+        for name in ("schedule", "classes"):
+            if getattr(self, name) is not None and not isinstance(self.forward, ErrorBounded):
+                raise ValueError(
+                    f"{name}: only forward {{codec: error_bounded}} has an error bound"
+                )
+        if not isinstance(self.forward, ErrorBounded) or self.forward.mode != "rel":
+            if self.classes is not None:
+                raise ValueError("classes: only for forward error_bounded of mode rel")
+            return
+        largest = self.classes.loose if self.classes is not None else self.forward.bound
+        factor = self.schedule.multiplier(0) if self.schedule is not None else 1.0
+        if largest * factor >= 1:
+            raise ValueError(f"schedule: starts with a relative bound of {largest * factor:g} >= 1")
 
     def matches(self, table: str) -> bool:
         """Whether this rule speaks of that table."""
@@ -141,21 +177,26 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
 
 def config_to_dict(config: Config) -> dict[str, Any]:
     """The inverse of `config_from_dict`, ready for YAML."""
-    rules = [{"tables": list(rule.tables)} | _rule_to_dict(rule) for rule in config.embedding]
+    rules = [_rule_to_dict(rule) for rule in config.embedding]
     return {"embedding": rules, "seed": config.seed, "measure_error": config.measure_error}
 
 
 def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
-    pair = {"forward": codec_to_dict(rule.forward), "backward": codec_to_dict(rule.backward)}
-    if rule.intra == HopCodecs():
-        return pair
-    intra = rule.intra
-    return pair | {
-        "intra": {
-            "forward": codec_to_dict(intra.forward),
-            "backward": codec_to_dict(intra.backward),
-        }
-    }
+    """What differs from the default, and always the codecs."""
+    data: dict[str, Any] = {"tables": list(rule.tables)} | _pair_to_dict(rule)
+    if rule.intra != HopCodecs():
+        data["intra"] = _pair_to_dict(rule.intra)
+    if rule.unique_bags is not False:
+        data["unique_bags"] = rule.unique_bags
+    if rule.schedule is not None:
+        data["schedule"] = schedule_to_dict(rule.schedule)
+    if rule.classes is not None:
+        data["classes"] = asdict(rule.classes)
+    return data
+
+
+def _pair_to_dict(pair: HopCodecs | TableRule) -> dict[str, Any]:
+    return {"forward": codec_to_dict(pair.forward), "backward": codec_to_dict(pair.backward)}
 
 
 def codec_to_dict(codec: Codec) -> dict[str, Any]:
@@ -180,6 +221,11 @@ def _rule(data: object, where: str) -> TableRule:
     values["tables"] = tuple(tables) if isinstance(tables, list) else (tables,)
     for name in ("forward", "backward"):
         values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
+    if "schedule" in values:
+        values["schedule"] = schedule_from_dict(values["schedule"], where=f"{where}.schedule")
+    if "classes" in values:
+        own = _checked_keys(OnlineClasses, values["classes"], where=f"{where}.classes.")
+        values["classes"] = _located(f"{where}.classes", lambda: OnlineClasses(**own))
     if "intra" in values:
         hop = _checked_keys(HopCodecs, values["intra"], where=f"{where}.intra.")
         intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, Contract
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
@@ -192,11 +192,58 @@ def _check_places(codec: Codec, matrix: Tensor, dim: int) -> None:
 
 def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
     decoded = round_trip(codec, rows, segments)
+    if mask_use(codec) is MaskUse.WRITES:  # NaN and inf come first, but only so many are kept
+        assert bool((rows.isnan() | ~decoded.isnan()).all()), f"{codec}: made NaN"
+        kept = decoded.isinf()
+        assert torch.equal(decoded[kept], rows[kept]), f"{codec}: made inf"
+        had, has = ~rows.isfinite().all(1), ~decoded.isfinite().all(1)
+        assert torch.equal(had, has), f"{codec}: a row lost all its NaN and inf"
+        return
     assert torch.equal(decoded.isnan(), rows.isnan()), f"{codec}: NaN did not survive"
     if codec.contract is Contract.EXACT:
         assert _same_bits(decoded, rows), f"{codec}: not EXACT"
     infinite = rows.isinf()
     assert torch.equal(decoded[infinite], rows[infinite]), f"{codec}: inf did not survive"
+    if codec.contract is Contract.BOUNDED:
+        used = max_error_in_bounds(codec, rows, decoded, segments)
+        assert used <= 1, f"{codec}: an error of {used} times the bound"
+
+
+def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:
+    """What a BOUNDED codec promises for each segment: [S] float64, from its `param` and `mode`.
+
+    Its attribute `mode` is `abs`, where `param` is the bound itself, or `rel`, where `param` is a
+    fraction of max - min over the finite values of the segment, taken in float64.
+    """
+    param, mode = codec.param, getattr(codec, "mode", None)
+    assert param is not None, f"{codec}: BOUNDED, without a bound"
+    assert mode in ("abs", "rel"), f"{codec}: BOUNDED, in mode {mode}"
+    if mode == "abs":
+        return torch.full((segments.num_segments,), param, dtype=torch.float64)
+    bounds = torch.zeros(segments.num_segments, dtype=torch.float64)
+    for s in range(segments.num_segments):
+        block = segments.block(values, s).double()
+        finite = block[block.isfinite()]
+        bounds[s] = param * (finite.max() - finite.min()) if len(finite) else 0.0
+    return bounds
+
+
+def max_error_in_bounds(codec: Codec, values: Tensor, decoded: Tensor, segments: Segments) -> float:
+    """The largest |value - decoded| of any finite value over the bound of its segment; 0 / 0 is 0.
+
+    The difference is taken in float64, where it is exact unless it is far below the bound, or far
+    above it.
+    """
+    worst = 0.0
+    for s, bound in enumerate(error_bounds(codec, values, segments).tolist()):
+        x, y = (segments.block(t, s).double() for t in (values, decoded))
+        error = (x - y)[x.isfinite()].abs()
+        largest = float(error.max()) if len(error) else 0.0
+        if not largest <= bound:
+            worst = max(worst, largest / bound if bound and largest == largest else math.inf)
+        elif bound:
+            worst = max(worst, largest / bound)
+    return worst
 
 
 def check_unbiased(codec: Codec, *, num_seeds: int = 2000) -> None:
@@ -294,11 +341,16 @@ def _check_forged_payload(
         forged = data.clone()
         noise = torch.randint(256, (data.numel() - begin,), generator=generator)
         forged[begin:] = noise.to(torch.uint8)
-        forged[24:32].view(torch.int64)[0] = _as_int64(frame.checksum(forged))
+        reseal(forged)
         try:
             open_frame(codec, forged, segments)
         except CorruptFrameError:
             continue
+
+
+def reseal(data: Tensor) -> None:
+    """Make the checksum of a changed frame ([W] uint8, W >= 32, a multiple of 8) right again."""
+    data[24:32].view(torch.int64)[0] = _as_int64(frame.checksum(data))
 
 
 def _as_int64(unsigned: int) -> int:

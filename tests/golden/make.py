@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trec_qcomm.codecs import Cast, Identity, Rowwise
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, TopK
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
 
@@ -19,6 +19,12 @@ CODECS = {
     "rowwise_2": Rowwise(2),
     "rowwise_4": Rowwise(4),
     "rowwise_8": Rowwise(8),
+    "error_bounded_rel": ErrorBounded(0.01),
+    "error_bounded_abs": ErrorBounded(1e-4, mode="abs"),
+    "error_bounded_vector_lz": ErrorBounded(0.05, encoder="vector_lz"),
+    "error_bounded_rans": ErrorBounded(0.05, encoder="rans"),
+    "topk_density": TopK(density=0.4, values="fp16"),
+    "topk_threshold": TopK(threshold=1.5, values="int8"),
 }
 NUM_ROWS = [3, 0, 2]
 

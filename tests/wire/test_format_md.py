@@ -5,14 +5,14 @@ from importlib.resources import files
 
 import torch
 
-from trec_qcomm.codecs import Rowwise
+from trec_qcomm.codecs import ErrorBounded, Rowwise
 from trec_qcomm.testing import frame_of, open_frame
 
 
-def example() -> bytes:
+def example(title: str = "Worked example") -> bytes:
     text = files("trec_qcomm.wire").joinpath("FORMAT.md").read_text()
-    block = text.split("## Worked example")[1].split("```")[1]
-    return bytes.fromhex("".join(re.findall(r"^((?:[0-9a-f]{2} ){15}[0-9a-f]{2})", block, re.M)))
+    block = text.split(f"## {title}\n")[1].split("```")[1]
+    return bytes.fromhex("".join(re.findall(r"^((?:[0-9a-f]{2} ){7,15}[0-9a-f]{2})", block, re.M)))
 
 
 def test_worked_example():
@@ -21,3 +21,15 @@ def test_worked_example():
     assert bytes(data.tolist()) == example()
     decoded = open_frame(Rowwise(4), torch.tensor(list(example()), dtype=torch.uint8), segments)
     assert decoded.tolist() == [[0.0, 1.0003662109375, 2.000732421875, 3.0010986328125]]
+
+
+def test_worked_example_of_error_bounded():
+    rows = torch.tensor([[0, 0.6, -1.1, 2], [torch.nan, 0.1, -0.4, 1.3]])
+    codec = ErrorBounded(0.25, mode="abs")
+    data, segments = frame_of(codec, rows, [2])
+    expected = example("Worked example of error_bounded")
+    assert bytes(data.tolist()) == expected
+    decoded = open_frame(codec, torch.tensor(list(expected), dtype=torch.uint8), segments)
+    assert decoded[0].tolist() == [0, 0.5, -1, 2]
+    assert decoded[1, 1:].tolist() == [0, -0.5, 1.5]
+    assert decoded[1, 0].isnan()

@@ -1,7 +1,9 @@
 """Codecs: the configured form of ops. Importing this package registers all of them."""
 
 from trec_qcomm.codecs.cast import Cast
+from trec_qcomm.codecs.error_bounded import ErrorBounded
 from trec_qcomm.codecs.identity import Identity
 from trec_qcomm.codecs.rowwise import Rowwise
+from trec_qcomm.codecs.topk import ForwardMask, TopK
 
-__all__ = ["Cast", "Identity", "Rowwise"]
+__all__ = ["Cast", "ErrorBounded", "ForwardMask", "Identity", "Rowwise", "TopK"]

@@ -40,12 +40,14 @@ def encode_frames(
     seed: int,
     traffic: Traffic,
     measure: bool = False,
+    factors: Tensor | None = None,
 ) -> Frames:
     """Encode and seal all segments of a side, each once, however many ranks get its frame.
 
     Args: values: float32, contiguous.  call: number of the exchange, the same on all ranks.
         seed: of stochastic rounding.  traffic: counts what goes to other ranks.
-        measure: also decode again and record the largest error.
+        measure: also decode again and record the largest error.  factors: [T] float64, by table
+        number, what codecs' params are multiplied by; None is 1.
     Raises: UnencodableError: naming the table.
     """
     template = side.template
@@ -56,7 +58,8 @@ def encode_frames(
     for number, group in enumerate(side.groups):
         begin = perf_counter()
         own_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
-        encoded = _encode_group(values, group, side, buffer, at[group.members], own_seed)
+        params = _params(group, template, factors)
+        encoded = _encode_group(values, group, side, buffer, at[group.members], own_seed, params)
         nbytes[group.members] = encoded.nbytes
         codecs[group.members] = group.codec.wire_id
         traffic.encode_s[group.label] += perf_counter() - begin
@@ -194,11 +197,24 @@ def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) ->
     return received.tolist()
 
 
+def _params(group: Group, template: Template, factors: Tensor | None) -> Tensor | None:
+    """[G] float64 in place of the codec's own param; None where that holds."""
+    if factors is None or group.codec.param is None:
+        return None
+    return group.codec.param * factors[template.table[group.members]]
+
+
 def _encode_group(
-    values: Tensor, group: Group, side: Side, buffer: Tensor, at: Tensor, seed: int
+    values: Tensor,
+    group: Group,
+    side: Side,
+    buffer: Tensor,
+    at: Tensor,
+    seed: int,
+    params: Tensor | None,
 ) -> Encoded:
     try:
-        return group.codec.encode(values, group.segments, buffer, at, seed=seed)
+        return group.codec.encode(values, group.segments, buffer, at, seed=seed, params=params)
     except UnencodableError as error:
         segment = int(group.members[error.segment])
         table = side.template.tables[segment]

@@ -7,13 +7,13 @@ Shapes: P frames, S segments in all, frame-major; G segments of one group.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec
-from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 
 
@@ -92,6 +92,25 @@ class Side:
         object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
         object.__setattr__(self, "at", at)
         object.__setattr__(self, "frame_nbytes", frame_nbytes)
+
+    @property
+    def reads_masks(self) -> bool:
+        """Whether a codec here needs to know which columns another direction kept."""
+        return any(mask_use(group.codec) is MaskUse.READS for group in self.groups)
+
+    def new_masks(self) -> Masks:
+        """Masks of all S segments: all columns, as long as no codec has written others."""
+        return Masks.of_all_columns(self.num_rows, self.template.dims)
+
+    def with_masks(self, masks: Masks) -> "Side":
+        """The same rows; codecs that write or read masks find theirs in these, of S segments."""
+        groups = []
+        for group in self.groups:
+            if mask_use(group.codec) is not None:
+                segments = replace(group.segments, masks=masks.subset(group.members))
+                group = replace(group, segments=segments)
+            groups.append(group)
+        return replace(self, groups=tuple(groups))
 
 
 def template(

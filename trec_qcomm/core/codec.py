@@ -25,12 +25,28 @@ class Contract(Enum):
     BIASED = "biased"  # by anything else; give it error feedback where a residual exists
 
 
+class MaskUse(Enum):
+    """What a codec that keeps some columns of each row does with `Segments.masks`.
+
+    A codec says so in an attribute `mask_use`; one without it keeps all columns and ignores them.
+    Ask by `mask_use(codec)`.
+    """
+
+    WRITES = "writes"  # chooses columns; encode and decode note them, where there are masks
+    READS = "reads"  # codes the columns that the masks name; ValueError where there are none
+
+
 @runtime_checkable
 class Codec(Protocol):
     """See the module. All methods are safe to call from several threads."""
 
     name: ClassVar[str]  # the word in YAML
-    fixed_size: ClassVar[bool]  # nbytes are a function of the segments' shape alone
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether nbytes are a function of what both ends know: the segments' shape, and their
+        masks where the codec reads these."""
+        ...
 
     @property
     def contract(self) -> Contract:
@@ -84,6 +100,12 @@ class Codec(Protocol):
         Raises: CorruptFrameError: nbytes do not fit the rows or the bytes are invalid.
         """
         ...
+
+
+def mask_use(codec: Codec) -> MaskUse | None:
+    """What the codec does with masks; None: nothing, it keeps all columns."""
+    use: MaskUse | None = getattr(codec, "mask_use", None)
+    return use
 
 
 def check_choice(where: str, value: object, choices: Sequence[object]) -> None:

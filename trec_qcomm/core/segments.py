@@ -21,11 +21,40 @@ def aligned(nbytes: Tensor) -> Tensor:
     return (nbytes + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
 
 
+def mask_nbytes(dim: int) -> int:
+    """Bytes of the mask of one row of `dim` values."""
+    return (dim + 7) // 8
+
+
 def exclusive_cumsum(counts: Tensor) -> Tensor:
     """[S] int64 counts -> [S + 1] int64 offsets, starting at 0."""
     offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
     torch.cumsum(counts, 0, out=offsets[1:])
     return offsets
+
+
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """Which columns of each row of S segments are kept: one bit a value.
+
+    Column d of row i of segment s is bit d % 8, from the lowest, of byte
+    `bits[at[s] + i * mask_nbytes(dim) + d // 8]`. Bits beyond the last column mean nothing.
+
+    Args: bits: [M] uint8 on CPU, contiguous.  at: [S] int64 on CPU, >= 0.
+    """
+
+    bits: Tensor
+    at: Tensor
+
+    @classmethod
+    def of_all_columns(cls, num_rows: Tensor, dims: Tensor) -> "Masks":
+        """Memory for segments of these shapes, every column kept. Args: [S] int64 each."""
+        ends = exclusive_cumsum(num_rows * ((dims + 7) // 8))
+        return cls(torch.full((int(ends[-1]),), 0xFF, dtype=torch.uint8), ends[:-1])
+
+    def subset(self, which: Tensor) -> "Masks":
+        """Those of the segments named by [T] int64 `which`, in the same memory."""
+        return Masks(self.bits, self.at[which])
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +69,7 @@ class Segments:
         dim: D >= 1.
         start: [S] int64 on CPU, >= 0.   stride: [S] int64 on CPU, in values,
             >= dim where there is more than one row.
+        masks: None, or memory of the caller's for what core.codec.MaskUse says.
     Derived: num_rows: [S] int64.  extent: the number of values that a buffer must hold.
     Raises: ValueError: a shape, dtype or size that is not the above.
     """
@@ -48,6 +78,7 @@ class Segments:
     dim: int
     start: Tensor
     stride: Tensor
+    masks: Masks | None = None
     num_rows: Tensor = field(init=False)
     extent: int = field(init=False)
 
@@ -80,6 +111,18 @@ class Segments:
         extent = int(torch.where(num_rows > 0, ends, 0).max()) if num_segments else 0
         object.__setattr__(self, "num_rows", num_rows)
         object.__setattr__(self, "extent", extent)
+        if self.masks is not None:
+            self._check_masks(self.masks)
+
+    def _check_masks(self, masks: Masks) -> None:
+        bits, at = masks.bits, masks.at
+        if bits.dtype != torch.uint8 or bits.dim() != 1 or bits.is_cuda or not bits.is_contiguous():
+            raise ValueError("Segments.masks.bits: expected contiguous [M] uint8 on CPU")
+        if at.dtype != torch.int64 or at.shape != self.start.shape or at.is_cuda:
+            raise ValueError(f"Segments.masks.at: expected {list(self.start.shape)} int64 on CPU")
+        last = bits.numel() - self.num_rows * mask_nbytes(self.dim)
+        if bool((at < 0).any()) or bool((at > last).any()):
+            raise ValueError(f"Segments.masks: {bits.numel()} bytes do not hold the segments")
 
     @property
     def num_segments(self) -> int:
@@ -116,6 +159,7 @@ class Segments:
             dim=self.dim,
             start=self.start[which],
             stride=self.stride[which],
+            masks=None if self.masks is None else self.masks.subset(which),
         )
 
 

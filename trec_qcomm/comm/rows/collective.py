@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,8 @@ from torch.profiler import record_function
 from trec_qcomm.comm.exchange import InFlight, encode_frames, start_exchange
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.sides import Side, Template
-from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.segments import Masks
 from trec_qcomm.core.stats import Traffic
 from trec_qcomm.ops.rank_sum import rank_sum
 
@@ -41,12 +42,28 @@ class DirectionCodecs:
 
 @dataclass(frozen=True, eq=False)
 class Templates:
-    """The four sides of an exchange, before a batch is known."""
+    """The four sides of an exchange, before a batch is known.
+
+    Args: mirrored: backward's segments are forward's, in order: segment s of what is sent back
+        holds the gradients of segment s of what was received. So the columns that were kept of
+        a segment in forward (core.codec.MaskUse) are known to both ends in backward.
+    """
 
     forward_sent: Template
     forward_received: Template
     backward_sent: Template
     backward_received: Template
+    mirrored: bool = False
+
+    def check_masks(self, name: str) -> None:
+        """Raise ValueError naming the table whose backward codec needs masks it cannot have."""
+        for codec, _, members in self.backward_sent.parts:
+            if mask_use(codec) is MaskUse.READS and not self.mirrored:
+                table = self.backward_sent.tables[int(members[0])]
+                raise ValueError(
+                    f"{name}: table {table!r}: backward {codec.name} needs a table- or column-wise "
+                    "sharding; here one gradient goes to all ranks, which kept other columns each"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +84,18 @@ class Route:
     num_summands: int = 1
 
 
+class Bounds(Protocol):
+    """Decides, for one sender, what the params of its forward codecs are multiplied by."""
+
+    def observe(self, step: int, values: Tensor, side: Side) -> None:
+        """See the rows of a training step before they are encoded. Args: values: their buffer."""
+        ...
+
+    def factors(self, step: int) -> Tensor | None:
+        """[T] float64, in the order of `Layout.tables`; None is 1 for all."""
+        ...
+
+
 class RowCollective(ABC):
     """The collective of one process group and one layout.
 
@@ -76,6 +105,7 @@ class RowCollective(ABC):
         intra: all ranks are in one node; statistics keep such traffic apart.
         seed: of stochastic rounding; ranks, steps and directions draw different noise from it.
         measure_error: record max_abs_err, at the price of decoding what is sent.
+        bounds: sets the params of the forward codecs; None leaves them.
     """
 
     def __init__(
@@ -89,6 +119,7 @@ class RowCollective(ABC):
         intra: bool = False,
         seed: int = 0,
         measure_error: bool = False,
+        bounds: Bounds | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.rank, self.world_size = pg.rank(), pg.size()
@@ -99,9 +130,11 @@ class RowCollective(ABC):
         hop = "intra_" if intra else ""
         self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
         self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
-        self._seed, self.measure_error = seed, measure_error
+        self._seed, self.measure_error, self.bounds = seed, measure_error, bounds
         self._codecs = {False: codecs, True: exact}
         self._templates = {kind: self._make_templates(c) for kind, c in self._codecs.items()}
+        for templates in self._templates.values():
+            templates.check_masks(name)
 
     @abstractmethod
     def _make_templates(self, codecs: DirectionCodecs) -> Templates:
@@ -115,6 +148,7 @@ class RowCollective(ABC):
             forward_received=self.layout.template(each, self.rank, codecs.forward),
             backward_sent=self.layout.template(each, self.rank, codecs.backward),
             backward_received=self.layout.template(own, self.rank, codecs.backward),
+            mirrored=True,
         )
 
     def _start(self, rows: Tensor, route: Route, gradient_divisor: int) -> "PendingRows":
@@ -130,9 +164,20 @@ class RowCollective(ABC):
         else:
             self._num_evaluations += 1
             step = -self._num_evaluations
-        call = _Call(self, route, gradient_divisor, step)
+        call = _Call(self, route, gradient_divisor, step, self._factors(rows, route))
+        if torch.is_grad_enabled() and route.backward_sent.reads_masks:
+            call.masks = route.forward_sent.new_masks(), route.forward_received.new_masks()
         token: Tensor = _Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
+
+    def _factors(self, rows: Tensor, route: Route) -> Tensor | None:
+        """Of this call. Evaluation uses those of the last training step."""
+        if self.bounds is None:
+            return None
+        step = max(self.step - 1, 0)
+        if torch.is_grad_enabled():
+            self.bounds.observe(step, rows.detach().contiguous(), route.forward_sent)
+        return self.bounds.factors(step)
 
     def noise_seed(self, step: int, direction: str, again: int = 0) -> int:
         """63 bits that differ for every rank, step, direction and name, and each time that a
@@ -205,19 +250,36 @@ class PendingRows:
 
 @dataclass(eq=False)
 class _Call:
-    """What the two autograd nodes of one call share."""
+    """What the two autograd nodes of one call share.
+
+    Args: masks: where backward needs them, which columns forward kept of what was sent and of what
+        was received. They live as long as the graph, so it may be run backward again.
+    """
 
     op: RowCollective
     route: Route
     gradient_divisor: int
     step: int
+    factors: Tensor | None
     in_flight: InFlight | None = field(default=None)
     num_backwards: int = 0
+    masks: tuple[Masks, Masks] | None = None
 
-    def launch(self, values: Tensor, direction: str) -> None:
-        op, route, forward = self.op, self.route, direction == "forward"
+    def sides(self, direction: str) -> tuple[Side, Side]:
+        """(sent, received)."""
+        route, forward = self.route, direction == "forward"
         sent = route.forward_sent if forward else route.backward_sent
         received = route.forward_received if forward else route.backward_received
+        if self.masks is None:
+            return sent, received
+        owned, sampled = self.masks
+        if forward:
+            return sent.with_masks(owned), received.with_masks(sampled)
+        return sent.with_masks(sampled), received.with_masks(owned)
+
+    def launch(self, values: Tensor, direction: str) -> None:
+        op, forward = self.op, direction == "forward"
+        sent, received = self.sides(direction)
         traffic = op.forward_traffic if forward else op.backward_traffic
         again = 0 if forward else self.num_backwards
         self.num_backwards += not forward
@@ -229,6 +291,7 @@ class _Call:
                 seed=op.noise_seed(self.step, direction, again),
                 traffic=traffic,
                 measure=op.measure_error,
+                factors=self.factors if forward else None,
             )
             fixed_size = sent.fixed_size and received.fixed_size
             self.in_flight = start_exchange(

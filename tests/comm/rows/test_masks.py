@@ -1,0 +1,297 @@
+"""topk forward and forward_mask backward: gradients arrive at the columns kept, and only these."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trec_qcomm.codecs import Identity, Rowwise
+from trec_qcomm.codecs.topk import ForwardMask, TopK
+from trec_qcomm.comm.rows import collective
+from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
+from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.comm.rows.sequence import SequenceAllToAll
+from trec_qcomm.core.segments import Masks
+from trec_qcomm.ops.sparsify import reference
+from trec_qcomm.testing import run_ranks
+from trec_qcomm.wire.frame import overhead_nbytes
+
+DIMS = {"a": 20, "b": 7, "plain": 5, "c": 20}
+OWNED = (("a", "plain"), ("b", "c"))
+TOP = TopK(density=0.2, values="fp32")  # 4 of 20, 2 of 7
+ABOVE = TopK(threshold=0.9, values="fp32")
+LAYOUT = Layout(tuple(tuple(Block(t, f"f_{t}", 0, DIMS[t]) for t in own) for own in OWNED))
+SAMPLES = (6, 3)
+
+
+def codecs_for(forward: TopK, values: str) -> DirectionCodecs:
+    """`plain` is of another kind in both directions."""
+    return DirectionCodecs(
+        {t: Identity() if t == "plain" else forward for t in DIMS},
+        {t: Rowwise(8) if t == "plain" else ForwardMask(values) for t in DIMS},
+    )
+
+
+def make(kind, forward=TOP, values="fp32", layout=LAYOUT, codecs=None, **options):
+    exact = dict.fromkeys(layout.tables(), Identity())
+    return kind(
+        dist.group.WORLD if dist.is_initialized() else None,
+        layout,
+        codecs=codecs or codecs_for(forward, values),
+        exact=DirectionCodecs(exact, exact),
+        name="test",
+        **options,
+    )
+
+
+def rows_of(table: str, rank: int, num_rows: int, salt: int) -> Tensor:
+    """[n, dim] of that table for that rank's samples, the same on every rank."""
+    seed = 1000 * salt + 10 * sorted(DIMS).index(table) + rank
+    return torch.randn(num_rows, DIMS[table], generator=torch.Generator().manual_seed(seed))
+
+
+def kept(table: str, rows: Tensor, forward: TopK) -> Tensor:
+    """[n, dim] bool, in plain torch."""
+    if table == "plain":
+        return torch.ones_like(rows, dtype=torch.bool)
+    if forward.threshold is not None:
+        return rows.abs() >= forward.threshold
+    return reference.keep_top_k(rows, forward.top_k(DIMS[table]))
+
+
+def measured(op, start, gradient):
+    """What arrives forward and, twice from one graph, backward; and the payload sent backward."""
+    pending, rows = start
+    out = pending.wait()
+    traffic = op.backward_traffic
+    grads = []
+    for _ in range(2):
+        grads += torch.autograd.grad(out, rows, gradient, retain_graph=True)
+    names = op.layout.tables()
+    sent = dict(zip(names, (traffic.wire_nbytes // 2).tolist(), strict=True))
+    return {"out": out.detach(), "grads": grads, "sent": sent, "header": traffic.header_nbytes // 2}
+
+
+def pooled(forward, values="fp32", exact=False):
+    op, me = make(PooledAllToAll, forward, values), dist.get_rank()
+    rows = torch.cat(
+        [torch.cat([rows_of(t, r, n, 1) for t in OWNED[me]], 1) for r, n in enumerate(SAMPLES)]
+    ).requires_grad_()
+    gradient = torch.cat([rows_of(t, me, SAMPLES[me], 2) for own in OWNED for t in own], 1)
+    return measured(op, (op.start(rows, SAMPLES, exact=exact), rows), gradient)
+
+
+def batch_of(table: str, rank: int) -> int:
+    return (3 * len(table) + 5 * rank + ord(table[0])) % 7
+
+
+def variable(forward):
+    op, me = make(PooledAllToAll, forward), dist.get_rank()
+    sent = [[batch_of(t, r) for t in OWNED[me]] for r in range(2)]
+    rows = [rows_of(t, r, batch_of(t, r), 1).view(-1) for r in range(2) for t in OWNED[me]]
+    asked = [t for own in OWNED for t in own]
+    gradient = torch.cat([rows_of(t, me, batch_of(t, me), 2).view(-1) for t in asked])
+    flat = torch.cat(rows).requires_grad_()
+    received = [batch_of(t, me) for t in asked]
+    return measured(op, (op.start_variable(flat, sent, received), flat), gradient)
+
+
+def sequence(forward):
+    """Of tables a and c, which have one width."""
+    layout = Layout(((Block("a", "f_a", 0, 20),), (Block("c", "f_c", 0, 20),)))
+    op, me = make(SequenceAllToAll, forward, layout=layout), dist.get_rank()
+    own = "ac"[me]
+    rows = torch.cat([rows_of(own, r, batch_of(own, r), 1) for r in range(2)]).requires_grad_()
+    gradient = torch.cat([rows_of(t, me, batch_of(t, me), 2) for t in "ac"])
+    sent = torch.tensor([[batch_of(own, r) for r in range(2)]])
+    received = torch.tensor([batch_of(t, me) for t in "ac"])
+    return measured(op, (op.start(rows, sent, received), rows), gradient)
+
+
+def without_gradients():
+    """Evaluation keeps no masks, and neither does a call whose codecs use none."""
+    made = []
+    op = make(PooledAllToAll)
+    rows = torch.randn(sum(SAMPLES), LAYOUT.dim_sum(op.rank))
+    real = Masks.of_all_columns
+    Masks.of_all_columns = classmethod(lambda cls, *shape: made.append(shape) or real(*shape))
+    try:
+        with torch.no_grad():
+            op.start(rows, SAMPLES).wait()
+        op.start(rows, SAMPLES, exact=True).wait()
+        plain = dict.fromkeys(DIMS, Rowwise(8))
+        coded = make(PooledAllToAll, codecs=DirectionCodecs(dict.fromkeys(DIMS, TOP), plain))
+        coded.start(rows, SAMPLES).wait()
+        before = len(made)
+        op.start(rows, SAMPLES).wait()
+    finally:
+        Masks.of_all_columns = real
+    return before, len(made)
+
+
+def another_codec_on_the_way():
+    """A sender that codes its rows otherwise keeps all columns, and gets them all back."""
+    me = dist.get_rank()
+    op = make(PooledAllToAll)
+    rows = torch.cat(
+        [torch.cat([rows_of(t, r, n, 1) for t in OWNED[me]], 1) for r, n in enumerate(SAMPLES)]
+    ).requires_grad_()
+    if me == 1:
+        op._templates[False] = make(  # forward only: what it receives is still of the config
+            PooledAllToAll,
+            codecs=DirectionCodecs(
+                {t: Identity() if t in OWNED[1] else TOP for t in DIMS},
+                codecs_for(TOP, "fp32").backward,
+            ),
+        )._templates[False]
+    gradient = torch.cat([rows_of(t, me, SAMPLES[me], 2) for own in OWNED for t in own], 1)
+    real = collective.start_exchange
+    collective.start_exchange = lambda *a, **o: real(*a, **(o | {"fixed_size": False}))
+    try:
+        return measured(op, (op.start(rows, SAMPLES), rows), gradient)
+    finally:
+        collective.start_exchange = real
+
+
+def reduce_scatters():
+    """The errors of forward_mask, and of topk alone, in row-wise sharding."""
+    size = dist.get_world_size()
+    layout = Layout(((Block("t", "f", 0, 8),),) * size)
+    messages = []
+    for backward in (ForwardMask(), Rowwise(4)):
+        codecs = DirectionCodecs({"t": TopK(density=0.25)}, {"t": backward})
+        try:
+            make(PooledReduceScatter, layout=layout, codecs=codecs)
+            messages.append("")
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def everything():
+    return {
+        "pooled": pooled(TOP),
+        "pooled above": pooled(ABOVE),
+        "fp16": pooled(TOP, "fp16"),
+        "exact": pooled(TOP, exact=True),
+        "variable": variable(TOP),
+        "variable above": variable(ABOVE),
+        "sequence": sequence(TOP),
+        "sequence above": sequence(ABOVE),
+        "without": without_gradients(),
+        "another": another_codec_on_the_way(),
+        "row-wise": reduce_scatters(),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(everything, 2, timeout_s=240)  # of which numba may take a minute
+
+
+def check_gradients(result, due, masks, tables):
+    """Both passes brought the gradient of the kept columns and zeros; `plain` within its step."""
+    for grad in result["grads"]:
+        begin = 0
+        for table, x, mask in zip(tables, due, masks, strict=True):
+            part = grad.reshape(-1)[begin : begin + x.numel()].view(x.shape)
+            begin += x.numel()
+            if table == "plain":
+                width = x.amax(1) - x.amin(1) + x.abs().amax(1) * 2**-10  # ops.rowwise
+                half_step = width * (1 + 2**-10) / 255 / 2
+                error = (part - x).abs().amax(1)
+                assert bool((error <= half_step * (1 + 2**-20)).all())
+            else:
+                assert torch.equal(part, torch.where(mask, x, 0))
+        assert begin == grad.numel()
+    assert torch.equal(*result["grads"])
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("case", "forward"), [("pooled", TOP), ("pooled above", ABOVE)])
+def test_pooled(ranks, case, forward):
+    for me, results in enumerate(ranks):
+        result = results[case]
+        edges = [0, *accumulate(DIMS[t] for t in OWNED[me])]
+        for table, first, end in zip(OWNED[me], edges, edges[1:], strict=False):
+            x = torch.cat([rows_of(table, r, n, 1) for r, n in enumerate(SAMPLES)])
+            due = torch.cat([rows_of(table, r, n, 2) for r, n in enumerate(SAMPLES)])
+            part = {"grads": [g[:, first:end] for g in result["grads"]]}
+            check_gradients(part, [due], [kept(table, x, forward)], [table])
+        out = [rows_of(t, me, SAMPLES[me], 1) for own in OWNED for t in own]
+        names = [t for own in OWNED for t in own]
+        arrived = [torch.where(kept(t, x, forward), x, 0) for t, x in zip(names, out, strict=True)]
+        assert torch.equal(result["out"], torch.cat(arrived, 1))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("case", "forward"), [("variable", TOP), ("variable above", ABOVE)])
+def test_a_batch_size_of_its_own_for_every_feature(ranks, case, forward):
+    for me, results in enumerate(ranks):
+        order = [(t, r) for r in range(2) for t in OWNED[me]]
+        x = [rows_of(t, r, batch_of(t, r), 1) for t, r in order]
+        due = [rows_of(t, r, batch_of(t, r), 2) for t, r in order]
+        tables = [t for t, _ in order]
+        masks = [kept(t, rows, forward) for t, rows in zip(tables, x, strict=True)]
+        check_gradients(results[case], due, masks, tables)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("case", "forward"), [("sequence", TOP), ("sequence above", ABOVE)])
+def test_sequence(ranks, case, forward):
+    for me, results in enumerate(ranks):
+        table = "ac"[me]
+        x = torch.cat([rows_of(table, r, batch_of(table, r), 1) for r in range(2)])
+        due = torch.cat([rows_of(table, r, batch_of(table, r), 2) for r in range(2)])
+        check_gradients(results[case], [due], [kept(table, x, forward)], [table])
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("case", "nbytes"), [("pooled", 4), ("pooled above", 4), ("fp16", 2)])
+def test_bytes_sent_backward(ranks, case, nbytes):
+    """8 bytes a segment and nbytes for each value kept, to the other rank; no sizes travel, though
+    those of a threshold depend on the data."""
+    forward = ABOVE if "above" in case else TOP
+    for me, results in enumerate(ranks):
+        other = 1 - me
+        for table in DIMS:
+            due = 0
+            if table in OWNED[other] and table != "plain":
+                num_kept = int(kept(table, rows_of(table, me, SAMPLES[me], 1), forward).sum())
+                due = -(-(8 + nbytes * num_kept) // 8) * 8
+            if table != "plain":
+                assert results[case]["sent"][table] == due, (me, table)
+        assert results[case]["header"] == overhead_nbytes(len(OWNED[other]))
+
+
+@pytest.mark.dist
+def test_exact_communication_ignores_masks(ranks):
+    for me, results in enumerate(ranks):
+        order = [[rows_of(t, r, n, 2) for r, n in enumerate(SAMPLES)] for t in OWNED[me]]
+        due = torch.cat([torch.cat(parts) for parts in order], 1)
+        assert all(torch.equal(grad, due) for grad in results["exact"]["grads"])
+
+
+@pytest.mark.dist
+def test_masks_are_made_where_they_are_needed_only(ranks):
+    for results in ranks:
+        assert results["without"] == (0, 2)
+
+
+@pytest.mark.dist
+def test_a_sender_of_another_codec_keeps_all_columns(ranks):
+    due = [torch.cat([rows_of(t, r, n, 2) for r, n in enumerate(SAMPLES)]) for t in OWNED[1]]
+    for grad in ranks[1]["another"]["grads"]:
+        assert torch.equal(grad, torch.cat(due, 1))
+
+
+@pytest.mark.dist
+def test_row_wise_sharding_is_refused(ranks):
+    for results in ranks:
+        refused, allowed = results["row-wise"]
+        assert "test: table 't': backward forward_mask needs a table- or column-wise" in refused
+        assert not allowed

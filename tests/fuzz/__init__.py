@@ -1,0 +1,1 @@
+"""Long random searches for what must never happen: `make fuzz`."""

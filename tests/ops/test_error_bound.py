@@ -1,0 +1,357 @@
+"""error_bound: cpu writes the bytes of reference and keeps the rule of the contract exactly."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ops import error_bound
+from trec_qcomm.ops.bitpack import cpu as bitpack
+from trec_qcomm.ops.error_bound import cpu, reference, whole
+from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
+from trec_qcomm.testing import awkward_rows, interleaved_segments
+
+ULP = 2.0**-23
+
+
+def encode(values, segments, bounds, relative, backend="cpu", encoder="bitpack"):
+    most = error_bound.max_nbytes(segments)
+    payload = torch.full((int(most.sum()),), 0xA5, dtype=torch.uint8)
+    return error_bound.encode(
+        values,
+        segments,
+        payload,
+        exclusive_cumsum(most)[:-1],
+        bounds=torch.as_tensor(bounds, dtype=torch.float64).expand(segments.num_segments).clone(),
+        relative=relative,
+        encoder=encoder,
+        backend=backend,
+    )
+
+
+def check(values, segments, bounds, relative, encoder="bitpack"):
+    """Both backends: the same bytes, decoded to the same bits. Returns encoded and decoded."""
+    ours, theirs = (
+        encode(values, segments, bounds, relative, b, encoder) for b in ("cpu", "reference")
+    )
+    assert ours.nbytes.tolist() == theirs.nbytes.tolist()
+    for at, nbytes in zip(ours.at.tolist(), ours.nbytes.tolist(), strict=True):
+        assert torch.equal(ours.payload[at : at + nbytes], theirs.payload[at : at + nbytes])
+        assert nbytes % 8 == 0
+    decoded = []
+    for backend in ("cpu", "reference"):
+        out = torch.full_like(values, 9.0)
+        error_bound.decode(ours, segments, out, backend=backend)
+        decoded.append(out)
+    assert torch.equal(*(out.view(torch.int32) for out in decoded))
+    return ours, decoded[0]
+
+
+def check_rule(rows: torch.Tensor, bound: float, relative: bool = False) -> list[bool]:
+    """Each value as the contract says, in rational numbers. Returns which are verbatim.
+
+    A value is verbatim by bits; the others are the index times the step, within the bound.
+    """
+    segments = Segments.packed([len(rows)], rows.shape[1])
+    encoded, decoded = check(rows, segments, bound, relative)
+    x, y = rows.view(-1), decoded.view(-1)
+    finite = x[x.isfinite()].double()
+    limit = bound * float(finite.max() - finite.min()) if relative and len(finite) else bound
+    for a, b in zip(x.tolist(), y.tolist(), strict=True):
+        if math.isfinite(a):
+            assert abs(Fraction(a) - Fraction(b)) <= Fraction(limit)
+    special = ~x.isfinite()
+    assert torch.equal(x[special].view(torch.int32), y[special].view(torch.int32))
+    num_verbatim = int(encoded.payload[4:8].clone().view(torch.int32)) >> 7
+    places = encoded.payload[int(encoded.nbytes[0]) - 8 * num_verbatim :].clone()
+    verbatim = [False] * len(x)
+    for place in places[: 4 * num_verbatim].view(torch.int32).tolist():
+        verbatim[place] = True
+    return verbatim
+
+
+def kind_of(encoded: Encoded, segment: int = 0) -> int:
+    return int(encoded.payload[int(encoded.at[segment]) + 4]) & 15
+
+
+@pytest.mark.parametrize("dim", [1, 3, 7, 16, 33, 64])
+@pytest.mark.parametrize("bound", [0.3, 0.01, 1e-3, 1e-6])
+def test_parity_in_every_layout(bound, dim):
+    generator = torch.Generator().manual_seed(dim)
+    awkward = awkward_rows(dim)
+    scales = 10.0 ** torch.linspace(-44, 38, 60)[:, None]
+    noise = (torch.randn(60, dim, generator=generator) * scales).clamp(-3e38, 3e38)
+    plain = torch.randn(90, 3 * (dim + 3), generator=generator)
+    for values, segments in [
+        (awkward, Segments.packed([len(awkward) - 1, 0, 1], dim)),
+        (awkward, Segments.packed([1] * len(awkward), dim)),
+        (noise, Segments.packed([1] * 60, dim)),
+        (noise, Segments.packed([60], dim)),
+        (plain, interleaved_segments(90, 3, dim)),
+        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
+    ]:
+        for relative in (True, False):
+            check(values, segments, bound, relative)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    num_rows=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    dim=st.integers(1, 70),
+    gap=st.integers(0, 5),
+    exponent=st.floats(-8, 0.5),
+    relative=st.booleans(),
+    specials=st.lists(st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 3e38, 1e-42])),
+    seed=st.integers(0, 2**20),
+)
+def test_parity_over_shapes(num_rows, dim, gap, exponent, relative, specials, seed):
+    generator = torch.Generator().manual_seed(seed)
+    offsets = exclusive_cumsum(torch.tensor(num_rows))
+    width = len(num_rows) * (dim + gap)
+    values = torch.randn(max(num_rows) + 1, width, generator=generator)
+    for place, special in enumerate(specials):
+        values.view(-1)[(place * 7919) % values.numel()] = special
+    start = torch.arange(len(num_rows)) * (dim + gap)
+    segments = Segments(offsets, dim, start, torch.full_like(start, width))
+    encoded, decoded = check(values, segments, 10.0**exponent, relative)
+    assert bool((encoded.nbytes <= error_bound.max_nbytes(segments)).all())
+    outside = torch.ones_like(values, dtype=torch.bool)
+    for s in range(len(num_rows)):
+        segments.block(outside, s).fill_(False)
+    assert bool((decoded[outside] == 9).all())
+
+
+def test_ties_and_their_neighbours():
+    """Exactly at (k + 1/2) step, and up to three ulps around: verbatim only beyond the bound."""
+    bound = 0.1
+    step = torch.tensor(2 * np.float32(0.1))
+    ties = (torch.arange(-400, 400, dtype=torch.float64) + 0.5) * float(step)
+    x = ties.to(torch.float32)
+    around = [x]
+    for direction in (-math.inf, math.inf):
+        near = x
+        for _ in range(3):
+            near = torch.nextafter(near, torch.tensor(direction))
+            around.append(near)
+    verbatim = check_rule(torch.stack(around, 1), bound)
+    assert 0 < sum(verbatim) < len(verbatim)
+
+
+def test_a_bound_that_is_a_power_of_two_has_its_ties_within():
+    """x - decoded is the bound itself: allowed, so nothing is verbatim. One ulp below the tie of
+    q = 1 is the case whose difference float32 rounds down to the bound."""
+    x = torch.arange(-64, 64)[:, None] + torch.tensor([[0.5, -0.5]])
+    assert not any(check_rule(x, 0.5))
+    for bound in (2.0**-30, 0.5, 2.0**40):
+        tie = torch.tensor([[bound, bound * (1 - ULP / 2), -bound * (1 - ULP / 2), 8 * bound]])
+        check_rule(tie, bound)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("ulps", [0.5, 0.999, 1, 1.5, 2, 3.7, 100])
+def test_bounds_at_an_ulp_of_the_data(ulps, scale):
+    rows = torch.randn(40, 8, generator=torch.Generator().manual_seed(0)) * scale
+    check_rule(rows, float(np.float64(scale) * ULP * ulps))
+
+
+@pytest.mark.parametrize("bound", [1e-320, 1e-46, 1e-40, 2**-127, 2**-126, 1e38, 2e38, 1e39, 1e300])
+def test_bounds_beyond_float32_are_lossless_or_hold(bound):
+    rows = torch.cat([torch.randn(4, 8), torch.randn(4, 8) * 1e-40, torch.randn(4, 8) * 1e38])
+    check_rule(rows, float(bound))
+    step = 2 * float(reference.round_down(float(bound)))
+    tiny = torch.finfo(torch.float32).tiny
+    if not tiny <= step <= 2**126:
+        encoded, decoded = check(rows, Segments.packed([12], 8), bound, relative=False)
+        assert kind_of(encoded) == cpu.RAW
+        assert torch.equal(decoded, rows)
+
+
+def test_ranges_that_are_zero_subnormal_or_overflow_float32():
+    huge = torch.finfo(torch.float32).max
+    for rows in [
+        torch.tensor([[huge, -huge, 1.0, 0.0]] * 8),
+        torch.tensor([[1e-45, 3e-45, 0.0, -1e-45]] * 8),
+        torch.tensor([[0.0, -0.0, 0.0, -0.0]] * 8),
+        torch.tensor([[0.3, 0.3, 0.3, math.nan]] * 8),
+        torch.tensor([[math.nan, math.inf, -math.inf, math.nan]] * 8),
+    ]:
+        for bound in (1e-3, 0.3):
+            check_rule(rows, bound, relative=True)
+            check_rule(rows, bound)
+
+
+def test_no_range_is_exact_and_small():
+    """All finite values equal: the bits of each value arrive, even -0.0 and a NaN's payload."""
+    rows = torch.full((50, 16), 0.3)
+    segments = Segments.packed([50], 16)
+    encoded, decoded = check(rows, segments, 0.01, relative=True)
+    assert encoded.nbytes.tolist() == [8]
+    assert torch.equal(decoded, rows)
+    rows.view(torch.int32)[3, 5] = 0x7FC12345
+    encoded, decoded = check(rows, segments, 0.01, relative=False)
+    assert encoded.nbytes.tolist() == [16]
+    assert torch.equal(decoded.view(torch.int32), rows.view(torch.int32))
+    zeros = torch.zeros(50, 16)
+    zeros[7] = -0.0
+    _, decoded = check(zeros, segments, 0.01, relative=True)
+    assert torch.equal(decoded.view(torch.int32), zeros.view(torch.int32))
+
+
+def test_mean_far_above_the_range_and_far_scales():
+    generator = torch.Generator().manual_seed(0)
+    check_rule(1e6 + 1e-3 * torch.randn(40, 16, generator=generator), 0.01, relative=True)
+    check_rule(1e6 + torch.randn(40, 16, generator=generator), 0.01, relative=True)
+    mixed = torch.randn(40, 16, generator=generator)
+    mixed[::2] *= 1e30
+    mixed[1::2] *= 1e-30
+    check_rule(mixed, 1e-3, relative=True)
+    check_rule(mixed, 1e-31)
+
+
+def test_indices_up_to_2_to_the_22_travel_and_beyond_are_verbatim():
+    largest = 2.0**22
+    x = torch.tensor([largest, -largest, largest + 1, -largest - 1, 1.0, 0.0] * 30)
+    x[12:] = 0.0
+    verbatim = check_rule(x.view(30, 6), 0.5)
+    assert verbatim[:12] == [False, False, True, True, False, False] * 2
+    assert not any(verbatim[12:])
+
+
+def test_the_whole_segment_path_gives_the_bytes_of_the_fused_one():
+    """Encoders other than bitpack go that way; with bitpack as theirs, both must agree."""
+    generator = torch.Generator().manual_seed(0)
+    for dim, stride, num_rows in [(16, 16, 200), (7, 11, 300), (64, 70, 3)]:
+        values = torch.randn(num_rows * stride, generator=generator).numpy()
+        values[::97] = np.nan
+        num_values, out = num_rows * dim, []
+        bound, step, inverse = quantizer.steps_of(0.01, 6.0)
+        shape = (values, 0, stride, dim, num_values)
+        for is_whole in (True, False):
+            data = np.zeros(4 * num_values, np.uint8)
+            positions = np.zeros(num_values, np.uint32)
+            rest = (bound, step, inverse, data, positions, cpu.workspace())
+            if is_whole:
+                nbytes, num_verbatim, kind = whole.encode_values(*shape, *rest, cpu.BITPACK)
+                assert kind == cpu.BITPACK
+            else:
+                nbytes, num_verbatim = cpu._encode_groups(*shape, *rest)
+            out.append((nbytes, num_verbatim, data[:nbytes].tobytes(), positions.tobytes()))
+        assert out[0] == out[1]
+
+
+@pytest.mark.parametrize("encoder", ["vector_lz", "rans", "auto"])
+@pytest.mark.parametrize("dim", [1, 7, 16])
+def test_every_encoder_gives_the_values_of_bitpack(encoder, dim):
+    """Repeated rows for vector_lz, few indices for rans, noise for neither; strided, with NaN."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(3 * 60, dim + 3, generator=generator)
+    values[20:60] = values[:10].repeat(4, 1)
+    values[60:120] = (values[60:120] * 0.7).round()
+    values[7, 0] = math.nan
+    segments = Segments(
+        torch.tensor([0, 60, 120, 180]),
+        dim,
+        torch.arange(3) * 60 * (dim + 3),
+        torch.full((3,), dim + 3),
+    )
+    expected = check(values, segments, 0.02, True)[1]
+    encoded, decoded = check(values, segments, 0.02, True, encoder)
+    assert torch.equal(decoded.view(torch.int32), expected.view(torch.int32))
+    if encoder == "auto":
+        others = [check(values, segments, 0.02, True, e)[0].nbytes for e in ("vector_lz", "rans")]
+        assert torch.equal(encoded.nbytes, torch.minimum(*others))
+
+
+def test_forged_segments_are_refused_by_both_or_by_none():
+    """Every byte of the header changed, and random changes anywhere: no crash, the same verdict."""
+    rows = torch.randn(9, 7, generator=torch.Generator().manual_seed(0))
+    rows[2, 3], rows[5, 1] = math.nan, 1e30
+    segments = Segments.packed([9], 7)
+    encoded = encode(rows, segments, 0.05, False)
+    size = int(encoded.nbytes[0])
+    generator = torch.Generator().manual_seed(1)
+    places = [(i, v) for i in range(8) for v in range(256)]
+    for _ in range(1500):
+        places.append(
+            (
+                int(torch.randint(size, (1,), generator=generator)),
+                int(torch.randint(256, (1,), generator=generator)),
+            )
+        )
+    refused, accepted = 0, 0
+    for place, value in places:
+        payload = encoded.payload[:size].clone()
+        payload[place] = value
+        results = []
+        for backend in ("cpu", "reference"):
+            out = torch.zeros(9, 7)
+            try:
+                forged = Encoded(payload, encoded.at, encoded.nbytes)
+                error_bound.decode(forged, segments, out, backend=backend)
+                results.append(out.view(torch.int32).tolist())
+            except CorruptFrameError as error:
+                results.append(None)
+                refused += error.segment == 0
+        assert results[0] == results[1]
+        accepted += results[0] is not None
+    assert accepted > 0
+    assert refused == 2 * (len(places) - accepted) > 0
+
+
+@pytest.mark.parametrize("kind", ["bitpack", "raw", "constant"])
+def test_every_other_size_is_refused(kind):
+    rows = {
+        "bitpack": torch.randn(9, 7, generator=torch.Generator().manual_seed(0)),
+        "raw": torch.randn(1, 7, generator=torch.Generator().manual_seed(0)),
+        "constant": torch.ones(9, 7),
+    }[kind]
+    segments = Segments.packed([len(rows)], 7)
+    encoded = encode(rows, segments, 0.01 if kind != "raw" else 1e-20, False)
+    size = int(encoded.nbytes[0])
+    wrong = [n for n in range(0, size + 24, 8) if n != size]
+    for n in wrong:
+        payload = torch.zeros(size + 24, dtype=torch.uint8)
+        payload[:size] = encoded.payload[:size]
+        for backend in ("cpu", "reference"):
+            forged = Encoded(payload, encoded.at, torch.tensor([n]))
+            with pytest.raises(CorruptFrameError) as raised:
+                error_bound.decode(forged, segments, torch.zeros(len(rows), 7), backend=backend)
+            assert raised.value.segment == 0
+
+
+def test_bindings_refuse_what_kernels_cannot_take():
+    segments = Segments.packed([2], 4)
+    values, payload, at = torch.zeros(2, 4), torch.zeros(64, dtype=torch.uint8), torch.tensor([0])
+    good = torch.tensor([0.1], dtype=torch.float64)
+    for bounds in (good.float(), torch.zeros(2, dtype=torch.float64), good[None]):
+        with pytest.raises(ValueError, match=r"bounds: expected \[1\] float64"):
+            error_bound.encode(values, segments, payload, at, bounds=bounds, relative=True)
+    for bad in (math.nan, math.inf, -1e-9):
+        bounds = torch.tensor([bad], dtype=torch.float64)
+        with pytest.raises(ValueError, match=r"bounds: .* of segment 0"):
+            error_bound.encode(values, segments, payload, at, bounds=bounds, relative=True)
+    with pytest.raises(ValueError, match="encoder: 'zip' is not one of"):
+        error_bound.encode(values, segments, payload, at, bounds=good, relative=True, encoder="zip")
+    with pytest.raises(ValueError, match="do not hold the segments"):
+        error_bound.encode(values, segments, payload[:32], at, bounds=good, relative=True)
+
+
+def test_groups_near_the_end_of_the_buffer_write_nothing_beyond():
+    """Payload of exactly max_nbytes inside a larger buffer."""
+    segments = Segments.packed([3, 40], 33)
+    values = torch.randn(43, 33, generator=torch.Generator().manual_seed(0))
+    most = error_bound.max_nbytes(segments)
+    at = exclusive_cumsum(most)[:-1] + 8
+    for bound in (0.01, 1e-6, 1e-9):
+        payload = torch.full((int(most.sum()) + 16,), 0xA5, dtype=torch.uint8)
+        bounds = torch.full((2,), bound, dtype=torch.float64)
+        error_bound.encode(values, segments, payload, at, bounds=bounds, relative=True)
+        assert bool((payload[:8] == 0xA5).all())
+        assert bool((payload[-8:] == 0xA5).all())
+    assert bitpack.GROUP == 1024

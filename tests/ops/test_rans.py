@@ -1,0 +1,131 @@
+"""rANS: cpu writes the bytes of reference, near the entropy, and refuses what it did not write."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ops.index_coders import MAX_INDEX, Coder, as_indices, awkward, normal, with_outliers
+from trec_qcomm.ops.rans import cpu, reference
+
+CODER = Coder(cpu, reference, dim=1)
+
+# One of each kind of bytes: 1, 2 and 4 states; low bits; escapes; one class; nothing to gain.
+KINDS = [
+    normal(2, 50),
+    normal(2, 500),
+    normal(300, 1500),
+    normal(4, 5001),
+    with_outliers(3, 5000),
+    np.full(300, -9, np.int32),
+    np.arange(48, dtype=np.int32) * 1000,
+]
+
+
+def entropy_nbytes(q):
+    counts = np.unique(q, return_counts=True)[1]
+    return float((counts * np.log2(q.size / counts)).sum() / 8)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 16])
+def test_awkward_indices(dim):
+    for q in awkward(dim):
+        CODER.check(q)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    q=st.lists(
+        st.one_of(st.just(0), st.integers(-3, 3), st.integers(-MAX_INDEX, MAX_INDEX)), max_size=100
+    ),
+    times=st.integers(1, 60),
+)
+def test_any_indices(q, times):
+    CODER.check(np.array(q * times, np.int32))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_values=st.integers(1, 6000),
+    sigma=st.floats(0.05, 1e4),
+    center=st.integers(-(2**21), 2**21),
+    share=st.sampled_from([0, 0.001, 0.1, 0.6]),
+)
+def test_any_distribution(num_values, sigma, center, share):
+    CODER.check(with_outliers(sigma, num_values, share) // 2 + np.int32(center))
+
+
+@pytest.mark.parametrize("q", KINDS)
+def test_smaller_buffers_are_refused(q):
+    CODER.check_room(q)
+
+
+@pytest.mark.parametrize("q", KINDS)
+def test_every_other_length_is_refused(q):
+    CODER.check_lengths(q)
+
+
+@pytest.mark.parametrize("q", KINDS)
+def test_forged_bytes(q):
+    CODER.check_forged(q, 2000)
+
+
+def test_forged_headers_never_ask_for_more_than_is_there():
+    data = CODER.encode(with_outliers(3, 500))
+    assert data[0] <= reference.MAX_SHIFT
+    for place, value in [(0, reference.MAX_SHIFT + 1), (0, 255), (1, 255), (2, 255), (3, 255)]:
+        forged = data.copy()
+        forged[place] = value
+        assert CODER.decode(forged, 500) is None
+        assert CODER.decode_reference(forged, 500) is None
+
+
+def test_frequencies_fill_the_table_and_drop_no_class():
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        size = int(generator.integers(1, 257))
+        weights = (generator.pareto(0.3, size) * generator.integers(0, 2, size)).clip(0, 2e9)
+        weights = [int(w) for w in weights]
+        weights[0] += 1
+        log = reference.table_log(int(generator.integers(2, 10**6)), size)
+        f = reference.frequencies_of(weights, log)
+        assert sum(f) == 1 << log
+        assert all((n > 0) == (w > 0) for n, w in zip(f, weights, strict=True))
+
+
+def test_total_of_trained_like_tables_is_within_3_percent_of_their_entropies():
+    """26 tables of 3 to 2000 rows; two dims; normal and Laplace of 2 to 20 steps."""
+    generator = np.random.default_rng(5)
+    total = entropy = 0.0
+    for table, num_rows in enumerate(np.geomspace(3, 2000, 26)):
+        for dim in (16, 64):
+            sigma, n = generator.uniform(2, 20), int(num_rows) * dim
+            draw = generator.normal if table % 2 else generator.laplace
+            q = as_indices(draw(0, sigma / (1 if table % 2 else np.sqrt(2)), n))
+            nbytes = CODER.encode(q).size
+            assert nbytes <= entropy_nbytes(q) + 48 + 0.02 * entropy_nbytes(q)
+            total, entropy = total + nbytes, entropy + entropy_nbytes(q)
+    assert total <= 1.03 * entropy
+
+
+def test_the_bytes_of_the_format_page():
+    """r, A - 1, base, E; weights 2, 12 and 2; padding; a state; a word."""
+    q = np.array([0, 0, 0, 1, 0, -1, 0, 0] * 2, np.int32)
+    assert CODER.check(q).tobytes().hex(" ") == "00 02 01 00 0c 23 01 00 95 fc 00 00 78 20"
+
+
+def test_equal_indices_cost_a_few_bytes():
+    assert CODER.encode(np.zeros(100_000, np.int32)).size == 4
+    assert CODER.encode(np.full(100_000, -MAX_INDEX, np.int32)).size <= 8
+
+
+def test_estimate_is_near_what_is_written():
+    """It takes each state for 2 bytes, which are 2 to 4 less what the state holds, and leaves out
+    what rounding the table costs: weights of 4 bits are within 1/16, so below 1/16^2 of a bit."""
+    for sigma in (0.5, 4, 64, 3000):
+        for n in (480, 8192, 50_000):
+            q = normal(sigma, n)
+            written, states = CODER.encode(q).size, reference.num_lanes(n)
+            allowed = 2 + 2 * states + n / 8 / 16**2 + 0.01 * written
+            assert abs(cpu.estimate_nbytes(q) - written) <= allowed
+    assert cpu.estimate_nbytes(np.zeros(0, np.int32)) == 0

@@ -1,0 +1,49 @@
+"""Rows of tables from a file, batch by batch."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def load_rows(path: Path, *, batch: int) -> dict[str, list[Tensor]]:
+    """{table: batches [n, D] float32} of a file that torch.save wrote.
+
+    Args: path: of {"rows": {table: [n, D] float32, or a list of batches of such rows}}; other keys
+        are ignored.  batch: rows a batch, into which a tensor is cut; rows at the end that do not
+        fill one are left out, unless there is no other batch.
+    Raises: ValueError naming file and field.
+    """
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # whatever the parsers behind torch.load may raise
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path}: cannot be read: {first_line}") from error
+    tables = content.get("rows") if isinstance(content, dict) else None
+    if not isinstance(tables, dict) or not tables:
+        raise ValueError(f'{path}: rows: expected {{"rows": {{table: [n, dim] float32}}}}')
+    return {str(name): _batches(f"{path}: rows.{name}", tables[name], batch) for name in tables}
+
+
+def distinct(rows: Tensor) -> Tensor:
+    """The different rows of [n, D] float32, each where it occurs first: what unique bags send."""
+    bits = rows.contiguous().view(torch.int32).numpy()
+    _, first = np.unique(bits, axis=0, return_index=True)
+    return rows[torch.from_numpy(np.sort(first))]
+
+
+def _batches(where: str, rows: object, batch: int) -> list[Tensor]:
+    filled = []
+    for each in rows if isinstance(rows, list) else [rows]:
+        if not isinstance(each, Tensor) or each.dim() != 2 or each.dtype != torch.float32:
+            raise ValueError(f"{where}: expected [n, dim] float32, or a list of such batches")
+        if each.numel():  # a rank may have had no rows
+            filled.append(each.contiguous())
+    if len({each.shape[1] for each in filled}) != 1:
+        raise ValueError(f"{where}: expected one row or more, all of one dim")
+    if isinstance(rows, list):
+        return filled
+    (whole,) = filled
+    ends = range(batch, len(whole) + 1, batch)
+    return [whole[end - batch : end] for end in ends] or filled

@@ -1,0 +1,123 @@
+"""Selector: of several ways to encode a table's rows, the one that is fastest over a given link.
+
+    speed-up = 1 / (1/CR + B (1/Tc + 1/Td))
+
+is the time to send float32 rows over the time to encode, send and decode them: CR the compression
+ratio, B the link, Tc and Td the throughputs of the encoder and the decoder, all in GB/s of float32
+rows. Below 1 a codec costs more than it saves.
+
+Knows: any Codec, its bytes and seconds. Does not know: tables, error bounds, whether the link has
+anything else to do meanwhile (nothing overlaps in this model, so it errs on the careful side).
+Source: SC'24 (Feng, Zhang et al.), choice of the encoder by table.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.control.cost_model import FLOAT32_NBYTES, MEASURED_REPEATS, Throughput
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
+
+_TIMED_NBYTES = 2**20  # of float32 rows, at least: below, the time is that of the call itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One way to encode, on the rows of one table.
+
+    Args: compression_ratio: float32 bytes over encoded bytes, frame headers excluded, > 0.
+        throughput: see cost_model; math.inf for what is free.
+    """
+
+    compression_ratio: float
+    throughput: Throughput
+
+    def __post_init__(self) -> None:
+        _check_positive("compression_ratio", self.compression_ratio)
+
+    def speed_up(self, link_gb_s: float) -> float:
+        """Over float32, on a link of so many GB/s."""
+        _check_positive("link_gb_s", link_gb_s)
+        codec_s = 1 / self.throughput.encode_gb_s + 1 / self.throughput.decode_gb_s
+        return 1 / (1 / self.compression_ratio + link_gb_s * codec_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The fastest of the candidates. Args: name: of the candidate.  speed_up: its own.
+    speed_ups: of all candidates."""
+
+    name: str
+    speed_up: float
+    speed_ups: Mapping[str, float]
+
+
+def select(candidates: Mapping[str, Measurement], *, link_gb_s: float) -> Selection:
+    """The candidate of the largest speed-up, of equal ones the first.
+
+    Args: candidates: by name, one or more.  link_gb_s: B, what one rank can send, > 0.
+    Raises: ValueError: no candidates, or B is not a finite number > 0.
+    """
+    if not candidates:
+        raise ValueError("candidates: expected one or more")
+    speed_ups = {name: each.speed_up(link_gb_s) for name, each in candidates.items()}
+    best = max(speed_ups, key=lambda name: speed_ups[name])
+    return Selection(name=best, speed_up=speed_ups[best], speed_ups=speed_ups)
+
+
+def measure(codec: Codec, batches: Sequence[Tensor]) -> Measurement:
+    """The codec on one thread of this machine's CPU, each batch as the one segment it will be.
+
+    The ratio is that of all batches together and repeatable. The throughput is that of one call for
+    all of them, the median of 7; where they are less than 1 MiB, of one call for as many copies as
+    make that, since in training, too, small tables share their calls with others.
+
+    Args: batches: [n_i >= 1, D >= 1] float32 on CPU, of one D; one or more.
+    Raises: ValueError: anything else.
+    """
+    shapes = {(rows.dim(), rows.shape[-1], rows.dtype, rows.numel() > 0) for rows in batches}
+    dim = batches[0].shape[-1] if batches else 0
+    if shapes != {(2, dim, torch.float32, True)}:
+        raise ValueError("batches: expected one or more of [n >= 1, D >= 1] float32, of one D")
+    rows = torch.cat(list(batches))
+    copies = -(-_TIMED_NBYTES // (FLOAT32_NBYTES * rows.numel()))
+    segments = Segments.packed([len(each) for each in batches] * copies, dim)
+    rows = rows.repeat(copies, 1)
+    encoded_nbytes, encode_s, decode_s = _time(codec, rows, segments)
+    raw_nbytes = FLOAT32_NBYTES * rows.numel()
+    return Measurement(
+        compression_ratio=raw_nbytes / encoded_nbytes,
+        throughput=Throughput(
+            encode_gb_s=raw_nbytes / 1e9 / encode_s, decode_gb_s=raw_nbytes / 1e9 / decode_s
+        ),
+    )
+
+
+def _time(codec: Codec, rows: Tensor, segments: Segments) -> tuple[int, float, float]:
+    """Encoded bytes, and the median seconds of encoding and of decoding."""
+    room = codec.max_nbytes(segments)
+    at = exclusive_cumsum(room)[:-1]
+    payload = torch.empty(int(room.sum()), dtype=torch.uint8)
+    out = torch.empty_like(rows)
+    encoded = codec.encode(rows, segments, payload, at)  # these two compile
+    codec.decode(encoded, segments, out)
+    encode_s, decode_s = [], []
+    for _ in range(MEASURED_REPEATS):
+        begin = time.perf_counter()
+        encoded = codec.encode(rows, segments, payload, at)
+        middle = time.perf_counter()
+        codec.decode(encoded, segments, out)
+        encode_s.append(middle - begin)
+        decode_s.append(time.perf_counter() - middle)
+    return int(encoded.nbytes.sum()), statistics.median(encode_s), statistics.median(decode_s)
+
+
+def _check_positive(where: str, value: object) -> None:
+    if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise ValueError(f"{where}: {value!r} is not a finite number > 0")

@@ -1,0 +1,289 @@
+"""Error-bounded quantization in numba. Same bytes as reference.py.
+
+A segment is read twice: for its range, and to quantize it in groups of 1024 values, which stay in
+the first cache until they are packed.
+
+Encoders other than bitpack see a whole segment at once: whole.py, which is compiled only where one
+of them is used (it takes a minute).
+"""
+
+import numpy as np
+from numba import njit
+
+from trec_qcomm.ops.bitpack import cpu as bitpack
+from trec_qcomm.ops.bitpack.cpu import BLOCK, GROUP, SPARE_NBYTES
+from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
+
+RAW, BITPACK, VECTOR_LZ, RANS, CONSTANT = 0, 1, 2, 3, 4
+HEADER_NBYTES = 8
+MAX_VERBATIM = 2**25 - 1
+OK, BAD_SIZE, BAD_ENCODER, BAD_STEP, BAD_INDICES, BAD_VERBATIM, OTHER_ENCODER = range(7)
+
+# See ops.bitpack.cpu.
+_kernel = njit(nogil=True, cache=True, _nrt=False)
+
+
+@_kernel
+def _encode_groups(
+    values, start, stride, dim, num_values, bound, step, inverse, out, positions, work
+):
+    """Quantize and bitpack group by group. Returns (nbytes, num_verbatim); nbytes -1: no room."""
+    x, words, narrow, widths, spare = work
+    at, num_verbatim = np.int64(0), np.int64(0)
+    for first in range(0, num_values, GROUP):
+        n = min(GROUP, num_values - first)
+        top, num_verbatim = quantizer.quantize_group(
+            values, start, stride, dim, first, n, bound, step, inverse,
+            x, words, narrow, positions, num_verbatim,
+        )  # fmt: skip
+        if num_verbatim < 0:
+            return np.int64(-1), num_verbatim
+        at = bitpack.pack_group(words, top, n, out, at, out.size, narrow, widths, spare)
+        if at < 0:
+            return at, num_verbatim
+    return at, num_verbatim
+
+
+@_kernel
+def _encode_constant(values, start, stride, dim, num_values, constant, positions):
+    """Find the values whose bits are not `constant`. Returns their number; -1: no room."""
+    num_verbatim = np.int64(0)
+    for k in range(num_values):
+        value = np.float32(values[start + k // dim * stride + k % dim])
+        if value.view(np.int32) != constant:
+            if num_verbatim == positions.size:
+                return np.int64(-1)
+            positions[num_verbatim] = k
+            num_verbatim += 1
+    return num_verbatim
+
+
+@_kernel
+def _constant_of(values, start, stride, dim, num_values):
+    """Bits of the first finite value, or of the first where none is."""
+    for k in range(num_values):
+        value = values[start + k // dim * stride + k % dim]
+        if np.isfinite(value):
+            return np.float32(value).view(np.int32)
+    return np.float32(values[start]).view(np.int32)
+
+
+@njit(nogil=True, cache=True)
+def _write_raw(values, start, stride, dim, num_values, out):
+    """Returns the segment's nbytes."""
+    nbytes = HEADER_NBYTES + (4 * num_values + 7) // 8 * 8
+    out[:HEADER_NBYTES] = 0
+    out[4] = RAW | ((-4 * num_values) % 8 << 4)
+    out[nbytes - 4 : nbytes] = 0
+    body = out[HEADER_NBYTES : HEADER_NBYTES + 4 * num_values].view(np.float32)
+    quantizer.gather(values, start, stride, dim, 0, num_values, body)
+    return nbytes
+
+
+@njit(nogil=True, cache=True)
+def _write_rest(
+    values, start, stride, dim, first_word, kind, indices_nbytes, positions, num_verbatim, out
+):
+    """Header, padding and verbatim values around indices in place. Returns the nbytes."""
+    padding = -indices_nbytes % 8
+    end = HEADER_NBYTES + indices_nbytes + padding
+    out[end - padding : end] = 0
+    header = out[:HEADER_NBYTES].view(np.uint32)
+    header[0] = first_word
+    header[1] = kind | (padding << 4) | (num_verbatim << 7)
+    rest = out[end : end + 8 * num_verbatim].view(np.uint32)
+    for v in range(num_verbatim):
+        k = np.int64(positions[v])
+        value = np.float32(values[start + k // dim * stride + k % dim])
+        rest[v], rest[num_verbatim + v] = positions[v], value.view(np.uint32)
+    return end + 8 * num_verbatim
+
+
+@njit(nogil=True, cache=True)
+def begin_segment(values, start, stride, dim, num_values, param, relative):
+    """(max - min, bound, step, 1 / step) of a segment; step 0 where it is lossless."""
+    lowest, highest = quantizer.range_of(values, start, stride, dim, num_values)
+    width = np.float64(highest) - np.float64(lowest) if lowest <= highest else np.float64(0)
+    bound, step, inverse = quantizer.steps_of(param * width if relative else param, width)
+    return width, bound, step, inverse
+
+
+@njit(nogil=True, cache=True)
+def end_segment(
+    values, start, stride, dim, num_values, width, step, kind, nbytes, num_verbatim, positions, out
+):
+    """Write what belongs around nbytes of indices in place, or a constant, or the rows where that
+    is not shorter; nbytes or num_verbatim -1: there was no room. Returns the segment's nbytes."""
+    first_word = np.float32(step).view(np.int32)
+    if width == 0:
+        kind, nbytes = CONSTANT, np.int64(0)
+        first_word = _constant_of(values, start, stride, dim, num_values)
+        num_verbatim = _encode_constant(
+            values, start, stride, dim, num_values, first_word, positions
+        )
+    fits = (nbytes + 7) // 8 * 8 + 8 * num_verbatim < raw_nbytes(num_values)
+    if nbytes < 0 or num_verbatim < 0 or not fits:
+        return _write_raw(values, start, stride, dim, num_values, out)
+    return _write_rest(
+        values, start, stride, dim, np.uint32(first_word), kind, nbytes, positions, num_verbatim,
+        out,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def raw_nbytes(num_values):
+    """Of the rows, padded."""
+    return (4 * num_values + 7) // 8 * 8
+
+
+@njit(nogil=True, cache=True)
+def _encode_segment(values, start, stride, dim, num_values, param, relative, out, positions, work):
+    """Write one segment to out, of max_nbytes. Returns its nbytes."""
+    width, bound, step, inverse = begin_segment(
+        values, start, stride, dim, num_values, param, relative
+    )
+    room = raw_nbytes(num_values)
+    positions = positions[: min(room // 8, MAX_VERBATIM)]
+    nbytes, num_verbatim = np.int64(-1), np.int64(0)
+    if step > 0:
+        nbytes, num_verbatim = _encode_groups(
+            values, start, stride, dim, num_values, bound, step, inverse,
+            out[HEADER_NBYTES:room], positions, work,
+        )  # fmt: skip
+    return end_segment(
+        values, start, stride, dim, num_values, width, step, BITPACK, nbytes, num_verbatim,
+        positions, out,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def workspace():
+    """(x, words, narrow, widths, spare): scratch of one group, see ops.bitpack.cpu."""
+    return (
+        np.empty(GROUP, np.float32),
+        np.empty(GROUP, np.uint32),
+        np.empty(GROUP, np.uint8),
+        np.empty(GROUP // BLOCK, np.int64),
+        np.empty(SPARE_NBYTES, np.uint8),
+    )
+
+
+@njit(nogil=True, cache=True)
+def room_for_positions(offsets, dim):
+    """Scratch for the verbatim values of any segment: where there are more, rows are shorter."""
+    most = np.int64(0)
+    for s in range(offsets.size - 1):
+        most = max(most, (offsets[s + 1] - offsets[s]) * dim)
+    return np.empty(most // 2 + 1, np.uint32)
+
+
+@njit(nogil=True, cache=True)
+def encode(values, offsets, start, stride, dim, payload, at, most, params, relative, nbytes):
+    """Write every segment to payload[at:], at most `most` bytes; nbytes [S] is filled."""
+    positions, work = room_for_positions(offsets, dim), workspace()
+    for s in range(start.size):
+        num_values = (offsets[s + 1] - offsets[s]) * dim
+        nbytes[s] = 0
+        if num_values:
+            out = payload[at[s] : at[s] + most[s]]
+            nbytes[s] = _encode_segment(
+                values, start[s], stride[s], dim, num_values, params[s], relative, out, positions,
+                work,
+            )  # fmt: skip
+
+
+@_kernel
+def _decode_groups(payload, at, end, step, start, stride, dim, num_values, out, work):
+    """The inverse of `_encode_groups`; False where payload[at:end] is invalid."""
+    x, words, narrow, widths, spare = work
+    for first in range(0, num_values, GROUP):
+        n = min(GROUP, num_values - first)
+        at, is_narrow = bitpack.unpack_group(payload, at, end, n, words, narrow, widths, spare)
+        if at < 0:
+            return False
+        if stride == dim and is_narrow:
+            quantizer.dequantize(narrow, step, out, start + first, n)
+        elif stride == dim:
+            quantizer.dequantize(words, step, out, start + first, n)
+        else:
+            if is_narrow:
+                quantizer.dequantize(narrow, step, x, 0, n)
+            else:
+                quantizer.dequantize(words, step, x, 0, n)
+            quantizer.scatter(x, n, start, stride, dim, first, out)
+    return at == end
+
+
+@_kernel
+def place_verbatim(rest, start, stride, dim, num_values, out):
+    """rest: [2 V] uint32, positions and bits. False where positions are invalid."""
+    num_verbatim, least = rest.size // 2, np.int64(0)
+    for v in range(num_verbatim):
+        k = np.int64(rest[v])
+        if k < least or k >= num_values:
+            return False
+        out[start + k // dim * stride + k % dim] = np.uint32(rest[num_verbatim + v]).view(
+            np.float32
+        )
+        least = k + 1
+    return True
+
+
+@njit(nogil=True, cache=True)
+def read_header(data):
+    """(kind, step, bytes of indices, number of verbatim values) of at least 8 bytes; bytes < 0
+    where the rest does not hold the verbatim values."""
+    header = data[:HEADER_NBYTES].view(np.uint32)
+    num_verbatim = np.int64(header[1] >> 7)
+    size = data.size - HEADER_NBYTES - 8 * num_verbatim - np.int64((header[1] >> 4) & 7)
+    return np.int64(header[1] & 15), np.uint32(header[0]).view(np.float32), size, num_verbatim
+
+
+@njit(nogil=True, cache=True)
+def decode_segment(payload, at, nbytes, start, stride, dim, num_values, out, work):
+    """Returns OK, OTHER_ENCODER or the reason why payload[at : at + nbytes] is invalid."""
+    data = payload[at : at + nbytes]
+    if num_values == 0:
+        return OK if data.size == 0 else BAD_SIZE
+    if data.size < HEADER_NBYTES:
+        return BAD_SIZE
+    kind, step, size, num_verbatim = read_header(data)
+    if size < 0:
+        return BAD_SIZE
+    body, end = data[HEADER_NBYTES : HEADER_NBYTES + size], data.size - 8 * num_verbatim
+    if kind == RAW:
+        if size != 4 * num_values or num_verbatim:
+            return BAD_SIZE
+        quantizer.scatter(body.view(np.float32), num_values, start, stride, dim, 0, out)
+    elif kind == CONSTANT:
+        if size:
+            return BAD_SIZE
+        for k in range(num_values):
+            out[start + k // dim * stride + k % dim] = step
+    elif kind not in (BITPACK, VECTOR_LZ, RANS):
+        return BAD_ENCODER
+    elif not quantizer.MIN_NORMAL <= step <= quantizer.MAX:
+        return BAD_STEP
+    elif kind != BITPACK:
+        return OTHER_ENCODER
+    elif not _decode_groups(
+        payload, at + HEADER_NBYTES, at + HEADER_NBYTES + size, step, start, stride, dim,
+        num_values, out, work,
+    ):  # fmt: skip
+        return BAD_INDICES
+    rest = data[end:].view(np.uint32)
+    return OK if place_verbatim(rest, start, stride, dim, num_values, out) else BAD_VERBATIM
+
+
+@njit(nogil=True, cache=True)
+def decode(payload, at, nbytes, offsets, start, stride, dim, out):
+    """Returns (-1, OK), or the first segment that is invalid or of another encoder, and which."""
+    work = workspace()
+    for s in range(start.size):
+        num_values = (offsets[s + 1] - offsets[s]) * dim
+        reason = decode_segment(
+            payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, work
+        )
+        if reason != OK:
+            return s, reason
+    return -1, OK

@@ -1,0 +1,193 @@
+"""The quantizer of ops.error_bound in numba: rows of a segment <-> zigzagged indices.
+
+Values are numbered row by row, and visited in groups of 1024 that stay in the first cache. The
+float32 check of a group is one-sided, as rounding is monotone: |x - decoded| < bound in float32
+holds in exact arithmetic, too. Only a group that has a value at or beyond the bound is looked at
+again, value by value in float64, where the difference is exact whenever it matters.
+
+Every expression is cast to 32 bits: numba would widen integers, and halve the vectors.
+"""
+
+import numpy as np
+from numba import njit
+
+from trec_qcomm.ops.bitpack import cpu as bitpack
+from trec_qcomm.ops.bitpack.cpu import GROUP, load_word
+
+_MAGIC = np.float32(1.5 * 2**23)  # adding it rounds |y| <= 2^22 to an integer, half to even
+_MAGIC_BITS = np.int32(0x4B400000)
+_MAX_WORD = np.uint32(2**23)  # zigzagged 2^22
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_KEY_INF, _KEY_NEG_INF = np.int32(0x7F800000), np.int32(-0x7F800001)
+MIN_NORMAL, MAX = np.float32(2.0**-126), np.float32(3.4028234663852886e38)
+
+# See ops.bitpack.cpu.
+_kernel = njit(nogil=True, cache=True, _nrt=False)
+
+
+@_kernel
+def _copy(source, source_at, place, place_at, n):
+    for i in range(n):
+        place[np.uint64(place_at) + np.uint64(i)] = source[np.uint64(source_at) + np.uint64(i)]
+
+
+@_kernel
+def gather(values, start, stride, dim, first, n, x):
+    """x[:n] = the values first, first + 1, ... of a segment, row by row."""
+    row, d, k = first // dim, first % dim, 0
+    while k < n:
+        width = min(dim - d, n - k)
+        _copy(values, start + row * stride + d, x, k, width)
+        k, d, row = k + width, 0, row + 1
+
+
+@_kernel
+def scatter(x, n, start, stride, dim, first, out):
+    """The inverse of `gather`."""
+    row, d, k = first // dim, first % dim, 0
+    while k < n:
+        width = min(dim - d, n - k)
+        _copy(x, k, out, start + row * stride + d, width)
+        k, d, row = k + width, 0, row + 1
+
+
+@_kernel
+def _key_range(x, at, n):
+    """Smallest and largest key of x[at : at + n]; keys are integers in the order of the floats."""
+    lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    for k in range(n):
+        bits = np.float32(x[np.uint64(at) + np.uint64(k)]).view(np.int32)
+        key = np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & _MAGNITUDE))
+        lo = min(lo, key)
+        hi = max(hi, key)
+    return lo, hi
+
+
+@_kernel
+def _finite_range(values, start, stride, dim, num_values):
+    """`range` where some are not finite."""
+    lo, hi = np.float32(np.inf), np.float32(-np.inf)
+    for k in range(num_values):
+        x = values[start + k // dim * stride + k % dim]
+        if np.isfinite(x):
+            lo, hi = min(lo, x), max(hi, x)
+    return lo, hi
+
+
+@_kernel
+def range_of(values, start, stride, dim, num_values):
+    """(lowest, highest) finite value of a segment, float32; lowest > highest where none is."""
+    lo, hi = _KEY_INF, _KEY_NEG_INF
+    if stride == dim:
+        lo, hi = _key_range(values, start, num_values)
+    else:
+        for row in range(num_values // dim):
+            row_lo, row_hi = _key_range(values, start + row * stride, dim)
+            lo, hi = min(lo, row_lo), max(hi, row_hi)
+    if lo <= _KEY_NEG_INF or hi >= _KEY_INF:
+        return _finite_range(values, start, stride, dim, num_values)
+    return _value_of(lo), _value_of(hi)
+
+
+@_kernel
+def _value_of(key):
+    return np.int32(key ^ ((key >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
+
+
+@_kernel
+def steps_of(bound, width):
+    """(bound, step, 1 / step) in float32 for a float64 bound; step 0 where there is none."""
+    rounded = np.float32(min(bound, np.float64(MAX)))
+    if np.float64(rounded) > bound:
+        rounded = np.int32(np.float32(rounded).view(np.int32) - np.int32(1)).view(np.float32)
+    step = np.float32(rounded * np.float32(2))
+    if width == 0 or not MIN_NORMAL <= step <= MAX:
+        return np.float32(0), np.float32(0), np.float32(0)
+    inverse = np.float32(np.float32(1) / step)
+    if inverse < MIN_NORMAL:
+        return np.float32(0), np.float32(0), np.float32(0)
+    return rounded, step, inverse
+
+
+@_kernel
+def _quantize(x, at, step, inverse, words):
+    """words = zigzagged indices of x[at : at + 1024], float32.
+
+    Returns all words or-ed, and the bits of the largest |x - decoded|, NaN being the largest.
+    """
+    top, worst = np.uint32(0), np.int32(0)
+    for k in range(GROUP):
+        value = np.float32(x[np.uint64(at) + np.uint64(k)])
+        t = np.float32(np.float32(value * inverse) + _MAGIC)
+        q = np.int32(t.view(np.int32) - _MAGIC_BITS)
+        error = np.float32(value - np.float32(np.float32(t - _MAGIC) * step))
+        word = np.uint32(np.int32(q << np.int32(1)) ^ np.int32(q >> np.int32(31)))
+        words[k] = word
+        top = np.uint32(top | word)
+        worst = max(worst, np.int32(error.view(np.int32) & _MAGNITUDE))
+    return top, worst
+
+
+@_kernel
+def _flag_breaks(x, at, bound, step, words, flags):
+    """flags [1024] uint8 = 1 where a value may not travel as its index. Exact, see the module."""
+    for k in range(GROUP):
+        decoded = np.float32(np.float32(bitpack.index_of(words[k])) * step)
+        error = abs(np.float64(x[np.uint64(at) + np.uint64(k)]) - np.float64(decoded))
+        flags[k] = np.uint8(words[k] > _MAX_WORD) | np.uint8(not error <= np.float64(bound))
+
+
+@_kernel
+def _settle(x, at, first, bound, step, words, flags, positions, num_verbatim):
+    """Make the values that break the rule verbatim: their word 0, their positions kept.
+
+    Returns (all words or-ed, the new num_verbatim, or -1 where positions has no room).
+    """
+    _flag_breaks(x, at, bound, step, words, flags)
+    for begin in range(0, GROUP, 8):
+        if load_word(flags, begin):
+            for k in range(begin, begin + 8):
+                if flags[k]:
+                    if num_verbatim == positions.size:
+                        return np.uint32(0), np.int64(-1)
+                    positions[num_verbatim] = first + k
+                    num_verbatim += 1
+                    words[k] = 0
+    top = np.uint32(0)
+    for k in range(GROUP):
+        top = np.uint32(top | words[k])
+    return top, num_verbatim
+
+
+@_kernel
+def quantize_group(
+    values, start, stride, dim, first, n, bound, step, inverse, x, words, flags,
+    positions, num_verbatim,
+):  # fmt: skip
+    """Quantize n values of a segment from `first` on: see `_quantize` and `_settle`."""
+    if stride == dim and n == GROUP:
+        return _quantize_lying(
+            values, start + first, first, bound, step, inverse, words, flags, positions,
+            num_verbatim,
+        )  # fmt: skip
+    gather(values, start, stride, dim, first, n, x)
+    for k in range(n, GROUP):
+        x[k] = 0
+    return _quantize_lying(x, 0, first, bound, step, inverse, words, flags, positions, num_verbatim)
+
+
+@_kernel
+def _quantize_lying(x, at, first, bound, step, inverse, words, flags, positions, num_verbatim):
+    """The group is x[at : at + 1024]."""
+    top, worst = _quantize(x, at, step, inverse, words)
+    if worst >= np.float32(bound).view(np.int32) or top > _MAX_WORD:
+        return _settle(x, at, first, bound, step, words, flags, positions, num_verbatim)
+    return top, num_verbatim
+
+
+@_kernel
+def dequantize(words, step, x, at, n):
+    """x[at : at + n] = what the receiver decodes n words, uint8 or uint32, to."""
+    for k in range(n):
+        value = np.float32(np.float32(bitpack.index_of(words[k])) * step)
+        x[np.uint64(at) + np.uint64(k)] = value

@@ -1,0 +1,151 @@
+"""The encoders of error_bound that see all indices of a segment: vector_lz, rans, the shortest.
+
+As cpu.py, whose parts these are, but through an int32 buffer of a segment's indices.
+`_encode_indices` and `_decode_indices` are the one place that knows which encoders there are.
+"""
+# mypy: ignore-errors
+
+import numpy as np
+from numba import njit
+
+from trec_qcomm.ops.bitpack import cpu as bitpack
+from trec_qcomm.ops.bitpack.cpu import GROUP
+from trec_qcomm.ops.error_bound import cpu
+from trec_qcomm.ops.error_bound.cpu import (
+    BAD_INDICES,
+    BAD_VERBATIM,
+    BITPACK,
+    HEADER_NBYTES,
+    MAX_VERBATIM,
+    OK,
+    OTHER_ENCODER,
+    RANS,
+    VECTOR_LZ,
+)
+from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
+from trec_qcomm.ops.rans import cpu as rans
+from trec_qcomm.ops.vector_lz import cpu as vector_lz
+
+AUTO = 15  # of these encoders whichever is shortest; not on the wire
+
+
+@njit(nogil=True, cache=True)
+def _encode_indices(encoder, q, dim, out):
+    """Encode the indices q [N] of one segment. Returns (nbytes, the encoder used); nbytes -1: out
+    has no room."""
+    if encoder == AUTO:
+        return _encode_shortest(q, dim, out)
+    nbytes = np.int64(-1)
+    if encoder == BITPACK:
+        nbytes = bitpack.encode_segment(q, dim, out)
+    elif encoder == VECTOR_LZ:
+        nbytes = vector_lz.encode_segment(q, dim, out)
+    elif encoder == RANS:
+        nbytes = rans.encode_segment(q, dim, out)
+    return nbytes, encoder
+
+
+@njit(nogil=True, cache=True)
+def _encode_shortest(q, dim, out):
+    """What is shorter, vector_lz (which ends as bitpack where no row repeats) or rans; of equals
+    the former, which is the faster."""
+    nbytes, kind = np.int64(vector_lz.encode_segment(q, dim, out)), VECTOR_LZ
+    most = out.size if nbytes < 0 else nbytes - 1
+    other = np.empty(most, np.uint8)
+    size = np.int64(rans.encode_segment(q, dim, other))
+    if size >= 0:
+        out[:size] = other[:size]
+        return size, RANS
+    return nbytes, kind
+
+
+@njit(nogil=True, cache=True)
+def _decode_indices(encoder, data, dim, q):
+    """Decode all of data into q [N]; False where it is invalid."""
+    if encoder == VECTOR_LZ:
+        return vector_lz.decode_segment(data, dim, q)
+    if encoder == RANS:
+        return rans.decode_segment(data, dim, q)
+    return False
+
+
+@njit(nogil=True, cache=True)
+def encode_values(
+    values, start, stride, dim, num_values, bound, step, inverse, out, positions, work, encoder
+):
+    """Quantize and encode one segment into out. Returns (nbytes, num_verbatim, the encoder used);
+    -1 in the place of either number: no room."""
+    x, words, narrow = work[0], work[1], work[2]
+    q, num_verbatim = np.empty(num_values, np.int32), np.int64(0)
+    for first in range(0, num_values, GROUP):
+        n = min(GROUP, num_values - first)
+        _, num_verbatim = quantizer.quantize_group(
+            values, start, stride, dim, first, n, bound, step, inverse,
+            x, words, narrow, positions, num_verbatim,
+        )  # fmt: skip
+        if num_verbatim < 0:
+            return np.int64(-1), num_verbatim, encoder
+        bitpack.unzigzag(words, q, first, n)
+    nbytes, kind = _encode_indices(encoder, q, dim, out)
+    return nbytes, num_verbatim, kind
+
+
+@njit(nogil=True, cache=True)
+def encode(
+    values, offsets, start, stride, dim, payload, at, most, params, relative, nbytes, encoder
+):
+    """As cpu.encode."""
+    positions, work = cpu.room_for_positions(offsets, dim), cpu.workspace()
+    for s in range(start.size):
+        num_values = (offsets[s + 1] - offsets[s]) * dim
+        nbytes[s] = 0
+        if num_values == 0:
+            continue
+        width, bound, step, inverse = cpu.begin_segment(
+            values, start[s], stride[s], dim, num_values, params[s], relative
+        )
+        out, room = payload[at[s] : at[s] + most[s]], cpu.raw_nbytes(num_values)
+        own = positions[: min(room // 8, MAX_VERBATIM)]
+        size, num_verbatim, kind = np.int64(-1), np.int64(0), encoder
+        if step > 0:
+            size, num_verbatim, kind = encode_values(
+                values, start[s], stride[s], dim, num_values, bound, step, inverse,
+                out[HEADER_NBYTES:room], own, work, encoder,
+            )  # fmt: skip
+        nbytes[s] = cpu.end_segment(
+            values, start[s], stride[s], dim, num_values, width, step, kind, size, num_verbatim,
+            own, out,
+        )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def _decode_values(data, start, stride, dim, num_values, out, work):
+    """Rows of one of these encoders: data is the whole segment, whose header is sound."""
+    kind, step, size, num_verbatim = cpu.read_header(data)
+    q, x = np.empty(num_values, np.int32), work[0]
+    if not _decode_indices(kind, data[HEADER_NBYTES : HEADER_NBYTES + size], dim, q):
+        return BAD_INDICES
+    for first in range(0, num_values, GROUP):
+        n = min(GROUP, num_values - first)
+        for k in range(n):
+            x[k] = np.float32(np.float32(q[first + k]) * step)
+        quantizer.scatter(x, n, start, stride, dim, first, out)
+    rest = data[data.size - 8 * num_verbatim :].view(np.uint32)
+    return OK if cpu.place_verbatim(rest, start, stride, dim, num_values, out) else BAD_VERBATIM
+
+
+@njit(nogil=True, cache=True)
+def decode(payload, at, nbytes, offsets, start, stride, dim, out):
+    """As cpu.decode, of all encoders."""
+    work = cpu.workspace()
+    for s in range(start.size):
+        num_values = (offsets[s + 1] - offsets[s]) * dim
+        reason = cpu.decode_segment(
+            payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, work
+        )
+        if reason == OTHER_ENCODER:
+            data = payload[at[s] : at[s] + nbytes[s]]
+            reason = _decode_values(data, start[s], stride[s], dim, num_values, out, work)
+        if reason != OK:
+            return s, reason
+    return -1, OK

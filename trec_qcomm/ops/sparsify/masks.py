@@ -1,0 +1,101 @@
+"""Masks of rows in numba: count them, gather the columns they keep, scatter these again.
+
+A mask is read 64 columns at a time, as one word whose lowest bit set is the next column kept.
+"""
+
+# mypy: ignore-errors
+
+import numpy as np
+from numba import njit
+
+_ONE = np.uint64(1)
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # its 64 windows of 6 bits are all different
+_LOWEST = np.zeros(64, np.uint8)
+_LOWEST[[(0x03F79D71B4CB0A89 << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range(64)]] = range(64)
+
+
+@njit(inline="always")
+def _lowest(word):
+    """The number of the lowest bit set in a uint64 that is not 0."""
+    alone = word & (~word + _ONE)
+    return np.int64(_LOWEST[(alone * _DE_BRUIJN) >> np.uint64(58)])
+
+
+@njit(inline="always")
+def _num_set(word):
+    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    pairs = np.uint64(0x3333333333333333)
+    word = (word & pairs) + ((word >> np.uint64(2)) & pairs)
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@njit(inline="always")
+def _mask_word(bits, place, first, dim):
+    """Columns first .. first + 63 of the row's mask at `place`, none beyond dim."""
+    left, word = dim - first, np.uint64(0)
+    place += first // 8
+    if left >= 64:
+        for b in range(8):
+            word |= np.uint64(bits[place + b]) << np.uint64(8 * b)
+        return word
+    for b in range((left + 7) // 8):
+        word |= np.uint64(bits[place + b]) << np.uint64(8 * b)
+    return word & ((_ONE << np.uint64(left)) - _ONE)
+
+
+@njit(nogil=True, cache=True)
+def count_masks(bits, place, num_rows, dim):
+    """How many columns the masks of these rows keep."""
+    count = 0
+    for _ in range(num_rows):
+        for first in range(0, dim, 64):
+            count += _num_set(_mask_word(bits, place, first, dim))
+        place += (dim + 7) // 8
+    return count
+
+
+@njit(nogil=True, cache=True)
+def masked_counts(offsets, dim, bits, mask_at, counts):
+    """How many values the masks keep in each segment. counts: [S]."""
+    for s in range(mask_at.size):
+        counts[s] = count_masks(bits, mask_at[s], offsets[s + 1] - offsets[s], dim)
+
+
+@njit(inline="always")
+def gather(row, bits, place, kept, num_kept):
+    """Append the values that the mask at `place` keeps to kept; returns how many there are."""
+    for first in range(0, row.size, 64):
+        word = _mask_word(bits, place, first, row.size)
+        while word != 0:
+            kept[num_kept] = row[first + _lowest(word)]
+            num_kept += 1
+            word &= word - _ONE
+    return num_kept
+
+
+@njit(inline="always")
+def gather_columns(row, bits, place, kept, columns, num_kept):
+    """The same, and their columns."""
+    for first in range(0, row.size, 64):
+        word = _mask_word(bits, place, first, row.size)
+        while word != 0:
+            d = first + _lowest(word)
+            kept[num_kept], columns[num_kept] = row[d], d
+            num_kept += 1
+            word &= word - _ONE
+    return num_kept
+
+
+@njit(inline="always")
+def scatter(row, bits, place, kept, num_kept):
+    """The inverse of `gather`: the next values of kept, and 0 in the other columns."""
+    for d in range(row.size):
+        row[d] = np.float32(0)
+    for first in range(0, row.size, 64):
+        word = _mask_word(bits, place, first, row.size)
+        while word != 0:
+            row[first + _lowest(word)] = kept[num_kept]
+            num_kept += 1
+            word &= word - _ONE
+    return num_kept

@@ -1,0 +1,161 @@
+"""Vector-LZ in numba. Same bytes as reference.py, which says what they mean.
+
+n rows of dim indices, N = n dim, W bytes.
+"""
+
+import numpy as np
+from numba import njit
+
+from trec_qcomm.ops.bitpack.cpu import decode_segment as unpack_literals
+from trec_qcomm.ops.bitpack.cpu import encode_segment as pack_literals
+
+WINDOW = 255
+SLOTS = 1024  # of the hash table; more than the window, so that most chains have one row
+
+
+@njit(nogil=True, cache=True)
+def _equal(a, b):
+    for d in range(a.size):
+        if a[d] != b[d]:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _find_copies(q, dim, distances):
+    """distances: [n] uint8, see reference.find_copies. Returns the number of copies.
+
+    Rows of one hash are a chain, the last row first; the window bounds its length.
+    """
+    factors = np.empty(dim, np.uint32)
+    factor = np.uint32(0x9E3779B1)
+    for d in range(dim):
+        factors[d] = factor
+        factor = np.uint32(factor * np.uint32(0x85EBCA6B) + np.uint32(2))
+    last, before = np.full(SLOTS, -1, np.int64), np.empty(WINDOW + 1, np.int64)
+    num_copies = 0
+    for i in range(distances.size):
+        row = q[i * dim : (i + 1) * dim]
+        mixed = np.uint32(0)
+        for d in range(dim):
+            mixed = np.uint32(mixed + np.uint32(np.uint32(row[d]) * factors[d]))
+        slot = np.uint32(mixed * np.uint32(0x9E3779B1)) >> np.uint32(22)
+        j = last[slot]
+        while j >= 0 and i - j <= WINDOW and not _equal(row, q[j * dim : (j + 1) * dim]):
+            j = before[j & WINDOW]
+        distances[i] = i - j if j >= 0 and i - j <= WINDOW else 0
+        num_copies += distances[i] > 0
+        before[i & WINDOW] = last[slot]
+        last[slot] = i
+    return num_copies
+
+
+@njit(nogil=True, cache=True)
+def _put_copies(q, dim, distances, out, literals):
+    """Write flag, bitmap and distances, and gather the literals."""
+    at, count = 1 + (distances.size + 7) // 8, 0
+    out[:at] = 0
+    out[0] = 1
+    for i in range(distances.size):
+        if distances[i]:
+            out[1 + (i >> 3)] |= np.uint8(1 << (i & 7))
+            out[at] = distances[i]
+            at += 1
+        else:
+            for d in range(dim):
+                literals[count + d] = q[i * dim + d]
+            count += dim
+
+
+@njit(nogil=True, cache=True)
+def _encode_copies(q, dim, distances, num_copies, out):
+    """As `encode_segment`, with copies."""
+    at = 1 + (distances.size + 7) // 8 + num_copies
+    if at > out.size:
+        return -1
+    literals = np.empty(q.size - num_copies * dim, np.int32)
+    _put_copies(q, dim, distances, out, literals)
+    nbytes = pack_literals(literals, dim, out[at:])
+    return at + nbytes if nbytes >= 0 else -1
+
+
+@njit(nogil=True, cache=True)
+def encode_segment(q, dim, out):
+    """Write the indices q [N] int32, N a multiple of dim, to out [C] uint8. Returns the bytes
+    used, or -1 where they are more than C. The bytes after them may have been written."""
+    if q.size == 0:
+        return 0
+    distances = np.empty(q.size // dim, np.uint8)
+    num_copies = _find_copies(q, dim, distances)
+    if num_copies > 0:
+        nbytes = _encode_copies(q, dim, distances, num_copies, out)
+        if nbytes > 0:
+            shorter = np.empty(nbytes - 2, np.uint8)
+            packed = pack_literals(q, dim, shorter)
+            if packed < 0:
+                return nbytes
+            out[0] = 0
+            out[1 : 1 + packed] = shorter[:packed]
+            return 1 + packed
+    if out.size == 0:
+        return -1
+    out[0] = 0
+    nbytes = pack_literals(q, dim, out[1:])
+    return 1 + nbytes if nbytes >= 0 else -1
+
+
+@njit(nogil=True, cache=True)
+def _count_copies(bitmap, distances, num_rows):
+    """The number of copies, or -1: padding is not 0, or a distance is 0 or points before row 0.
+
+    distances: what follows the bitmap, as long as the segment is.
+    """
+    if num_rows % 8 and bitmap[-1] >> (num_rows % 8):
+        return -1
+    num_copies = 0
+    for i in range(num_rows):
+        if (bitmap[i >> 3] >> (i & 7)) & 1:
+            if num_copies == distances.size or not 1 <= distances[num_copies] <= i:
+                return -1
+            num_copies += 1
+    return num_copies
+
+
+@njit(nogil=True, cache=True)
+def _spread(q, dim, bitmap, distances, literals_at):
+    """Literals stand at the end of q, in order; rows are put in place from the first on, and
+    never overtake the literals that are still to be moved."""
+    copy, source = 0, literals_at
+    for i in range(q.size // dim):
+        begin = i * dim
+        if (bitmap[i >> 3] >> (i & 7)) & 1:
+            back = np.int64(distances[copy]) * dim
+            copy += 1
+            for d in range(dim):
+                q[begin + d] = q[begin + d - back]
+        else:
+            for d in range(dim):
+                q[begin + d] = q[source + d]
+            source += dim
+
+
+@njit(nogil=True, cache=True)
+def decode_segment(data, dim, q):
+    """Fill q [N] int32 from data [W] uint8. False if no encoder writes the data."""
+    if q.size == 0 or data.size == 0:
+        return q.size == data.size
+    if data[0] == 0:
+        return unpack_literals(data[1:], dim, q)
+    num_rows = q.size // dim
+    at = 1 + (num_rows + 7) // 8
+    if data[0] > 1 or at > data.size:
+        return False
+    bitmap, distances = data[1:at], data[at:]
+    num_copies = _count_copies(bitmap, distances, num_rows)
+    if num_copies < 0:
+        return False
+    literals_at = num_copies * dim
+    if not unpack_literals(distances[num_copies:], dim, q[literals_at:]):
+        return False
+    _spread(q, dim, bitmap, distances, literals_at)
+    return True
