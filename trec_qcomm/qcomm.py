@@ -113,7 +113,10 @@ class QComm:
             and decode_s by codec and dim, and tables: {name: raw_nbytes, wire_nbytes,
             max_abs_err}. max_abs_err is None unless the config's measure_error is true. wire_s is
             the time blocked on the network, of all codecs together as they share one frame.
-            dense and data_parallel count what a ring all-reduce sends.
+            dense and data_parallel count what a ring all-reduce sends. input also has bags:
+            num_bags, num_sent and these by table: the bags of ids that this rank's batches had, and
+            how many were sent, where `unique_bags` sends equal ones once. Rows of the others are in
+            no count: raw_nbytes is of the rows that were sent.
         """
         return self._session.stats()
 

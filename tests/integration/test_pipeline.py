@@ -14,7 +14,7 @@ from tests.integration.small_model import (
     shard,
     train,
 )
-from trec_qcomm import Identity
+from trec_qcomm import Config, Identity, QComm, TableRule
 from trec_qcomm.testing import run_ranks
 
 STEPS = range(6)
@@ -60,14 +60,25 @@ def nbytes(qcomm):
     return {kind: traffic["wire_nbytes"] for kind, traffic in qcomm.stats().items()}
 
 
+def merging():
+    rule = TableRule(tables=("*",), forward=Identity(), backward=Identity(), unique_bags=True)
+    return QComm(Config(embedding=(rule,)))
+
+
 def all_ways():
     ours, hand = qcomm_of(Identity()), qcomm_of(Identity())
+    merged, merged_by_hand = merging(), merging()
     return {
         "stock": pipelined(None),
         "ours": pipelined(ours),
         "by hand": by_hand(hand),
         "nbytes": nbytes(ours),
         "nbytes by hand": nbytes(hand),
+        "merged": pipelined(merged),
+        "merged by hand": by_hand(merged_by_hand),
+        "merged nbytes": nbytes(merged),
+        "merged nbytes by hand": nbytes(merged_by_hand),
+        "bags": merged.stats()["input"]["bags"],
     }
 
 
@@ -77,6 +88,9 @@ def test_pipeline_equals_stock_and_counts_alike():
         assert results["ours"] == results["stock"] == results["by hand"]
         assert results["nbytes"] == results["nbytes by hand"]
         assert results["nbytes"]["input"] > 0
+        assert results["merged"] == results["merged by hand"]
+        assert results["merged nbytes"] == results["merged nbytes by hand"]
+        assert results["bags"]["num_sent"] < results["bags"]["num_bags"]
 
 
 def shard_twice():

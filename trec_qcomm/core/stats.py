@@ -45,6 +45,51 @@ class Traffic:
         self.wire_nbytes.index_add_(0, table, wire)
 
 
+class BagCounts:
+    """How many bags of ids this rank's batches had, and how many were sent because they differ.
+    Of unpooled features each id counts as a bag.
+    """
+
+    def __init__(self) -> None:
+        self.tables: list[str] = []
+        self.num_bags = torch.zeros(0, dtype=torch.int64)
+        self.num_sent = torch.zeros(0, dtype=torch.int64)
+
+    def numbers_of(self, tables: Iterable[str]) -> Tensor:
+        """[..] int64, the number of each table; new ones get the next."""
+        numbers = []
+        for table in tables:
+            if table not in self.tables:
+                self.tables.append(table)
+            numbers.append(self.tables.index(table))
+        more = torch.zeros(len(self.tables) - len(self.num_bags), dtype=torch.int64)
+        self.num_bags = torch.cat([self.num_bags, more])
+        self.num_sent = torch.cat([self.num_sent, more])
+        return torch.tensor(numbers, dtype=torch.int64)
+
+    def add(self, table: Tensor, num_bags: Tensor, num_sent: Tensor) -> None:
+        """Count one batch. Args: [F] int64 each, of every feature; table by number."""
+        self.num_bags.index_add_(0, table, num_bags)
+        self.num_sent.index_add_(0, table, num_sent)
+
+    def reset(self) -> None:
+        """Back to zero, in place, see Traffic.reset."""
+        self.num_bags.zero_()
+        self.num_sent.zero_()
+
+    def summary(self) -> dict[str, Any]:
+        """num_bags, num_sent: int; tables: {name: {num_bags, num_sent}}."""
+        pairs = zip(self.num_bags.tolist(), self.num_sent.tolist(), strict=True)
+        return {
+            "num_bags": int(self.num_bags.sum()),
+            "num_sent": int(self.num_sent.sum()),
+            "tables": {
+                name: {"num_bags": bags, "num_sent": sent}
+                for name, (bags, sent) in zip(self.tables, pairs, strict=True)
+            },
+        }
+
+
 def summary(traffics: Iterable[Traffic]) -> dict[str, Any]:
     """Several `Traffic` of one kind as one plain dict.
 

@@ -3,7 +3,7 @@
 Knows: config, comm. Does not know: TorchRec (sharder.py and the dists do).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -12,8 +12,9 @@ import torch.distributed as dist
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.config import Config, config_to_dict
-from trec_qcomm.core.stats import Traffic, summary
+from trec_qcomm.config import Config, TableRule, config_to_dict
+from trec_qcomm.core.stats import BagCounts, Traffic, summary
+from trec_qcomm.integration.bounds import ErrorBounds
 
 C = TypeVar("C", bound=RowCollective)
 ROW_KINDS = (
@@ -36,8 +37,11 @@ class Session:
             "data_parallel": Traffic("data_parallel", ["all"]),
             "input": Traffic("input", ["all"]),
         }
+        self.bags = BagCounts()
         self._collectives: dict[str, dict[str, RowCollective]] = {}  # by module, then by name
+        self._bounds: dict[str, ErrorBounds] = {}  # by module/name
         self._loaded_steps: dict[str, int] = {}
+        self._loaded_classes: dict[str, dict[str, Any]] = {}
         self._patterns_checked = False
 
     def add_module(self, pg: dist.ProcessGroup, module: str, names: Iterable[str]) -> None:
@@ -108,12 +112,28 @@ class Session:
             intra=intra,
             seed=self.config.seed,
             measure_error=self.config.measure_error,
+            bounds=None if intra else self._bounds_of(module, name, rules),
         )
         collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
         self._collectives[module][name] = collective
         return collective
+
+    def _bounds_of(
+        self, module: str, name: str, rules: Mapping[str, TableRule]
+    ) -> ErrorBounds | None:
+        """One for each collective, which a second one of that name goes on with."""
+        key = f"{module}/{name}"
+        if all(rule.schedule is None and rule.classes is None for rule in rules.values()):
+            return None
+        bounds = ErrorBounds(rules, sorted(rules))
+        bounds.load_state_dict(self._loaded_classes.get(key, {}))
+        before = self._bounds.get(key)
+        if before is not None:
+            bounds.load_state_dict(before.state_dict())
+        self._bounds[key] = bounds
+        return bounds
 
     def _all(self) -> list[RowCollective]:
         return [c for by_name in self._collectives.values() for c in by_name.values()]
@@ -130,7 +150,9 @@ class Session:
             for traffic in (collective.forward_traffic, collective.backward_traffic):
                 kinds[traffic.kind].append(traffic)
         kinds |= {kind: [traffic] for kind, traffic in self.counters.items()}
-        return {kind: summary(traffics) for kind, traffics in kinds.items()}
+        found = {kind: summary(traffics) for kind, traffics in kinds.items()}
+        found["input"]["bags"] = self.bags.summary()
+        return found
 
     def reset_stats(self) -> None:
         """All counters back to zero."""
@@ -139,15 +161,24 @@ class Session:
             collective.backward_traffic.reset()
         for traffic in self.counters.values():
             traffic.reset()
+        self.bags.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """{"steps": {module: calls with gradients so far}}: what seeds stochastic rounding. It
-        does not depend on the plan, so a run may be resumed under another.
+        """{"steps": {module: calls with gradients so far}}: what seeds stochastic rounding and
+        drives schedules. It does not depend on the plan, so a run may be resumed under another.
+        And {"classes": {rank: {collective: {table: number}}}} where error bounds are found while
+        training: each rank's own, so under another plan or world size they are found anew.
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
         """
-        return {"steps": {m: torch.tensor(self._steps_of(m)) for m in self._collectives}}
+        state: dict[str, Any] = {
+            "steps": {m: torch.tensor(self._steps_of(m)) for m in self._collectives}
+        }
+        classes = {key: bounds.state_dict() for key, bounds in self._bounds.items()}
+        if any(classes.values()):
+            state["classes"] = {self._rank_key(): classes}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`. Raises ValueError: a module that this model does not have
@@ -156,9 +187,16 @@ class Session:
         if self._collectives:
             self._check_names(steps)
         self._loaded_steps = steps
+        self._loaded_classes = dict(state.get("classes", {}).get(self._rank_key(), {}))
+        for key, bounds in self._bounds.items():
+            bounds.load_state_dict(self._loaded_classes.get(key, {}))
         for module, by_name in self._collectives.items():
             for collective in by_name.values():
                 collective.step = steps.get(module, 0)
+
+    def _rank_key(self) -> str:
+        """Names of state that is this rank's own: DCP stores equal names of all ranks once."""
+        return f"rank{dist.get_rank()}of{dist.get_world_size()}"
 
     def _check_names(self, steps: dict[str, int]) -> None:
         unknown = sorted(set(steps) - set(self._collectives))

@@ -64,7 +64,8 @@ class Case:
         repeated over the ranks.  max_length: ids of a bag. Where it is 2, at most two partial sums
         are not 0, so that the order in which a sharding adds them up changes no bit.  empty: these
         features have no ids.  vbe: distinct bags a feature, see `vbe_batch`.  uneven_vbe: and
-        other numbers on each rank.
+        other numbers on each rank.  fused_params: more of the fused optimizer's.  whole_gradients:
+        of a linear loss they are integers, whose float32 sums are exact in any order.
     """
 
     tables: tuple[Table, ...]
@@ -79,6 +80,8 @@ class Case:
     vbe: bool = False
     uneven_vbe: bool = False
     optimizer: str = "sgd"
+    fused_params: tuple[tuple[str, object], ...] = ()
+    whole_gradients: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -393,4 +396,5 @@ def num_ids(case: Case) -> dict[str, int]:
 def coefficients(case: Case, step: int, rank: int, key: str, shape: Sequence[int]) -> Tensor:
     """The gradient of a linear loss with respect to that output: no function of the weights."""
     widths = 1.0 + torch.arange(shape[0])[:, None] % 3
-    return torch.randn(shape, generator=seeded("loss", step, rank, key)) * widths
+    found = torch.randn(shape, generator=seeded("loss", step, rank, key)) * widths
+    return (4 * found).round() if case.whole_gradients else found

@@ -45,6 +45,7 @@ OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
+FULL_ADAGRAD = {"full_adagrad": EmbOptimType.EXACT_ADAGRAD}  # takes no variable batch
 logging.getLogger("torchrec").setLevel(logging.ERROR)  # it warns of every group of a node
 _node_groups: dict[int, tuple[Any, Any]] = {}
 
@@ -93,7 +94,8 @@ def stock_sharders(case: Case) -> list[Any]:
 
 
 def fused_params(case: Case) -> dict[str, Any]:
-    return {"optimizer": OPTIMIZERS[case.optimizer], "learning_rate": LEARNING_RATE}
+    optimizer = (OPTIMIZERS | FULL_ADAGRAD)[case.optimizer]
+    return {"optimizer": optimizer, "learning_rate": LEARNING_RATE} | dict(case.fused_params)
 
 
 def shard(

@@ -43,11 +43,21 @@ def _whole_columns(case, parts, rank, world_size, found) -> None:
 
 
 def _row_wise(case, parts, rank, world_size, found) -> None:
-    """Every rank sends every peer a partial sum of each of its samples, and all its gradients."""
+    """Partial sums of the bags that have an id in the rank's rows, and their gradients back."""
+    parts = [
+        (t, s, f)
+        for t in dict.fromkeys(t for t, _ in parts)
+        for s in shards(case, t, world_size)
+        for f in t.features
+    ]
+    batches = [batch(case, 0, r) for r in range(world_size)]
     for peer in _others(rank, world_size):
-        mine, theirs = case.batch_size(rank), case.batch_size(peer)
-        found[FORWARD].append([(t, theirs, s.num_cols) for t, s in parts if s.rank == rank])
-        found[BACKWARD].append([(t, mine, s.num_cols) for t, s in parts if s.rank == rank])
+        found[FORWARD].append(
+            [(t, _num_bags(batches[peer], f, s), s.num_cols) for t, s, f in parts if s.rank == rank]
+        )
+        found[BACKWARD].append(
+            [(t, _num_bags(batches[rank], f, s), s.num_cols) for t, s, f in parts if s.rank == peer]
+        )
 
 
 def _two_levels(case, parts, rank, world_size, found) -> None:
@@ -85,6 +95,15 @@ def _sequence(case, tables, rank, world_size, found) -> None:
 def _num_ids(features: KeyedJaggedTensor, feature: str, shard: Shard) -> int:
     ids = features[feature].values()
     return int(((ids >= shard.row) & (ids < shard.row + shard.num_rows)).sum())
+
+
+def _num_bags(features: KeyedJaggedTensor, feature: str, shard: Shard) -> int:
+    """Of those that have an id in the shard's rows."""
+    of = features[feature]
+    bags = of.values().split(of.lengths().tolist())
+    return sum(
+        bool(((ids >= shard.row) & (ids < shard.row + shard.num_rows)).any()) for ids in bags
+    )
 
 
 def _others(rank: int, size: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 Forward is an all-to-all of encoded partial rows, decoded and summed in float32 in rank order, so
 the result does not depend on arrival and encoded bytes are never added. Backward sends the one
-gradient to every rank: equal frames, encoded once.
+gradient to every rank: equal frames, encoded once. Where both ends know which partial rows are
+empty, `start_selected` sends only the others, and gradients only of these.
 
 Error: each of the P partial rows is coded with `codec.for_sum_of(P)`; a BOUNDED codec's bound
 holds for the sum, up to the sum's own rounding, (P - 1) 2^-24 sum|x|.
@@ -24,6 +25,8 @@ from trec_qcomm.comm.rows.collective import (
     Templates,
 )
 from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
+from trec_qcomm.comm.rows.selected import PendingSum, take_rows
+from trec_qcomm.ops.rows import Rows
 
 
 class PooledReduceScatter(PooledCollective):
@@ -38,13 +41,14 @@ class PooledReduceScatter(PooledCollective):
             raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
         super().__init__(pg, layout, **options)
         self._variable_templates: dict[tuple[bool, int], Templates] = {}
+        self._selected_templates: dict[bool, Templates] = {}
 
     def _make_templates(self, codecs: DirectionCodecs) -> Templates:
         return self._repeated_templates(codecs, 1)
 
     def _repeated_templates(self, codecs: DirectionCodecs, repeats: int) -> Templates:
         everyone, me, size = [self.rank] * self.world_size, self.rank, self.world_size
-        summand = {table: codec.for_sum_of(size) for table, codec in codecs.forward.items()}
+        summand = self._of_summands(codecs).forward
         forward = self.layout.template(everyone, me, summand, repeats=repeats)
         return Templates(
             forward_sent=forward,
@@ -54,6 +58,12 @@ class PooledReduceScatter(PooledCollective):
             ),
             backward_received=self.layout.template(everyone, me, codecs.backward, repeats=repeats),
         )
+
+    def _of_summands(self, codecs: DirectionCodecs) -> DirectionCodecs:
+        """Those of the partial rows of which P make a sum."""
+        size = self.world_size
+        summand = {table: codec.for_sum_of(size) for table, codec in codecs.forward.items()}
+        return DirectionCodecs(summand, codecs.backward)
 
     def _make_route(self, batch_sizes: tuple[int, ...], exact: bool) -> Route:
         of = self._templates[exact]
@@ -110,3 +120,40 @@ class PooledReduceScatter(PooledCollective):
             num_summands=self.world_size,
         )
         return self._start(rows, route, gradient_divisor)
+
+    def start_selected(
+        self,
+        rows: Tensor,
+        sent: Rows,
+        received: Rows,
+        shape: tuple[int, ...],
+        *,
+        exact: bool = False,
+        gradient_divisor: int = 1,
+    ) -> PendingSum:
+        """Launch with some of the partial rows; the others are 0, and get a gradient of 0.
+
+        Args:    rows: float32, any shape.  sent: of these, for each rank, for each block.
+                 received: for each rank, for each block, where its rows belong in the result.
+                 shape: of the result.  exact, gradient_divisor: see `start`.
+        Returns: pending sums of that shape.
+        Raises:  UnencodableError.
+        """
+        if exact not in self._selected_templates:
+            codecs = self._of_summands(self._codecs[exact])
+            self._selected_templates[exact] = self._owners_to_samples(codecs)
+        of = self._selected_templates[exact]
+        owned, sampled = (
+            packed(of.forward_sent, sent.counts),
+            packed(of.forward_received, received.counts),
+        )
+        route = Route(
+            forward_sent=of.forward_sent.place(*owned),
+            forward_received=of.forward_received.place(*sampled),
+            backward_sent=of.backward_sent.place(*sampled),
+            backward_received=of.backward_received.place(*owned),
+            sent_shape=(sent.num_values,),
+            result_shape=(received.num_values,),
+        )
+        pending = self._start(take_rows(rows, sent), route, gradient_divisor)
+        return PendingSum(pending, received, shape)

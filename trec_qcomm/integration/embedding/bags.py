@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from trec_qcomm.integration.compat import (
+    Awaitable,
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingSharding,
@@ -20,13 +21,33 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.embedding.shardings import POOLED
 from trec_qcomm.integration.embedding.wiring import wire
+from trec_qcomm.integration.ids.unique_bags import hand_over_bags
+from trec_qcomm.integration.ids.watch import hand_over_ids
 from trec_qcomm.integration.session import Session
 
 _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 
 
 class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
-    """ShardedEmbeddingBagCollection whose rows are coded."""
+    """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged."""
+
+    def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
+        """As the base class; the output dist will want to know what was sent."""
+        awaitable = super().input_dist(ctx, features)
+        hand_over_ids(ctx.sharding_contexts, self._input_dists)
+        hand_over_bags(ctx.sharding_contexts, self._input_dists)
+        return awaitable
+
+    def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
+        """As the base class; the output dist will want to know what was received."""
+        _hand_over_received(ctx.sharding_contexts, dist_input)
+        found: list[torch.Tensor] = super().compute(ctx, dist_input)
+        return found
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """As `compute`."""
+        _hand_over_received(ctx.sharding_contexts, input)
+        return super().compute_and_output_dist(ctx, input)
 
     @classmethod
     def create_embedding_bag_sharding(
@@ -39,7 +60,8 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
         """Ours for all sharding types that communicate rows, TorchRec's for DATA_PARALLEL.
 
-        Raises: ValueError: a sharding type that TorchRec does not have.
+        Raises: ValueError: a sharding type that TorchRec does not have; `unique_bags: true` where
+            it is not possible or not exact.
         """
         sharding = POOLED.get(sharding_infos[0].param_sharding.sharding_type)
         if sharding is None:
@@ -49,19 +71,25 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         options: dict[str, Any] = {"qcomm_codecs_registry": qcomm_codecs_registry}
         if sharding.sharding_name in _PERMUTED:
             options["permute_embeddings"] = permute_embeddings
-        made: EmbeddingSharding[Any, Any, Any, Any] = sharding(
-            sharding_infos, env, device, **options
-        )
-        return made
+        made: Any = sharding(sharding_infos, env, device, **options)
+        made.allow_merging(device or torch.device("cpu"))
+        found: EmbeddingSharding[Any, Any, Any, Any] = made
+        return found
+
+
+def _hand_over_received(sharding_contexts: list[Any], received: Any) -> None:
+    for context, features in zip(sharding_contexts, received, strict=True):
+        context.received = features
 
 
 class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
     """Drop-in for TorchRec's EmbeddingBagCollectionSharder."""
 
-    def __init__(self, session: Session, **options: Any) -> None:
-        """options: those of TorchRec's sharder, without its qcomm_codecs_registry."""
+    def __init__(self, session: Session, *, held: bool = False, **options: Any) -> None:
+        """held: see embedding.wiring.Wiring.  options: those of TorchRec's sharder, without its
+        qcomm_codecs_registry."""
         super().__init__(**options)
-        self._session = session
+        self._session, self._held = session, held
         self.name_of_holder: str | None = None  # of the module that the next collection is in
 
     def shard(
@@ -74,7 +102,7 @@ class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
     ) -> CodedShardedEmbeddingBagCollection:
         """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
         name = module_fqn or self.name_of_holder
-        wiring = wire(self._session, params, env, device, name, self.fused_params)
+        wiring = wire(self._session, params, env, device, name, self.fused_params, self._held)
         return CodedShardedEmbeddingBagCollection(
             module=module,
             table_name_to_parameter_sharding=params,

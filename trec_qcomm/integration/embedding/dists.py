@@ -16,6 +16,7 @@ from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import PendingRows, RowCollective
 from trec_qcomm.comm.rows.layout import Block, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.comm.rows.selected import PendingSum
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.integration.compat import (
     Awaitable,
@@ -27,13 +28,14 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.embedding.wiring import refuse_sync_collectives
 from trec_qcomm.integration.session import Session
+from trec_qcomm.ops.rows import Rows
 
 Callback = Callable[[Tensor], Tensor]
 C = TypeVar("C", bound=RowCollective)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _eager(method: F) -> F:
+def eager(method: F) -> F:
     """Left out of torch.compile's graphs: it does not see through numba and gloo."""
     return torch.compiler.disable(method)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -61,12 +63,14 @@ def _first_column(table: object) -> int:
 class RowsAwaitable(Awaitable[Tensor]):
     """TorchRec's handle on rows that are on their way."""
 
-    def __init__(self, pending: PendingRows, callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(
+        self, pending: PendingRows | PendingSum, callbacks: Sequence[Callback] = ()
+    ) -> None:
         super().__init__()
         self._pending = pending
         self.callbacks.extend(callbacks)
 
-    @_eager
+    @eager
     def _wait_impl(self) -> Tensor:
         return self._pending.wait()
 
@@ -100,7 +104,7 @@ class _CodedDist(nn.Module, Generic[C]):
 class CodedAllToAll(_CodedDist[PooledAllToAll]):
     """For PooledEmbeddingsAllToAll."""
 
-    @_eager
+    @eager
     def forward(
         self, local_embs: Tensor, batch_size_per_rank: list[int] | None = None
     ) -> RowsAwaitable:
@@ -117,7 +121,7 @@ class CodedAllToAll(_CodedDist[PooledAllToAll]):
 class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
     """For VariableBatchPooledEmbeddingsAllToAll: a batch size for every feature."""
 
-    @_eager
+    @eager
     def forward(
         self,
         local_embs: Tensor,
@@ -135,14 +139,13 @@ class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
 class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
     """For PooledEmbeddingsReduceScatter and, by its other arguments, its variable-batch kin."""
 
-    @_eager
+    @eager
     def forward(
         self,
         local_embs: Tensor,
         input_splits: list[int] | None = None,
         *,
         batch_size_per_rank_per_feature: list[list[int]] | None = None,
-        embedding_dims: list[int] | None = None,
     ) -> RowsAwaitable:
         """[B, D] -> awaitable of [B_rank, D], or [N] -> [M], see PooledReduceScatter.
 
@@ -154,6 +157,15 @@ class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
         else:
             splits = self._batch_sizes(local_embs.shape[0], input_splits)
             pending = self.collective.start(local_embs, splits, **self._options())
+        return RowsAwaitable(pending)
+
+    def some_rows(
+        self, local_embs: Tensor, sent: Rows, received: Rows, shape: tuple[int, ...]
+    ) -> RowsAwaitable:
+        """As `forward`, with those rows that hold anything; see PooledReduceScatter."""
+        pending = self.collective.start_selected(
+            local_embs, sent, received, shape, **self._options()
+        )
         return RowsAwaitable(pending)
 
 
@@ -214,7 +226,7 @@ class CodedSequenceDist(
 ):
     """For TwSequenceEmbeddingDist and RwSequenceEmbeddingDist."""
 
-    @_eager
+    @eager
     def forward(
         self, local_embs: Tensor, sharding_ctx: SequenceShardingContext | None = None
     ) -> RowsAwaitable:
@@ -222,13 +234,13 @@ class CodedSequenceDist(
 
         Raises: ValueError: as `_options`; a context that did not come through our module.
         """
-        ids_sent = getattr(sharding_ctx, "ids_sent", None)
-        if sharding_ctx is None or ids_sent is None:
-            raise ValueError("the batch's context lacks ids_sent: was input_dist replaced?")
+        sent = getattr(sharding_ctx, "sent", None)
+        if sharding_ctx is None or sent is None:
+            raise ValueError("the batch's context lacks what was sent: was input_dist replaced?")
         pending = self.collective.start(
             local_embs,
             self._rows_sent(sharding_ctx),
-            torch.tensor(ids_sent, dtype=torch.int64),
+            torch.tensor(sent.num_ids, dtype=torch.int64),
             **self._options(),
         )
         order = sharding_ctx.unbucketize_permute_tensor

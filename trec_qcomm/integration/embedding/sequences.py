@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trec_qcomm.integration.compat import (
     Awaitable,
@@ -15,14 +16,58 @@ from trec_qcomm.integration.compat import (
     ShardedEmbeddingCollection,
     ShardingEnv,
 )
-from trec_qcomm.integration.embedding.ids import hand_over_ids
 from trec_qcomm.integration.embedding.shardings import SEQUENCE
-from trec_qcomm.integration.embedding.wiring import wire
+from trec_qcomm.integration.embedding.wiring import Wiring, wire
+from trec_qcomm.integration.ids.exactness import max_shares, obstacle_to_merging
+from trec_qcomm.integration.ids.unique_ids import distinct_ids
+from trec_qcomm.integration.ids.watch import hand_over_ids
 from trec_qcomm.integration.session import Session
 
 
 class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
-    """ShardedEmbeddingCollection whose rows are coded."""
+    """ShardedEmbeddingCollection whose rows are coded and whose equal ids may be merged.
+
+    TorchRec's use_index_dedup has all that merging needs but an operator for CPU and a choice by
+    table: its switch is turned on, and the step that finds the distinct ids is replaced.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As TorchRec's. Raises ValueError: `unique_bags: true` where it is not exact."""
+        super().__init__(*args, **options)
+        self._wiring: Wiring = self.qcomm_codecs_registry
+        self._max_shares: list[Tensor] | None = None
+        shardings = list(self._sharding_type_to_sharding.values())
+        self._tables = [
+            [table.name for table in s.embedding_tables() for _ in table.feature_names]
+            for s in shardings
+        ]
+        rule_for = self._wiring.session.config.rule_for
+        choices = [[rule_for(name).unique_bags for name in names] for names in self._tables]
+        if not any(any(own) for own in choices):
+            return
+        groups = [list(sharding._grouped_embedding_configs) for sharding in shardings]
+        obstacle = obstacle_to_merging(groups, held=self._wiring.held)
+        if obstacle is None:
+            self._max_shares = [torch.tensor(max_shares(c), dtype=torch.float64) for c in choices]
+            self._use_index_dedup = True
+        elif any(True in own for own in choices):
+            raise ValueError(f"unique_bags: true: {obstacle}; allowed here: false, auto")
+
+    def _dedup_indices(self, ctx: Any, input_feature_splits: list[Any]) -> list[Any]:
+        if self._max_shares is None:
+            stock: list[Any] = super()._dedup_indices(ctx, input_feature_splits)
+            return stock
+        bags, distinct = self._wiring.session.bags, []
+        for features, shares, tables in zip(
+            input_feature_splits, self._max_shares, self._tables, strict=True
+        ):
+            found, ids, reverse = distinct_ids(features, shares)
+            num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)
+            bags.add(bags.numbers_of(tables), num_ids, found.counts)
+            ctx.input_features.append(features)
+            ctx.reverse_indices.append(reverse)
+            distinct.append(ids)
+        return distinct
 
     @classmethod
     def create_embedding_sharding(
@@ -57,10 +102,11 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
 class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
     """Drop-in for TorchRec's EmbeddingCollectionSharder."""
 
-    def __init__(self, session: Session, **options: Any) -> None:
-        """options: those of TorchRec's sharder, without its qcomm_codecs_registry."""
+    def __init__(self, session: Session, *, held: bool = False, **options: Any) -> None:
+        """held: see embedding.wiring.Wiring.  options: those of TorchRec's sharder, without its
+        qcomm_codecs_registry."""
         super().__init__(**options)
-        self._session = session
+        self._session, self._held = session, held
         self.name_of_holder: str | None = None  # of the module that the next collection is in
 
     def shard(
@@ -85,6 +131,7 @@ class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
                 device,
                 module_fqn or self.name_of_holder,
                 self.fused_params,
+                self._held,
             ),
             use_index_dedup=self._use_index_dedup,
             module_fqn=module_fqn,

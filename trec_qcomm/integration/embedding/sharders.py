@@ -33,8 +33,8 @@ from trec_qcomm.integration.embedding.bags import (
     CodedEmbeddingBagCollectionSharder,
     CodedFusedEmbeddingBagCollectionSharder,
 )
-from trec_qcomm.integration.embedding.ids import hand_over_ids, watch_ids, watch_remapped_ids
 from trec_qcomm.integration.embedding.sequences import CodedEmbeddingCollectionSharder
+from trec_qcomm.integration.ids.watch import hand_over_ids, watch_ids, watch_remapped_ids
 from trec_qcomm.integration.session import Session
 
 
@@ -43,20 +43,24 @@ def all_sharders(
 ) -> list[ModuleSharder[Any]]:
     """One for each module of TorchRec that shards embeddings. Args: see QComm.sharders."""
     bags = CodedEmbeddingBagCollectionSharder(session, fused_params=fused_params)
+    held_bags = CodedEmbeddingBagCollectionSharder(session, held=True, fused_params=fused_params)
     sequences = CodedEmbeddingCollectionSharder(
         session, fused_params=fused_params, use_index_dedup=use_index_dedup
     )
+    held_sequences = CodedEmbeddingCollectionSharder(
+        session, held=True, fused_params=fused_params, use_index_dedup=use_index_dedup
+    )
     collisions = CodedManagedCollisionCollectionSharder(session)
-    tower = CodedEmbeddingTowerSharder(bags, sequences)
+    tower = CodedEmbeddingTowerSharder(held_bags, held_sequences)
     return [
         bags,
         sequences,
         CodedFusedEmbeddingBagCollectionSharder(session),
-        _NamedManagedCollisionEmbeddingBagCollectionSharder(bags, collisions),
-        _NamedManagedCollisionEmbeddingCollectionSharder(sequences, collisions),
-        FeatureProcessedEmbeddingBagCollectionSharder(bags),
-        _NamedITEPEmbeddingBagCollectionSharder(bags),
-        _NamedITEPEmbeddingCollectionSharder(sequences),
+        _NamedManagedCollisionEmbeddingBagCollectionSharder(held_bags, collisions),
+        _NamedManagedCollisionEmbeddingCollectionSharder(held_sequences, collisions),
+        FeatureProcessedEmbeddingBagCollectionSharder(held_bags),
+        _NamedITEPEmbeddingBagCollectionSharder(held_bags),
+        _NamedITEPEmbeddingCollectionSharder(held_sequences),
         tower,
         CodedEmbeddingTowerCollectionSharder(tower),
     ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
-from trec_qcomm.comm.rows.layout import Layout
+from trec_qcomm.comm.rows.layout import Block, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.integration.compat import (
@@ -20,6 +20,7 @@ from trec_qcomm.integration.compat import (
     CwPooledEmbeddingSharding,
     CwSequenceEmbeddingSharding,
     GridPooledEmbeddingSharding,
+    GroupedEmbeddingConfig,
     RwPooledEmbeddingSharding,
     RwSequenceEmbeddingSharding,
     ShardingType,
@@ -36,8 +37,15 @@ from trec_qcomm.integration.embedding.dists import (
     CodedVariableAllToAll,
     layout_of,
 )
-from trec_qcomm.integration.embedding.ids import watch_ids
+from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
 from trec_qcomm.integration.embedding.wiring import Wiring
+from trec_qcomm.integration.ids.exactness import (
+    max_shares,
+    obstacle_to_merging,
+    obstacle_to_variable_batches,
+)
+from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
+from trec_qcomm.integration.ids.watch import watch_ids
 
 
 class _Coded:
@@ -46,6 +54,9 @@ class _Coded:
     sharding_name: ClassVar[str]
     _pg: Any
     _grouped_embedding_configs_per_rank: Any
+    _max_shares: list[float] | None = None  # of distinct bags, by feature
+    _merge_after_lookup = False
+    _can_merge_after_lookup: ClassVar[bool] = False
 
     @property
     def _wiring(self) -> Wiring:
@@ -53,10 +64,54 @@ class _Coded:
         return wiring
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
-        """TorchRec's dist of ids, watched."""
+        """TorchRec's dist of ids, watched, and of distinct bags where these are merged."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
-        watch_ids(input_dist, self._wiring.session.counters["input"])
+        session = self._wiring.session
+        watch_ids(input_dist, session.counters["input"])
+        if self._max_shares is not None:
+            tables = session.bags.numbers_of([block.table for block in self._blocks()])
+            merge_bags(
+                input_dist,
+                self._max_shares,
+                tables,
+                session.bags,
+                after_lookup=self._merge_after_lookup,
+            )
         return input_dist
+
+    def allow_merging(self, device: torch.device) -> None:
+        """Merge equal bags where the config says so. Call it before the first batch.
+
+        Raises: ValueError: `unique_bags: true` where it is not possible or not exact.
+        """
+        config = self._wiring.session.config
+        choices = [config.rule_for(block.table).unique_bags for block in self._blocks()]
+        groups = self._groups()
+        if not any(choices):
+            return
+        obstacle = obstacle_to_merging(groups, held=self._wiring.held)
+        to_lookup = obstacle_to_variable_batches(groups, device)
+        if not self._can_merge_after_lookup:
+            obstacle = obstacle or to_lookup
+        if obstacle is None:
+            self._max_shares = max_shares(choices)
+            self._merge_after_lookup = to_lookup is not None
+        elif True in choices:
+            table = self._blocks()[choices.index(True)].table
+            raise ValueError(
+                f"unique_bags: true for table {table!r}: {obstacle}; allowed here: false, auto"
+            )
+
+    def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
+        """What each rank looks up by one kernel each, of all ranks."""
+        return list(self._grouped_embedding_configs_per_rank)
+
+    def _blocks(self) -> list[Block]:
+        """The columns of a sample, in the order of the features that the input dist takes."""
+        return [block for blocks in self._layout().blocks for block in blocks]
+
+    def _layout(self) -> Layout:
+        return layout_of(self._groups())
 
     def _collective(self, kind: type[RowCollective], pg: Any, layout: Layout, hop: str = "") -> Any:
         module = self._wiring.module_name
@@ -69,16 +124,22 @@ class _Coded:
 class _CodedTwFamily(_Coded):
     """Pooled rows from the owners of whole columns."""
 
+    _can_merge_after_lookup = True  # who has a bag has all its ids
+
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
         """TorchRec's, over coded all-to-alls; its column permute stays."""
         output_dist: Any = super().create_output_dist(device)  # type: ignore[misc]
-        layout = layout_of(self._grouped_embedding_configs_per_rank)
-        collective = self._collective(PooledAllToAll, self._pg, layout)
+        collective = self._collective(PooledAllToAll, self._pg, self._layout())
         session, permutes = self._wiring.session, output_dist._callbacks or []
         output_dist._dist = CodedAllToAll(collective, session, permutes)
         output_dist._variable_dist = CodedVariableAllToAll(collective, session)
+        if self._merge_after_lookup:
+            own = self._layout().blocks[self._pg.rank()]
+            shares = max_shares([session.config.rule_for(b.table).unique_bags for b in own])
+            select_bags(output_dist, [block.dim for block in own], shares, self._pg.size())
+        expand_bags(output_dist, [block.dim for block in self._blocks()], permutes)
         return output_dist
 
 
@@ -108,12 +169,14 @@ class CodedRwPooledEmbeddingSharding(_Coded, RwPooledEmbeddingSharding):
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """TorchRec's, over a coded reduce-scatter."""
-        output_dist: Any = super().create_output_dist(device)
-        layout = layout_of(self._grouped_embedding_configs_per_rank)
-        collective = self._collective(PooledReduceScatter, self._pg, layout)
-        output_dist._dist = CodedReduceScatter(collective, self._wiring.session)
+        """A coded reduce-scatter without the empty rows."""
+        collective = self._collective(PooledReduceScatter, self._pg, self._layout())
+        output_dist = CodedRowWiseDist(CodedReduceScatter(collective, self._wiring.session))
+        expand_bags(output_dist, [block.dim for block in self._blocks()], [])
         return output_dist
+
+    def _blocks(self) -> list[Block]:
+        return list(self._layout().blocks[0])  # every rank has part of all
 
 
 class _CodedTwoLevel(_Coded):
@@ -133,12 +196,19 @@ class _CodedTwoLevel(_Coded):
         local_size = self._intra_pg.size()
         here = layout_of([nodes[self._rank // local_size]] * local_size)
         intra = self._collective(PooledReduceScatter, self._intra_pg, here, "intra")
-        cross = self._collective(PooledAllToAll, self._cross_pg, layout_of(nodes), "cross")
-        return CodedTwoLevelDist(
+        cross = self._collective(PooledAllToAll, self._cross_pg, self._layout(), "cross")
+        permutes = getattr(stock, "_callbacks", None) or []
+        output_dist = CodedTwoLevelDist(
             CodedReduceScatter(intra, session),
-            CodedAllToAll(cross, session, getattr(stock, "_callbacks", None) or []),
+            CodedAllToAll(cross, session, permutes),
             CodedVariableAllToAll(cross, session),
         )
+        expand_bags(output_dist, [block.dim for block in self._blocks()], permutes)
+        return output_dist
+
+    def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
+        """Of the nodes: ranks of a node look up parts of the same tables."""
+        return list(self._grouped_embedding_configs_per_node)
 
 
 class CodedTwRwPooledEmbeddingSharding(_CodedTwoLevel, TwRwPooledEmbeddingSharding):
@@ -169,8 +239,7 @@ class _CodedSequence(_Coded):
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
         """A coded sequence all-to-all."""
-        layout = layout_of(self._grouped_embedding_configs_per_rank)
-        collective = self._collective(SequenceAllToAll, self._pg, layout)
+        collective = self._collective(SequenceAllToAll, self._pg, self._layout())
         return CodedSequenceDist(collective, self._wiring.session)
 
 

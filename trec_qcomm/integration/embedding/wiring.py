@@ -22,12 +22,13 @@ from trec_qcomm.integration.session import Session
 class Wiring(dict[str, QuantizedCommCodecs]):
     """An empty TorchRec codec registry that carries a Session to the shardings of one module.
 
-    Args: module_name: keys the state of the module's collectives.
+    Args: module_name: keys the state of the module's collectives.  held: the collection is inside
+        of a module that does more with its ids than look them up.
     """
 
-    def __init__(self, session: Session, module_name: str) -> None:
+    def __init__(self, session: Session, module_name: str, held: bool) -> None:
         super().__init__()
-        self.session, self.module_name = session, module_name
+        self.session, self.module_name, self.held = session, module_name, held
 
 
 def wire(
@@ -37,6 +38,7 @@ def wire(
     device: torch.device | None,
     module_fqn: str | None,
     fused_params: Mapping[str, Any] | None,
+    held: bool = False,
 ) -> Wiring:
     """Check what a module is to be sharded by, and make its Wiring. Collective over env's group.
 
@@ -51,7 +53,7 @@ def wire(
         raise ValueError("trec_qcomm needs a ShardingEnv with a process group")
     module_name = module_fqn or "+".join(sorted(params))
     session.add_module(env.process_group, module_name, params)
-    return Wiring(session, module_name)
+    return Wiring(session, module_name, held)
 
 
 def refuse_sync_collectives() -> None:

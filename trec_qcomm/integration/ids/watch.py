@@ -1,5 +1,6 @@
 """Input dist: ids travel as in TorchRec. What is sent is counted and remembered."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,13 +10,25 @@ from trec_qcomm.core.stats import Traffic
 from trec_qcomm.integration.compat import KeyedJaggedTensor, input_dist_tensors
 
 
-def watch_ids(input_dist: Any, traffic: Traffic) -> None:
-    """From now on count what a TorchRec input dist sends, and note where its ids go.
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What one rank sent the owners of the tables, for each rank, for each of its features.
 
-    Counted are lengths, ids and weights to other ranks, and the sizes sent before them. The
-    number of ids of each feature for each rank, rank by rank, is left in `input_dist.ids_sent`
-    until the next call. The hook sits on the inner all-to-all, whose `forward` (and not
-    `__call__`) is what TrainPipelineSparseDist replaces.
+    Args: num_ids: of each.  lengths: int, of all bags of the first, then of the second, ...
+        num_bags: of each.
+    """
+
+    num_ids: list[int]
+    lengths: Tensor
+    num_bags: list[int]
+
+
+def watch_ids(input_dist: Any, traffic: Traffic) -> None:
+    """From now on count what a TorchRec input dist sends, and note it.
+
+    Counted are lengths, ids and weights to other ranks, and the sizes sent before them. What was
+    sent, rank by rank, is left in `input_dist.sent` until the next call. The hook sits on the inner
+    all-to-all, whose `forward` (and not `__call__`) is what TrainPipelineSparseDist replaces.
     """
     inner = input_dist._dist
     rank, world_size = inner._pg.rank(), inner._pg.size()
@@ -30,16 +43,18 @@ def watch_ids(input_dist: Any, traffic: Traffic) -> None:
         num_sizes = len(splits_and_tensors) + (not features.variable_stride_per_key())
         count = torch.tensor([nbytes + 8 * num_sizes * (world_size - 1)])
         traffic.add_bytes(torch.tensor([0]), count, count, 0)
-        input_dist.ids_sent = features.length_per_key()
+        input_dist.sent = Sent(
+            features.length_per_key(), features.lengths(), features.stride_per_key()
+        )
 
     inner.register_forward_hook(after)
 
 
 def hand_over_ids(sharding_contexts: list[Any], input_dists: list[Any]) -> None:
-    """Give each batch's context its own `ids_sent`, before the next batch overwrites it."""
+    """Give each batch's context its own `sent`, before the next batch overwrites it."""
     for context, input_dist in zip(sharding_contexts, input_dists, strict=True):
-        context.ids_sent = getattr(input_dist, "ids_sent", None)  # DATA_PARALLEL sends none
-        input_dist.ids_sent = None  # a batch that was not watched is not taken for this one
+        context.sent = getattr(input_dist, "sent", None)  # DATA_PARALLEL sends none
+        input_dist.sent = None  # a batch that was not watched is not taken for this one
 
 
 def watch_remapped_ids(output_dist: Any, traffic: Traffic) -> None:

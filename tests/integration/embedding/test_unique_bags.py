@@ -1,0 +1,216 @@
+"""Equal bags are looked up and sent once: same outputs, same training, fewer bytes, all counted.
+
+Merging may change nothing but the order in which gradients are summed. So with gradients that are
+integers, whose float32 sums are exact, training equals stock TorchRec bit for bit; else it is held
+against float64 with the bound of a float32 sum in any order. Batches are 40 samples of at most two
+ids out of 20 rows or fewer: most bags repeat.
+"""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.cells import results_of, run_cells
+from tests.integration.embedding.test_every_sharding import (
+    BY_NODE,
+    SEQUENCE_TABLES,
+    SUM_TABLES,
+    TABLES,
+    assert_near,
+    node_sizes,
+)
+from tests.integration.zoo.cases import (
+    CW,
+    POOLED,
+    RW,
+    SEQUENCE,
+    TW,
+    Case,
+    batch,
+    shards,
+)
+from tests.integration.zoo.run import assert_same, run
+from trec_qcomm import Config, Identity, QComm, TableRule
+from trec_qcomm.testing import run_ranks
+
+pytestmark = pytest.mark.timeout(600)  # the ranks' own limit comes first
+
+SHARDINGS = tuple(sharding for sharding in POOLED if sharding != "data_parallel")
+
+
+def qcomm_of(*choices):
+    """Identity. Choices: (pattern, unique_bags)."""
+    rules = [
+        TableRule(tables=(p,), forward=Identity(), backward=Identity(), unique_bags=choice)
+        for p, choice in choices
+    ]
+    return QComm(Config(embedding=tuple(rules)))
+
+
+def merged():
+    return qcomm_of(("*", True))
+
+
+def parity_cases(world_size):
+    """By name. TABLES are of both poolings, so that a rank of a table-wise sharding has several
+    kernels, which on CPU take no batch size for every feature: merged after the lookup."""
+    cases = {}
+    for sharding in SHARDINGS:
+        for node_size in node_sizes(sharding, world_size) if sharding in BY_NODE else (0,):
+            case = Case(
+                tables=SUM_TABLES,
+                sharding=sharding,
+                node_size=node_size,
+                batch=(40,),
+                whole_gradients=True,
+            )
+            cases[f"{sharding}/{node_size}"] = case
+    for sharding in (TW, RW):
+        adagrad = replace(cases[f"{sharding}/0"], optimizer="rowwise_adagrad")
+        cases[f"{sharding}/adagrad"] = adagrad
+    for sharding in (TW, CW):
+        case = replace(cases[f"{sharding}/0"], optimizer="full_adagrad")
+        cases[f"{sharding}/full_adagrad"] = case
+        cases[f"{sharding}/full_adagrad weighted"] = replace(case, weighted=True)
+        cases[f"{sharding}/poolings"] = replace(case, tables=TABLES, batch=(40, 0, 9))
+    for sharding in SEQUENCE:
+        cases[f"sequence_{sharding}"] = replace(
+            case, tables=SEQUENCE_TABLES, sharding=sharding, module="ec", batch=(40, 33)
+        )
+    return cases
+
+
+def exact_cases():
+    """By name: what stock cannot run, and weighted bags, which all differ but the empty ones."""
+    cases = {}
+    for sharding in SHARDINGS:
+        case = Case(tables=SUM_TABLES, sharding=sharding, node_size=2, batch=(40, 33))
+        cases[f"{sharding}/uneven"] = case
+        cases[f"{sharding}/weighted"] = replace(case, weighted=True)
+        cases[f"{sharding}/empty"] = replace(case, batch=(9, 0), empty=("b", "e"))
+    return cases
+
+
+def run_cell(cell):
+    kind, case = cell
+    if kind == "parity":
+        return run(case, None, linear=True), run(case, merged(), linear=True)
+    if kind == "exact":
+        return run(case, merged(), 1, linear=True)
+    qcomm = qcomm_of(("first", True), ("wide", "auto"), ("*", False))
+    return run(case, qcomm, 1, linear=True)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def cells(request):
+    jobs = {("parity", n): ("parity", case) for n, case in parity_cases(request.param).items()}
+    jobs |= {("exact", name): ("exact", case) for name, case in exact_cases().items()}
+    jobs["choices"] = ("choices", CHOICES)
+    return run_cells(run_cell, request.param, jobs, timeout_s=500)
+
+
+CHOICES = Case(tables=SUM_TABLES, sharding=TW, batch=(40, 33))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", parity_cases(4))
+def test_training_equals_stock_bit_for_bit_where_sums_are_exact(cells, name):
+    if ("parity", name) not in cells:
+        pytest.skip("no such node size")
+    stock, ours = zip(*results_of(cells["parity", name]), strict=True)
+    assert_same(parity_cases(4)[name], stock, ours)
+    for found in ours:
+        bags = found.stats["input"]["bags"]
+        assert bags["num_sent"] < bags["num_bags"] or not bags["num_bags"]
+    assert any(found.stats["input"]["bags"]["num_bags"] for found in ours)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", exact_cases())
+def test_merging_changes_nothing_but_the_order_of_sums(cells, name):
+    assert_near(exact_cases()[name], results_of(cells["exact", name]))
+
+
+def num_distinct(case, rank, feature, shard=None):
+    """Bags of that rank's first batch that differ; of a row-wise shard, those with an id in it."""
+    of = batch(case, 0, rank)[feature]
+    weights = of.weights_or_none()
+    ids = [bag.tolist() for bag in of.values().split(of.lengths().tolist())]
+    parts = weights.split(of.lengths().tolist()) if weights is not None else [[]] * len(ids)
+    different = {(tuple(bag), str(list(w))) for bag, w in zip(ids, parts, strict=True)}
+    if shard is None or case.sharding != RW:
+        return len(different)
+    rows = range(shard.row, shard.row + shard.num_rows)
+    return sum(any(i in rows for i in bag) for bag, _ in different)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sharding", [TW, CW, RW])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_row_for_each_distinct_bag_is_sent(cells, sharding, weighted):
+    """Owners send each peer a row for each of its distinct bags, and get as many gradients."""
+    name = f"{sharding}/{'weighted' if weighted else 'uneven'}"
+    runs, case = results_of(cells["exact", name]), exact_cases()[name]
+    owned = [(t, s) for t in case.tables for s in shards(case, t, len(runs))]
+    for rank, found in enumerate(runs):
+        expected = {"embedding_forward": 0, "embedding_backward": 0}
+        for table, owner in owned:
+            for peer in set(range(len(runs))) - {rank}:
+                for feature in table.features:
+                    if owner.rank == rank:
+                        rows = num_distinct(case, peer, feature, owner)
+                        expected["embedding_forward"] += rows * owner.num_cols * 4
+                    if owner.rank == peer:
+                        rows = num_distinct(case, rank, feature, owner)
+                        expected["embedding_backward"] += rows * owner.num_cols * 4
+        for kind, nbytes in expected.items():
+            assert found.stats[kind]["raw_nbytes"] == nbytes
+            assert found.stats[kind]["wire_nbytes"] - found.stats[kind]["header_nbytes"] >= nbytes
+        bags = found.stats["input"]["bags"]
+        assert bags["num_sent"] < bags["num_bags"]
+
+
+@pytest.mark.dist
+def test_choices_by_table(cells):
+    runs = results_of(cells["choices"])
+    assert_near(CHOICES, runs)
+    for rank, found in enumerate(runs):
+        tables = found.stats["input"]["bags"]["tables"]
+        for table in CHOICES.tables:
+            bags = CHOICES.batch_size(rank) * len(table.features)
+            distinct = sum(num_distinct(CHOICES, rank, f) for f in table.features)
+            sent = distinct if table.name in ("first", "wide") else bags
+            assert tables[table.name] == {"num_bags": bags, "num_sent": sent}
+
+
+def refusals():
+    """What is said of each case that cannot be merged, on rank 0; and that auto takes it."""
+    found = {}
+    for name, case in REFUSED.items():
+        try:
+            run(case, merged(), 1)
+            found[name] = "accepted"
+        except ValueError as error:
+            found[name] = str(error)
+        stats = run(case, qcomm_of(("*", "auto")), 1).stats
+        assert stats["input"]["bags"]["num_bags"] == 0, name
+    return found
+
+
+_CASE = Case(tables=SUM_TABLES, sharding=RW, batch=(40,))
+REFUSED = {
+    "FBGEMM's EXACT_ADAGRAD, of .* is none of EXACT_SGD": replace(_CASE, optimizer="full_adagrad"),
+    "gradient_clipping, of .* clips": replace(
+        _CASE, sharding=TW, fused_params=(("gradient_clipping", True), ("max_gradient", 0.5))
+    ),
+    "its module does more with ids": replace(_CASE, module="fp_ebc"),
+    "its module does more with ids than": replace(_CASE, module="mc_ebc"),
+}
+
+
+@pytest.mark.dist
+def test_true_is_refused_and_auto_is_off_where_merging_is_not_exact():
+    (found,) = run_ranks(refusals, 1)
+    for pattern, said in found.items():
+        assert re.search(f"unique_bags: true for table '.*': {pattern}.*allowed here: false", said)

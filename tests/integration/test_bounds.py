@@ -1,0 +1,107 @@
+"""Schedules and classes move the error bounds of real exchanges, and survive a checkpoint."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.integration.zoo.cases import RW, TW, Case, Table, batch
+from tests.integration.zoo.run import shard, train
+from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule
+from trec_qcomm.control.error_bound import OnlineClasses
+from trec_qcomm.control.schedule import Drop
+from trec_qcomm.testing import run_ranks
+
+BOUND, START, DROP_AT = 2.0**-7, 4.0, 2
+TABLES = (Table("spread", 16, ("a",), 20), Table("dense", 16, ("b",), 20))
+NUM_STEPS = 4
+
+
+def qcomm_of(**options):
+    rule = TableRule(tables=("*",), backward=Identity(), **options)
+    return QComm(Config(embedding=(rule,), measure_error=True))
+
+
+def errors_by_step(sharding):
+    """Of a run with a schedule: the largest error of a sent value in each step, and of an
+    evaluation after it."""
+    case = Case(tables=TABLES, sharding=sharding, batch=(40,))
+    qcomm = qcomm_of(
+        forward=ErrorBounded(BOUND, mode="abs"),
+        schedule=Drop(start=START, end_step=DROP_AT),
+    )
+    dmp = shard(case, qcomm)
+    found = []
+    for _ in range(NUM_STEPS):
+        qcomm.reset_stats()
+        train(dmp, case, 1, linear=True)
+        trained = _largest_error(qcomm)
+        qcomm.reset_stats()
+        with torch.no_grad():
+            dmp(batch(case, 0, dist.get_rank()))
+        found.append((trained, _largest_error(qcomm)))
+    return found
+
+
+def _largest_error(qcomm):
+    tables = qcomm.stats()["embedding_forward"]["tables"].values()
+    return max(t["max_abs_err"] for t in tables if t["max_abs_err"] is not None)
+
+
+def classes_found():
+    """State after two steps, what a resumed run has, and the sizes of their next steps."""
+    case = Case(tables=TABLES, sharding=TW, batch=(40,), max_length=1)
+    options = {
+        "forward": ErrorBounded(0.3),
+        "classes": OnlineClasses(
+            every=2, tight=1e-3, base=0.3, loose=0.4, tight_below=0.9, loose_from=0.99
+        ),
+    }
+    first = qcomm_of(**options)
+    dmp = shard(case, first)
+    before = [_forward_nbytes(first, dmp, case) for _ in range(2)]
+    state = first.state_dict()
+    second = qcomm_of(**options)
+    second.load_state_dict(state)
+    twin = shard(case, second)
+    twin.load_state_dict(dmp.state_dict())
+    after = [_forward_nbytes(q, d, case) for q, d in ((first, dmp), (second, twin))]
+    return {"before": before, "state": state["classes"], "after": after}
+
+
+def _forward_nbytes(qcomm, dmp, case):
+    qcomm.reset_stats()
+    train(dmp, case, 1, linear=True)
+    return qcomm.stats()["embedding_forward"]["wire_nbytes"]
+
+
+def everything():
+    return {TW: errors_by_step(TW), RW: errors_by_step(RW), "classes": classes_found()}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(everything, 2, timeout_s=240)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("sharding", "num_summands"), [(TW, 1), (RW, 2)])
+def test_a_schedule_moves_the_bound(ranks, sharding, num_summands):
+    """Also of the partial sums of a row-wise table, whose bound is divided by the ranks."""
+    bound = BOUND / num_summands
+    for results in ranks:
+        for step, (trained, evaluated) in enumerate(results[sharding]):
+            factor = START if step < DROP_AT else 1.0
+            for error in (trained, evaluated):
+                assert bound * factor / 4 < error <= bound * factor
+
+
+@pytest.mark.dist
+def test_each_rank_has_classes_of_its_own_which_survive_a_checkpoint(ranks):
+    """At a bound of .3 rows become equal: both tables are tight, from before they are measured."""
+    for rank, results in enumerate(ranks):
+        found = results["classes"]
+        (own,) = found["state"].values()
+        assert list(found["state"]) == [f"rank{rank}of2"]
+        assert {int(n) for tables in own.values() for n in tables.values()} == {0}
+        first, second = found["after"]
+        assert first == second > 0

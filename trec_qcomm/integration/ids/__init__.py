@@ -1,0 +1,1 @@
+"""Ids on their way to the owners of the tables: counted, remembered, each bag sent once."""

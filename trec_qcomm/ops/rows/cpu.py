@@ -1,0 +1,46 @@
+"""Rows out of a buffer in numba. Same results as reference.py."""
+
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def choose(chosen, first, num_rows, start, stride, counts, position):
+    """Fills counts and position; returns U. No branch: every row is written, the chosen ones
+    stay."""
+    total = 0
+    for g in range(first.size):
+        begin = total
+        flags = chosen[first[g] : first[g] + num_rows[g]]
+        at = start[g]
+        for i in range(flags.size):
+            position[total] = at
+            total += flags[i]
+            at += stride[g]
+        counts[g] = total - begin
+    return total
+
+
+@njit(nogil=True, cache=True)
+def take(values, position, offsets, dim, out):
+    """offsets: [S + 1] of the segments' rows."""
+    at = 0
+    for s in range(dim.size):
+        d = dim[s]
+        for u in range(offsets[s], offsets[s + 1]):
+            row, place = values[position[u] : position[u] + d], out[at : at + d]
+            for i in range(d):
+                place[i] = row[i]
+            at += d
+
+
+@njit(nogil=True, cache=True)
+def add(packed, position, offsets, dim, out):
+    """offsets: [S + 1] of the segments' rows."""
+    at = 0
+    for s in range(dim.size):
+        d = dim[s]
+        for u in range(offsets[s], offsets[s + 1]):
+            row, place = packed[at : at + d], out[position[u] : position[u] + d]
+            for i in range(d):
+                place[i] += row[i]
+            at += d
