@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from data import Batches, Dataset, load_tsv, prepare
+from dump import dump_rows
 from loop import Trainer, open_checkpoints, train
 from model import (
     DENSE_OPTIMIZERS,
@@ -86,6 +87,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=Path("runs"), help="folder of the JSON lines (default runs)")
     add("--name", default=None, help="of the file in --out (default: config, plan and seed)")
     add("--log-every", type=int, default=50, metavar="STEPS", help="default 50")
+    add("--dump-rows", type=Path, default=None, metavar="FILE.pt", help="of the trained model")
     add("--timeout", type=float, default=300.0, help="seconds until a lost rank is an error")
 
 
@@ -138,6 +140,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise ValueError("checkpoint_every and resume need checkpoint_dir")
     if options.config != STOCK and not Path(options.config).is_file():
         raise ValueError(f"config {options.config}: neither a file nor the word {STOCK}")
+    if options.dump_rows is not None and options.dump_rows.is_dir():
+        raise ValueError(f"dump_rows {options.dump_rows}: is a folder; expected a file to write")
     load_plan(options.plan)
     world_size = int(os.environ.get("WORLD_SIZE", options.ranks))
     if options.ranks_per_node is not None and world_size % options.ranks_per_node:
@@ -176,6 +180,9 @@ def run(options: argparse.Namespace) -> bool:
             traffic = mean_traffic(trainer)  # before the evaluation adds to it
             tests = Batches(dataset.test, options.batch_size, drop_last=False, **ranks)
             report.finish(trainer, traffic, evaluate(trainer, tests, options))
+            if options.dump_rows is not None:
+                meta = {"config": options.config, "seed": options.seed, "steps": trainer.step}
+                dump_rows(trainer, batches, options.dump_rows, meta)
         else:
             report.interrupted(trainer)
     return finished
