@@ -1,0 +1,99 @@
+"""topk and forward_mask through TorchRec: rows and gradients have the kept columns only."""
+
+import pytest
+import torch
+
+from tests.integration.zoo.cases import CW, LEARNING_RATE, RW, TW, Case, Table, batch, full_table
+from tests.integration.zoo.exact import assembled, incidence, output_keys, rounding, uses_of
+from tests.integration.zoo.run import run, shard
+from trec_qcomm import Config, ForwardMask, QComm, Rowwise, TableRule, TopK
+from trec_qcomm.testing import run_ranks
+
+DENSITY = 0.25
+TABLES = (Table("a", 16, ("f1", "f2"), 10), Table("b", 32, ("f3",), 10))
+
+
+def qcomm_of(backward, *, unique_bags=False):
+    rule = TableRule(
+        tables=("*",),
+        forward=TopK(density=DENSITY, values="fp32"),
+        backward=backward,
+        unique_bags=unique_bags,
+    )
+    return QComm(Config(embedding=(rule,)))
+
+
+def case_of(sharding, module="ebc"):
+    tables = tuple(Table(t.name, 16, t.features, 10) for t in TABLES)
+    return Case(
+        tables=tables if module == "ec" else TABLES,
+        sharding=sharding,
+        module=module,
+        batch=(30, 17),
+        max_length=1,
+    )
+
+
+CASES = {
+    "table_wise": (case_of(TW), False),
+    "merged": (case_of(TW), True),
+    "sequence": (case_of(TW, "ec"), False),
+}
+
+
+def everything():
+    found = {
+        name: run(case, qcomm_of(ForwardMask("fp32"), unique_bags=merge), 1, linear=True)
+        for name, (case, merge) in CASES.items()
+    }
+    for sharding, backward in ((RW, ForwardMask()), (RW, Rowwise(8)), (CW, ForwardMask())):
+        try:
+            shard(case_of(sharding), qcomm_of(backward))
+            found[sharding, backward.name] = "accepted"
+        except ValueError as error:
+            found[sharding, backward.name] = str(error)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(everything, 2, timeout_s=240)
+
+
+def kept(rows):
+    """[n, D] bool: the largest quarter of each row; the lowest column first where equal."""
+    k = round(rows.shape[1] * DENSITY)
+    order = rows.abs().sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return torch.zeros_like(rows, dtype=torch.bool).scatter_(1, order, True)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", CASES)
+def test_rows_and_gradients_have_the_kept_columns(ranks, name):
+    case, _ = CASES[name]
+    batches = [batch(case, 0, rank) for rank in range(2)]
+    masks = {}
+    for rank, results in enumerate(ranks):
+        for key, table, feature in output_keys(case):
+            matrix = incidence(case, table, feature, batches[rank])
+            rows = (matrix @ full_table(table).double()).float()  # one id a bag: exact
+            masks[rank, key] = kept(rows)
+            expected = torch.where(masks[rank, key], rows, 0)
+            assert torch.equal(results[name].outputs[0][key], expected)
+    for table in case.tables:
+        expected = full_table(table).double()
+        magnitude, uses = expected.abs(), 1
+        for n, (key, matrix, gradient) in enumerate(uses_of(case, table, batches, 0)):
+            masked = gradient * masks[n % 2, key]
+            expected = expected - LEARNING_RATE / 2 * matrix.T @ masked
+            magnitude = magnitude + LEARNING_RATE / 2 * matrix.T.abs() @ masked.abs()
+            uses += int(matrix.sum(0).max())
+        whole = assembled(table, [p for r in ranks for p in r[name].weights[table.name]])
+        assert bool(((whole.double() - expected).abs() <= rounding(uses + 4, magnitude)).all())
+
+
+@pytest.mark.dist
+def test_row_wise_refuses_forward_mask_when_it_is_built(ranks):
+    for results in ranks:
+        assert "needs a table- or column-wise sharding" in results[RW, "forward_mask"]
+        assert results[RW, "rowwise"] == results[CW, "forward_mask"] == "accepted"
