@@ -2,6 +2,7 @@
 
 Derived from the codecs' documented numerics:
     bf16     |x - decoded| <= 2^-8 |x|
+    bounded  its bound; of each of P partial sums a P-th of it
     rowwise  half a step of the row (a whole one if stochastic), see `codec_error`
 Errors of partial sums add up; a second hop codes values that the first has moved.
 """
@@ -28,7 +29,7 @@ from tests.integration.zoo.cases import (
     shards,
 )
 from tests.integration.zoo.exact import U, block_of, uses_of
-from trec_qcomm import Cast, Codec, Identity, Rowwise
+from trec_qcomm import Cast, Codec, ErrorBounded, Identity, Rowwise
 
 WHOLE_COLUMNS = (TW, CW, TWCW)
 TWO_LEVEL = (TWRW, GRID)
@@ -60,6 +61,9 @@ def codec_error(codec: Codec, rows: Tensor, moved: Tensor | float = 0.0) -> Tens
     if isinstance(codec, Cast):
         assert codec.dtype == "bf16"
         return 2.0**-8 * (rows.abs() + moved)
+    if isinstance(codec, ErrorBounded):
+        assert codec.mode == "abs"
+        return torch.full_like(rows, codec.bound, dtype=torch.float64)
     assert isinstance(codec, Rowwise)
     low, high, most = rows.amin(1, True), rows.amax(1, True), moved.amax(1, True)
     width = high - low + 2 * most + 2.0**-10 * (low.abs() + most)
@@ -83,9 +87,11 @@ def forward_error(case: Case, table: Table, matrix: Tensor, hops: Hops, world_si
         if kind in WHOLE_COLUMNS or case.sequence:
             found[:, columns] = codec_error(hops.main, whole)
         elif kind == RW:
-            found[:, columns] = sum(codec_error(hops.main, part) for part in partial)
+            summand = hops.main.for_sum_of(len(partial))
+            found[:, columns] = sum(codec_error(summand, part) for part in partial)
         else:
-            inside = sum(codec_error(hops.intra, part) for part in partial)
+            summand = hops.intra.for_sum_of(len(partial))
+            inside = sum(codec_error(summand, part) for part in partial)
             found[:, columns] = inside + codec_error(hops.main, whole, inside)
     return found + _rounding(matrix, weights, len(parts))
 
