@@ -65,6 +65,12 @@ def test_only_casts_fit():
         config_of(rule).codecs_registry()
 
 
+def test_stock_sharders_merge_no_bags():
+    rule = TableRule(tables=("*",), forward=Identity(), backward=Identity(), unique_bags="auto")
+    with pytest.raises(ValueError, match=r"embedding\[0\].unique_bags: 'auto'; allowed.*: false"):
+        QComm(Config(embedding=(rule,))).codecs_registry()
+
+
 def test_one_codec_for_all_tables():
     first = TableRule(tables=("a",), forward=Cast("fp16"), backward=Identity())
     second = TableRule(tables=("*",), forward=Cast("bf16"), backward=Identity())

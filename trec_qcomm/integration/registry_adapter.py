@@ -57,8 +57,15 @@ class CastCommCodec(QuantizedCommCodec[None]):
 def codecs_registry(config: Config) -> dict[str, QuantizedCommCodecs]:
     """TorchRec's registry for all its collectives.
 
-    Raises: ValueError: a codec that is not `cast` or `identity`, or that differs by table.
+    Raises: ValueError: a codec that is not `cast` or `identity`, or that differs by table;
+        unique_bags, which stock sharders do not have.
     """
+    for number, rule in enumerate(config.embedding):
+        if rule.unique_bags is not False:
+            raise ValueError(
+                f"{config.source}: embedding[{number}].unique_bags: {rule.unique_bags!r}; allowed "
+                "in TorchRec's own registry: false. Use qcomm.sharders()."
+            )
     codecs = QuantizedCommCodecs(
         forward=CastCommCodec(_one_cast(config, "forward")),
         backward=CastCommCodec(_one_cast(config, "backward")),
