@@ -180,7 +180,7 @@ def describe_run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "options": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
         "config": None if options.config == "stock" else Path(options.config).read_text(),
-        "commit": _commit(),
+        "commit": commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
         "hardware": {"cpu": platform.machine(), "num_cpus": os.cpu_count()},
         "world_size": dist.get_world_size(),
@@ -221,7 +221,7 @@ def _sent(nbytes: dict[str, dict[str, int]] | None) -> str:
     return f"{sum(nbytes[kind]['wire_nbytes'] for kind in TRAFFIC_KINDS) / 1e6:.1f} MB"
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,0 +1,1 @@
+"""Parts of accuracy.py: one training by emulation, the statistics of many, how they are shown."""

@@ -1,0 +1,282 @@
+"""accuracy.py: its trainings are those of train.py, its statistics right, its runs resumable."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+from trec_qcomm.testing import run_ranks
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "criteo"
+sys.path.insert(0, str(FOLDER))  # a folder of scripts, not a package
+import accuracy  # noqa: E402
+import train as example  # noqa: E402
+from data import FEATURES, Batches  # noqa: E402
+from study.runs import MODES, Study, run_seed, train_config  # noqa: E402
+from study.show import changes, format_table, verdict  # noqa: E402
+from study.statistics import Change, eval_only_gate, t_quantile, training_gate  # noqa: E402
+from study.training import RowwiseAdagrad  # noqa: E402
+
+SMALL = [
+    *("--rows", "2048", "--batch-size", "32", "--embedding-dim", "4"),
+    *("--dense-arch", "8", "--over-arch", "8"),
+]
+CODED = """
+embedding:
+  - tables: ["t_C1?"]
+    forward: {codec: error_bounded, bound: 0.05, mode: rel, encoder: bitpack}
+    backward: {codec: rowwise, bits: 4}
+    unique_bags: true
+    schedule: {kind: linear, start: 4, end_step: 5}
+  - tables: ["*"]
+    forward: {codec: rowwise, bits: 4}
+    backward: {codec: rowwise, bits: 2}
+"""
+
+
+def write_config(folder: Path, name: str = "coded", text: str = CODED) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+def study_of(config: Path, *options: str, modes=MODES) -> Study:
+    arguments = argparse.Namespace(
+        configs=[str(config)], seeds=1, jobs=1, modes=modes, data=accuracy.SYNTHETIC
+    )
+    return accuracy.make_study(arguments, [*SMALL, *options])
+
+
+# The trainings.
+
+# A power of two: lr * gradient is exact, so it does not matter whether FBGEMM fuses the multiply
+# and the add. Row-wise Adagrad sums the squares of a row in an order of the kernel's own.
+EXACT = ["--embedding-optimizer", "sgd", "--lr", "0.125"]
+NUM_STEPS = 8
+
+
+def train_on_ranks(config: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and this rank's tables after some steps of train.py."""
+    options = example.build_parser().parse_args(["--config", config, *SMALL, *EXACT])
+    dataset = example.load_dataset(options)
+    trainer = example.build_trainer(options, dataset.num_embeddings)
+    where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)
+    for _ in range(NUM_STEPS):
+        trainer.train_step(batches)
+    tables = {}
+    for name, value in trainer.dmp.state_dict().items():
+        if ".embedding_bags." in name:
+            (feature,) = (f for f in FEATURES if f".t_{f}." in name)
+            for shard in value.local_shards():
+                tables[feature] = shard.tensor.clone()
+    return trainer.losses, tables
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp32", "coded"])
+def test_training_equals_that_of_two_ranks(tmp_path, name):
+    coded = write_config(tmp_path)
+    config = str(coded if name == "coded" else ROOT / "configs" / "fp32.yaml")
+    ranks = run_ranks(train_on_ranks, 2, config, timeout_s=240)
+    study = study_of(coded, *EXACT, "--steps", str(NUM_STEPS))
+    dataset = example.load_dataset(study.options)
+    training = train_config(study, name, 0, dataset)
+    expected = [sum(pair) / 2 for pair in zip(*(losses for losses, _ in ranks), strict=True)]
+    assert len(expected) == NUM_STEPS
+    assert training.losses == expected
+    tables = ranks[0][1] | ranks[1][1]
+    for feature, own in zip(FEATURES, training.weight.split(dataset.num_embeddings), strict=True):
+        assert torch.equal(own, tables[feature]), feature
+
+
+def test_rowwise_adagrad_is_that_of_fbgemm():
+    num_rows, dim, lr = 20, 16, 0.02
+    kernel = SplitTableBatchedEmbeddingBagsCodegen(
+        [(num_rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=lr,
+        eps=1e-8,
+    )
+    generator = torch.Generator().manual_seed(0)
+    (theirs,) = kernel.split_embedding_weights()
+    theirs.copy_(torch.randn(num_rows, dim, generator=generator))
+    ours, optimizer = theirs.clone(), RowwiseAdagrad(lr, torch.zeros(num_rows))
+    num_steps = 5
+    for _ in range(num_steps):
+        at = torch.randperm(num_rows, generator=generator)[:7]
+        gradient = torch.randn(7, dim, generator=generator)
+        kernel(at, torch.arange(8)).backward(gradient)
+        optimizer.step(ours, at, gradient)
+    # A step moves a value by lr * |g| / sqrt(mean of g^2) <= lr * sqrt(dim), computed with a
+    # relative error below (dim + 4) 2^-24, and rounds the value.
+    step = (dim + 4) * 2.0**-24 * lr * dim**0.5 + 2.0**-24 * float(ours.abs().max())
+    assert (ours - theirs).abs().max() <= 2 * num_steps * step
+    assert not torch.equal(ours, torch.zeros_like(ours))
+
+
+def test_a_seed_gives_paired_runs(tmp_path):
+    study = study_of(write_config(tmp_path), "--steps", "12")
+    missing = study.missing([], [4])
+    first = {r["config"]: r for r in run_seed(study, 4, missing[4])}
+    assert list(first) == ["fp32", "null", "coded"]
+    losses = {r["training"]["test"]["on"]["logloss"] for r in first.values()}
+    assert len(losses) == 3
+    fp32 = first["fp32"]["training"]["test"]
+    assert fp32["on"] == fp32["off"] == first["coded"]["eval_only"]["off"]
+    assert first["coded"]["eval_only"]["on"] != fp32["on"]
+    again = {r["config"]: r for r in run_seed(study, 4, missing[4])}
+    for name, record in first.items():
+        parts = ("training", "eval_only", "config_sha256", "options", "seed")
+        assert all(record.get(part) == again[name].get(part) for part in parts), name
+    assert study.missing(list(first.values()), [4]) == {}
+
+
+def test_eval_only_trains_fp32_and_null_alone(tmp_path):
+    study = study_of(write_config(tmp_path), "--steps", "2", modes=("eval-only",))
+    records = list(run_seed(study, 0, study.missing([], [0])[0]))
+    assert [sorted({"training", "eval_only"} & r.keys()) for r in records] == [
+        ["training"],
+        ["training"],
+        ["eval_only"],
+    ]
+    both = study_of(write_config(tmp_path), "--steps", "2")
+    assert both.missing(records, [0]) == {0: {"coded": {"training"}}}
+
+
+@pytest.mark.slow
+def test_command_resumes_where_it_stopped(tmp_path):
+    config, out = write_config(tmp_path), tmp_path / "out"
+    command = [
+        *(sys.executable, str(FOLDER / "accuracy.py"), "--configs", str(config)),
+        *("--seeds", "2", "--jobs", "2", "--steps", "2", "--out", str(out), *SMALL),
+    ]
+
+    def run(*more: str) -> subprocess.CompletedProcess:
+        return subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    runs = out / "runs.jsonl"
+    lines = runs.read_text().splitlines()
+    assert len(lines) == 6
+    table = (out / "table.md").read_text()
+    assert "| null | 2 |" in table
+    assert "| coded | 2 |" in table
+    assert table in done.stdout
+    assert "gate passed by none of coded" in done.stdout.splitlines()[-1]
+
+    cut = next(k for k, line in enumerate(lines) if '"config": "coded"' in line)
+    kept = [line for k, line in enumerate(lines) if k != cut]
+    runs.write_text("\n".join(kept) + "\n" + lines[cut][:100])  # as a lost machine leaves it
+    assert run().returncode == 0
+    again = [json.loads(line) for line in runs.read_text().splitlines() if line != lines[cut][:100]]
+    assert len(again) == 6
+    before = json.loads(lines[cut])
+    assert (again[-1]["config"], again[-1]["seed"]) == (before["config"], before["seed"])
+    assert again[-1]["training"] == before["training"]
+    assert again[-1]["eval_only"] == before["eval_only"]
+    assert (out / "table.md").read_text() == table
+
+    other = run("--lr", "0.5")
+    assert other.returncode == 2
+    assert "runs with other lr; give another --out" in other.stderr
+
+
+def test_bad_options_are_named(tmp_path):
+    config = write_config(tmp_path)
+    with pytest.raises(ValueError, match="plan: an option that accuracy"):
+        study_of(config, "--plan", "row_wise")
+    with pytest.raises(ValueError, match="configs: fp32 is run anyway"):
+        study_of(ROOT / "configs" / "fp32.yaml")
+    with pytest.raises(ValueError, match="'t_X' matches no table"):
+        study_of(write_config(tmp_path, "x", CODED.replace("t_C1?", "t_X")))
+    classes = CODED.replace(
+        "schedule: {kind: linear, start: 4, end_step: 5}", "classes: {every: 9}"
+    )
+    with pytest.raises(ValueError, match="classes: they are not emulated"):
+        study_of(write_config(tmp_path, "y", classes))
+
+
+# The statistics. Quantiles as any table of Student's t has them, to 3 digits.
+
+
+@pytest.mark.parametrize(
+    ("p", "degrees", "expected"),
+    [
+        *((0.975, 4, 2.776), (0.95, 4, 2.132), (0.975, 9, 2.262), (0.95, 9, 1.833)),
+        *((0.975, 29, 2.045), (0.95, 29, 1.699), (0.975, 49, 2.010), (0.95, 49, 1.677)),
+    ],
+)
+def test_quantiles(p, degrees, expected):
+    assert abs(t_quantile(p, degrees) - expected) <= (1e-3 if degrees < 9 else 2e-5) + 5e-4
+
+
+def test_interval_of_known_numbers():
+    change = Change.of([1.0, 2.0, 3.0, 4.0, 5.0])  # standard error sqrt(2.5 / 5)
+    error = 0.5**0.5
+    assert change.mean == 3.0
+    assert change.low == pytest.approx(3 - 2.776 * error, abs=2e-3)
+    assert change.high == pytest.approx(3 + 2.776 * error, abs=2e-3)
+    assert change.upper == pytest.approx(3 + 2.132 * error, abs=2e-3)
+    assert Change.of([1.0, 2.0]) == Change(2, 1.5)
+    with pytest.raises(ValueError, match="percents"):
+        Change.of([])
+
+
+def test_gates():
+    good = Change(50, 0.01, 0.0, 0.02, 0.018)
+    assert training_gate(good, good) == "PASS"
+    assert eval_only_gate(good) == "PASS"
+    biased = Change(50, 0.03, 0.02, 0.04, 0.038)
+    assert training_gate(good, biased) == "not shown (progressive mean > 0.02)"
+    assert eval_only_gate(biased) == "not shown (NE upper > 0.02)"
+    noisy = Change(50, 0.0, -0.1, 0.1, 0.08)
+    assert training_gate(noisy, good) == "not shown (test upper > 0.05)"
+    few = Change(9, 0.0, -0.001, 0.001, 0.0009)
+    assert training_gate(few, few) == "not shown (9 of 50 seeds)"
+    assert eval_only_gate(few) == "not shown (9 of 10 seeds)"
+    assert eval_only_gate(Change(3, 0.0)) == "not shown (3 of 10 seeds)"
+
+
+def record(config: str, seed: int, logloss: float, ne: float | None = None) -> dict:
+    part = {"logloss": logloss}
+    found = {"config": config, "seed": seed}
+    found["training"] = {"progressive_logloss": 2 * logloss, "test": {"on": part, "off": part}}
+    if ne is not None:
+        found["eval_only"] = {"on": {"ne": ne}, "off": {"ne": 0.8}}
+    return found
+
+
+def test_changes_are_paired_by_seed():
+    records = [record("fp32", seed, 0.5 + seed) for seed in range(3)]
+    records += [record("a", seed, (0.5 + seed) * 1.01, 0.8 * 1.02) for seed in (2, 0, 7)]
+    found = changes(records, "a")
+    assert {key: change.n for key, change in found.items()} == {
+        "test": 2,
+        "progressive": 2,
+        "test_off": 2,
+        "eval_only": 2,
+    }
+    assert found["test"].mean == pytest.approx(1.0)
+    assert found["progressive"].mean == pytest.approx(1.0)
+    assert found["eval_only"].mean == pytest.approx(2.0)
+    table = format_table(records, ["a"]).splitlines()
+    assert [line.split(" | ")[0] for line in table] == ["| config", "| ---", "| null", "| a"]
+    assert len({line.count("|") for line in table}) == 1
+    assert verdict(records, ["a"]) == (
+        "training gate passed by none; eval-only gate passed by none of a"
+    )
