@@ -9,6 +9,7 @@
         unique_bags: auto         # optional: send equal bags of ids once; true | false | auto
         schedule: {kind: step}    # optional: coarser error bounds at first, see control.schedule
         classes: {every: 1000}    # optional: error bounds from the rows, see control.error_bound
+        refresh: {every: 1000, density: 0.1}    # optional: topk's threshold, see control.threshold
     seed: 0                       # of stochastic rounding
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
@@ -23,9 +24,10 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from trec_qcomm.codecs import ErrorBounded, Identity  # the package registers all codecs
+from trec_qcomm.codecs import ErrorBounded, Identity, TopK  # the package registers all codecs
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import Schedule, schedule_from_dict, schedule_to_dict
+from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
 from trec_qcomm.core.registry import codec_names, codec_type
 
@@ -68,7 +70,7 @@ class TableRule:
         hop between nodes.  unique_bags: look up and send equal bags of a batch once. Exact; true
         is an error where it would not be, auto is used where it is and where bags repeat.
         schedule: multiplies the error bound of `forward`.  classes: sets it, table by table, from
-        the rows that each rank sends.
+        the rows that each rank sends.  refresh: sets the threshold of a forward topk likewise.
     """
 
     tables: tuple[str, ...]
@@ -78,6 +80,7 @@ class TableRule:
     unique_bags: UniqueBagsChoice = False
     schedule: Schedule | None = None
     classes: OnlineClasses | None = None
+    refresh: ThresholdRefresh | None = None
 
     def __post_init__(self) -> None:
         if type(self.tables) is not tuple or not self.tables:
@@ -91,6 +94,9 @@ class TableRule:
         self._check_error_bounds()
 
     def _check_error_bounds(self) -> None:
+        has_threshold = isinstance(self.forward, TopK) and self.forward.threshold is not None
+        if self.refresh is not None and not has_threshold:
+            raise ValueError("refresh: only for forward {codec: topk, threshold: ...}")
         for name in ("schedule", "classes"):
             if getattr(self, name) is not None and not isinstance(self.forward, ErrorBounded):
                 raise ValueError(
@@ -190,8 +196,10 @@ def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
         data["unique_bags"] = rule.unique_bags
     if rule.schedule is not None:
         data["schedule"] = schedule_to_dict(rule.schedule)
-    if rule.classes is not None:
-        data["classes"] = asdict(rule.classes)
+    for name in ("classes", "refresh"):
+        control = getattr(rule, name)
+        if control is not None:
+            data[name] = asdict(control)
     return data
 
 
@@ -226,6 +234,9 @@ def _rule(data: object, where: str) -> TableRule:
     if "classes" in values:
         own = _checked_keys(OnlineClasses, values["classes"], where=f"{where}.classes.")
         values["classes"] = _located(f"{where}.classes", lambda: OnlineClasses(**own))
+    if "refresh" in values:
+        own = _checked_keys(ThresholdRefresh, values["refresh"], where=f"{where}.refresh.")
+        values["refresh"] = _located(f"{where}.refresh", lambda: ThresholdRefresh(**own))
     if "intra" in values:
         hop = _checked_keys(HopCodecs, values["intra"], where=f"{where}.intra.")
         intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}

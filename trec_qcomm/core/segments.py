@@ -127,7 +127,7 @@ class Segments:
     @property
     def num_segments(self) -> int:
         """S."""
-        return len(self.start)
+        return self.start.numel()
 
     @classmethod
     def packed(cls, num_rows: Sequence[int], dim: int) -> "Segments":

@@ -14,7 +14,7 @@ from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config, TableRule, config_to_dict
 from trec_qcomm.core.stats import BagCounts, Traffic, summary
-from trec_qcomm.integration.bounds import ErrorBounds
+from trec_qcomm.integration.params import ForwardParams
 
 C = TypeVar("C", bound=RowCollective)
 ROW_KINDS = (
@@ -39,9 +39,9 @@ class Session:
         }
         self.bags = BagCounts()
         self._collectives: dict[str, dict[str, RowCollective]] = {}  # by module, then by name
-        self._bounds: dict[str, ErrorBounds] = {}  # by module/name
+        self._params: dict[str, ForwardParams] = {}  # by module/name
         self._loaded_steps: dict[str, int] = {}
-        self._loaded_classes: dict[str, dict[str, Any]] = {}
+        self._loaded_params: dict[str, dict[str, Any]] = {}
         self._patterns_checked = False
 
     def add_module(self, pg: dist.ProcessGroup, module: str, names: Iterable[str]) -> None:
@@ -112,7 +112,7 @@ class Session:
             intra=intra,
             seed=self.config.seed,
             measure_error=self.config.measure_error,
-            bounds=None if intra else self._bounds_of(module, name, rules),
+            params=None if intra else self._params_of(module, name, rules),
         )
         collective.step = self._steps_of(module)
         if before is not None:
@@ -120,20 +120,18 @@ class Session:
         self._collectives[module][name] = collective
         return collective
 
-    def _bounds_of(
+    def _params_of(
         self, module: str, name: str, rules: Mapping[str, TableRule]
-    ) -> ErrorBounds | None:
+    ) -> ForwardParams | None:
         """One for each collective, which a second one of that name goes on with."""
-        key = f"{module}/{name}"
-        if all(rule.schedule is None and rule.classes is None for rule in rules.values()):
+        key, params = f"{module}/{name}", ForwardParams(rules, sorted(rules))
+        if not params.changes:
             return None
-        bounds = ErrorBounds(rules, sorted(rules))
-        bounds.load_state_dict(self._loaded_classes.get(key, {}))
-        before = self._bounds.get(key)
-        if before is not None:
-            bounds.load_state_dict(before.state_dict())
-        self._bounds[key] = bounds
-        return bounds
+        before = self._params.get(key)
+        state = self._loaded_params.get(key, {}) if before is None else before.state_dict()
+        params.load_state_dict(state)
+        self._params[key] = params
+        return params
 
     def _all(self) -> list[RowCollective]:
         return [c for by_name in self._collectives.values() for c in by_name.values()]
@@ -166,8 +164,9 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """{"steps": {module: calls with gradients so far}}: what seeds stochastic rounding and
         drives schedules. It does not depend on the plan, so a run may be resumed under another.
-        And {"classes": {rank: {collective: {table: number}}}} where error bounds are found while
-        training: each rank's own, so under another plan or world size they are found anew.
+        And {"params": {rank: {collective: {table: ...}}}} where error bounds or thresholds are
+        found while training: each rank's own, so under another plan or world size they are found
+        anew.
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
@@ -175,9 +174,9 @@ class Session:
         state: dict[str, Any] = {
             "steps": {m: torch.tensor(self._steps_of(m)) for m in self._collectives}
         }
-        classes = {key: bounds.state_dict() for key, bounds in self._bounds.items()}
-        if any(classes.values()):
-            state["classes"] = {self._rank_key(): classes}
+        found = {key: params.state_dict() for key, params in self._params.items()}
+        if any(found.values()):
+            state["params"] = {self._rank_key(): found}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -187,9 +186,9 @@ class Session:
         if self._collectives:
             self._check_names(steps)
         self._loaded_steps = steps
-        self._loaded_classes = dict(state.get("classes", {}).get(self._rank_key(), {}))
-        for key, bounds in self._bounds.items():
-            bounds.load_state_dict(self._loaded_classes.get(key, {}))
+        self._loaded_params = dict(state.get("params", {}).get(self._rank_key(), {}))
+        for key, params in self._params.items():
+            params.load_state_dict(self._loaded_params.get(key, {}))
         for module, by_name in self._collectives.items():
             for collective in by_name.values():
                 collective.step = steps.get(module, 0)

@@ -84,15 +84,15 @@ class Route:
     num_summands: int = 1
 
 
-class Bounds(Protocol):
+class Params(Protocol):
     """Decides, for one sender, what the params of its forward codecs are multiplied by."""
 
     def observe(self, step: int, values: Tensor, side: Side) -> None:
         """See the rows of a training step before they are encoded. Args: values: their buffer."""
         ...
 
-    def factors(self, step: int) -> Tensor | None:
-        """[T] float64, in the order of `Layout.tables`; None is 1 for all."""
+    def factors(self, step: int) -> Tensor:
+        """[T] float64, in the order of `Layout.tables`."""
         ...
 
 
@@ -105,7 +105,7 @@ class RowCollective(ABC):
         intra: all ranks are in one node; statistics keep such traffic apart.
         seed: of stochastic rounding; ranks, steps and directions draw different noise from it.
         measure_error: record max_abs_err, at the price of decoding what is sent.
-        bounds: sets the params of the forward codecs; None leaves them.
+        params: sets those of the forward codecs; None leaves them.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RowCollective(ABC):
         intra: bool = False,
         seed: int = 0,
         measure_error: bool = False,
-        bounds: Bounds | None = None,
+        params: Params | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.rank, self.world_size = pg.rank(), pg.size()
@@ -130,7 +130,7 @@ class RowCollective(ABC):
         hop = "intra_" if intra else ""
         self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
         self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
-        self._seed, self.measure_error, self.bounds = seed, measure_error, bounds
+        self._seed, self.measure_error, self.params = seed, measure_error, params
         self._codecs = {False: codecs, True: exact}
         self._templates = {kind: self._make_templates(c) for kind, c in self._codecs.items()}
         for templates in self._templates.values():
@@ -172,12 +172,12 @@ class RowCollective(ABC):
 
     def _factors(self, rows: Tensor, route: Route) -> Tensor | None:
         """Of this call. Evaluation uses those of the last training step."""
-        if self.bounds is None:
+        if self.params is None:
             return None
         step = max(self.step - 1, 0)
         if torch.is_grad_enabled():
-            self.bounds.observe(step, rows.detach().contiguous(), route.forward_sent)
-        return self.bounds.factors(step)
+            self.params.observe(step, rows.detach().contiguous(), route.forward_sent)
+        return self.params.factors(step)
 
     def noise_seed(self, step: int, direction: str, again: int = 0) -> int:
         """63 bits that differ for every rank, step, direction and name, and each time that a

@@ -51,7 +51,7 @@ def unique_bags(
              with 1 whatever repeats is merged, with 0 nothing, without a look.
              weights: [N] float32 or None.
     Raises:  ValueError: a shape, dtype or device that is not the above.
-    Speed:   about 3 ns an id where all bags of a group hold one id, on one core.
+    Speed:   3 to 5 ns an id where all bags of a group hold one id, on one core.
     """
     _check_bags(values, lengths, weights)
     num_groups = len(num_bags)
@@ -92,7 +92,7 @@ def take_bags(
     taken = lengths.index_select(0, bags)
     if backend == "reference":
         index = reference.positions(lengths, bags)
-    elif len(values) == len(lengths) and bool((lengths == 1).all()):
+    elif len(values) == len(lengths) and cpu.all_ones(lengths.numpy()):
         index = bags
     else:
         index = torch.empty(int(taken.sum()), dtype=torch.int64)

@@ -100,7 +100,8 @@ def _unique_lists(values, bits, starts, slots, shift, firsts, inverse):
 
 
 @njit(nogil=True, cache=True)
-def _all_ones(lengths):
+def all_ones(lengths):
+    """Whether every bag holds one id."""
     different = 0
     for i in range(lengths.size):
         different |= lengths[i] ^ 1
@@ -118,7 +119,7 @@ def _unique_groups(values, lengths, num_bags, max_share, bits, slots, most, firs
         firsts = first[total : total + n]
         log2 = _log2_slots(n)
         own_slots, shift = slots[: 1 << log2], np.uint64(64 - log2)
-        one_hot = bits.size == 0 and _all_ones(own_lengths)
+        one_hot = bits.size == 0 and all_ones(own_lengths)
         starts[0] = begin_id
         for b in range(0 if one_hot else n):
             starts[b + 1] = starts[b] + max(own_lengths[b], 0)

@@ -1,14 +1,15 @@
-"""Schedules and classes move the error bounds of real exchanges, and survive a checkpoint."""
+"""Schedules, classes and thresholds move the params of real exchanges, and survive a checkpoint."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.integration.zoo.cases import RW, TW, Case, Table, batch
+from tests.integration.zoo.cases import CW, RW, TW, Case, Table, batch
 from tests.integration.zoo.run import shard, train
-from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule
+from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule, TopK
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import Drop
+from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.testing import run_ranks
 
 BOUND, START, DROP_AT = 2.0**-7, 4.0, 2
@@ -69,7 +70,7 @@ def classes_found():
     unmeasured.load_state_dict({"steps": state["steps"]})
     third = shard(case, unmeasured)
     tight = _forward_nbytes(unmeasured, third, case)
-    return {"before": before, "state": state["classes"], "after": after, "tight": tight}
+    return {"before": before, "state": state["params"], "after": after, "tight": tight}
 
 
 def _forward_nbytes(qcomm, dmp, case):
@@ -78,8 +79,25 @@ def _forward_nbytes(qcomm, dmp, case):
     return qcomm.stats()["embedding_forward"]["wire_nbytes"]
 
 
+def kept_shares():
+    """Of the values of this rank's outputs, how many are not 0, step by step; and the threshold."""
+    case = Case(tables=TABLES[:1], sharding=CW, batch=(40,), max_length=1)
+    qcomm = qcomm_of(forward=TopK(threshold=1e-30), refresh=ThresholdRefresh(every=2, density=0.25))
+    outputs = train(shard(case, qcomm), case, 3, linear=True)
+    shares = []
+    for step, rows in enumerate(outputs):
+        lengths = batch(case, step, dist.get_rank())["a"].lengths()
+        shares.append(float((rows["a"][lengths > 0] != 0).float().mean()))
+    return shares, qcomm.state_dict()["params"]
+
+
 def everything():
-    return {TW: errors_by_step(TW), RW: errors_by_step(RW), "classes": classes_found()}
+    return {
+        TW: errors_by_step(TW),
+        RW: errors_by_step(RW),
+        "classes": classes_found(),
+        "kept": kept_shares(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +125,20 @@ def test_each_rank_has_classes_of_its_own_which_survive_a_checkpoint(ranks):
         found = results["classes"]
         (own,) = found["state"].values()
         assert list(found["state"]) == [f"rank{rank}of2"]
-        classes = sorted(int(n) for tables in own.values() for n in tables.values())
+        classes = sorted(int(n) for c in own.values() for t in c.values() for n in t.values())
         assert classes == [-1, 2]  # the other rank's table, and its own
         first, second = found["after"]
         assert first == second < found["tight"] / 2
         assert max(found["before"]) < found["tight"] / 2
+
+
+@pytest.mark.dist
+def test_a_threshold_is_a_quantile_of_what_was_sent(ranks):
+    """Of one-hot bags half are empty, whose rows of zeros are in the sample and not in the share:
+    a quarter of all values is half of the others. Steps 0 and 2 look, step 1 uses what 0 found."""
+    for results in ranks:
+        shares, state = results["kept"]
+        assert all(0.3 < share < 0.7 for share in shares)
+        (by_collective,) = state.values()
+        (found,) = by_collective.values()
+        assert float(found["spread"]["threshold"]) > 1e-3

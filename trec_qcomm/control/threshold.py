@@ -1,0 +1,80 @@
+"""Thresholds from sampled quantiles, found anew every so many steps.
+
+Knows: magnitudes. Does not know: rows, codecs, ranks. A threshold is its sender's own affair.
+Source: Gupta et al. 2021 (DCT): a threshold that is updated once in many iterations, so that
+choosing costs one comparison a value; the quantile is taken of a sample here (ours).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LEAST = 2.0**-126  # where the quantile is 0: zeros are never sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdRefresh:
+    """How the threshold of a table is found.
+
+    Args: every: steps between two looks at the rows, >= 1.  density: share of the values that the
+        threshold lets through, 0 < density < 1.  sample: values looked at, >= 1, evenly spread.
+    """
+
+    every: int
+    density: float
+    sample: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("every", "sample"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}: {value!r} is not an integer >= 1")
+        if type(self.density) is not float or not 0 < self.density < 1:
+            raise ValueError(f"density: {self.density!r} is not a number between 0 and 1")
+
+
+def sampled_quantile(values: Tensor, refresh: ThresholdRefresh) -> float | None:
+    """The magnitude that a share `density` of a sample reaches; None where no value is finite.
+
+    Args: values: float32, any shape.
+    """
+    flat = values.reshape(-1)
+    step = max(1, len(flat) // refresh.sample)
+    sample = flat[::step][: refresh.sample].abs()
+    sample = sample[sample.isfinite()]
+    if not len(sample):
+        return None
+    k = math.ceil(refresh.density * len(sample))
+    return max(float(sample.topk(k).values[-1]), _LEAST)
+
+
+class SampledThreshold:
+    """The threshold of one table while training."""
+
+    def __init__(self, refresh: ThresholdRefresh) -> None:
+        self.refresh = refresh
+        self.threshold: float | None = None  # before the first look
+
+    def is_due(self, step: int) -> bool:
+        """Whether to look at the rows in this step: 0, every, 2 every, ..."""
+        return step % self.refresh.every == 0
+
+    def observe(self, values: Tensor) -> None:
+        """Find the threshold anew. Values without a finite one change nothing."""
+        found = sampled_quantile(values, self.refresh)
+        self.threshold = self.threshold if found is None else found
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """{"threshold": [] float64}, NaN before the first look."""
+        value = math.nan if self.threshold is None else self.threshold
+        return {"threshold": torch.tensor(value, dtype=torch.float64)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`. Raises ValueError: not a threshold."""
+        value = float(state["threshold"])
+        if value <= 0 or math.isinf(value):
+            raise ValueError(f"threshold: {value!r} is not a number > 0")
+        self.threshold = None if math.isnan(value) else value

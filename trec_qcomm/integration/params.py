@@ -1,0 +1,114 @@
+"""The params of forward codecs while training, table by table: error bounds by schedule and class,
+thresholds by quantile.
+
+Knows: rules of the config, control. Does not know: TorchRec, frames. A param is the sender's own
+business: each segment carries what its receiver needs, so ranks may differ.
+Shapes: T tables of one collective.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.comm.sides import Side
+from trec_qcomm.config import TableRule
+from trec_qcomm.control.error_bound import OnlineClasses, OnlineErrorBounds
+from trec_qcomm.control.homogenization import homogenization_index
+from trec_qcomm.control.threshold import SampledThreshold
+
+State = dict[str, Tensor]
+
+
+class _Class:
+    """The error bound of one table, from the rows that this rank sends."""
+
+    def __init__(self, table: str, classes: OnlineClasses) -> None:
+        self._table, self._bounds = table, OnlineErrorBounds([table], classes)
+        self.is_due = self._bounds.is_due
+        self.state_dict, self.load_state_dict = (
+            self._bounds.state_dict,
+            self._bounds.load_state_dict,
+        )
+
+    def observe(self, rows: Tensor) -> None:
+        base = self._bounds.classes.base
+        self._bounds.observe(self._table, homogenization_index(rows, bound=base))
+
+    def param(self, given: float) -> float:
+        return float(self._bounds.bounds())
+
+
+class _Threshold(SampledThreshold):
+    """The threshold of one table; the config's until there was a look at the rows."""
+
+    def param(self, given: float) -> float:
+        return given if self.threshold is None else self.threshold
+
+
+class ForwardParams:
+    """Of the forward codecs of one collective.
+
+    Args: rules: by table name.  tables: T names, in the collective's order.
+    """
+
+    def __init__(self, rules: Mapping[str, TableRule], tables: Sequence[str]) -> None:
+        self._rules = {table: rules[table] for table in tables}
+        self._measured: dict[str, _Class | _Threshold] = {}
+        for table, rule in self._rules.items():
+            if rule.classes is not None:
+                self._measured[table] = _Class(table, rule.classes)
+            if rule.refresh is not None:
+                self._measured[table] = _Threshold(rule.refresh)
+
+    @property
+    def changes(self) -> bool:
+        """Whether any param is ever another than the config's."""
+        return bool(self._measured) or any(r.schedule is not None for r in self._rules.values())
+
+    def factors(self, step: int) -> Tensor:
+        """[T] float64, by which each codec's param is multiplied."""
+        return torch.tensor(
+            [self._factor(table, rule, step) for table, rule in self._rules.items()],
+            dtype=torch.float64,
+        )
+
+    def _factor(self, table: str, rule: TableRule, step: int) -> float:
+        factor = rule.schedule.multiplier(step) if rule.schedule is not None else 1.0
+        measured, given = self._measured.get(table), rule.forward.param
+        if measured is not None:
+            assert given is not None, "TableRule lets these through only with a param"
+            factor *= measured.param(given) / given
+        return factor
+
+    def observe(self, step: int, values: Tensor, side: Side) -> None:
+        """Look at the rows that are about to be sent, where it is time to. Not fast.
+
+        Args: values: the buffer of `side`'s rows.
+        """
+        rows: dict[str, list[Tensor]] = {t: [] for t, m in self._measured.items() if m.is_due(step)}
+        for group in side.groups if rows else ():
+            for s, segment in enumerate(group.members.tolist()):
+                table = side.template.tables[segment]
+                if table in rows and int(group.segments.num_rows[s]):
+                    rows[table].append(group.segments.block(values, s))
+        for table, blocks in rows.items():
+            if blocks:
+                self._measured[table].observe(_joined(blocks))
+
+    def state_dict(self) -> dict[str, State]:
+        """{table: what this rank found}."""
+        return {table: measured.state_dict() for table, measured in self._measured.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`. Raises ValueError: it is not of such a table."""
+        for table, measured in self._measured.items():
+            if table in state:
+                measured.load_state_dict(state[table])
+
+
+def _joined(blocks: Sequence[Tensor]) -> Tensor:
+    """Rows of one table as one matrix; column shards of other widths stay out."""
+    dim = blocks[0].shape[1]
+    return torch.cat([block for block in blocks if block.shape[1] == dim])
