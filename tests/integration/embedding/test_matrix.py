@@ -275,6 +275,7 @@ def name_of(cell: Cell) -> str:
         for cell in coded_cells(world_size)
     ],
     indirect=["verdicts"],
+    scope="module",  # else the fixture would run again for every cell
 )
 def test_every_cell(verdicts, cell):
     assert not verdicts[cell]
