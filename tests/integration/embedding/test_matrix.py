@@ -230,19 +230,24 @@ def _verdicts(what: str, case: Case, hops: dict[str, Hops], moved: dict[Table, M
 
 
 @pytest.fixture(scope="module")
-def verdicts(request, pytestconfig):
-    """By cell its problems; as a side effect the table."""
-    world_size = request.param
-    plain_and_coded = plain_cells(world_size) + coded_cells(world_size)
-    cells = {cell: (cell, world_size) for cell in plain_and_coded}
-    found = run_cells(run_cell, world_size, cells, timeout_s=600)
-    judged = {}
-    for cell in coded_cells(world_size):
-        plain = found[Cell(cell.row, cell.shape)]
-        failed = [run.reason for run in (plain, found[cell]) if isinstance(run, Failed)]
-        judged[cell] = failed or problems(cell, found[cell], plain)
-    folder = pytestconfig.cache.mkdir("matrix")
-    (folder / f"world_size_{world_size}.md").write_text(as_markdown(judged, world_size))
+def verdicts_of(pytestconfig):
+    """A function from the world size to the problems of each cell; it runs them once."""
+
+    @cache
+    def judged(world_size: int) -> dict[Cell, list[str]]:
+        coded = coded_cells(world_size)
+        cells = {cell: (cell, world_size) for cell in plain_cells(world_size) + coded}
+        found = run_cells(run_cell, world_size, cells, timeout_s=600)
+        problems_of = {}
+        for cell in coded:
+            plain = found[Cell(cell.row, cell.shape)]
+            failed = [run.reason for run in (plain, found[cell]) if isinstance(run, Failed)]
+            problems_of[cell] = failed or problems(cell, found[cell], plain)
+        folder = pytestconfig.cache.mkdir("matrix")
+        table = as_markdown(problems_of, world_size)
+        (folder / f"world_size_{world_size}.md").write_text(table)
+        return problems_of
+
     return judged
 
 
@@ -268,14 +273,12 @@ def name_of(cell: Cell) -> str:
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("verdicts", "cell"),
+    ("world_size", "cell"),
     [
         pytest.param(world_size, cell, id=f"{world_size}-{name_of(cell)}")
         for world_size in WORLD_SIZES
         for cell in coded_cells(world_size)
     ],
-    indirect=["verdicts"],
-    scope="module",  # else the fixture would run again for every cell
 )
-def test_every_cell(verdicts, cell):
-    assert not verdicts[cell]
+def test_every_cell(verdicts_of, world_size, cell):
+    assert not verdicts_of(world_size)[cell]
