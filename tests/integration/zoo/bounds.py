@@ -110,6 +110,7 @@ def backward_error(
 ) -> Tensor:
     """[num_rows, dim] float64: |weights - weights with the identity codec| after a step of SGD."""
     world_size, kind = len(batches), case.kind(table)
+    num_nodes = world_size // (case.node_size or world_size)
     blocks = {s.col: block_of(s)[1] for s in shards(case, table, world_size)}
     moved = torch.zeros(table.num_rows, table.dim, dtype=torch.float64)
     magnitude = full_table(table).double().abs().amax(1, True)
@@ -117,8 +118,9 @@ def backward_error(
     for _, matrix, gradient in uses_of(case, table, batches, 0):
         for columns in blocks.values():
             error = codec_error(hops.main, gradient[:, columns])
-            if kind in TWO_LEVEL:
-                error = error + codec_error(hops.intra, gradient[:, columns], error)
+            if kind in TWO_LEVEL:  # what the second hop codes has been divided by the nodes
+                divided, moved_by = gradient[:, columns] / num_nodes, error / num_nodes
+                error = error + num_nodes * codec_error(hops.intra, divided, moved_by)
             moved[:, columns] += LEARNING_RATE / world_size * matrix.T @ error
         magnitude += LEARNING_RATE / world_size * matrix.T @ gradient.abs().amax(1, True)
         uses += matrix.sum(0)
