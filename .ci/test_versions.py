@@ -28,6 +28,7 @@ CACHE = ROOT / ".venv" / "torchrec"
 SUITE = [
     "tests/integration/test_stock_parity.py",
     "tests/integration/embedding/test_every_sharding.py",
+    "tests/integration/embedding/test_unique_bags.py",
 ]
 EXPECTED = "TREC_QCOMM_TEST_TORCHREC"  # the folder to import torchrec from, named by its version
 
