@@ -29,7 +29,7 @@ from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
 from trec_qcomm.ops.unique import Blocks, UniqueBags, expand, sum_by_bag, take_bags, unique_bags
 
-AUTO_SHARE = 0.9  # distinct bags above which merging them costs more than it saves
+AUTO_SHARE = 0.9  # merge where at least a tenth of the bags repeats; a choice, not tuned
 
 Callback = Callable[[Tensor], Tensor]
 
