@@ -152,17 +152,6 @@ def encode_segment(q, dim, out):
 
 
 @njit(nogil=True, cache=True)
-def estimate_nbytes(q):
-    """About what `encode_segment` would write, without writing it; [N] int32."""
-    if q.size == 0:
-        return 0
-    base, _, size, escapes, cost = plan(q, np.zeros(257, np.int64))
-    head = 3 + varint_nbytes(base << 1 ^ base >> 63) + 4 * escapes
-    lanes = lanes_of(q.size) if size + (escapes > 0) > 1 else 0
-    return head + 2 * lanes + (cost >> 19)
-
-
-@njit(nogil=True, cache=True)
 def _decode_symbols(data, at, num_symbols, log, frequencies, base, shift, num_classes, q):
     """`data` from the states on, at `at`."""
     lanes = lanes_of(q.size)
