@@ -69,6 +69,7 @@ def parity_cases(world_size):
     for sharding in (TW, RW):
         adagrad = replace(cases[f"{sharding}/0"], optimizer="rowwise_adagrad")
         cases[f"{sharding}/adagrad"] = adagrad
+        cases[f"{sharding}/fused"] = replace(cases[f"{sharding}/0"], module="fused_ebc")
     for sharding in (TW, CW):
         case = replace(cases[f"{sharding}/0"], optimizer="full_adagrad")
         cases[f"{sharding}/full_adagrad"] = case
@@ -89,6 +90,8 @@ def exact_cases():
         cases[f"{sharding}/uneven"] = case
         cases[f"{sharding}/weighted"] = replace(case, weighted=True)
         cases[f"{sharding}/empty"] = replace(case, batch=(9, 0), empty=("b", "e"))
+    for sharding in (TW, RW):  # bags that the user merged are left as they are
+        cases[f"{sharding}/vbe"] = replace(cases[f"{sharding}/uneven"], vbe=True, empty=("e",))
     return cases
 
 
