@@ -40,6 +40,14 @@ embedding:
     backward: {codec: rowwise, bits: 4}
     unique_bags: true
     schedule: {kind: linear, start: 4, end_step: 5}
+  - tables: ["t_C2?"]
+    forward: {codec: error_bounded, bound: 0.05, mode: rel, encoder: bitpack}
+    backward: {codec: rowwise, bits: 4}
+    classes: {every: 3, tight: 0.001, base: 0.05, loose: 0.2, tight_below: 0.5, loose_from: 0.9}
+  - tables: ["t_C3", "t_C4"]
+    forward: {codec: topk, threshold: 0.5}
+    backward: {codec: forward_mask}
+    refresh: {every: 2, density: 0.25}
   - tables: ["*"]
     forward: {codec: rowwise, bits: 4}
     backward: {codec: rowwise, bits: 2}
@@ -204,11 +212,6 @@ def test_bad_options_are_named(tmp_path):
         study_of(ROOT / "configs" / "fp32.yaml")
     with pytest.raises(ValueError, match="'t_X' matches no table"):
         study_of(write_config(tmp_path, "x", CODED.replace("t_C1?", "t_X")))
-    classes = CODED.replace(
-        "schedule: {kind: linear, start: 4, end_step: 5}", "classes: {every: 9}"
-    )
-    with pytest.raises(ValueError, match="classes: they are not emulated"):
-        study_of(write_config(tmp_path, "y", classes))
 
 
 # The statistics. Quantiles as any table of Student's t has them, to 3 digits.

@@ -87,7 +87,7 @@ class ForwardParams:
 
         Args: values: the buffer of `side`'s rows.
         """
-        rows: dict[str, list[Tensor]] = {t: [] for t, m in self._measured.items() if m.is_due(step)}
+        rows: dict[str, list[Tensor]] = {table: [] for table in self.due(step)}
         for group in side.groups if rows else ():
             for s, segment in enumerate(group.members.tolist()):
                 table = side.template.tables[segment]
@@ -95,7 +95,15 @@ class ForwardParams:
                     rows[table].append(group.segments.block(values, s))
         for table, blocks in rows.items():
             if blocks:
-                self._measured[table].observe(_joined(blocks))
+                self.measure(table, _joined(blocks))
+
+    def due(self, step: int) -> list[str]:
+        """The tables that should be measured in this step."""
+        return [table for table, measured in self._measured.items() if measured.is_due(step)]
+
+    def measure(self, table: str, rows: Tensor) -> None:
+        """Set the param of a table by its rows [n, D], all that this rank sends, n > 0."""
+        self._measured[table].observe(rows)
 
     def state_dict(self) -> dict[str, State]:
         """{table: what this rank found}."""

@@ -27,6 +27,7 @@ from trec_qcomm import Config, Identity, TableRule
 from trec_qcomm.comm.emulate import EmulatedExchange
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.integration.ids.exactness import max_shares
+from trec_qcomm.integration.params import ForwardParams
 from trec_qcomm.ops.unique import UniqueBags, unique_bags
 
 _EPS = 1e-8  # as model.py's optimizers
@@ -38,34 +39,40 @@ class Codecs:
     """What a config makes of the tables' exchange.
 
     Args: exchange: with the config's codecs.  shares: [F] float64, see ops.unique.unique_bags.
-        rules: of each feature's table.  seed: of stochastic rounding.
-    Raises: ValueError: what emulation cannot do.
+        params: of each feature's table.  seed: of stochastic rounding.
     """
 
     exchange: EmulatedExchange
     shares: Tensor
-    rules: tuple[TableRule, ...]
+    params: ForwardParams
     seed: int
 
     @classmethod
     def of(cls, config: Config, embedding_dim: int) -> Codecs:
-        """Of the example's tables. Raises ValueError: see `Codecs` and `Config`."""
+        """Of the example's tables. Raises ValueError: see `Config` and `EmulatedExchange`."""
         tables = [f"t_{feature}" for feature in FEATURES]
         config.check_patterns(tables)
         rules = tuple(config.rule_for(table) for table in tables)
-        if any(rule.classes is not None for rule in rules):
-            raise ValueError(f"{config.source}: classes: they are not emulated; name the bounds")
         exchange = EmulatedExchange(
             dims=(embedding_dim,) * len(rules),
             forward=tuple(rule.forward for rule in rules),
             backward=tuple(rule.backward for rule in rules),
         )
         shares = torch.tensor(max_shares([r.unique_bags for r in rules]), dtype=torch.float64)
-        return cls(exchange, shares, rules, config.seed)
+        params = ForwardParams(dict(zip(tables, rules, strict=True)), tables)
+        return cls(exchange, shares, params, config.seed)
 
-    def multipliers(self, step: int) -> list[float]:
-        """Of each table's forward bound in this step."""
-        return [1.0 if r.schedule is None else r.schedule.multiplier(step) for r in self.rules]
+    def measure(self, step: int, rows: Tensor, bags: Sequence[UniqueBags]) -> None:
+        """Let classes and thresholds see what all ranks are about to be sent, where it is time to.
+
+        Args: rows: [U, D], those of the bags, rank by rank and table by table.
+        """
+        due = self.params.due(step)
+        counts = torch.cat([b.counts for b in bags]).tolist() if due else []
+        blocks = rows.detach().split(counts) if due else ()
+        for table in due:
+            own = FEATURES.index(table.removeprefix("t_"))
+            self.params.measure(table, torch.cat(blocks[own :: len(FEATURES)]))
 
 
 @dataclass
@@ -131,11 +138,12 @@ class EmulatedTraining:
         step = len(self.losses)
         bags, at = self._find_bags(rows, self.codecs.shares)
         looked_up = self.weight[at].requires_grad_()
+        self.codecs.measure(step, looked_up, bags)
         samples = self.codecs.exchange(
             looked_up.view(-1),
             bags,
             seed=_step_seed(self.codecs.seed, self.config.seed, step),
-            bound_multiplier=self.codecs.multipliers(step),
+            bound_multiplier=self.codecs.params.factors(step).tolist(),
             gradient_divisor=self.num_ranks,
         )
         labels = torch.from_numpy(rows["label"].astype("f4")).split(_sizes(len(rows), self))
@@ -151,17 +159,24 @@ class EmulatedTraining:
         self.losses.append(sum(float(loss.detach()) for loss in losses) / self.num_ranks)
 
     def predict(self, rows: Rows, batch_size: int, codecs: Codecs) -> dict[str, float]:
-        """Metrics of report.score over rows [N], with `codecs`, in global batches of that size."""
-        logits = []
+        """Metrics of report.score over rows [N], with `codecs`, in global batches of that size.
+
+        Codecs that no training has used yet find classes and thresholds in the first batch.
+        """
+        logits: list[Tensor] = []
+        step = max(len(self.losses) - 1, 0)  # the last one's schedule
         with torch.no_grad():
             for number, begin in enumerate(range(0, len(rows), batch_size)):
                 batch = rows[begin : begin + batch_size]
                 bags, at = self._find_bags(batch, codecs.shares)
+                rows_sent = self.weight[at]
+                if number == 0 and codecs is not self.codecs:
+                    codecs.measure(0, rows_sent, bags)
                 samples = codecs.exchange(
-                    self.weight[at].view(-1),
+                    rows_sent.view(-1),
                     bags,
                     seed=_step_seed(codecs.seed, self.config.seed, -1 - number),
-                    bound_multiplier=codecs.multipliers(len(self.losses)),
+                    bound_multiplier=codecs.params.factors(step).tolist(),
                 )
                 logits += self._logits(batch, samples)
         labels = torch.from_numpy(rows["label"].astype("f8"))
