@@ -180,13 +180,10 @@ def start_exchange(
 
 
 def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) -> list[int]:
-    """Each peer's frame size. No codec may take more than twice the rows it codes, plus a little;
-    a size beyond that is refused before anything is allocated for it."""
+    """Each peer's frame size; a wrong one is refused before anything is allocated for it."""
     received = torch.empty(len(nbytes), dtype=torch.int64)
     dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=pg)
-    template = incoming.template
-    raw = torch.zeros_like(received).index_add_(0, template.frame, incoming.raw_nbytes)
-    most = 2 * raw + 4096 * (1 + torch.tensor(template.segments_per_frame))
+    most = largest_nbytes(incoming)
     bad = (received < 0) | (received > most) | (received % 8 != 0)
     if bool(bad.any()):
         p = int(bad.nonzero()[0])
@@ -195,6 +192,15 @@ def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) ->
             rank=dist.get_process_group_ranks(pg)[p],
         )
     return received.tolist()
+
+
+def largest_nbytes(side: Side) -> Tensor:
+    """[P] int64, what no frame exceeds: no codec may take more than twice the rows it codes, plus a
+    little. A frame without segments is not sent."""
+    template = side.template
+    counts = torch.tensor(template.segments_per_frame, dtype=torch.int64)
+    raw = torch.zeros_like(counts).index_add_(0, template.frame, side.raw_nbytes)
+    return torch.where(counts > 0, 2 * raw + 4096 * (1 + counts), 0)
 
 
 def _params(group: Group, template: Template, factors: Tensor | None) -> Tensor | None:

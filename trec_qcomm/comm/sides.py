@@ -140,7 +140,9 @@ def template(
         tables=tuple(table for table, _ in flat),
         table=torch.tensor([table_numbers[table] for table, _ in flat], dtype=torch.int64),
         dims=torch.tensor([dim for _, dim in flat], dtype=torch.int64),
-        frame=torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)),
+        frame=torch.repeat_interleave(
+            torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64)
+        ),
         segments_per_frame=tuple(counts),
         layouts=tuple(layouts),
         fan_out=fan_out,

@@ -1,0 +1,310 @@
+"""All-reduce by three algorithms: equal bits, error, bytes; played in one process and on ranks."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.comm.deflate import Deflate
+from trec_qcomm import Cast, ErrorBounded, Identity, Rowwise
+from trec_qcomm.comm.dense.all_reduce import (
+    ALGORITHMS,
+    Options,
+    Reduction,
+    num_encodings,
+    num_rounds,
+    sent_nbytes,
+)
+from trec_qcomm.comm.dense.chunks import Chunks, Coding
+from trec_qcomm.comm.rounds import Round, play
+from trec_qcomm.comm.transport import Transport, run_round
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.stats import Traffic
+from trec_qcomm.testing import run_ranks
+
+BLOCK, MIN_NUMEL = 16, 20
+WORLD_SIZES = (1, 2, 3, 4, 5, 8)
+BUCKETS = ([1000, 7, 300], [3], [], [0, 5], [64], [19, 20])
+CODECS = (Identity(), Cast("bf16"), Rowwise(4), Rowwise(2, rounding="stochastic"), Deflate())
+
+
+def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False):
+    coding = Coding(codec=codec, exact=Identity(), block=BLOCK, min_numel=MIN_NUMEL)
+    options = Options(
+        coding=coding,
+        algorithm=algorithm,
+        error_feedback=error_feedback,
+        seed=3,
+        measure=measure,
+    )
+    return [
+        Reduction(options, rank, world_size, Traffic("dense", ["all"]))
+        for rank in range(world_size)
+    ]
+
+
+def gradients(numels, world_size, step=0):
+    """Of each rank."""
+    return [
+        torch.randn(sum(numels), generator=torch.Generator().manual_seed(1000 * step + rank))
+        for rank in range(world_size)
+    ]
+
+
+def played(ranks, numels, buckets):
+    """What each rank ends with."""
+    names = [f"p{n}" for n in range(len(numels))]
+    results = [bucket.clone() for bucket in buckets]
+    play([r.start(names, numels, result) for r, result in zip(ranks, results, strict=True)])
+    return results
+
+
+def same_bits(a, b):
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_all_ranks_end_with_equal_bits_run_to_run(algorithm, world_size):
+    for codec in CODECS:
+        for numels in BUCKETS:
+            buckets = gradients(numels, world_size)
+            twice = [
+                played(reductions(algorithm, world_size, codec), numels, buckets) for _ in range(2)
+            ]
+            for results in twice:
+                assert all(same_bits(result, twice[0][0]) for result in results)
+            mean = torch.stack(buckets).double().mean(0)
+            summands = torch.stack(buckets).double().abs().mean(0)
+            if codec.contract is Identity().contract:
+                # N - 1 additions, and a division of each summand.
+                slack = (2 * world_size - 1) * 2.0**-24 * summands
+                assert bool(((twice[0][0] - mean).abs() <= slack).all())
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_error_is_at_most_that_of_each_encoding_times_their_number(algorithm, world_size):
+    bound, numels = 2.0**-8, [1000, 7, 300]
+    buckets = gradients(numels, world_size)
+    ranks = reductions(algorithm, world_size, ErrorBounded(bound, mode="abs"))
+    mean = torch.stack(buckets).double().mean(0)
+    worst = (played(ranks, numels, buckets)[0] - mean).abs().max()
+    count = num_encodings(algorithm, world_size)
+    sums = 2 * world_size * 2.0**-24 * torch.stack(buckets).double().abs().mean(0).max()
+    assert worst <= count * bound + sums
+    assert worst > bound / 2 or count == 0  # the bound is not idle
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_parameters_below_the_least_size_and_rests_are_exact(algorithm):
+    numels = [19, 20]
+    buckets = [torch.randint(-8, 8, (39,)).float() for _ in range(4)]
+    result = played(reductions(algorithm, 4, Rowwise(2)), numels, buckets)[0]
+    exact = torch.stack(buckets).mean(0)
+    assert torch.equal(result[:19], exact[:19])
+    assert torch.equal(result[35:], exact[35:])
+    assert not torch.equal(result[19:35], exact[19:35])
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_bytes_sent_are_those_of_the_formula(algorithm, world_size):
+    numels = [1000, 7, 300]
+    ranks = reductions(algorithm, world_size, Rowwise(4))
+    played(ranks, numels, gradients(numels, world_size))
+    chunks = Chunks(("p0", "p1", "p2"), tuple(numels), world_size, ranks[0].options.coding)
+    each = [chunks.part(range(c, c + 1)).side.frame_nbytes[0] for c in range(world_size)]
+    (whole,) = chunks.part(range(world_size)).side.frame_nbytes
+    for r in ranks:
+        sent = int(r.traffic.wire_nbytes) + r.traffic.header_nbytes
+        assert sent == sent_nbytes(algorithm, r.rank, each, whole)
+        assert (sent > 0) == (world_size > 1)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rounds_are_as_many_as_said(algorithm, world_size):
+    """Counted as messages that wait for one another: a message comes one later than what its
+    sender has received before."""
+    numels = [1000]
+    depth = {}
+
+    def traced(rank, rounds):
+        now, arrived = 0, None
+        while True:
+            try:
+                wanted = next(rounds) if arrived is None else rounds.send(arrived)
+            except StopIteration:
+                depth[rank] = now
+                return
+            arrived = yield wanted
+            now += bool(len(wanted.sources))
+
+    ranks = reductions(algorithm, world_size, Identity())
+    buckets = gradients(numels, world_size)
+    play([traced(r.rank, r.start(["p0"], numels, b)) for r, b in zip(ranks, buckets, strict=True)])
+    waits = num_rounds(algorithm, world_size)
+    assert max(depth.values()) <= waits
+    if algorithm != "recursive_doubling" or world_size == 1 << (world_size.bit_length() - 1):
+        assert max(depth.values()) == waits
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("error_feedback", [False, True])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_not_finite_reaches_all_ranks_and_no_residual(algorithm, error_feedback, value):
+    numels = [1000]
+    for codec in (Rowwise(4), ErrorBounded(0.01), Cast("fp16")):
+        ranks = reductions(algorithm, 4, codec, error_feedback=error_feedback)
+        played(ranks, numels, gradients(numels, 4, step=1))
+        if error_feedback:
+            before = [r.error_feedback.state_dict() for r in ranks]
+        buckets = gradients(numels, 4, step=2)
+        buckets[2][500] = value
+        for result in played(ranks, numels, buckets):
+            assert bool(result[500].isnan()) == (value != value)
+            assert not bool(result[500].isfinite())
+            assert int((~result.isfinite()).sum()) == 1
+        if error_feedback:
+            for r, old in zip(ranks, before, strict=True):
+                new = r.error_feedback.state_dict()["p0"]
+                assert new.keys() == old["p0"].keys()
+                assert all(torch.equal(new[site], old["p0"][site]) for site in new)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_wrong_gradients_are_refused(algorithm):
+    (reduction,) = reductions(algorithm, 1, Identity())
+    with pytest.raises(ValueError, match="expected float32 on cpu"):
+        reduction.start(["p"], [3], torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"expected \[4\]"):
+        reduction.start(["p"], [4], torch.zeros(3))
+
+
+def test_messages_that_nobody_sends_are_an_error():
+    def waits():
+        yield Round(sends=[], sources=[0], nbytes=[8], most=[8])
+
+    with pytest.raises(RuntimeError, match="nobody sends"):
+        play([waits()])
+
+
+# On ranks.
+
+STEPS = 3
+
+
+def on_all_world_sizes():
+    """{(world size, algorithm, codec): the means of some steps}, played ones by their own rank."""
+    found = {}
+    for world_size in WORLD_SIZES:
+        pg = dist.new_group(range(world_size))
+        if dist.get_rank() >= world_size:
+            continue
+        transport = Transport(pg)
+        for algorithm in ALGORITHMS:
+            for codec in CODECS:
+                feedback = codec.contract is not Identity().contract
+                ours = reductions(algorithm, world_size, codec, error_feedback=feedback)[pg.rank()]
+                means = []
+                for step in range(STEPS):
+                    futures, buckets = [], []
+                    for k, numels in enumerate(BUCKETS):  # several in flight
+                        bucket = gradients(numels, world_size, step)[pg.rank()]
+                        names = [f"b{k}p{n}" for n in range(len(numels))]
+                        rounds = ours.start(names, numels, bucket)
+                        futures.append(transport.start(rounds, bucket, lambda _s: None))
+                        buckets.append(bucket)
+                    for future, bucket in zip(futures, buckets, strict=True):
+                        assert future.wait() is bucket
+                    means += [bucket.clone() for bucket in buckets]
+                sent = int(ours.traffic.wire_nbytes) + ours.traffic.header_nbytes
+                found[world_size, algorithm, repr(codec)] = (torch.cat(means), sent)
+        transport.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(on_all_world_sizes, max(WORLD_SIZES), timeout_s=240)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_ranks_end_with_the_bits_that_are_played(ranks, algorithm, world_size):
+    for codec in CODECS:
+        feedback = codec.contract is not Identity().contract
+        ours = reductions(algorithm, world_size, codec, error_feedback=feedback)
+        means = []
+        for step in range(STEPS):
+            for k, numels in enumerate(BUCKETS):
+                buckets = gradients(numels, world_size, step)
+                names = [f"b{k}p{n}" for n in range(len(numels))]
+                play([r.start(names, numels, b) for r, b in zip(ours, buckets, strict=True)])
+                means.append(buckets[0])
+        expected = torch.cat(means)
+        for rank in range(world_size):
+            found, sent = ranks[rank][world_size, algorithm, repr(codec)]
+            assert same_bits(found, expected), f"rank {rank}, {codec}"
+            assert sent == int(ours[rank].traffic.wire_nbytes) + ours[rank].traffic.header_nbytes
+
+
+def note_errors_of_a_lost_rank(folder):
+    """Rank 1 takes no part in the first group's all-reduces and is gone in the second's."""
+    silent = dist.new_group(timeout=timedelta(seconds=2))
+    gone = dist.new_group(timeout=timedelta(seconds=20))
+    found = []
+    for pg in (silent, gone):
+        if dist.get_rank() == 1:
+            if pg is gone:
+                os._exit(0)
+            dist.barrier()
+            continue
+        transport = Transport(pg)
+        reduction = reductions("ring", 3, Identity())[pg.rank()]
+        buckets = [torch.zeros(100) for _ in range(2)]
+        futures = [
+            transport.start(reduction.start(["p"], [100], b), b, lambda _s: None) for b in buckets
+        ]
+        for future in futures:
+            try:
+                future.wait()
+            except RuntimeError as error:
+                found.append(str(error))
+        if pg is silent:
+            dist.barrier()
+    (folder / str(dist.get_rank())).write_text("\n".join(e.splitlines()[0] for e in found))
+    os._exit(0)  # the default group cannot be left in order without rank 1
+
+
+@pytest.mark.dist
+def test_a_lost_rank_is_an_error_on_all_others(tmp_path):
+    with pytest.raises(RuntimeError, match="rank 1: ended without a result"):
+        run_ranks(note_errors_of_a_lost_rank, 3, tmp_path, timeout_s=60)
+    for rank in (0, 2):
+        errors = (tmp_path / str(rank)).read_text().splitlines()
+        assert ["before this one failed" in error for error in errors] == [False, True] * 2
+        assert "imed out" in errors[0]
+
+
+def refuses_sizes():
+    """Rank 0 announces a size that no frame of ours has."""
+    pg = dist.group.WORLD
+    message = torch.zeros(64, dtype=torch.uint8)
+    if dist.get_rank() == 0:
+        run_round(pg, Round(sends=[(1, message)], sources=[], nbytes=None, most=[]))
+        return None
+    try:
+        run_round(pg, Round(sends=[], sources=[0], nbytes=None, most=[56]))
+    except CorruptFrameError as error:
+        pg.recv([message], 0, 0).wait()
+        return str(error)
+
+
+@pytest.mark.dist
+def test_a_size_that_nobody_has_reason_to_announce_is_refused():
+    assert run_ranks(refuses_sizes, 2)[1] == "frame from rank 0: 64 bytes announced, at most 56"

@@ -1,0 +1,172 @@
+"""All-reduce of the mean over ranks, coded: the algorithms, their costs, and what they share.
+
+    reduction = Reduction(options, rank, world_size, traffic)
+    rounds = reduction.start(names, numels, bucket)   # on a process group: comm.transport
+    play([r.start(...) for r in reductions])          # or all ranks in one process
+
+A bucket is divided by N first, so that residuals are in the unit of the mean, then summed up. All
+ranks end with equal bits, which depend on nothing but the inputs, the seed and the number of the
+call.
+
+Knows: algorithms, buckets, error feedback. Does not know: DDP, process groups, which codec.
+Shapes: N ranks; E values of a bucket of P parameters.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.comm.dense.chunks import Chunks, Coding
+from trec_qcomm.comm.dense.coder import Coder, Params
+from trec_qcomm.comm.dense.error_feedback import ErrorFeedback
+from trec_qcomm.comm.dense.recursive_doubling import recursive_doubling
+from trec_qcomm.comm.dense.ring import ring
+from trec_qcomm.comm.dense.two_shot import two_shot
+from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.core.stats import Traffic
+
+Algorithm = Literal["ring", "recursive_doubling", "two_shot"]
+ALGORITHMS: dict[Algorithm, Callable[[Coder, Tensor], Rounds]] = {
+    "ring": ring,
+    "recursive_doubling": recursive_doubling,
+    "two_shot": two_shot,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of an all-reduce.
+
+    Args: coding: see there.  algorithm: which.  error_feedback: see there.  seed: of stochastic
+        rounding.  measure: record the largest error of what this rank encodes.
+    """
+
+    coding: Coding
+    algorithm: Algorithm
+    error_feedback: bool
+    seed: int
+    measure: bool = False
+
+
+def num_encodings(algorithm: Algorithm, world_size: int) -> int:
+    """How often the chunk of one owner is encoded in all, by all ranks, on its way into the sum: a
+    codec with |error| <= e gives |error of the sum| <= that times e, and the sum's own rounding."""
+    power = 1 << (world_size.bit_length() - 1)
+    return {
+        "ring": world_size,
+        "recursive_doubling": 2 * (power - 1) + world_size - power,
+        "two_shot": world_size + 1,
+    }[algorithm]
+
+
+def num_rounds(algorithm: Algorithm, world_size: int) -> int:
+    """Messages that one rank waits for one after the other, at most."""
+    stages = world_size.bit_length() - 1
+    unfold = 2 * (world_size != 1 << stages)
+    return {
+        "ring": 2 * (world_size - 1),
+        "recursive_doubling": stages + unfold,
+        "two_shot": 2 * (world_size > 1),
+    }[algorithm]
+
+
+def sent_nbytes(algorithm: Algorithm, rank: int, chunk_nbytes: Sequence[int], whole: int) -> int:
+    """What one rank sends where the codec is of fixed size.
+
+    Args: chunk_nbytes: of the frame of each chunk.  whole: of one frame of all chunks.
+    """
+    n = len(chunk_nbytes)
+    others = sum(chunk_nbytes) - chunk_nbytes[rank]
+    if algorithm == "two_shot":
+        return others + (n - 1) * chunk_nbytes[rank]
+    if algorithm == "ring":
+        return others + sum(chunk_nbytes) - chunk_nbytes[(rank + 1) % n]
+    stages = n.bit_length() - 1
+    if rank >= 1 << stages:
+        return whole
+    return whole * (stages + 2 * (rank + (1 << stages) < n))
+
+
+def ring_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
+    """What each rank sends in a ring all-reduce of plain numbers: 2 (N - 1) / N of the data."""
+    return 2 * (world_size - 1) * numel * itemsize // world_size
+
+
+class Reduction:
+    """What one rank keeps from one all-reduce to the next."""
+
+    def __init__(
+        self,
+        options: Options,
+        rank: int,
+        world_size: int,
+        traffic: Traffic,
+        *,
+        params: Params | None = None,
+    ) -> None:
+        """Args: traffic: counts what is sent, of one table.  params: see Coder."""
+        self.options, self.rank, self.world_size = options, rank, world_size
+        self.traffic, self._params = traffic, params
+        self.error_feedback = ErrorFeedback() if options.error_feedback else None
+        self.num_calls = 0
+        self._chunks: dict[tuple[tuple[str, ...], tuple[int, ...]], Chunks] = {}
+
+    def start(self, names: Sequence[str], numels: Sequence[int], bucket: Tensor) -> Rounds:
+        """The rounds in which `bucket` becomes the mean over ranks.
+
+        Call it in the same order on all ranks, and run one to its end before the next.
+
+        Args:   names, numels: of P parameters.  bucket: [E] float32, contiguous, on CPU; E is the
+                sum of numels, and may be 0.
+        Raises: ValueError: another dtype, device or size.
+        """
+        if bucket.dtype != torch.float32 or bucket.device.type != "cpu":
+            raise ValueError(
+                f"gradients: expected float32 on cpu, got {bucket.dtype} on {bucket.device}"
+            )
+        if bucket.shape != (sum(numels),) or len(names) != len(numels):
+            raise ValueError(f"gradients: expected [{sum(numels)}], got {list(bucket.shape)}")
+        self.num_calls += 1
+        return self._rounds(self._chunks_of(tuple(names), tuple(numels)), bucket, self.num_calls)
+
+    def _rounds(self, chunks: Chunks, bucket: Tensor, call: int) -> Rounds:
+        feedback = self.error_feedback
+        residuals = None if feedback is None else feedback.of(chunks)
+        coder = Coder(
+            chunks,
+            self.rank,
+            call=call,
+            seed=self.options.seed,
+            residuals=residuals,
+            params=self._params,
+            measure=self.options.measure,
+        )
+        values = chunks.gather(bucket).div_(self.world_size)
+        yield from ALGORITHMS[self.options.algorithm](coder, values)
+        if residuals is not None:
+            residuals.end(finite=bool(values.isfinite().all()))
+        chunks.scatter(values, bucket)
+        self._add_traffic(coder, len(values))
+
+    def _chunks_of(self, names: tuple[str, ...], numels: tuple[int, ...]) -> Chunks:
+        found = self._chunks.get((names, numels))
+        if found is None:
+            found = Chunks(names, numels, self.world_size, self.options.coding)
+            self._chunks[names, numels] = found
+        return found
+
+    def _add_traffic(self, coder: Coder, numel: int) -> None:
+        raw = torch.tensor([ring_nbytes(numel, self.world_size)])
+        payload = torch.tensor([coder.sent_nbytes - coder.header_nbytes])
+        self.traffic.add_bytes(torch.tensor([0]), raw, payload, coder.header_nbytes)
+        coded = coder.traffic
+        for label, seconds in coded.encode_s.items():
+            self.traffic.encode_s[label] += seconds
+        for label, seconds in coded.decode_s.items():
+            self.traffic.decode_s[label] += seconds
+        if len(coded.max_abs_err):
+            worst = coded.max_abs_err.amax(0, keepdim=True)
+            self.traffic.max_abs_err.copy_(torch.maximum(self.traffic.max_abs_err, worst))

@@ -1,0 +1,195 @@
+"""Chunks: how the parameters of a bucket are dealt out to ranks and cut into segments.
+
+Every parameter is split by itself, so who owns which of its values does not depend on the bucket it
+is in, which DDP changes after its first step. A parameter is a number of blocks, the rows that a
+codec sees, and a rest shorter than one. Chunk c of N gets blocks c/N to (c+1)/N and the last chunk
+the rest. The rest is sent as float32, and so are parameters of fewer than `min_numel` values.
+
+In `values`, the buffer that an all-reduce works on, chunk 0 comes first, then chunk 1 and so on.
+
+Knows: names, sizes, segments. Does not know: messages, residuals.
+Shapes: N ranks and chunks, E values of P parameters, D values a block.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.comm.sides import Side, Template, template
+from trec_qcomm.core.codec import Codec
+
+_REST = " (rest)"  # of the name of what is sent as float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coding:
+    """How the values of a bucket are coded.
+
+    Args: codec: of blocks.  exact: codec of the rest.  block: D, values a row of the codec.
+        min_numel: parameters with fewer values are sent exactly.
+    """
+
+    codec: Codec
+    exact: Codec
+    block: int
+    min_numel: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Adjacent values of one parameter in one chunk, all coded or none of them.
+
+    Args: name, parameter: whose.  begin, numel: which of its values.  start: in `values`.
+    """
+
+    name: str
+    parameter: int
+    chunk: int
+    begin: int
+    numel: int
+    coded: bool
+    start: int
+
+    @property
+    def end(self) -> int:
+        """Of the range in `values`."""
+        return self.start + self.numel
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Adjacent chunks as one frame, or one each.
+
+    Args: begin, end: where they lie in `values`.  side: their segments, at their places there.
+    """
+
+    begin: int
+    end: int
+    side: Side
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """The chunks of one bucket; the same on all ranks.
+
+    Args: names, numels: of P parameters, in the bucket's order.  num_chunks: N.  coding: see there.
+    Derived: pieces: in the order of `values`.  bounds: [N + 1], where each chunk begins.
+        fingerprint: 32-bit hash.
+    """
+
+    names: tuple[str, ...]
+    numels: tuple[int, ...]
+    num_chunks: int
+    coding: Coding
+    pieces: tuple[Piece, ...] = field(init=False)
+    bounds: tuple[int, ...] = field(init=False)
+    fingerprint: int = field(init=False)
+    _sides: dict[str, Side] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        pieces: list[Piece] = []
+        bounds = [0]
+        for chunk in range(self.num_chunks):
+            start = bounds[-1]
+            for p, name in enumerate(self.names):
+                for begin, numel, coded in self._ranges(self.numels[p], chunk):
+                    pieces.append(Piece(name, p, chunk, begin, numel, coded, start))
+                    start += numel
+            bounds.append(start)
+        object.__setattr__(self, "pieces", tuple(pieces))
+        object.__setattr__(self, "bounds", tuple(bounds))
+        of = repr((self.names, self.numels, self.num_chunks, self.coding.block))
+        object.__setattr__(self, "fingerprint", zlib.crc32(of.encode()))
+
+    def _ranges(self, numel: int, chunk: int) -> list[tuple[int, int, bool]]:
+        """(begin, numel, coded) of a parameter's pieces in one chunk, none empty."""
+        block, last = self.coding.block, chunk == self.num_chunks - 1
+        blocks = numel // block if numel >= self.coding.min_numel else 0
+        first, end = (blocks * c // self.num_chunks * block for c in (chunk, chunk + 1))
+        found = [(first, end - first, True)] if end > first else []
+        if last and numel > blocks * block:
+            found.append((blocks * block, numel - blocks * block, False))
+        return found
+
+    def gather(self, bucket: Tensor) -> Tensor:
+        """The bucket's values [E], parameter by parameter -> a new `values` [E], chunk by chunk."""
+        return torch.cat(self._views(bucket)) if self.pieces else bucket.clone()
+
+    def scatter(self, values: Tensor, bucket: Tensor) -> None:
+        """The inverse: write `values` back into the bucket."""
+        if self.pieces:
+            torch._foreach_copy_(self._views(bucket), self.views(values))
+
+    def views(self, values: Tensor) -> list[Tensor]:
+        """Each piece in `values`."""
+        return list(torch.split(values, [piece.numel for piece in self.pieces]))
+
+    def _views(self, bucket: Tensor) -> list[Tensor]:
+        first = [0, *accumulate(self.numels)]
+        begins = (first[piece.parameter] + piece.begin for piece in self.pieces)
+        return [
+            bucket[begin : begin + piece.numel]
+            for begin, piece in zip(begins, self.pieces, strict=True)
+        ]
+
+    def part(self, chunks: range) -> Part:
+        """Adjacent chunks as one frame."""
+        return Part(self.bounds[chunks.start], self.bounds[chunks.stop], self.frames([chunks]))
+
+    def frames(self, groups: Sequence[Sequence[int]]) -> Side:
+        """One frame for each group of chunks, at their places in `values`."""
+        start = [piece.start for group in groups for c in group for piece in self._of(c)]
+        return self._placed(groups, start)
+
+    def copies(self, chunks: range, slots: Sequence[int]) -> Side:
+        """Frames of the same adjacent chunks from several ranks, each in its row of a matrix
+        [.., numel of them].
+
+        Args: slots: the row of each frame.
+        """
+        first, end = self.bounds[chunks.start], self.bounds[chunks.stop]
+        start = [
+            slot * (end - first) + piece.start - first
+            for slot in slots
+            for c in chunks
+            for piece in self._of(c)
+        ]
+        return self._placed([chunks] * len(slots), start)
+
+    def _of(self, chunk: int) -> list[Piece]:
+        return [piece for piece in self.pieces if piece.chunk == chunk]
+
+    def _placed(self, groups: Sequence[Sequence[int]], start: list[int]) -> Side:
+        key = repr(([list(group) for group in groups], start))
+        if key not in self._sides:
+            block = self.coding.block
+            pieces = [piece for group in groups for c in group for piece in self._of(c)]
+            rows = [p.numel // block if p.coded else p.numel for p in pieces]
+            of = self._template(groups)
+            num_rows, begin = (torch.tensor(x, dtype=torch.int64) for x in (rows, start))
+            self._sides[key] = of.place(num_rows, begin, of.dims)
+        return self._sides[key]
+
+    def _template(self, groups: Sequence[Sequence[int]]) -> Template:
+        coding = self.coding
+        frames = [
+            [
+                (p.name, coding.block) if p.coded else (p.name + _REST, 1)
+                for c in group
+                for p in self._of(c)
+            ]
+            for group in groups
+        ]
+        exact = {name + _REST: coding.exact for name in self.names}
+        numbers = {name: p for p, name in enumerate(self.names)}
+        return template(
+            frames,
+            layouts=[zlib.crc32(repr(list(group)).encode(), self.fingerprint) for group in groups],
+            codecs=dict.fromkeys(self.names, coding.codec) | exact,
+            table_numbers=numbers | {name + _REST: p for name, p in numbers.items()},
+            rank=-1,  # every frame goes to another rank
+        )
