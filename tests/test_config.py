@@ -43,7 +43,7 @@ def test_codecs_survive_a_round_trip(codec):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"embeding": []}, r"embeding: unknown key; allowed: embedding, seed, measure_error"),
+        ({"embeding": []}, r"embeding: unknown key; allowed: embedding, dense, data_para"),
         ({"seed": -1}, r"seed: -1 is not an integer in 0..2\^63"),
         ({"seed": True}, r"seed: True is not an integer"),
         ({"measure_error": 1}, "measure_error: 1 is not true or false"),

@@ -11,12 +11,20 @@ model = DistributedModelParallel(
 """
 
 from trec_qcomm.codecs import Cast, ErrorBounded, ForwardMask, Identity, Rowwise, TopK
-from trec_qcomm.config import Config, HopCodecs, TableRule, load_config
+from trec_qcomm.config import (
+    Config,
+    GradientRule,
+    HopCodecs,
+    TableGradientRule,
+    TableRule,
+    load_config,
+)
 from trec_qcomm.control.cost_model import Throughput
 from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.integration.gradients import ddp_comm_hook
 from trec_qcomm.qcomm import QComm
 
 __all__ = [
@@ -28,15 +36,18 @@ __all__ = [
     "Encoded",
     "ErrorBounded",
     "ForwardMask",
+    "GradientRule",
     "HopCodecs",
     "Identity",
     "QComm",
     "Rowwise",
     "Segments",
+    "TableGradientRule",
     "TableRule",
     "Throughput",
     "TopK",
     "UnencodableError",
+    "ddp_comm_hook",
     "load_config",
     "register_codec",
 ]

@@ -57,9 +57,11 @@ class QComm:
         )
 
     def data_parallel_wrapper(self, **options: Any) -> DefaultDataParallelWrapper:
-        """Wrapper of the dense part. For now plain DDP, with its traffic counted.
+        """Wrapper of the replicated part, whose gradients go as the config's `dense` says, and of
+        DATA_PARALLEL tables, `data_parallel`. Without these DDP's all-reduce stays as it is.
 
         Args: options: those of TorchRec's DefaultDataParallelWrapper.
+        Raises: ValueError: `dense`, and an allreduce_comm_precision beside it.
         """
         return CountedDataParallelWrapper(self._session, **options)
 
@@ -113,7 +115,8 @@ class QComm:
             and decode_s by codec and dim, and tables: {name: raw_nbytes, wire_nbytes,
             max_abs_err}. max_abs_err is None unless the config's measure_error is true. wire_s is
             the time blocked on the network, of all codecs together as they share one frame.
-            dense and data_parallel count what a ring all-reduce sends. input also has bags:
+            dense and data_parallel count what was sent, or what a ring all-reduce sends where DDP's
+            own is used; their raw_nbytes is a float32 ring's. input also has bags:
             num_bags, num_sent and these by table: the bags of ids that this rank's batches had, and
             how many were sent, where `unique_bags` sends equal ones once. Rows of the others are in
             no count: raw_nbytes is of the rows that were sent.

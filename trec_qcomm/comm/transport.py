@@ -8,6 +8,7 @@ pair up messages by the order of calls on a group.
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from time import perf_counter
 
@@ -93,21 +94,20 @@ class Transport:
                 future.set_result(result)
 
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="all-reduce", daemon=True)
+            self._thread = threading.Thread(
+                target=_work, args=(self._jobs,), name="all-reduce", daemon=True
+            )
             self._thread.start()
+            weakref.finalize(self, self._jobs.put, None)
         self._jobs.put(job)
         return future
 
     def close(self) -> None:
-        """Finish what was started and end the thread."""
+        """Finish what was started, end the thread. It also ends when nobody holds this object."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
 
     def _drive(self, rounds: Rounds, on_wire_s: Callable[[float], None]) -> None:
         try:
@@ -119,3 +119,9 @@ class Transport:
                 wanted = rounds.send(arrived)
         except StopIteration:
             return
+
+
+def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it holds the transport

@@ -1,6 +1,6 @@
 """What a codec costs: the bytes it puts on the wire, the seconds it takes.
 
-Knows: any Codec, frames. Does not know: networks, plans, which table has which codec.
+Knows: any Codec, frames, a link. Does not know: plans, which table has which codec.
 Shapes: F segments in a frame, n_f rows in each, D values a row. Throughputs are GB/s of the float32
 rows (4 n D bytes), not of what they become; 1 GB = 1e9 bytes.
 """
@@ -41,6 +41,29 @@ class Throughput:
     def codec_s(self, *, encoded_nbytes: float, decoded_nbytes: float) -> float:
         """Seconds to encode rows of so many float32 bytes, and then to decode so many."""
         return (encoded_nbytes / self.encode_gb_s + decoded_nbytes / self.decode_gb_s) / 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A rank's network in the alpha-beta model: n bytes take latency_s + n / (1e9 gb_s) seconds.
+
+    Args: latency_s: >= 0.  gb_s: GB/s, > 0.
+    """
+
+    latency_s: float = 5e-5
+    gb_s: float = 1.25
+
+    def __post_init__(self) -> None:
+        for known in fields(self):
+            value = getattr(self, known.name)
+            if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+                raise ValueError(f"{known.name}: {value!r} is not a number >= 0")
+        if self.gb_s == 0:
+            raise ValueError("gb_s: 0 is not a number > 0")
+
+    def transfer_s(self, *, num_messages: int, nbytes: int) -> float:
+        """Seconds until a rank has sent so many messages, one after the other, of so many bytes."""
+        return num_messages * self.latency_s + nbytes / (1e9 * self.gb_s)
 
 
 _sizes: dict[tuple[Codec, tuple[int, ...], int], int] = {}

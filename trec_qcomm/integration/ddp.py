@@ -1,4 +1,4 @@
-"""Data parallel parts of the model: all-reduced by DDP as TorchRec does, and counted."""
+"""Data parallel parts of the model: all-reduced as the config says, or by DDP, and counted."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trec_qcomm.comm.dense.all_reduce import ring_nbytes
 from trec_qcomm.core.stats import Traffic
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
@@ -20,8 +21,14 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
     """TorchRec's default wrapper; all its options. DATA_PARALLEL tables have DDPs of their own."""
 
     def __init__(self, session: Session, **options: Any) -> None:
+        """Raises ValueError: the config's `dense`, and an `allreduce_comm_precision` beside it."""
         super().__init__(**options)
         self._session = session
+        if session.config.dense is not None and self._allreduce_comm_precision is not None:
+            raise ValueError(
+                f"{session.config.source}: dense and allreduce_comm_precision "
+                f"{self._allreduce_comm_precision!r} exclude one another"
+            )
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Wrap the dense part, then count what every DDP of the model all-reduces.
@@ -33,11 +40,12 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         super().wrap(dmp, env, device)
         self._session.check_patterns()
         dense = dmp._dmp_wrapped_module
-        if isinstance(dense, DistributedDataParallel):
+        if isinstance(dense, DistributedDataParallel) and not self._session.add_dense(dense):
             narrow = self._allreduce_comm_precision in ("fp16", "bf16")
             _count(dense, self._session.counters["dense"], wire_itemsize=2 if narrow else 4)
         for lookup in _data_parallel_lookups(dmp):
-            _count(lookup, self._session.counters["data_parallel"])
+            if not self._session.add_lookup(lookup):
+                _count(lookup, self._session.counters["data_parallel"])
 
 
 def _check_all_sharded(dmp: DistributedModelParallel) -> None:
@@ -56,17 +64,12 @@ def _data_parallel_lookups(dmp: DistributedModelParallel) -> list[DistributedDat
     return list(dict.fromkeys(x for x in lookups if isinstance(x, DistributedDataParallel)))
 
 
-def all_reduce_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
-    """What each rank sends in a ring all-reduce: 2 (N - 1) / N of the data."""
-    return 2 * (world_size - 1) * numel * itemsize // world_size
-
-
 def _count(ddp: DistributedDataParallel, traffic: Traffic, *, wire_itemsize: int = 4) -> None:
     """Add one all-reduce for every forward that DDP will follow with one."""
     numel = sum(p.numel() for _, p in _synchronized_parameters(ddp))
     world_size = ddp.process_group.size()
-    raw = torch.tensor([all_reduce_nbytes(numel, world_size)])
-    wire = torch.tensor([all_reduce_nbytes(numel, world_size, wire_itemsize)])
+    raw = torch.tensor([ring_nbytes(numel, world_size)])
+    wire = torch.tensor([ring_nbytes(numel, world_size, wire_itemsize)])
 
     def before_forward(module: nn.Module, _args: Any) -> None:
         if torch.is_grad_enabled() and ddp.require_backward_grad_sync and module.training:

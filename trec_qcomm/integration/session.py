@@ -8,13 +8,16 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config, TableRule, config_to_dict
 from trec_qcomm.core.stats import BagCounts, Traffic, summary
+from trec_qcomm.integration.gradients import DenseGradients, GradientAllReduce
 from trec_qcomm.integration.params import ForwardParams
+from trec_qcomm.integration.table_gradients import TableGradients
 
 C = TypeVar("C", bound=RowCollective)
 ROW_KINDS = (
@@ -40,6 +43,8 @@ class Session:
         self.bags = BagCounts()
         self._collectives: dict[str, dict[str, RowCollective]] = {}  # by module, then by name
         self._params: dict[str, ForwardParams] = {}  # by module/name
+        self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
+        self._loaded_gradients: dict[str, Any] = {}
         self._loaded_steps: dict[str, int] = {}
         self._loaded_params: dict[str, dict[str, Any]] = {}
         self._patterns_checked = False
@@ -133,6 +138,37 @@ class Session:
         self._params[key] = params
         return params
 
+    def add_dense(self, ddp: DistributedDataParallel) -> bool:
+        """Take over the all-reduce of the replicated part, where the config says so. Collective."""
+        rule, traffic = self.config.dense, self.counters["dense"]
+        if rule is not None:
+            self._register("dense", DenseGradients(rule, **self._options(traffic)), ddp)
+        return rule is not None
+
+    def add_lookup(self, ddp: DistributedDataParallel) -> bool:
+        """Likewise of a lookup of DATA_PARALLEL tables. Collective."""
+        rule, traffic = self.config.data_parallel, self.counters["data_parallel"]
+        if rule is not None:
+            gradients = TableGradients(rule, **self._options(traffic))
+            self._register(f"tables{len(self._gradients)}", gradients, ddp)
+        return rule is not None
+
+    def _options(self, traffic: Traffic) -> dict[str, Any]:
+        config = self.config
+        return {
+            "traffic": traffic,
+            "seed": config.seed,
+            "measure_error": config.measure_error,
+            "is_exact": lambda: self.exact,
+        }
+
+    def _register(
+        self, name: str, gradients: GradientAllReduce, ddp: DistributedDataParallel
+    ) -> None:
+        gradients.load_state_dict(self._loaded_gradients.get(name, {}))
+        gradients.register(ddp)
+        self._gradients[name] = gradients
+
     def _all(self) -> list[RowCollective]:
         return [c for by_name in self._collectives.values() for c in by_name.values()]
 
@@ -166,7 +202,7 @@ class Session:
         drives schedules. It does not depend on the plan, so a run may be resumed under another.
         And {"params": {rank: {collective: {table: ...}}}} where error bounds or thresholds are
         found while training: each rank's own, so under another plan or world size they are found
-        anew.
+        anew. And {"gradients": {"dense": ...}}: see integration.gradients.
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
@@ -174,6 +210,8 @@ class Session:
         state: dict[str, Any] = {
             "steps": {m: torch.tensor(self._steps_of(m)) for m in self._collectives}
         }
+        if self._gradients:
+            state["gradients"] = {name: g.state_dict() for name, g in self._gradients.items()}
         found = {key: params.state_dict() for key, params in self._params.items()}
         if any(found.values()):
             state["params"] = {self._rank_key(): found}
@@ -186,6 +224,9 @@ class Session:
         if self._collectives:
             self._check_names(steps)
         self._loaded_steps = steps
+        self._loaded_gradients = dict(state.get("gradients", {}))
+        for name, gradients in self._gradients.items():
+            gradients.load_state_dict(self._loaded_gradients.get(name, {}))
         self._loaded_params = dict(state.get("params", {}).get(self._rank_key(), {}))
         for key, params in self._params.items():
             params.load_state_dict(self._loaded_params.get(key, {}))

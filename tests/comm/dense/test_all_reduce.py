@@ -14,10 +14,10 @@ from trec_qcomm.comm.dense.all_reduce import (
     Options,
     Reduction,
     num_encodings,
-    num_rounds,
+    num_messages,
     sent_nbytes,
 )
-from trec_qcomm.comm.dense.chunks import Chunks, Coding
+from trec_qcomm.comm.dense.chunks import Chunks, Coding, Parameter
 from trec_qcomm.comm.rounds import Round, play
 from trec_qcomm.comm.transport import Transport, run_round
 from trec_qcomm.core.errors import CorruptFrameError
@@ -31,7 +31,7 @@ CODECS = (Identity(), Cast("bf16"), Rowwise(4), Rowwise(2, rounding="stochastic"
 
 
 def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False):
-    coding = Coding(codec=codec, exact=Identity(), block=BLOCK, min_numel=MIN_NUMEL)
+    coding = Coding(codec=codec, exact=Identity(), min_numel=MIN_NUMEL)
     options = Options(
         coding=coding,
         algorithm=algorithm,
@@ -45,6 +45,10 @@ def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=Fa
     ]
 
 
+def parameters(numels, prefix=""):
+    return tuple(Parameter(f"{prefix}p{n}", numel, BLOCK) for n, numel in enumerate(numels))
+
+
 def gradients(numels, world_size, step=0):
     """Of each rank."""
     return [
@@ -55,9 +59,9 @@ def gradients(numels, world_size, step=0):
 
 def played(ranks, numels, buckets):
     """What each rank ends with."""
-    names = [f"p{n}" for n in range(len(numels))]
+    of = parameters(numels)
     results = [bucket.clone() for bucket in buckets]
-    play([r.start(names, numels, result) for r, result in zip(ranks, results, strict=True)])
+    play([r.start(of, result) for r, result in zip(ranks, results, strict=True)])
     return results
 
 
@@ -115,7 +119,7 @@ def test_bytes_sent_are_those_of_the_formula(algorithm, world_size):
     numels = [1000, 7, 300]
     ranks = reductions(algorithm, world_size, Rowwise(4))
     played(ranks, numels, gradients(numels, world_size))
-    chunks = Chunks(("p0", "p1", "p2"), tuple(numels), world_size, ranks[0].options.coding)
+    chunks = Chunks(parameters(numels), world_size, ranks[0].options.coding)
     each = [chunks.part(range(c, c + 1)).side.frame_nbytes[0] for c in range(world_size)]
     (whole,) = chunks.part(range(world_size)).side.frame_nbytes
     for r in ranks:
@@ -126,30 +130,25 @@ def test_bytes_sent_are_those_of_the_formula(algorithm, world_size):
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_rounds_are_as_many_as_said(algorithm, world_size):
-    """Counted as messages that wait for one another: a message comes one later than what its
-    sender has received before."""
+def test_messages_are_as_many_as_said(algorithm, world_size):
     numels = [1000]
-    depth = {}
+    sent = [0] * world_size
 
-    def traced(rank, rounds):
-        now, arrived = 0, None
+    def counted(rank, rounds):
+        arrived = None
         while True:
             try:
                 wanted = next(rounds) if arrived is None else rounds.send(arrived)
             except StopIteration:
-                depth[rank] = now
                 return
+            sent[rank] += len(wanted.sends)
             arrived = yield wanted
-            now += bool(len(wanted.sources))
 
     ranks = reductions(algorithm, world_size, Identity())
     buckets = gradients(numels, world_size)
-    play([traced(r.rank, r.start(["p0"], numels, b)) for r, b in zip(ranks, buckets, strict=True)])
-    waits = num_rounds(algorithm, world_size)
-    assert max(depth.values()) <= waits
-    if algorithm != "recursive_doubling" or world_size == 1 << (world_size.bit_length() - 1):
-        assert max(depth.values()) == waits
+    rounds = [r.start(parameters(numels), b) for r, b in zip(ranks, buckets, strict=True)]
+    play([counted(rank, own) for rank, own in enumerate(rounds)])
+    assert max(sent) == num_messages(algorithm, world_size)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -179,9 +178,9 @@ def test_what_is_not_finite_reaches_all_ranks_and_no_residual(algorithm, error_f
 def test_wrong_gradients_are_refused(algorithm):
     (reduction,) = reductions(algorithm, 1, Identity())
     with pytest.raises(ValueError, match="expected float32 on cpu"):
-        reduction.start(["p"], [3], torch.zeros(3, dtype=torch.float64))
+        reduction.start(parameters([3]), torch.zeros(3, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"expected \[4\]"):
-        reduction.start(["p"], [4], torch.zeros(3))
+        reduction.start(parameters([4]), torch.zeros(3))
 
 
 def test_messages_that_nobody_sends_are_an_error():
@@ -214,8 +213,7 @@ def on_all_world_sizes():
                     futures, buckets = [], []
                     for k, numels in enumerate(BUCKETS):  # several in flight
                         bucket = gradients(numels, world_size, step)[pg.rank()]
-                        names = [f"b{k}p{n}" for n in range(len(numels))]
-                        rounds = ours.start(names, numels, bucket)
+                        rounds = ours.start(parameters(numels, f"b{k}"), bucket)
                         futures.append(transport.start(rounds, bucket, lambda _s: None))
                         buckets.append(bucket)
                     for future, bucket in zip(futures, buckets, strict=True):
@@ -243,8 +241,8 @@ def test_ranks_end_with_the_bits_that_are_played(ranks, algorithm, world_size):
         for step in range(STEPS):
             for k, numels in enumerate(BUCKETS):
                 buckets = gradients(numels, world_size, step)
-                names = [f"b{k}p{n}" for n in range(len(numels))]
-                play([r.start(names, numels, b) for r, b in zip(ours, buckets, strict=True)])
+                of = parameters(numels, f"b{k}")
+                play([r.start(of, b) for r, b in zip(ours, buckets, strict=True)])
                 means.append(buckets[0])
         expected = torch.cat(means)
         for rank in range(world_size):
@@ -268,7 +266,8 @@ def note_errors_of_a_lost_rank(folder):
         reduction = reductions("ring", 3, Identity())[pg.rank()]
         buckets = [torch.zeros(100) for _ in range(2)]
         futures = [
-            transport.start(reduction.start(["p"], [100], b), b, lambda _s: None) for b in buckets
+            transport.start(reduction.start(parameters([100]), b), b, lambda _s: None)
+            for b in buckets
         ]
         for future in futures:
             try:

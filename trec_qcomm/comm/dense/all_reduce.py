@@ -1,7 +1,7 @@
 """All-reduce of the mean over ranks, coded: the algorithms, their costs, and what they share.
 
     reduction = Reduction(options, rank, world_size, traffic)
-    rounds = reduction.start(names, numels, bucket)   # on a process group: comm.transport
+    rounds = reduction.start(parameters, bucket)      # on a process group: comm.transport
     play([r.start(...) for r in reductions])          # or all ranks in one process
 
 A bucket is divided by N first, so that residuals are in the unit of the mean, then summed up. All
@@ -12,16 +12,22 @@ Knows: algorithms, buckets, error feedback. Does not know: DDP, process groups, 
 Shapes: N ranks; E values of a bucket of P parameters.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.chunks import Chunks, Coding
+from trec_qcomm.comm.dense.chunks import Chunks, Coding, Parameter
 from trec_qcomm.comm.dense.coder import Coder, Params
-from trec_qcomm.comm.dense.error_feedback import ErrorFeedback
+from trec_qcomm.comm.dense.error_feedback import (
+    CONTRIBUTION,
+    OWNER,
+    ErrorFeedback,
+    Site,
+    stage_site,
+)
 from trec_qcomm.comm.dense.recursive_doubling import recursive_doubling
 from trec_qcomm.comm.dense.ring import ring
 from trec_qcomm.comm.dense.two_shot import two_shot
@@ -51,6 +57,16 @@ class Options:
     measure: bool = False
 
 
+def sites(algorithm: Algorithm, rank: int, world_size: int) -> list[Site]:
+    """Where that rank encodes; see error_feedback."""
+    if algorithm == "two_shot":
+        return [CONTRIBUTION, OWNER]
+    stages = world_size.bit_length() - 1
+    if algorithm == "ring" or rank >= 1 << stages:
+        return [CONTRIBUTION]
+    return [stage_site(stage) for stage in range(stages)]
+
+
 def num_encodings(algorithm: Algorithm, world_size: int) -> int:
     """How often the chunk of one owner is encoded in all, by all ranks, on its way into the sum: a
     codec with |error| <= e gives |error of the sum| <= that times e, and the sum's own rounding."""
@@ -62,15 +78,11 @@ def num_encodings(algorithm: Algorithm, world_size: int) -> int:
     }[algorithm]
 
 
-def num_rounds(algorithm: Algorithm, world_size: int) -> int:
-    """Messages that one rank waits for one after the other, at most."""
+def num_messages(algorithm: Algorithm, world_size: int) -> int:
+    """What the rank that sends most sends, in messages."""
     stages = world_size.bit_length() - 1
     unfold = 2 * (world_size != 1 << stages)
-    return {
-        "ring": 2 * (world_size - 1),
-        "recursive_doubling": stages + unfold,
-        "two_shot": 2 * (world_size > 1),
-    }[algorithm]
+    return stages + unfold if algorithm == "recursive_doubling" else 2 * (world_size - 1)
 
 
 def sent_nbytes(algorithm: Algorithm, rank: int, chunk_nbytes: Sequence[int], whole: int) -> int:
@@ -105,35 +117,55 @@ class Reduction:
         world_size: int,
         traffic: Traffic,
         *,
+        numels: Mapping[str, int] | None = None,
         params: Params | None = None,
     ) -> None:
-        """Args: traffic: counts what is sent, of one table.  params: see Coder."""
+        """Args: traffic: counts what is sent, of one table.  numels: see ErrorFeedback.
+        params: see Coder.
+        """
         self.options, self.rank, self.world_size = options, rank, world_size
         self.traffic, self._params = traffic, params
-        self.error_feedback = ErrorFeedback() if options.error_feedback else None
+        self.error_feedback: ErrorFeedback | None = None
+        if options.error_feedback:
+            self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
         self.num_calls = 0
-        self._chunks: dict[tuple[tuple[str, ...], tuple[int, ...]], Chunks] = {}
+        self._chunks: dict[tuple[Parameter, ...], Chunks] = {}
 
-    def start(self, names: Sequence[str], numels: Sequence[int], bucket: Tensor) -> Rounds:
+    def start(
+        self,
+        parameters: Sequence[Parameter],
+        bucket: Tensor,
+        *,
+        exact: bool = False,
+        once: bool = False,
+    ) -> Rounds:
         """The rounds in which `bucket` becomes the mean over ranks.
 
         Call it in the same order on all ranks, and run one to its end before the next.
 
-        Args:   names, numels: of P parameters.  bucket: [E] float32, contiguous, on CPU; E is the
-                sum of numels, and may be 0.
+        Args:   parameters: P.  bucket: [E] float32, contiguous, on CPU; E is the sum of their
+                numels, and may be 0.  exact: send float32, leave residuals alone.
+                once: these parameters will not come again with these sizes.
         Raises: ValueError: another dtype, device or size.
         """
         if bucket.dtype != torch.float32 or bucket.device.type != "cpu":
-            raise ValueError(
-                f"gradients: expected float32 on cpu, got {bucket.dtype} on {bucket.device}"
-            )
-        if bucket.shape != (sum(numels),) or len(names) != len(numels):
-            raise ValueError(f"gradients: expected [{sum(numels)}], got {list(bucket.shape)}")
+            got = f"{bucket.dtype} on {bucket.device}"
+            raise ValueError(f"gradients: expected float32 on cpu, got {got}")
+        numel = sum(of.numel for of in parameters)
+        if bucket.shape != (numel,):
+            raise ValueError(f"gradients: expected [{numel}], got {list(bucket.shape)}")
         self.num_calls += 1
-        return self._rounds(self._chunks_of(tuple(names), tuple(numels)), bucket, self.num_calls)
+        coding = self.options.coding
+        if exact:
+            coding = replace(coding, codec=coding.exact)
+        if exact or once:
+            chunks = Chunks(tuple(parameters), self.world_size, coding)
+        else:
+            chunks = self._chunks_of(tuple(parameters))
+        return self._rounds(chunks, bucket, self.num_calls, exact)
 
-    def _rounds(self, chunks: Chunks, bucket: Tensor, call: int) -> Rounds:
-        feedback = self.error_feedback
+    def _rounds(self, chunks: Chunks, bucket: Tensor, call: int, exact: bool) -> Rounds:
+        feedback = None if exact else self.error_feedback
         residuals = None if feedback is None else feedback.of(chunks)
         coder = Coder(
             chunks,
@@ -141,7 +173,7 @@ class Reduction:
             call=call,
             seed=self.options.seed,
             residuals=residuals,
-            params=self._params,
+            params=None if exact else self._params,
             measure=self.options.measure,
         )
         values = chunks.gather(bucket).div_(self.world_size)
@@ -151,12 +183,10 @@ class Reduction:
         chunks.scatter(values, bucket)
         self._add_traffic(coder, len(values))
 
-    def _chunks_of(self, names: tuple[str, ...], numels: tuple[int, ...]) -> Chunks:
-        found = self._chunks.get((names, numels))
-        if found is None:
-            found = Chunks(names, numels, self.world_size, self.options.coding)
-            self._chunks[names, numels] = found
-        return found
+    def _chunks_of(self, parameters: tuple[Parameter, ...]) -> Chunks:
+        if parameters not in self._chunks:
+            self._chunks[parameters] = Chunks(parameters, self.world_size, self.options.coding)
+        return self._chunks[parameters]
 
     def _add_traffic(self, coder: Coder, numel: int) -> None:
         raw = torch.tensor([ring_nbytes(numel, self.world_size)])

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +30,21 @@ _REST = " (rest)"  # of the name of what is sent as float32
 class Coding:
     """How the values of a bucket are coded.
 
-    Args: codec: of blocks.  exact: codec of the rest.  block: D, values a row of the codec.
-        min_numel: parameters with fewer values are sent exactly.
+    Args: codec: of blocks.  exact: codec of the rest, of fixed size.  min_numel: parameters with
+        fewer values are sent exactly.
     """
 
     codec: Codec
     exact: Codec
-    block: int
     min_numel: int
+
+
+class Parameter(NamedTuple):
+    """Args: numel: n, its values.  block: D >= 1, adjacent values that are one row to the codec."""
+
+    name: str
+    numel: int
+    block: int
 
 
 @dataclass(frozen=True)
@@ -76,13 +84,12 @@ class Part:
 class Chunks:
     """The chunks of one bucket; the same on all ranks.
 
-    Args: names, numels: of P parameters, in the bucket's order.  num_chunks: N.  coding: see there.
+    Args: parameters: P, in the bucket's order.  num_chunks: N.  coding: see there.
     Derived: pieces: in the order of `values`.  bounds: [N + 1], where each chunk begins.
         fingerprint: 32-bit hash.
     """
 
-    names: tuple[str, ...]
-    numels: tuple[int, ...]
+    parameters: tuple[Parameter, ...]
     num_chunks: int
     coding: Coding
     pieces: tuple[Piece, ...] = field(init=False)
@@ -95,19 +102,25 @@ class Chunks:
         bounds = [0]
         for chunk in range(self.num_chunks):
             start = bounds[-1]
-            for p, name in enumerate(self.names):
-                for begin, numel, coded in self._ranges(self.numels[p], chunk):
-                    pieces.append(Piece(name, p, chunk, begin, numel, coded, start))
+            for p, of in enumerate(self.parameters):
+                for begin, numel, coded in self._ranges(of, chunk):
+                    pieces.append(Piece(of.name, p, chunk, begin, numel, coded, start))
                     start += numel
             bounds.append(start)
         object.__setattr__(self, "pieces", tuple(pieces))
         object.__setattr__(self, "bounds", tuple(bounds))
-        of = repr((self.names, self.numels, self.num_chunks, self.coding.block))
-        object.__setattr__(self, "fingerprint", zlib.crc32(of.encode()))
+        layout = repr((tuple(map(tuple, self.parameters)), self.num_chunks))
+        object.__setattr__(self, "fingerprint", zlib.crc32(layout.encode()))
 
-    def _ranges(self, numel: int, chunk: int) -> list[tuple[int, int, bool]]:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters."""
+        return tuple(of.name for of in self.parameters)
+
+    def _ranges(self, of: Parameter, chunk: int) -> list[tuple[int, int, bool]]:
         """(begin, numel, coded) of a parameter's pieces in one chunk, none empty."""
-        block, last = self.coding.block, chunk == self.num_chunks - 1
+        _, numel, block = of
+        last = chunk == self.num_chunks - 1
         blocks = numel // block if numel >= self.coding.min_numel else 0
         first, end = (blocks * c // self.num_chunks * block for c in (chunk, chunk + 1))
         found = [(first, end - first, True)] if end > first else []
@@ -129,7 +142,7 @@ class Chunks:
         return list(torch.split(values, [piece.numel for piece in self.pieces]))
 
     def _views(self, bucket: Tensor) -> list[Tensor]:
-        first = [0, *accumulate(self.numels)]
+        first = [0, *accumulate(of.numel for of in self.parameters)]
         begins = (first[piece.parameter] + piece.begin for piece in self.pieces)
         return [
             bucket[begin : begin + piece.numel]
@@ -166,19 +179,21 @@ class Chunks:
     def _placed(self, groups: Sequence[Sequence[int]], start: list[int]) -> Side:
         key = repr(([list(group) for group in groups], start))
         if key not in self._sides:
-            block = self.coding.block
             pieces = [piece for group in groups for c in group for piece in self._of(c)]
-            rows = [p.numel // block if p.coded else p.numel for p in pieces]
+            rows = [p.numel // self._dim(p) for p in pieces]
             of = self._template(groups)
             num_rows, begin = (torch.tensor(x, dtype=torch.int64) for x in (rows, start))
             self._sides[key] = of.place(num_rows, begin, of.dims)
         return self._sides[key]
 
+    def _dim(self, piece: Piece) -> int:
+        return self.parameters[piece.parameter].block if piece.coded else 1
+
     def _template(self, groups: Sequence[Sequence[int]]) -> Template:
         coding = self.coding
         frames = [
             [
-                (p.name, coding.block) if p.coded else (p.name + _REST, 1)
+                (p.name if p.coded else p.name + _REST, self._dim(p))
                 for c in group
                 for p in self._of(c)
             ]

@@ -15,7 +15,7 @@ Source: Yang et al. 2020 (error compensation).
 Shapes: E values of a bucket, n of a parameter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,14 +23,39 @@ from torch import Tensor
 from trec_qcomm.comm.dense.chunks import Chunks, Part
 
 Site = str
+CONTRIBUTION: Site = "contribution"  # of a rank's own values, with or without those of others
+OWNER: Site = "owner"  # of the sum of a chunk
 Key = tuple[Site, int, int]  # with the range in `values`
+
+
+def stage_site(stage: int) -> Site:
+    """Of stage k of recursive doubling; all ranks of a group of 2^k hold the same residual."""
+    return f"stage{stage}" if stage else CONTRIBUTION
+
+
+def owed(sites: Mapping[Site, Tensor]) -> Tensor:
+    """What one rank's residuals [n] of a parameter, of one site or more, owe the means that follow.
+
+    That of a stage counts once for all ranks of its group.
+    """
+    total = torch.zeros_like(next(iter(sites.values())))
+    for site, residual in sites.items():
+        stage = int(site.removeprefix("stage")) if site.startswith("stage") else 0
+        total += residual / (1 << stage)
+    return total
 
 
 class ErrorFeedback:
     """The residuals of one rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, sites: Sequence[Site], numels: Mapping[str, int] | None = None) -> None:
+        """Args: sites: those of the algorithm on this rank.  numels: of the parameters that
+        `state_dict` names from the beginning; others follow when they are met.
+        """
+        self._sites = tuple(sites)
         self._kept: dict[str, dict[Site, Tensor]] = {}  # by parameter, where no bucket has them
+        for name, numel in (numels or {}).items():
+            self._kept[name] = {site: torch.zeros(numel) for site in self._sites}
         self._buckets: dict[tuple[str, ...], BucketResiduals] = {}
 
     def of(self, chunks: Chunks) -> "BucketResiduals":
@@ -52,9 +77,22 @@ class ErrorFeedback:
         return state
 
     def load_state_dict(self, state: Mapping[str, Mapping[Site, Tensor]]) -> None:
-        """Continue from `state`, whose sizes are checked where the parameters are met."""
+        """Continue from `state`; the sites of another algorithm go over into this one's.
+
+        Raises: ValueError: a parameter that was named before and has another size now.
+        """
+        known = self.state_dict()
+        for name, sites in state.items():
+            for site, residual in sites.items():
+                if name in known and residual.shape != next(iter(known[name].values())).shape:
+                    raise ValueError(f"residual of {name!r}, {site}: {list(residual.shape)} values")
         self._buckets.clear()
-        self._kept = {n: {s: t.clone() for s, t in sites.items()} for n, sites in state.items()}
+        self._kept = known | {name: self._translated(sites) for name, sites in state.items()}
+
+    def _translated(self, sites: Mapping[Site, Tensor]) -> dict[Site, Tensor]:
+        if set(sites) <= set(self._sites):
+            return {site: residual.clone() for site, residual in sites.items()}
+        return {CONTRIBUTION: owed(sites)}
 
 
 class BucketResiduals:
@@ -62,7 +100,7 @@ class BucketResiduals:
 
     def __init__(self, chunks: Chunks, kept: Mapping[str, Mapping[Site, Tensor]]) -> None:
         """Raises: ValueError: a residual whose size differs from its parameter's."""
-        for name, numel in zip(chunks.names, chunks.numels, strict=True):
+        for name, numel, _ in chunks.parameters:
             for site, residual in kept[name].items():
                 if residual.shape != (numel,):
                     raise ValueError(
@@ -115,7 +153,7 @@ class BucketResiduals:
         """Write all to `kept`, by name."""
         for name, sites in self._kept.items():
             kept[name] = {site: residual.clone() for site, residual in sites.items()}
-        numel = dict(zip(self._chunks.names, self._chunks.numels, strict=True))
+        numel = {of.name: of.numel for of in self._chunks.parameters}
         for (site, begin, end), residual in self._held.items():
             for p in self._chunks.pieces:
                 if begin <= p.start < end:

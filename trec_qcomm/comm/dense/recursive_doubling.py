@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.dense.coder import Coder, Message
+from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, stage_site
 from trec_qcomm.comm.rounds import Rounds
 
 
@@ -25,7 +26,7 @@ def recursive_doubling(coder: Coder, values: Tensor) -> Rounds:
     power = 1 << (n.bit_length() - 1)
     whole = coder.chunks.part(range(n))
     if rank >= power:
-        [message] = coder.send(values, whole, "fold")
+        [message] = coder.send(values, whole, CONTRIBUTION)
         yield coder.round([(rank - power, message)], [], None)
         two = coder.chunks.copies(range(n), [0, 1])
         arrived = yield coder.round([], [rank - power] * 2, two)
@@ -42,7 +43,7 @@ def recursive_doubling(coder: Coder, values: Tensor) -> Rounds:
     last: list[Message] = []
     for stage in range(power.bit_length() - 1):
         partner = rank ^ (1 << stage)
-        [message] = coder.send(values, whole, f"stage{stage}", drawn_by=rank >> stage)
+        [message] = coder.send(values, whole, stage_site(stage), drawn_by=rank >> stage)
         arrived = yield coder.round([(partner, message)], [partner], whole.side)
         other = torch.empty_like(values)
         coder.receive(arrived, whole.side, other, [partner])

@@ -8,12 +8,13 @@ Knows: ranks, chunks. Does not know: codecs, process groups, residuals.
 Quantizations of a value: N-1 on its way and 1 as a sum. A chunk is encoded N times in all, so a
 codec with |error| <= e gives |error of the sum| <= N e.
 Bytes sent: frames of all chunks but one, twice: 2 (N-1)/N of all frames.
-Source: Yang et al. 2020, with one residual a rank and chunk: each rank encodes each chunk once.
+Source: Yang et al. 2020, with one residual a value: each rank encodes each chunk once.
 """
 
 from torch import Tensor
 
 from trec_qcomm.comm.dense.coder import Coder, Message
+from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION
 from trec_qcomm.comm.rounds import Rounds
 
 
@@ -24,12 +25,12 @@ def ring(coder: Coder, values: Tensor) -> Rounds:
     parts = [coder.chunks.part(range(c, c + 1)) for c in range(n)]
     for step in range(n - 1):
         to_send, due = parts[(rank - step - 1) % n], parts[(rank - step - 2) % n]
-        [message] = coder.send(values, to_send, "hop")
+        [message] = coder.send(values, to_send, CONTRIBUTION)
         arrived = yield coder.round([(after, message)], [before], due.side)
         own = values[due.begin : due.end].clone()
         coder.receive(arrived, due.side, values, [before])
         values[due.begin : due.end] += own
-    [message] = coder.send(values, parts[rank], "hop")
+    [message] = coder.send(values, parts[rank], CONTRIBUTION)
     for step in range(n - 1):
         due = parts[(rank - step - 1) % n]
         arrived = yield coder.round([(after, message)], [before], due.side)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import Part
 from trec_qcomm.comm.dense.coder import Coder
+from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, OWNER
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.ops.rank_sum import rank_sum
 
@@ -25,14 +26,14 @@ def two_shot(coder: Coder, values: Tensor) -> Rounds:
     peers = [p for p in range(n) if p != rank]
     own = chunks.part(range(rank, rank + 1))
     everything = Part(0, len(values), chunks.frames([[c] for c in range(n)]))
-    messages = coder.send(values, everything, "contribution")
+    messages = coder.send(values, everything, CONTRIBUTION)
     due = chunks.copies(range(rank, rank + 1), peers)
     arrived = yield coder.round([(p, messages[p]) for p in peers], peers, due)
     parts = torch.empty(n, own.end - own.begin)
     parts[rank] = values[own.begin : own.end]
     coder.receive(arrived, due, parts, peers)
     rank_sum(parts, values[own.begin : own.end])
-    [message] = coder.send(values, own, "owner")
+    [message] = coder.send(values, own, OWNER)
     others = chunks.frames([[p] for p in peers])
     arrived = yield coder.round([(p, message) for p in peers], peers, others)
     coder.receive(arrived, others, values, peers)

@@ -1,4 +1,4 @@
-"""Configuration: YAML <-> frozen dataclasses that hold codecs. Errors name file, field and choices.
+"""Reading: YAML <-> frozen dataclasses that hold codecs. Errors name file, field and choices.
 
     embedding:                    # the first rule with a pattern that matches a table holds for it
       - tables: ["*"]             # shell patterns on table names
@@ -10,153 +10,35 @@
         schedule: {kind: step}    # optional: coarser error bounds at first, see control.schedule
         classes: {every: 1000}    # optional: error bounds from the rows, see control.error_bound
         refresh: {every: 1000, density: 0.1}    # optional: topk's threshold, see control.threshold
+    dense:                        # optional: the all-reduce of the replicated part's gradients
+      codec: {codec: rowwise, bits: 4}
+      error_feedback: true        # and what else a GradientRule has
+    data_parallel:                # optional: that of DATA_PARALLEL tables
+      codec: {codec: cast, dtype: bf16}
     seed: 0                       # of stochastic rounding
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
 Knows: codec names and fields through the registry. Does not know: TorchRec, process groups.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
-from trec_qcomm.codecs import ErrorBounded, Identity, TopK  # the package registers all codecs
+from trec_qcomm.config.gradients import GradientRule, TableGradientRule
+from trec_qcomm.config.tables import HopCodecs, TableRule
+from trec_qcomm.config.tree import Config
+from trec_qcomm.control.cost_model import Link
 from trec_qcomm.control.error_bound import OnlineClasses
-from trec_qcomm.control.schedule import Schedule, schedule_from_dict, schedule_to_dict
+from trec_qcomm.control.schedule import schedule_from_dict, schedule_to_dict
 from trec_qcomm.control.threshold import ThresholdRefresh
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.registry import codec_names, codec_type
 
 T = TypeVar("T")
-UniqueBagsChoice = bool | Literal["auto"]
-
-
-def _check_codecs(pair: "HopCodecs | TableRule") -> None:
-    for name in ("forward", "backward"):
-        codec = getattr(pair, name)
-        if isinstance(codec, type) or not isinstance(codec, Codec):
-            raise ValueError(f"{name}: expected a codec, got {codec!r}")
-    if mask_use(pair.forward) is MaskUse.READS:
-        raise ValueError(f"forward: {pair.forward.name} is for backward only")
-    if mask_use(pair.backward) is MaskUse.READS and mask_use(pair.forward) is not MaskUse.WRITES:
-        raise ValueError(
-            f"backward: {pair.backward.name} sends the columns that forward kept, "
-            f"so forward must be topk, not {pair.forward.name}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class HopCodecs:
-    """Codecs of one hop. Args: forward: of rows.  backward: of their gradients."""
-
-    forward: Codec = field(default=Identity())
-    backward: Codec = field(default=Identity())
-
-    def __post_init__(self) -> None:
-        _check_codecs(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableRule:
-    """Codecs of the embedding exchanges for all tables that match one of the patterns.
-
-    Args: tables: shell patterns (`*`, `?`, `[..]`), case-sensitive.  forward: codec of rows.
-        backward: codec of their gradients.  intra: codecs of the hop inside a node, which only
-        table_row_wise and grid_shard tables have; `forward` and `backward` are then those of the
-        hop between nodes.  unique_bags: look up and send equal bags of a batch once. Exact; true
-        is an error where it would not be, auto is used where it is and where bags repeat.
-        schedule: multiplies the error bound of `forward`.  classes: sets it, table by table, from
-        the rows that each rank sends.  refresh: sets the threshold of a forward topk likewise.
-    """
-
-    tables: tuple[str, ...]
-    forward: Codec
-    backward: Codec
-    intra: HopCodecs = field(default=HopCodecs())
-    unique_bags: UniqueBagsChoice = False
-    schedule: Schedule | None = None
-    classes: OnlineClasses | None = None
-    refresh: ThresholdRefresh | None = None
-
-    def __post_init__(self) -> None:
-        if type(self.tables) is not tuple or not self.tables:
-            raise ValueError("tables: expected a list of one or more patterns")
-        if not all(type(pattern) is str and pattern for pattern in self.tables):
-            raise ValueError("tables: expected a list of one or more patterns")
-        _check_codecs(self)
-        if not isinstance(self.intra, HopCodecs):
-            raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
-        check_choice("unique_bags", self.unique_bags, (True, False, "auto"))
-        self._check_error_bounds()
-
-    def _check_error_bounds(self) -> None:
-        has_threshold = isinstance(self.forward, TopK) and self.forward.threshold is not None
-        if self.refresh is not None and not has_threshold:
-            raise ValueError("refresh: only for forward {codec: topk, threshold: ...}")
-        for name in ("schedule", "classes"):
-            if getattr(self, name) is not None and not isinstance(self.forward, ErrorBounded):
-                raise ValueError(
-                    f"{name}: only forward {{codec: error_bounded}} has an error bound"
-                )
-        if not isinstance(self.forward, ErrorBounded) or self.forward.mode != "rel":
-            if self.classes is not None:
-                raise ValueError("classes: only for forward error_bounded of mode rel")
-            return
-        largest = self.classes.loose if self.classes is not None else self.forward.bound
-        factor = self.schedule.multiplier(0) if self.schedule is not None else 1.0
-        if largest * factor >= 1:
-            raise ValueError(f"schedule: starts with a relative bound of {largest * factor:g} >= 1")
-
-    def matches(self, table: str) -> bool:
-        """Whether this rule speaks of that table."""
-        return any(fnmatchcase(table, pattern) for pattern in self.tables)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """One way to train.
-
-    Args: embedding: rules, the first match holds.  seed: of stochastic rounding, 0..2^63 - 1.
-        measure_error: see the module.  source: file name, for errors.
-    """
-
-    embedding: tuple[TableRule, ...]
-    seed: int = 0
-    measure_error: bool = False
-    source: str = "config"
-
-    def __post_init__(self) -> None:
-        if not self.embedding or not all(isinstance(r, TableRule) for r in self.embedding):
-            raise ValueError("embedding: expected a list of one or more rules")
-        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
-        if type(self.measure_error) is not bool:
-            raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
-
-    def rule_for(self, table: str) -> TableRule:
-        """The rule of that table. Raises ValueError where none matches."""
-        for rule in self.embedding:
-            if rule.matches(table):
-                return rule
-        known = ", ".join(pattern for rule in self.embedding for pattern in rule.tables)
-        raise ValueError(
-            f"{self.source}: embedding: no pattern matches table {table!r}; patterns: {known}"
-        )
-
-    def check_patterns(self, tables: Iterable[str]) -> None:
-        """Raise ValueError at the first pattern that matches none of the model's tables."""
-        names = sorted(tables)
-        for number, rule in enumerate(self.embedding):
-            for pattern in rule.tables:
-                if not any(fnmatchcase(name, pattern) for name in names):
-                    raise ValueError(
-                        f"{self.source}: embedding[{number}].tables: {pattern!r} matches no "
-                        f"table; the model has: {', '.join(names)}"
-                    )
 
 
 def load_config(path: str | Path) -> Config:
@@ -174,17 +56,27 @@ def load_config(path: str | Path) -> Config:
 def config_from_dict(data: object, *, source: str = "config") -> Config:
     """A parsed YAML document -> Config. Raises ValueError naming field and allowed values."""
     values = _checked_keys(Config, data, where="", hidden=("source",))
-    rules = values["embedding"]
+    rules = values.get("embedding", [])
     if not isinstance(rules, list):
         raise ValueError(f"embedding: expected a list of rules, got {rules!r}")
+    if "embedding" in values and not rules:
+        raise ValueError("embedding: expected a list of one or more rules")
     values["embedding"] = tuple(_rule(rule, f"embedding[{n}]") for n, rule in enumerate(rules))
+    for name, kind in (("dense", GradientRule), ("data_parallel", TableGradientRule)):
+        if name in values:
+            values[name] = _gradient_rule(kind, values[name], name)
     return Config(**values, source=source)
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
     """The inverse of `config_from_dict`, ready for YAML."""
-    rules = [_rule_to_dict(rule) for rule in config.embedding]
-    return {"embedding": rules, "seed": config.seed, "measure_error": config.measure_error}
+    data: dict[str, Any] = {}
+    if config.embedding:
+        data["embedding"] = [_rule_to_dict(rule) for rule in config.embedding]
+    for name in ("dense", "data_parallel"):
+        if getattr(config, name) is not None:
+            data[name] = _gradient_rule_to_dict(getattr(config, name))
+    return data | {"seed": config.seed, "measure_error": config.measure_error}
 
 
 def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
@@ -200,6 +92,16 @@ def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
         control = getattr(rule, name)
         if control is not None:
             data[name] = asdict(control)
+    return data
+
+
+def _gradient_rule_to_dict(rule: TableGradientRule) -> dict[str, Any]:
+    """The codec and what differs from the default."""
+    data: dict[str, Any] = {"codec": codec_to_dict(rule.codec)}
+    for known in fields(rule):
+        value = getattr(rule, known.name)
+        if known.name != "codec" and value != known.default:
+            data[known.name] = asdict(value) if isinstance(value, Link) else value
     return data
 
 
@@ -242,6 +144,15 @@ def _rule(data: object, where: str) -> TableRule:
         intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}
         values["intra"] = HopCodecs(**intra)
     return _located(where, lambda: TableRule(**values))
+
+
+def _gradient_rule(kind: type[TableGradientRule], data: object, where: str) -> TableGradientRule:
+    values = _checked_keys(kind, data, where=f"{where}.")
+    values["codec"] = codec_from_dict(values["codec"], where=f"{where}.codec")
+    if "link" in values:
+        own = _checked_keys(Link, values["link"], where=f"{where}.link.")
+        values["link"] = _located(f"{where}.link", lambda: Link(**own))
+    return _located(where, lambda: kind(**values))
 
 
 def _located(where: str, make: Callable[[], T]) -> T:

@@ -1,0 +1,64 @@
+"""All-reduce of table gradients of which most rows are zero: only rows that some rank touched.
+
+Ranks first tell one another which rows of their gradients have a value other than zero, one bit a
+row; the rows in the union are packed and all-reduced like a dense bucket. Rows that nobody touched
+are zero everywhere and stay so.
+
+Knows: rows, reductions. Does not know: DDP, codecs.
+Shapes: R rows of all tables of a bucket, E values; N ranks.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trec_qcomm.comm.dense.all_reduce import Reduction, ring_nbytes
+from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.rounds import Round, Rounds
+from trec_qcomm.core.segments import ALIGNMENT, exclusive_cumsum
+from trec_qcomm.ops.rows import add, choose, take
+
+
+def all_reduce_touched(
+    reduction: Reduction, tables: Sequence[Parameter], bucket: Tensor, *, exact: bool = False
+) -> Rounds:
+    """The rounds in which `bucket` [E] becomes the mean over ranks; see Reduction.start.
+
+    Args: tables: in the bucket's order; a block is a row.  exact: send float32.
+    """
+    dim = torch.tensor([table.block for table in tables], dtype=torch.int64)
+    numel = torch.tensor([table.numel for table in tables], dtype=torch.int64)
+    num_rows = numel // dim
+    parts = torch.split(bucket, numel.tolist())
+    touched = [(p.view(-1, t.block) != 0).any(1) for p, t in zip(parts, tables, strict=True)]
+    chosen = torch.cat(touched)
+    bits = _packed(chosen)
+    peers = [p for p in range(reduction.world_size) if p != reduction.rank]
+    sizes = [len(bits)] * len(peers)
+    arrived = yield Round([(p, bits) for p in peers], peers, sizes, sizes)
+    for other in arrived.parts():
+        bits = bits | other
+    chosen = _unpacked(bits, len(chosen))
+    first, start = exclusive_cumsum(num_rows)[:-1], exclusive_cumsum(numel)[:-1]
+    rows = choose(chosen, first, num_rows, start, dim, dim)
+    values = torch.empty(rows.num_values)
+    take(bucket, rows, values)
+    counts = rows.counts.tolist()
+    compact = [Parameter(t.name, n * t.block, t.block) for t, n in zip(tables, counts, strict=True)]
+    yield from reduction.start(compact, values, exact=exact, once=True)
+    add(values, rows, bucket.zero_())
+    left_out = ring_nbytes(len(bucket) - len(values), reduction.world_size)
+    reduction.traffic.raw_nbytes += left_out
+    reduction.traffic.header_nbytes += len(bits) * len(peers)
+
+
+def _packed(chosen: Tensor) -> Tensor:
+    """[R] bool -> uint8, the first row in the lowest bit, of whole `ALIGNMENT`s."""
+    packed = np.packbits(chosen.numpy(), bitorder="little")
+    return torch.from_numpy(np.pad(packed, (0, -len(packed) % ALIGNMENT)))
+
+
+def _unpacked(bits: Tensor, num_rows: int) -> Tensor:
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=num_rows, bitorder="little") != 0)

@@ -1,0 +1,26 @@
+"""Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
+
+from trec_qcomm.config.gradients import GradientRule, TableGradientRule
+from trec_qcomm.config.read import (
+    codec_from_dict,
+    codec_to_dict,
+    config_from_dict,
+    config_to_dict,
+    load_config,
+)
+from trec_qcomm.config.tables import HopCodecs, TableRule, UniqueBagsChoice
+from trec_qcomm.config.tree import Config
+
+__all__ = [
+    "Config",
+    "GradientRule",
+    "HopCodecs",
+    "TableGradientRule",
+    "TableRule",
+    "UniqueBagsChoice",
+    "codec_from_dict",
+    "codec_to_dict",
+    "config_from_dict",
+    "config_to_dict",
+    "load_config",
+]

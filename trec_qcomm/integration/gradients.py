@@ -1,0 +1,256 @@
+"""Gradients: DDP's all-reduce, coded. One object for each DDP, of TorchRec or of anybody else.
+
+    gradients = DenseGradients(config.dense, seed=config.seed)
+    gradients.register(ddp)
+
+DDP hands over buckets while backward goes on; they are reduced one after the other in a thread, on
+a process group of their own, and DDP waits for all of them at the end of backward. Gradient
+accumulation (`no_sync`), static graphs and unused parameters work as without it: a parameter that
+got no gradient anywhere sends nothing and keeps its residual.
+
+Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from trec_qcomm.codecs import Identity
+from trec_qcomm.comm.dense.all_reduce import (
+    ALGORITHMS,
+    Algorithm,
+    Options,
+    Reduction,
+    num_messages,
+    sent_nbytes,
+)
+from trec_qcomm.comm.dense.chunks import Chunks, Coding, Parameter
+from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
+from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.comm.transport import Transport
+from trec_qcomm.config import Config, GradientRule, TableGradientRule
+from trec_qcomm.core.stats import Traffic, summary
+
+State = dict[str, Any]
+Bucket = Any  # torch.distributed.GradBucket, which has no types
+
+
+class GradientAllReduce(ABC):
+    """The all-reduce of the gradients of one DDP. Like QComm, a Stateful of DCP."""
+
+    _sums_on_resize = False
+
+    def __init__(
+        self,
+        rule: TableGradientRule,
+        *,
+        seed: int = 0,
+        measure_error: bool = False,
+        traffic: Traffic | None = None,
+        is_exact: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Args: seed, measure_error: of Config.  traffic: counts what is sent.
+        is_exact: whether to send float32 now; the same on all ranks.
+        """
+        self.rule = rule
+        self._is_exact = is_exact
+        self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
+        self._seed, self._measure = seed, measure_error
+        self._loaded: State = {}
+        self._names: dict[nn.Parameter, str] = {}
+
+    def register(self, ddp: DistributedDataParallel) -> None:
+        """Take over the all-reduce of a DDP. Collective.
+
+        Raises: ValueError: parameters that are not float32 on cpu, or a second DDP.
+        """
+        if self._names:
+            raise ValueError("gradients: there is a DDP already; make one of these for each")
+        ignored = ddp.parameters_to_ignore
+        named = [(n, p) for n, p in ddp.module.named_parameters() if n not in ignored]
+        self._names = {p: name for name, p in named if p.requires_grad}
+        for parameter, name in self._names.items():
+            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+                raise ValueError(
+                    f"gradients of {name!r}: {parameter.dtype} on {parameter.device}; the "
+                    "all-reduce exists for float32 on cpu only"
+                )
+        pg = ddp.process_group
+        parameters = [part for p in self._names for part in self._parts(p)]
+        options = Options(
+            coding=self._coding(),
+            algorithm=_algorithm(self.rule, parameters, pg.size(), self._coding()),
+            error_feedback=self._error_feedback,
+            seed=self._seed,
+            measure=self._measure,
+        )
+        numels = {of.name: of.numel for of in parameters}
+        self._reduction = Reduction(options, pg.rank(), pg.size(), self.traffic, numels=numels)
+        self._transport = Transport(_own_group(pg))
+        self._load()
+        ddp.register_comm_hook(self, _hook)
+
+    @property
+    def _error_feedback(self) -> bool:
+        return False
+
+    @abstractmethod
+    def _coding(self) -> Coding: ...
+
+    @abstractmethod
+    def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
+        """What a parameter is to the all-reduce."""
+
+    @abstractmethod
+    def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds: ...
+
+    def start(self, bucket: Bucket) -> Future[Tensor]:
+        """Launch one bucket's all-reduce; a future of its mean."""
+        values = bucket.buffer()
+        parameters = [part for p in bucket.parameters() for part in self._parts(p)]
+        rounds = self._rounds(parameters, values)
+        return self._transport.start(rounds, values, self._add_wire_s)
+
+    def _add_wire_s(self, seconds: float) -> None:
+        self.traffic.wire_s += seconds
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank sent since construction; see QComm.stats."""
+        return summary([self.traffic])
+
+    def state_dict(self) -> State:
+        """{"rank0of4": {"num_calls", "residuals": {parameter: {site: [n]}}}}: this rank's own, as
+        DCP stores equal names of all ranks once."""
+        if not self._names:
+            return self._loaded
+        own: State = {"num_calls": torch.tensor(self._reduction.num_calls)}
+        if self._reduction.error_feedback is not None:
+            own["residuals"] = self._reduction.error_feedback.state_dict()
+        return {self._rank_key(): own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`, now or when a DDP is registered.
+
+        The state of another world size must hold that of all its ranks, under their keys, where
+        the rule says `on_resize: sum`; their residuals' sum is then spread evenly.
+        Raises: ValueError: ranks are missing, or a parameter has another size.
+        """
+        self._loaded = dict(state)
+        if self._names:
+            self._load()
+
+    def _load(self) -> None:
+        if not self._loaded:
+            return
+        reduction = self._reduction
+        own = self._loaded.get(self._rank_key())
+        one = next(iter(self._loaded.values()))
+        reduction.num_calls = int((own or one)["num_calls"])
+        feedback = reduction.error_feedback
+        if feedback is None:
+            return
+        if own is not None:
+            feedback.load_state_dict(own.get("residuals", {}))
+        elif self._sums_on_resize:
+            feedback.load_state_dict(_spread(self._loaded, reduction.world_size))
+
+    def _rank_key(self) -> str:
+        return f"rank{self._reduction.rank}of{self._reduction.world_size}"
+
+
+def ddp_comm_hook(config: Config) -> "DenseGradients":
+    """The config's `dense` for a DDP that TorchRec knows nothing of.
+
+        gradients = trec_qcomm.ddp_comm_hook(config)
+        gradients.register(ddp)    # before the first backward, on all ranks
+
+    Raises: ValueError: a config without `dense`.
+    """
+    if config.dense is None:
+        raise ValueError(f"{config.source}: dense: missing")
+    return DenseGradients(config.dense, seed=config.seed, measure_error=config.measure_error)
+
+
+class DenseGradients(GradientAllReduce):
+    """Of parameters that all ranks hold: blocks of adjacent values are rows."""
+
+    def __init__(self, rule: GradientRule, **options: Any) -> None:
+        """See GradientAllReduce."""
+        super().__init__(rule, **options)
+        self._rule = rule
+        self._sums_on_resize = rule.on_resize == "sum"
+
+    @property
+    def _error_feedback(self) -> bool:
+        return self._rule.error_feedback
+
+    def _coding(self) -> Coding:
+        return Coding(codec=self.rule.codec, exact=Identity(), min_numel=self._rule.min_numel)
+
+    def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
+        return [Parameter(self._names[parameter], parameter.numel(), self._rule.block)]
+
+    def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds:
+        return self._reduction.start(parameters, values, exact=self._is_exact())
+
+
+def _hook(
+    gradients: GradientAllReduce,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[Tensor]:
+    return gradients.start(bucket)
+
+
+def _spread(state: Mapping[str, Any], world_size: int) -> dict[str, dict[str, Tensor]]:
+    """The residuals that each of so many ranks goes on with."""
+    (of,) = {key.partition("of")[2] for key in state}
+    missing = [f"rank{r}of{of}" for r in range(int(of)) if f"rank{r}of{of}" not in state]
+    if missing:
+        raise ValueError(
+            f"state of {of} ranks, loaded by {world_size}: {', '.join(missing)} missing; "
+            "load the state of all ranks, or set on_resize: reset"
+        )
+    total: dict[str, Tensor] = {}
+    for own in state.values():
+        for name, sites in own.get("residuals", {}).items():
+            total[name] = total.get(name, 0) + owed(sites)
+    return {name: {CONTRIBUTION: found / world_size} for name, found in total.items()}
+
+
+def _algorithm(
+    rule: TableGradientRule, parameters: Sequence[Parameter], world_size: int, coding: Coding
+) -> Algorithm:
+    """That of the rule; `auto`: the one whose busiest rank has sent all first, by the link's model,
+    with all parameters in one bucket. Of equally fast ones that with the fewest encodings."""
+    if rule.algorithm != "auto":
+        return rule.algorithm
+    chunks = Chunks(tuple(parameters), world_size, coding)
+    each = [chunks.part(range(c, c + 1)).side.frame_nbytes[0] for c in range(world_size)]
+    (whole,) = chunks.part(range(world_size)).side.frame_nbytes
+
+    def seconds(algorithm: Algorithm) -> float:
+        most = max(sent_nbytes(algorithm, r, each, whole) for r in range(world_size))
+        messages = num_messages(algorithm, world_size)
+        return rule.link.transfer_s(num_messages=messages, nbytes=most)
+
+    order: list[Algorithm] = ["two_shot", "recursive_doubling", "ring"]
+    assert set(order) == set(ALGORITHMS)
+    return min(order, key=seconds)
+
+
+def _own_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A gloo group of the same ranks and timeout."""
+    ranks = dist.get_process_group_ranks(pg)
+    everyone = len(ranks) == dist.get_world_size()
+    timeout: timedelta = pg._get_backend(torch.device("cpu")).options._timeout
+    group: dist.ProcessGroup = dist.new_group(
+        ranks, timeout=timeout, backend="gloo", use_local_synchronization=not everyone
+    )
+    return group

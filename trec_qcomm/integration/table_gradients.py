@@ -1,0 +1,59 @@
+"""TableGradients: the all-reduce of DATA_PARALLEL tables, of the rows that some rank touched.
+
+TorchRec puts these tables into DDPs of their own, several tables in one flat parameter.
+
+Knows: TorchRec's lookups, DDP. Does not know: algorithms, codecs.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trec_qcomm.codecs import Identity
+from trec_qcomm.comm.dense.chunks import Coding, Parameter
+from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.comm.touched_rows import all_reduce_touched
+from trec_qcomm.config import TableGradientRule
+from trec_qcomm.integration.gradients import GradientAllReduce
+
+
+class TableGradients(GradientAllReduce):
+    """Of one lookup of TorchRec: a row of a table is a row to the codec."""
+
+    def __init__(self, rule: TableGradientRule, **options: Any) -> None:
+        """See GradientAllReduce."""
+        super().__init__(rule, **options)
+        self._tables: dict[nn.Parameter, list[Parameter]] = {}
+
+    def register(self, ddp: DistributedDataParallel) -> None:
+        """See GradientAllReduce. Raises ValueError: a parameter whose tables are not known."""
+        self._tables = _tables_of(ddp.module)
+        super().register(ddp)
+
+    def _coding(self) -> Coding:
+        return Coding(codec=self.rule.codec, exact=Identity(), min_numel=0)
+
+    def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
+        if parameter not in self._tables:
+            raise ValueError(f"data_parallel: the tables of {self._names[parameter]!r} are unknown")
+        return self._tables[parameter]
+
+    def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds:
+        return all_reduce_touched(self._reduction, parameters, values, exact=self._is_exact())
+
+
+def _tables_of(lookup: nn.Module) -> dict[nn.Parameter, list[Parameter]]:
+    """The tables that lie one behind the other in each parameter of the lookup's kernels."""
+    found = {}
+    kernels: Any = lookup._emb_modules
+    for kernel in kernels:
+        tables = [
+            Parameter(t.name, t.local_rows * t.local_cols, t.local_cols)
+            for t in kernel.config.embedding_tables
+        ]
+        for _, parameter in kernel.named_parameters():
+            if parameter.numel() == sum(table.numel for table in tables):
+                found[parameter] = tables
+    return found
