@@ -51,6 +51,12 @@ embedding:
   - tables: ["*"]
     forward: {codec: rowwise, bits: 4}
     backward: {codec: rowwise, bits: 2}
+dense:
+  codec: {codec: rowwise, bits: 4}
+  algorithm: ring
+  block: 16
+  min_numel: 20
+  error_feedback: true
 """
 
 

@@ -84,25 +84,18 @@ class GradientAllReduce(ABC):
                 )
         pg = ddp.process_group
         parameters = [part for p in self._names for part in self._parts(p)]
-        options = Options(
-            coding=self._coding(),
-            algorithm=_algorithm(self.rule, parameters, pg.size(), self._coding()),
-            error_feedback=self._error_feedback,
+        self._reduction = make_reduction(
+            self.rule,
+            parameters,
+            pg.rank(),
+            pg.size(),
+            self.traffic,
             seed=self._seed,
-            measure=self._measure,
+            measure_error=self._measure,
         )
-        numels = {of.name: of.numel for of in parameters}
-        self._reduction = Reduction(options, pg.rank(), pg.size(), self.traffic, numels=numels)
         self._transport = Transport(_own_group(pg))
         self._load()
         ddp.register_comm_hook(self, _hook)
-
-    @property
-    def _error_feedback(self) -> bool:
-        return False
-
-    @abstractmethod
-    def _coding(self) -> Coding: ...
 
     @abstractmethod
     def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
@@ -187,13 +180,6 @@ class DenseGradients(GradientAllReduce):
         self._rule = rule
         self._sums_on_resize = rule.on_resize == "sum"
 
-    @property
-    def _error_feedback(self) -> bool:
-        return self._rule.error_feedback
-
-    def _coding(self) -> Coding:
-        return Coding(codec=self.rule.codec, exact=Identity(), min_numel=self._rule.min_numel)
-
     def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
         return [Parameter(self._names[parameter], parameter.numel(), self._rule.block)]
 
@@ -222,6 +208,32 @@ def _spread(state: Mapping[str, Any], world_size: int) -> dict[str, dict[str, Te
         for name, sites in own.get("residuals", {}).items():
             total[name] = total.get(name, 0) + owed(sites)
     return {name: {CONTRIBUTION: found / world_size} for name, found in total.items()}
+
+
+def make_reduction(
+    rule: TableGradientRule,
+    parameters: Sequence[Parameter],
+    rank: int,
+    world_size: int,
+    traffic: Traffic,
+    *,
+    seed: int = 0,
+    measure_error: bool = False,
+) -> Reduction:
+    """What a rule says, for one rank. Args: parameters: of the whole model; see Reduction."""
+    dense = rule if isinstance(rule, GradientRule) else None
+    coding = Coding(
+        codec=rule.codec, exact=Identity(), min_numel=dense.min_numel if dense is not None else 0
+    )
+    options = Options(
+        coding=coding,
+        algorithm=_algorithm(rule, parameters, world_size, coding),
+        error_feedback=dense is not None and dense.error_feedback,
+        seed=seed,
+        measure=measure_error,
+    )
+    numels = {of.name: of.numel for of in parameters}
+    return Reduction(options, rank, world_size, traffic, numels=numels)
 
 
 def _algorithm(

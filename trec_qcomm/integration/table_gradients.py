@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trec_qcomm.codecs import Identity
-from trec_qcomm.comm.dense.chunks import Coding, Parameter
+from trec_qcomm.comm.dense.chunks import Parameter
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.touched_rows import all_reduce_touched
 from trec_qcomm.config import TableGradientRule
@@ -31,9 +30,6 @@ class TableGradients(GradientAllReduce):
         """See GradientAllReduce. Raises ValueError: a parameter whose tables are not known."""
         self._tables = _tables_of(ddp.module)
         super().register(ddp)
-
-    def _coding(self) -> Coding:
-        return Coding(codec=self.rule.codec, exact=Identity(), min_numel=0)
 
     def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
         if parameter not in self._tables:

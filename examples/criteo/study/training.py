@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torchrec.models.dlrm import DLRMTrain
 from tsv import Rows
 
-from trec_qcomm import Config, Identity, TableRule
+from study.dense import EmulatedAllReduce
+from trec_qcomm import Config, GradientRule, Identity, TableRule
 from trec_qcomm.comm.emulate import EmulatedExchange
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.integration.ids.exactness import max_shares
@@ -36,16 +37,17 @@ FP32 = Config(embedding=(TableRule(tables=("*",), forward=Identity(), backward=I
 
 @dataclass(frozen=True)
 class Codecs:
-    """What a config makes of the tables' exchange.
+    """What a config makes of the tables' exchange, and of the dense gradients.
 
     Args: exchange: with the config's codecs.  shares: [F] float64, see ops.unique.unique_bags.
-        params: of each feature's table.  seed: of stochastic rounding.
+        params: of each feature's table.  seed: of stochastic rounding.  dense: None: exact.
     """
 
     exchange: EmulatedExchange
     shares: Tensor
     params: ForwardParams
     seed: int
+    dense: GradientRule | None = None
 
     @classmethod
     def of(cls, config: Config, embedding_dim: int) -> Codecs:
@@ -60,7 +62,7 @@ class Codecs:
         )
         shares = torch.tensor(max_shares([r.unique_bags for r in rules]), dtype=torch.float64)
         params = ForwardParams(dict(zip(tables, rules, strict=True)), tables)
-        return cls(exchange, shares, params, config.seed)
+        return cls(exchange, shares, params, config.seed, config.dense)
 
     def measure(self, step: int, rows: Tensor, bags: Sequence[UniqueBags]) -> None:
         """Let classes and thresholds see what all ranks are about to be sent, where it is time to.
@@ -132,6 +134,11 @@ class EmulatedTraining:
             else Sgd(self.config.lr)
         )
         self._dense = _dense_optimizer(self.model.model, self.config)
+        named = self.model.model.named_parameters()
+        parameters = {name: p for name, p in named if not p.is_meta}
+        self.all_reduce = EmulatedAllReduce(
+            parameters, self.num_ranks, self.codecs.dense, self.codecs.seed
+        )
 
     def train_step(self, rows: Rows) -> None:
         """One step on a global batch [B]."""
@@ -147,12 +154,11 @@ class EmulatedTraining:
             gradient_divisor=self.num_ranks,
         )
         labels = torch.from_numpy(rows["label"].astype("f4")).split(_sizes(len(rows), self))
-        logits = self._logits(rows, samples)
+        taken = samples.detach().requires_grad_()
+        logits = self._logits(rows, taken)
         losses = [self.model.loss_fn(x, y) for x, y in zip(logits, labels, strict=True)]
-        self._dense.zero_grad()
-        torch.stack(losses).sum().backward()
-        for parameter in self._dense.param_groups[0]["params"]:
-            parameter.grad.div_(self.num_ranks)
+        self.all_reduce.backward(losses)
+        samples.backward(taken.grad)
         self._dense.step()
         assert looked_up.grad is not None
         self._update_tables(at, looked_up.grad)

@@ -1,0 +1,64 @@
+"""The dense gradients of all ranks in one process: summed exactly, or as the config sends them.
+
+Knows: comm.dense, whose rounds are played. Does not know: embeddings, optimizers.
+Shapes: P ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trec_qcomm import GradientRule
+from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.rounds import play
+from trec_qcomm.core.stats import Traffic
+from trec_qcomm.integration.gradients import make_reduction
+
+
+class EmulatedAllReduce:
+    """What DDP does on P ranks; with a rule, what trec_qcomm does."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        num_ranks: int,
+        rule: GradientRule | None,
+        seed: int,
+    ) -> None:
+        """Args: parameters: by the names that they have in DDP."""
+        self._parameters, self._num_ranks = list(parameters.values()), num_ranks
+        self.traffic = [Traffic("dense", ["all"]) for _ in range(num_ranks)]
+        self._parts: list[Parameter] = []
+        self._reductions = []
+        if rule is not None:
+            self._parts = [Parameter(n, p.numel(), rule.block) for n, p in parameters.items()]
+            self._reductions = [
+                make_reduction(rule, self._parts, rank, num_ranks, traffic, seed=seed)
+                for rank, traffic in enumerate(self.traffic)
+            ]
+
+    def backward(self, losses: Sequence[Tensor]) -> None:
+        """Set every parameter's gradient to the mean over ranks. Args: losses: [] of each rank."""
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        if not self._reductions:
+            torch.stack(list(losses)).sum().backward()
+            for parameter in self._parameters:
+                parameter.grad.div_(self._num_ranks)
+            return
+        buckets = [self._gradients_of(loss) for loss in losses]
+        pairs = zip(self._reductions, buckets, strict=True)
+        play([reduction.start(self._parts, bucket) for reduction, bucket in pairs])
+        sizes = [parameter.numel() for parameter in self._parameters]
+        for parameter, mean in zip(self._parameters, buckets[0].split(sizes), strict=True):
+            parameter.grad.copy_(mean.view_as(parameter))
+
+    def _gradients_of(self, loss: Tensor) -> Tensor:
+        """[E], of one rank alone."""
+        for parameter in self._parameters:
+            parameter.grad.zero_()
+        loss.backward()
+        return torch.cat([parameter.grad.flatten() for parameter in self._parameters])
