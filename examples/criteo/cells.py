@@ -1,0 +1,70 @@
+"""Writes the configs of the study of quantized collectives and thresholds, one file a cell.
+
+  python cells.py --out ../../runs/cells
+  python accuracy.py --configs ../../runs/cells/*.yaml --seeds 16 --jobs 2 --modes training \\
+      --ranks 4 --batch-size 128 --data train.txt --min-count 1 --out ../../runs/study
+
+Cells: all-to-all forward, backward or both at 8, 4 and 2 bits; all-reduce by ring or recursive
+doubling at 8, 4 and 2 bits with and without error feedback; top-k forward at several densities.
+What a cell does not name is exact.
+Source: the tables of Yang et al. 2020 (quantized collectives) and Gupta et al. 2021 (DCT).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import yaml
+
+from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, TopK
+from trec_qcomm.codecs import ForwardMask
+from trec_qcomm.config import config_to_dict
+from trec_qcomm.core.codec import Codec
+
+BITS = (8, 4, 2)
+DENSITIES = (0.5, 0.25, 0.125, 0.0625)
+EXACT = (TableRule(tables=("*",), forward=Identity(), backward=Identity()),)
+
+
+def cells() -> dict[str, Config]:
+    """All configs, by name."""
+    found: dict[str, Config] = {}
+    for bits in BITS:
+        lossy = {"forward": Rowwise(bits), "backward": Rowwise(bits, "stochastic")}
+        for name in lossy:
+            found[f"a2a_{name}_int{bits}"] = _embedding(**{name: lossy[name]})
+        found[f"a2a_both_int{bits}"] = _embedding(**lossy)
+        for algorithm in ("ring", "recursive_doubling"):
+            for feedback in (False, True):
+                name = f"{algorithm}_int{bits}" + "_feedback" * feedback
+                found[name] = _dense(Rowwise(bits), algorithm, feedback)
+    for density in DENSITIES:
+        found[f"topk_{density:g}"] = _embedding(forward=TopK(density), backward=ForwardMask())
+    return found
+
+
+def _embedding(forward: Codec = Identity(), backward: Codec = Identity()) -> Config:  # noqa: B008
+    return Config(embedding=(TableRule(tables=("*",), forward=forward, backward=backward),))
+
+
+def _dense(codec: Codec, algorithm: str, error_feedback: bool) -> Config:
+    rule = GradientRule(codec=codec, algorithm=algorithm, error_feedback=error_feedback)
+    return Config(embedding=EXACT, dense=rule)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="a folder, made if need be")
+    folder: Path = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, config in cells().items():
+        text = yaml.safe_dump(config_to_dict(config), sort_keys=False)
+        (folder / f"{name}.yaml").write_text(text)
+    print(f"{len(cells())} configs in {folder}")
+
+
+if __name__ == "__main__":
+    main()
