@@ -10,7 +10,16 @@ model = DistributedModelParallel(
 )
 """
 
-from trec_qcomm.codecs import Cast, ErrorBounded, ForwardMask, Identity, Rowwise, TopK
+from trec_qcomm.codecs import (
+    Cast,
+    ErrorBounded,
+    ForwardMask,
+    Identity,
+    Rowwise,
+    Sign,
+    Threshold,
+    TopK,
+)
 from trec_qcomm.config import (
     Config,
     GradientRule,
@@ -42,8 +51,10 @@ __all__ = [
     "QComm",
     "Rowwise",
     "Segments",
+    "Sign",
     "TableGradientRule",
     "TableRule",
+    "Threshold",
     "Throughput",
     "TopK",
     "UnencodableError",

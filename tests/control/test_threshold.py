@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trec_qcomm.control.threshold import SampledThreshold, ThresholdRefresh, sampled_quantile
+from trec_qcomm.control.threshold import SampledThreshold, ThresholdRefresh, quantile
 
 
 def refresh(**options):
@@ -13,14 +13,14 @@ def refresh(**options):
 @pytest.mark.parametrize("density", [0.01, 0.1, 0.5, 0.99])
 def test_that_share_of_a_whole_sample_is_let_through(density):
     values = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
-    threshold = sampled_quantile(values, refresh(density=density))
+    threshold = quantile(values, refresh(density=density))
     assert int((values.abs() >= threshold).sum()) == math.ceil(density * values.numel())
 
 
 def test_a_sample_of_many_values_is_near():
     """Binomial: 4096 draws, 6 standard deviations."""
     values = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
-    threshold = sampled_quantile(values, refresh())
+    threshold = quantile(values, refresh())
     share = float((values.abs() >= threshold).float().mean())
     assert abs(share - 0.1) <= 6 * math.sqrt(0.1 * 0.9 / 4096)
 
@@ -28,12 +28,19 @@ def test_a_sample_of_many_values_is_near():
 def test_zeros_are_never_let_through_and_what_is_not_finite_is_not_counted():
     values = torch.zeros(100)
     values[3] = 1.0
-    assert sampled_quantile(values, refresh()) == 2.0**-126
+    assert quantile(values, refresh()) == 2.0**-126
     values[:50] = torch.nan
     values[50:99] = torch.inf
     values[99] = 2.0
-    assert sampled_quantile(values, refresh()) == 2.0
-    assert sampled_quantile(torch.full((4,), torch.nan), refresh()) is None
+    assert quantile(values, refresh()) == 2.0
+    assert quantile(torch.full((4,), torch.nan), refresh()) is None
+    assert quantile(torch.zeros(4), refresh()) is None
+
+
+def test_all_values_may_be_the_sample():
+    values = torch.randn(9000, generator=torch.Generator().manual_seed(0))
+    threshold = quantile(values, refresh(sample="all"))
+    assert int((values.abs() >= threshold).sum()) == 900
 
 
 def test_a_resumed_run_has_the_same_threshold():

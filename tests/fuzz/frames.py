@@ -8,7 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trec_qcomm import Cast, CorruptFrameError, ErrorBounded, Identity, Rowwise, TopK
+from trec_qcomm import (
+    Cast,
+    CorruptFrameError,
+    ErrorBounded,
+    Identity,
+    Rowwise,
+    Sign,
+    Threshold,
+    TopK,
+)
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import frame_of, open_frame, reseal
@@ -23,6 +32,8 @@ CODECS: tuple[Codec, ...] = (
     ErrorBounded(1e-5, mode="abs"),
     TopK(density=0.3, values="fp16"),
     TopK(threshold=0.8, values="int8"),
+    Threshold(0.8, values="int8"),
+    Sign(),
 )
 SHAPES = (([5], 16), ([3, 0, 40], 7), ([200], 8))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
 
@@ -25,6 +25,8 @@ CODECS = {
     "error_bounded_rans": ErrorBounded(0.05, encoder="rans"),
     "topk_density": TopK(density=0.4, values="fp16"),
     "topk_threshold": TopK(threshold=1.5, values="int8"),
+    "threshold": Threshold(1.5, values="int8"),
+    "sign": Sign(),
 }
 NUM_ROWS = [3, 0, 2]
 

@@ -33,3 +33,15 @@ def test_worked_example_of_error_bounded():
     assert decoded[0].tolist() == [0, 0.5, -1, 2]
     assert decoded[1, 1:].tolist() == [0, -0.5, 1.5]
     assert decoded[1, 0].isnan()
+
+
+def test_worked_example_of_threshold_and_sign():
+    rows = torch.tensor([[0.5, -2.0, 0.25, 1.0]])
+    for codec, decoded in (
+        (Threshold(1.0, values="fp32"), [0, -2, 0, 1]),
+        (Sign(), [0.9375, -0.9375, 0.9375, 0.9375]),
+    ):
+        data, segments = frame_of(codec, rows, [1])
+        expected = example(f"Worked example of {codec.name}")
+        assert bytes(data[48:].tolist()) == expected  # the segment alone
+        assert open_frame(codec, data, segments)[0].tolist() == decoded

@@ -4,6 +4,17 @@ from trec_qcomm.codecs.cast import Cast
 from trec_qcomm.codecs.error_bounded import ErrorBounded
 from trec_qcomm.codecs.identity import Identity
 from trec_qcomm.codecs.rowwise import Rowwise
+from trec_qcomm.codecs.sign import Sign
+from trec_qcomm.codecs.threshold import Threshold
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 
-__all__ = ["Cast", "ErrorBounded", "ForwardMask", "Identity", "Rowwise", "TopK"]
+__all__ = [
+    "Cast",
+    "ErrorBounded",
+    "ForwardMask",
+    "Identity",
+    "Rowwise",
+    "Sign",
+    "Threshold",
+    "TopK",
+]

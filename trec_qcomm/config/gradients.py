@@ -6,10 +6,13 @@ Knows: codecs, what controls their params. Does not know: YAML, DDP, process gro
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from trec_qcomm.codecs import Threshold, TopK
 from trec_qcomm.control.cost_model import Link
+from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, mask_use
 
 AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot"]
+Scope = Literal["layer", "global"]
 OnResize = Literal["sum", "reset"]
 
 
@@ -41,13 +44,16 @@ class GradientRule(TableGradientRule):
     Args: codec, algorithm, link: as above; a row is a block of adjacent values.
         block: how many.  min_numel: parameters of fewer values are sent as float32, as is what is
         left of the others behind the last block.  error_feedback: add what the codec kept back to
-        the next step's gradients.  on_resize: what a resumed run of another world size does with
-        that: `sum` goes on with what all ranks kept back, `reset` with nothing.
+        the next step's gradients.  refresh: sets the codec's threshold, for each parameter
+        or (scope: global) for all together.  on_resize: what a resumed run of another world size
+        does with what was kept back: `sum` goes on with that of all ranks, `reset` with nothing.
     """
 
     block: int = 128
     min_numel: int = 256
     error_feedback: bool = False
+    refresh: ThresholdRefresh | None = None
+    scope: Scope = "layer"
     on_resize: OnResize = "sum"
 
     def __post_init__(self) -> None:
@@ -59,5 +65,12 @@ class GradientRule(TableGradientRule):
                 raise ValueError(f"{name}: {value!r} is not an integer >= {least}")
         if type(self.error_feedback) is not bool:
             raise ValueError(f"error_feedback: {self.error_feedback!r} is not true or false")
+        check_choice("scope", self.scope, get_args(Scope))
+        if self.refresh is not None and not (
+            isinstance(self.codec, Threshold | TopK) and self.codec.threshold
+        ):
+            raise ValueError("refresh: only for codecs threshold and topk with a threshold > 0")
+        if self.scope == "global" and self.refresh is None:
+            raise ValueError("scope: global: only where refresh finds the threshold")
         if self.error_feedback and self.codec.contract is Contract.EXACT:
             raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back")

@@ -101,7 +101,8 @@ def _gradient_rule_to_dict(rule: TableGradientRule) -> dict[str, Any]:
     for known in fields(rule):
         value = getattr(rule, known.name)
         if known.name != "codec" and value != known.default:
-            data[known.name] = asdict(value) if isinstance(value, Link) else value
+            nested = isinstance(value, Link | ThresholdRefresh)
+            data[known.name] = asdict(value) if nested else value
     return data
 
 
@@ -133,12 +134,9 @@ def _rule(data: object, where: str) -> TableRule:
         values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
     if "schedule" in values:
         values["schedule"] = schedule_from_dict(values["schedule"], where=f"{where}.schedule")
-    if "classes" in values:
-        own = _checked_keys(OnlineClasses, values["classes"], where=f"{where}.classes.")
-        values["classes"] = _located(f"{where}.classes", lambda: OnlineClasses(**own))
-    if "refresh" in values:
-        own = _checked_keys(ThresholdRefresh, values["refresh"], where=f"{where}.refresh.")
-        values["refresh"] = _located(f"{where}.refresh", lambda: ThresholdRefresh(**own))
+    for name, of in (("classes", OnlineClasses), ("refresh", ThresholdRefresh)):
+        if name in values:
+            values[name] = _nested(of, values[name], f"{where}.{name}")
     if "intra" in values:
         hop = _checked_keys(HopCodecs, values["intra"], where=f"{where}.intra.")
         intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}
@@ -149,10 +147,15 @@ def _rule(data: object, where: str) -> TableRule:
 def _gradient_rule(kind: type[TableGradientRule], data: object, where: str) -> TableGradientRule:
     values = _checked_keys(kind, data, where=f"{where}.")
     values["codec"] = codec_from_dict(values["codec"], where=f"{where}.codec")
-    if "link" in values:
-        own = _checked_keys(Link, values["link"], where=f"{where}.link.")
-        values["link"] = _located(f"{where}.link", lambda: Link(**own))
+    for name, of in (("link", Link), ("refresh", ThresholdRefresh)):
+        if name in values:
+            values[name] = _nested(of, values[name], f"{where}.{name}")
     return _located(where, lambda: kind(**values))
+
+
+def _nested(kind: type[Any], data: object, where: str) -> Any:
+    own = _checked_keys(kind, data, where=f"{where}.")
+    return _located(where, lambda: kind(**own))
 
 
 def _located(where: str, make: Callable[[], T]) -> T:

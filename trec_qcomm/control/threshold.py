@@ -1,13 +1,14 @@
-"""Thresholds from sampled quantiles, found anew every so many steps.
+"""Thresholds from quantiles, exact or of a sample, found anew every so many steps.
 
 Knows: magnitudes. Does not know: rows, codecs, ranks. A threshold is its sender's own affair.
 Source: Gupta et al. 2021 (DCT): a threshold that is updated once in many iterations, so that
-choosing costs one comparison a value; the quantile is taken of a sample here (ours).
+choosing costs one comparison a value; taking the quantile of a sample is ours.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,32 +21,36 @@ class ThresholdRefresh:
     """How the threshold of a table is found.
 
     Args: every: steps between two looks at the rows, >= 1.  density: share of the values that the
-        threshold lets through, 0 < density < 1.  sample: values looked at, >= 1, evenly spread.
+        threshold lets through, 0 < density < 1.  sample: values looked at, >= 1, evenly spread,
+        or all of them.
     """
 
     every: int
     density: float
-    sample: int = 4096
+    sample: int | Literal["all"] = 4096
 
     def __post_init__(self) -> None:
-        for name in ("every", "sample"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}: {value!r} is not an integer >= 1")
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"every: {self.every!r} is not an integer >= 1")
+        if self.sample != "all" and (type(self.sample) is not int or self.sample < 1):
+            raise ValueError(f"sample: {self.sample!r} is not an integer >= 1 or all")
         if type(self.density) is not float or not 0 < self.density < 1:
             raise ValueError(f"density: {self.density!r} is not a number between 0 and 1")
 
 
-def sampled_quantile(values: Tensor, refresh: ThresholdRefresh) -> float | None:
-    """The magnitude that a share `density` of a sample reaches; None where no value is finite.
+def quantile(values: Tensor, refresh: ThresholdRefresh) -> float | None:
+    """The magnitude that a share `density` of the sample reaches; None where all of it is zero, or
+    nothing finite.
 
     Args: values: float32, any shape.
     """
     flat = values.reshape(-1)
-    step = max(1, len(flat) // refresh.sample)
-    sample = flat[::step][: refresh.sample].abs()
+    if refresh.sample != "all":
+        step = max(1, len(flat) // refresh.sample)
+        flat = flat[::step][: refresh.sample]
+    sample = flat.abs()
     sample = sample[sample.isfinite()]
-    if not len(sample):
+    if not bool(sample.any()):
         return None
     k = math.ceil(refresh.density * len(sample))
     return max(float(sample.topk(k).values[-1]), _LEAST)
@@ -63,8 +68,8 @@ class SampledThreshold:
         return step % self.refresh.every == 0
 
     def observe(self, values: Tensor) -> None:
-        """Find the threshold anew. Values without a finite one change nothing."""
-        found = sampled_quantile(values, self.refresh)
+        """Find the threshold anew. Values that are zero or not finite change nothing."""
+        found = quantile(values, self.refresh)
         self.threshold = self.threshold if found is None else found
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from trec_qcomm.comm.dense.all_reduce import (
     Reduction,
     num_messages,
     sent_nbytes,
+    sites,
 )
 from trec_qcomm.comm.dense.chunks import Chunks, Coding, Parameter
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
@@ -37,6 +38,11 @@ from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.transport import Transport
 from trec_qcomm.config import Config, GradientRule, TableGradientRule
 from trec_qcomm.core.stats import Traffic, summary
+from trec_qcomm.integration.thresholds import (
+    GlobalThresholds,
+    GradientThresholds,
+    LayerThresholds,
+)
 
 State = dict[str, Any]
 Bucket = Any  # torch.distributed.GradBucket, which has no types
@@ -119,13 +125,15 @@ class GradientAllReduce(ABC):
         return summary([self.traffic])
 
     def state_dict(self) -> State:
-        """{"rank0of4": {"num_calls", "residuals": {parameter: {site: [n]}}}}: this rank's own, as
-        DCP stores equal names of all ranks once."""
+        """{"rank0of4": {"num_calls", "residuals": {parameter: {site: [n]}}, "thresholds": ...}}:
+        this rank's own, as DCP stores equal names of all ranks once."""
         if not self._names:
             return self._loaded
         own: State = {"num_calls": torch.tensor(self._reduction.num_calls)}
         if self._reduction.error_feedback is not None:
             own["residuals"] = self._reduction.error_feedback.state_dict()
+        if isinstance(self._reduction.params, GradientThresholds):
+            own["thresholds"] = self._reduction.params.state_dict()
         return {self._rank_key(): own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -146,6 +154,8 @@ class GradientAllReduce(ABC):
         own = self._loaded.get(self._rank_key())
         one = next(iter(self._loaded.values()))
         reduction.num_calls = int((own or one)["num_calls"])
+        if isinstance(reduction.params, GradientThresholds) and own is not None:
+            reduction.params.load_state_dict(own.get("thresholds", {}))
         feedback = reduction.error_feedback
         if feedback is None:
             return
@@ -205,8 +215,8 @@ def _spread(state: Mapping[str, Any], world_size: int) -> dict[str, dict[str, Te
         )
     total: dict[str, Tensor] = {}
     for own in state.values():
-        for name, sites in own.get("residuals", {}).items():
-            total[name] = total.get(name, 0) + owed(sites)
+        for name, residuals in own.get("residuals", {}).items():
+            total[name] = total.get(name, 0) + owed(residuals)
     return {name: {CONTRIBUTION: found / world_size} for name, found in total.items()}
 
 
@@ -225,27 +235,31 @@ def make_reduction(
     coding = Coding(
         codec=rule.codec, exact=Identity(), min_numel=dense.min_numel if dense is not None else 0
     )
+    model = Chunks(tuple(parameters), world_size, coding)
     options = Options(
         coding=coding,
-        algorithm=_algorithm(rule, parameters, world_size, coding),
+        algorithm=_algorithm(rule, model),
         error_feedback=dense is not None and dense.error_feedback,
         seed=seed,
         measure=measure_error,
     )
-    numels = {of.name: of.numel for of in parameters}
-    return Reduction(options, rank, world_size, traffic, numels=numels)
+    params = None
+    if dense is not None and dense.refresh is not None and dense.codec.param is not None:
+        of = GlobalThresholds if dense.scope == "global" else LayerThresholds
+        places = sites(options.algorithm, rank, world_size)
+        params = of(dense.refresh, dense.codec.param, model, places)
+    numels = {part.name: part.numel for part in parameters}
+    return Reduction(options, rank, world_size, traffic, numels=numels, params=params)
 
 
-def _algorithm(
-    rule: TableGradientRule, parameters: Sequence[Parameter], world_size: int, coding: Coding
-) -> Algorithm:
+def _algorithm(rule: TableGradientRule, model: Chunks) -> Algorithm:
     """That of the rule; `auto`: the one whose busiest rank has sent all first, by the link's model,
     with all parameters in one bucket. Of equally fast ones that with the fewest encodings."""
     if rule.algorithm != "auto":
         return rule.algorithm
-    chunks = Chunks(tuple(parameters), world_size, coding)
-    each = [chunks.part(range(c, c + 1)).side.frame_nbytes[0] for c in range(world_size)]
-    (whole,) = chunks.part(range(world_size)).side.frame_nbytes
+    world_size = model.num_chunks
+    each = [model.part(range(c, c + 1)).side.frame_nbytes[0] for c in range(world_size)]
+    (whole,) = model.part(range(world_size)).side.frame_nbytes
 
     def seconds(algorithm: Algorithm) -> float:
         most = max(sent_nbytes(algorithm, r, each, whole) for r in range(world_size))

@@ -124,7 +124,7 @@ class Reduction:
         params: see Coder.
         """
         self.options, self.rank, self.world_size = options, rank, world_size
-        self.traffic, self._params = traffic, params
+        self.traffic, self.params = traffic, params
         self.error_feedback: ErrorFeedback | None = None
         if options.error_feedback:
             self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
@@ -173,7 +173,7 @@ class Reduction:
             call=call,
             seed=self.options.seed,
             residuals=residuals,
-            params=None if exact else self._params,
+            params=None if exact else self.params,
             measure=self.options.measure,
         )
         values = chunks.gather(bucket).div_(self.world_size)

@@ -34,7 +34,7 @@ class Message(NamedTuple):
 class Params(Protocol):
     """Sets the params of the codec, such as thresholds, by what is about to be sent."""
 
-    def factors(self, values: Tensor, part: Part, site: str) -> Tensor:
+    def factors(self, values: Tensor, chunks: Chunks, part: Part, site: str) -> Tensor:
         """[P] float64, by which the codec's param is multiplied for each parameter."""
         ...
 
@@ -88,7 +88,7 @@ class Coder:
             seed=self._noise_seed(site, self.rank if drawn_by is None else drawn_by, part),
             traffic=self.traffic,
             measure=self._measure,
-            factors=None if self._params is None else self._params.factors(values, part, site),
+            factors=self._factors(values, part, site),
         )
         decode_frames(frames, part.side, values, ranks=self._own(part), traffic=self.traffic)
         if self._residuals is not None:
@@ -127,6 +127,11 @@ class Coder:
 
     def _own(self, part: Part) -> list[int]:
         return [self.rank] * len(part.side.template.segments_per_frame)
+
+    def _factors(self, values: Tensor, part: Part, site: str) -> Tensor | None:
+        return (
+            None if self._params is None else self._params.factors(values, self.chunks, part, site)
+        )
 
     def _noise_seed(self, site: str, drawn_by: int, part: Part) -> int:
         """63 bits, another for each rank, place, bucket and step."""

@@ -41,13 +41,13 @@ def top_k_nbytes(segments: Segments, k: int, values: Values) -> Tensor:
     num_kept = segments.num_rows * k
     columns = (num_kept * (segments.dim - 1).bit_length() + 7) // 8
     positions = torch.minimum(columns, segments.num_rows * mask_nbytes(segments.dim))
-    size = reference.NBYTES[_kind(values)]
+    size = reference.NBYTES[kind_of(values)]
     return aligned(reference.HEADER_NBYTES + num_kept * size + positions)
 
 
 def max_nbytes(segments: Segments, values: Values) -> Tensor:
     """[S] int64: never exceeded, however many columns are kept."""
-    row = segments.dim * reference.NBYTES[_kind(values)] + mask_nbytes(segments.dim)
+    row = segments.dim * reference.NBYTES[kind_of(values)] + mask_nbytes(segments.dim)
     return aligned(reference.HEADER_NBYTES + segments.num_rows * row)
 
 
@@ -56,7 +56,7 @@ def masked_nbytes(segments: Segments, values: Values) -> Tensor:
     num_kept = segments.num_rows * segments.dim
     if segments.masks is not None:
         num_kept = _masked_counts(segments, segments.masks)
-    return aligned(reference.MASKED_HEADER_NBYTES + num_kept * reference.NBYTES[_kind(values)])
+    return aligned(reference.MASKED_HEADER_NBYTES + num_kept * reference.NBYTES[kind_of(values)])
 
 
 def encode_top_k(
@@ -78,7 +78,7 @@ def encode_top_k(
         raise ValueError(f"k: {k} is not in 1..{segments.dim}")
     levels = torch.full_like(at, _KEY_OF_ONE)  # where the search begins
     most = top_k_nbytes(segments, k, stored)
-    return _encode(values, segments, payload, at, most, _kind(stored), k, levels, backend)
+    return _encode(values, segments, payload, at, most, kind_of(stored), k, levels, backend)
 
 
 def encode_above(
@@ -102,7 +102,7 @@ def encode_above(
         raise ValueError(f"thresholds: {float(thresholds[bad][0])} is not a finite number >= 0")
     most = max_nbytes(segments, stored)
     levels = level_below(thresholds)
-    return _encode(values, segments, payload, at, most, _kind(stored), 0, levels, backend)
+    return _encode(values, segments, payload, at, most, kind_of(stored), 0, levels, backend)
 
 
 def level_below(thresholds: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def encode_masked(
     backend: Backend = "cpu",
 ) -> Encoded:
     """Write the columns that `segments.masks` name. Raises ValueError where it is None."""
-    kind, masks = _kind(stored), _masks(segments)
+    kind, masks = kind_of(stored), _masks(segments)
     sizes = masked_nbytes(segments, stored)
     check_buffers(values, segments, payload, at, sizes)
     if backend == "reference":
@@ -193,7 +193,8 @@ def _encode(
     return Encoded(payload, at, sizes)
 
 
-def _kind(values: str) -> int:
+def kind_of(values: str) -> int:
+    """The field `values` of the wire. Raises ValueError: no such way to store them."""
     if values not in _KINDS:
         raise ValueError(f"values: {values!r} is not one of {get_args(Values)}")
     return _KINDS[values]
@@ -234,6 +235,7 @@ __all__ = [
     "encode_above",
     "encode_masked",
     "encode_top_k",
+    "kind_of",
     "level_below",
     "masked_nbytes",
     "max_nbytes",

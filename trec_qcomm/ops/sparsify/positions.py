@@ -12,7 +12,8 @@ _ONE = np.uint64(1)
 
 
 @njit(nogil=True, cache=True)
-def _bit_length(number):
+def bit_length(number):
+    """Bits up to the highest 1; 0 for 0."""
     length = 0
     while number > 0:
         number >>= 1
@@ -25,14 +26,14 @@ def positions_nbytes(form, num_rows, dim, num_kept):
     """The size of the positions of a segment."""
     if form == BITMAP:
         return num_rows * ((dim + 7) // 8)
-    nbytes = (num_kept * _bit_length(dim - 1) + 7) // 8
+    nbytes = (num_kept * bit_length(dim - 1) + 7) // 8
     if form == COUNTED_COLUMNS:
-        nbytes += (num_rows * _bit_length(dim) + 7) // 8
+        nbytes += (num_rows * bit_length(dim) + 7) // 8
     return nbytes
 
 
 @njit(nogil=True, cache=True)
-def _pack(numbers, width, out):
+def pack(numbers, width, out):
     """Numbers of `width` bits without gaps. out: exactly the bytes that they take.
 
     Up to 8 bits, 8 numbers are `width` whole bytes, made at once: ten times faster than in turn.
@@ -59,7 +60,7 @@ def _pack(numbers, width, out):
 
 
 @njit(nogil=True, cache=True)
-def _unpack(data, width, numbers):
+def unpack(data, width, numbers):
     """The inverse. data: exactly the bytes that they take."""
     num_grouped = numbers.size // 8 * 8 if width <= 8 else 0
     shift = np.uint64(width)
@@ -86,9 +87,9 @@ def write_columns(columns, counts, dim, form, out):
     """columns: [K] int32.  counts: [n] int32.  out: exactly the bytes that they take."""
     begin = 0
     if form == COUNTED_COLUMNS:
-        begin = (counts.size * _bit_length(dim) + 7) // 8
-        _pack(counts, _bit_length(dim), out[:begin])
-    _pack(columns, _bit_length(dim - 1), out[begin:])
+        begin = (counts.size * bit_length(dim) + 7) // 8
+        pack(counts, bit_length(dim), out[:begin])
+    pack(columns, bit_length(dim - 1), out[begin:])
 
 
 @njit(nogil=True, cache=True)
@@ -97,11 +98,11 @@ def _read_columns(data, counts, dim, form, columns, bits, place):
     Returns whether the counts add up and each row's columns increase and exist."""
     begin = 0
     if form == COUNTED_COLUMNS:
-        begin = (counts.size * _bit_length(dim) + 7) // 8
-        _unpack(data[:begin], _bit_length(dim), counts)
+        begin = (counts.size * bit_length(dim) + 7) // 8
+        unpack(data[:begin], bit_length(dim), counts)
     elif counts.size > 0:
         counts[:] = columns.size // counts.size
-    _unpack(data[begin:], _bit_length(dim - 1), columns)
+    unpack(data[begin:], bit_length(dim - 1), columns)
     j = 0
     for i in range(counts.size):
         if counts[i] < 0 or counts[i] > columns.size - j:

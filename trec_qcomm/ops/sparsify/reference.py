@@ -181,7 +181,7 @@ def encode(
             store_values(kept, kind, scale),
             positions,
         ]
-        sizes.append(_write(payload, int(at[s]), parts))
+        sizes.append(write(payload, int(at[s]), parts))
     return torch.tensor(sizes, dtype=torch.int64)
 
 
@@ -212,7 +212,7 @@ def _decode_segment(data: Tensor, num_rows: int, dim: int) -> tuple[Tensor, Tens
     }[form]
     _check(data.numel() == int(aligned(torch.tensor(end + size))), "size")
     keep = keep_of_positions(form, data[end : end + size], num_rows, dim, num_kept)
-    return keep, _scattered(keep, data[HEADER_NBYTES:end], kind, _scale(data, kind))
+    return keep, _scattered(keep, data[HEADER_NBYTES:end], kind, scale_of(data, kind))
 
 
 def encode_masked(
@@ -225,7 +225,7 @@ def encode_masked(
         scale = value_scale(kept, kind)
         header = torch.tensor([kind, 0, 0, 0], dtype=torch.uint8)
         parts = [header, torch.tensor([scale]), store_values(kept, kind, scale)]
-        sizes.append(_write(payload, int(at[s]), parts))
+        sizes.append(write(payload, int(at[s]), parts))
     return torch.tensor(sizes, dtype=torch.int64)
 
 
@@ -241,7 +241,7 @@ def decode_masked(encoded: Encoded, segments: Segments, out: Tensor) -> None:
             end = MASKED_HEADER_NBYTES + NBYTES[kind] * int(keep.sum())
             _check(data.numel() == int(aligned(torch.tensor(end))), "size")
             stored = data[MASKED_HEADER_NBYTES:end]
-            segments.block(out, s).copy_(_scattered(keep, stored, kind, _scale(data, kind)))
+            segments.block(out, s).copy_(_scattered(keep, stored, kind, scale_of(data, kind)))
         except CorruptFrameError as error:
             raise CorruptFrameError(error.reason, segment=s) from error
 
@@ -269,14 +269,14 @@ def _scattered(keep: Tensor, stored: Tensor, kind: int, scale: float) -> Tensor:
     return x
 
 
-def _scale(data: Tensor, kind: int) -> float:
+def scale_of(data: Tensor, kind: int) -> float:
     """The header's scale. Raises CorruptFrameError: one that no encoder writes."""
     scale = float(data[4:8].view(torch.float32))
     _check(kind == FP32 or (math.isfinite(scale) and scale >= _FLT_MIN), "scale")
     return scale
 
 
-def _write(payload: Tensor, at: int, parts: list[Tensor]) -> int:
+def write(payload: Tensor, at: int, parts: list[Tensor]) -> int:
     """Write the parts' bytes and the padding; returns the size."""
     data = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
     end = int(aligned(torch.tensor(data.numel())))
