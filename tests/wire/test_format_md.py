@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import torch
 
-from trec_qcomm.codecs import ErrorBounded, Rowwise
+from trec_qcomm.codecs import ErrorBounded, Rowwise, Sign, Threshold
 from trec_qcomm.testing import frame_of, open_frame
 
 

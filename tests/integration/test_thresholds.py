@@ -1,0 +1,137 @@
+"""Thresholds of gradients: exact density where they are found, by layer and global, resumable."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
+from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.rounds import play
+from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.core.stats import Traffic
+from trec_qcomm.integration.gradients import make_reduction
+
+WORLD_SIZE, DENSITY = 2, 0.05
+PARAMETERS = tuple(Parameter(name, n, 1) for name, n in (("a", 4000), ("b", 6000), ("c", 100)))
+SCALES = {"a": 1.0, "b": 100.0, "c": 1.0}
+
+
+def rule(*, error_feedback=False, **options):
+    every = options.pop("every", 3)
+    return GradientRule(
+        **{
+            "codec": Threshold(1.0, values="fp32"),
+            "algorithm": "two_shot",
+            "block": 1,
+            "error_feedback": error_feedback,
+            "refresh": ThresholdRefresh(every=every, density=DENSITY, sample="all"),
+        }
+        | options
+    )
+
+
+def ranks(of):
+    return [
+        make_reduction(of, PARAMETERS, rank, WORLD_SIZE, Traffic("dense", ["all"]))
+        for rank in range(WORLD_SIZE)
+    ]
+
+
+def gradients(step, rank):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return {p.name: SCALES[p.name] * torch.randn(p.numel, generator=generator) for p in PARAMETERS}
+
+
+def reduced(reductions, step, *, buckets=(("a", "b", "c"),), scale=1.0):
+    """{parameter: its mean}, from buckets of these parameters."""
+    found = {}
+    for names in buckets:
+        parts = [p for name in names for p in PARAMETERS if p.name == name]
+        own = [
+            torch.cat([scale * gradients(step, rank)[name] for name in names])
+            for rank in range(WORLD_SIZE)
+        ]
+        play([r.start(parts, values) for r, values in zip(reductions, own, strict=True)])
+        split = own[0].split([p.numel for p in parts])
+        found |= dict(zip(names, split, strict=True))
+    return found
+
+
+def share(values):
+    return float((values != 0).float().mean())
+
+
+def test_a_layer_has_its_density_in_the_steps_that_look():
+    reductions = ranks(rule())
+    for step in range(7):
+        # Of the contributions: those of a rank that are above its own threshold.
+        found = reduced(reductions, step, scale=1.0 if step % 3 == 0 else 0.1)
+        for name in ("a", "b"):
+            # The owner keeps that share of its half of the sum.
+            exact = math.ceil(DENSITY * PARAMETERS["ab".index(name)].numel / 2) * 2
+            kept = int((found[name] != 0).sum())
+            assert kept == exact if step % 3 == 0 else kept < exact / 4
+        assert share(found["c"]) == 1.0  # below min_numel
+
+
+def test_global_density_goes_to_the_layer_with_the_large_values():
+    for buckets in ((("a", "b", "c"),), (("c", "b"), ("a",))):
+        reductions = ranks(rule(scope="global"))
+        for step in range(4):
+            found = reduced(reductions, step, buckets=buckets)
+        if len(buckets) == 1:
+            total = sum(int((found[name] != 0).sum()) for name in ("a", "b"))
+            assert total <= 2 * math.ceil(DENSITY * 5000)
+        assert share(found["a"]) == 0.0
+        assert share(found["b"]) > DENSITY
+
+
+def test_a_step_without_gradients_is_not_looked_at():
+    for scope in ("layer", "global"):
+        reductions = ranks(rule(scope=scope))
+        reduced(reductions, 0, scale=0.0)
+        found = reduced(reductions, 1)
+        assert 0 < share(found["b"]) <= 0.1
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_resumed_thresholds_are_the_same(scope):
+    of = rule(scope=scope, error_feedback=True)
+    straight, first = ranks(of), ranks(of)
+    for step in range(4):
+        reduced(straight, step)
+        reduced(first, step)
+    second, forgetful = ranks(of), ranks(of)
+    for before, after, without in zip(first, second, forgetful, strict=True):
+        assert before.params.state_dict().keys() == after.params.state_dict().keys()
+        after.params.load_state_dict(copy.deepcopy(before.params.state_dict()))
+        for r in (after, without):
+            r.error_feedback.load_state_dict(before.error_feedback.state_dict())
+    without_state = reduced(forgetful, 4)
+    for step in range(4, 7):
+        expected, found = reduced(straight, step), reduced(second, step)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        if step == 4:  # not a step that looks, but for those who have no threshold
+            assert not torch.equal(expected["b"], without_state["b"])
+
+
+def test_what_was_sent_and_the_residual_are_the_input():
+    reductions = ranks(rule(error_feedback=True))
+    given = torch.zeros(4000, dtype=torch.float64)
+    came = given.clone()
+    for step in range(20):
+        given += sum(gradients(step, rank)["a"].double() for rank in range(WORLD_SIZE)) / 2
+        came += reduced(reductions, step)["a"].double()
+    kept = sum(sum(r.error_feedback.state_dict()["a"].values()).double() for r in reductions)
+    assert float((given - came - kept).abs().max()) <= 20 * 2.0**-22
+    assert float((given - came).abs().max()) > 1
+
+
+def test_what_has_no_threshold_cannot_refresh_it():
+    for codec in (Rowwise(4), Identity(), Threshold(0.0)):
+        with pytest.raises(ValueError, match="refresh: only for codecs threshold and topk"):
+            rule(codec=codec)
+    with pytest.raises(ValueError, match="scope: global: only where refresh"):
+        rule(refresh=None, scope="global")
