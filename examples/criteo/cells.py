@@ -5,8 +5,9 @@
       --ranks 4 --batch-size 128 --data train.txt --min-count 1 --out ../../runs/study
 
 Cells: all-to-all forward, backward or both at 8, 4 and 2 bits; all-reduce by ring or recursive
-doubling at 8, 4 and 2 bits with and without error feedback; top-k forward at several densities.
-What a cell does not name is exact.
+doubling at 8, 4 and 2 bits with and without error feedback, two-shot at 4 bits with it; gradients
+above a threshold (DCT, data parallel) and columns above the others (DCT, model parallel) at several
+densities. What a cell does not name is exact.
 Source: the tables of Yang et al. 2020 (quantized collectives) and Gupta et al. 2021 (DCT).
 """
 
@@ -14,15 +15,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, TopK
+from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, Threshold, TopK
 from trec_qcomm.codecs import ForwardMask
 from trec_qcomm.config import config_to_dict
+from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec
 
 BITS = (8, 4, 2)
+THRESHOLD_DENSITIES = (0.01, 0.001)
 DENSITIES = (0.5, 0.25, 0.125, 0.0625)
 EXACT = (TableRule(tables=("*",), forward=Identity(), backward=Identity()),)
 
@@ -39,6 +43,11 @@ def cells() -> dict[str, Config]:
             for feedback in (False, True):
                 name = f"{algorithm}_int{bits}" + "_feedback" * feedback
                 found[name] = _dense(Rowwise(bits), algorithm, feedback)
+    found["two_shot_int4_feedback"] = _dense(Rowwise(4), "two_shot", True)
+    for density in THRESHOLD_DENSITIES:
+        refresh = ThresholdRefresh(every=10, density=density, sample="all")
+        codec, options = Threshold(1.0, values="int8"), {"block": 1, "refresh": refresh}
+        found[f"threshold_{density:g}"] = _dense(codec, "two_shot", True, **options)
     for density in DENSITIES:
         found[f"topk_{density:g}"] = _embedding(forward=TopK(density), backward=ForwardMask())
     return found
@@ -48,8 +57,8 @@ def _embedding(forward: Codec = Identity(), backward: Codec = Identity()) -> Con
     return Config(embedding=(TableRule(tables=("*",), forward=forward, backward=backward),))
 
 
-def _dense(codec: Codec, algorithm: str, error_feedback: bool) -> Config:
-    rule = GradientRule(codec=codec, algorithm=algorithm, error_feedback=error_feedback)
+def _dense(codec: Codec, algorithm: str, error_feedback: bool, **options: Any) -> Config:
+    rule = GradientRule(codec=codec, algorithm=algorithm, error_feedback=error_feedback, **options)
     return Config(embedding=EXACT, dense=rule)
 
 
