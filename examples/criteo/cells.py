@@ -5,8 +5,7 @@
       --ranks 4 --batch-size 128 --data train.txt --min-count 1 --out ../../runs/study
 
 Cells: all-to-all forward, backward or both at 8, 4 and 2 bits; all-reduce by ring or recursive
-doubling at 8, 4 and 2 bits with and without error feedback, two-shot at 4 bits with it; gradients
-above a threshold (DCT, data parallel) and columns above the others (DCT, model parallel) at several
+doubling at 8, 4 and 2 bits with and without error feedback, and some by two-shot; gradients above a threshold (DCT, data parallel) and columns above the others (DCT, model parallel) at several
 densities. What a cell does not name is exact.
 Source: the tables of Yang et al. 2020 (quantized collectives) and Gupta et al. 2021 (DCT).
 """
@@ -19,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, Threshold, TopK
+from trec_qcomm import Config, GradientRule, Identity, Rowwise, Sign, TableRule, Threshold, TopK
 from trec_qcomm.codecs import ForwardMask
 from trec_qcomm.config import config_to_dict
 from trec_qcomm.control.threshold import ThresholdRefresh
@@ -43,7 +42,14 @@ def cells() -> dict[str, Config]:
             for feedback in (False, True):
                 name = f"{algorithm}_int{bits}" + "_feedback" * feedback
                 found[name] = _dense(Rowwise(bits), algorithm, feedback)
-    found["two_shot_int4_feedback"] = _dense(Rowwise(4), "two_shot", True)
+    for name, codec, feedback in (
+        ("int8", Rowwise(8), False),
+        ("int4", Rowwise(4), False),
+        ("int4_feedback", Rowwise(4), True),
+        ("int4_stochastic", Rowwise(4, "stochastic"), False),
+        ("sign_feedback", Sign(), True),
+    ):
+        found[f"two_shot_{name}"] = _dense(codec, "two_shot", feedback)
     for density in THRESHOLD_DENSITIES:
         refresh = ThresholdRefresh(every=10, density=density, sample="all")
         codec, options = Threshold(1.0, values="int8"), {"block": 1, "refresh": refresh}
