@@ -33,7 +33,7 @@ from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.integration.gradients import ddp_comm_hook
+from trec_qcomm.integration.gradients.all_reduce import ddp_comm_hook
 from trec_qcomm.qcomm import QComm
 
 __all__ = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trec_qcomm.config import Config, load_config
+from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
     ModuleSharder,
@@ -134,3 +135,17 @@ class QComm:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError: it is of another model."""
         self._session.load_state_dict(state_dict)
+
+    def load_resized(self, checkpoint_id: str | Path, *, key: str = "trec_qcomm") -> None:
+        """Continue from a checkpoint that another number of ranks wrote. Collective.
+
+            dcp.load({"model": model_state}, checkpoint_id=folder)    # without ours
+            qcomm.load_resized(folder)
+
+        Steps go on; residuals of dense gradients as the config's `on_resize` says; error bounds
+        and thresholds are found anew.
+
+        Args:   key: the name that this object was saved under.
+        Raises: ValueError: nothing was saved under it, or the state is of another model.
+        """
+        self.load_state_dict(load_of_all_ranks(checkpoint_id, key))

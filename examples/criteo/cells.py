@@ -5,8 +5,9 @@
       --ranks 4 --batch-size 128 --data train.txt --min-count 1 --out ../../runs/study
 
 Cells: all-to-all forward, backward or both at 8, 4 and 2 bits; all-reduce by ring or recursive
-doubling at 8, 4 and 2 bits with and without error feedback, and some by two-shot; gradients above a threshold (DCT, data parallel) and columns above the others (DCT, model parallel) at several
-densities. What a cell does not name is exact.
+doubling at 8, 4 and 2 bits with and without error feedback, and some by two-shot; gradients above
+a threshold (DCT, data parallel) and the largest columns (DCT, model parallel) at several densities.
+What a cell does not name is exact.
 Source: the tables of Yang et al. 2020 (quantized collectives) and Gupta et al. 2021 (DCT).
 """
 

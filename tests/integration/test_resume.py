@@ -13,7 +13,8 @@ from tests.integration.small_model import (
     train,
     weights,
 )
-from trec_qcomm import Rowwise
+from trec_qcomm import Config, GradientRule, QComm, Rowwise, TableRule
+from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.testing import run_ranks
 
 
@@ -71,3 +72,54 @@ def load_foreign_state():
 @pytest.mark.dist
 def test_state_of_another_model_is_refused():
     run_ranks(load_foreign_state, 1)
+
+
+# Another number of ranks.
+
+
+def with_residuals():
+    table = TableRule(tables=("*",), forward=Rowwise(8), backward=Rowwise(8))
+    dense = GradientRule(codec=Rowwise(2), block=4, min_numel=0, error_feedback=True)
+    qcomm = QComm(Config(embedding=(table,), dense=dense))
+    return shard(qcomm), qcomm
+
+
+def owed_by_all_ranks(qcomm):
+    """{parameter: [n] float64}, what is owed to the mean."""
+    (own,) = qcomm.state_dict()["gradients"]["dense"].values()
+    total = {name: owed(sites).double() for name, sites in own["residuals"].items()}
+    for residual in total.values():
+        dist.all_reduce(residual)
+    return total
+
+
+def saved(folder):
+    dmp, qcomm = with_residuals()
+    train(dmp, dense_optimizer(dmp), range(3))
+    dcp.save({"model": dmp.state_dict(), "trec_qcomm": qcomm}, checkpoint_id=folder)
+    return owed_by_all_ranks(qcomm)
+
+
+def loaded_by_others(folder):
+    dmp, qcomm = with_residuals()
+    dcp.load({"model": (model := dmp.state_dict())}, checkpoint_id=folder)
+    dmp.load_state_dict(model)
+    qcomm.load_resized(folder)
+    found = owed_by_all_ranks(qcomm)
+    train(dmp, dense_optimizer(dmp), range(3, 4))
+    with pytest.raises(ValueError, match="nothing is saved under 'other'"):
+        qcomm.load_resized(folder, key="other")
+    return found, qcomm.state_dict()["steps"]
+
+
+@pytest.mark.dist
+def test_another_number_of_ranks_goes_on_with_what_all_kept_back(tmp_path):
+    folder = str(tmp_path / "checkpoint")
+    before, _ = run_ranks(saved, 2, folder)
+    assert any(bool(residual.any()) for residual in before.values())
+    for after, steps in run_ranks(loaded_by_others, 3, folder):
+        assert {name: int(step) for name, step in steps.items()} == {"ebc": 4}
+        assert after.keys() == before.keys()
+        for name, residual in before.items():
+            slack = 2.0**-22 * residual.abs().max()  # spread over 3 ranks in float32
+            assert bool(((after[name] - residual).abs() <= slack).all()), name

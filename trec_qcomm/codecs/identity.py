@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from trec_qcomm.codecs.fixed_size import check_sizes
 from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import cast
+from trec_qcomm.ops.binding import check_sizes
 
 
 @dataclass(frozen=True)

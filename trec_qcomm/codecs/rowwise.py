@@ -8,12 +8,12 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from trec_qcomm.codecs.fixed_size import check_sizes
 from trec_qcomm.core.codec import Contract, check_choice
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import rowwise
+from trec_qcomm.ops.binding import check_sizes
 
 Bits = Literal[8, 4, 2]
 Rounding = Literal["nearest", "stochastic"]

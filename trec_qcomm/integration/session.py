@@ -15,9 +15,9 @@ from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config, TableRule, config_to_dict
 from trec_qcomm.core.stats import BagCounts, Traffic, summary
-from trec_qcomm.integration.gradients import DenseGradients, GradientAllReduce
+from trec_qcomm.integration.gradients.all_reduce import DenseGradients, GradientAllReduce
+from trec_qcomm.integration.gradients.tables import TableGradients
 from trec_qcomm.integration.params import ForwardParams
-from trec_qcomm.integration.table_gradients import TableGradients
 
 C = TypeVar("C", bound=RowCollective)
 ROW_KINDS = (
@@ -202,7 +202,7 @@ class Session:
         drives schedules. It does not depend on the plan, so a run may be resumed under another.
         And {"params": {rank: {collective: {table: ...}}}} where error bounds or thresholds are
         found while training: each rank's own, so under another plan or world size they are found
-        anew. And {"gradients": {"dense": ...}}: see integration.gradients.
+        anew. And {"gradients": {"dense": ...}}: see integration.gradients.all_reduce.
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").

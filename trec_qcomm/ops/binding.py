@@ -11,7 +11,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from trec_qcomm.core.segments import ALIGNMENT, Segments
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments
 
 Backend = Literal["reference", "cpu"]
 
@@ -42,6 +43,19 @@ def check_buffers(
     if wrong == _BEYOND:
         raise ValueError(f"payload: {memory.size} bytes do not hold the segments")
     return flat, memory, places, sizes
+
+
+def check_sizes(encoded: Encoded, expected: Tensor) -> None:
+    """What every decoder of a fixed-size format checks first.
+
+    Raises: CorruptFrameError: at the first segment whose nbytes are not the [S] expected ones.
+    """
+    wrong = (encoded.nbytes != expected).nonzero()
+    if len(wrong):
+        s = int(wrong[0])
+        raise CorruptFrameError(
+            f"{int(encoded.nbytes[s])} bytes where its format has {int(expected[s])}", segment=s
+        )
 
 
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:

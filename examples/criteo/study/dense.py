@@ -15,7 +15,7 @@ from trec_qcomm import GradientRule
 from trec_qcomm.comm.dense.chunks import Parameter
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.stats import Traffic
-from trec_qcomm.integration.gradients import make_reduction
+from trec_qcomm.integration.gradients.all_reduce import make_reduction
 
 
 class EmulatedAllReduce:

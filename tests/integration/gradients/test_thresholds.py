@@ -11,7 +11,7 @@ from trec_qcomm.comm.dense.chunks import Parameter
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.stats import Traffic
-from trec_qcomm.integration.gradients import make_reduction
+from trec_qcomm.integration.gradients.all_reduce import make_reduction
 
 WORLD_SIZE, DENSITY = 2, 0.05
 PARAMETERS = tuple(Parameter(name, n, 1) for name, n in (("a", 4000), ("b", 6000), ("c", 100)))

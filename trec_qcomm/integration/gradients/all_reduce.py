@@ -38,7 +38,7 @@ from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.transport import Transport
 from trec_qcomm.config import Config, GradientRule, TableGradientRule
 from trec_qcomm.core.stats import Traffic, summary
-from trec_qcomm.integration.thresholds import (
+from trec_qcomm.integration.gradients.thresholds import (
     GlobalThresholds,
     GradientThresholds,
     LayerThresholds,

@@ -15,7 +15,7 @@ from trec_qcomm.comm.dense.chunks import Parameter
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.touched_rows import all_reduce_touched
 from trec_qcomm.config import TableGradientRule
-from trec_qcomm.integration.gradients import GradientAllReduce
+from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 
 
 class TableGradients(GradientAllReduce):

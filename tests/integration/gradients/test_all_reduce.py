@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, ddp_comm_hook
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.error_feedback import owed
-from trec_qcomm.integration.gradients import DenseGradients
+from trec_qcomm.integration.gradients.all_reduce import DenseGradients
 from trec_qcomm.testing import run_ranks
 
 BUCKET_MB = 0.01  # several buckets

@@ -1,0 +1,37 @@
+"""Checkpoints of another world size: what torch.distributed.checkpoint does not load by itself.
+
+It gives a rank the names that the rank asks for, and state of gradients is each rank's own. Here
+a rank asks for the names of all ranks that wrote the checkpoint.
+
+Knows: torch.distributed.checkpoint. Does not know: what the state means.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+
+def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
+    """All that lies under `key` in a checkpoint, nested as it was saved. Collective.
+
+    Raises: ValueError: there is nothing of that name.
+    """
+    metadata = dcp.FileSystemReader(checkpoint_id).read_metadata()
+    wanted: dict[str, torch.Tensor] = {}
+    for name, stored in metadata.state_dict_metadata.items():
+        if name.startswith(f"{key}.") and isinstance(stored, TensorStorageMetadata):
+            wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
+    if not wanted:
+        raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")
+    dcp.load(wanted, checkpoint_id=checkpoint_id)
+    found: dict[str, Any] = {}
+    for name, tensor in wanted.items():
+        path = metadata.planner_data[name][1:]
+        place = found
+        for step in path[:-1]:
+            place = place.setdefault(step, {})
+        place[path[-1]] = tensor
+    return found
