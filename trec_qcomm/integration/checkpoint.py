@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 
 def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
@@ -19,14 +20,14 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
 
     Raises: ValueError: there is nothing of that name.
     """
-    metadata = dcp.FileSystemReader(checkpoint_id).read_metadata()
+    metadata = FileSystemReader(checkpoint_id).read_metadata()
     wanted: dict[str, torch.Tensor] = {}
     for name, stored in metadata.state_dict_metadata.items():
         if name.startswith(f"{key}.") and isinstance(stored, TensorStorageMetadata):
             wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     if not wanted:
         raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")
-    dcp.load(wanted, checkpoint_id=checkpoint_id)
+    load(wanted, checkpoint_id=checkpoint_id)
     found: dict[str, Any] = {}
     for name, tensor in wanted.items():
         path = metadata.planner_data[name][1:]
