@@ -11,8 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, ddp_comm_hook
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
+from trec_qcomm.comm.dense.chunks import Parameter
 from trec_qcomm.comm.dense.error_feedback import owed
-from trec_qcomm.integration.gradients.all_reduce import DenseGradients
+from trec_qcomm.control.cost_model import Link
+from trec_qcomm.core.stats import Traffic
+from trec_qcomm.integration.gradients.all_reduce import DenseGradients, make_reduction
 from trec_qcomm.testing import run_ranks
 
 BUCKET_MB = 0.01  # several buckets
@@ -252,6 +255,28 @@ def test_another_world_size_goes_on_with_the_sum_or_with_nothing(resumed):
     assert not bool(found.any())
     with pytest.raises(RuntimeError, match="ValueError: state of 2 ranks, loaded by 1: rank1of2"):
         run_ranks(owed_after_loading, 1, resumed[0]["state"], "sum")
+
+
+# The choice of the algorithm.
+
+
+@pytest.mark.parametrize(
+    ("world_size", "numel", "latency_s", "expected"),
+    [
+        (2, 10**6, 0.0, "two_shot"),  # as many bytes as recursive doubling
+        (2, 10**3, 1e-3, "recursive_doubling"),  # one message instead of two
+        (8, 10**6, 0.0, "two_shot"),  # 14/8 instead of 3 times the bytes
+        (8, 10**3, 1e-3, "recursive_doubling"),  # 3 messages instead of 14
+        (5, 10**6, 5e-5, "two_shot"),
+    ],
+)
+def test_auto_is_the_fastest_over_the_link(world_size, numel, latency_s, expected):
+    link = Link(latency_s=latency_s, gb_s=0.0125)
+    rule = config(algorithm="auto", link=link).dense
+    made = make_reduction(
+        rule, [Parameter("p", numel, rule.block)], 0, world_size, Traffic("dense", ["all"])
+    )
+    assert made.options.algorithm == expected
 
 
 # What is refused.

@@ -129,6 +129,26 @@ def test_what_was_sent_and_the_residual_are_the_input():
     assert float((given - came).abs().max()) > 1
 
 
+@pytest.mark.parametrize(("density", "least"), [(0.01, 60), (0.001, 400)])
+def test_bytes_on_the_wire_are_as_few_as_dct_promises(density, least):
+    """All headers counted, in steps that look; a layer of 512 x 512 normal gradients."""
+    refresh = ThresholdRefresh(every=1, density=density, sample="all")
+    of = rule(codec=Threshold(1.0, values="int8"), error_feedback=True, refresh=refresh)
+    (layer,) = parameters = [Parameter("layer", 2**18, 1)]
+    reductions = [
+        make_reduction(of, parameters, rank, 4, Traffic("dense", ["all"])) for rank in range(4)
+    ]
+    for step in range(3):
+        own = [
+            torch.randn(layer.numel, generator=torch.Generator().manual_seed(10 * step + rank))
+            for rank in range(4)
+        ]
+        play([r.start(parameters, values) for r, values in zip(reductions, own, strict=True)])
+    for r in reductions:
+        sent = int(r.traffic.wire_nbytes) + r.traffic.header_nbytes
+        assert int(r.traffic.raw_nbytes) / sent >= least
+
+
 def test_what_has_no_threshold_cannot_refresh_it():
     for codec in (Rowwise(4), Identity(), Threshold(0.0)):
         with pytest.raises(ValueError, match="refresh: only for codecs threshold and topk"):

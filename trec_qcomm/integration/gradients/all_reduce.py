@@ -44,6 +44,7 @@ from trec_qcomm.integration.gradients.thresholds import (
     LayerThresholds,
 )
 
+_AS_FAST = 1.01
 State = dict[str, Any]
 Bucket = Any  # torch.distributed.GradBucket, which has no types
 
@@ -254,7 +255,8 @@ def make_reduction(
 
 def _algorithm(rule: TableGradientRule, model: Chunks) -> Algorithm:
     """That of the rule; `auto`: the one whose busiest rank has sent all first, by the link's model,
-    with all parameters in one bucket. Of equally fast ones that with the fewest encodings."""
+    with all parameters in one bucket. Of equally fast ones that with the fewest quantizations of
+    a value; chunks of a block more or less do not count."""
     if rule.algorithm != "auto":
         return rule.algorithm
     world_size = model.num_chunks
@@ -268,7 +270,9 @@ def _algorithm(rule: TableGradientRule, model: Chunks) -> Algorithm:
 
     order: list[Algorithm] = ["two_shot", "recursive_doubling", "ring"]
     assert set(order) == set(ALGORITHMS)
-    return min(order, key=seconds)
+    times = {algorithm: seconds(algorithm) for algorithm in order}
+    limit = _AS_FAST * min(times.values())
+    return next(algorithm for algorithm in order if times[algorithm] <= limit)
 
 
 def _own_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
