@@ -14,7 +14,6 @@ Shapes: N ranks and chunks, E values of P parameters, D values a block.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -95,7 +94,9 @@ class Chunks:
     pieces: tuple[Piece, ...] = field(init=False)
     bounds: tuple[int, ...] = field(init=False)
     fingerprint: int = field(init=False)
-    _sides: dict[str, Side] = field(init=False, default_factory=dict)
+    _order: list[int] = field(init=False)  # of each piece, its number in the bucket
+    _bucket_numels: list[int] = field(init=False)  # of the pieces, in the bucket's order
+    _sides: dict[tuple[object, ...], Side] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         pieces: list[Piece] = []
@@ -109,6 +110,12 @@ class Chunks:
             bounds.append(start)
         object.__setattr__(self, "pieces", tuple(pieces))
         object.__setattr__(self, "bounds", tuple(bounds))
+        in_bucket = sorted(range(len(pieces)), key=lambda n: (pieces[n].parameter, pieces[n].begin))
+        order = [0] * len(pieces)
+        for number, n in enumerate(in_bucket):
+            order[n] = number
+        object.__setattr__(self, "_order", order)
+        object.__setattr__(self, "_bucket_numels", [pieces[n].numel for n in in_bucket])
         layout = repr((tuple(map(tuple, self.parameters)), self.num_chunks))
         object.__setattr__(self, "fingerprint", zlib.crc32(layout.encode()))
 
@@ -130,66 +137,61 @@ class Chunks:
 
     def gather(self, bucket: Tensor) -> Tensor:
         """The bucket's values [E], parameter by parameter -> a new `values` [E], chunk by chunk."""
-        return torch.cat(self._views(bucket)) if self.pieces else bucket.clone()
+        if not self.pieces:
+            return bucket.clone()
+        parts = torch.split(bucket, self._bucket_numels)
+        return torch.cat([parts[n] for n in self._order])
 
     def scatter(self, values: Tensor, bucket: Tensor) -> None:
         """The inverse: write `values` back into the bucket."""
         if self.pieces:
-            torch._foreach_copy_(self._views(bucket), self.views(values))
-
-    def views(self, values: Tensor) -> list[Tensor]:
-        """Each piece in `values`."""
-        return list(torch.split(values, [piece.numel for piece in self.pieces]))
-
-    def _views(self, bucket: Tensor) -> list[Tensor]:
-        first = [0, *accumulate(of.numel for of in self.parameters)]
-        begins = (first[piece.parameter] + piece.begin for piece in self.pieces)
-        return [
-            bucket[begin : begin + piece.numel]
-            for begin, piece in zip(begins, self.pieces, strict=True)
-        ]
+            parts = torch.split(bucket, self._bucket_numels)
+            own = torch.split(values, [piece.numel for piece in self.pieces])
+            torch._foreach_copy_([parts[n] for n in self._order], list(own))
 
     def part(self, chunks: range) -> Part:
         """Adjacent chunks as one frame."""
-        return Part(self.bounds[chunks.start], self.bounds[chunks.stop], self.frames([chunks]))
+        return Part(self.bounds[chunks.start], self.bounds[chunks.stop], self.frames((chunks,)))
 
-    def frames(self, groups: Sequence[Sequence[int]]) -> Side:
+    def frames(self, groups: tuple[range, ...]) -> Side:
         """One frame for each group of chunks, at their places in `values`."""
-        start = [piece.start for group in groups for c in group for piece in self._of(c)]
-        return self._placed(groups, start)
+        if groups not in self._sides:
+            start = [piece.start for group in groups for c in group for piece in self._of(c)]
+            self._sides[groups] = self._placed(groups, start)
+        return self._sides[groups]
 
-    def copies(self, chunks: range, slots: Sequence[int]) -> Side:
+    def copies(self, chunks: range, slots: tuple[int, ...]) -> Side:
         """Frames of the same adjacent chunks from several ranks, each in its row of a matrix
         [.., numel of them].
 
         Args: slots: the row of each frame.
         """
-        first, end = self.bounds[chunks.start], self.bounds[chunks.stop]
-        start = [
-            slot * (end - first) + piece.start - first
-            for slot in slots
-            for c in chunks
-            for piece in self._of(c)
-        ]
-        return self._placed([chunks] * len(slots), start)
+        key = (chunks, slots)
+        if key not in self._sides:
+            first, end = self.bounds[chunks.start], self.bounds[chunks.stop]
+            start = [
+                slot * (end - first) + piece.start - first
+                for slot in slots
+                for c in chunks
+                for piece in self._of(c)
+            ]
+            self._sides[key] = self._placed((chunks,) * len(slots), start)
+        return self._sides[key]
 
     def _of(self, chunk: int) -> list[Piece]:
         return [piece for piece in self.pieces if piece.chunk == chunk]
 
-    def _placed(self, groups: Sequence[Sequence[int]], start: list[int]) -> Side:
-        key = repr(([list(group) for group in groups], start))
-        if key not in self._sides:
-            pieces = [piece for group in groups for c in group for piece in self._of(c)]
-            rows = [p.numel // self._dim(p) for p in pieces]
-            of = self._template(groups)
-            num_rows, begin = (torch.tensor(x, dtype=torch.int64) for x in (rows, start))
-            self._sides[key] = of.place(num_rows, begin, of.dims)
-        return self._sides[key]
+    def _placed(self, groups: Sequence[range], start: list[int]) -> Side:
+        pieces = [piece for group in groups for c in group for piece in self._of(c)]
+        rows = [p.numel // self._dim(p) for p in pieces]
+        of = self._template(groups)
+        num_rows, begin = (torch.tensor(x, dtype=torch.int64) for x in (rows, start))
+        return of.place(num_rows, begin, of.dims)
 
     def _dim(self, piece: Piece) -> int:
         return self.parameters[piece.parameter].block if piece.coded else 1
 
-    def _template(self, groups: Sequence[Sequence[int]]) -> Template:
+    def _template(self, groups: Sequence[range]) -> Template:
         coding = self.coding
         frames = [
             [

@@ -28,7 +28,7 @@ def recursive_doubling(coder: Coder, values: Tensor) -> Rounds:
     if rank >= power:
         [message] = coder.send(values, whole, CONTRIBUTION)
         yield coder.round([(rank - power, message)], [], None)
-        two = coder.chunks.copies(range(n), [0, 1])
+        two = coder.chunks.copies(range(n), (0, 1))
         arrived = yield coder.round([], [rank - power] * 2, two)
         pair = torch.empty(2, len(values))
         coder.receive(arrived, two, pair, [rank - power] * 2)

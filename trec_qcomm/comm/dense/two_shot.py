@@ -25,15 +25,15 @@ def two_shot(coder: Coder, values: Tensor) -> Rounds:
     rank, n, chunks = coder.rank, coder.world_size, coder.chunks
     peers = [p for p in range(n) if p != rank]
     own = chunks.part(range(rank, rank + 1))
-    everything = Part(0, len(values), chunks.frames([[c] for c in range(n)]))
+    everything = Part(0, len(values), chunks.frames(tuple(range(c, c + 1) for c in range(n))))
     messages = coder.send(values, everything, CONTRIBUTION)
-    due = chunks.copies(range(rank, rank + 1), peers)
+    due = chunks.copies(range(rank, rank + 1), tuple(peers))
     arrived = yield coder.round([(p, messages[p]) for p in peers], peers, due)
     parts = torch.empty(n, own.end - own.begin)
     parts[rank] = values[own.begin : own.end]
     coder.receive(arrived, due, parts, peers)
     rank_sum(parts, values[own.begin : own.end])
     [message] = coder.send(values, own, OWNER)
-    others = chunks.frames([[p] for p in peers])
+    others = chunks.frames(tuple(range(p, p + 1) for p in peers))
     arrived = yield coder.round([(p, message) for p in peers], peers, others)
     coder.receive(arrived, others, values, peers)
