@@ -8,6 +8,8 @@
 PYTHON ?= python3
 CONFIGS ?= configs/fp32.yaml configs/int8.yaml configs/int4.yaml
 ARGS ?=
+# A worker a core; the tests of a file stay together, as they share the ranks that it spawns.
+WORKERS ?= -n auto --dist loadfile
 VERSIONS ?=
 
 PY := .venv/bin/python
@@ -42,10 +44,10 @@ demo: $(RUN)  ## Train the Criteo example with each of CONFIGS and compare
 	$(ONE_THREAD) $(PY) examples/criteo/compare.py --configs $(CONFIGS)
 
 test: $(DEV)  ## Run all tests (ARGS goes to pytest)
-	$(ONE_THREAD) $(PY) -m pytest $(ARGS)
+	$(ONE_THREAD) $(PY) -m pytest $(WORKERS) $(ARGS)
 
 test-fast: $(DEV)  ## Run the tests that are neither slow nor dist
-	$(ONE_THREAD) $(PY) -m pytest -m "not slow and not dist" $(ARGS)
+	$(ONE_THREAD) $(PY) -m pytest $(WORKERS) -m "not slow and not dist" $(ARGS)
 
 fuzz: $(DEV)  ## Search for crashes in damaged frames and for broken error bounds (ARGS='--frames 1000')
 	$(ONE_THREAD) $(PY) -m tests.fuzz $(ARGS)
