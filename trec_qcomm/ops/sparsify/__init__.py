@@ -95,14 +95,19 @@ def encode_above(
 
     Args: thresholds: [S] float64, finite, >= 0.  The rest as `encode_top_k`.
     """
+    most = max_nbytes(segments, stored)
+    levels = levels_of(thresholds, segments)
+    return _encode(values, segments, payload, at, most, kind_of(stored), 0, levels, backend)
+
+
+def levels_of(thresholds: Tensor, segments: Segments) -> Tensor:
+    """`level_below` of each segment. Raises ValueError: not [S] float64, finite, >= 0."""
     if thresholds.dtype != torch.float64 or thresholds.shape != (segments.num_segments,):
         raise ValueError(f"thresholds: expected [{segments.num_segments}] float64")
     bad = ~(thresholds.isfinite() & (thresholds >= 0))
     if bool(bad.any()):
         raise ValueError(f"thresholds: {float(thresholds[bad][0])} is not a finite number >= 0")
-    most = max_nbytes(segments, stored)
-    levels = level_below(thresholds)
-    return _encode(values, segments, payload, at, most, kind_of(stored), 0, levels, backend)
+    return level_below(thresholds)
 
 
 def level_below(thresholds: Tensor) -> Tensor:
@@ -237,6 +242,7 @@ __all__ = [
     "encode_top_k",
     "kind_of",
     "level_below",
+    "levels_of",
     "masked_nbytes",
     "max_nbytes",
     "top_k_nbytes",

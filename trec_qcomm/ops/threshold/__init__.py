@@ -14,7 +14,7 @@ from torch import Tensor
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.ops.binding import Backend, arrays, check_buffers
-from trec_qcomm.ops.sparsify import Values, kind_of, level_below
+from trec_qcomm.ops.sparsify import Values, kind_of, levels_of
 from trec_qcomm.ops.sparsify import reference as sparse
 from trec_qcomm.ops.threshold import cpu, reference
 
@@ -49,12 +49,7 @@ def encode(
     Args:   see core.codec.Codec.encode.  thresholds: [S] float64, finite, >= 0.  stored: how.
     Raises: ValueError: a shape, dtype, device, threshold or stored out of range.
     """
-    if thresholds.dtype != torch.float64 or thresholds.shape != (segments.num_segments,):
-        raise ValueError(f"thresholds: expected [{segments.num_segments}] float64")
-    bad = ~(thresholds.isfinite() & (thresholds >= 0))
-    if bool(bad.any()):
-        raise ValueError(f"thresholds: {float(thresholds[bad][0])} is not a finite number >= 0")
-    kind, levels = kind_of(stored), level_below(thresholds)
+    kind, levels = kind_of(stored), levels_of(thresholds, segments)
     check_buffers(values, segments, payload, at, max_nbytes(segments, stored))
     if backend == "reference":
         sizes = reference.encode(values, segments, payload, at, kind=kind, levels=levels)
