@@ -296,6 +296,17 @@ def refused():
         distributed(hook)
 
 
+def differing_rules():
+    bits = (4, 8)[dist.get_rank()]
+    with pytest.raises(ValueError, match="ranks 0 and 1 of the group have different rules"):
+        distributed(ddp_comm_hook(config(codec=Rowwise(bits))))
+
+
+@pytest.mark.dist
+def test_ranks_with_different_rules_are_refused():
+    run_ranks(differing_rules, 2)
+
+
 @pytest.mark.dist
 def test_what_cannot_be_is_refused():
     run_ranks(refused, 1)

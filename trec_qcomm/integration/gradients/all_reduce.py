@@ -76,7 +76,8 @@ class GradientAllReduce(ABC):
     def register(self, ddp: DistributedDataParallel) -> None:
         """Take over the all-reduce of a DDP. Collective.
 
-        Raises: ValueError: parameters that are not float32 on cpu, or a second DDP.
+        Raises: ValueError: parameters that are not float32 on cpu, a second DDP, or ranks whose
+            rules or parameters differ.
         """
         if self._names:
             raise ValueError("gradients: there is a DDP already; make one of these for each")
@@ -100,7 +101,9 @@ class GradientAllReduce(ABC):
             seed=self._seed,
             measure_error=self._measure,
         )
-        self._transport = Transport(_own_group(pg))
+        group = _own_group(pg)
+        _check_same(group, repr((self.rule, self._seed, parameters)))
+        self._transport = Transport(group)
         self._load()
         ddp.register_comm_hook(self, _hook)
 
@@ -273,6 +276,18 @@ def _algorithm(rule: TableGradientRule, model: Chunks) -> Algorithm:
     times = {algorithm: seconds(algorithm) for algorithm in order}
     limit = _AS_FAST * min(times.values())
     return next(algorithm for algorithm in order if times[algorithm] <= limit)
+
+
+def _check_same(pg: dist.ProcessGroup, ours: str) -> None:
+    """Raise ValueError on all ranks where one has another rule: gloo would end the process."""
+    theirs: list[str] = [""] * pg.size()
+    dist.all_gather_object(theirs, ours, group=pg)
+    for rank, other in enumerate(theirs):
+        if other != theirs[0]:
+            raise ValueError(
+                f"gradients: ranks 0 and {rank} of the group have different rules or parameters:\n"
+                f"{theirs[0]}\n{other}"
+            )
 
 
 def _own_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
