@@ -12,6 +12,8 @@ ARGS ?=
 # their own order: the other one begins with the files of most tests, which are not the longest.
 WORKERS ?= -n auto --dist loadfile --no-loadscope-reorder
 VERSIONS ?=
+# .venv has a torch for CPUs, so on a machine with a GPU this is one of its own environments.
+GPU_PYTHON ?= python3
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
@@ -33,7 +35,7 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast fuzz test-versions lint types layers check format clean
+.PHONY: help venv demo test test-fast test-gpu fuzz test-versions check-torch lint types layers check format clean
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
@@ -50,11 +52,17 @@ test: $(DEV)  ## Run all tests (ARGS goes to pytest)
 test-fast: $(DEV)  ## Run the tests that are neither slow nor dist
 	$(ONE_THREAD) $(PY) -m pytest $(WORKERS) -m "not slow and not dist" $(ARGS)
 
+test-gpu:  ## Run the tests of GPU kernels on a CUDA device, in the environment of GPU_PYTHON
+	$(ONE_THREAD) $(GPU_PYTHON) -m pytest -m "triton or gpu" $(ARGS)
+
 fuzz: $(DEV)  ## Search for crashes in damaged frames and for broken error bounds (ARGS='--frames 1000')
 	$(ONE_THREAD) $(PY) -m tests.fuzz $(ARGS)
 
 test-versions: $(DEV)  ## Run the parity tests on each TorchRec in .pins/versions.txt, or on VERSIONS
 	$(ONE_THREAD) $(PY) .ci/test_versions.py $(VERSIONS) -- $(ARGS)
+
+check-torch: $(DEV)  ## Look for names that torch 2.11, or one of VERSIONS, does not have yet
+	$(PY) .ci/check_torch.py $(VERSIONS)
 
 lint: $(DEV)  ## Check style and formatting (ruff)
 	$(PY) -m ruff check .

@@ -40,17 +40,20 @@ class Masks:
     Column d of row i of segment s is bit d % 8, from the lowest, of byte
     `bits[at[s] + i * mask_nbytes(dim) + d // 8]`. Bits beyond the last column mean nothing.
 
-    Args: bits: [M] uint8 on CPU, contiguous.  at: [S] int64 on CPU, >= 0.
+    Args: bits: [M] uint8, contiguous, in the memory of the rows.  at: [S] int64 on CPU, >= 0.
     """
 
     bits: Tensor
     at: Tensor
 
     @classmethod
-    def of_all_columns(cls, num_rows: Tensor, dims: Tensor) -> "Masks":
+    def of_all_columns(
+        cls, num_rows: Tensor, dims: Tensor, device: torch.device | None = None
+    ) -> "Masks":
         """Memory for segments of these shapes, every column kept. Args: [S] int64 each."""
         ends = exclusive_cumsum(num_rows * ((dims + 7) // 8))
-        return cls(torch.full((int(ends[-1]),), 0xFF, dtype=torch.uint8), ends[:-1])
+        bits = torch.full((int(ends[-1]),), 0xFF, dtype=torch.uint8, device=device)
+        return cls(bits, ends[:-1])
 
     def subset(self, which: Tensor) -> "Masks":
         """Those of the segments named by [T] int64 `which`, in the same memory."""
@@ -116,8 +119,8 @@ class Segments:
 
     def _check_masks(self, masks: Masks) -> None:
         bits, at = masks.bits, masks.at
-        if bits.dtype != torch.uint8 or bits.dim() != 1 or bits.is_cuda or not bits.is_contiguous():
-            raise ValueError("Segments.masks.bits: expected contiguous [M] uint8 on CPU")
+        if bits.dtype != torch.uint8 or bits.dim() != 1 or not bits.is_contiguous():
+            raise ValueError("Segments.masks.bits: expected contiguous [M] uint8")
         if at.dtype != torch.int64 or at.shape != self.start.shape or at.is_cuda:
             raise ValueError(f"Segments.masks.at: expected {list(self.start.shape)} int64 on CPU")
         last = bits.numel() - self.num_rows * mask_nbytes(self.dim)
@@ -142,6 +145,8 @@ class Segments:
             raise ValueError(f"values: expected contiguous float32, got {values.dtype}")
         if values.numel() < self.extent:
             raise ValueError(f"values: holds {values.numel()} values, segments {self.extent}")
+        if self.masks is not None and self.masks.bits.device != values.device:
+            raise ValueError(f"Segments.masks: on {self.masks.bits.device}, not {values.device}")
 
     def block(self, values: Tensor, segment: int) -> Tensor:
         """The rows of one segment as a [n, D] view of `values`. For reference code and tests."""

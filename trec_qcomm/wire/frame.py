@@ -1,16 +1,22 @@
 """Frames: what one rank sends one peer in one collective. FORMAT.md is the specification.
 
 Knows: headers, segment tables, checksums. Does not know: codecs, tables, process groups.
-Frames of several peers lie one after the other in one buffer and are handled in one call.
+Frames of several peers lie one after the other in one buffer and are handled in one call, in the
+memory of the host or of a GPU (gpu.py, imported where it is needed).
 Shapes: P frames, S segments in all, frame-major; W bytes.
 """
 
+import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded
 from trec_qcomm.wire import kernels
@@ -30,6 +36,23 @@ _REASONS = {
     kernels.BAD_SEGMENT: "segment sizes do not add up",
     kernels.BAD_CALL: "of another call: the ranks are out of step",
 }
+
+
+# What the words of 8 bytes of a header hold.
+_WORDS = (
+    "magic, version or number of the call differ: no frame, or the ranks are out of step",
+    "the sender's tables, dims or order differ from this rank's",
+    _REASONS[kernels.BAD_SIZE],
+    _REASONS[kernels.BAD_CHECKSUM],
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Announced:
+    """What the segment tables of frames will say. Args: codecs: wire ids.  nbytes. [S] int64."""
+
+    codecs: Tensor
+    nbytes: Tensor
 
 
 def overhead_nbytes(num_segments: int) -> int:
@@ -70,20 +93,15 @@ def seal(
 ) -> None:
     """Write headers, segment tables and checksums around payload that is already in place.
 
-    Args: buffer: [W] uint8 on CPU, at least sum(frame_nbytes).  layouts: P hashes, 32 bits.
+    Args: buffer: [W] uint8, at least sum(frame_nbytes).  layouts: P hashes, 32 bits.
         call: number of the exchange, of which 16 bits are kept.
-        codecs, num_rows, nbytes: [S] int64.
+        codecs, num_rows, nbytes: [S] int64 on CPU.
     """
-    kernels.seal(
-        buffer.numpy(),
-        np.asarray(frame_nbytes, np.int64),
-        np.asarray(segments_per_frame, np.int64),
-        np.asarray(layouts, np.int64),
-        call % 2**16,
-        codecs.numpy(),
-        num_rows.numpy(),
-        nbytes.numpy(),
-    )
+    fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
+    if on_gpu(buffer):
+        _gpu().seal(buffer, *_headers(fields, codecs, num_rows, nbytes))
+    else:
+        kernels.seal(buffer.numpy(), *fields, codecs.numpy(), num_rows.numpy(), nbytes.numpy())
 
 
 def unseal(
@@ -96,29 +114,35 @@ def unseal(
     num_rows: Tensor,
     ranks: Sequence[int],
     tables: Sequence[str] | None = None,
+    announced: Announced | None = None,
 ) -> tuple[Encoded, Tensor]:
     """Check P frames and find their segments.
 
-    Args:    buffer: [W] uint8 on CPU, exactly sum(frame_nbytes).  num_rows: [S] int64, what this
+    Args:    buffer: [W] uint8, exactly sum(frame_nbytes).  num_rows: [S] int64, what this
              rank expects.  call: the exchange it is in.  ranks, tables: P and S names for errors.
+             announced: what the segment tables must say, where that is known; on a GPU it must
+             be, as nothing waits for the frames to be read.
     Returns: the segments' bytes in place; codecs: [S] int64 wire ids.
-    Raises:  CorruptFrameError: any frame that breaks FORMAT.md or expects another batch.
+    Raises:  CorruptFrameError: any frame that breaks FORMAT.md or expects another batch; on a GPU
+             when core.checks says.
     """
     if buffer.numel() != sum(frame_nbytes):
         raise CorruptFrameError(f"{buffer.numel()} bytes where {sum(frame_nbytes)} were due")
+    fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
+    if on_gpu(buffer):
+        assert announced is not None, "frames on a GPU are not read by the host"
+        headers = _headers(fields, announced.codecs, num_rows, announced.nbytes)
+        first = _gpu().first_difference(buffer, *headers)
+        error = partial(
+            _error_at, segments_per_frame=segments_per_frame, ranks=ranks, tables=tables
+        )
+        raise_first(first, error)
+        at, _ = lay_out(announced.nbytes, segments_per_frame)
+        return Encoded(buffer, at, announced.nbytes), announced.codecs
     total = sum(segments_per_frame)
     codecs, at, nbytes = (torch.empty(total, dtype=torch.int64) for _ in range(3))
-    reason, frame, segment = kernels.unseal(
-        buffer.numpy(),
-        np.asarray(frame_nbytes, np.int64),
-        np.asarray(segments_per_frame, np.int64),
-        np.asarray(layouts, np.int64),
-        call % 2**16,
-        num_rows.numpy(),
-        codecs.numpy(),
-        at.numpy(),
-        nbytes.numpy(),
-    )
+    found = codecs.numpy(), at.numpy(), nbytes.numpy()
+    reason, frame, segment = kernels.unseal(buffer.numpy(), *fields, num_rows.numpy(), *found)
     if reason != kernels.OK:
         table = tables[segment] if tables is not None and segment >= 0 else None
         raise CorruptFrameError(_REASONS[reason], rank=ranks[frame], table=table)
@@ -128,11 +152,68 @@ def unseal(
 def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encoded, list[int]]:
     """Close the gaps that upper bounds left, so that frames of the true sizes lie in a row.
 
-    Moves payload within the buffer; frames keep their order. Returns it and the P frame sizes.
+    Moves payload within the buffer, on a GPU to a new one; frames keep their order. Returns it and
+    the P frame sizes.
     """
     at, frame_nbytes = lay_out(encoded.nbytes, segments_per_frame)
-    kernels.compact(encoded.payload.numpy(), encoded.at.numpy(), at.numpy(), encoded.nbytes.numpy())
-    return Encoded(encoded.payload[: sum(frame_nbytes)], at, encoded.nbytes), frame_nbytes
+    payload = encoded.payload
+    if on_gpu(payload):
+        out = payload.new_empty(sum(frame_nbytes))
+        _gpu().compact(payload, encoded.at, at, encoded.nbytes, out)
+        return Encoded(out, at, encoded.nbytes), frame_nbytes
+    kernels.compact(payload.numpy(), encoded.at.numpy(), at.numpy(), encoded.nbytes.numpy())
+    return Encoded(payload[: sum(frame_nbytes)], at, encoded.nbytes), frame_nbytes
+
+
+def on_gpu(buffer: Tensor) -> bool:
+    """Whether frames in this memory are not to be read by the host."""
+    return buffer.is_cuda
+
+
+def _fields(
+    frame_nbytes: Sequence[int],
+    segments_per_frame: Sequence[int],
+    layouts: Sequence[int],
+    call: int,
+) -> tuple[Any, ...]:
+    """What the kernels take."""
+    vectors = (np.asarray(v, np.int64) for v in (frame_nbytes, segments_per_frame, layouts))
+    return (*vectors, call % 2**16)
+
+
+def _headers(
+    fields: tuple[Any, ...], codecs: Tensor, num_rows: Tensor, nbytes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(headers, frame_nbytes, header_nbytes) of the frames that are not empty, as gpu.py takes."""
+    frame_nbytes, counts = fields[0], fields[1]
+    sizes = np.asarray([overhead_nbytes(int(n)) for n in counts], np.int64)
+    headers = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+    table = codecs.numpy(), num_rows.numpy(), nbytes.numpy()
+    kernels.write_headers(headers.numpy(), *fields, *table)
+    full = counts > 0
+    return headers, torch.from_numpy(frame_nbytes[full]), torch.from_numpy(sizes[full])
+
+
+def _error_at(
+    word: int,
+    *,
+    segments_per_frame: Sequence[int],
+    ranks: Sequence[int],
+    tables: Sequence[str] | None,
+) -> CorruptFrameError:
+    """Of the first word of 8 bytes, counted over all headers, that is not as expected."""
+    sizes = np.asarray([overhead_nbytes(count) // 8 for count in segments_per_frame])
+    p = int(np.searchsorted(np.cumsum(sizes), word, side="right"))
+    word, before = word - int(sizes[:p].sum()), sum(segments_per_frame[:p])
+    if word < HEADER_NBYTES // 8:
+        return CorruptFrameError(_WORDS[word], rank=ranks[p])
+    segment = min((8 * word - HEADER_NBYTES) // SEGMENT_ENTRY_NBYTES, segments_per_frame[p] - 1)
+    table = tables[before + segment] if tables is not None else None
+    return CorruptFrameError("segment table differs from what is due", rank=ranks[p], table=table)
+
+
+def _gpu() -> Any:
+    return importlib.import_module("trec_qcomm.wire.gpu")
 
 
 def checksum(frame: Tensor) -> int:

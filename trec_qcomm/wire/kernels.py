@@ -20,28 +20,53 @@ def _checksum(words):
     return total
 
 
+@njit(inline="always")
+def _write_header(words, frame_nbytes, layout, call, codecs, num_rows, nbytes):
+    """words: [..] uint32 of a frame from its beginning. The checksum is left 0."""
+    count = codecs.size
+    words[0], words[1] = _MAGIC, _VERSION | np.uint32(call << 16)
+    words[2], words[3] = np.uint32(layout), np.uint32(count)
+    words[4:6].view(np.int64)[0] = frame_nbytes
+    words[6], words[7] = np.uint32(0), np.uint32(0)
+    for j in range(count):
+        words[8 + 3 * j] = np.uint32(codecs[j])
+        words[9 + 3 * j] = np.uint32(num_rows[j])
+        words[10 + 3 * j] = np.uint32(nbytes[j])
+    if count % 2:
+        words[8 + 3 * count] = np.uint32(0)
+
+
 @njit(nogil=True, cache=True)
 def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
     """See frame.seal."""
-    begin, segment = 0, 0
+    begin, first = 0, 0
     for p in range(counts.size):
         if counts[p] == 0:
             continue
-        frame = buffer[begin : begin + frame_nbytes[p]]
-        words = frame.view(np.uint32)
-        words[0], words[1] = _MAGIC, _VERSION | np.uint32(call << 16)
-        words[2], words[3] = np.uint32(layouts[p]), np.uint32(counts[p])
-        frame[16:24].view(np.int64)[0] = frame_nbytes[p]
-        words[6], words[7] = np.uint32(0), np.uint32(0)
-        for j in range(counts[p]):
-            words[8 + 3 * j] = np.uint32(codecs[segment])
-            words[9 + 3 * j] = np.uint32(num_rows[segment])
-            words[10 + 3 * j] = np.uint32(nbytes[segment])
-            segment += 1
-        if counts[p] % 2:
-            words[8 + 3 * counts[p]] = np.uint32(0)
-        frame[24:32].view(np.uint64)[0] = _checksum(words)
-        begin += frame_nbytes[p]
+        end = first + counts[p]
+        words = buffer[begin : begin + frame_nbytes[p]].view(np.uint32)
+        _write_header(
+            words, frame_nbytes[p], layouts[p], call, codecs[first:end], num_rows[first:end],
+            nbytes[first:end],
+        )  # fmt: skip
+        words[6:8].view(np.uint64)[0] = _checksum(words)
+        begin, first = begin + frame_nbytes[p], end
+
+
+@njit(nogil=True, cache=True)
+def write_headers(headers, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
+    """Headers and segment tables one behind the other, checksums 0. headers: [H] uint8."""
+    begin, first = 0, 0
+    for p in range(counts.size):
+        if counts[p] == 0:
+            continue
+        end, size = first + counts[p], (32 + 12 * counts[p] + 7) // 8 * 8
+        words = headers[begin : begin + size].view(np.uint32)
+        _write_header(
+            words, frame_nbytes[p], layouts[p], call, codecs[first:end], num_rows[first:end],
+            nbytes[first:end],
+        )  # fmt: skip
+        begin, first = begin + size, end
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,17 @@
+"""The backends of ops, and the memory that each works on. Without a GPU, "gpu" is interpreted."""
+
+import torch
+
+BACKENDS = ("reference", "cpu", "gpu")
+_GPU = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_of(backend: str) -> str:
+    return _GPU if backend == "gpu" else "cpu"
+
+
+def assert_equal(tensors, case=""):
+    """All the same bits, wherever they are."""
+    first, *others = (tensor.cpu() for tensor in tensors)
+    for other in others:
+        assert torch.equal(first, other), case

@@ -1,0 +1,141 @@
+"""Frames in a GPU's memory: the same bytes, and the same frames refused."""
+
+import pytest
+import torch
+
+from tests.ops.backends import device_of
+from trec_qcomm.codecs import Identity
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, exclusive_cumsum
+from trec_qcomm.testing import frame_of
+from trec_qcomm.wire import frame
+
+pytestmark = pytest.mark.triton
+
+SEGMENTS = [3, 0, 1, 2500]  # the last one's table is larger than what one program adds up
+DEVICE = device_of("gpu")
+
+
+@pytest.fixture(autouse=True)
+def frames_are_on_a_gpu(monkeypatch):
+    """Without one, of those tensors whose device says so."""
+    monkeypatch.setattr(frame, "on_gpu", lambda buffer: True)
+
+
+def batch():
+    """Sizes of 8 KiB at most, some empty; payload is noise. See frame.seal."""
+    generator = torch.Generator().manual_seed(0)
+    total = sum(SEGMENTS)
+    nbytes = torch.randint(0, 2, (total,), generator=generator) * 16
+    nbytes[0], nbytes[3] = 8192, 0
+    at, sizes = frame.lay_out(nbytes, SEGMENTS)
+    noise = torch.randint(0, 256, (sum(sizes),), dtype=torch.uint8, generator=generator)
+    for begin, end in zip(at.tolist(), [*at.tolist()[1:], len(noise)], strict=True):
+        noise[begin + int(nbytes[at == begin].max()) : end] = 0x5A  # headers are overwritten
+    fields = {
+        "layouts": [0xFFFFFFFF, 2, 3, 4],
+        "call": 70000,
+        "num_rows": torch.arange(total),
+    }
+    return noise, sizes, nbytes, torch.full((total,), 5), fields
+
+
+def sealed():
+    buffer, sizes, nbytes, codecs, fields = batch()
+    buffer = buffer.to(DEVICE)
+    frame.seal(buffer, sizes, SEGMENTS, codecs=codecs, nbytes=nbytes, **fields)
+    return buffer, sizes, frame.Announced(codecs, nbytes), fields
+
+
+def unseal(buffer, sizes, announced, fields):
+    names = {"ranks": [4, 5, 6, 7], "tables": [f"t{i}" for i in range(sum(SEGMENTS))]}
+    return frame.unseal(buffer, sizes, SEGMENTS, announced=announced, **fields, **names)
+
+
+def test_seal_writes_the_bytes_of_the_cpu(monkeypatch):
+    on_gpu, sizes, announced, fields = sealed()
+    monkeypatch.setattr(frame, "on_gpu", lambda buffer: False)
+    on_cpu = batch()[0]
+    table = {"codecs": announced.codecs, "nbytes": announced.nbytes}
+    frame.seal(on_cpu, sizes, SEGMENTS, **table, **fields)
+    assert torch.equal(on_cpu, on_gpu.cpu())
+
+
+def test_unseal_finds_what_was_announced():
+    buffer, sizes, announced, fields = sealed()
+    encoded, codecs = unseal(buffer, sizes, announced, fields)
+    assert torch.equal(encoded.at, frame.lay_out(announced.nbytes, SEGMENTS)[0])
+    assert torch.equal(encoded.nbytes, announced.nbytes)
+    assert torch.equal(codecs, announced.codecs)
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (0, "rank 4: magic, version or number of the call"),
+        (6, "rank 4: magic, version or number of the call"),
+        (9, "rank 4: the sender's tables"),
+        (12, "rank 4: the sender's tables"),
+        (17, "rank 4: size differs"),
+        (30, "rank 4: checksum"),
+        (32, "rank 4: checksum"),
+        (1000, "rank 4: checksum"),
+        (-1, "rank 7: checksum"),
+    ],
+)
+def test_a_flipped_bit_anywhere_is_seen(at, message):
+    buffer, *expected = sealed()
+    buffer[at] ^= 4
+    with pytest.raises(CorruptFrameError, match=message):
+        unseal(buffer, *expected)
+
+
+@pytest.mark.parametrize(
+    ("segment", "rank"), [(0, 4), (2, 4), (3, 6), (4, 7), (1704, 7), (2503, 7)]
+)
+def test_another_batch_is_refused(segment, rank):
+    buffer, sizes, announced, fields = sealed()
+    num_rows = fields["num_rows"] + (torch.arange(sum(SEGMENTS)) == segment)
+    with pytest.raises(CorruptFrameError, match=f"rank {rank}, table 't{segment}': segment table"):
+        unseal(buffer, sizes, announced, fields | {"num_rows": num_rows})
+
+
+def test_no_frame_at_all():
+    shape = {"layouts": [1], "call": 0, "num_rows": torch.empty(0, dtype=torch.int64)}
+    none = torch.empty(0, dtype=torch.int64)
+    buffer = torch.empty(0, dtype=torch.uint8, device=DEVICE)
+    frame.seal(buffer, [0], [0], codecs=none, nbytes=none, **shape)
+    encoded, _ = frame.unseal(
+        buffer, [0], [0], ranks=[0], announced=frame.Announced(none, none), **shape
+    )
+    assert len(encoded.at) == 0
+
+
+def test_compact_closes_gaps():
+    most = torch.tensor([24, 16, 40_000, 8])
+    nbytes = torch.tensor([16, 0, 33_000, 8])
+    at, sizes = frame.lay_out(most, [1, 3])
+    payload = torch.randint(0, 256, (sum(sizes),), dtype=torch.uint8).to(DEVICE)
+    compacted, frame_nbytes = frame.compact(Encoded(payload, at, nbytes), [1, 3])
+    assert frame_nbytes == frame.lay_out(nbytes, [1, 3])[1]
+    assert compacted.payload.numel() == sum(frame_nbytes)
+    for s, size in enumerate(nbytes.tolist()):
+        old, new = int(at[s]), int(compacted.at[s])
+        assert torch.equal(payload[old : old + size], compacted.payload[new : new + size])
+
+
+def test_the_frame_of_a_codec_is_read(monkeypatch):
+    """What a CPU sealed."""
+    rows = torch.randn(6, 4)
+    with monkeypatch.context() as m:
+        m.setattr(frame, "on_gpu", lambda buffer: False)
+        data, segments = frame_of(Identity(), rows, [2, 0, 4])
+    nbytes = Identity().max_nbytes(segments)
+    announced = frame.Announced(torch.ones(3, dtype=torch.int64), nbytes)
+    encoded, _ = frame.unseal(
+        data.to(DEVICE), [data.numel()], [3], layouts=[0x1234], call=0,
+        num_rows=torch.tensor([2, 0, 4]), ranks=[0], announced=announced,
+    )  # fmt: skip
+    at = int(encoded.at[2])
+    assert torch.equal(data[at : at + 64].view(torch.float32), rows[2:].flatten())
+    assert encoded.at.tolist() == (exclusive_cumsum(nbytes)[:-1] + 72).tolist()

@@ -1,0 +1,46 @@
+"""Small vectors between the host and a device, in pinned memory."""
+
+import torch
+from torch import Tensor
+
+
+def upload(device: torch.device, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """[n_i] int64 vectors on CPU -> the same on the device, in one copy that nobody waits for."""
+    if device.type == "cpu":
+        return vectors
+    staged = torch.empty(sum(v.numel() for v in vectors), dtype=torch.int64, pin_memory=True)
+    torch.cat(vectors, out=staged)
+    # The pinned memory is not given to anyone else before the copy is over: torch sees to that.
+    on_device = staged.to(device, non_blocking=True)
+    return torch.split(on_device, [vector.numel() for vector in vectors])
+
+
+class Download:
+    """A vector on its way to the CPU, behind what the current stream was given to do so far.
+
+    Args: vector: on any device; on CPU it is there at once, in the same memory.
+    """
+
+    def __init__(self, vector: Tensor) -> None:
+        self._host = vector
+        self._copied: torch.cuda.Event | None = None
+        if vector.device.type != "cpu":
+            self._host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            self._host.copy_(vector, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def is_here(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._copied is None or self._copied.query()  # type: ignore[no-untyped-call]
+
+    def wait(self) -> Tensor:
+        """The vector on CPU."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host
+
+
+def download(vector: Tensor) -> Tensor:
+    """A vector on a device -> the same on CPU. Waits for the current stream up to here."""
+    return Download(vector).wait()

@@ -1,0 +1,131 @@
+"""Frames in the memory of a GPU. Same bytes as kernels.py, and nothing waits.
+
+What a header says is known on the host, which writes it there (kernels.write_headers); here it is
+put in front of its payload, or compared with what arrived. Only the checksums need a kernel.
+Shapes: P frames that are not empty, W bytes in all, H words of 8 bytes in all their headers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trec_qcomm.core.segments import exclusive_cumsum
+from trec_qcomm.core.transfer import upload
+
+_CHECKSUM = 3  # its place in a frame, in words of 8 bytes
+_CHUNK = 2048  # 32-bit words that one program adds up
+
+
+@dataclass(frozen=True, eq=False)
+class _OnDevice:
+    """Args: headers: [H] int64, as the host wrote them.  place: [H] int64, which words these are.
+    checksum, checksum_place: [P] int64, which of the headers are checksums, and their words.
+    begin, size: [P] int64 of the frames, in 32-bit words.  chunk_frame, chunk_first: [C] int64.
+    """
+
+    headers: Tensor
+    place: Tensor
+    checksum: Tensor
+    checksum_place: Tensor
+    begin: Tensor
+    size: Tensor
+    chunk_frame: Tensor
+    chunk_first: Tensor
+
+    @classmethod
+    def of(
+        cls, device: torch.device, headers: Tensor, frame_nbytes: Tensor, header_nbytes: Tensor
+    ) -> "_OnDevice":
+        """Args: headers: [8 H] uint8 on CPU.  frame_nbytes, header_nbytes: [P] int64 on CPU."""
+        begins = exclusive_cumsum(frame_nbytes // 8)[:-1]
+        own = exclusive_cumsum(header_nbytes // 8)[:-1]
+        shift = torch.repeat_interleave(begins - own, header_nbytes // 8)
+        num_chunks = -(-frame_nbytes // (4 * _CHUNK))
+        frame = torch.repeat_interleave(torch.arange(len(begins)), num_chunks)
+        first = torch.arange(len(frame)) - exclusive_cumsum(num_chunks)[:-1][frame]
+        return cls(
+            *upload(
+                device, headers.view(torch.int64), torch.arange(len(shift)) + shift,
+                own + _CHECKSUM, begins + _CHECKSUM, 2 * begins, frame_nbytes // 4, frame,
+                first * _CHUNK,
+            )
+        )  # fmt: skip
+
+    def sums(self, buffer: Tensor) -> Tensor:
+        """[P] int64: the checksum of each frame."""
+        sums = torch.zeros_like(self.begin)
+        if len(self.chunk_frame):
+            _add_up[(len(self.chunk_frame),)](
+                buffer.view(torch.int32), sums, self.begin, self.size, self.chunk_frame,
+                self.chunk_first, BLOCK=_CHUNK,
+            )  # fmt: skip
+        return sums
+
+
+def seal(buffer: Tensor, headers: Tensor, frame_nbytes: Tensor, header_nbytes: Tensor) -> None:
+    """Put each header in front of its payload, and the checksum into it.
+
+    Args: buffer: [W] uint8 on the device.  headers: [8 H] uint8 on CPU, checksums 0.
+        frame_nbytes, header_nbytes: [P] int64 on CPU, > 0.
+    """
+    on, words = _OnDevice.of(buffer.device, headers, frame_nbytes, header_nbytes), _words(buffer)
+    words.index_copy_(0, on.place, on.headers)
+    words.index_copy_(0, on.checksum_place, on.sums(buffer))
+
+
+def first_difference(
+    buffer: Tensor, headers: Tensor, frame_nbytes: Tensor, header_nbytes: Tensor
+) -> Tensor:
+    """Args: as `seal`; headers: what is expected.
+
+    Returns: [1] int32: the number, among the H words of all headers, of the first one that is not
+        as expected, or -1.
+    """
+    on, words = _OnDevice.of(buffer.device, headers, frame_nbytes, header_nbytes), _words(buffer)
+    expected = on.headers.index_copy(0, on.checksum, on.sums(buffer))
+    number = torch.arange(len(expected), dtype=torch.int32, device=buffer.device)
+    none = torch.full((1,), len(expected), dtype=torch.int32, device=buffer.device)
+    differs = torch.where(words[on.place] != expected, number, len(expected))
+    first = torch.cat([differs, none]).amin(0, keepdim=True)
+    return torch.where(first < len(expected), first, -1)
+
+
+def compact(payload: Tensor, old: Tensor, new: Tensor, nbytes: Tensor, out: Tensor) -> None:
+    """Copy segment s from payload[old[s]:] to out[new[s]:], `nbytes[s]` bytes: [S] int64 on CPU,
+    multiples of 8. Both on the device."""
+    size = nbytes // 8
+    num_chunks = -(-size // _CHUNK)
+    segment = torch.repeat_interleave(torch.arange(len(size)), num_chunks)
+    first = (torch.arange(len(segment)) - exclusive_cumsum(num_chunks)[:-1][segment]) * _CHUNK
+    if len(segment):
+        left = size[segment] - first
+        where = upload(payload.device, old[segment] // 8 + first, new[segment] // 8 + first, left)
+        _copy[(len(segment),)](_words(payload), _words(out), *where, BLOCK=_CHUNK)
+
+
+def _words(buffer: Tensor) -> Tensor:
+    return buffer[: buffer.numel() // 8 * 8].view(torch.int64)
+
+
+@triton.jit
+def _add_up(words, sums, begin, size, chunk_frame, chunk_first, BLOCK: tl.constexpr):
+    """Add the part of one chunk to its frame's checksum: w_i (2 i + 1), wrapping."""
+    chunk = tl.program_id(0)
+    frame = tl.load(chunk_frame + chunk)
+    i = tl.load(chunk_first + chunk) + tl.arange(0, BLOCK)
+    counts = (i < tl.load(size + frame)) & (i != 6) & (i != 7)  # not the checksum itself
+    word = tl.load(words + tl.load(begin + frame) + i, mask=counts, other=0)
+    term = word.to(tl.uint32, bitcast=True).to(tl.int64) * (2 * i + 1)
+    tl.atomic_add(sums + frame, tl.sum(term, 0))
+
+
+@triton.jit
+def _copy(source, target, source_at, target_at, left, BLOCK: tl.constexpr):
+    chunk = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    mask = i < tl.load(left + chunk)
+    word = tl.load(source + tl.load(source_at + chunk) + i, mask=mask)
+    tl.store(target + tl.load(target_at + chunk) + i, word, mask=mask)
