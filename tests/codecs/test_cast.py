@@ -1,9 +1,12 @@
 import pytest
 import torch
 
+from tests.ops.backends import device_of
 from trec_qcomm.codecs import Cast
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Segments
+from trec_qcomm.ops import cast
+from trec_qcomm.ops.binding import default_backend
 from trec_qcomm.testing import check_frame, round_trip
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -23,10 +26,13 @@ def test_damaged_frames(dtype):
     check_frame(Cast(dtype))
 
 
-@pytest.mark.parametrize(("dtype", "fits", "overflows"), [
+at_the_edge = pytest.mark.parametrize(("dtype", "fits", "overflows"), [
     ("fp16", 65519.99, 65520.0),
     ("bf16", 2.0**127 * (2 - 2.0**-8 - 2.0**-23), 2.0**127 * (2 - 2.0**-8)),
 ])  # fmt: skip
+
+
+@at_the_edge
 def test_overflow_is_inf_or_an_error(dtype, fits, overflows):
     segments = Segments.packed([1, 1], 2)
     good = torch.tensor([[1.0, torch.inf], [torch.nan, -fits]])
@@ -36,6 +42,37 @@ def test_overflow_is_inf_or_an_error(dtype, fits, overflows):
     assert round_trip(Cast(dtype), bad, segments)[1, 1] == -torch.inf
     with pytest.raises(UnencodableError, match=f"range of {dtype}") as raised:
         round_trip(Cast(dtype, overflow="raise"), bad, segments)
+    assert raised.value.segment == 1
+
+
+class Unread:
+    """A flag that nothing has waited for."""
+
+    def __int__(self):
+        raise TimeoutError
+
+
+def test_the_flag_is_read_only_where_it_matters(monkeypatch):
+    encode = cast.encode
+    monkeypatch.setattr(cast, "encode", lambda *args, **kw: (encode(*args, **kw)[0], Unread()))
+    rows, segments = torch.full((1, 2), 1e9), Segments.packed([1], 2)
+    round_trip(Cast("fp16"), rows, segments)
+    with pytest.raises(TimeoutError):
+        round_trip(Cast("fp16", overflow="raise"), rows, segments)
+
+
+@pytest.mark.triton
+@at_the_edge
+def test_overflow_on_a_gpu(dtype, fits, overflows):
+    segments, at = Segments.packed([1, 1], 2), torch.tensor([0, 8])
+    good = torch.tensor([[1.0, torch.inf], [torch.nan, -fits]], device=device_of("gpu"))
+    bad = torch.tensor([[1.0, torch.inf], [torch.nan, -overflows]], device=good.device)
+    payload = torch.zeros(16, dtype=torch.uint8, device=good.device)
+    with default_backend("gpu"):
+        Cast(dtype, overflow="raise").encode(good, segments, payload, at)
+        Cast(dtype).encode(bad, segments, payload, at)
+        with pytest.raises(UnencodableError, match=f"range of {dtype}") as raised:
+            Cast(dtype, overflow="raise").encode(bad, segments, payload, at)
     assert raised.value.segment == 1
 
 

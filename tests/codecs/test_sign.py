@@ -1,10 +1,18 @@
 import pytest
 import torch
 
+from tests.ops.backends import BACKENDS, assert_equal, device_of
 from trec_qcomm import Sign
-from trec_qcomm.core.segments import Segments
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import sign
-from trec_qcomm.testing import awkward_rows, check_codec, check_frame, encode, round_trip
+from trec_qcomm.testing import (
+    awkward_rows,
+    check_codec,
+    check_frame,
+    interleaved_segments,
+    round_trip,
+)
 
 
 def test_conformance():
@@ -33,17 +41,78 @@ def test_128_values_take_20_bytes():
     assert Sign().max_nbytes(Segments.packed([100], 128)).tolist() == [2000]
 
 
+def datasets(dim):
+    """Among them: one-row segments, none, rows that begin at multiples of 4, values whose sum
+    depends on the order, of which more than one program takes."""
+    generator = torch.Generator().manual_seed(dim)
+    noise = torch.randn(140, dim, generator=generator)
+    scaled = (noise * 10.0 ** torch.linspace(-44, 38, 140)[:, None]).clamp(-3e38, 3e38)
+    mixed = noise * 10.0 ** torch.randint(-9, 9, noise.shape, generator=generator)
+    mixed[0, 0], mixed[0, -1], mixed[1, 0], mixed[1, -1] = torch.inf, -torch.inf, torch.nan, 1e9
+    wide = torch.randn(9, 3 * (dim + 4), generator=generator)
+    awkward = awkward_rows(dim)
+    return [
+        (awkward, Segments.packed([0, len(awkward) - 1, 0, 1], dim)),
+        (scaled[::4].contiguous(), Segments.packed([1] * 35, dim)),
+        (mixed, Segments.packed([139, 1], dim)),
+        (wide, interleaved_segments(9, 3, dim, gap=4)),
+        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
+    ]
+
+
+@pytest.mark.triton
 @pytest.mark.parametrize("dim", [1, 7, 8, 64, 130])
-def test_both_backends_write_the_same_bytes_and_read_them(dim):
-    noise = torch.randn(40, dim, generator=torch.Generator().manual_seed(dim))
-    scaled = (noise * 10.0 ** torch.linspace(-44, 38, 40)[:, None]).clamp(-3e38, 3e38)
-    for rows in (awkward_rows(dim), scaled, torch.empty(0, dim)):
-        segments = Segments.packed([0, len(rows)], dim)
-        ours = encode(Sign(), rows, segments)
-        theirs = torch.full_like(ours.payload, 7)
-        sign.encode(rows, segments, theirs, ours.at, backend="reference")
-        assert torch.equal(ours.payload, theirs)
-        outs = [torch.full_like(rows, 9.0) for _ in range(2)]
-        for out, backend in zip(outs, ("cpu", "reference"), strict=True):
-            sign.decode(ours, segments, out, backend=backend)
-        assert torch.equal(*(out.view(torch.int32) for out in outs))
+def test_all_backends_write_the_same_bytes_and_read_them(dim):
+    for rows, segments in datasets(dim):
+        sizes = sign.nbytes(segments)
+        at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []
+        for fill, backend in enumerate(BACKENDS):
+            own = rows.to(device_of(backend))
+            payload = torch.full((int(sizes.sum()),), fill, dtype=torch.uint8, device=own.device)
+            sign.encode(own, segments, payload, at, backend=backend)
+            payloads.append(payload)
+        assert_equal(payloads)
+        for backend in BACKENDS:
+            out = torch.full_like(rows, 9.0, device=device_of(backend))
+            encoded = Encoded(payloads[0].to(out.device), at, sizes)
+            sign.decode(encoded, segments, out, backend=backend)
+            outs.append(out.view(torch.int32))
+        assert_equal(outs)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_magnitude_below_zero_is_refused(backend):
+    device = device_of(backend)
+    segments, sizes = Segments.packed([1, 0, 2], 3), torch.tensor([8, 0, 16])
+    at, out = torch.tensor([0, 8, 8]), torch.zeros(3, 3, device=device)
+    for scale, wrong in [(-0.0, True), (-1.0, True), (-torch.inf, False), (-torch.nan, False)]:
+        payload = torch.zeros(24, dtype=torch.uint8)
+        payload[12:16].view(torch.float32)[0] = scale
+        encoded = Encoded(payload.to(device), at, sizes)
+        if wrong:
+            with pytest.raises(CorruptFrameError, match="a magnitude below 0") as raised:
+                sign.decode(encoded, segments, out, backend=backend)
+            assert raised.value.segment == 2
+        else:
+            sign.decode(encoded, segments, out, backend=backend)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("dim", [3, 8])
+def test_any_bytes_are_read_alike(dim):
+    """Payloads of NaN, and bits behind the last column, included."""
+    generator = torch.Generator().manual_seed(dim)
+    segments = Segments.packed([40, 3], dim)
+    sizes = sign.nbytes(segments)
+    payload = torch.randint(256, (int(sizes.sum()),), generator=generator).to(torch.uint8)
+    at, outs = exclusive_cumsum(sizes)[:-1], []
+    for s in range(2):
+        scales = payload[int(at[s]) :][: 4 * int(segments.num_rows[s])].view(torch.int32)
+        scales[::2] |= 0x7F800000
+        scales[1::2] &= 0x7FFFFFFF
+    for backend in BACKENDS:
+        outs.append(torch.zeros(43, dim, device=device_of(backend)))
+        encoded = Encoded(payload.to(outs[-1].device), at, sizes)
+        sign.decode(encoded, segments, outs[-1], backend=backend)
+    assert_equal(out.view(torch.int32) for out in outs)

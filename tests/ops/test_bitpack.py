@@ -1,4 +1,7 @@
-"""Bitpack: cpu writes the bytes of reference, reads them back, and refuses all others."""
+"""Bitpack: cpu writes the bytes of reference, reads them back, and refuses all others.
+
+What a GPU refuses is in test_error_bound_gpu.py.
+"""
 
 import numpy as np
 import pytest
@@ -6,6 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ops.backends import device_of
+from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.bitpack import cpu, reference
 
 MAX_INDEX = 2**22
@@ -122,3 +128,37 @@ def test_backends_accept_the_same_random_bytes(num_values):
             assert (ours == theirs).all()
             accepted += 1
     assert 0 < accepted < 300 or num_values == 1
+
+
+def check_on_gpu(parts: list[np.ndarray]) -> None:
+    """By way of error_bound, which has the only kernels: of a bound of 1/2, indices are values."""
+    values = torch.from_numpy(np.concatenate(parts)).float()[:, None].to(device_of("gpu"))
+    segments = Segments.packed([len(q) for q in parts], 1)
+    most = error_bound.max_nbytes(segments)
+    payload = torch.full((int(most.sum()),), 0xA5, dtype=torch.uint8, device=values.device)
+    bounds = torch.full((len(parts),), 0.5, dtype=torch.float64)
+    encoded = error_bound.encode(
+        values, segments, payload, torch.cumsum(most, 0) - most, bounds=bounds, relative=False,
+        backend="gpu",
+    )  # fmt: skip
+    for q, at, nbytes in zip(parts, encoded.at.tolist(), encoded.nbytes.tolist(), strict=True):
+        data = reference.encode_segment(torch.from_numpy(q), 1)
+        assert nbytes == 8 + (len(data) + 7) // 8 * 8
+        assert torch.equal(payload[at + 8 : at + 8 + len(data)].cpu(), data)
+    out = torch.full_like(values, 77.0)
+    error_bound.decode(Encoded(payload, encoded.at, encoded.nbytes), segments, out, backend="gpu")
+    assert torch.equal(out, values)
+
+
+@pytest.mark.triton
+def test_every_width_on_a_gpu():
+    """Alone in a group, between narrow blocks, and of every length of the last block."""
+    alone, beside = [], indices(0.3, 25 * 1024 + 40)
+    for width in range(25):
+        top = reference.unzigzag(torch.tensor([(1 << width) - 1, (1 << width) >> 1])).numpy()
+        top = top.clip(-MAX_INDEX, MAX_INDEX).astype(np.int32)
+        beside[1024 * width + 64 :][:32] = top[0]
+        alone.append(np.resize(top, 1024))
+    q = np.concatenate(alone)
+    check_on_gpu([q[:-999], beside])
+    check_on_gpu([indices(3.0**i, 34 + i) for i in range(13)])

@@ -1,4 +1,7 @@
-"""error_bound: cpu writes the bytes of reference and keeps the rule of the contract exactly."""
+"""error_bound: cpu writes the bytes of reference and keeps the rule of the contract exactly.
+
+What the Triton kernels do is in test_error_bound_gpu.py.
+"""
 
 import math
 from fractions import Fraction

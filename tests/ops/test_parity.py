@@ -1,14 +1,13 @@
-"""Every op: cpu and reference write the same bytes and read each other's."""
+"""Every op: its backends write the same bytes and read each other's."""
 
 import pytest
 import torch
 
+from tests.ops.backends import BACKENDS, assert_equal, device_of
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.testing import awkward_rows, interleaved_segments
-
-BACKENDS = ("reference", "cpu")
 
 
 def datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
@@ -24,27 +23,29 @@ def datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
     ]
 
 
-def check_op(op, options, decode_options, dim):
-    for values, segments in datasets(dim):
+def check_op(op, options, decode_options, dim, more=()):
+    for values, segments in [*datasets(dim), *more]:
         sizes = op.nbytes(segments, *decode_options.values())
         at = exclusive_cumsum(sizes)[:-1]
-        payloads, flags = [], []
+        payloads, flags, decoded = [], [], []
         for fill, backend in enumerate(BACKENDS):
-            payload = torch.full((int(sizes.sum()),), 0x5A + fill, dtype=torch.uint8)
-            _, flag = op.encode(values, segments, payload, at, backend=backend, **options)
+            device = device_of(backend)
+            payload = torch.full((int(sizes.sum()),), 0x5A + fill, dtype=torch.uint8, device=device)
+            where = (values.to(device), segments, payload, at)
+            _, flag = op.encode(*where, backend=backend, **options)
             payloads.append(payload)
-            flags.append(flag)
-        assert torch.equal(*payloads)
-        assert flags[0] == flags[1]
-        decoded = []
+            flags.append(int(flag))
+        assert_equal(payloads)
+        assert len(set(flags)) == 1
         for backend in BACKENDS:
-            out = torch.full_like(values, 9.0)
-            encoded = Encoded(payloads[0], at, sizes)
+            out = torch.full_like(values, 9.0, device=device_of(backend))
+            encoded = Encoded(payloads[0].to(out.device), at, sizes)
             op.decode(encoded, segments, out, backend=backend, **decode_options)
             decoded.append(out.view(torch.int32))
-        assert torch.equal(*decoded)
+        assert_equal(decoded)
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 16, 33, 64])
 @pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -53,10 +54,62 @@ def test_rowwise(bits, stochastic, dim):
     check_op(rowwise, options, {"bits": bits}, dim)
 
 
+def more_for_cast(dim: int) -> list[tuple[torch.Tensor, Segments]]:
+    """Any bits, in segments of more than a program's values; rows that begin at multiples of 4."""
+    generator = torch.Generator().manual_seed(dim)
+    bits = torch.randint(-(2**31), 2**31, (75, dim), generator=generator).to(torch.int32)
+    gap = torch.randn(9, 3 * (dim + 4), generator=generator)
+    return [
+        (bits.view(torch.float32), Segments.packed([2, 50, 0, 1, 22], dim)),
+        (gap, interleaved_segments(9, 3, dim, gap=4)),
+    ]
+
+
+@pytest.mark.triton
 @pytest.mark.parametrize("dim", [1, 2, 7, 64])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_cast(dtype, dim):
-    check_op(cast, {"dtype": dtype}, {"dtype": dtype}, dim)
+    check_op(cast, {"dtype": dtype}, {"dtype": dtype}, dim, more_for_cast(dim))
+
+
+@pytest.mark.triton
+def test_cast_of_segments_with_more_values_than_31_bits_count(monkeypatch):
+    from trec_qcomm.ops.cast import gpu
+
+    def wide(*args):
+        programs, options = tiling(*args)
+        return programs, {**options, "WIDE": True}
+
+    tiling = gpu.tiling
+    monkeypatch.setattr(gpu, "tiling", wide)
+    check_op(cast, {"dtype": "fp16"}, {"dtype": "fp16"}, 7)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_cast_reads_all_bits_of_16(dtype):
+    payload = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.uint8)
+    segments = Segments.packed([2**12, 2**16 - 2**12], 1)
+    sizes = cast.nbytes(segments, dtype)
+    at = exclusive_cumsum(sizes)[:-1]
+    decoded = []
+    for backend in BACKENDS:
+        out = torch.zeros(2**16, device=device_of(backend))
+        encoded = Encoded(payload.to(out.device), at, sizes)
+        cast.decode(encoded, segments, out, dtype=dtype, backend=backend)
+        decoded.append(out.view(torch.int32))
+    assert_equal(decoded)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.triton
+def test_cast_names_the_first_segment_that_overflows(backend):
+    values = torch.tensor([[1.0], [torch.inf], [7e4], [8e4]], device=device_of(backend))
+    payload = torch.zeros(32, dtype=torch.uint8, device=values.device)
+    for num_rows, first in [((2, 0, 1, 1), 2), ((2, 0), -1)]:
+        segments, at = Segments.packed(num_rows, 1), 8 * torch.arange(len(num_rows))
+        _, found = cast.encode(values, segments, payload, at, dtype="fp16", backend=backend)
+        assert int(found) == first
 
 
 def test_bindings_refuse_what_kernels_cannot_take():
@@ -80,18 +133,31 @@ def test_bindings_refuse_what_kernels_cannot_take():
         rowwise.encode(*good, bits=4, stochastic=True, seed=-1)
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 10_000])
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
 def test_rank_sum(num_parts, size):
     generator = torch.Generator().manual_seed(size)
-    scales = 10.0 ** torch.randint(-30, 30, (num_parts, size), generator=generator)
+    scales = 10.0 ** torch.randint(-44, 38, (num_parts, size), generator=generator)
     parts = torch.randn(num_parts, size, generator=generator) * scales
-    if size:
-        parts[0, 0], parts[-1, size // 2] = torch.nan, torch.inf
-    sums = [torch.full((size, 1), 9.0) for _ in BACKENDS]
+    if size > 1:  # several that are NaN in different ways, and a negative zero
+        parts[0, 0], parts[-1, size // 2], parts[0, size // 2] = -torch.nan, torch.inf, -torch.inf
+        parts[:, 1] = -0.0
+    sums = [torch.full((size, 1), 9.0, device=device_of(backend)) for backend in BACKENDS]
     for out, backend in zip(sums, BACKENDS, strict=True):
-        rank_sum(parts, out, backend=backend)
-    assert torch.equal(*(out.view(torch.int32) for out in sums))
+        rank_sum(parts.to(out.device), out, backend=backend)
+    assert_equal(out.view(torch.int32) for out in sums)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sum_that_is_nan_has_one_value(backend):
+    nan = torch.tensor([-1, 0x7F800001, 0x7FC12345], dtype=torch.int32).view(torch.float32)
+    infinite = torch.tensor([torch.inf, -torch.inf, 1.0])
+    parts = torch.cat([torch.stack([nan, nan.flip(0)]), torch.stack([infinite, -infinite])], 1)
+    out = torch.zeros(6, device=device_of(backend))
+    rank_sum(parts.to(out.device), out, backend=backend)
+    assert out.view(torch.int32).tolist() == 5 * [0x7FC00000] + [0]
 
 
 def test_rank_sum_refuses_what_it_cannot_add():

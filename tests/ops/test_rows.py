@@ -1,13 +1,12 @@
-"""Choosing, packing and adding rows: cpu and reference agree, and are each other's adjoint."""
+"""Choosing, packing and adding rows: the backends agree, and are each other's adjoint."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ops.backends import BACKENDS, assert_equal, device_of
 from trec_qcomm.ops.rows import Rows, add, choose, take
-
-BACKENDS = ("reference", "cpu")
 
 
 def groups_of(sizes, dims, generator):
@@ -21,6 +20,30 @@ def groups_of(sizes, dims, generator):
     return [t[order] for t in tensors], int(extent.sum()) + 8
 
 
+def check_all(chosen, groups, size, generator):
+    """Of integers, whose sums are exact. Returns the reference's rows."""
+    rows, packed, sums = [], [], []
+    values = torch.randint(-9, 9, (size,), generator=generator).float()
+    for backend in BACKENDS:
+        found = choose(chosen.to(device_of(backend)), *groups, backend=backend)
+        out = torch.full((found.num_values,), 7.0, device=device_of(backend))
+        take(values.to(out.device), found, out, backend=backend)
+        rows.append(found)
+        packed.append(out)
+    assert_equal(found.counts for found in rows)
+    assert_equal(found.position for found in rows)
+    assert_equal(packed)
+    other = torch.randint(-9, 9, packed[0].shape, generator=generator).float()
+    for found, backend in zip(rows, BACKENDS, strict=True):
+        out = torch.ones(size, device=device_of(backend))
+        add(other.to(out.device), found, out, backend=backend)
+        sums.append(out)
+    assert_equal(sums)
+    assert (packed[0] * other).sum() == (values * (sums[0] - 1)).sum()
+    return rows[0]
+
+
+@pytest.mark.triton
 @settings(max_examples=60, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 20)), min_size=1, max_size=5),
@@ -32,25 +55,33 @@ def test_backends_agree_and_add_is_the_adjoint_of_take(shapes, share, seed):
     sizes, dims = zip(*shapes, strict=True)
     groups, size = groups_of(sizes, dims, generator)
     chosen = torch.rand(sum(sizes), generator=generator) < share
-    ours, theirs = (choose(chosen, *groups, backend=b) for b in BACKENDS)
-    assert torch.equal(ours.counts, theirs.counts)
-    assert torch.equal(ours.position, theirs.position)
-    assert int(ours.counts.sum()) == int(chosen.sum())
-    values = torch.randint(-9, 9, (size,), generator=generator).float()
-    packed = [torch.full((ours.num_values,), 7.0) for _ in BACKENDS]
-    for out, backend in zip(packed, BACKENDS, strict=True):
-        take(values, ours, out, backend=backend)
-    assert torch.equal(*packed)
-    other = torch.randint(-9, 9, packed[0].shape, generator=generator).float()
-    sums = [torch.ones(size) for _ in BACKENDS]
-    for out, backend in zip(sums, BACKENDS, strict=True):
-        add(other, ours, out, backend=backend)
-    assert torch.equal(*sums)
-    assert (packed[0] * other).sum() == (values * (sums[0] - 1)).sum()  # integers: exact
+    rows = check_all(chosen, groups, size, generator)
+    assert int(rows.counts.sum()) == int(chosen.sum())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_positions_are_added_in_order(backend):
+@pytest.mark.triton
+@pytest.mark.parametrize("dims", [(8, 4, 64), (7, 1, 33)], ids=["quads", "values"])
+def test_rows_of_several_ranks_side_by_side(dims):
+    """Three ranks have rows for the same columns of a matrix, whose samples are a group each; one
+    rank has fewer. More rows and values than one program takes, and groups without rows."""
+    generator = torch.Generator().manual_seed(0)
+    num_samples, dim = 220, torch.tensor(dims)
+    width = int(dim.sum()) + 3 * (dims[0] % 2)
+    num_rows = torch.tensor([[num_samples] * 3, [0] * 3, [num_samples // 2, 0, num_samples]])
+    num_rows = num_rows.view(-1)
+    groups = (
+        num_rows.cumsum(0) - num_rows,
+        num_rows,
+        (dim.cumsum(0) - dim).repeat(3),
+        torch.full((9,), width),
+        dim.repeat(3),
+    )
+    chosen = torch.rand(int(num_rows.sum()), generator=generator) < 0.6
+    check_all(chosen, groups, num_samples * width, generator)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_rows_that_overlap_are_added_in_order(backend):
     rows = Rows(torch.tensor([2, 1]), torch.tensor([2, 2]), torch.tensor([0, 1, 0]))
     out = torch.zeros(3)
     packed = torch.tensor([2.0**24, 1, 1, 1, 1, -(2.0**24)])
@@ -58,15 +89,71 @@ def test_equal_positions_are_added_in_order(backend):
     assert out.tolist() == [2.0**24, 2 - 2.0**24, 1]
 
 
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_positions_are_added_in_order(backend):
+    device = device_of(backend)
+    chosen = torch.tensor([True, True, False, True, True], device=device)
+    first, num_rows = torch.tensor([0, 1, 3, 4]), torch.tensor([1, 1, 1, 1])
+    start, dim = torch.tensor([2, 0, 2, 2]), torch.tensor([2, 2, 2, 2])
+    rows = choose(chosen, first, num_rows, start, dim, dim, backend=backend)
+    packed = [2.0**24, torch.nan, -3, 5, 1, -torch.inf, -(2.0**24), torch.inf]
+    out = torch.tensor([0.0, -0.0, -0.0, 0, 9], device=device)
+    add(torch.tensor(packed, device=device), rows, out, backend=backend)
+    assert out[:3].tolist() == [-3, 5, 0]
+    assert out.view(torch.int32)[3] == 0x7FC00000
+    assert out[4] == 9
+
+
+@pytest.mark.triton
+def test_what_add_cannot_do_on_a_gpu():
+    device = device_of("gpu")
+    rows = Rows(torch.tensor([1]), torch.tensor([2]), torch.tensor([1], device=device))
+    packed, out = torch.tensor([3.0, 4], device=device), torch.zeros(4, device=device)
+    taken = torch.zeros(2, device=device)
+    take(torch.arange(4.0, device=device), rows, taken, backend="gpu")
+    assert taken.tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"rows\.add: rows\.groups: expected"):
+        add(packed, rows, out, backend="gpu")
+    chosen, first = torch.ones(4, dtype=torch.bool, device=device), torch.tensor([0, 2])
+    two, start = torch.tensor([2, 2]), torch.tensor([0, 0])
+    for stride, dim in [([2, 3], [2, 2]), ([2, 2], [2, 1])]:
+        found = choose(
+            chosen, first, two, start, torch.tensor(stride), torch.tensor(dim), backend="gpu"
+        )
+        packed = torch.zeros(found.num_values, device=device)
+        with pytest.raises(ValueError, match="groups that begin at value 0 must have equal dim"):
+            add(packed, found, torch.zeros(9, device=device), backend="gpu")
+
+
+@pytest.mark.triton
+def test_groups_of_one_row_have_no_stride():
+    device = device_of("gpu")
+    chosen = torch.ones(3, dtype=torch.bool, device=device)
+    first, num_rows, one = torch.tensor([0, 2]), torch.tensor([2, 1]), torch.tensor([1, 1])
+    stride = torch.tensor([3, 50])
+    rows = choose(chosen, first, num_rows, 0 * one, stride, one, backend="gpu")
+    out = torch.zeros(60, device=device)
+    add(torch.tensor([1.0, 2, 4], device=device), rows, out, backend="gpu")
+    assert out.nonzero().view(-1).tolist() == [0, 3]
+    assert out[[0, 3]].tolist() == [5, 2]
+
+
+@pytest.mark.triton
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_does_not_fit_is_refused(backend):
-    rows = Rows(torch.tensor([1]), torch.tensor([4]), torch.tensor([3]))
+    device = device_of(backend)
+    zeros, ones = torch.zeros(9, device=device), torch.ones(3, device=device)
+    rows = Rows(torch.tensor([1]), torch.tensor([4]), torch.tensor([3], device=device))
     with pytest.raises(ValueError, match="beyond the 6 values"):
-        take(torch.zeros(6), rows, torch.zeros(4), backend=backend)
+        take(zeros[:6], rows, zeros[:4], backend=backend)
     with pytest.raises(ValueError, match="5 values where 4 are due"):
-        add(torch.zeros(5), rows, torch.zeros(9), backend=backend)
+        add(zeros[:5], rows, zeros, backend=backend)
     one = torch.tensor([1])
     with pytest.raises(ValueError, match="beyond chosen"):
-        choose(torch.ones(1, dtype=torch.bool), one, one, one, one, one, backend=backend)
+        choose(ones[:1] == 1, one, one, one, one, one, backend=backend)
     with pytest.raises(ValueError, match="chosen: expected"):
-        choose(torch.ones(3), one, one, one, one, one, backend=backend)
+        choose(ones, one, one, one, one, one, backend=backend)
+    found = choose(ones == 1, one, one, one, one, 5 * one, backend=backend)
+    with pytest.raises(ValueError, match="beyond the 5 values"):
+        take(zeros[:5], found, zeros[:5], backend=backend)

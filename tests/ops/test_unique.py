@@ -1,13 +1,14 @@
-"""Distinct bags: cpu and reference agree, taking and expanding gives every bag back."""
+"""Distinct bags: the backends agree, taking and expanding gives every bag back."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ops.backends import BACKENDS, assert_equal, device_of
 from trec_qcomm.ops.unique import Blocks, expand, sum_by_bag, take_bags, unique_bags
-
-BACKENDS = ("reference", "cpu")
 
 
 def bags_of(generator, num_bags, *, longest, vocabulary, weighted=False, dtype=torch.int64):
@@ -20,13 +21,30 @@ def bags_of(generator, num_bags, *, longest, vocabulary, weighted=False, dtype=t
     return values, lengths.to(torch.int32), weights
 
 
+def found_by_all(values, lengths, counts, shares, weights=None):
+    """What the reference finds, and all that are equal to it."""
+    found = []
+    for backend in BACKENDS:
+        bags = (None if t is None else t.to(device_of(backend)) for t in (values, lengths, weights))
+        ids, own_lengths, own_weights = bags
+        found.append(
+            unique_bags(ids, own_lengths, counts, shares, weights=own_weights, backend=backend)
+        )
+    for name in ("first", "counts", "inverse"):
+        assert_equal((getattr(f, name) for f in found), name)
+    num_ids = [lengths[own].sum() for own in found[0].first.split(found[0].counts.tolist())]
+    assert found[-1].num_ids.tolist() == num_ids
+    return found[0]
+
+
 def as_lists(values, lengths, weights):
     parts = values.split(lengths.tolist())
     bits = weights.split(lengths.tolist()) if weights is not None else parts
     return [(v.tolist(), w.tolist()) for v, w in zip(parts, bits, strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.triton
+@settings(max_examples=50, deadline=None)
 @given(
     num_bags=st.lists(st.integers(0, 40), min_size=1, max_size=4),
     longest=st.integers(0, 4),
@@ -50,22 +68,23 @@ def test_backends_agree_and_nothing_is_lost(
     )
     counts = torch.tensor(num_bags)
     shares = torch.full((len(num_bags),), share, dtype=torch.float64)
-    found = [
-        unique_bags(values, lengths, counts, shares, weights=weights, backend=b) for b in BACKENDS
-    ]
-    for name in ("first", "counts", "inverse"):
-        assert torch.equal(getattr(found[0], name), getattr(found[1], name)), name
-    taken = [
-        take_bags(values, lengths, found[1].first, weights=weights, backend=b) for b in BACKENDS
-    ]
-    for one, other in zip(*taken, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or (torch.equal(one, other) and one.dtype == other.dtype)
-    every, distinct = as_lists(values, lengths, weights), as_lists(*taken[1])
+    found = found_by_all(values, lengths, counts, shares, weights)
+    taken = []
+    for backend in (*BACKENDS, "gpu"):  # which waits for a number the first time
+        ids, own, first = (t.to(device_of(backend)) for t in (values, lengths, found.first))
+        also = {"weights": None if weights is None else weights.to(ids.device)}
+        num_ids = int(lengths[found.first].sum()) if len(taken) == len(BACKENDS) else None
+        taken.append(take_bags(ids, own, first, **also, num_ids=num_ids, backend=backend))
+    for one, *others in zip(*taken, strict=True):
+        for other in others:
+            assert (one is None) == (other is None)
+            assert one is None or one.dtype == other.dtype
+        assert one is None or assert_equal([one, *others]) is None
+    every, distinct = as_lists(values, lengths, weights), as_lists(*taken[0])
     begin, begin_distinct = 0, 0
-    for n, n_distinct in zip(num_bags, found[1].counts.tolist(), strict=True):
+    for n, n_distinct in zip(num_bags, found.counts.tolist(), strict=True):
         own = distinct[begin_distinct : begin_distinct + n_distinct]
-        inverse = found[1].inverse[begin : begin + n].tolist()
+        inverse = found.inverse[begin : begin + n].tolist()
         assert [own[i] for i in inverse] == every[begin : begin + n]
         different = len({str(bag) for bag in every[begin : begin + n]})
         assert n_distinct == (different if different <= share * n else n)
@@ -84,15 +103,62 @@ def test_equal_hashes_are_told_apart():
     assert torch.equal(found.inverse, torch.arange(70_000).repeat(2))
 
 
-def test_order_and_weights_are_part_of_a_bag():
+@pytest.mark.triton
+@pytest.mark.parametrize("vocabulary", [1, 40, 2**40], ids=["one", "few", "all"])
+def test_one_hot_columns_of_more_than_a_program(vocabulary):
+    generator = torch.Generator().manual_seed(0)
+    num_bags, shares = [300, 1, 0, 129, 128], torch.tensor([1.0, 0.9, 1, 0.5, 0])
+    values = torch.randint(0, vocabulary, (sum(num_bags),), generator=generator)
+    lengths = torch.ones(sum(num_bags), dtype=torch.int32)
+    found = found_by_all(values, lengths, torch.tensor(num_bags), shares.double())
+    expected = {1: [1, 1, 0, 1, 128], 40: [40, 1, 0, 38, 128], 2**40: num_bags}
+    assert found.counts.tolist() == expected[vocabulary]
+
+
+@pytest.mark.triton
+def test_which_bag_is_first_does_not_depend_on_which_came_first(monkeypatch):
+    """Programs run in any order on a GPU: here the table holds the last of equal bags already."""
+    from trec_qcomm.ops.unique import gpu
+
+    def late(kernel, programs, *args, **options):
+        launch(kernel, programs, *args, **options)
+        if kernel is gpu._insert:
+            table, slots = args[0], args[1].tolist()
+            for bag, slot in enumerate(slots):
+                table[slot] = bag
+            launch(kernel, programs, *args, **options)
+
+    launch = gpu.launch
+    monkeypatch.setattr(gpu, "launch", late)
+    values = torch.randint(0, 40, (200,), generator=torch.Generator().manual_seed(0))
     one = torch.ones(1, dtype=torch.float64)
-    values, lengths = torch.tensor([1, 2, 2, 1, 1, 2]), torch.tensor([2, 2, 2])
-    assert unique_bags(values, lengths, torch.tensor([3]), one).inverse.tolist() == [0, 1, 0]
-    weights = torch.tensor([1.0, 1, 1, 1, 1, 2])
-    found = unique_bags(values, lengths, torch.tensor([3]), one, weights=weights)
-    assert found.inverse.tolist() == [0, 1, 2]
-    split = unique_bags(values, torch.tensor([1, 2, 3]), torch.tensor([3]), one)
-    assert split.counts.tolist() == [3]
+    found_by_all(values, torch.ones_like(values), torch.tensor([200]), one)
+
+
+@pytest.mark.triton
+def test_ids_that_differ_in_their_upper_bits_only():
+    values, lengths = (torch.arange(512) << 40).repeat(2), torch.ones(1024, dtype=torch.int64)
+    one = torch.ones(1, dtype=torch.float64)
+    found = found_by_all(values, lengths, torch.tensor([1024]), one)
+    assert torch.equal(found.inverse, torch.arange(512).repeat(2))
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_order_and_weights_are_part_of_a_bag(backend):
+    def inverse(lengths, weights=None):
+        values, *tensors = (
+            None if t is None else torch.tensor(t, device=device_of(backend))
+            for t in ([1, 2, 2, 1, 1, 2], lengths, weights)
+        )
+        one, num_bags = torch.ones(1, dtype=torch.float64), torch.tensor([3])
+        found = unique_bags(values, tensors[0], num_bags, one, weights=tensors[1], backend=backend)
+        return found.inverse.tolist()
+
+    assert inverse([2, 2, 2]) == [0, 1, 0]
+    assert inverse([2, 2, 2], [1.0, 1, 1, 1, 1, 2]) == [0, 1, 2]
+    assert inverse([2, 2, 2], [1.0, 0.0, 1, 1, 1, -0.0]) == [0, 1, 2]
+    assert inverse([1, 2, 3]) == [0, 1, 2]
 
 
 def blocks_of(num_rows, dims, groups):
@@ -103,24 +169,31 @@ def blocks_of(num_rows, dims, groups):
     return Blocks(sizes.cumsum(0) - sizes, num_rows, dims, columns, torch.tensor(groups))
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("num_samples", [0, 1, 33])
-def test_rows_are_expanded_and_gradients_summed(num_samples):
+@pytest.mark.parametrize("dims", [[4, 1, 7, 16], [4, 8, 64, 16]], ids=["values", "quads"])
+def test_rows_are_expanded_and_gradients_summed(dims, num_samples):
     generator = torch.Generator().manual_seed(0)
-    num_rows, dims, groups = [5, 1, 7, 5], [4, 1, 7, 16], [0, 1, 2, 0]
+    num_rows, groups = [5, 1, 7, 5], [0, 1, 2, 0]
     blocks = blocks_of(num_rows, dims, groups)
+    if dims[1] % 4 == 0:
+        blocks = replace(blocks, column=blocks.column // 4 * 4)
     inverse = torch.stack(
         [torch.randint(0, n, (num_samples,), generator=generator) for n in (5, 1, 7)]
     )
     rows = torch.randn(sum(n * d for n, d in zip(num_rows, dims, strict=True)), generator=generator)
     width = sum(dims) + len(dims)
-    out = [torch.full((num_samples, width), 9.0) for _ in BACKENDS]
-    sums = [torch.full_like(rows, 9.0) for _ in BACKENDS]
     gradient = torch.randn(num_samples, width, generator=generator)
-    for b, backend in enumerate(BACKENDS):
-        expand(rows, blocks, inverse, out[b], backend=backend)
-        sum_by_bag(gradient, blocks, inverse, sums[b], backend=backend)
-    assert torch.equal(*out)
-    assert torch.equal(*sums)
+    out, sums = [], []
+    for backend in BACKENDS:
+        device = device_of(backend)
+        out.append(torch.full((num_samples, width), 9.0, device=device))
+        sums.append(torch.full_like(rows, 9.0, device=device))
+        where = (blocks, inverse.to(device))
+        expand(rows.to(device), *where, out[-1], backend=backend)
+        sum_by_bag(gradient.to(device), *where, sums[-1], backend=backend)
+    assert_equal(out)
+    assert_equal(sums)
     packed = rows.split([n * d for n, d in zip(num_rows, dims, strict=True)])
     exact = sums[0].double().split([n * d for n, d in zip(num_rows, dims, strict=True)])
     for s, (n, dim, group) in enumerate(zip(num_rows, dims, groups, strict=True)):
@@ -138,27 +211,73 @@ def test_rows_are_expanded_and_gradients_summed(num_samples):
     assert bool((out[0][:, outside] == 9).all())
 
 
+@pytest.mark.triton
+def test_sums_of_many_samples_are_in_their_order():
+    """Of large values that cancel and small ones; of none, NaN and negative zeros, too."""
+    generator = torch.Generator().manual_seed(0)
+    num_samples = 100
+    inverse = torch.randint(0, 3, (2, num_samples), generator=generator)
+    inverse[0][:20] = 0
+    blocks = blocks_of([4, 3], [5, 2], [0, 1])
+    matrix = torch.randn(num_samples, 9, generator=generator)
+    matrix *= 10.0 ** torch.randint(-6, 6, matrix.shape, generator=generator)
+    matrix[3], matrix[4] = torch.inf, -torch.inf
+    matrix[:, 7] = -0.0
+    sums = []
+    for backend in BACKENDS:
+        sums.append(torch.full((26,), 9.0, device=device_of(backend)))
+        where = (blocks, inverse.to(sums[-1].device))
+        sum_by_bag(matrix.to(sums[-1].device), *where, sums[-1], backend=backend)
+    assert_equal(out.view(torch.int32) for out in sums)
+    assert sums[0][15:20].tolist() == [0] * 5
+    assert bool((sums[0].isnan() == (sums[0].view(torch.int32) == 0x7FC00000)).all())
+    assert bool(sums[0].isnan().any())
+
+
+@pytest.mark.triton
+def test_bags_that_are_not_there_are_left_out():
+    """Numbers beyond a block's rows are no bag of it, and nothing is read or written for them."""
+    device = device_of("gpu")
+    blocks = blocks_of([2], [4], [0])
+    inverse = torch.tensor([[1, -1, 2, 2**40, 0]], device=device)
+    rows, out = torch.arange(8.0, device=device), torch.full((5, 4), 9.0, device=device)
+    expand(rows, blocks, inverse, out, backend="gpu")
+    nine = [9.0] * 4
+    assert out.tolist() == [[4, 5, 6, 7], nine, nine, nine, [0, 1, 2, 3]]
+    sum_by_bag(out, blocks, inverse, rows, backend="gpu")
+    assert rows.tolist() == list(range(8))
+
+
+@pytest.mark.triton
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_does_not_fit_is_refused(backend):
-    one, ids = torch.ones(1, dtype=torch.float64), torch.tensor([1, 2, 3])
-    ones = torch.ones(3, dtype=torch.int64)
+    device = device_of(backend)
+    one, ids = torch.ones(1, dtype=torch.float64), torch.tensor([1, 2, 3], device=device)
+    ones, last = torch.ones_like(ids), torch.tensor([0, 0, 1], device=device)
     with pytest.raises(ValueError, match="lengths: sum up to 4"):
-        unique_bags(ids, ones + torch.tensor([0, 0, 1]), torch.tensor([3]), one, backend=backend)
-    with pytest.raises(ValueError, match="num_bags"):
-        unique_bags(ids, ones, torch.tensor([2]), one, backend=backend)
+        unique_bags(ids, ones + last, torch.tensor([3]), one, backend=backend)
+    for wrong in ([2], [-1, 4]):
+        with pytest.raises(ValueError, match="num_bags"):
+            unique_bags(ids, ones, torch.tensor(wrong), one, backend=backend)
+    with pytest.raises(ValueError, match="max_share: some are NaN"):
+        unique_bags(ids, ones, torch.tensor([3]), one * torch.nan, backend=backend)
     with pytest.raises(ValueError, match="values: expected"):
         unique_bags(ids.float(), ones, torch.tensor([3]), one, backend=backend)
     with pytest.raises(ValueError, match="weights"):
         unique_bags(ids, ones, torch.tensor([3]), one, weights=ids.double(), backend=backend)
-    blocks = blocks_of([2], [4], [0])
-    inverse = torch.zeros(1, 3, dtype=torch.int64)
+    blocks, zeros = blocks_of([2], [4], [0]), torch.zeros(20, device=device)
+    inverse = torch.zeros(1, 3, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="blocks"):
-        expand(torch.zeros(7), blocks, inverse, torch.zeros(3, 5), backend=backend)
+        expand(zeros[:7], blocks, inverse, zeros[:15].view(3, 5), backend=backend)
     with pytest.raises(ValueError, match="samples"):
-        expand(torch.zeros(8), blocks, inverse, torch.zeros(4, 5), backend=backend)
+        expand(zeros[:8], blocks, inverse, zeros.view(4, 5), backend=backend)
 
 
-def test_negative_lengths_are_refused():
-    lengths = torch.tensor([4, -1])
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("lengths", [[4, -1], [-(2**40), 2**40 + 3]])
+def test_negative_lengths_are_refused(lengths, backend):
+    lengths = torch.tensor(lengths, device=device_of(backend))
+    ids, num_bags = torch.tensor([1, 2, 3], device=lengths.device), torch.tensor([2])
     with pytest.raises(ValueError, match="negative"):
-        unique_bags(torch.tensor([1, 2, 3]), lengths, torch.tensor([2]), torch.ones(1).double())
+        unique_bags(ids, lengths, num_bags, torch.ones(1).double(), backend=backend)

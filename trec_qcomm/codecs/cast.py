@@ -34,6 +34,7 @@ class Cast:
     name: ClassVar[str] = "cast"
     fixed_size: ClassVar[bool] = True
     param: ClassVar[None] = None
+    on_gpu: ClassVar[bool] = True
     contract: ClassVar[Contract] = Contract.BIASED
 
     def __post_init__(self) -> None:
@@ -65,9 +66,9 @@ class Cast:
     ) -> Encoded:
         """Round and write the rows."""
         encoded, overflow = cast.encode(values, segments, payload, at, dtype=self.dtype)
-        if overflow >= 0 and self.overflow == "raise":
+        if self.overflow == "raise" and (first := int(overflow)) >= 0:  # waits for a GPU
             reason = f"a value beyond the range of {self.dtype} (overflow: raise)"
-            raise UnencodableError(reason, segment=overflow)
+            raise UnencodableError(reason, segment=first)
         return encoded
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:

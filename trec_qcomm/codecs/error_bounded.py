@@ -63,6 +63,11 @@ class ErrorBounded:
         """The bound, in the unit that `mode` gives it."""
         return float(self.bound)
 
+    @property
+    def on_gpu(self) -> bool:
+        """With bitpack only: the other encoders are sequential, or nearly so."""
+        return self.encoder == "bitpack"
+
     def for_sum_of(self, num_summands: int) -> "ErrorBounded":
         """With the bound divided by their number; rel: each summand's own range counts."""
         return replace(self, bound=self.bound / num_summands)

@@ -19,6 +19,7 @@ class Identity:
     name: ClassVar[str] = "identity"
     fixed_size: ClassVar[bool] = True
     param: ClassVar[None] = None
+    on_gpu: ClassVar[bool] = True
     wire_id: ClassVar[int] = 1
     contract: ClassVar[Contract] = Contract.EXACT
 

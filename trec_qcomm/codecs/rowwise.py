@@ -38,6 +38,7 @@ class Rowwise:
     name: ClassVar[str] = "rowwise"
     fixed_size: ClassVar[bool] = True
     param: ClassVar[None] = None
+    on_gpu: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("rowwise.bits", self.bits, get_args(Bits))
@@ -82,8 +83,8 @@ class Rowwise:
             stochastic=self.rounding == "stochastic",
             seed=seed,
         )
-        if nonfinite >= 0 and self.nonfinite == "raise":
-            raise UnencodableError("NaN or inf (nonfinite: raise)", segment=nonfinite)
+        if self.nonfinite == "raise" and (first := int(nonfinite)) >= 0:  # waits for a GPU
+            raise UnencodableError("NaN or inf (nonfinite: raise)", segment=first)
         return encoded
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:

@@ -25,6 +25,7 @@ class Sign:
     fixed_size: ClassVar[bool] = True
     contract: ClassVar[Contract] = Contract.BIASED
     param: ClassVar[None] = None
+    on_gpu: ClassVar[bool] = True
 
     def for_sum_of(self, num_summands: int) -> "Sign":
         """Itself: nothing to divide."""

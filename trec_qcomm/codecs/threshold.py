@@ -37,6 +37,7 @@ class Threshold:
     wire_id: ClassVar[int] = 10
     fixed_size: ClassVar[bool] = False
     contract: ClassVar[Contract] = Contract.BIASED
+    on_gpu: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         number = type(self.threshold) in (int, float) and math.isfinite(self.threshold)

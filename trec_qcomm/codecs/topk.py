@@ -44,6 +44,7 @@ class TopK:
     wire_id: ClassVar[int] = 8
     contract: ClassVar[Contract] = Contract.BIASED
     mask_use: ClassVar[MaskUse] = MaskUse.WRITES
+    on_gpu: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if (self.density is None) == (self.threshold is None):
@@ -132,6 +133,7 @@ class ForwardMask:
     param: ClassVar[None] = None
     contract: ClassVar[Contract] = Contract.BIASED
     mask_use: ClassVar[MaskUse] = MaskUse.READS
+    on_gpu: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("forward_mask.values", self.values, get_args(Values))

@@ -108,6 +108,12 @@ def mask_use(codec: Codec) -> MaskUse | None:
     return use
 
 
+def on_gpu(codec: Codec) -> bool:
+    """Whether it codes rows in the memory of a GPU. A codec that does says so in an attribute
+    `on_gpu`; one without it is for CPUs."""
+    return bool(getattr(codec, "on_gpu", False))
+
+
 def check_choice(where: str, value: object, choices: Sequence[object]) -> None:
     """Raise ValueError unless `value` is one of `choices`, of the same type: 4.0 is not 4."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):

@@ -1,9 +1,15 @@
-"""What every op's binding checks before a kernel runs, and how tensors reach numba.
+"""What every op's binding checks before a kernel runs, which kernel it is, and how tensors reach
+numba.
 
 All of it is in every call, so vectors of one number a segment are checked by compiled loops, which
 take less on vectors this short than a single call of numpy, and far less than one of torch.
 """
 
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import numpy as np
@@ -14,35 +20,88 @@ from torch import Tensor
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments
 
-Backend = Literal["reference", "cpu"]
+Backend = Literal["reference", "cpu", "gpu"]  # what they are: trec_qcomm/ops/__init__.py
+
+
+_default: ContextVar[Backend | None] = ContextVar("default_backend", default=None)
+
+
+@contextmanager
+def default_backend(backend: Backend) -> Iterator[None]:
+    """Within, calls that name no backend use this one; as tests and benchmarks need, which see
+    codecs and collectives and not their kernels."""
+    token = _default.set(backend)
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
+def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
+    """The backend asked for, or, where None, `default_backend` or that of the memory in which
+    `values` lie.
+
+    Raises: ValueError: no such backend, or one that cannot read this memory.
+    """
+    device = values.device.type
+    backend = backend or _default.get() or ("gpu" if device == "cuda" else "cpu")
+    if backend not in ("reference", "cpu", "gpu"):
+        raise ValueError(f"backend: {backend!r} is not one of reference, cpu, gpu")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    readable = device == "cpu" if backend != "gpu" or interpreted else device == "cuda"
+    if not readable:
+        raise ValueError(f"device {values.device}: no kernels of backend {backend!r} for it")
+    return backend
+
+
+def gpu_kernels(op: str) -> Any:
+    """The module of the Triton kernels of an op, named as its package; imported when needed, as
+    a CPU machine may be without triton. Raises ValueError where it is."""
+    try:
+        return importlib.import_module(f"{op}.gpu")
+    except ModuleNotFoundError as error:
+        missing = {
+            "triton": "triton is not installed (trec-qcomm[gpu])",
+            f"{op}.gpu": f"{op} has no kernels for it",
+        }
+        if error.name not in missing:
+            raise
+        raise ValueError(f"backend 'gpu': {missing[error.name]}") from None
 
 
 def check_buffers(
-    values: Tensor, segments: Segments, payload: Tensor, at: Tensor, nbytes: Tensor
-) -> tuple[Any, ...]:
+    values: Tensor,
+    segments: Segments,
+    payload: Tensor,
+    at: Tensor,
+    nbytes: Tensor,
+    backend: Backend | None,
+) -> Backend:
     """Raise ValueError unless kernels may touch exactly what the arguments name.
 
-    Args:    values: float32 rows read or written.  payload: [W] uint8.  at, nbytes: [S] int64.
-    Returns: values (flattened), payload, at and nbytes as numpy arrays over the same memory.
+    Args:    values: float32 rows read or written.  payload: [W] uint8, in the same memory.
+             at, nbytes: [S] int64 on CPU.
+    Returns: the backend to use, see `choose_backend`.
     """
     segments.check_fits(values)
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
         raise ValueError(f"payload: expected contiguous [W] uint8, got {payload.dtype}")
-    if not (values.is_cpu and payload.is_cpu):
-        raise ValueError(f"device {values.device}: kernels exist for cpu only")
+    if payload.device != values.device:
+        raise ValueError(f"payload: on {payload.device}, and the values on {values.device}")
+    backend = choose_backend(backend, values)
+    if backend == "gpu" and payload.data_ptr() % ALIGNMENT:
+        raise ValueError(f"payload: must begin at a multiple of {ALIGNMENT} bytes on a GPU")
     expected = segments.start.shape
     if at.shape != expected or nbytes.shape != expected:
         raise ValueError(f"at, nbytes: expected {list(expected)}")
     if at.dtype != torch.int64 or nbytes.dtype != torch.int64:
         raise ValueError(f"at, nbytes: expected int64, got {at.dtype} and {nbytes.dtype}")
-    (flat,), memory = arrays(values), payload.numpy()
-    places, sizes = at.numpy(), nbytes.numpy()
-    wrong = _find_misplaced(places, sizes, memory.size)
+    wrong = _find_misplaced(at.numpy(), nbytes.numpy(), payload.numel())
     if wrong == _BAD_PLACE:
         raise ValueError(f"at: expected multiples of {ALIGNMENT}")
     if wrong == _BEYOND:
-        raise ValueError(f"payload: {memory.size} bytes do not hold the segments")
-    return flat, memory, places, sizes
+        raise ValueError(f"payload: {payload.numel()} bytes do not hold the segments")
+    return backend
 
 
 def check_sizes(encoded: Encoded, expected: Tensor) -> None:

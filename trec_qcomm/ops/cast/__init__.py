@@ -7,7 +7,7 @@ payload in fp32 only.
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.cast import cpu, reference
 
 _KINDS = {"fp32": cpu.FP32, "fp16": cpu.FP16, "bf16": cpu.BF16}
@@ -25,31 +25,34 @@ def encode(
     at: Tensor,
     *,
     dtype: str,
-    backend: Backend = "cpu",
-) -> tuple[Encoded, int]:
-    """Write the rows; returns them and the first segment with an overflow, or -1.
+    backend: Backend | None = None,
+) -> tuple[Encoded, int | Tensor]:
+    """Write the rows; returns them and the first segment with an overflow, or -1. On a GPU this is
+    [1] int32, which nothing has waited for.
 
     Args: see core.codec.Codec.encode.  dtype: fp32, fp16 or bf16.
     Raises: ValueError: a shape, dtype or device that the kernels do not take.
     """
     sizes = nbytes(segments, dtype)
-    check_buffers(values, segments, payload, at, sizes)
-    if backend == "reference":
-        overflow = reference.encode(values, segments, payload, at, dtype=dtype)
-    else:
-        rows, places = arrays(values, payload)
-        layout = arrays(segments.offsets, segments.start, segments.stride)
-        overflow = cpu.encode(rows, *layout, segments.dim, places, at.numpy(), _KINDS[dtype])
+    backend = check_buffers(values, segments, payload, at, sizes, backend)
+    if backend != "cpu":
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        overflow = kernels.encode(values, segments, payload, at, dtype=dtype)
+        return Encoded(payload, at, sizes), overflow
+    rows, places = arrays(values, payload)
+    layout = arrays(segments.offsets, segments.start, segments.stride)
+    overflow = cpu.encode(rows, *layout, segments.dim, places, at.numpy(), _KINDS[dtype])
     return Encoded(payload, at, sizes), int(overflow)
 
 
 def decode(
-    encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str, backend: Backend = "cpu"
+    encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str, backend: Backend | None = None
 ) -> None:
     """Write the rows to `out`. The caller has checked that nbytes fit. Raises as `encode`."""
-    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
-    if backend == "reference":
-        reference.decode(encoded, segments, out, dtype=dtype)
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
+    if backend != "cpu":
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        kernels.decode(encoded, segments, out, dtype=dtype)
         return
     payload, at, rows = arrays(encoded.payload, encoded.at, out)
     layout = arrays(segments.offsets, segments.start, segments.stride)

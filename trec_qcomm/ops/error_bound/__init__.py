@@ -15,9 +15,10 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops.binding import Backend, check_buffers, first_outside
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers, first_outside, gpu_kernels
 from trec_qcomm.ops.error_bound import cpu, reference, whole
 
 ENCODERS = {
@@ -26,6 +27,7 @@ ENCODERS = {
     "rans": cpu.RANS,
     "auto": whole.AUTO,
 }
+GPU_ENCODERS = ("bitpack",)
 
 _REASONS = {
     cpu.BAD_SIZE: "nbytes, padding and number of verbatim values do not fit the rows",
@@ -33,6 +35,7 @@ _REASONS = {
     cpu.BAD_STEP: "the step is not a normal number > 0",
     cpu.BAD_INDICES: "invalid indices",
     cpu.BAD_VERBATIM: "positions of verbatim values do not increase or are out of range",
+    cpu.OTHER_ENCODER: f"its encoder of indices is none that a GPU decodes: {GPU_ENCODERS}",
 }
 
 
@@ -52,13 +55,13 @@ def encode(
     bounds: Tensor,
     relative: bool,
     encoder: str = "bitpack",
-    backend: Backend = "cpu",
+    backend: Backend | None = None,
 ) -> Encoded:
     """Write the rows.
 
     Args:     see core.codec.Codec.encode.  bounds: [S] float64 on CPU, finite, >= 0; 0 is lossless.
               relative: bounds are fractions of max - min of the finite values of each segment.
-              encoder: see ENCODERS.
+              encoder: see ENCODERS; on a GPU one of GPU_ENCODERS.
     Numerics: |x - decoded| <= bound in exact arithmetic, no slack, for every finite x; NaN (with
               its payload) and infinities survive; -0.0 may become 0.0.
     Raises:   ValueError: a shape, dtype, device, bound or encoder out of range.
@@ -67,7 +70,12 @@ def encode(
     if encoder not in ENCODERS:
         raise ValueError(f"encoder: {encoder!r} is not one of {tuple(ENCODERS)}")
     most = max_nbytes(segments)
-    x, *where = check_buffers(values, segments, payload, at, most)
+    backend = check_buffers(values, segments, payload, at, most, backend)
+    if backend == "gpu":
+        if encoder not in GPU_ENCODERS:
+            raise ValueError(f"encoder: {encoder!r} is not one of {GPU_ENCODERS} on a GPU")
+        kernels = gpu_kernels(__name__)
+        return Encoded(payload, at, kernels.encode(values, segments, payload, at, bounds, relative))
     sizes = np.zeros(most.numel(), np.int64)
     nbytes = torch.from_numpy(sizes)
     if backend == "reference":
@@ -77,8 +85,9 @@ def encode(
             nbytes[s] = len(data)
             payload[int(at[s]) : int(at[s]) + len(data)] = data
         return Encoded(payload, at, nbytes)
-    layout = (segments.offsets.numpy(), segments.start.numpy(), segments.stride.numpy())
-    arguments = (x, *layout, segments.dim, *where, bounds.numpy(), relative)
+    x, memory, places = arrays(values, payload, at)
+    layout = arrays(segments.offsets, segments.start, segments.stride)
+    arguments = (x, *layout, segments.dim, memory, places, most.numpy(), bounds.numpy(), relative)
     if encoder == "bitpack":
         cpu.encode(*arguments, sizes)
     else:
@@ -86,14 +95,17 @@ def encode(
     return Encoded(payload, at, nbytes)
 
 
-def decode(encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend = "cpu") -> None:
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
+) -> None:
     """Write the rows to `out`; the segments say by what encoder and step.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes.
+    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes, and on a GPU
+        those of encoders that are none of GPU_ENCODERS, when core.checks says.
     """
-    y, *where = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
-    sizes = where[-1]
-    if sizes.size and sizes.min() < 0:
+    sizes = encoded.nbytes
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, sizes, backend)
+    if len(sizes) and int(sizes.min()) < 0:
         raise ValueError("nbytes: negative")
     if backend == "reference":
         for s in range(segments.num_segments):
@@ -104,12 +116,22 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backen
             except ValueError as error:
                 raise CorruptFrameError(str(error), segment=s) from error
         return
-    layout = (segments.offsets.numpy(), segments.start.numpy(), segments.stride.numpy())
+    if backend == "gpu":
+        raise_first(gpu_kernels(__name__).decode(encoded, segments, out), _error_of)
+        return
+    y, *where = arrays(out, encoded.payload, encoded.at, sizes)
+    layout = arrays(segments.offsets, segments.start, segments.stride)
     wrong, reason = cpu.decode(*where, *layout, segments.dim, y)
     if reason == cpu.OTHER_ENCODER:
         wrong, reason = whole.decode(*where, *layout, segments.dim, y)
     if wrong >= 0:
         raise CorruptFrameError(_REASONS[reason], segment=int(wrong))
+
+
+def _error_of(found: int) -> CorruptFrameError:
+    """Args: found: what gpu.decode returns, >= 0."""
+    segment, reason = divmod(found, gpu_kernels(__name__).NUM_REASONS)
+    return CorruptFrameError(_REASONS[reason], segment=segment)
 
 
 def _check_bounds(bounds: Tensor, segments: Segments) -> None:
@@ -132,4 +154,4 @@ def _raw_nbytes(num_rows: Any, dim: int, out: Any) -> None:
 # Compiled, as what binding.py checks and for the same reason.
 _fill_max_nbytes: Any = njit(nogil=True, cache=True)(_raw_nbytes)
 
-__all__ = ["ENCODERS", "decode", "encode", "max_nbytes"]
+__all__ = ["ENCODERS", "GPU_ENCODERS", "decode", "encode", "max_nbytes"]

@@ -2,9 +2,18 @@
 the output stays in the cache while all parts are added to it.
 """
 
+import numpy as np
 from numba import njit
 
 _STRETCH = 4096  # values, 16 KiB
+_NAN = np.float32(np.nan)
+
+
+@njit(inline="always")
+def plus(a, b):
+    """a + b; one NaN for all."""
+    total = a + b
+    return total if total == total else _NAN
 
 
 @njit(nogil=True, cache=True)
@@ -19,4 +28,4 @@ def rank_sum(parts, out):
         for p in range(1, num_parts):
             part = parts[p, begin:end]
             for i in range(sums.size):
-                sums[i] = sums[i] + part[i]
+                sums[i] = plus(sums[i], part[i])

@@ -1,5 +1,7 @@
 """Sum in rank order in plain torch: the definition."""
 
+import math
+
 from torch import Tensor
 
 
@@ -9,3 +11,4 @@ def rank_sum(parts: Tensor, out: Tensor) -> None:
     total.copy_(parts[0])
     for part in parts[1:]:
         total += part
+        total.masked_fill_(total.isnan(), math.nan)

@@ -2,6 +2,8 @@
 
 from numba import njit
 
+from trec_qcomm.ops.rank_sum.cpu import plus
+
 
 @njit(nogil=True, cache=True)
 def choose(chosen, first, num_rows, start, stride, counts, position):
@@ -42,5 +44,5 @@ def add(packed, position, offsets, dim, out):
         for u in range(offsets[s], offsets[s + 1]):
             row, place = packed[at : at + d], out[position[u] : position[u] + d]
             for i in range(d):
-                place[i] += row[i]
+                place[i] = plus(place[i], row[i])
             at += d

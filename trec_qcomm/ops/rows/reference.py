@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trec_qcomm.ops.rank_sum.reference import rank_sum
+
 if TYPE_CHECKING:
     from trec_qcomm.ops.rows import Rows
 
@@ -37,5 +39,6 @@ def add(packed: Tensor, rows: "Rows", out: Tensor) -> None:
     flat, at = out.view(-1), 0
     dims = torch.repeat_interleave(rows.dim, rows.counts)
     for position, dim in zip(rows.position.tolist(), dims.tolist(), strict=True):
-        flat[position : position + dim] += packed.view(-1)[at : at + dim]
+        place = flat[position : position + dim]
+        rank_sum(torch.stack([place, packed.view(-1)[at : at + dim]]), place)
         at += dim

@@ -13,9 +13,9 @@ Source: Yang et al. 2020 (row-wise min/max quantization); scaling, rounding and 
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.rowwise import cpu, reference
 
 BITS = (8, 4, 2)
@@ -36,9 +36,10 @@ def encode(
     bits: int,
     stochastic: bool = False,
     seed: int = 0,
-    backend: Backend = "cpu",
-) -> tuple[Encoded, int]:
-    """Write the rows; returns them and the first segment that holds NaN or inf, or -1.
+    backend: Backend | None = None,
+) -> tuple[Encoded, int | Tensor]:
+    """Write the rows; returns them and the first segment that holds NaN or inf, or -1. On a GPU
+    this is [1] int32, which nothing has waited for.
 
     Args:     see core.codec.Codec.encode.  bits: 8, 4 or 2.  stochastic: round by the dither of
               `seed` instead of to nearest.
@@ -55,38 +56,43 @@ def encode(
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed: {seed} is not in 0..2^63 - 1")
     sizes = nbytes(segments, bits)
-    check_buffers(values, segments, payload, at, sizes)
-    if backend == "reference":
-        nonfinite = reference.encode(
+    backend = check_buffers(values, segments, payload, at, sizes, backend)
+    if backend != "cpu":
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        nonfinite = kernels.encode(
             values, segments, payload, at, bits=bits, stochastic=stochastic, seed=seed
         )
-    else:
-        rows, places, offsets = arrays(values, payload, at)
-        layout = arrays(segments.offsets, segments.start, segments.stride)
-        seeds = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).numpy().astype("uint32")
-        nonfinite = cpu.encode(
-            rows, *layout, segments.dim, places, offsets, bits, stochastic, *seeds
-        )
+        return Encoded(payload, at, sizes), nonfinite
+    rows, places, offsets = arrays(values, payload, at)
+    layout = arrays(segments.offsets, segments.start, segments.stride)
+    seeds = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).numpy().astype("uint32")
+    nonfinite = cpu.encode(rows, *layout, segments.dim, places, offsets, bits, stochastic, *seeds)
     return Encoded(payload, at, sizes), int(nonfinite)
 
 
 def decode(
-    encoded: Encoded, segments: Segments, out: Tensor, *, bits: int, backend: Backend = "cpu"
+    encoded: Encoded,
+    segments: Segments,
+    out: Tensor,
+    *,
+    bits: int,
+    backend: Backend | None = None,
 ) -> None:
     """Write the rows to `out`. The caller has checked that nbytes fit.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes.
+    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes; on a GPU when
+        core.checks says.
     """
     _check_bits(bits)
-    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
-    if backend == "reference":
-        reference.decode(encoded, segments, out, bits=bits)
-        return
-    payload, at, rows = arrays(encoded.payload, encoded.at, out)
-    layout = arrays(segments.offsets, segments.start, segments.stride)
-    wrong = int(cpu.decode(payload, at, *layout, segments.dim, rows, bits))
-    if wrong >= 0:
-        raise CorruptFrameError("exponent out of range", segment=wrong)
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
+    if backend == "cpu":
+        payload, at, rows = arrays(encoded.payload, encoded.at, out)
+        layout = arrays(segments.offsets, segments.start, segments.stride)
+        wrong = cpu.decode(payload, at, *layout, segments.dim, rows, bits)
+    else:
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        wrong = kernels.decode(encoded, segments, out, bits=bits)
+    raise_first(wrong, "exponent out of range")
 
 
 def _check_bits(bits: int) -> None:

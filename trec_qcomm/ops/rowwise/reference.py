@@ -11,7 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 
 HEADER_NBYTES = 8
@@ -159,15 +158,16 @@ def encode(
     return nonfinite
 
 
-def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> None:
-    """Write the rows back. Raises CorruptFrameError: an exponent that no encoder writes."""
+def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> int:
+    """Write the rows back; returns the first segment with an exponent that no encoder writes, or
+    -1."""
     for s in range(segments.num_segments):
         rows = segments.block(out, s)
         num_rows, dim = rows.shape
         data = encoded.payload[int(encoded.at[s]) :].clone()
         k = int(data[:2].view(torch.int16))
         if not MIN_EXPONENT <= k <= MAX_EXPONENT:
-            raise CorruptFrameError("exponent out of range", segment=s)
+            return s
         codes = HEADER_NBYTES + 4 * num_rows
         scale, low = data[HEADER_NBYTES:codes].view(torch.int16).view(2, num_rows)
         width = -(-dim * bits // 8)
@@ -177,3 +177,4 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> N
         x = times_power_of_two(y, -k)
         overflow = x.isinf() & y.isfinite()  # the largest float32 rounded up
         rows.copy_(torch.where(overflow, x.sign() * _FLT_MAX, x))
+    return -1

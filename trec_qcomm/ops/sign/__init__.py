@@ -10,9 +10,9 @@ what is not finite is ours.
 
 from torch import Tensor
 
-from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.sign import cpu, reference
 
 
@@ -27,32 +27,36 @@ def encode(
     payload: Tensor,
     at: Tensor,
     *,
-    backend: Backend = "cpu",
+    backend: Backend | None = None,
 ) -> Encoded:
     """Write the rows. See core.codec.Codec.encode. Raises ValueError: a shape, dtype or device."""
     sizes = nbytes(segments)
-    check_buffers(values, segments, payload, at, sizes)
-    if backend == "reference":
-        reference.encode(values, segments, payload, at)
-    else:
+    backend = check_buffers(values, segments, payload, at, sizes, backend)
+    if backend == "cpu":
         layout = arrays(segments.offsets, segments.start, segments.stride)
         cpu.encode(*arrays(values), *layout, segments.dim, *arrays(payload, at, sizes))
+    else:
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        kernels.encode(values, segments, payload, at)
     return Encoded(payload, at, sizes)
 
 
-def decode(encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend = "cpu") -> None:
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
+) -> None:
     """Write the rows to `out`.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: a magnitude below 0.
+    Raises: ValueError as `encode`.  CorruptFrameError: a magnitude below 0; on a GPU when
+        core.checks says.
     """
-    check_buffers(out, segments, encoded.payload, encoded.at, nbytes(segments))
-    if backend == "reference":
-        bad = reference.decode(encoded, segments, out)
-    else:
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, nbytes(segments), backend)
+    if backend == "cpu":
         layout = arrays(segments.offsets, segments.start, segments.stride)
         bad = cpu.decode(*arrays(encoded.payload, encoded.at), *layout, segments.dim, *arrays(out))
-    if bad >= 0:
-        raise CorruptFrameError("a magnitude below 0", segment=int(bad))
+    else:
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        bad = kernels.decode(encoded, segments, out)
+    raise_first(bad, "a magnitude below 0")
 
 
 __all__ = ["decode", "encode", "nbytes"]

@@ -18,9 +18,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Masks, Segments, aligned, mask_nbytes
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers
+from trec_qcomm.core.transfer import download
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers, choose_backend, gpu_kernels
 from trec_qcomm.ops.sparsify import cpu, reference
 from trec_qcomm.ops.sparsify.masks import masked_counts
 
@@ -51,12 +53,18 @@ def max_nbytes(segments: Segments, values: Values) -> Tensor:
     return aligned(reference.HEADER_NBYTES + segments.num_rows * row)
 
 
-def masked_nbytes(segments: Segments, values: Values) -> Tensor:
-    """[S] int64: the exact size of each segment's kept columns; without masks, of all columns."""
-    num_kept = segments.num_rows * segments.dim
-    if segments.masks is not None:
+def masked_nbytes(segments: Segments, values: Values, *, backend: Backend | None = None) -> Tensor:
+    """[S] int64: the exact size of each segment's kept columns; without masks, of all columns.
+    Masks on a GPU are counted there, which is waited for."""
+    if segments.masks is None:
+        return _masked_nbytes(segments.num_rows * segments.dim, kind_of(values))
+    backend = choose_backend(backend, segments.masks.bits)
+    if backend == "gpu":
+        kernels = _kernels(backend, segments)
+        num_kept = download(kernels.counts_of(segments, kernels.kept_by(segments)))
+    else:
         num_kept = _masked_counts(segments, segments.masks)
-    return aligned(reference.MASKED_HEADER_NBYTES + num_kept * reference.NBYTES[kind_of(values)])
+    return _masked_nbytes(num_kept, kind_of(values))
 
 
 def encode_top_k(
@@ -67,7 +75,7 @@ def encode_top_k(
     *,
     k: int,
     stored: Values,
-    backend: Backend = "cpu",
+    backend: Backend | None = None,
 ) -> Encoded:
     """Write the k columns of largest magnitude of each row, and note them in the masks, if any.
 
@@ -89,7 +97,7 @@ def encode_above(
     *,
     thresholds: Tensor,
     stored: Values,
-    backend: Backend = "cpu",
+    backend: Backend | None = None,
 ) -> Encoded:
     """Write the columns with |x| >= threshold, and NaN; note them in the masks, if any.
 
@@ -119,19 +127,25 @@ def level_below(thresholds: Tensor) -> Tensor:
     return reference.keys_of(least).to(torch.int64) - 1
 
 
-def decode(encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend = "cpu") -> None:
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
+) -> None:
     """Write the rows to `out`, zeros in columns that were not kept; note the masks, if any.
 
-    Raises: ValueError as `encode_top_k`.  CorruptFrameError: bytes that no encoder writes.
+    Raises: ValueError as `encode_top_k`.  CorruptFrameError: bytes that no encoder writes; on a GPU
+        when core.checks says.
     """
-    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
     if backend == "reference":
         reference.decode(encoded, segments, out)
-        return
-    masks = segments.masks or _scratch_masks(segments)
-    where = arrays(encoded.payload, encoded.at, encoded.nbytes, *_layout(segments))
-    places = arrays(out, masks.bits, masks.at)
-    _raise_bad(*cpu.decode(*where, segments.dim, *places))
+    elif backend == "gpu":
+        raise_first(_kernels(backend, segments).decode(encoded, segments, out), error_of)
+    else:
+        masks = segments.masks or _scratch_masks(segments)
+        where = arrays(encoded.payload, encoded.at, encoded.nbytes, *_layout(segments))
+        places = arrays(out, masks.bits, masks.at)
+        bad, segment = cpu.decode(*where, segments.dim, *places)
+        raise_first(8 * segment + bad, error_of)
 
 
 def encode_masked(
@@ -141,38 +155,50 @@ def encode_masked(
     at: Tensor,
     *,
     stored: Values,
-    backend: Backend = "cpu",
+    backend: Backend | None = None,
 ) -> Encoded:
     """Write the columns that `segments.masks` name. Raises ValueError where it is None."""
     kind, masks = kind_of(stored), _masks(segments)
-    sizes = masked_nbytes(segments, stored)
-    check_buffers(values, segments, payload, at, sizes)
+    segments.check_fits(values)
+    backend = choose_backend(backend, values)
+    if backend == "gpu":
+        kernels = _kernels(backend, segments)
+        kept = kernels.kept_by(segments)
+        counts = download(kernels.counts_of(segments, kept))
+    else:
+        counts = _masked_counts(segments, masks)
+    sizes = _masked_nbytes(counts, kind)
+    check_buffers(values, segments, payload, at, sizes, backend)
     if backend == "reference":
         sizes = reference.encode_masked(values, segments, payload, at, kind=kind)
+    elif backend == "gpu":
+        kernels.encode_masked(values, segments, payload, at, kind=kind, kept=kept)
     else:
         rows, places, offsets = arrays(values, payload, at)
-        counts = _masked_counts(segments, masks).numpy()
-        bits = arrays(masks.bits, masks.at)
+        bits = arrays(masks.bits, masks.at, counts)
         layout = arrays(*_layout(segments))
-        cpu.encode_masked(rows, *layout, segments.dim, places, offsets, kind, *bits, counts)
+        cpu.encode_masked(rows, *layout, segments.dim, places, offsets, kind, *bits)
     return Encoded(payload, at, sizes)
 
 
 def decode_masked(
-    encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend = "cpu"
+    encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
 ) -> None:
     """Write the rows to `out`, zeros in columns that the masks do not name.
 
-    Raises: ValueError: no masks, and as `encode_top_k`.  CorruptFrameError.
+    Raises: ValueError: no masks, and as `encode_top_k`.  CorruptFrameError as `decode`.
     """
     masks = _masks(segments)
-    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
     if backend == "reference":
         reference.decode_masked(encoded, segments, out)
-        return
-    where = arrays(encoded.payload, encoded.at, encoded.nbytes, *_layout(segments))
-    places = arrays(out, masks.bits, masks.at, _masked_counts(segments, masks))
-    _raise_bad(*cpu.decode_masked(*where, segments.dim, *places))
+    elif backend == "gpu":
+        raise_first(_kernels(backend, segments).decode_masked(encoded, segments, out), error_of)
+    else:
+        where = arrays(encoded.payload, encoded.at, encoded.nbytes, *_layout(segments))
+        places = arrays(out, masks.bits, masks.at, _masked_counts(segments, masks))
+        bad, segment = cpu.decode_masked(*where, segments.dim, *places)
+        raise_first(8 * segment + bad, error_of)
 
 
 def _encode(
@@ -184,12 +210,14 @@ def _encode(
     kind: int,
     k: int,
     levels: Tensor,
-    backend: Backend,
+    backend: Backend | None,
 ) -> Encoded:
-    check_buffers(values, segments, payload, at, most)
-    if backend == "reference":
-        sizes = reference.encode(values, segments, payload, at, kind=kind, k=k, levels=levels)
-        return Encoded(payload, at, sizes)
+    backend = check_buffers(values, segments, payload, at, most, backend)
+    if backend != "cpu":
+        kernels = _kernels(backend, segments)
+        sizes = kernels.encode(values, segments, payload, at, kind=kind, k=k, levels=levels)
+        # With k they are known; a GPU's may be on their way.
+        return Encoded(payload, at, most if k > 0 else download(sizes))
     masks = segments.masks or _scratch_masks(segments)
     sizes = torch.empty_like(at)
     rows, places, offsets = arrays(values, payload, at)
@@ -203,6 +231,20 @@ def kind_of(values: str) -> int:
     if values not in _KINDS:
         raise ValueError(f"values: {values!r} is not one of {get_args(Values)}")
     return _KINDS[values]
+
+
+def error_of(bad: int) -> CorruptFrameError:
+    """Of 8 times the number of a segment, plus what is wrong with it."""
+    return CorruptFrameError(_REASONS[bad % 8], segment=bad // 8)
+
+
+def _kernels(backend: Backend, segments: Segments) -> Any:
+    if backend == "reference":
+        return reference
+    kernels = gpu_kernels(__name__)
+    if segments.dim > kernels.MAX_DIM:
+        raise ValueError(f"Segments.dim: {segments.dim} is above {kernels.MAX_DIM}, on a GPU")
+    return kernels
 
 
 def _layout(segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,16 +263,15 @@ def _masks(segments: Segments) -> Masks:
     return segments.masks
 
 
+def _masked_nbytes(num_kept: Tensor, kind: int) -> Tensor:
+    return aligned(reference.MASKED_HEADER_NBYTES + num_kept * reference.NBYTES[kind])
+
+
 def _masked_counts(segments: Segments, masks: Masks) -> Tensor:
     counts = torch.empty_like(segments.start)
     offsets, bits, at, out = arrays(segments.offsets, masks.bits, masks.at, counts)
     masked_counts(offsets, segments.dim, bits, at, out)
     return counts
-
-
-def _raise_bad(bad: Any, segment: Any) -> None:
-    if bad != cpu.OK:
-        raise CorruptFrameError(_REASONS[int(bad)], segment=int(segment))
 
 
 __all__ = [
@@ -240,6 +281,7 @@ __all__ = [
     "encode_above",
     "encode_masked",
     "encode_top_k",
+    "error_of",
     "kind_of",
     "level_below",
     "levels_of",

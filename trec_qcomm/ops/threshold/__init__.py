@@ -11,20 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers
-from trec_qcomm.ops.sparsify import Values, kind_of, levels_of
+from trec_qcomm.core.transfer import download
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
+from trec_qcomm.ops.sparsify import Values, error_of, kind_of, levels_of
 from trec_qcomm.ops.sparsify import reference as sparse
 from trec_qcomm.ops.threshold import cpu, reference
-
-_REASONS = {
-    cpu.BAD_SIZE: sparse.REASONS["size"],
-    cpu.BAD_FORM: sparse.REASONS["form"],
-    cpu.BAD_SCALE: sparse.REASONS["scale"],
-    cpu.BAD_COUNT: sparse.REASONS["count"],
-    cpu.BAD_PLACES: sparse.REASONS["columns"],
-}
 
 
 def max_nbytes(segments: Segments, values: Values) -> Tensor:
@@ -42,7 +35,7 @@ def encode(
     *,
     thresholds: Tensor,
     stored: Values,
-    backend: Backend = "cpu",
+    backend: Backend | None = None,
 ) -> Encoded:
     """Write the values with |x| >= threshold, and NaN.
 
@@ -50,10 +43,11 @@ def encode(
     Raises: ValueError: a shape, dtype, device, threshold or stored out of range.
     """
     kind, levels = kind_of(stored), levels_of(thresholds, segments)
-    check_buffers(values, segments, payload, at, max_nbytes(segments, stored))
-    if backend == "reference":
-        sizes = reference.encode(values, segments, payload, at, kind=kind, levels=levels)
-        return Encoded(payload, at, sizes)
+    backend = check_buffers(values, segments, payload, at, max_nbytes(segments, stored), backend)
+    if backend != "cpu":
+        kernels = _kernels(backend, segments)
+        sizes = kernels.encode(values, segments, payload, at, kind=kind, levels=levels)
+        return Encoded(payload, at, download(sizes))
     sizes = torch.empty_like(at)
     rows, places, offsets = arrays(values, payload, at)
     choice = arrays(levels, sizes)
@@ -61,19 +55,33 @@ def encode(
     return Encoded(payload, at, sizes)
 
 
-def decode(encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend = "cpu") -> None:
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
+) -> None:
     """Write the rows to `out`, zeros where nothing was kept.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes.
+    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes; on a GPU when
+        core.checks says.
     """
-    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
     if backend == "reference":
         reference.decode(encoded, segments, out)
-        return
-    where = arrays(encoded.payload, encoded.at, encoded.nbytes)
-    bad, segment = cpu.decode(*where, *_layout(segments), segments.dim, *arrays(out))
-    if bad != cpu.OK:
-        raise CorruptFrameError(_REASONS[int(bad)], segment=int(segment))
+    elif backend == "gpu":
+        raise_first(_kernels(backend, segments).decode(encoded, segments, out), error_of)
+    else:
+        where = arrays(encoded.payload, encoded.at, encoded.nbytes)
+        bad, segment = cpu.decode(*where, *_layout(segments), segments.dim, *arrays(out))
+        raise_first(8 * segment + bad, error_of)
+
+
+def _kernels(backend: Backend, segments: Segments) -> Any:
+    if backend == "reference":
+        return reference
+    kernels = gpu_kernels(__name__)
+    most = int(segments.num_rows.max()) * segments.dim if segments.num_segments else 0
+    if most > kernels.MAX_NUMEL:
+        raise ValueError(f"Segments: {most} values in one are above {kernels.MAX_NUMEL}, on a GPU")
+    return kernels
 
 
 def _layout(segments: Segments) -> tuple[Any, ...]:

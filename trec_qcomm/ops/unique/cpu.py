@@ -7,6 +7,8 @@ numbers where they do, it stays in the L1 cache for a batch of 2048.
 import numpy as np
 from numba import njit
 
+from trec_qcomm.ops.rank_sum.cpu import plus
+
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplicative hashing
 _EMPTY = -1
 
@@ -204,4 +206,4 @@ def sum_by_bag(matrix, start, num_rows, dim, column, group, inverse, out):
             source = b * width + column[s]
             row, place = flat[source : source + d], out[target : target + d]
             for i in range(d):
-                place[i] += row[i]
+                place[i] = plus(place[i], row[i])

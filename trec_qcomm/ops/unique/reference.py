@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trec_qcomm.ops.rank_sum.reference import rank_sum
+
 if TYPE_CHECKING:
     from trec_qcomm.ops.unique import Blocks
 
@@ -54,7 +56,7 @@ def sum_by_bag(matrix: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -
         packed = out[start : start + n * dim].view(n, dim)
         packed.zero_()
         for b, bag in enumerate(inverse[int(blocks.group[s])].tolist()):
-            packed[bag] += matrix[b, column : column + dim]
+            rank_sum(torch.stack([packed[bag], matrix[b, column : column + dim]]), packed[bag])
 
 
 def _shapes(blocks: "Blocks") -> list[tuple[int, int, int]]:

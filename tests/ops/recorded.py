@@ -1,0 +1,136 @@
+"""What all ops launch for some segments of usual dims, as compile_kernels.py takes it."""
+
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Sign, Threshold, TopK
+from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.rank_sum import rank_sum
+from trec_qcomm.ops.rows import add, choose, take
+from trec_qcomm.ops.unique import Blocks, expand, sum_by_bag, take_bags, unique_bags
+from trec_qcomm.wire import frame
+
+CODECS = (
+    Identity(),
+    Cast("fp16"),
+    Cast("bf16"),
+    *(Rowwise(bits) for bits in (8, 4, 2)),
+    Rowwise(4, "stochastic"),
+    ErrorBounded(0.01),
+    ErrorBounded(0.01, mode="abs"),
+    *(TopK(density=0.1, values=values) for values in ("fp32", "fp16", "int8")),
+    TopK(threshold=1.0),
+    *(ForwardMask(values) for values in ("fp32", "fp16", "int8")),
+    *(Threshold(1.0, values=values) for values in ("fp32", "fp16", "int8")),
+    Sign(),
+)
+TYPES = {
+    torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32",
+    torch.int16: "*i16", torch.uint8: "*u8", torch.int8: "*i8", torch.float16: "*fp16",
+    torch.bfloat16: "*bf16", torch.bool: "*i1",
+}  # fmt: skip
+
+
+def recorded_launches() -> list[dict]:
+    """Each kernel with each set of types and constants once."""
+    found: dict[str, dict] = {}
+    with recording(found), default_backend("gpu"):
+        for codec in CODECS:
+            encode_and_decode(codec, 64)
+        others()
+    return list(found.values())
+
+
+def encode_and_decode(codec, dim: int) -> None:
+    num_rows = torch.tensor([3, 0, 2, 1])
+    offsets = exclusive_cumsum(num_rows)
+    masks = Masks.of_all_columns(num_rows, torch.full_like(num_rows, dim))
+    stride = torch.full_like(num_rows, dim)
+    segments = Segments(offsets, dim, offsets[:-1] * dim, stride, masks=masks)
+    values = torch.randn(6, dim)
+    most = codec.max_nbytes(segments)
+    payload = torch.zeros(int(most.sum()), dtype=torch.uint8)
+    encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1])
+    codec.decode(encoded, segments, torch.empty_like(values))
+
+
+def others() -> None:
+    """Sums, distinct bags, chosen rows, frames."""
+    rank_sum(torch.randn(3, 40), torch.empty(40))
+    ids, lengths = torch.arange(8) % 3, torch.ones(8, dtype=torch.int64)
+    groups = torch.tensor([4, 4]), torch.ones(2, dtype=torch.float64)
+    for values, sizes, weights in (
+        (ids, lengths, None),
+        (ids, lengths, torch.ones(8)),
+        (ids.int(), lengths.int(), None),
+    ):
+        found = unique_bags(values, sizes, *groups, weights=weights)
+        take_bags(values, sizes, found.first, weights=weights)
+    for dim in (16, 7):
+        dims = torch.full((2,), dim)
+        start = exclusive_cumsum(found.counts * dims)[:-1]
+        blocks = Blocks(start, found.counts, dims, torch.tensor([0, dim]), torch.arange(2))
+        packed, matrix = torch.randn(int((found.counts * dims).sum())), torch.empty(4, 2 * dim)
+        expand(packed, blocks, found.inverse.view(2, 4), matrix)
+        sum_by_bag(matrix, blocks, found.inverse.view(2, 4), packed)
+        first, four = torch.tensor([0, 4]), torch.tensor([4, 4])
+        places = four, torch.tensor([0, dim]), torch.tensor([2 * dim, 2 * dim]), dims
+        rows = choose(torch.ones(8, dtype=torch.bool), first, *places)
+        out = torch.empty(rows.num_values)
+        take(matrix, rows, out)
+        add(out, rows, matrix)
+    frames()
+
+
+def frames() -> None:
+    nbytes = torch.tensor([16, 8])
+    at, sizes = frame.lay_out(nbytes + 8, [1, 1])
+    payload = torch.zeros(sum(sizes), dtype=torch.uint8)
+    with mock.patch.object(frame, "on_gpu", return_value=True):
+        encoded, sizes = frame.compact(Encoded(payload, at, nbytes), [1, 1])
+        table = {"layouts": [1, 2], "call": 0, "num_rows": torch.tensor([1, 1])}
+        frame.seal(
+            encoded.payload, sizes, [1, 1], codecs=torch.tensor([1, 1]), nbytes=nbytes, **table
+        )
+
+
+@contextmanager
+def recording(found: dict[str, dict]):
+    from triton.runtime.interpreter import GridExecutor
+
+    run = GridExecutor.__call__
+
+    def recorded(self, *args, **options):
+        launch = launch_of(self, args, options)
+        found.setdefault(repr(launch | {"aligned": None}), launch)
+        return run(self, *args, **options)
+
+    with mock.patch.object(GridExecutor, "__call__", recorded):
+        yield
+
+
+def launch_of(executor, args, options) -> dict:
+    names = executor.arg_names
+    given = dict(zip(names, args, strict=False)) | {k: v for k, v in options.items() if k in names}
+    constants = {name: given.pop(name) for name in executor.constexprs}
+    types = {name: type_of(value) for name, value in given.items()}
+    aligned = [n for n, v in given.items() if isinstance(v, torch.Tensor) or v % 16 == 0]
+    return {
+        "module": executor.fn.__module__,
+        "kernel": executor.fn.__name__,
+        "types": types,
+        "aligned": aligned,
+        "constants": constants,
+    }
+
+
+def type_of(value) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(2**31) <= value < 2**31 else "i64"

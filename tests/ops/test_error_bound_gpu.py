@@ -1,0 +1,325 @@
+"""error_bound on a GPU: the bytes and the verdicts of cpu, which test_error_bound.py holds to those
+of reference.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.ops.backends import device_of
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ops import error_bound
+from trec_qcomm.ops.error_bound import cpu
+from trec_qcomm.testing import awkward_rows, interleaved_segments
+
+pytestmark = pytest.mark.triton
+GPU = device_of("gpu")
+CANARY = 0xA5
+
+
+def encode(values, segments, bound, relative, backend, encoder="bitpack"):
+    """Into just max_nbytes each, between canaries."""
+    most = error_bound.max_nbytes(segments)
+    payload = torch.full((int(most.sum()) + 16,), CANARY, dtype=torch.uint8)
+    bounds = torch.full((segments.num_segments,), bound, dtype=torch.float64)
+    device = device_of(backend)
+    encoded = error_bound.encode(
+        values.to(device), segments, payload.to(device), exclusive_cumsum(most)[:-1] + 8,
+        bounds=bounds, relative=relative, encoder=encoder, backend=backend,
+    )  # fmt: skip
+    return Encoded(encoded.payload.cpu(), encoded.at, encoded.nbytes)
+
+
+def decode(encoded, segments, like, backend):
+    """The bits of the decoded rows, and 9 around them."""
+    device = device_of(backend)
+    out = torch.full_like(like, 9.0, device=device)
+    where = Encoded(encoded.payload.to(device), encoded.at, encoded.nbytes)
+    error_bound.decode(where, segments, out, backend=backend)
+    return out.cpu().view(torch.int32)
+
+
+def bytes_of(encoded, segment=0):
+    begin = int(encoded.at[segment])
+    return encoded.payload[begin : begin + int(encoded.nbytes[segment])]
+
+
+def check(values, segments, bound, relative=False):
+    """Same bytes, same rows. Returns the encoders of the segments that are not empty."""
+    ours, theirs = (encode(values, segments, bound, relative, b) for b in ("gpu", "cpu"))
+    assert ours.nbytes.tolist() == theirs.nbytes.tolist()
+    for s in range(segments.num_segments):
+        assert torch.equal(bytes_of(ours, s), bytes_of(theirs, s)), s
+    for edge in (ours.payload[:8], ours.payload[-8:]):
+        assert bool((edge == CANARY).all())
+    decoded = [decode(theirs, segments, values, b) for b in ("gpu", "cpu")]
+    assert torch.equal(*decoded)
+    return {int(bytes_of(ours, s)[4]) & 15 for s in ours.nbytes.nonzero().view(-1).tolist()}
+
+
+def noise(num_rows, width, seed=0):
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dim", [1, 7, 16])
+def test_parity_in_every_layout(dim):
+    awkward = awkward_rows(dim)
+    scales = 10.0 ** torch.linspace(-44, 38, 40)[:, None]
+    uneven = (noise(40, dim) * scales).clamp(-3e38, 3e38)
+    for values, segments, bound, relative in [
+        (awkward, Segments.packed([len(awkward) - 1, 0, 1], dim), 0.01, True),
+        (awkward, Segments.packed([len(awkward)], dim), 0.01, False),
+        (uneven, Segments.packed([1] * 5 + [30] + [1] * 5, dim), 1e-3, True),
+        (uneven, Segments.packed([40], dim), 1e-6, False),
+        (noise(90, 2 * (dim + 3)), interleaved_segments(90, 2, dim), 0.01, True),
+        (noise(9, 2 * (dim + 4)), interleaved_segments(9, 2, dim, gap=4), 1e-3, False),
+    ]:
+        check(values, segments, bound, relative)
+
+
+def test_many_segments_of_a_row_and_none():
+    awkward = awkward_rows(3)
+    check(awkward, Segments.packed([1] * len(awkward), 3), 0.3)
+    for num_rows in ([0, 0], []):
+        assert check(torch.empty(0, 3), Segments.packed(num_rows, 3), 0.01) == set()
+
+
+@pytest.mark.parametrize(
+    ("dim", "gap"), [(33, 3), (64, 4), (1000, 4), (1023, 3), (1024, 4), (1028, 3), (3000, 8)]
+)
+def test_rows_of_any_length_are_found(dim, gap):
+    """Groups begin and end anywhere in them."""
+    num_rows = 2 + 1100 // dim
+    values = noise(num_rows, 2 * (dim + gap))
+    segments = interleaved_segments(num_rows, 2, dim, gap=gap)
+    assert check(values, segments, 0.01, True) == {cpu.BITPACK}
+
+
+@pytest.fixture
+def few_programs(monkeypatch):
+    """Several groups each, and sums of few groups at a time."""
+    from trec_qcomm.ops.error_bound import gpu
+
+    monkeypatch.setattr(gpu, "_MANY_CHUNKS", 4)
+    monkeypatch.setattr(gpu, "_FEW_GROUPS", 1)
+    monkeypatch.setattr(gpu, "_MANY_GROUPS", 2)
+
+
+def test_programs_of_several_groups(few_programs):
+    values = noise(14_000, 1)
+    values[5::701] = math.nan
+    values[10_003:11_000] = 0.1
+    values[11_000:12_024:2] = math.nan
+    segments = Segments.packed([8200, 3, 0, 2797, 1024, 1], 1)
+    assert check(values, segments, 0.01, True) == {cpu.BITPACK, cpu.RAW, cpu.CONSTANT}
+    values[:8200], values[3000:3500] = 0.5, math.inf
+    assert check(values, segments, 1e-8) == {cpu.RAW, cpu.CONSTANT}
+
+
+def test_constants_and_ranges_that_are_zero_subnormal_or_overflow():
+    huge, tiny = torch.finfo(torch.float32).max, 1e-45
+    rows = [
+        [huge, -huge, 1.0, 0.0], [tiny, 3 * tiny, 0.0, -tiny], [0.0, -0.0, 0.0, -0.0],
+        [-0.0, -0.0, 0.0, -0.0], [math.nan, -0.0, -0.0, -0.0], [0.3, 0.3, 0.3, math.nan],
+        [-0.3, -math.inf, -0.3, -0.3], [math.nan, math.inf, -math.inf, math.nan],
+        [math.inf] * 4, [-huge] * 4, [1.0, 1.0 + 2**-23, 1.0, 1.0], [0.0, tiny, 0.0, 0.0],
+    ]  # fmt: skip
+    values = torch.tensor(rows)[:, None].expand(-1, 8, -1).reshape(-1, 4).contiguous()
+    values.view(torch.int32)[45, 2] = 0x7FC12345
+    segments = Segments.packed([8] * len(rows), 4)
+    for bound, relative in ((1e-3, True), (0.3, False)):
+        assert cpu.CONSTANT in check(values, segments, bound, relative)
+
+
+def test_bounds_at_the_limits_of_float32():
+    rows = torch.cat([noise(4, 8), noise(4, 8) * 1e-40, noise(4, 8) * 1e38])
+    segments = Segments.packed([12], 8)
+    for bound in (0, 1e-320, 1e-46, 1e-40, 2**-127, 2**-126, 1e-7, 1e38, 2e38, 1e39, 1e300):
+        check(rows, segments, float(bound), relative=0 < bound < 1e-40)
+
+
+def test_ties_and_their_neighbours():
+    """Verbatim only beyond the bound, as float64 says in reference.py; the kernels have no float64
+    there. Up to three ulps around ties, with bounds that are a power of two and others."""
+    for bound in (0.1, 0.5, 6e-39, 1.7e30):
+        step = 2 * np.float32(bound)
+        if np.float64(step) / 2 > bound:
+            step = np.nextafter(step, np.float32(0))
+        ties = ((torch.arange(-60, 60, dtype=torch.float64) + 0.5) * float(step)).float()
+        around = [ties]
+        for direction in (-math.inf, math.inf):
+            for _ in range(3):
+                before = around[-1] if len(around) % 4 else ties
+                around.append(torch.nextafter(before, torch.tensor(direction)))
+        check(torch.stack(around, 1), Segments.packed([120], 7), bound)
+
+
+def test_one_value_an_ulp_beyond_the_bound():
+    """Its inverse is rounded down, so that its index is 0, and nothing else is verbatim."""
+    bound = np.float32(1.7)
+    beyond = np.nextafter(bound, np.float32(2))
+    assert beyond * (np.float32(0.5) / bound) == 0.5
+    x = torch.zeros(100, 1)
+    x[70] = float(beyond)
+    assert check(x, Segments.packed([100], 1), float(bound)) == {cpu.BITPACK}
+    assert int(bytes_of(encode(x, Segments.packed([100], 1), float(bound), False, "gpu"))[4]) & 128
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0])
+def test_bounds_at_an_ulp_of_the_data(scale):
+    for ulps in (0.5, 0.999, 1, 2, 3.7):
+        bound = float(np.float64(scale) * 2.0**-23 * ulps)
+        check(noise(40, 8) * scale, Segments.packed([40], 8), bound)
+
+
+def test_indices_up_to_2_to_the_22_travel_and_beyond_are_verbatim():
+    largest = 2.0**22
+    x = torch.zeros(200, 6)
+    x[:2] = torch.tensor([largest, -largest, largest + 1, -largest - 1, 1.0, 1e9])
+    x[7, :2], x[9, 0] = torch.tensor([-(2.0**30), -3e38]), 3e38
+    assert check(x, Segments.packed([200], 6), 0.5) == {cpu.BITPACK}
+
+
+def test_many_verbatim_values():
+    """More than a program looks at together, in every group, at either side of where raw is
+    shorter."""
+    values = noise(1300, 2, seed=1)
+    values[::5, 0], values[900:1000, 1] = math.nan, math.inf
+    segments = Segments.packed([1300], 2)
+    assert check(values, segments, 0.01, True) == {cpu.BITPACK}
+    values[:, 1] = math.nan
+    assert check(values, segments, 0.01, True) == {cpu.RAW}
+    constant = torch.full((1500, 1), 2.0)
+    constant[1:1400:2] = math.nan
+    assert check(constant, Segments.packed([1500], 1), 0.01) == {cpu.CONSTANT}
+    constant[1:1500:2] = math.nan
+    assert check(constant, Segments.packed([1500], 1), 0.01) == {cpu.RAW}
+
+
+def verdict(encoded, segments, like, backend):
+    """Decoded bits, or what is wrong with which segment."""
+    try:
+        return decode(encoded, segments, like, backend).tolist()
+    except CorruptFrameError as error:
+        return error.segment, str(error)
+
+
+def test_forged_segments_get_the_verdict_of_cpu():
+    rows = noise(9, 7)
+    rows[2, 3], rows[5, 1] = math.nan, 1e30
+    segments = Segments.packed([9], 7)
+    encoded = encode(rows, segments, 0.05, False, "cpu")
+    data = bytes_of(encoded)
+    generator = torch.Generator().manual_seed(1)
+    places = [(3, v) for v in (0, 1, 0x7F, 0x80, 0xFF)] + [(2, 0), (2, 0x80)]
+    places += [(4, v) for v in (0, 1, 4, 5, 15, 0x11, 0x41, 0x61, 0x81)]
+    places += [(i, v) for i in (5, 7, 8, 9) for v in (0, 1, 2, 0x19, 0x7F, 0xC0, 0xFF)]
+    for place in torch.randint(len(data), (60,), generator=generator).tolist():
+        places.append((place, int(torch.randint(256, (1,), generator=generator))))
+    refused = 0
+    for place, value in places:
+        forged = data.clone()
+        forged[place] = value
+        where = Encoded(forged, torch.tensor([0]), torch.tensor([len(forged)]))
+        ours, theirs = (verdict(where, segments, rows, b) for b in ("gpu", "cpu"))
+        assert ours == theirs, (place, value)
+        refused += isinstance(ours, tuple)
+    assert 0 < refused < len(places)
+
+
+@pytest.mark.parametrize(
+    ("indices", "num_values"),
+    [
+        ([0xC0, 0, 0], 33),
+        ([0xE0, 0, 0], 33),
+        ([25, 0, 0, 0, 0], 1),
+        ([24 | 1 << 5, 1, 0, 0, 0, 0], 1),
+    ],
+    ids=["6 code bits", "7 code bits", "width 25", "width 24 + 1"],
+)
+def test_headers_of_just_the_right_size_that_no_encoder_writes(indices, num_values):
+    header = [0, 0, 0x80, 0x3F, cpu.BITPACK | (-len(indices) % 8) << 4, 0, 0, 0]
+    data = torch.tensor(header + indices + [0] * (-len(indices) % 8), dtype=torch.uint8)
+    forged = Encoded(data, torch.tensor([0]), torch.tensor([len(data)]))
+    like, segments = torch.zeros(num_values, 1), Segments.packed([num_values], 1)
+    for backend in ("gpu", "cpu"):
+        assert verdict(forged, segments, like, backend)[0] == 0
+
+
+def test_random_bytes_do_no_harm():
+    """Behind sound headers, of groups after the first, too; several groups a segment."""
+    rows = noise(2500, 1)
+    segments = Segments.packed([2500], 1)
+    sound = encode(rows, segments, 0.02, False, "cpu")
+    generator = torch.Generator().manual_seed(2)
+    for trial in range(12):
+        data = bytes_of(sound).clone()
+        size = 1 << trial % 6
+        begin = 8 + int(torch.randint(len(data) - 8 - size, (1,), generator=generator))
+        data[begin : begin + size] = torch.randint(
+            256, (size,), generator=generator, dtype=torch.uint8
+        )
+        forged = Encoded(data, torch.tensor([0]), torch.tensor([len(data)]))
+        ours, theirs = (verdict(forged, segments, rows, b) for b in ("gpu", "cpu"))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", ["bitpack", "raw", "constant"])
+def test_every_other_size_is_refused(kind):
+    rows = {"bitpack": noise(9, 7), "raw": noise(1, 7), "constant": torch.ones(9, 7)}[kind]
+    segments = Segments.packed([len(rows)], 7)
+    encoded = encode(rows, segments, 0.01 if kind != "raw" else 1e-20, False, "cpu")
+    size = int(encoded.nbytes[0])
+    for wrong in (n for n in [0, 8, 16, size - 8, size - 4, size + 4, size + 8] if n != size):
+        payload = torch.zeros(size + 24, dtype=torch.uint8)
+        payload[:size] = bytes_of(encoded)
+        forged = Encoded(payload, torch.tensor([0]), torch.tensor([wrong]))
+        with pytest.raises(CorruptFrameError) as raised:
+            decode(forged, segments, rows, "gpu")
+        assert raised.value.segment == 0
+
+
+def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written():
+    rows = noise(8, 16)
+    segments = Segments.packed([2, 2, 0, 2, 2], 16)
+    encoded = encode(rows, segments, 0.01, True, "cpu")
+    payload = encoded.payload.clone()
+    for s in (1, 3):
+        payload[int(encoded.at[s]) + 8] = 0xFF  # a group's header
+    out = torch.full_like(rows, 9.0, device=GPU)
+    forged = Encoded(payload.to(GPU), encoded.at, encoded.nbytes)
+    with pytest.raises(CorruptFrameError, match="invalid indices") as raised:
+        error_bound.decode(forged, segments, out, backend="gpu")
+    assert raised.value.segment == 1
+    good, whole = out.cpu().view(torch.int32), decode(encoded, segments, rows, "cpu")
+    assert torch.equal(good[[0, 1, 6, 7]], whole[[0, 1, 6, 7]])
+    assert bool((out[2:6] == 9).all())
+
+
+@pytest.mark.parametrize("encoder", ["vector_lz", "rans", "auto"])
+def test_other_encoders_are_for_cpus(encoder):
+    rows = noise(60, 4)
+    segments = Segments.packed([60], 4)
+    with pytest.raises(ValueError, match=r"encoder: '.*' is not one of \('bitpack',\) on a GPU"):
+        encode(rows, segments, 0.02, True, "gpu", encoder)
+    encoded = encode(rows, segments, 0.02, True, "cpu")
+    for kind in (cpu.VECTOR_LZ, cpu.RANS):
+        word = int(encoded.at[0]) + 4
+        encoded.payload[word] = (encoded.payload[word] & 0xF0) | kind
+        with pytest.raises(CorruptFrameError, match=r"none that a GPU decodes: \('bitpack',\)"):
+            decode(encoded, segments, rows, "gpu")
+
+
+def test_segments_that_are_too_large_are_refused():
+    from trec_qcomm.ops.error_bound.gpu import _Groups
+
+    one, zero = torch.tensor([0, 1]), torch.tensor([0])
+    for segments, field in [
+        (Segments(one * 2**31, 1, zero, torch.tensor([1])), "num_rows"),
+        (Segments(one * 2, 1, zero, torch.tensor([2**31])), "stride"),
+    ]:
+        with pytest.raises(ValueError, match=f"Segments.{field}: 214.* values, and at most"):
+            _Groups.of(segments, zero, zero, torch.device("cpu"))

@@ -1,0 +1,124 @@
+"""What one encode or decode asks of a GPU does not depend on how many segments there are."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.ops.backends import device_of
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Sign, Threshold, TopK
+from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.core.checks import Checks, deferring
+from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.transfer import Download
+from trec_qcomm.ops.binding import default_backend
+
+NUM_TABLES, NUM_PEERS, DIM = 26, 64, 4
+
+# kernels of an encode, times that it waits for the device; the same of a decode
+COSTS = {
+    Identity(): (1, 0, 1, 0),
+    Cast("fp16"): (1, 0, 1, 0),
+    Rowwise(8): (3, 0, 2, 0),
+    Rowwise(4, "stochastic"): (3, 0, 2, 0),
+    Rowwise(2): (3, 0, 2, 0),
+    ErrorBounded(0.01): (5, 1, 2, 0),
+    TopK(density=0.25): (4, 0, 3, 0),
+    TopK(threshold=0.5): (4, 1, 3, 0),
+    ForwardMask("int8"): (4, 1, 3, 0),
+    Threshold(0.5, values="fp16"): (5, 1, 4, 0),
+    Sign(): (1, 0, 1, 0),
+}
+
+
+def batch(num_segments: int, device: str):
+    """Of one row or two each; with masks, which only some codecs look at."""
+    num_rows = torch.arange(num_segments) % 2 + 1
+    offsets = exclusive_cumsum(num_rows)
+    stride = torch.full_like(num_rows, DIM)
+    dims = torch.full_like(num_rows, DIM)
+    masks = Masks.of_all_columns(num_rows, dims, torch.device(device))
+    segments = Segments(offsets, DIM, offsets[:-1] * DIM, stride, masks=masks)
+    values = torch.randn(int(offsets[-1]), DIM, generator=torch.Generator().manual_seed(0))
+    return values.to(device), segments
+
+
+def encode_and_decode(codec, num_segments: int, device: str):
+    """Two functions; the second decodes what the first has written, and checks nothing yet."""
+    values, segments = batch(num_segments, device)
+    most = codec.max_nbytes(segments)
+    payload = torch.zeros(int(most.sum()), dtype=torch.uint8, device=device)
+    at, out, made = exclusive_cumsum(most)[:-1], torch.empty_like(values), []
+
+    def encode():
+        made[:] = [codec.encode(values, segments, payload, at, seed=1)]
+
+    def decode():
+        with deferring(Checks()):
+            codec.decode(made[0], segments, out)
+
+    return encode, decode
+
+
+@contextmanager
+def counting(monkeypatch):
+    """[kernels interpreted, waits] within."""
+    from triton.runtime.interpreter import GridExecutor
+
+    counts, run, wait = [0, 0], GridExecutor.__call__, Download.wait
+
+    def run_counted(self, *args, **options):
+        counts[0] += 1
+        return run(self, *args, **options)
+
+    def wait_counted(self):
+        counts[1] += 1
+        return wait(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GridExecutor, "__call__", run_counted)
+        patched.setattr(Download, "wait", wait_counted)
+        yield counts
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts what the interpreter runs")
+@pytest.mark.parametrize("codec", COSTS, ids=repr)
+def test_kernels_and_waits(codec, monkeypatch):
+    found = set()
+    for num_segments in (1, NUM_TABLES * NUM_PEERS):
+        costs = []
+        with default_backend("gpu"):
+            for step in encode_and_decode(codec, num_segments, "cpu"):
+                with counting(monkeypatch) as counts:
+                    step()
+                costs += counts
+        found.add(tuple(costs))
+    assert found == {COSTS[codec]}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("codec", COSTS, ids=repr)
+def test_nothing_else_waits_or_grows(codec):
+    """On a device: all that is launched, torch's own kernels and copies included."""
+    launched = set()
+    for num_segments in (1, NUM_TABLES * NUM_PEERS):
+        steps = encode_and_decode(codec, num_segments, device_of("gpu"))
+        for _ in range(2):  # once to compile
+            for step in steps:
+                step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+                for step in steps:
+                    step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        calls = {event.key: event.count for event in trace.key_averages()}
+        launched.add(sum(n for key, n in calls.items() if "LaunchKernel" in key))
+        waits = sum(n for key, n in calls.items() if key == "cudaEventSynchronize")
+        assert waits == COSTS[codec][1] + COSTS[codec][3]
+    assert len(launched) == 1

@@ -1,0 +1,126 @@
+"""Cast op in Triton. Same bytes as reference.py, in one launch each way.
+
+A program takes adjacent values, whatever rows and segments they belong to. Everything but the
+rounding to float16 is done on the bits, which keeps NaN out of the hands of the processor.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ops.device import launch, no_segment, note_first, upload, words
+from trec_qcomm.ops.rows.gpu import lists_of_tile, row_and_column, tiling, vector_of
+
+_FP32, _FP16 = tl.constexpr(0), tl.constexpr(1)
+_KINDS = {"fp32": 0, "fp16": 1, "bf16": 2}
+_INF = tl.constexpr(0x7F800000)
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+# The smallest float32 magnitudes that round to inf.
+_OVERFLOW_FP16 = tl.constexpr(0x477FF000)
+_OVERFLOW_BF16 = tl.constexpr(0x7F7F8000)
+
+
+def encode(
+    values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, dtype: str
+) -> int | Tensor:
+    """Write the segments; returns [1] int32, the first one that overflows, or -1."""
+    places = words(payload, torch.int32 if dtype == "fp32" else torch.int16)
+    overflow = no_segment(values.device)
+    _launch(_encode, values, places, segments, at, dtype, overflow)
+    return overflow
+
+
+def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> None:
+    """Write the rows back."""
+    places = words(encoded.payload, torch.int32 if dtype == "fp32" else torch.int16)
+    _launch(_decode, out, places, segments, encoded.at, dtype)
+
+
+def _launch(kernel, values, places, segments, at, dtype, *flags):
+    start, stride, dim = segments.start, segments.stride, segments.dim
+    first = exclusive_cumsum(segments.num_rows * dim)
+    layout = upload(values.device, first, start, stride, at)
+    programs, options = tiling(first, vector_of(start, stride, torch.tensor(dim)))
+    launch(
+        kernel, programs, values.detach().view(torch.int32), places, *flags, *layout,
+        segments.num_segments, dim, KIND=_KINDS[dtype], **options,
+    )  # fmt: skip
+
+
+@triton.jit
+def _places_of_tile(
+    first, start, stride, at, num_segments, dim, KIND: tl.constexpr, STEPS: tl.constexpr,
+    WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """For each VECTOR values of this program: whether there are any, their segment, where they are
+    in the buffer and in the payload, in words of the latter, and how many the segment has from
+    them on."""
+    live, segment, number = lists_of_tile(first, num_segments, STEPS, VECTOR, BLOCK)
+    row, column = row_and_column(number, dim, WIDE)
+    value = tl.load(start + segment) + row * tl.load(stride + segment) + column
+    left = tl.load(first + segment + 1) - tl.load(first + segment) - number
+    place = tl.load(at + segment) // (4 if KIND == _FP32 else 2) + number
+    # Segments of the payload begin at multiples of 8 bytes.
+    ALIGNED: tl.constexpr = 2 if KIND == _FP32 and VECTOR == 4 else VECTOR
+    return live, segment, tl.multiple_of(value, VECTOR), tl.multiple_of(place, ALIGNED), left
+
+
+@triton.jit
+def _encode(
+    values, payload, first_overflow, first, start, stride, at, num_segments, dim,
+    KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """values: bits of float32. Behind the last one of a segment come its zeros."""
+    live, segment, value, place, left = _places_of_tile(
+        first, start, stride, at, num_segments, dim, KIND, STEPS, WIDE, VECTOR, BLOCK
+    )
+    v = tl.arange(0, VECTOR)[None, :]
+    bits = tl.load(values + value[:, None] + v, mask=live[:, None], other=0)
+    magnitude, sign = bits & _MAGNITUDE, (bits >> 16) & 0x8000
+    if KIND == _FP32:
+        word = bits
+    elif KIND == _FP16:
+        half = bits.to(tl.float32, bitcast=True).to(tl.float16).to(tl.int16, bitcast=True)
+        word = tl.where(magnitude > _INF, sign | 0x7E00, half.to(tl.int32))
+    else:
+        rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+        word = tl.where(magnitude > _INF, sign | 0x7FC0, rounded)
+    tl.store(payload + place[:, None] + v, word.to(payload.dtype.element_ty), mask=live[:, None])
+    if KIND != _FP32:
+        LEAST: tl.constexpr = _OVERFLOW_FP16 if KIND == _FP16 else _OVERFLOW_BF16
+        overflows = (magnitude >= LEAST) & (magnitude < _INF)
+        note_first(first_overflow, tl.max(overflows.to(tl.int32), 1) > 0, segment)
+    if VECTOR == 1:  # else segments fill their bytes
+        PER: tl.constexpr = 2 if KIND == _FP32 else 4
+        size = tl.load(first + segment + 1) - tl.load(first + segment)
+        for t in tl.static_range(1, PER):
+            beyond = live & (left == 1) & (size % PER != 0) & (size % PER + t <= PER)
+            zero = tl.zeros_like(place).to(payload.dtype.element_ty)
+            tl.store(payload + place + t, zero, mask=beyond)
+
+
+@triton.jit
+def _decode(
+    values, payload, first, start, stride, at, num_segments, dim,
+    KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """values: bits of float32."""
+    live, _, value, place, _ = _places_of_tile(
+        first, start, stride, at, num_segments, dim, KIND, STEPS, WIDE, VECTOR, BLOCK
+    )
+    v = tl.arange(0, VECTOR)[None, :]
+    word = tl.load(payload + place[:, None] + v, mask=live[:, None], other=0)
+    if KIND == _FP32:
+        bits = word
+    elif KIND == _FP16:
+        half = word.to(tl.int32)
+        finite = word.to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
+        special = ((half & 0x3FF) << 13) | _INF | ((half & 0x8000) << 16)
+        bits = tl.where((half & 0x7C00) == 0x7C00, special, finite)
+    else:
+        bits = word.to(tl.int32) << 16
+    tl.store(values + value[:, None] + v, bits, mask=live[:, None])

@@ -1,0 +1,159 @@
+"""How Triton kernels get at segments, and how they are launched. Imports triton.
+
+A kernel goes through the coded rows of all segments in blocks of BLOCK_ROWS, whatever segments
+these belong to, so one launch takes 10,000 segments of one row as well as one of a million.
+
+`TRITON_INTERPRET=1`, set before triton is imported, runs the kernels on CPU tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trec_qcomm.core.segments import ALIGNMENT, Segments
+from trec_qcomm.core.transfer import download, upload
+
+_TILE = 4096  # values that one program holds
+
+
+def launch(
+    kernel: Any, num_programs: int, *args: Any, num_warps: int = 4, **constants: Any
+) -> None:
+    """Run `kernel` as a one-dimensional grid; nothing where it is empty.
+
+    Never with fused multiply-adds: they round once where reference.py rounds twice.
+    """
+    if num_programs:
+        kernel[(num_programs,)](*args, **constants, num_warps=num_warps, enable_fp_fusion=False)
+
+
+def words(payload: Tensor, dtype: torch.dtype) -> Tensor:
+    """[W] uint8 as words of another size, without the last bytes, which no segment reaches."""
+    return payload[: payload.numel() // ALIGNMENT * ALIGNMENT].view(dtype)
+
+
+def no_segment(device: torch.device) -> Tensor:
+    """[1] int32 of -1: what `note_first` writes to."""
+    return torch.full((1,), -1, dtype=torch.int32, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class OnDevice:
+    """A batch of segments for kernels.
+
+    Args: offsets: [S + 1], start, stride, at: [S] int64 on the device.  num_rows: R.  dim: D.
+        vector: 4 or 1, a divisor of every start and stride; with 4, rows are moved in 16 bytes.
+    """
+
+    offsets: Tensor
+    start: Tensor
+    stride: Tensor
+    at: Tensor
+    num_rows: int
+    dim: int
+    vector: int
+
+    @classmethod
+    def of(cls, segments: Segments, at: Tensor, device: torch.device) -> "OnDevice":
+        """Args: at: [S] int64 on CPU, where the segments' bytes are."""
+        start, stride = segments.start, segments.stride
+        vectors = upload(device, segments.offsets, start, stride, at)
+        vector = 1 if bool(((start | stride) % 4).any()) else 4
+        return cls(*vectors, int(segments.offsets[-1]), segments.dim, vector)
+
+    @property
+    def num_segments(self) -> int:
+        """S."""
+        return self.start.numel()
+
+    @property
+    def tiling(self) -> dict[str, int]:
+        """Of kernels that go through all rows: a program holds BLOCK_ROWS whole ones; STEPS are
+        those of `segment_of`; rows begin at multiples of VECTOR values."""
+        dim = triton.next_power_of_2(self.dim)
+        return {
+            "BLOCK_ROWS": max(1, _TILE // dim),
+            "BLOCK_DIM": dim,
+            "STEPS": self.num_segments.bit_length(),
+            "VECTOR": self.vector,
+        }
+
+    @property
+    def num_blocks(self) -> int:
+        """Their programs."""
+        return -(-self.num_rows // self.tiling["BLOCK_ROWS"])
+
+    def num_blocks_of(self, size: int) -> int:
+        """Programs that go through all segments, `size` each."""
+        return -(-self.num_segments // size)
+
+    @property
+    def layout(self) -> Sequence[Any]:
+        """offsets, start, stride, at, num_segments, num_rows, dim: what every kernel takes."""
+        return (
+            self.offsets, self.start, self.stride, self.at, self.num_segments, self.num_rows,
+            self.dim,
+        )  # fmt: skip
+
+
+@triton.jit
+def segment_of(row, offsets, num_segments, STEPS: tl.constexpr):
+    """The segment s of coded rows: offsets[s] <= row < offsets[s + 1]. By binary search: offsets
+    are few and stay in the first cache, a table with an entry a row would not."""
+    low = tl.zeros_like(row)
+    high = low + num_segments - 1
+    for _ in tl.static_range(STEPS):
+        middle = (low + high + 1) // 2
+        begins = tl.load(offsets + middle) <= row
+        low = tl.where(begins, middle, low)
+        high = tl.where(begins, high, middle - 1)
+    return low
+
+
+@triton.jit
+def power_of_two(n):
+    """2^n as float32 for -126 <= n <= 127."""
+    return ((n + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rows_of_block(
+    offsets, start, stride, num_segments, num_rows,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    """For each coded row of this program, [BLOCK_ROWS]: whether there is one, its segment, its
+    number in that, and where its values begin."""
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    live = row < num_rows
+    row = tl.minimum(row, num_rows - 1).to(tl.int64)
+    segment = segment_of(row, offsets, num_segments, STEPS)
+    i = row - tl.load(offsets + segment)
+    begin = tl.load(start + segment) + i * tl.load(stride + segment)
+    return live, segment, i, tl.multiple_of(begin, VECTOR)
+
+
+@triton.jit
+def note_first(flag, bad, segment):
+    """Lower flag [1] to the first segment that is bad. -1, where none is, is the largest uint32."""
+    if tl.max(bad.to(tl.int32), 0) > 0:
+        first = tl.min(tl.where(bad, segment, 0x7FFFFFFF), 0)
+        tl.atomic_min(flag.to(tl.pointer_type(tl.uint32)), first.to(tl.uint32))
+
+
+__all__ = [
+    "OnDevice",
+    "download",
+    "launch",
+    "no_segment",
+    "note_first",
+    "power_of_two",
+    "rows_of_block",
+    "segment_of",
+    "upload",
+    "words",
+]

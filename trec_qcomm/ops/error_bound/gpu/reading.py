@@ -1,0 +1,157 @@
+"""The kernels that decode. What they are for: the package's head."""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from trec_qcomm.ops.bitpack import gpu as bitpack
+from trec_qcomm.ops.error_bound import reference
+from trec_qcomm.ops.error_bound.quantizer import gpu as quantizer
+
+_HEADER, _GROUP, _BLOCKS = (tl.constexpr(n) for n in (reference.HEADER_NBYTES, 1024, 32))
+_RAW, _BITPACK = tl.constexpr(reference.RAW), tl.constexpr(reference.BITPACK)
+_CONSTANT, _RANS = tl.constexpr(reference.CONSTANT), tl.constexpr(reference.RANS)
+_MAX_VERBATIM = tl.constexpr(reference.MAX_VERBATIM)
+_MIN_NORMAL, _FLT_MAX = tl.constexpr(2.0**-126), tl.constexpr(3.4028234663852886e38)
+_TOGETHER = tl.constexpr(128)  # verbatim values that a program looks at together
+
+NUM_REASONS = 8
+_NUM_REASONS = tl.constexpr(NUM_REASONS)
+# Those of cpu.py.
+_OK, _BAD_SIZE, _BAD_ENCODER, _BAD_STEP, _BAD_INDICES, _BAD_VERBATIM, _OTHER_ENCODER = (
+    tl.constexpr(n) for n in range(7)
+)
+
+
+@triton.jit
+def _note(wrong, segment, reason):
+    """Lower wrong [1] to this; -1, where nothing is, is the largest uint32."""
+    if reason != _OK:
+        found = segment * _NUM_REASONS + reason
+        tl.atomic_min(wrong.to(tl.pointer_type(tl.uint32)), found.to(tl.uint32), sem="relaxed")
+
+
+@triton.jit
+def read_headers(
+    payload, payload32, nbytes, wrong, kinds, used, segment_of_chunk, places, widths,
+    num_values, start, gaps, at, groups, chunks, num_segments, per_chunk, dim,
+):  # fmt: skip
+    """Write segment_of_chunk [C]; kinds [S], -1 for an invalid segment; of bitpack, places [G] of
+    the groups' blocks, int64, and their widths [32 G], uint8. used [S]: see bitpack.walk."""
+    segment = tl.program_id(0)
+    chunk, last_chunk = tl.load(chunks + segment), tl.load(chunks + segment + 1)
+    while chunk < last_chunk:
+        i = chunk + tl.arange(0, 32)
+        tl.store(segment_of_chunk + i, i.to(tl.int32) * 0 + segment, mask=i < last_chunk)
+        chunk += 32
+
+    n, size = tl.load(num_values + segment), tl.load(nbytes + segment)
+    begin = tl.load(at + segment)
+    has_header = size >= _HEADER
+    step = tl.load(payload32 + begin // 4, mask=has_header, other=0).to(tl.float32, bitcast=True)
+    word = tl.load(payload32 + begin // 4 + 1, mask=has_header, other=0)
+    kind, num_verbatim = word & 15, (word >> 7) & _MAX_VERBATIM
+    indices = size - _HEADER - 8 * num_verbatim.to(tl.int64) - ((word >> 4) & 7)
+    fits = has_header & (size % 8 == 0) & (indices >= 0)
+    fits = fits & ((kind != _RAW) | ((indices == 4 * n) & (num_verbatim == 0)))
+    fits = fits & ((kind != _CONSTANT) | (indices == 0))
+    is_normal = (step >= _MIN_NORMAL) & (step <= _FLT_MAX)
+    indexed = (kind != _RAW) & (kind != _CONSTANT)
+    reason = tl.where(indexed & (kind != _BITPACK), _OTHER_ENCODER, _OK)
+    reason = tl.where(indexed & ~is_normal, _BAD_STEP, reason)
+    reason = tl.where(indexed & (kind > _RANS), _BAD_ENCODER, reason)
+    reason = tl.where(fits, reason, _BAD_SIZE)
+    reason = tl.where(n > 0, reason, tl.where(size == 0, _OK, _BAD_SIZE))
+    kept = 0
+    if (kind == _BITPACK) & (reason == _OK) & (n > 0):
+        from_byte, group = begin + _HEADER, tl.load(groups + segment)
+        valid, kept = bitpack.walk(
+            payload, payload32, from_byte, from_byte + indices, n.to(tl.int32), places + group,
+            widths + group * _BLOCKS,
+        )  # fmt: skip
+        reason = tl.where(valid, _OK, _BAD_INDICES)
+    tl.store(used + segment, kept)
+    tl.store(kinds + segment, tl.where(reason == _OK, kind, -1))
+    _note(wrong, segment, reason)
+
+
+@triton.jit
+def read(
+    payload32, num_words32, out, nbytes, wrong, kinds, segment_of_chunk, places, widths,
+    num_values, start, gaps, at, groups, chunks, num_segments, per_chunk, dim,
+    VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Write the rows of segments that `read_headers` found valid."""
+    chunk = tl.program_id(0)
+    segment = tl.load(segment_of_chunk + chunk)
+    first_chunk = tl.load(chunks + segment)
+    first_group = (chunk - first_chunk) * per_chunk
+    n = tl.load(num_values + segment).to(tl.int32)
+    begin, gap = tl.load(start + segment), tl.load(gaps + segment).to(tl.int32)
+    kind, header = tl.load(kinds + segment), tl.load(at + segment) // 4
+    first = first_group.to(tl.int32) * _GROUP
+    end = tl.where(kind < 0, 0, tl.minimum(first + per_chunk * _GROUP, n))
+    done = first
+    if kind == _BITPACK:
+        step = tl.load(payload32 + header).to(tl.float32, bitcast=True)
+        group = tl.load(groups + segment) + first_group
+        while done < end:
+            place = tl.load(places + group)
+            q = bitpack.unpack(payload32, num_words32, widths + group * _BLOCKS, place, n - done)
+            quantizer.store_group(q.to(tl.float32) * step, out, done, n, begin, gap, dim, VECTOR)
+            done += _GROUP
+            group += 1
+    else:
+        while done < end:
+            k = done + tl.arange(0, _GROUP)
+            # Of a constant, the same word for all.
+            word = payload32 + header + tl.where(kind == _RAW, 2 + k, 0)
+            x = tl.load(word, mask=k < n, other=0).to(tl.float32, bitcast=True)
+            quantizer.store_group(x, out, done, n, begin, gap, dim, VECTOR)
+            done += _GROUP
+    if first < end:
+        num_verbatim = (tl.load(payload32 + header + 1) >> 7) & _MAX_VERBATIM
+        if num_verbatim > 0:
+            num_chunks = tl.load(chunks + segment + 1) - first_chunk
+            positions = payload32 + header + tl.load(nbytes + segment) // 4 - 2 * num_verbatim
+            valid = _are_positions(positions, num_verbatim, n, chunk - first_chunk, num_chunks)
+            _note(wrong, segment, tl.where(valid, _OK, _BAD_VERBATIM))
+            tl.debug_barrier()  # the values that they replace are stored
+            _place_verbatim(positions, num_verbatim, out, first, end, begin, gap, dim)
+
+
+@triton.jit
+def _are_positions(positions, num_verbatim, num_values, part, num_parts):
+    """Whether one of num_parts of the positions of a segment increase and are below num_values."""
+    valid = num_verbatim > 0
+    done = (num_verbatim * part // num_parts).to(tl.int32)
+    last = (num_verbatim * (part + 1) // num_parts).to(tl.int32)
+    while done < last:
+        v = done + tl.arange(0, _TOGETHER)
+        k = tl.load(positions + v, mask=v < last, other=0)
+        before = tl.load(positions + v - 1, mask=(v < last) & (v > 0), other=-1)
+        good = (k > before) & (k < num_values)  # as int32: one of 2^31 and more is below 0
+        valid = valid & (tl.min((good | (v >= last)).to(tl.int32), 0) > 0)
+        done += _TOGETHER
+    return valid
+
+
+@triton.jit
+def _place_verbatim(positions, num_verbatim, out, first, end, begin, gap, dim):
+    """Write those verbatim values of a segment whose positions are first..end - 1."""
+    low, high = num_verbatim * 0, num_verbatim
+    while low < high:  # ends whatever the positions are
+        middle = (low + high) // 2
+        is_before = tl.load(positions + middle) < first
+        low = tl.where(is_before, middle + 1, low)
+        high = tl.where(is_before, high, middle)
+    more = low < num_verbatim
+    while more:
+        v = low + tl.arange(0, _TOGETHER)
+        k = tl.load(positions + v, mask=v < num_verbatim, other=-1)
+        inside = (k >= first) & (k < end)
+        bits = tl.load(positions + num_verbatim + v, mask=inside, other=0)
+        place = begin + k + (k // dim).to(tl.int64) * gap
+        tl.store(out + place, bits.to(tl.float32, bitcast=True), mask=inside)
+        low += _TOGETHER
+        more = (low < num_verbatim) & (tl.max(inside.to(tl.int32), 0) > 0)

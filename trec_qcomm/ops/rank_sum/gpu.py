@@ -1,0 +1,43 @@
+"""Sum in rank order in Triton. Same bits as reference.py, in one launch that reads every part and
+writes every sum once; a program holds BLOCK sums and adds part after part to them.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trec_qcomm.ops.device import launch
+
+_BLOCK = 2048
+
+
+def rank_sum(parts: Tensor, out: Tensor) -> None:
+    """[P, N] float32 -> N float32."""
+    num_parts, size = parts.shape
+    if num_parts == 1:  # a loop that Triton sees is empty breaks its compiler
+        out.view(-1).copy_(parts[0])
+        return
+    vector = 1 if size % 4 else 4
+    launch(_rank_sum, -(-size // _BLOCK), parts, out, num_parts, size, VECTOR=vector, BLOCK=_BLOCK)
+
+
+@triton.jit
+def plus(a, b):
+    """a + b; one NaN for all."""
+    total = a + b
+    return tl.where(total == total, total, float("nan"))
+
+
+@triton.jit
+def _rank_sum(parts, out, num_parts, size, VECTOR: tl.constexpr, BLOCK: tl.constexpr):
+    """VECTOR: a divisor of size, so that all parts begin at multiples of it."""
+    q = tl.program_id(0).to(tl.int64) * (BLOCK // VECTOR) + tl.arange(0, BLOCK // VECTOR)
+    i = (q * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
+    live = (q * VECTOR < size)[:, None]
+    total = tl.load(parts + i, mask=live)
+    p = 1
+    while p < num_parts:
+        at = tl.multiple_of(tl.cast(p, tl.int64) * size, VECTOR) + i
+        total = plus(total, tl.load(parts + at, mask=live))
+        p += 1
+    tl.store(out + i, total, mask=live)

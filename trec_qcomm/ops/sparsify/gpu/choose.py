@@ -1,0 +1,140 @@
+"""Which columns of a row to keep, in Triton: the k of largest magnitude, those above a level, or
+those that a mask names.
+
+The k-th largest magnitude is found by bisection between integer keys, all rows of a program at
+once; a level with exactly k keys above it ends the search of a row. A few are found one by one.
+Every step is a pass over registers, which makes the search the bound of `top_k`, and not memory.
+"""
+
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from trec_qcomm.ops.sparsify.gpu.blocks import rows_of_program
+from trec_qcomm.ops.sparsify.gpu.numbers import bits_to_bytes, lowest_set, mask_words, num_set
+from trec_qcomm.ops.sparsify.gpu.values import FP32, INF, MAGNITUDE, raise_largest
+
+
+@triton.jit
+def _note_masks(
+    bits, begin, live, keep, dim, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr
+):  # fmt: skip
+    """Write [R, D] as masks that begin at [R] int64; bits beyond the last column become 0."""
+    m = tl.arange(0, BLOCK_DIM // 8)
+    packed = bits_to_bytes(keep, BLOCK_ROWS, BLOCK_DIM // 8)
+    there = live[:, None] & (m * 8 < dim)[None, :]
+    tl.store(bits + begin[:, None] + m[None, :], packed, mask=there)
+
+
+@triton.jit
+def _keep_largest(key, live, k, FEW: tl.constexpr):
+    """[R, D] keys, -1 where there is no column -> the k largest of each row, by column if equal.
+
+    FEW: whether k is so small that its k-th largest different key is sooner found one by one.
+    """
+    high = tl.max(key, 1)
+    if FEW:
+        level, rank = high, 1
+        while rank < k:
+            level = tl.max(tl.where(key < level[:, None], key, -1), 1)
+            rank += 1
+        low = tl.maximum(level, 0) - 1
+        high = tl.where(tl.sum((key > low[:, None]).to(tl.int32), 1) == k, low, high)
+    else:
+        low = tl.min(tl.where(key < 0, MAGNITUDE, key), 1) - 1
+    low = tl.where(live, low, high)
+    # k or more keys above low and fewer above high, or just k above both.
+    while tl.max((low + 1 < high).to(tl.int32), 0) > 0:
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        num_above = tl.sum((key > middle[:, None]).to(tl.int32), 1)
+        low = tl.where(num_above >= k, middle, low)
+        high = tl.where(num_above <= k, middle, high)
+    keep = key > high[:, None]
+    ties = tl.where(live, k - tl.sum(keep.to(tl.int32), 1), 0)
+    if tl.max(ties, 0) > 0:
+        equal = (key == high[:, None]).to(tl.int32)
+        keep |= (equal > 0) & (tl.cumsum(equal, 1) < ties[:, None])
+    return keep
+
+
+@triton.jit
+def top_k(
+    values, bits, mask_at, amax, k,
+    offsets, start, stride, at, num_segments, num_rows, dim,
+    KIND: tl.constexpr, FEW: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Note the k largest of each row in the masks, and the largest finite one in amax."""
+    live, _, segment, i, begin = rows_of_program(
+        offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
+    )
+    d = tl.arange(0, BLOCK_DIM)
+    inside = live[:, None] & (d < dim)[None, :]
+    x = tl.load(values + begin[:, None] + d[None, :], mask=inside, other=0)
+    key = tl.where(inside, x & MAGNITUDE, -1)
+    keep = _keep_largest(key, live, k, FEW)
+    mask = tl.load(mask_at + segment) + i * ((dim + 7) // 8)
+    _note_masks(bits, mask, live, keep, dim, BLOCK_ROWS, BLOCK_DIM)
+    if KIND != FP32:
+        raise_largest(amax, live, segment, x, keep)
+
+
+@triton.jit
+def above(
+    values, bits, mask_at, amax, levels, counts,
+    offsets, start, stride, at, num_segments, num_rows, dim,
+    KIND: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """The same for the keys above the level of their segment; counts [R + 1]: how many there are
+    in each row, of which the first is number 1."""
+    live, row, segment, i, begin = rows_of_program(
+        offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
+    )
+    d = tl.arange(0, BLOCK_DIM)
+    inside = live[:, None] & (d < dim)[None, :]
+    x = tl.load(values + begin[:, None] + d[None, :], mask=inside, other=0)
+    keep = inside & ((x & MAGNITUDE) > tl.load(levels + segment).to(tl.int32)[:, None])
+    mask = tl.load(mask_at + segment) + i * ((dim + 7) // 8)
+    _note_masks(bits, mask, live, keep, dim, BLOCK_ROWS, BLOCK_DIM)
+    tl.store(counts + 1 + row, tl.sum(keep.to(tl.int32), 1), mask=live)
+    if KIND != FP32:
+        raise_largest(amax, live, segment, x, keep)
+
+
+@triton.jit
+def largest_masked(
+    values, bits, mask_at, amax,
+    offsets, start, stride, at, num_segments, num_rows, dim,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """amax of what the masks name."""
+    live, _, segment, i, begin = rows_of_program(
+        offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
+    )
+    word = mask_words(bits, tl.load(mask_at + segment) + i * ((dim + 7) // 8), live, dim, WORDS)
+    source = values + begin[:, None] + (tl.arange(0, WORDS) * 32)[None, :]
+    count, largest = num_set(word), tl.zeros_like(word)
+    while tl.max(tl.max(count, 1), 0) > 0:
+        alone, d = lowest_set(word)
+        key = tl.load(source + d, mask=count > 0, other=0) & MAGNITUDE
+        largest = tl.maximum(largest, tl.where(key < INF, key, 0))
+        word, count = word ^ alone, count - 1
+    raise_largest(amax, live, segment, largest, largest > 0)
+
+
+@triton.jit
+def count_masked(
+    bits, mask_at, counts,
+    offsets, start, stride, at, num_segments, num_rows, dim,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """counts, as for `above`, of what the masks name."""
+    live, row, segment, i, _ = rows_of_program(
+        offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
+    )
+    word = mask_words(bits, tl.load(mask_at + segment) + i * ((dim + 7) // 8), live, dim, WORDS)
+    tl.store(counts + 1 + row, tl.sum(num_set(word), 1), mask=live)

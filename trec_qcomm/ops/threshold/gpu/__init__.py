@@ -1,0 +1,67 @@
+"""Values above a threshold in Triton. Same bytes as reference.py.
+
+Encoding reads the values once, notes in a bitmap and counts what each chunk keeps, adds the counts
+up, reads what is kept again and stores it with its place, finds the widest gap, and writes headers
+and places. Decoding adds up, of each chunk, the bits set in a bitmap or the gaps, then writes all
+values, or zeros and then those that come with gaps. Nothing waits for the device but `download`,
+which the binding calls for sizes.
+"""
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.ops.device import no_segment
+from trec_qcomm.ops.sparsify.gpu.values import views_of
+from trec_qcomm.ops.threshold.gpu import read, write
+from trec_qcomm.ops.threshold.gpu.chunks import Chunks
+
+MAX_NUMEL = 2**31 - 2**16  # values of a segment; their places are int32
+_WARPS = 4  # to decode: gaps are in few chunks, and take a lane many registers
+
+
+def encode(
+    values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, kind: int, levels: Tensor
+) -> Tensor:
+    """Write the segments; returns [S] int64 nbytes on the device. Otherwise as reference.py."""
+    device, x = values.device, values.detach().view(torch.int32)
+    chunks, levels = Chunks.of(segments, at, device, levels)
+    amax, widest, widths = torch.zeros((3, len(at)), dtype=torch.int32, device=device)
+    bitmaps = torch.empty(chunks.num * chunks.size // 8, dtype=torch.uint8, device=device)
+    places = torch.empty(chunks.num * chunks.size, dtype=torch.int32, device=device)
+    counts = torch.zeros(chunks.num + 1, dtype=torch.int64, device=device)
+    nbytes = torch.empty_like(levels)
+    _, halves, words = views_of(payload)
+    chunks.launch(write.mark, x, levels, bitmaps, counts, amax, KIND=kind)
+    kept, bits = torch.cumsum(counts, 0), bitmaps.view(torch.int32)
+    chunks.launch(write.gather, x, bits, kept, amax, places, payload, halves, words, KIND=kind)
+    chunks.launch(write.widest_gaps, places, kept, widest)
+    chunks.launch_headers(
+        write.headers, kept, amax, widest, widths, nbytes, payload, words, KIND=kind
+    )
+    chunks.launch(write.positions, bitmaps, places, kept, widths, payload, KIND=kind)
+    return nbytes
+
+
+def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
+    """Write the rows; returns [1] int32: 8 times the first segment that is bad, plus what is wrong
+    with it (cpu.BAD_...), or -1."""
+    device, x = out.device, out.detach().view(torch.int32)
+    chunks, nbytes = Chunks.of(segments, encoded.at, device, encoded.nbytes)
+    num_kept, wrong, memory = (
+        torch.empty_like(nbytes),
+        no_segment(device),
+        views_of(encoded.payload),
+    )
+    kinds, widths = torch.empty((2, len(nbytes)), dtype=torch.int32, device=device)
+    fields, memory = (num_kept, kinds, widths), views_of(encoded.payload)
+    chunks.launch_headers(read.check_headers, memory[2], nbytes, *fields, wrong)
+    counts = torch.zeros(chunks.num + 1, dtype=torch.int64, device=device)
+    chunks.launch(read.add_up, encoded.payload, *fields, counts, num_warps=_WARPS)
+    before = torch.cumsum(counts, 0)
+    chunks.launch(read.fill, *memory, x, before, *fields, wrong, num_warps=_WARPS)
+    chunks.launch(read.scatter, *memory, x, before, *fields, num_warps=_WARPS)
+    return wrong
+
+
+__all__ = ["MAX_NUMEL", "decode", "encode"]

@@ -1,0 +1,385 @@
+"""Distinct bags in Triton. Same results as reference.py.
+
+`unique_bags`: each group has a table of open addressing in device memory, two slots a bag or more.
+A slot belongs to the bags that equal the one that first took it, and holds the least number of
+these, whatever the order in which they came; so which bags are first is known, and counting them
+tile by tile gives the distinct ones their numbers. Five launches over all groups and some of torch
+between them; the host waits once, for what the sizes are.
+
+`take_bags`, `expand` and `sum_by_bag` are one launch each, the last one behind torch's sort of the
+samples by bag. Its sums go from sample to sample in order, so the one of a bag with many samples
+takes as many additions, one after the other; their loads go out _DEEP at a time.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trec_qcomm.core.segments import exclusive_cumsum
+from trec_qcomm.ops.device import download, launch, segment_of, upload
+from trec_qcomm.ops.rank_sum.gpu import plus
+from trec_qcomm.ops.rows.gpu import lists_of_tile, row_and_column, tiling, vector_of
+
+if TYPE_CHECKING:
+    from trec_qcomm.ops.unique import Blocks
+
+_BAGS = 128  # of a tile
+_GROUPS = 128  # that one program decides about
+_EMPTY = tl.constexpr(-1)
+_MIX = tl.constexpr(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplicative hashing
+_SUMS = 512  # values of a tile of sums
+_DEEP = tl.constexpr(16)  # samples that it loads at once, where a bag has more than a few
+
+
+def unique_bags(
+    values: Tensor, lengths: Tensor, num_bags: Tensor, max_share: Tensor, weight_bits: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, bool]:
+    """first, counts (on CPU) and inverse, see UniqueBags; [G] int64 on CPU, how many ids the
+    distinct bags have; the sum of all lengths; whether one is negative. See reference.py."""
+    device, num_groups = values.device, len(num_bags)
+    tiles = exclusive_cumsum(-(-num_bags // _BAGS))
+    first, inverse, rank = torch.empty(3, len(lengths), dtype=torch.int64, device=device)
+    if not len(lengths):
+        return first, torch.zeros_like(num_bags), inverse, torch.zeros_like(num_bags), 0, False
+    looked = (max_share > 0) & (num_bags > 0)
+    bits = torch.where(looked, torch.frexp((2 * num_bags - 1).double())[1], 0).to(torch.int64)
+    slots = torch.where(looked, 1 << bits, 0)
+    groups = upload(
+        device, tiles, exclusive_cumsum(num_bags)[:-1], num_bags, exclusive_cumsum(slots)[:-1],
+        bits, max_share.view(torch.int64),
+    )  # fmt: skip
+    table = torch.full((int(slots.sum()),), -1, dtype=torch.int32, device=device)
+    ends = lengths.cumsum(0, dtype=torch.int64)
+    bags = (values, weight_bits, lengths, ends, len(values))
+    own = torch.empty(len(lengths), dtype=torch.int32, device=device)
+    in_tile = torch.empty(int(tiles[-1]), dtype=torch.int64, device=device)
+    # Counts and numbers of ids of the groups, whether a length is negative.
+    found = torch.zeros(2 * num_groups + 1, dtype=torch.int64, device=device)
+    layout, programs = (*groups, num_groups), len(in_tile)
+    block = {"STEPS": num_groups.bit_length(), "BLOCK": _BAGS}
+    weighted = {"WEIGHTED": len(weight_bits) > 0}
+    launch(_insert, programs, table, own, *bags, *layout, **block, **weighted)
+    launch(_count, programs, table, own, lengths, in_tile, found, *layout, **block)
+    up_to = in_tile.cumsum(0)
+    launch(_decide, -(-num_groups // _GROUPS), up_to, found, *layout, BLOCK=_GROUPS)
+    last = found[:num_groups].cumsum(0)
+    launch(
+        _number, programs, own, lengths, in_tile, up_to, found, last, first, rank, *layout, **block
+    )
+    launch(_invert, programs, own, rank, found, inverse, *layout, **block)
+    host = download(torch.cat([found, ends[-1:]]))
+    counts, num_ids = host[:num_groups], host[num_groups : 2 * num_groups]
+    return first[: int(counts.sum())], counts, inverse, num_ids, int(host[-1]), bool(host[-2])
+
+
+def take_bags(
+    values: Tensor, lengths: Tensor, bags: Tensor, weights: Tensor | None, num_ids: int | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """num_ids: of these bags; None: the host waits for it."""
+    taken, ends = lengths.index_select(0, bags), lengths.cumsum(0, dtype=torch.int64)
+    own_ends = taken.cumsum(0, dtype=torch.int64)
+    if num_ids is None:
+        num_ids = int(download(own_ends[-1:])) if len(bags) else 0
+    ids = torch.empty(num_ids, dtype=values.dtype, device=values.device)
+    picked = None if weights is None else torch.empty(num_ids, device=values.device)
+    launch(
+        _take, -(-len(bags) // _BAGS), values, values if weights is None else weights, bags, ends,
+        taken, own_ends, ids, ids if picked is None else picked, len(bags), len(values), num_ids,
+        WEIGHTED=weights is not None, BLOCK=_BAGS,
+    )  # fmt: skip
+    return ids, taken, picked
+
+
+def expand(rows: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -> None:
+    """See ops.unique.expand."""
+    num_samples, width = out.shape
+    first = exclusive_cumsum(num_samples * blocks.dim)
+    programs, options = tiling(first, _vector(blocks, width))
+    lists = upload(rows.device, first, *blocks.vectors)
+    launch(
+        _expand, programs, rows, inverse, out, *lists, len(blocks.dim), num_samples, width,
+        **options,
+    )  # fmt: skip
+
+
+def sum_by_bag(matrix: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -> None:
+    """See ops.unique.sum_by_bag."""
+    num_samples, width = matrix.shape
+    most = torch.zeros(len(inverse), dtype=torch.int64)
+    most = most.scatter_reduce(0, blocks.group, blocks.num_rows, "amax")
+    bags, values = exclusive_cumsum(most), exclusive_cumsum(blocks.num_rows * blocks.dim)
+    *lists, first_bag, limit = upload(
+        out.device, values, *blocks.vectors, bags[:-1][blocks.group], bags[:-1], most
+    )
+    total = int(bags[-1])
+    known = (inverse >= 0) & (inverse < limit[:, None])
+    bag = torch.where(known, inverse + first_bag[:, None], total).view(-1).to(torch.int32)
+    bag, order = torch.sort(bag, stable=True)  # by bag, and the samples of each in their order
+    every = torch.arange(total + 1, dtype=torch.int32, device=out.device)
+    programs, options = tiling(values, _vector(blocks, width), _SUMS)
+    launch(
+        _sum, programs, matrix, order, torch.searchsorted(bag, every), out, *lists,
+        len(blocks.dim), num_samples, width, **options,
+    )  # fmt: skip
+
+
+def _vector(blocks: "Blocks", width: int) -> int:
+    return vector_of(blocks.start, blocks.dim, blocks.column, torch.tensor(width))
+
+
+@triton.jit
+def _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK: tl.constexpr):
+    """The group g of this program, and for each of its bags: whether there is one, its number in
+    the group, and among all. Where there is none, the group's last bag takes its place."""
+    tile = tl.program_id(0).to(tl.int64)
+    g = segment_of(tile, first_tile, num_groups, STEPS)
+    i, n = (tile - tl.load(first_tile + g)) * BLOCK + tl.arange(0, BLOCK), tl.load(num_bags + g)
+    live, i = i < n, tl.minimum(i, n - 1)
+    return g, live, i, tl.load(first_bag + g) + i
+
+
+@triton.jit
+def _place_of(b, lengths, ends, num_ids):
+    """Where the ids of bags begin, and how many each has; never beyond the ids."""
+    length = tl.load(lengths + b).to(tl.int64)
+    at = tl.load(ends + b) - length
+    length = tl.minimum(tl.maximum(length, 0), num_ids)
+    return tl.minimum(tl.maximum(at, 0), num_ids - length), length
+
+
+@triton.jit
+def _mixed(h, number):
+    h = (h ^ number.to(tl.uint64)) * _MIX
+    return h ^ (h >> 32)
+
+
+@triton.jit
+def _hash(values, weight_bits, at, length, WEIGHTED: tl.constexpr):
+    """uint64, of which the upper bits are as good as random."""
+    h = length.to(tl.uint64) * _MIX
+    k, longest = tl.cast(0, tl.int64), tl.max(length, 0)
+    while k < longest:
+        inside = k < length
+        new = _mixed(h, tl.load(values + at + k, mask=inside, other=0))
+        if WEIGHTED:
+            new = _mixed(new, tl.load(weight_bits + at + k, mask=inside, other=0))
+        h = tl.where(inside, new, h)
+        k += 1
+    return h * _MIX
+
+
+@triton.jit
+def _equal(values, weight_bits, at, length, other_at, other_length, asked, WEIGHTED: tl.constexpr):
+    """Which of the `asked` bags are equal to the others."""
+    same = asked & (length == other_length)
+    k = tl.cast(0, tl.int64)
+    while tl.max(tl.where(same, length, 0), 0) > k:
+        inside = same & (k < length)
+        a = tl.load(values + at + k, mask=inside, other=0)
+        same = same & (a == tl.load(values + other_at + k, mask=inside, other=0))
+        if WEIGHTED:
+            a = tl.load(weight_bits + at + k, mask=inside, other=0)
+            same = same & (a == tl.load(weight_bits + other_at + k, mask=inside, other=0))
+        k += 1
+    return same
+
+
+@triton.jit
+def _insert(
+    table, own, values, weight_bits, lengths, ends, num_ids,
+    first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
+    WEIGHTED: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """own: the slot of each bag in its group's table.
+
+    What is read of a slot may be old: then it is a bag equal to the one there now, or taking the
+    slot fails. Lanes that take none go through the motions at `own`, where 0 becomes 0.
+    """
+    g, live, i, b = _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK)
+    bits = tl.load(log2 + g)
+    if bits > 0:
+        at, length = _place_of(b, lengths, ends, num_ids)
+        h = _hash(values, weight_bits, at, length, WEIGHTED)
+        slot = (h >> (64 - bits).to(tl.uint64)).to(tl.int64)
+        slots, number = table + tl.load(first_slot + g), i.to(tl.int32)
+        pending = i >= 0
+        while tl.max(pending.to(tl.int32), 0) > 0:
+            seen = tl.load(slots + slot, mask=pending, other=0, cache_modifier=".cg")
+            free = pending & (seen == _EMPTY)
+            where = tl.where(free, slots + slot, own + b)
+            before = tl.atomic_cas(
+                where, tl.where(free, _EMPTY, 0), tl.where(free, number, 0), sem="relaxed"
+            )
+            seen = tl.where(free, before, seen)
+            mine = free & (seen == _EMPTY)
+            other = tl.load(first_bag + g) + tl.where(mine, number, seen)
+            other_at, other_length = _place_of(other, lengths, ends, num_ids)
+            asked = pending & ~mine
+            equal = _equal(values, weight_bits, at, length, other_at, other_length, asked, WEIGHTED)
+            tl.atomic_min(slots + slot, number, mask=equal & (number < seen), sem="relaxed")
+            pending = asked & ~equal
+            slot = tl.where(pending, (slot + 1) & ((1 << bits) - 1), slot)
+        tl.store(own + b, slot.to(tl.int32), mask=live)
+
+
+@triton.jit
+def _count(
+    table, own, lengths, in_tile, found,
+    first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """own: becomes the first bag of the group that equals each. in_tile: how many are first."""
+    g, live, i, b = _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK)
+    looked = live & (tl.load(log2 + g) > 0)
+    slot = tl.load(own + b, mask=looked, other=0)
+    first = tl.load(table + tl.load(first_slot + g) + slot, mask=looked, other=0)
+    first = tl.where(looked, first, i.to(tl.int32))
+    tl.store(own + b, first, mask=live)
+    tl.store(in_tile + tl.program_id(0), tl.sum((live & (first == i)).to(tl.int64), 0))
+    negative = tl.max((tl.load(lengths + b) < 0).to(tl.int32), 0) > 0
+    tl.store(found + 2 * num_groups, 1, mask=negative)
+
+
+@triton.jit
+def _decide(
+    up_to, found, first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The counts: of the distinct bags, or of all where these are too many. up_to: sums of
+    in_tile."""
+    g = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = g < num_groups
+    n = tl.load(num_bags + g, mask=live, other=0)
+    begin = tl.load(first_tile + g, mask=live, other=0)
+    end = tl.load(first_tile + g + 1, mask=live, other=0)
+    some = live & (end > begin)
+    distinct = tl.load(up_to + end - 1, mask=some, other=0)
+    distinct -= tl.load(up_to + begin - 1, mask=some & (begin > 0), other=0)
+    most = tl.load(share + g, mask=live, other=0).to(tl.float64, bitcast=True) * n.to(tl.float64)
+    tl.store(found + g, tl.where(distinct.to(tl.float64) > most, n, distinct), mask=live)
+
+
+@triton.jit
+def _number(
+    own, lengths, in_tile, up_to, found, last, first, rank,
+    first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write which bags are distinct, and the number of each such bag in its group; add up their
+    ids. last: sums of the counts."""
+    tile = tl.program_id(0)
+    g, live, i, b = _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK)
+    count, begin = tl.load(found + g), tl.load(first_tile + g)
+    every = count == tl.load(num_bags + g)
+    distinct = live & (every | (tl.load(own + b) == i))
+    flag = distinct.to(tl.int64)
+    before = tl.load(up_to + tile) - tl.load(in_tile + tile)
+    before -= tl.load(up_to + begin) - tl.load(in_tile + begin)
+    k = tl.where(every, i, before + tl.cumsum(flag, 0) - flag)
+    tl.store(first + tl.load(last + g) - count + k, b, mask=distinct)
+    tl.store(rank + b, k, mask=distinct)
+    num_ids = tl.sum(tl.load(lengths + b, mask=distinct, other=0).to(tl.int64), 0)
+    tl.atomic_add(found + num_groups + g, num_ids, sem="relaxed")
+
+
+@triton.jit
+def _invert(
+    own, rank, found, inverse,
+    first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    g, live, i, b = _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK)
+    every = tl.load(found + g) == tl.load(num_bags + g)
+    first = tl.where(every, i, tl.load(own + b))
+    tl.store(inverse + b, tl.load(rank + tl.load(first_bag + g) + first), mask=live)
+
+
+@triton.jit
+def _take(
+    values, weights, bags, ends, taken, own_ends, ids, picked, num_bags, num_values, num_ids,
+    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy the ids, and weights, of BLOCK bags, a bag a lane."""
+    u = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = u < num_bags
+    length = tl.load(taken + u, mask=live, other=0).to(tl.int64)
+    source = tl.load(ends + tl.load(bags + u, mask=live, other=0)) - length
+    target = tl.load(own_ends + u, mask=live, other=0) - length
+    length = tl.minimum(length, tl.minimum(num_values - source, num_ids - target))
+    k, longest = tl.cast(0, tl.int64), tl.max(length, 0)
+    while k < longest:
+        inside = (k < length) & (source + k >= 0) & (target + k >= 0)
+        tl.store(ids + target + k, tl.load(values + source + k, mask=inside), mask=inside)
+        if WEIGHTED:
+            tl.store(picked + target + k, tl.load(weights + source + k, mask=inside), mask=inside)
+        k += 1
+
+
+@triton.jit
+def _expand(
+    rows, inverse, out, first, start, num_rows, dims, columns, groups,
+    num_blocks, num_samples, width,
+    STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    live, s, number = lists_of_tile(first, num_blocks, STEPS, VECTOR, BLOCK)
+    dim = tl.load(dims + s)
+    sample, column = row_and_column(number, dim, WIDE)
+    bag = tl.load(inverse + tl.load(groups + s) * num_samples + sample, mask=live, other=0)
+    live = live & (bag >= 0) & (bag < tl.load(num_rows + s))
+    at = tl.multiple_of(tl.load(start + s) + bag * dim + column, VECTOR)
+    at = at[:, None] + tl.arange(0, VECTOR)[None, :]
+    x = tl.load(rows + at, mask=live[:, None])
+    to = tl.multiple_of(sample * width + tl.load(columns + s) + column, VECTOR)
+    to = to[:, None] + tl.arange(0, VECTOR)[None, :]
+    tl.store(out + to, x, mask=live[:, None])
+
+
+@triton.jit
+def _add_samples(
+    total, matrix, order, k, end, skip, column, width, MANY: tl.constexpr, VECTOR: tl.constexpr
+):
+    """To [Q, VECTOR], the rows of up to MANY samples: order[k], order[k + 1], ... less skip."""
+    samples, rows = (), ()
+    for t in tl.static_range(MANY):
+        samples += (tl.load(order + k + t, mask=k + t < end, other=0),)
+    for t in tl.static_range(MANY):
+        at = tl.multiple_of((samples[t] - skip) * width + column, VECTOR)
+        at = at[:, None] + tl.arange(0, VECTOR)[None, :]
+        rows += (tl.load(matrix + at, mask=(k + t < end)[:, None], other=0.0),)
+    # No square ends in the bits 10. ptxas does not know, and so has to have all of them before the
+    # first addition; else it loads each just before it is added.
+    word = rows[0].to(tl.int32, bitcast=True)
+    for t in tl.static_range(1, MANY):
+        word ^= rows[t].to(tl.int32, bitcast=True)
+    total = tl.where(word * word == 2, 0.0, total)
+    # Zeros, of samples that are not there, change no sum that began with a zero.
+    for t in tl.static_range(MANY):
+        total = plus(total, rows[t])
+    return total
+
+
+@triton.jit
+def _sum(
+    matrix, order, begins, out, first, start, num_rows, dims, columns, groups, first_bag,
+    num_blocks, num_samples, width,
+    STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """order: group times num_samples plus sample, sorted by bag; begins: where each bag begins."""
+    live, s, number = lists_of_tile(first, num_blocks, STEPS, VECTOR, BLOCK)
+    dim = tl.load(dims + s)
+    row, own = row_and_column(number, dim, WIDE)
+    bag = begins + tl.load(first_bag + s) + row
+    k, end = tl.load(bag, mask=live, other=0), tl.load(bag + 1, mask=live, other=0)
+    skip, column = tl.load(groups + s) * num_samples, tl.load(columns + s) + own
+    total = tl.zeros([BLOCK // VECTOR, VECTOR], tl.float32)
+    total = _add_samples(total, matrix, order, k, end, skip, column, width, 2, VECTOR)
+    k += 2
+    while tl.max(end - k, 0) > 0:
+        total = _add_samples(total, matrix, order, k, end, skip, column, width, _DEEP, VECTOR)
+        k += _DEEP
+    to = tl.multiple_of(tl.load(start + s) + row * dim + own, VECTOR)
+    to = to[:, None] + tl.arange(0, VECTOR)[None, :]
+    tl.store(out + to, total, mask=live[:, None])
