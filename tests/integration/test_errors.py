@@ -1,5 +1,6 @@
 """What is not supported is refused at construction, by name."""
 
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -9,7 +10,7 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.comm_ops import set_use_sync_collectives
 
 from tests.integration.small_model import batch, qcomm_of, shard
-from trec_qcomm import Config, Identity, QComm, Rowwise, TableRule
+from trec_qcomm import Cast, Config, ErrorBounded, Identity, QComm, Rowwise, TableRule, TopK
 from trec_qcomm.integration.embedding.wiring import _check_device
 from trec_qcomm.testing import run_ranks
 
@@ -92,7 +93,27 @@ def test_message(messages, case, words):
             assert word in message
 
 
-def test_devices_without_kernels_are_refused():
-    _check_device(torch.device("cpu"))
-    with pytest.raises(ValueError, match="cuda:0: trec_qcomm has kernels for cpu only"):
-        _check_device(torch.device("cuda:0"))
+@pytest.mark.parametrize(
+    ("device", "backward", "message"),
+    [
+        ("mps", Identity(), "device mps: trec_qcomm has kernels for cpu and cuda"),
+        (
+            "cuda:0",
+            ErrorBounded(0.01, encoder="rans"),
+            "device cuda:0: table 't': no GPU kernels for ErrorBounded(bound=0.01, mode='rel', ",
+        ),
+    ],
+)
+def test_devices_without_kernels_are_refused(device, backward, message):
+    rules = {"t": TableRule(tables=("*",), forward=Rowwise(4), backward=backward)}
+    _check_device(torch.device("cpu"), rules)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        _check_device(torch.device(device), rules)
+
+
+@pytest.mark.parametrize(
+    "codec", [Identity(), Cast("fp16"), Rowwise(2), ErrorBounded(0.1), TopK(density=0.5)]
+)
+def test_codecs_with_kernels_are_not(codec):
+    rules = {"t": TableRule(tables=("*",), forward=codec, backward=codec)}
+    _check_device(torch.device("cuda:0"), rules)

@@ -2,7 +2,8 @@
 
 Knows: frames, splits, the process group. Does not know: which codec, autograd, TorchRec.
 Where all codecs are fixed-size both ends compute all sizes and nothing else is sent; otherwise
-the sizes travel first, one int64 a peer. What a rank sends itself is coded like the rest.
+the sizes travel first: one int64 a peer, or, as the host does not read frames in a GPU's memory,
+one a segment. What a rank sends itself is coded like the rest.
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trec_qcomm.comm.sides import Group, Side, Template
+from trec_qcomm.comm.streams import sizes_stream
 from trec_qcomm.core import registry
+from trec_qcomm.core.checks import explaining
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.segments import Encoded
 from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.transfer import download, upload
 from trec_qcomm.wire import frame
 
 _SEED_STRIDE = 0x1E3779B97F4A7C15
@@ -25,11 +29,16 @@ _SEED_STRIDE = 0x1E3779B97F4A7C15
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """P sealed frames in one [W] uint8 buffer, of `nbytes` bytes each (P ints), of one call."""
+    """P sealed frames in one [W] uint8 buffer, of `nbytes` bytes each (P ints), of one call.
+
+    announced: what is in them, see wire.frame.unseal.  counts: P ints, their segments.
+    """
 
     buffer: Tensor
     nbytes: list[int]
     call: int
+    announced: frame.Announced | None = None
+    counts: tuple[int, ...] = ()
 
 
 def encode_frames(
@@ -52,16 +61,14 @@ def encode_frames(
     """
     template = side.template
     at, frame_nbytes = side.at, side.frame_nbytes
-    buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8)
-    nbytes = torch.empty_like(side.num_rows)
-    codecs = torch.empty_like(side.num_rows)
+    buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
+    nbytes, codecs = torch.empty_like(side.num_rows), side.codecs
     for number, group in enumerate(side.groups):
         begin = perf_counter()
         own_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
         params = _params(group, template, factors)
         encoded = _encode_group(values, group, side, buffer, at[group.members], own_seed, params)
         nbytes[group.members] = encoded.nbytes
-        codecs[group.members] = group.codec.wire_id
         traffic.encode_s[group.label] += perf_counter() - begin
         if measure:
             _record_error(values, encoded, group, side, traffic)
@@ -84,9 +91,10 @@ def encode_frames(
     wire = nbytes * of_segment
     sent = int((torch.tensor(frame_nbytes, dtype=torch.int64) * copies).sum())
     traffic.add_bytes(template.table, side.raw_nbytes * of_segment, wire, sent - int(wire.sum()))
-    if template.fan_out > 1:
-        return Frames(buffer.repeat(template.fan_out), frame_nbytes * template.fan_out, call)
-    return Frames(buffer, frame_nbytes, call)
+    n, counts = template.fan_out, template.segments_per_frame
+    if n > 1:
+        buffer, codecs, nbytes = (tensor.repeat(n) for tensor in (buffer, codecs, nbytes))
+    return Frames(buffer, frame_nbytes * n, call, frame.Announced(codecs, nbytes), counts * n)
 
 
 def decode_frames(
@@ -109,6 +117,7 @@ def decode_frames(
         num_rows=side.num_rows,
         ranks=ranks,
         tables=template.tables,
+        announced=frames.announced,
     )
     for group in side.groups:
         used = codecs[group.members]
@@ -163,10 +172,17 @@ def start_exchange(
         return InFlight(pg, None, sent, sent, incoming, traffic)
     begin = perf_counter()
     sizes = incoming.frame_nbytes
-    if not fixed_size:
+    announced = None
+    if frame.on_gpu(sent.buffer):
+        announced = frame.Announced(incoming.codecs, incoming.most)
+        if not fixed_size:
+            announced = _exchange_tables(pg, sent, incoming, traffic)
+            _, sizes = frame.lay_out(announced.nbytes, incoming.template.segments_per_frame)
+    elif not fixed_size:
         sizes = _exchange_sizes(pg, sent.nbytes, incoming)
         traffic.header_nbytes += 8 * (pg.size() - 1)
-    received = Frames(torch.empty(sum(sizes), dtype=torch.uint8), sizes, sent.call)
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.buffer.device)
+    received = Frames(buffer, sizes, sent.call, announced)
     work = dist.all_to_all_single(
         received.buffer,
         sent.buffer,
@@ -192,6 +208,38 @@ def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) ->
             rank=dist.get_process_group_ranks(pg)[p],
         )
     return received.tolist()
+
+
+def _exchange_tables(
+    pg: dist.ProcessGroup, sent: Frames, incoming: Side, traffic: Traffic
+) -> frame.Announced:
+    """Each segment's codec and size; wrong ones are refused before anything is allocated for them.
+    The host waits for the peers' words, and no stream for the host."""
+    assert sent.announced is not None
+    template, device = incoming.template, sent.buffer.device
+    words = sent.announced.codecs << 32 | sent.announced.nbytes
+    with sizes_stream(device):
+        (words,) = upload(device, words)
+        received = torch.empty(len(template.tables), dtype=torch.int64, device=device)
+        dist.all_to_all_single(
+            received,
+            words,
+            output_split_sizes=list(template.segments_per_frame),
+            input_split_sizes=list(sent.counts),
+            group=pg,
+        )
+        received = download(received)
+    traffic.header_nbytes += 8 * (sum(sent.counts) - sent.counts[pg.rank()])
+    codecs, nbytes = received >> 32, received & 0xFFFFFFFF
+    bad = (nbytes > 2 * incoming.raw_nbytes + 4096) | (nbytes % 8 != 0) | (codecs > 255)
+    if bool(bad.any()):
+        s = int(bad.nonzero()[0])
+        raise CorruptFrameError(
+            f"{int(nbytes[s])} bytes of codec {int(codecs[s])} announced",
+            rank=dist.get_process_group_ranks(pg)[int(template.frame[s])],
+            table=template.tables[s],
+        )
+    return frame.Announced(codecs, nbytes)
 
 
 def largest_nbytes(side: Side) -> Tensor:
@@ -232,18 +280,20 @@ def _decode_group(
 ) -> None:
     members = group.members
     part = Encoded(encoded.payload, encoded.at[members], encoded.nbytes[members])
-    try:
-        group.codec.decode(part, group.segments, out)
-    except CorruptFrameError as error:
+
+    def named(error: CorruptFrameError) -> CorruptFrameError:
         if error.segment is None:
-            raise
+            return error
         segment = int(members[error.segment])
-        raise CorruptFrameError(
+        return CorruptFrameError(
             error.reason,
             rank=ranks[int(template.frame[segment])],
             table=template.tables[segment],
             segment=segment,
-        ) from error
+        )
+
+    with explaining(named):
+        group.codec.decode(part, group.segments, out)
 
 
 def _by_sender_codec(
@@ -277,4 +327,4 @@ def _record_error(
         error = torch.where(same, 0, (x - y).abs())
         if error.numel():
             t = int(side.template.table[segment])
-            traffic.max_abs_err[t] = torch.maximum(traffic.max_abs_err[t], error.max())
+            traffic.max_abs_err[t] = torch.maximum(traffic.max_abs_err[t], error.max().cpu())

@@ -72,7 +72,7 @@ class Side:
 
     Args: num_rows: [S] int64.  groups: cover every segment once.
     Derived: raw_nbytes: [S] int64, the rows as float32.  Exact only where `fixed_size`:
-        at: [S] int64 and frame_nbytes: P ints.
+        most: [S] int64, each segment's bytes; at: [S] int64, frame_nbytes: P ints.
     """
 
     template: Template
@@ -80,6 +80,7 @@ class Side:
     groups: tuple[Group, ...]
     raw_nbytes: Tensor = field(init=False)
     fixed_size: bool = field(init=False)
+    most: Tensor = field(init=False)
     at: Tensor = field(init=False)
     frame_nbytes: list[int] = field(init=False)
 
@@ -90,6 +91,7 @@ class Side:
         at, frame_nbytes = frame.lay_out(most, self.template.segments_per_frame)
         object.__setattr__(self, "raw_nbytes", self.num_rows * self.template.dims * 4)
         object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
+        object.__setattr__(self, "most", most)
         object.__setattr__(self, "at", at)
         object.__setattr__(self, "frame_nbytes", frame_nbytes)
 
@@ -98,9 +100,17 @@ class Side:
         """Whether a codec here needs to know which columns another direction kept."""
         return any(mask_use(group.codec) is MaskUse.READS for group in self.groups)
 
-    def new_masks(self) -> Masks:
+    @property
+    def codecs(self) -> Tensor:
+        """[S] int64: the wire ids of the config's codecs."""
+        ids = torch.empty_like(self.num_rows)
+        for group in self.groups:
+            ids[group.members] = group.codec.wire_id
+        return ids
+
+    def new_masks(self, device: torch.device) -> Masks:
         """Masks of all S segments: all columns, as long as no codec has written others."""
-        return Masks.of_all_columns(self.num_rows, self.template.dims)
+        return Masks.of_all_columns(self.num_rows, self.template.dims, device)
 
     def with_masks(self, masks: Masks) -> "Side":
         """The same rows; codecs that write or read masks find theirs in these, of S segments."""

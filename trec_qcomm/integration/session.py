@@ -206,7 +206,11 @@ class Session:
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
+        Raises: CorruptFrameError: what frames in a GPU's memory held was wrong; it is noticed
+            late there, and no state is given out that was trained with it.
         """
+        for collective in self._all():
+            collective.checks.raise_found(wait=True)
         state: dict[str, Any] = {
             "steps": {m: torch.tensor(self._steps_of(m)) for m in self._collectives}
         }

@@ -4,6 +4,9 @@
 the reverse exchange and `start`'s node ends it, as in TorchRec, so that whatever runs between
 overlaps with the network. All four steps are named in profiler traces.
 
+On a GPU all that codes runs on a stream of its own, and nothing waits for the kernels that check
+what arrived: what they find is raised by a later exchange, or by `RowCollective.checks`.
+
 Knows: sides, exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
@@ -24,6 +27,8 @@ from torch.profiler import record_function
 from trec_qcomm.comm.exchange import InFlight, encode_frames, start_exchange
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.sides import Side, Template
+from trec_qcomm.comm.streams import join, side_stream
+from trec_qcomm.core.checks import Checks, deferring
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.core.stats import Traffic
@@ -130,6 +135,7 @@ class RowCollective(ABC):
         hop = "intra_" if intra else ""
         self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
         self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
+        self.checks = Checks()  # of frames in a GPU's memory
         self._seed, self.measure_error, self.params = seed, measure_error, params
         self._codecs = {False: codecs, True: exact}
         self._templates = {kind: self._make_templates(c) for kind, c in self._codecs.items()}
@@ -164,9 +170,11 @@ class RowCollective(ABC):
         else:
             self._num_evaluations += 1
             step = -self._num_evaluations
-        call = _Call(self, route, gradient_divisor, step, self._factors(rows, route))
+        call = _Call(self, route, gradient_divisor, step, self._factors(rows, route), rows.device)
         if torch.is_grad_enabled() and route.backward_sent.reads_masks:
-            call.masks = route.forward_sent.new_masks(), route.forward_received.new_masks()
+            with side_stream(rows.device):
+                masks = (s.new_masks(rows.device) for s in call.sides("forward"))
+                call.masks = next(masks), next(masks)
         token: Tensor = _Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
 
@@ -261,6 +269,7 @@ class _Call:
     gradient_divisor: int
     step: int
     factors: Tensor | None
+    device: torch.device
     in_flight: InFlight | None = field(default=None)
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
@@ -283,9 +292,14 @@ class _Call:
         traffic = op.forward_traffic if forward else op.backward_traffic
         again = 0 if forward else self.num_backwards
         self.num_backwards += not forward
-        with record_function(f"## {op.name} {direction} start ##"):
+        op.checks.raise_found()
+        values = values.detach().contiguous()
+        with (
+            record_function(f"## {op.name} {direction} start ##"),
+            side_stream(self.device, values),
+        ):
             frames = encode_frames(
-                values.detach().contiguous(),
+                values,
                 sent,
                 call=op.next_exchange(),
                 seed=op.noise_seed(self.step, direction, again),
@@ -302,14 +316,20 @@ class _Call:
         route, forward = self.route, direction == "forward"
         assert self.in_flight is not None, "waited for twice, or backward without forward"
         num_summands = route.num_summands if forward else 1
-        with record_function(f"## {self.op.name} {direction} wait ##"):
+        with (
+            record_function(f"## {self.op.name} {direction} wait ##"),
+            side_stream(self.device),
+            deferring(self.op.checks),
+        ):
             # Not a view: callers may change it in place.
-            out = torch.empty(route.result_shape if forward else route.sent_shape)
-            parts = out if num_summands == 1 else torch.empty(num_summands, out.numel())
+            shape = route.result_shape if forward else route.sent_shape
+            out = torch.empty(shape, device=self.device)
+            parts = out if num_summands == 1 else out.new_empty(num_summands, out.numel())
             self.in_flight.wait(parts)
             self.in_flight = None
             if num_summands > 1:
                 rank_sum(parts, out)
+        join(self.device, out)
         return out
 
 

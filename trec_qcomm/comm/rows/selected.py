@@ -5,7 +5,6 @@ Knows: ops.rows. Does not know: why these rows, codecs, process groups.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -43,7 +42,7 @@ class _Take(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, rows: Rows) -> Tensor:
         ctx.rows, ctx.shape = rows, values.shape
-        packed = torch.empty(rows.num_values)
+        packed = values.new_empty(rows.num_values)
         take(values.contiguous(), rows, packed)
         return packed
 
@@ -51,7 +50,7 @@ class _Take(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (grad,) = grads
-        found = torch.zeros(ctx.shape)
+        found = grad.new_zeros(ctx.shape)
         add(grad.contiguous(), ctx.rows, found)
         return found, None
 
@@ -62,7 +61,7 @@ class _Add(Function):
     @staticmethod
     def forward(ctx: Any, packed: Tensor, rows: Rows, shape: tuple[int, ...]) -> Tensor:
         ctx.rows = rows
-        sums = torch.zeros(shape)
+        sums = packed.new_zeros(shape)
         add(packed, rows, sums)
         return sums
 
@@ -70,6 +69,6 @@ class _Add(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
-        found = torch.empty(ctx.rows.num_values)
+        found = grad.new_empty(ctx.rows.num_values)
         take(grad.contiguous(), ctx.rows, found)
         return found, None, None

@@ -257,5 +257,5 @@ class CodedSequenceDist(
             return torch.zeros(0, collective.world_size, dtype=torch.int64)
         sizes = self._batch_sizes(lengths.shape[1], ctx.batch_size_per_rank)
         ends = torch.zeros(num_blocks, lengths.shape[1] + 1, dtype=torch.int64)
-        torch.cumsum(lengths, 1, out=ends[:, 1:])
+        torch.cumsum(lengths.cpu(), 1, out=ends[:, 1:])  # waits for a GPU: sizes are the host's
         return ends[:, torch.tensor([0, *accumulate(sizes)])].diff(dim=1)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from trec_qcomm.config import TableRule
+from trec_qcomm.core.codec import on_gpu
 from trec_qcomm.integration.compat import (
     ParameterSharding,
     QuantizedCommCodecs,
@@ -43,16 +45,18 @@ def wire(
     """Check what a module is to be sharded by, and make its Wiring. Collective over env's group.
 
     Where TorchRec does not tell the module's name (inside of towers), its tables name it.
-    Raises: ValueError: a device or output dtype that is not supported, synchronous collectives,
-        a table that no pattern of the config matches, or ranks whose configs differ.
+    Raises: ValueError: a device or output dtype that is not supported, a codec without kernels
+        for the device, synchronous collectives, a table that no pattern of the config matches, or
+        ranks whose configs differ.
     """
-    _check_device(device)
     _check_output_dtype(params, fused_params)
     refuse_sync_collectives()
     if env.process_group is None:
         raise ValueError("trec_qcomm needs a ShardingEnv with a process group")
     module_name = module_fqn or "+".join(sorted(params))
     session.add_module(env.process_group, module_name, params)
+    if device is not None:
+        _check_device(device, {table: session.config.rule_for(table) for table in params})
     return Wiring(session, module_name, held)
 
 
@@ -63,9 +67,16 @@ def refuse_sync_collectives() -> None:
         raise ValueError("torchrec's use_sync_collectives is not supported by trec_qcomm")
 
 
-def _check_device(device: torch.device | None) -> None:
-    if device is not None and device.type not in ("cpu", "meta"):
-        raise ValueError(f"device {device}: trec_qcomm has kernels for cpu only so far")
+def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
+    if device.type in ("cpu", "meta"):
+        return
+    if device.type != "cuda":
+        raise ValueError(f"device {device}: trec_qcomm has kernels for cpu and cuda")
+    for table, rule in rules.items():
+        codecs = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
+        for codec in codecs:
+            if not on_gpu(codec):
+                raise ValueError(f"device {device}: table {table!r}: no GPU kernels for {codec!r}")
 
 
 def _check_output_dtype(

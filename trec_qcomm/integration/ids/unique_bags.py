@@ -91,7 +91,10 @@ def _distinct(features: KeyedJaggedTensor, found: UniqueBags) -> KeyedJaggedTens
     """The distinct bags of each feature, as a batch with a size of its own for each."""
     values, lengths, weights = features.values(), features.lengths(), features.weights_or_none()
     if len(found.first) < len(lengths):
-        values, lengths, weights = take_bags(values, lengths, found.first, weights=weights)
+        num_ids = None if found.num_ids is None else int(found.num_ids.sum())
+        values, lengths, weights = take_bags(
+            values, lengths, found.first, weights=weights, num_ids=num_ids
+        )
     batch_sizes = [[size] for size in found.counts.tolist()]
     return KeyedJaggedTensor(
         features.keys(), values, weights, lengths, stride_per_key_per_rank=batch_sizes
@@ -136,7 +139,7 @@ def select_bags(
             shares.reshape(-1),
             weights=ids.weights_or_none(),
         )
-        chosen = torch.zeros(len(ids.lengths()), dtype=torch.bool)
+        chosen = torch.zeros_like(ids.lengths(), dtype=torch.bool)
         chosen[bags.first] = True
         rows = rows_to_send(chosen, sizes, dim, variable=False)
         context.variable_batch_per_feature = True
@@ -183,7 +186,7 @@ class _Expand(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, blocks: Blocks, inverse: Tensor, width: int) -> Tensor:
         ctx.blocks, ctx.inverse, ctx.size = blocks, inverse, rows.numel()
-        out = torch.empty(inverse.shape[1], width)
+        out = rows.new_empty(inverse.shape[1], width)
         expand(rows.contiguous(), blocks, inverse, out)
         return out
 
@@ -191,6 +194,6 @@ class _Expand(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (grad,) = grads
-        sums = torch.empty(ctx.size)
+        sums = grad.new_empty(ctx.size)
         sum_by_bag(grad.contiguous(), ctx.blocks, ctx.inverse, sums)
         return sums, None, None, None

@@ -22,11 +22,12 @@ def distinct_ids(
     """
     values = features.values()
     num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)
-    one_each = torch.ones(len(values), dtype=torch.int32)
+    one_each = torch.ones_like(values, dtype=torch.int32)
     found = unique_bags(values, one_each, num_ids, shares)
     first = exclusive_cumsum(found.counts)[:-1]
-    reverse = found.inverse + torch.repeat_interleave(first, num_ids)
-    lengths = _spread(found.counts, features.stride()).to(features.lengths().dtype)
+    before = torch.repeat_interleave(first, num_ids)
+    reverse = found.inverse + before.to(values.device)
+    lengths = _spread(found.counts, features.stride()).to(features.lengths())
     distinct = KeyedJaggedTensor(
         features.keys(), values.index_select(0, found.first), lengths=lengths.reshape(-1)
     )

@@ -1,0 +1,180 @@
+"""Rows exchanged from a GPU's memory: the same rows, gradients and bytes as from the CPU's.
+
+Without a GPU the kernels are interpreted, and frames are taken for ones that the host cannot read.
+"""
+
+import re
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ops.backends import device_of
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
+from trec_qcomm.codecs.topk import ForwardMask, TopK
+from trec_qcomm.comm import exchange
+from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
+from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.testing import run_ranks
+from trec_qcomm.wire import frame
+
+pytestmark = [pytest.mark.dist, pytest.mark.triton]
+
+DIMS = {"a": 8, "b": 7, "c": 1}
+OWNED = (("a", "c"), ("b",))
+SAMPLES = (3, 5)
+CODECS = {
+    "rowwise": (Rowwise(4, "stochastic"), Rowwise(8)),
+    "cast": (Cast("fp16"), Cast("bf16")),
+    "error_bounded": (ErrorBounded(0.05), Rowwise(2)),
+    "masks": (TopK(density=0.3, values="fp16"), ForwardMask("int8")),
+    "above": (TopK(threshold=0.5, values="fp32"), ForwardMask("fp32")),
+    "mixed": ({"a": ErrorBounded(0.05), "b": Identity(), "c": TopK(density=0.5)}, Identity()),
+}
+SUMS = ("rowwise", "error_bounded")
+
+
+def make(kind, name):
+    owned = OWNED if kind is PooledAllToAll else (tuple(DIMS),) * 2
+    layout = Layout(tuple(tuple(Block(t, f"f_{t}", 0, DIMS[t]) for t in own) for own in owned))
+    forward, backward = (
+        c if isinstance(c, dict) else dict.fromkeys(layout.tables(), c) for c in CODECS[name]
+    )
+    exact = dict.fromkeys(layout.tables(), Identity())
+    return kind(
+        dist.group.WORLD,
+        layout,
+        codecs=DirectionCodecs(forward, backward),
+        exact=DirectionCodecs(exact, exact),
+        name=name,
+        measure_error=True,
+    )
+
+
+def once(op, device):
+    """Rows and gradients of one call, on CPU, and what was counted."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    width = op.layout.dim_sum(op.rank)
+    rows = torch.randn(sum(SAMPLES), width, generator=generator).to(device).requires_grad_()
+    out = op.start(rows, SAMPLES).wait()
+    assert out.device.type == device
+    gradient = torch.randn(out.shape, generator=generator).to(device)
+    (grad,) = torch.autograd.grad(out, rows, gradient)
+    op.checks.raise_found(wait=True)
+    counted = [
+        (t.raw_nbytes, t.wire_nbytes, t.max_abs_err)
+        for t in (op.forward_traffic, op.backward_traffic)
+    ]
+    headers = op.forward_traffic.header_nbytes
+    return {"out": out.detach().cpu(), "grad": grad.cpu(), "counted": counted, "headers": headers}
+
+
+def as_on_a_gpu():
+    """Within, CPU tensors take the way of a GPU's."""
+    frame.on_gpu = lambda buffer: True
+    return default_backend("gpu")
+
+
+def damaged(device):
+    """(what `wait` raises, what the next `start` raises) on rank 0, where rank 1's frame was
+    changed on its way."""
+    op = make(PooledAllToAll, "rowwise")
+    rows = torch.randn(sum(SAMPLES), op.layout.dim_sum(op.rank)).to(device)
+    pending = op.start(rows, SAMPLES)
+    received = pending._call.in_flight._received
+    if dist.get_rank() == 0:
+        received.buffer[sum(received.nbytes[:1]) + 12] ^= 1
+    try:
+        pending.wait()
+    except CorruptFrameError as error:
+        return f"at once: {error}", ""
+    if dist.get_rank() == 1:
+        return "", ""
+    try:
+        torch.cuda.synchronize() if device == "cuda" else None
+        op.start(rows, SAMPLES)
+    except CorruptFrameError as error:
+        return "", str(error)
+    return "", ""
+
+
+def announcing_too_much():
+    """What a rank says to peers that announce segments larger than any codec may make them."""
+    op = make(PooledAllToAll, "error_bounded")
+    rows = torch.randn(sum(SAMPLES), op.layout.dim_sum(op.rank))
+    real = exchange.upload
+    exchange.upload = lambda device, words: real(device, words + 8 * 2**20)
+    try:
+        op.start(rows.to(device_of("gpu")), SAMPLES)
+    except CorruptFrameError as error:
+        return str(error)
+    finally:
+        exchange.upload = real
+    return ""
+
+
+def everything():
+    cases = [(PooledAllToAll, n) for n in CODECS] + [(PooledReduceScatter, n) for n in SUMS]
+    found = {}
+    for device in ("cpu", device_of("gpu")):
+        on_gpu = bool(found)
+        with as_on_a_gpu() if on_gpu else nullcontext():
+            key = "gpu" if on_gpu else "cpu"
+            found[key] = {(k.__name__, n): once(make(k, n), device) for k, n in cases}
+            found[f"damaged {key}"] = damaged(device)
+            if on_gpu:
+                found["announced"] = announcing_too_much()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run_ranks(everything, 2, timeout_s=250)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_all_to_all_is_that_of_the_cpu(found, name):
+    check(found, "PooledAllToAll", name)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_reduce_scatter_is_that_of_the_cpu(found, name):
+    check(found, "PooledReduceScatter", name)
+
+
+def check(found, kind, name):
+    for rank in found:
+        ours, theirs = rank["gpu"][kind, name], rank["cpu"][kind, name]
+        for key in ("out", "grad"):
+            assert torch.equal(ours[key].view(torch.int32), theirs[key].view(torch.int32)), key
+        for mine, other in zip(ours["counted"], theirs["counted"], strict=True):
+            for a, b in zip(mine, other, strict=True):
+                assert torch.equal(a, b)
+
+
+def test_sizes_are_counted(found):
+    """A word a segment to the peer where sizes vary, in place of a word a peer."""
+    for r, rank in enumerate(found):
+        key = ("PooledAllToAll", "error_bounded")
+        extra = rank["gpu"][key]["headers"] - rank["cpu"][key]["headers"]
+        assert extra == 8 * (len(OWNED[r]) - 1)
+        key = ("PooledAllToAll", "rowwise")
+        assert rank["gpu"][key]["headers"] == rank["cpu"][key]["headers"]
+
+
+def test_a_damaged_frame_is_raised_by_the_next_exchange(found):
+    assert "rank 1" in found[0]["damaged cpu"][0]
+    at_once, later = found[0]["damaged gpu"]
+    assert at_once == ""
+    assert "frame from rank 1: the sender's tables" in later
+
+
+def test_a_size_beyond_the_rows_is_refused(found):
+    for rank in found:
+        message = "frame from rank 0, table 'a': 83886.. bytes of codec 7 announced"
+        assert re.fullmatch(message, rank["announced"])
