@@ -1,0 +1,67 @@
+"""examples/bench/gpu.py without a GPU: it checks the kernels, and times nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCH = Path(__file__).parents[2] / "examples" / "bench"
+
+
+def run(*options, code=""):
+    command = [sys.executable, "-c", code] if code else [sys.executable, "gpu.py"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    return subprocess.run(
+        [*command, *options],
+        cwd=BENCH,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+SMALL = ("--check-only", "--device", "cpu", "--rows", "260", "--dim", "16", "--peers", "2")
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_checks_every_codec():
+    done = run(*SMALL, "--inputs", "2", "--data", "trained")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "9 checked, 0 wrong; no --json"
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_wrong_kernel_is_not_timed():
+    """A codec whose kernels differ between the two memories."""
+    code = """
+import gpu
+from trec_qcomm.ops.rowwise import gpu as kernels
+real = kernels.encode
+def wrong(values, segments, payload, at, **options):
+    flag = real(values, segments, payload, at, **options)
+    payload[int(at[0]) + 8] ^= 1
+    return flag
+kernels.encode = wrong
+raise SystemExit(gpu.main())
+"""
+    done = run(*SMALL, "--codecs", "rowwise8", "fp16", code=code)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "wrong bytes differ from the CPU's" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 checked, 2 wrong; no --json"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [((), "no CUDA device"), (("--device", "cpu"), "only with --check-only")],
+)
+def test_nothing_is_timed_without_a_gpu(options, message):
+    done = run(*options)
+    assert done.returncode == 1
+    assert message in done.stderr
