@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.ops.backends import assert_equal, device_of
 from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.config import HopCodecs, TableRule, codec_from_dict, codec_to_dict
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
+from trec_qcomm.ops.binding import default_backend
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
@@ -203,6 +205,34 @@ def test_forward_mask_sends_what_topk_kept(stored):
         kept = segments.block(keep.float(), s).bool()
         error = (x[kept].double() - y[kept].double()).abs()
         assert bool((error <= allowed_error(x[kept], stored)).all())
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("codec", [TopK(density=0.2), TopK(threshold=1.0)], ids=repr)
+def test_masks_stay_on_the_device(codec):
+    """What topk keeps there, forward_mask sends: the same as on a CPU."""
+    generator, back, ends = torch.Generator().manual_seed(0), ForwardMask("int8"), []
+    rows, gradients = (torch.randn(7, 20, generator=generator) for _ in range(2))
+    for backend in ("cpu", "gpu"):
+        device, segments = torch.device(device_of(backend)), Segments.packed([3, 0, 4], 20)
+        dims = torch.full_like(segments.num_rows, 20)
+        with default_backend(backend):
+            masks = Masks.of_all_columns(segments.num_rows, dims, device)
+            segments = replace(segments, masks=masks)
+            forward = coded(codec, rows.to(device), segments)
+            backward = coded(back, gradients.to(device), segments)
+            ends.append((forward, masks.bits, backward))
+    for cpu, gpu in zip(*ends, strict=True):
+        assert_equal([cpu, gpu])
+
+
+def coded(codec, values, segments):
+    """decode(encode(values)), on the CPU."""
+    most, out = codec.max_nbytes(segments), torch.full_like(values, math.nan)
+    payload = torch.zeros(int(most.sum()), dtype=torch.uint8, device=values.device)
+    encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1])
+    codec.decode(encoded, segments, out)
+    return out.cpu()
 
 
 def test_forward_mask_cannot_work_alone():

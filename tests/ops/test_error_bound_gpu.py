@@ -115,7 +115,7 @@ def test_programs_of_several_groups(few_programs):
     values[11_000:12_024:2] = math.nan
     segments = Segments.packed([8200, 3, 0, 2797, 1024, 1], 1)
     assert check(values, segments, 0.01, True) == {cpu.BITPACK, cpu.RAW, cpu.CONSTANT}
-    values[:8200], values[3000:3500] = 0.5, math.inf
+    values[:8200], values[2000:3072], values[4000:4500] = -0.0, 0.0, math.inf
     assert check(values, segments, 1e-8) == {cpu.RAW, cpu.CONSTANT}
 
 
@@ -139,6 +139,7 @@ def test_bounds_at_the_limits_of_float32():
     segments = Segments.packed([12], 8)
     for bound in (0, 1e-320, 1e-46, 1e-40, 2**-127, 2**-126, 1e-7, 1e38, 2e38, 1e39, 1e300):
         check(rows, segments, float(bound), relative=0 < bound < 1e-40)
+    assert check(rows, Segments.packed([4, 4, 4], 8), 3e-39) == {cpu.RAW}
 
 
 def test_ties_and_their_neighbours():
@@ -249,6 +250,24 @@ def test_headers_of_just_the_right_size_that_no_encoder_writes(indices, num_valu
         assert verdict(forged, segments, like, backend)[0] == 0
 
 
+def test_positions_that_do_not_increase_or_are_beyond_the_rows():
+    """At the ends of what one program looks at: two of them, 128 of 700 at a time."""
+    rows = torch.full((1500, 1), 2.0)
+    rows[1:1400:2] = math.nan
+    segments = Segments.packed([1500], 1)
+    data = bytes_of(encode(rows, segments, 0.01, False, "cpu"))
+    for v, position in [
+        (1, 1), (128, 255), (349, 697), (350, 699), (350, 0), (699, 1397), (699, 1500),
+        (699, -1), (699, -(2**31)), (0, 0), (0, 3), (699, 1499),
+    ]:  # fmt: skip
+        forged = data.clone()
+        forged[8 : 8 + 4 * 700].view(torch.int32)[v] = position
+        where = Encoded(forged, torch.tensor([0]), torch.tensor([len(forged)]))
+        ours, theirs = (verdict(where, segments, rows, b) for b in ("gpu", "cpu"))
+        assert ours == theirs, (v, position)
+        assert isinstance(ours, tuple) == ((v, position) not in ((0, 0), (699, 1499)))
+
+
 def test_random_bytes_do_no_harm():
     """Behind sound headers, of groups after the first, too; several groups a segment."""
     rows = noise(2500, 1)
@@ -280,6 +299,15 @@ def test_every_other_size_is_refused(kind):
         with pytest.raises(CorruptFrameError) as raised:
             decode(forged, segments, rows, "gpu")
         assert raised.value.segment == 0
+
+
+@pytest.mark.parametrize(("nbytes", "num_verbatim"), [(36, 0), (48, 1)])
+def test_raw_rows_without_padding_or_with_verbatim_values_are_refused(nbytes, num_verbatim):
+    data = torch.zeros(nbytes, dtype=torch.uint8)
+    data[4] = (4 << 4 if num_verbatim else 0) | (128 * num_verbatim)
+    forged = Encoded(data, torch.tensor([0]), torch.tensor([nbytes]))
+    with pytest.raises(CorruptFrameError):
+        decode(forged, Segments.packed([7], 1), torch.zeros(7, 1), "gpu")
 
 
 def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written():

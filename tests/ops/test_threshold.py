@@ -100,15 +100,17 @@ def test_parity_of_a_gpu_on_short_segments(dim, stored):
 @pytest.mark.triton
 @pytest.mark.parametrize("stored", VALUES)
 def test_parity_of_a_gpu_on_long_segments(stored):
-    """Gaps that reach over chunks, and none; a bitmap of several chunks."""
+    """Gaps that reach over chunks, and more of them than a chunk has values; a bitmap."""
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(5300, 1, generator=generator)
+    values = torch.randn(7500, 1, generator=generator)
     values[1200:2500] = 0  # no chunk of which keeps anything
     values[4000:5300:700] = 9
-    segments = Segments.packed([2700, 0, 1300, 1300], 1)
-    limits = torch.tensor([2.2, 0.0, 0.9, 5.0], dtype=torch.float64)
+    values[5300::2] = 0
+    values[5301::2] += 9
+    segments = Segments.packed([2700, 0, 1300, 1300, 2200], 1)
+    limits = torch.tensor([2.2, 0.0, 0.9, 5.0, 1.0], dtype=torch.float64)
     encoded = check_parity(values, segments, limits, stored, BACKENDS)
-    assert [form_of(encoded, s) for s in range(4)] == [11, 0, 255, 10]
+    assert [form_of(encoded, s) for s in range(5)] == [11, 0, 255, 10, 1]
 
 
 @pytest.mark.triton

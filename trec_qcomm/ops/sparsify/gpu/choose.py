@@ -54,7 +54,7 @@ def _keep_largest(key, live, k, FEW: tl.constexpr):
     ties = tl.where(live, k - tl.sum(keep.to(tl.int32), 1), 0)
     if tl.max(ties, 0) > 0:
         equal = (key == high[:, None]).to(tl.int32)
-        keep |= (equal > 0) & (tl.cumsum(equal, 1) < ties[:, None])
+        keep |= (equal > 0) & (tl.cumsum(equal, 1) <= ties[:, None])
     return keep
 
 
