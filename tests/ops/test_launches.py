@@ -83,6 +83,8 @@ def counting(monkeypatch):
 
 
 @pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a program a segment is interpreted for some codecs
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts what the interpreter runs")
 @pytest.mark.parametrize("codec", COSTS, ids=repr)
 def test_kernels_and_waits(codec, monkeypatch):

@@ -30,9 +30,9 @@ from trec_qcomm.ops.error_bound.quantizer.gpu import NO_KEY
 _GROUP, _BLOCKS = 1024, 32
 _MOST = 2**31 - 2**13  # values a segment, and between rows: their numbers are int32
 _MANY_CHUNKS = 2**14  # enough to keep a GPU busy: where there are more, they get several groups
-# Registers of a thread, of those that pack or unpack and of others: the compiler would take up to
-# 226 and 143. With fewer, none of the others spills, nor do more than some rare cases of the first.
-_REGISTERS, _FEW_REGISTERS = 128, 80
+# Registers of a thread: the compiler would take 143 to measure and 226 to pack, for what is rare in
+# the latter. With these, programs that read rows by 16 bytes spill only there.
+_REGISTERS, _REGISTERS_TO_MEASURE = 128, 80
 _FEW_GROUPS, _MANY_GROUPS = 32, 2048  # that a program of `lay_out` takes at a time
 
 
@@ -104,8 +104,8 @@ def encode(
     places, ranks = torch.empty((2, on.num_groups), dtype=torch.int64, device=device)
     widths = torch.empty(on.num_groups * _BLOCKS, dtype=torch.uint8, device=device)
     kinds, nbytes = torch.empty((2, on.num_segments), dtype=torch.int64, device=device)
-    few: dict[str, Any] = {"VECTOR": on.vector, "num_warps": 1, "maxnreg": _FEW_REGISTERS}
-    many = few | {"maxnreg": _REGISTERS}
+    many: dict[str, Any] = {"VECTOR": on.vector, "num_warps": 1, "maxnreg": _REGISTERS}
+    few = many | ({"maxnreg": _REGISTERS_TO_MEASURE} if on.vector == 4 else {})
     launch(
         writing.find_ranges, on.num_chunks, values, found, segment_of_chunk, *on.layout,
         STEPS=on.num_segments.bit_length(), **few,
