@@ -102,12 +102,6 @@ def store_values(payload, halves, words, place, first, j, bits, scale, kept, KIN
 
 
 @triton.jit
-def _in_range(stored, scale):
-    y = stored * scale.to(tl.float32, bitcast=True)
-    return tl.minimum(tl.maximum(y, -_FLT_MAX), _FLT_MAX).to(tl.int32, bitcast=True)
-
-
-@triton.jit
 def load_values(payload, halves, words, place, first, j, kind, scale, kept):
     """The inverse: bits of those kept, 0 elsewhere. kind, scale: of the segment; any bits."""
     bits = tl.load(words + (place >> 2) + first + j, mask=kept & (kind == FP32), other=0)
