@@ -33,8 +33,9 @@ COSTS = {
 
 
 def batch(num_segments: int, device: str):
-    """Of one row or two each; with masks, which only some codecs look at."""
-    num_rows = torch.arange(num_segments) % 2 + 1
+    """Of one row each, most of them empty, as each costs the interpreter a tenth of a second; with
+    masks, which only some codecs look at."""
+    num_rows = (torch.arange(num_segments) % 32 == 0).to(torch.int64)
     offsets = exclusive_cumsum(num_rows)
     stride = torch.full_like(num_rows, DIM)
     dims = torch.full_like(num_rows, DIM)
@@ -84,7 +85,6 @@ def counting(monkeypatch):
 
 @pytest.mark.triton
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a program a segment is interpreted for some codecs
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts what the interpreter runs")
 @pytest.mark.parametrize("codec", COSTS, ids=repr)
 def test_kernels_and_waits(codec, monkeypatch):
