@@ -179,7 +179,7 @@ def describe_run(options: argparse.Namespace) -> dict[str, Any]:
     packages = ("torch", "torchrec", "torchmetrics", "numpy")
     return {
         "options": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
-        "config": None if options.config == "stock" else Path(options.config).read_text(),
+        "config": Path(options.config).read_text() if Path(options.config).is_file() else None,
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
         "hardware": {"cpu": platform.machine(), "num_cpus": os.cpu_count()},

@@ -47,10 +47,16 @@ from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRMTrain
 
-STOCK = "stock"
+STOCK = "stock"  # TorchRec without the plugin; its own quantized comms:
+STOCK_COMMS = {"stock_fp16": CommType.FP16, "stock_int8": CommType.INT8}
 INTERRUPTED = 130  # exit status
 # The options that make a training what it is: a resumed run must have the same.
 _IDENTITY = (
@@ -77,7 +83,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("run").add_argument
-    add("--config", required=True, help="a trec_qcomm YAML file, or the word stock: plain fp32")
+    add(
+        "--config",
+        required=True,
+        help="a trec_qcomm YAML file; or without it: stock (fp32), stock_fp16, stock_int8",
+    )
     add("--plan", default="table_wise", help=f"{', '.join(plan_names())}, or a YAML file like them")
     add("--ranks", type=int, default=2, help="processes to start (default 2)")
     add("--ranks-per-node", type=int, default=None, help="of two-level plans (default: as started)")
@@ -138,14 +148,20 @@ def check_options(options: argparse.Namespace) -> None:
         raise ValueError("hash_buckets and min_count exclude one another")
     if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
         raise ValueError("checkpoint_every and resume need checkpoint_dir")
-    if options.config != STOCK and not Path(options.config).is_file():
-        raise ValueError(f"config {options.config}: neither a file nor the word {STOCK}")
+    if not is_stock(options.config) and not Path(options.config).is_file():
+        names = ", ".join((STOCK, *STOCK_COMMS))
+        raise ValueError(f"config {options.config}: neither a file nor one of {names}")
     if options.dump_rows is not None and options.dump_rows.is_dir():
         raise ValueError(f"dump_rows {options.dump_rows}: is a folder; expected a file to write")
     load_plan(options.plan)
     world_size = int(os.environ.get("WORLD_SIZE", options.ranks))
     if options.ranks_per_node is not None and world_size % options.ranks_per_node:
         raise ValueError(f"ranks_per_node {options.ranks_per_node}: {world_size} ranks do not fill")
+
+
+def is_stock(config: str) -> bool:
+    """Whether this is TorchRec without the plugin."""
+    return config == STOCK or config in STOCK_COMMS
 
 
 def run(options: argparse.Namespace) -> bool:
@@ -212,8 +228,8 @@ def build_trainer(options: argparse.Namespace, num_embeddings: list[int]) -> Tra
     config = ModelConfig(**{k: v for k, v in vars(options).items() if k in names})
     device = torch.device(options.device if options.device == "cpu" else f"cuda:{_local_rank()}")
     dlrm = build_dlrm(config, num_embeddings)
-    qcomm = _load_qcomm(options.config)
-    arguments = _codec_arguments(qcomm, config.fused_params)
+    qcomm = None if is_stock(options.config) else _load_qcomm(options.config)
+    arguments = _codec_arguments(qcomm, options.config, config.fused_params)
     plan = _make_plan(dlrm, options, device.type, qcomm, arguments["sharders"])
     dmp = DistributedModelParallel(module=dlrm, device=device, plan=plan, **arguments)
     init_embeddings(dmp, config)
@@ -239,17 +255,21 @@ def _make_plan(
 
 
 def _load_qcomm(config: str) -> Any:
-    if config == STOCK:
-        return None
     import trec_qcomm  # only here, so that `stock` runs without the plugin
 
     return trec_qcomm.QComm.from_yaml(config)
 
 
-def _codec_arguments(qcomm: Any, fused_params: dict[str, Any]) -> dict[str, Any]:
+def _codec_arguments(qcomm: Any, config: str, fused_params: dict[str, Any]) -> dict[str, Any]:
     """All that the plugin changes in a call of DistributedModelParallel."""
     if qcomm is None:
-        return {"sharders": [EmbeddingBagCollectionSharder(fused_params=fused_params)]}
+        registry = None
+        if config in STOCK_COMMS:
+            both = {"forward_precision": STOCK_COMMS[config]}
+            both |= {"backward_precision": STOCK_COMMS[config]}
+            registry = get_qcomm_codecs_registry(QCommsConfig(**both))
+        sharder = EmbeddingBagCollectionSharder(fused_params, qcomm_codecs_registry=registry)
+        return {"sharders": [sharder]}
     return {
         "sharders": qcomm.sharders(fused_params=fused_params),
         "data_parallel_wrapper": qcomm.data_parallel_wrapper(),

@@ -1,10 +1,13 @@
-"""Every name of TorchRec that the package uses, in one place. Version differences live here.
+"""Every name of TorchRec and FBGEMM that the package uses, and the differences of their versions.
 
 Written against torchrec 1.8.0; `make test-versions` runs it from 1.6.1 to 1.9.2.
 """
 
 from typing import Any
 
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
@@ -131,6 +134,7 @@ __all__ = [
     "ShardingEnv",
     "ShardingOption",
     "ShardingType",
+    "SplitTableBatchedEmbeddingBagsCodegen",
     "Topology",
     "TwCwPooledEmbeddingSharding",
     "TwPooledEmbeddingSharding",

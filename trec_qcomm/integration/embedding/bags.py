@@ -21,6 +21,7 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.embedding.shardings import POOLED
 from trec_qcomm.integration.embedding.wiring import wire
+from trec_qcomm.integration.ids.padded_lookups import pad_lookups
 from trec_qcomm.integration.ids.unique_bags import hand_over_bags
 from trec_qcomm.integration.ids.watch import hand_over_ids
 from trec_qcomm.integration.session import Session
@@ -30,6 +31,12 @@ _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.valu
 
 class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As the base class."""
+        super().__init__(*args, **options)
+        for lookup in self._lookups:  # which TorchRec keeps out of the module's children
+            pad_lookups(lookup)
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """As the base class; the output dist will want to know what was sent."""

@@ -1,0 +1,144 @@
+"""Hosts of a network of a given speed, on one Linux machine: namespaces, links, token buckets.
+
+Each host is a network namespace with an address of its own, joined to the others by a bridge in one
+more namespace; nothing outside of them is touched. What a host sends passes a token-bucket filter,
+so its bytes take the time they would take on such a link. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+_SUBNET, _PORT = "10.77.0", "29500"
+# Of the bucket: at 10 Gbit/s what leaves between two ticks of the kernel, and little at 100 Mbit/s.
+_BURST, _QUEUE = "256kb", "200ms"
+_GRACE_S = 10.0  # for the other hosts to say what they saw of one that failed
+
+
+def missing() -> list[str]:
+    """What this machine lacks to emulate hosts, as phrases; empty if nothing."""
+    needs = [f"the command {name} (package iproute2)" for name in ("ip", "tc") if not _has(name)]
+    return needs if os.geteuid() == 0 else [*needs, "root"]
+
+
+class Hosts:
+    """A context manager: the network is there within, and gone after.
+
+    Args: count: hosts, 2 to 250.  rate: of each link, as tc writes it ("100mbit"), or "none".
+        delay: one way, as tc writes it ("1ms"), or None.
+    """
+
+    def __init__(self, count: int, rate: str, delay: str | None = None) -> None:
+        if not 2 <= count <= 250:
+            raise ValueError(f"hosts {count}: expected 2 to 250")
+        self.count, self.rate, self.delay = count, rate, delay
+        self._tag = f"qc{os.getpid()}"
+
+    def __enter__(self) -> Hosts:
+        try:
+            self._build()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def run(self, command: Sequence[str], *, timeout_s: float) -> None:
+        """Run the command once a host, with what torchrun would set in its environment.
+
+        Raises: RuntimeError: a host that failed, or one that had not ended in time. All are then
+            killed.
+        """
+        running = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", self._name(host), *command],
+                env=os.environ | self._environment(host),
+            )
+            for host in range(self.count)
+        ]
+        try:
+            self._wait(running, time.monotonic() + timeout_s)
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+    def _wait(self, running: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
+        while any(process.poll() is None for process in running):
+            failed = [h for h, process in enumerate(running) if process.poll() not in (None, 0)]
+            if failed:
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        for host, process in enumerate(running):
+            if process.returncode != 0:
+                end = "did not end in time" if process.returncode is None else "failed"
+                raise RuntimeError(f"host {host} of {self.count} at {self.rate} {end}")
+
+    def _environment(self, host: int) -> dict[str, str]:
+        return {
+            "RANK": str(host),
+            "WORLD_SIZE": str(self.count),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": f"{_SUBNET}.1",
+            "MASTER_PORT": _PORT,
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "NCCL_SOCKET_IFNAME": "eth0",
+        }
+
+    def _name(self, host: int) -> str:
+        return f"{self._tag}h{host}"
+
+    def _build(self) -> None:
+        switch = f"{self._tag}s"
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "br0", "up")
+        for host in range(self.count):
+            name, port = self._name(host), f"p{host}"
+            _ip("netns", "add", name)
+            ends = ("netns", switch, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "add", port, *ends)
+            _ip("-n", switch, "link", "set", port, "master", "br0", "up")
+            _ip("-n", name, "address", "add", f"{_SUBNET}.{host + 1}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                _ip("-n", name, "link", "set", device, "up")
+            self._shape(name)
+
+    def _shape(self, name: str) -> None:
+        add, parent = ("tc", "-n", name, "qdisc", "add", "dev", "eth0"), ("root",)
+        if self.rate != "none":
+            bucket = ("tbf", "rate", self.rate, "burst", _BURST, "latency", _QUEUE)
+            _run(*add, "root", "handle", "1:", *bucket)
+            parent = ("parent", "1:1")
+        if self.delay:
+            _run(*add, *parent, "netem", "delay", self.delay, "limit", "100000")
+
+    def _remove(self) -> None:
+        for name in (*map(self._name, range(self.count)), f"{self._tag}s"):
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def _has(command: str) -> bool:
+    return shutil.which(command) is not None
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")

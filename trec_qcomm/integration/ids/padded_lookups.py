@@ -1,0 +1,79 @@
+"""A batch size for every feature in FBGEMM's lookups on CPU, without what only a GPU needs.
+
+For such a batch FBGEMM 1.8 makes a table of all bags that its kernels for CUDA read, on CPU too,
+with three of torch's operators a bag: .2 s a step where 26 features of 2 x 2048 samples are merged.
+The lookup itself then pads every feature to the largest one's size with empty bags and takes the
+rows out of the result. Here the same is done before and after it, so that FBGEMM sees a whole
+batch. Bit-equal, forward and backward.
+
+Shapes: F features with rows of D_f values, W in all; P ranks; B bags in all, M of the largest one.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trec_qcomm.comm.rows.selected import take_rows
+from trec_qcomm.core.segments import exclusive_cumsum
+from trec_qcomm.integration.compat import SplitTableBatchedEmbeddingBagsCodegen
+from trec_qcomm.ops.rows import Rows, choose
+
+_SIZES = "batch_size_per_feature_per_rank"
+
+
+def pad_lookups(module: nn.Module) -> None:
+    """From now on pad, in all fused lookups of pooled rows in the module that are on CPU."""
+    for lookup in module.modules():
+        if isinstance(lookup, SplitTableBatchedEmbeddingBagsCodegen) and lookup.use_cpu:
+            _pad(lookup)
+
+
+def _pad(lookup: Any) -> None:
+    dims: Tensor = lookup.D_offsets.diff().to(torch.int64)
+    waiting: list[Tensor] = []  # sizes of the batch that is being looked up
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before(
+        _lookup: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        waiting.clear()
+        if options.get(_SIZES) is None or options.get("vbe_output") is not None:
+            return None
+        sizes = torch.tensor(options[_SIZES], dtype=torch.int64).view(len(dims), -1)
+        waiting.append(sizes)
+        offsets = padded_offsets(options["offsets"], sizes.sum(1))
+        return args, options | {"offsets": offsets, _SIZES: None}
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(
+        _lookup: nn.Module, _args: tuple[Any, ...], _options: dict[str, Any], rows: Tensor
+    ) -> Tensor | None:
+        return take_rows(rows, rows_of(waiting.pop(), dims)) if waiting else None
+
+    lookup.register_forward_pre_hook(before, with_kwargs=True)
+    lookup.register_forward_hook(after, with_kwargs=True)
+
+
+def padded_offsets(offsets: Tensor, num_bags: Tensor) -> Tensor:
+    """[F M + 1], with empty bags behind the last one of each feature.
+
+    Args: offsets: [B + 1].  num_bags: [F] int64, of each feature.
+    """
+    most = int(num_bags.max()) if len(num_bags) else 0
+    begins = exclusive_cumsum(num_bags)[:-1, None]
+    bags = torch.minimum(torch.arange(most), num_bags[:, None]) + begins
+    return torch.cat([offsets[bags.reshape(-1)], offsets[-1:]])
+
+
+def rows_of(sizes: Tensor, dims: Tensor) -> Rows:
+    """The rows that are no padding in a result [M, W], for each rank, for each feature.
+
+    Args: sizes: [F, P] int64, bags of each feature from each rank.  dims: [F] int64.
+    """
+    width, columns = int(dims.sum()), exclusive_cumsum(dims)[:-1, None]
+    start = (sizes.cumsum(1) - sizes) * width + columns
+    by_rank = (sizes.T, start.T, torch.full_like(sizes.T, width), dims.expand(sizes.T.shape))
+    num_rows, start, stride, dim = (numbers.reshape(-1) for numbers in by_rank)
+    every = torch.ones(int(num_rows.max()) if len(num_rows) else 0, dtype=torch.bool)
+    return choose(every, torch.zeros_like(num_rows), num_rows, start, stride, dim)
