@@ -12,6 +12,8 @@ ARGS ?=
 # their own order: the other one begins with the files of most tests, which are not the longest.
 WORKERS ?= -n auto --dist loadfile --no-loadscope-reorder
 VERSIONS ?=
+# Processes of one thread each.
+JOBS ?= $(shell nproc)
 # .venv has a torch for CPUs, so on a machine with a GPU this is one of its own environments.
 GPU_PYTHON ?= python3
 
@@ -35,7 +37,7 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-gpu fuzz test-versions check-torch lint types layers check format clean
+.PHONY: help venv demo accuracy bench-net test test-fast test-gpu fuzz test-versions check-torch lint types layers check format clean
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
@@ -45,6 +47,12 @@ venv: $(DEV)  ## Create .venv with the pinned run-time and developer packages
 
 demo: $(RUN)  ## Train the Criteo example with each of CONFIGS and compare
 	$(ONE_THREAD) $(PY) examples/criteo/compare.py --configs $(CONFIGS)
+
+bench-net: $(RUN)  ## Measure bytes and step time on emulated networks (root, iproute2; ARGS='--rate 1gbit')
+	$(PY) examples/bench/net/run.py $(ARGS)
+
+accuracy: $(RUN)  ## Run the quality gate over configs/ (hours; goes on where it was; ARGS='--data FILE')
+	$(ONE_THREAD) $(PY) examples/criteo/accuracy.py --configs configs/*.yaml --seeds 50 --jobs $(JOBS) $(ARGS)
 
 test: $(DEV)  ## Run all tests (ARGS goes to pytest)
 	$(ONE_THREAD) $(PY) -m pytest $(WORKERS) $(ARGS)

@@ -282,7 +282,7 @@ def run_rank(options: argparse.Namespace) -> bool:
     if options.ranks_per_node is not None:
         os.environ["LOCAL_WORLD_SIZE"] = str(options.ranks_per_node)  # what TorchRec calls a node
     logging.basicConfig(format="%(message)s", level="WARNING" if _rank() == 0 else "ERROR")
-    _silence_start()
+    silence_start()
     backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
     if options.device == "cuda":
         torch.cuda.set_device(_local_rank())
@@ -348,7 +348,7 @@ def main() -> int:
     return INTERRUPTED
 
 
-def _silence_start() -> None:
+def silence_start() -> None:
     """Hide what torch says about its deprecated names because TorchRec uses them."""
     for name in ("torch.fx", *(f"torchrec.distributed.{m}" for m in ("planner", "comm", "utils"))):
         logging.getLogger(name).setLevel("ERROR")

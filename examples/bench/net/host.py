@@ -36,7 +36,13 @@ sys.path.insert(0, str(CRITEO))
 from data import Batches  # noqa: E402
 from loop import Trainer  # noqa: E402
 from report import TRAFFIC_KINDS, describe_run, gather, score  # noqa: E402
-from train import build_parser, build_trainer, check_options, load_dataset  # noqa: E402
+from train import (  # noqa: E402
+    build_parser,
+    build_trainer,
+    check_options,
+    load_dataset,
+    silence_start,
+)
 
 WARM_STEPS = 3  # not timed: kernels compile, thresholds and buckets settle
 PROFILED_STEPS = 3
@@ -75,6 +81,7 @@ def main() -> None:
         except ValueError as error:
             parser.error(str(error))
     interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    silence_start()
     dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
     try:
         records = measure(every, arguments.steps, interface)

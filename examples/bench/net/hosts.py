@@ -73,16 +73,17 @@ class Hosts:
                 process.wait()
 
     def _wait(self, running: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
-        while any(process.poll() is None for process in running):
-            failed = [h for h, process in enumerate(running) if process.poll() not in (None, 0)]
-            if failed:
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
-            if time.monotonic() > deadline:
-                break
+        failed: list[int] = []
+        while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for host, process in enumerate(running):
-            if process.returncode != 0:
-                end = "did not end in time" if process.returncode is None else "failed"
+            if not failed:
+                failed = [h for h, process in enumerate(running) if process.poll() not in (None, 0)]
+                if failed:
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+        for host in failed or range(self.count):
+            code = running[host].poll()
+            if code != 0:
+                end = "did not end in time" if code is None else "failed"
                 raise RuntimeError(f"host {host} of {self.count} at {self.rate} {end}")
 
     def _environment(self, host: int) -> dict[str, str]:

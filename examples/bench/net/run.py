@@ -92,6 +92,7 @@ def measure(
         str(arguments.steps), "--label", json.dumps(label), "--out", str(arguments.out), *rest,
     ]  # fmt: skip
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would talk over the progress
     with Hosts(label["hosts"], label["rate"], label["delay"]) as hosts:
         hosts.run(command, timeout_s=arguments.network_timeout)
 
