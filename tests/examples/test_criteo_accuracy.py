@@ -262,7 +262,7 @@ def test_gates():
 
 
 def record(config: str, seed: int, logloss: float, ne: float | None = None) -> dict:
-    part = {"logloss": logloss}
+    part = {"logloss": logloss, "auc": 0.7 / (1 + logloss)}
     found = {"config": config, "seed": seed}
     found["training"] = {"progressive_logloss": 2 * logloss, "test": {"on": part, "off": part}}
     if ne is not None:
@@ -277,11 +277,13 @@ def test_changes_are_paired_by_seed():
     assert {key: change.n for key, change in found.items()} == {
         "test": 2,
         "progressive": 2,
+        "auc": 2,
         "test_off": 2,
         "eval_only": 2,
     }
     assert found["test"].mean == pytest.approx(1.0)
     assert found["progressive"].mean == pytest.approx(1.0)
+    assert found["auc"].mean < 0
     assert found["eval_only"].mean == pytest.approx(2.0)
     table = format_table(records, ["a"]).splitlines()
     assert [line.split(" | ")[0] for line in table] == ["| config", "| ---", "| null", "| a"]

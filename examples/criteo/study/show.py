@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from study.statistics import Change, eval_only_gate, percent, training_gate
+from study.statistics import MAX_UPPER, Change, eval_only_gate, percent, training_gate
 
 BASELINE, NULL = "fp32", "null"
 Record = dict[str, Any]  # one (config, seed), see accuracy.py
 
 _HEAD = (
     "config", "seeds", "training: test logloss, %", "training: progressive logloss, %",
-    "gate (b) training", "test logloss, codec off, %", "eval-only: NE, %", "gate (a) eval-only",
+    "gate (b) training", "test AUC, % (+ is better)", "test logloss, codec off, %",
+    "eval-only: NE, %", "gate (a) eval-only",
 )  # fmt: skip
 
 
 def changes(records: Sequence[Record], config: str) -> dict[str, Change]:
     """Paired changes of one config against fp32, of the seeds that both have.
 
-    Keys, where there are records of them: test, progressive, test_off, eval_only.
+    Keys, where there are records of them: test, progressive, auc, test_off, eval_only.
     """
     base = {r["seed"]: r["training"] for r in records if r["config"] == BASELINE}
     own = [r for r in records if r["config"] == config and r["seed"] in base]
@@ -31,6 +32,8 @@ def changes(records: Sequence[Record], config: str) -> dict[str, Change]:
             for key, mode in (("test", "on"), ("test_off", "off")):
                 pair = (m["test"][mode]["logloss"] for m in (of, fp32))
                 found.setdefault(key, []).append(percent(*pair))
+            pair = (m["test"]["on"]["auc"] for m in (of, fp32))
+            found.setdefault("auc", []).append(percent(*pair))
             pair = (m["progressive_logloss"] for m in (of, fp32))
             found.setdefault("progressive", []).append(percent(*pair))
         if both := r.get("eval_only"):
@@ -79,6 +82,11 @@ def write_plot(records: Sequence[Record], configs: Sequence[str], path: Path) ->
         places = [k + offset for k, _ in points]
         axes.errorbar([c.mean for _, c in points], places, xerr=half, fmt="o", label=key)
     axes.axvline(0, color="grey", linewidth=1)
+    for gate, limit in MAX_UPPER.items():
+        label = f"limit of {gate} (one-sided, 95 %)"
+        axes.axvline(
+            limit, linestyle=":" if gate == "training" else "--", color="grey", label=label
+        )
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("change against fp32, % (mean and 95 % interval; right is worse)")
@@ -96,5 +104,5 @@ def _cells(name: str, found: dict[str, Change]) -> tuple[str, ...]:
     gate_a = eval_only_gate(ne) if ne and not is_null else "-"
     n = max((change.n for change in found.values()), default=0)
     texts = [str(found[k]) if k in found else "-" for k in ("test", "progressive")]
-    off, only = (str(found[k]) if k in found else "-" for k in ("test_off", "eval_only"))
-    return (name, str(n), *texts, gate_b, off, only, gate_a)
+    rest = (str(found[k]) if k in found else "-" for k in ("auc", "test_off", "eval_only"))
+    return (name, str(n), *texts, gate_b, *rest, gate_a)
