@@ -7,7 +7,7 @@
 Cells: all-to-all forward, backward or both at 8, 4 and 2 bits; all-reduce by ring or recursive
 doubling at 8, 4 and 2 bits with and without error feedback, and some by two-shot; gradients above
 a threshold (DCT, data parallel) and the largest columns (DCT, model parallel) at several densities.
-What a cell does not name is exact.
+What a cell does not name is exact; `best_dense_*` have the embeddings of configs/best.yaml.
 Source: the tables of Yang et al. 2020 (quantized collectives) and Gupta et al. 2021 (DCT).
 """
 
@@ -19,7 +19,17 @@ from typing import Any
 
 import yaml
 
-from trec_qcomm import Config, GradientRule, Identity, Rowwise, Sign, TableRule, Threshold, TopK
+from trec_qcomm import (
+    Config,
+    ErrorBounded,
+    GradientRule,
+    Identity,
+    Rowwise,
+    Sign,
+    TableRule,
+    Threshold,
+    TopK,
+)
 from trec_qcomm.codecs import ForwardMask
 from trec_qcomm.config import config_to_dict
 from trec_qcomm.control.threshold import ThresholdRefresh
@@ -29,6 +39,14 @@ BITS = (8, 4, 2)
 THRESHOLD_DENSITIES = (0.01, 0.001)
 DENSITIES = (0.5, 0.25, 0.125, 0.0625)
 EXACT = (TableRule(tables=("*",), forward=Identity(), backward=Identity()),)
+BEST = (  # of configs/best.yaml
+    TableRule(
+        tables=("*",),
+        forward=ErrorBounded(0.01),
+        backward=Rowwise(4, "stochastic"),
+        unique_bags="auto",
+    ),
+)
 
 
 def cells() -> dict[str, Config]:
@@ -45,12 +63,19 @@ def cells() -> dict[str, Config]:
                 found[name] = _dense(Rowwise(bits), algorithm, feedback)
     for name, codec, feedback in (
         ("int8", Rowwise(8), False),
+        ("int8_stochastic", Rowwise(8, "stochastic"), False),
         ("int4", Rowwise(4), False),
         ("int4_feedback", Rowwise(4), True),
         ("int4_stochastic", Rowwise(4, "stochastic"), False),
         ("sign_feedback", Sign(), True),
     ):
         found[f"two_shot_{name}"] = _dense(codec, "two_shot", feedback)
+    for name, rule in (
+        ("int8", GradientRule(codec=Rowwise(8))),
+        ("int8_stochastic", GradientRule(codec=Rowwise(8, "stochastic"), algorithm="two_shot")),
+        ("int4", GradientRule(codec=Rowwise(4))),
+    ):
+        found[f"best_dense_{name}"] = Config(embedding=BEST, dense=rule)
     for density in THRESHOLD_DENSITIES:
         refresh = ThresholdRefresh(every=10, density=density, sample="all")
         codec, options = Threshold(1.0, values="int8"), {"block": 1, "refresh": refresh}
