@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.device import launch, no_segment, note_first, upload, words
-from trec_qcomm.ops.rows.gpu import lists_of_tile, row_and_column, tiling, vector_of
+from trec_qcomm.ops.tiles import lists_of_tile, row_and_column, tiling, vector_of
 
 _FP32, _FP16 = tl.constexpr(0), tl.constexpr(1)
 _KINDS = {"fp32": 0, "fp16": 1, "bf16": 2}

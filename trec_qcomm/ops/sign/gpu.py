@@ -20,7 +20,7 @@ from trec_qcomm.ops.device import (
     upload,
     words,
 )
-from trec_qcomm.ops.rows.gpu import lists_of_tile, row_and_column, tiling, vector_of
+from trec_qcomm.ops.tiles import lists_of_tile, row_and_column, tiling, vector_of
 
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)

@@ -21,7 +21,7 @@ from torch import Tensor
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.ops.device import download, launch, segment_of, upload
 from trec_qcomm.ops.rank_sum.gpu import plus
-from trec_qcomm.ops.rows.gpu import lists_of_tile, row_and_column, tiling, vector_of
+from trec_qcomm.ops.tiles import lists_of_tile, row_and_column, tiling, vector_of
 
 if TYPE_CHECKING:
     from trec_qcomm.ops.unique import Blocks
