@@ -10,12 +10,13 @@ from trec_qcomm.ops.rans import cpu, reference
 
 CODER = Coder(cpu, reference, dim=1)
 
-# One of each kind of bytes: 1, 2 and 4 states; low bits; escapes; one class; nothing to gain.
+# One of each kind of bytes: 1, 2, 4, 8 states; low bits; escapes; one class; nothing to gain.
 KINDS = [
     normal(2, 50),
     normal(2, 500),
     normal(300, 1500),
     normal(4, 5001),
+    normal(0.4, 16_500),
     with_outliers(3, 5000),
     np.full(300, -9, np.int32),
     np.arange(48, dtype=np.int32) * 1000,
@@ -78,6 +79,30 @@ def test_forged_headers_never_ask_for_more_than_is_there():
         forged[place] = value
         assert CODER.decode(forged, 500) is None
         assert CODER.decode_reference(forged, 500) is None
+
+
+def test_states_of_long_segments():
+    """16 and 32 of them; one stream and two, of which the last one is longer."""
+    for num_values in (32_768, 65_535, 65_536, 131_071, 131_072, 180_001):
+        CODER.check(with_outliers(30, num_values, 0.001))
+
+
+def test_streams_end_where_their_words_do():
+    num_values = 131_072
+    data = CODER.check(normal(1, num_values))
+    assert data[0] == data[3] == 0  # neither low bits nor escapes
+    taken = reference.read_weights(reference.to_bits(bytes(data[4:516])), data[1] + 1)[1]
+    states_at = (4 + (taken + 7) // 8 + 1) // 2 * 2
+    count_at = states_at + 4 * 2 * 32
+    count = int(data[count_at : count_at + 4].view(np.uint32)[0])
+    most = (data.size - count_at - 4) // 2
+    assert 0 < count < most
+    forged = [(count_at, n) for n in (count - 1, count + 1, 0, most, most + 1, 2**32 - 1)]
+    for place, word in [*forged, (states_at, 2**15 - 1), (count_at - 4, 2**31)]:
+        other = data.copy()
+        other[place : place + 4].view(np.uint32)[0] = word
+        assert CODER.decode(other, num_values) is None
+        assert CODER.decode_reference(other, num_values) is None
 
 
 def test_frequencies_fill_the_table_and_drop_no_class():

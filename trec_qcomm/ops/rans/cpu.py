@@ -1,7 +1,7 @@
 """rANS in numba. Same bytes as reference.py, which says what they mean.
 
-plan.py chooses the classes, table.py writes the table, words.py is the coder itself; here is the
-layout. N indices, W bytes.
+plan.py chooses the classes, table.py writes the table, words.py is the coder of a stream; here is
+the layout. N indices, C streams of K states, W bytes.
 """
 
 import numpy as np
@@ -11,6 +11,7 @@ from trec_qcomm.ops.rans.plan import (
     MAX_SHIFT,
     frequencies_of,
     lanes_of,
+    num_streams,
     plan,
     table_log,
     table_nbits,
@@ -116,11 +117,13 @@ def encode_segment(q, dim, out):
     planes_at = head
     if num_symbols > 1:
         planes_at += (table_nbits(counts[:size]) + 7) // 8
-    lanes = lanes_of(q.size) if num_symbols > 1 else 0
+    lanes, streams = lanes_of(q.size), num_streams(q.size)
     escapes_at = planes_at + shift * ((q.size + 7) // 8)
     escapes_at += escapes_at & 1
     states_at = escapes_at + 4 * escapes
-    words_at = states_at + 4 * lanes
+    words_at = states_at
+    if num_symbols > 1:
+        words_at += 4 * (lanes * streams + streams - 1)
     if words_at > out.size:
         return -1
     out[:escapes_at] = 0
@@ -138,13 +141,19 @@ def encode_segment(q, dim, out):
     dividers(frequencies, log, divide, step)
     if escapes:
         _put_escapes(q, base, shift, size, out, escapes_at)
-    states = np.full(lanes, LOWER, np.uint64)
     words = out[words_at : out.size - (out.size & 1)].view(np.uint16)
-    first = encode_words(q, base, shift, num_symbols - 1, divide, step, words, states)
-    if first < 0:
-        return -1
-    for k in range(lanes):
-        _put32(out, states_at + 4 * k, np.int64(states[k]))
+    first, counts_at = words.size, states_at + 4 * lanes * streams
+    for c in range(streams - 1, -1, -1):
+        states = np.full(lanes, LOWER, np.uint64)
+        own = q[c << 16 : q.size if c == streams - 1 else (c + 1) << 16]
+        end = first
+        first = encode_words(own, base, shift, num_symbols - 1, divide, step, words[:end], states)
+        if first < 0:
+            return -1
+        for k in range(lanes):
+            _put32(out, states_at + 4 * (c * lanes + k), np.int64(states[k]))
+        if c < streams - 1:
+            _put32(out, counts_at + 4 * c, end - first)
     num_words = words.size - first
     for k in range(num_words):  # forwards: the places may overlap
         words[k] = words[first + k]
@@ -154,18 +163,28 @@ def encode_segment(q, dim, out):
 @njit(nogil=True, cache=True)
 def _decode_symbols(data, at, num_symbols, log, frequencies, base, shift, num_classes, q):
     """`data` from the states on, at `at`."""
-    lanes = lanes_of(q.size)
-    words_at = at + 4 * lanes
+    lanes, streams = lanes_of(q.size), num_streams(q.size)
+    counts_at = at + 4 * lanes * streams
+    words_at = counts_at + 4 * (streams - 1)
     if words_at > data.size or (data.size - words_at) % 2:
         return False
-    states = np.empty(lanes, np.uint64)
-    for k in range(lanes):
-        states[k] = np.uint64(_get32(data, at + 4 * k))
-        if states[k] < LOWER or states[k] >= np.uint64(1 << 31):
-            return False
-    table = np.empty(1 << log, np.uint64)
+    table, states = np.empty(1 << log, np.uint64), np.empty(lanes, np.uint64)
     fill_table(frequencies[:num_symbols], log, base, shift, num_classes, table)
-    return decode_words(data[words_at:].view(np.uint16), table, log, states, q)
+    words = data[words_at:].view(np.uint16)
+    for c in range(streams):
+        for k in range(lanes):
+            states[k] = np.uint64(_get32(data, at + 4 * (c * lanes + k)))
+            if states[k] < LOWER or states[k] >= np.uint64(1 << 31):
+                return False
+        num_words, end = words.size, q.size
+        if c < streams - 1:
+            num_words, end = _get32(data, counts_at + 4 * c), (c + 1) << 16
+        if num_words > words.size:
+            return False
+        if not decode_words(words[:num_words], table, log, states, q[c << 16 : end]):
+            return False
+        words = words[num_words:]
+    return True
 
 
 @njit(nogil=True, cache=True)

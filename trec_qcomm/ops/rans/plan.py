@@ -27,8 +27,15 @@ def _log2(n):
 
 @njit(inline="always")
 def lanes_of(num_values):
-    """States that take turns: one up to 255 indices, four from 1024 on."""
-    return 1 << min(2, max(0, (bit_length(num_values) - 7) // 2))
+    """States of a stream that take turns: see reference.py."""
+    length = bit_length(num_values)
+    return 1 << min(5, max(min(2, max(0, (length - 7) // 2)), length - 12))
+
+
+@njit(inline="always")
+def num_streams(num_values):
+    """Of 2^16 indices each; the last one has what remains, too."""
+    return max(1, num_values >> 16)
 
 
 @njit(inline="always")

@@ -7,7 +7,10 @@
 States lie in 2^15..2^31 - 1. One that would leave the range gives off its low 16 bits first, and
 the decoder takes them back where its state falls below 2^15, so it reads the words in order while
 the encoder goes through the indices, and writes the words, from the last to the first.
-Segment bytes: FORMAT.md, "rans". N indices, A classes, M = 2^log slots.
+
+All share one table, but each *stream* of 2^16 indices has states and words of its own, so that they
+can be coded at the same time, and so can a stream's indices of different states.
+Segment bytes: FORMAT.md, "rans". N indices, A classes, C streams, M = 2^log slots.
 """
 
 import torch
@@ -16,11 +19,20 @@ from torch import Tensor
 MAX_SHIFT, MAX_LOG = 20, 12
 SAMPLES = 1024
 LOWER = 1 << 15
+STREAM = 1 << 16
 
 
 def num_lanes(num_values: int) -> int:
-    """States that take turns: one up to 255 indices, four from 1024 on. Each costs 2 bytes."""
-    return 1 << min(2, max(0, (num_values.bit_length() - 7) // 2))
+    """States of a stream that take turns: one up to 255 indices, four from 1024 on, one for every
+    2048 from 16384 on, 32 at most. Each costs 2 bytes."""
+    length = num_values.bit_length()
+    return 1 << min(5, max(min(2, max(0, (length - 7) // 2)), length - 12))
+
+
+def streams_of(num_values: int) -> list[slice]:
+    """The indices of each stream: 2^16, and the last one has what remains, too."""
+    begins = [STREAM * c for c in range(max(1, num_values // STREAM))]
+    return [slice(a, b) for a, b in zip(begins, [*begins[1:], num_values], strict=True)]
 
 
 def table_log(num_values: int, num_symbols: int) -> int:
@@ -217,9 +229,10 @@ def get_low_bits(data: bytes, shift: int, num_values: int) -> list[int]:
     return [sum(bit(i, p) << p for p in range(shift)) for i in range(num_values)]
 
 
-def push(symbols: list[int], frequencies: list[int], log: int) -> tuple[list[int], list[int]]:
-    """(states, words) from which `pop` reads the symbols."""
-    lanes = num_lanes(len(symbols))
+def push(
+    symbols: list[int], lanes: int, frequencies: list[int], log: int
+) -> tuple[list[int], list[int]]:
+    """(states, words) of a stream, from which `pop` reads the symbols."""
     starts = [sum(frequencies[:s]) for s in range(len(frequencies))]
     states, words = [LOWER] * lanes, []
     for i in reversed(range(len(symbols))):
@@ -234,8 +247,8 @@ def push(symbols: list[int], frequencies: list[int], log: int) -> tuple[list[int
 def pop(
     states: list[int], words: list[int], frequencies: list[int], log: int, num_values: int
 ) -> list[int]:
-    """The symbols. Raises ValueError: not all words are used, or a state ends elsewhere
-    than the encoder began."""
+    """The symbols of a stream. Raises ValueError: not all words are used, or a state ends
+    elsewhere than the encoder began."""
     slots = [(s, f, k) for s, f in enumerate(frequencies) for k in range(f)]
     states, symbols, at = list(states), [], 0
     for i in range(num_values):
@@ -272,10 +285,12 @@ def encode_segment(q: Tensor, dim: int) -> Tensor:
         data += v.to_bytes(4, "little", signed=True) if out else b""
     if len(weights) > 1:
         symbols = [len(counts) if out else c for c, out in zip(classes, outside, strict=True)]
-        log = table_log(len(values), len(weights))
-        states, words = push(symbols, frequencies_of(weights, log), log)
-        data += b"".join(x.to_bytes(4, "little") for x in states)
-        data += b"".join(w.to_bytes(2, "little") for w in words)
+        log, lanes = table_log(len(values), len(weights)), num_lanes(len(values))
+        f = frequencies_of(weights, log)
+        streams = [push(symbols[part], lanes, f, log) for part in streams_of(len(values))]
+        data += b"".join(x.to_bytes(4, "little") for states, _ in streams for x in states)
+        data += b"".join(len(words).to_bytes(4, "little") for _, words in streams[:-1])
+        data += b"".join(w.to_bytes(2, "little") for _, words in streams for w in words)
     return torch.tensor(list(data), dtype=torch.uint8)
 
 
@@ -323,13 +338,26 @@ def _symbols(data: bytes, weights: list[int], num_values: int) -> list[int]:
     if len(weights) == 1:
         _require(not data, "rans: wrong size")
         return [0] * num_values
-    words_at = 4 * num_lanes(num_values)
+    lanes, streams = num_lanes(num_values), streams_of(num_values)
+    counts_at = 4 * lanes * len(streams)
+    words_at = counts_at + 4 * (len(streams) - 1)
     _require(len(data) >= words_at and len(data) % 2 == 0, "rans: wrong size")
-    states = [int.from_bytes(data[i : i + 4], "little") for i in range(0, words_at, 4)]
+    states = _unsigned(data[:counts_at], 4)
     _require(all(LOWER <= x < 1 << 31 for x in states), "rans: state out of range")
-    words = [int.from_bytes(data[i : i + 2], "little") for i in range(words_at, len(data), 2)]
+    counts, words = _unsigned(data[counts_at:words_at], 4), _unsigned(data[words_at:], 2)
+    last = len(words) - sum(counts)
+    _require(last >= 0, "rans: more words than bytes")
     log = table_log(num_values, len(weights))
-    return pop(states, words, frequencies_of(weights, log), log, num_values)
+    f, symbols, at = frequencies_of(weights, log), [], 0
+    for c, (part, count) in enumerate(zip(streams, [*counts, last], strict=True)):
+        own = states[c * lanes : (c + 1) * lanes]
+        symbols += pop(own, words[at : at + count], f, log, part.stop - part.start)
+        at += count
+    return symbols
+
+
+def _unsigned(data: bytes, size: int) -> list[int]:
+    return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
 
 
 def _int(data: bytes) -> int:

@@ -1,8 +1,7 @@
-"""The rANS states and the 16-bit words they give off. In numba.
+"""The rANS states of one stream and the 16-bit words they give off. In numba.
 
-Four states in registers: their latencies overlap, and neither loop branches on the data. Eight
-are not faster, as the place in the words is one chain through all of them.
-M = 2^log slots; a state lies in 2^15..2^31 - 1.
+Four states at a time, in registers where there are no more: their latencies overlap, and no loop
+branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
 """
 
 # mypy: ignore-errors
@@ -14,7 +13,8 @@ from trec_qcomm.ops.rans.plan import bit_length
 LOWER = np.uint64(1 << 15)
 ESCAPED = np.int64(-0x80000000)  # what the slots of the escape symbol decode to
 
-_ONE, _SIXTEEN, _LOW16 = np.uint64(1), np.uint64(16), np.uint64(0xFFFF)
+_ONE, _TWO, _THREE, _SIXTEEN = (np.uint64(n) for n in (1, 2, 3, 16))
+_LOW16 = np.uint64(0xFFFF)
 _LOW32, _THIRTY_TWO = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -77,13 +77,24 @@ def _push_carefully(q, begin, end, base, shift, last, divide, step, words, free,
 def encode_words(q, base, shift, last, divide, step, words, states):
     """Push all indices, the last one first. Returns the first word used, or -1: they do not fit."""
     base, shift, last = np.int32(base), np.uint32(shift), np.uint32(last)
-    i = q.size // 4 * 4 if states.size == 4 else 0
+    i = q.size // 4 * 4 if states.size >= 4 else 0
     first = _push_carefully(
         q, i, q.size, base, shift, last, divide, step, words, words.size, states
     )
     if i == 0 or first < 0:
         return first
     free = np.uint64(first)
+    if states.size == 4:
+        i, first = _push_four(q, i, base, shift, last, divide, step, words, free, states)
+    else:
+        i, first = _push_fours(q, i, base, shift, last, divide, step, words, free, states)
+    return _push_carefully(q, 0, i, base, shift, last, divide, step, words, first, states)
+
+
+@njit(nogil=True, cache=True)
+def _push_four(q, i, base, shift, last, divide, step, words, free, states):
+    """Push indices i - 1 down to 0 while there is room for four words. Returns what is left:
+    (i, the first word used)."""
     x0, x1, x2, x3 = states[0], states[1], states[2], states[3]
     while i > 0 and free >= np.uint64(4):
         i -= 4
@@ -93,8 +104,23 @@ def encode_words(q, base, shift, last, divide, step, words, states):
         x1, free = _push(x1, _symbol(g[1], base, shift, last), divide, step, words, free)
         x0, free = _push(x0, _symbol(g[0], base, shift, last), divide, step, words, free)
     states[0], states[1], states[2], states[3] = x0, x1, x2, x3
-    first = np.int64(free)
-    return _push_carefully(q, 0, i, base, shift, last, divide, step, words, first, states)
+    return i, np.int64(free)
+
+
+@njit(nogil=True, cache=True)
+def _push_fours(q, i, base, shift, last, divide, step, words, free, states):
+    """`_push_four` of 8 states or more."""
+    while i > 0 and free >= np.uint64(4):
+        i -= 4
+        k = np.uint64(i & (states.size - 4))
+        g = q[i : i + 4]
+        x0, x1, x2, x3 = states[k], states[k + _ONE], states[k + _TWO], states[k + _THREE]
+        x3, free = _push(x3, _symbol(g[3], base, shift, last), divide, step, words, free)
+        x2, free = _push(x2, _symbol(g[2], base, shift, last), divide, step, words, free)
+        x1, free = _push(x1, _symbol(g[1], base, shift, last), divide, step, words, free)
+        x0, free = _push(x0, _symbol(g[0], base, shift, last), divide, step, words, free)
+        states[k], states[k + _ONE], states[k + _TWO], states[k + _THREE] = x0, x1, x2, x3
+    return i, np.int64(free)
 
 
 @njit(nogil=True, cache=True)
@@ -125,7 +151,16 @@ def decode_words(words, table, log, states, q):
     mask, log = np.uint64(table.size - 1), np.uint64(log)
     lanes, at = states.size, np.uint64(0)
     i, num_words = 0, np.uint64(words.size)
-    if lanes == 4:
+    if lanes > 4:
+        while i + 4 <= q.size and at + np.uint64(4) <= num_words:
+            lane = i & (lanes - 4)
+            g, x = q[i : i + 4], states[lane : lane + 4]
+            x[0], at, g[0] = _pop(x[0], table, mask, log, words, at)
+            x[1], at, g[1] = _pop(x[1], table, mask, log, words, at)
+            x[2], at, g[2] = _pop(x[2], table, mask, log, words, at)
+            x[3], at, g[3] = _pop(x[3], table, mask, log, words, at)
+            i += 4
+    elif lanes == 4:
         x0, x1, x2, x3 = states[0], states[1], states[2], states[3]
         while i + 4 <= q.size and at + np.uint64(4) <= num_words:
             g = q[i : i + 4]
