@@ -99,7 +99,7 @@ def test_message(messages, case, words):
         ("mps", Identity(), "device mps: trec_qcomm has kernels for cpu and cuda"),
         (
             "cuda:0",
-            ErrorBounded(0.01, encoder="rans"),
+            ErrorBounded(0.01, encoder="vector_lz"),
             "device cuda:0: table 't': no GPU kernels for ErrorBounded(bound=0.01, mode='rel', ",
         ),
     ],
@@ -112,7 +112,15 @@ def test_devices_without_kernels_are_refused(device, backward, message):
 
 
 @pytest.mark.parametrize(
-    "codec", [Identity(), Cast("fp16"), Rowwise(2), ErrorBounded(0.1), TopK(density=0.5)]
+    "codec",
+    [
+        Identity(),
+        Cast("fp16"),
+        Rowwise(2),
+        ErrorBounded(0.1),
+        ErrorBounded(0.1, encoder="rans"),
+        TopK(density=0.5),
+    ],
 )
 def test_codecs_with_kernels_are_not(codec):
     rules = {"t": TableRule(tables=("*",), forward=codec, backward=codec)}

@@ -22,6 +22,8 @@ CODECS = (
     Rowwise(4, "stochastic"),
     ErrorBounded(0.01),
     ErrorBounded(0.01, mode="abs"),
+    ErrorBounded(0.01, encoder="rans"),
+    ErrorBounded(0.01, mode="abs", encoder="rans"),
     *(TopK(density=0.1, values=values) for values in ("fp32", "fp16", "int8")),
     TopK(threshold=1.0),
     *(ForwardMask(values) for values in ("fp32", "fp16", "int8")),

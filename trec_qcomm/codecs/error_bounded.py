@@ -65,8 +65,8 @@ class ErrorBounded:
 
     @property
     def on_gpu(self) -> bool:
-        """With bitpack only: the other encoders are sequential, or nearly so."""
-        return self.encoder == "bitpack"
+        """With bitpack and rans; the others look for copies, one row after the other."""
+        return self.encoder in error_bound.GPU_ENCODERS
 
     def for_sum_of(self, num_summands: int) -> "ErrorBounded":
         """With the bound divided by their number; rel: each summand's own range counts."""

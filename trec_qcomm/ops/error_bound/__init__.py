@@ -27,7 +27,7 @@ ENCODERS = {
     "rans": cpu.RANS,
     "auto": whole.AUTO,
 }
-GPU_ENCODERS = ("bitpack",)
+GPU_ENCODERS = ("bitpack", "rans")
 
 _REASONS = {
     cpu.BAD_SIZE: "nbytes, padding and number of verbatim values do not fit the rows",
@@ -75,7 +75,8 @@ def encode(
         if encoder not in GPU_ENCODERS:
             raise ValueError(f"encoder: {encoder!r} is not one of {GPU_ENCODERS} on a GPU")
         kernels = gpu_kernels(__name__)
-        return Encoded(payload, at, kernels.encode(values, segments, payload, at, bounds, relative))
+        nbytes = kernels.encode(values, segments, payload, at, bounds, relative, encoder)
+        return Encoded(payload, at, nbytes)
     sizes = np.zeros(most.numel(), np.int64)
     nbytes = torch.from_numpy(sizes)
     if backend == "reference":

@@ -7,24 +7,26 @@ import triton.language as tl
 from trec_qcomm.ops.bitpack import gpu as bitpack
 from trec_qcomm.ops.error_bound import reference
 from trec_qcomm.ops.error_bound.quantizer import gpu as quantizer
+from trec_qcomm.ops.rans.gpu import header
 
 _HEADER, _GROUP, _BLOCKS = (tl.constexpr(n) for n in (reference.HEADER_NBYTES, 1024, 32))
 _RAW, _BITPACK = tl.constexpr(reference.RAW), tl.constexpr(reference.BITPACK)
 _CONSTANT, _RANS = tl.constexpr(reference.CONSTANT), tl.constexpr(reference.RANS)
 _MAX_VERBATIM = tl.constexpr(reference.MAX_VERBATIM)
 _MIN_NORMAL, _FLT_MAX = tl.constexpr(2.0**-126), tl.constexpr(3.4028234663852886e38)
+_FACTS, _ENTRIES = tl.constexpr(header.FACTS), tl.constexpr(header.ENTRIES)
 _TOGETHER = tl.constexpr(128)  # verbatim values that a program looks at together
 
 NUM_REASONS = 8
 _NUM_REASONS = tl.constexpr(NUM_REASONS)
 # Those of cpu.py.
-_OK, _BAD_SIZE, _BAD_ENCODER, _BAD_STEP, _BAD_INDICES, _BAD_VERBATIM, _OTHER_ENCODER = (
+_OK, _BAD_SIZE, _BAD_ENCODER, _BAD_STEP, BAD_INDICES, _BAD_VERBATIM, _OTHER_ENCODER = (
     tl.constexpr(n) for n in range(7)
 )
 
 
 @triton.jit
-def _note(wrong, segment, reason):
+def note(wrong, segment, reason):
     """Lower wrong [1] to this; -1, where nothing is, is the largest uint32."""
     if reason != _OK:
         found = segment * _NUM_REASONS + reason
@@ -33,11 +35,15 @@ def _note(wrong, segment, reason):
 
 @triton.jit
 def read_headers(
-    payload, payload32, nbytes, wrong, kinds, used, segment_of_chunk, places, widths,
+    payload, payload16, payload32, nbytes, wrong, kinds, used, segment_of_chunk, places, widths,
+    facts, entries, slots, word_places, word_counts, streams,
     num_values, start, gaps, at, groups, chunks, num_segments, per_chunk, dim,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Write segment_of_chunk [C]; kinds [S], -1 for an invalid segment; of bitpack, places [G] of
-    the groups' blocks, int64, and their widths [32 G], uint8. used [S]: see bitpack.walk."""
+    the groups' blocks, int64, and their widths [32 G], uint8, and used [S]: see bitpack.walk; of
+    rans facts [S, 8], entries [S, 264], slots [S, SLOTS], word_places and word_counts [T]: see
+    rans.header."""
     segment = tl.program_id(0)
     chunk, last_chunk = tl.load(chunks + segment), tl.load(chunks + segment + 1)
     while chunk < last_chunk:
@@ -57,7 +63,7 @@ def read_headers(
     fits = fits & ((kind != _CONSTANT) | (indices == 0))
     is_normal = (step >= _MIN_NORMAL) & (step <= _FLT_MAX)
     indexed = (kind != _RAW) & (kind != _CONSTANT)
-    reason = tl.where(indexed & (kind != _BITPACK), _OTHER_ENCODER, _OK)
+    reason = tl.where(indexed & (kind != _BITPACK) & (kind != _RANS), _OTHER_ENCODER, _OK)
     reason = tl.where(indexed & ~is_normal, _BAD_STEP, reason)
     reason = tl.where(indexed & (kind > _RANS), _BAD_ENCODER, reason)
     reason = tl.where(fits, reason, _BAD_SIZE)
@@ -69,10 +75,18 @@ def read_headers(
             payload, payload32, from_byte, from_byte + indices, n.to(tl.int32), places + group,
             widths + group * _BLOCKS,
         )  # fmt: skip
-        reason = tl.where(valid, _OK, _BAD_INDICES)
+        reason = tl.where(valid, _OK, BAD_INDICES)
+    if (kind == _RANS) & (reason == _OK) & (n > 0):
+        stream = tl.load(streams + segment)
+        valid = header.read_header(
+            payload, payload16, begin + _HEADER, begin + _HEADER + indices, n,
+            facts + segment.to(tl.int64) * _FACTS, entries + segment.to(tl.int64) * _ENTRIES,
+            slots + segment.to(tl.int64) * SLOTS, word_places + stream, word_counts + stream,
+        )  # fmt: skip
+        reason = tl.where(valid, _OK, BAD_INDICES)
     tl.store(used + segment, kept)
     tl.store(kinds + segment, tl.where(reason == _OK, kind, -1))
-    _note(wrong, segment, reason)
+    note(wrong, segment, reason)
 
 
 @triton.jit
@@ -81,7 +95,7 @@ def read(
     num_values, start, gaps, at, groups, chunks, num_segments, per_chunk, dim,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows of segments that `read_headers` found valid."""
+    """Write the rows of segments that `read_headers` found valid, but for those of rans."""
     chunk = tl.program_id(0)
     segment = tl.load(segment_of_chunk + chunk)
     first_chunk = tl.load(chunks + segment)
@@ -90,7 +104,7 @@ def read(
     begin, gap = tl.load(start + segment), tl.load(gaps + segment).to(tl.int32)
     kind, header = tl.load(kinds + segment), tl.load(at + segment) // 4
     first = first_group.to(tl.int32) * _GROUP
-    end = tl.where(kind < 0, 0, tl.minimum(first + per_chunk * _GROUP, n))
+    end = tl.where((kind < 0) | (kind == _RANS), 0, tl.minimum(first + per_chunk * _GROUP, n))
     done = first
     if kind == _BITPACK:
         step = tl.load(payload32 + header).to(tl.float32, bitcast=True)
@@ -110,14 +124,26 @@ def read(
             quantizer.store_group(x, out, done, n, begin, gap, dim, VECTOR)
             done += _GROUP
     if first < end:
-        num_verbatim = (tl.load(payload32 + header + 1) >> 7) & _MAX_VERBATIM
-        if num_verbatim > 0:
-            num_chunks = tl.load(chunks + segment + 1) - first_chunk
-            positions = payload32 + header + tl.load(nbytes + segment) // 4 - 2 * num_verbatim
-            valid = _are_positions(positions, num_verbatim, n, chunk - first_chunk, num_chunks)
-            _note(wrong, segment, tl.where(valid, _OK, _BAD_VERBATIM))
-            tl.debug_barrier()  # the values that they replace are stored
-            _place_verbatim(positions, num_verbatim, out, first, end, begin, gap, dim)
+        num_chunks = tl.load(chunks + segment + 1) - first_chunk
+        read_verbatim(
+            payload32 + header, out, wrong, tl.load(nbytes + segment), segment,
+            chunk - first_chunk, num_chunks, first, end, n, begin, gap, dim,
+        )  # fmt: skip
+
+
+@triton.jit
+def read_verbatim(
+    segment32, out, wrong, nbytes, segment, part, num_parts, first, end, num_values, begin, gap, dim
+):
+    """Write the verbatim values at first..end - 1 of a segment of nbytes at pointer segment32, and
+    look at one of num_parts of all of its positions."""
+    num_verbatim = (tl.load(segment32 + 1) >> 7) & _MAX_VERBATIM
+    if num_verbatim > 0:
+        positions = segment32 + nbytes // 4 - 2 * num_verbatim
+        valid = _are_positions(positions, num_verbatim, num_values, part, num_parts)
+        note(wrong, segment, tl.where(valid, _OK, _BAD_VERBATIM))
+        tl.debug_barrier()  # the values that they replace are stored
+        _place_verbatim(positions, num_verbatim, out, first, end, begin, gap, dim)
 
 
 @triton.jit

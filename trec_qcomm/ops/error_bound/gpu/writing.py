@@ -97,7 +97,7 @@ def lay_out(
     n = tl.load(num_values + segment)
     begin = tl.load(at + segment)
     group, end = tl.load(groups + segment), tl.load(groups + segment + 1)
-    kind, _, step, _ = quantizer.rule(found, bounds, segment, num_segments, RELATIVE)
+    kind, _, _, _ = quantizer.rule(found, bounds, segment, num_segments, RELATIVE)
     place, rank = begin + _HEADER, n * 0
     end = tl.where(kind == _RAW, group, end)
     while group < end:
@@ -109,7 +109,21 @@ def lay_out(
         place += tl.sum(size, 0)
         rank += tl.sum(count, 0)
         group += BLOCK
-    size = place - begin - _HEADER
+    end_segment(
+        values, payload, payload32, found, bounds, kinds, nbytes, segment, kind,
+        place - begin - _HEADER, rank, num_values, start, gaps, at, num_segments, dim, RELATIVE,
+    )  # fmt: skip
+
+
+@triton.jit
+def end_segment(
+    values, payload, payload32, found, bounds, kinds, nbytes, segment, kind, size, rank,
+    num_values, start, gaps, at, num_segments, dim, RELATIVE: tl.constexpr,
+):  # fmt: skip
+    """Write the kind and nbytes, the header and the padding of a segment of size bytes of indices
+    and `rank` verbatim values, or of a raw one where that is not shorter."""
+    n, begin = tl.load(num_values + segment), tl.load(at + segment)
+    _, _, step, _ = quantizer.rule(found, bounds, segment, num_segments, RELATIVE)
     raw_size = (4 * n + 7) // 8 * 8
     too_long = (size + 7) // 8 * 8 + 8 * rank >= raw_size
     is_raw = (kind == _RAW) | (rank > _MAX_VERBATIM) | too_long

@@ -1,0 +1,63 @@
+"""Encoding, decoding and comparing backends of ops.error_bound, for tests of its kernels."""
+
+import torch
+
+from tests.ops.backends import device_of
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, exclusive_cumsum
+from trec_qcomm.ops import error_bound
+
+GPU = device_of("gpu")
+CANARY = 0xA5
+
+
+def encode(values, segments, bound, relative, backend, encoder="bitpack"):
+    """Into just max_nbytes each, between canaries."""
+    most = error_bound.max_nbytes(segments)
+    payload = torch.full((int(most.sum()) + 16,), CANARY, dtype=torch.uint8)
+    bounds = torch.full((segments.num_segments,), bound, dtype=torch.float64)
+    device = device_of(backend)
+    encoded = error_bound.encode(
+        values.to(device), segments, payload.to(device), exclusive_cumsum(most)[:-1] + 8,
+        bounds=bounds, relative=relative, encoder=encoder, backend=backend,
+    )  # fmt: skip
+    return Encoded(encoded.payload.cpu(), encoded.at, encoded.nbytes)
+
+
+def decode(encoded, segments, like, backend):
+    """The bits of the decoded rows, and 9 around them."""
+    device = device_of(backend)
+    out = torch.full_like(like, 9.0, device=device)
+    where = Encoded(encoded.payload.to(device), encoded.at, encoded.nbytes)
+    error_bound.decode(where, segments, out, backend=backend)
+    return out.cpu().view(torch.int32)
+
+
+def bytes_of(encoded, segment=0):
+    begin = int(encoded.at[segment])
+    return encoded.payload[begin : begin + int(encoded.nbytes[segment])]
+
+
+def check(values, segments, bound, relative=False, encoder="bitpack"):
+    """Same bytes, same rows. Returns the encoders of the segments that are not empty."""
+    ours, theirs = (encode(values, segments, bound, relative, b, encoder) for b in ("gpu", "cpu"))
+    assert ours.nbytes.tolist() == theirs.nbytes.tolist()
+    for s in range(segments.num_segments):
+        assert torch.equal(bytes_of(ours, s), bytes_of(theirs, s)), s
+    for edge in (ours.payload[:8], ours.payload[-8:]):
+        assert bool((edge == CANARY).all())
+    decoded = [decode(theirs, segments, values, b) for b in ("gpu", "cpu")]
+    assert torch.equal(*decoded)
+    return {int(bytes_of(ours, s)[4]) & 15 for s in ours.nbytes.nonzero().view(-1).tolist()}
+
+
+def noise(num_rows, width, seed=0):
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def verdict(encoded, segments, like, backend):
+    """Decoded bits, or what is wrong with which segment."""
+    try:
+        return decode(encoded, segments, like, backend).tolist()
+    except CorruptFrameError as error:
+        return error.segment, str(error)

@@ -1,0 +1,37 @@
+"""Triton's interpreter, some five times as fast, for kernels of many short steps.
+
+It prepares triton.language anew at each call of a device function, which it needs once, and checks
+every sum of integers for an overflow, which the other tests of these functions let it do.
+"""
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from unittest import mock
+
+import torch
+
+
+def quickly():
+    """A context."""
+    return nullcontext() if torch.cuda.is_available() else _quickly()
+
+
+@contextmanager
+def _quickly():
+    from triton.runtime import interpreter
+
+    call, prepared = interpreter.InterpretedFunction.__call__, set()
+
+    def called(self, *args, **options):
+        if self.fn in prepared:
+            return self.rewrite()(*args, **options)
+        prepared.add(self.fn)
+        return call(self, *args, **options)
+
+    builder = interpreter.interpreter_builder
+    unchecked = replace(builder.options, sanitize_overflow=False)
+    with (
+        mock.patch.object(interpreter.InterpretedFunction, "__call__", called),
+        mock.patch.object(builder, "options", unchecked),
+    ):
+        yield

@@ -1,0 +1,233 @@
+"""rANS on a GPU, within error_bound: the bytes and the verdicts of cpu, which test_rans.py holds to
+those of reference.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tests.ops.error_bounds import GPU, bytes_of, check, decode, encode, noise, verdict
+from tests.ops.index_coders import normal, with_outliers
+from tests.ops.interpreter import quickly
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ops import error_bound
+from trec_qcomm.ops.error_bound import cpu
+from trec_qcomm.ops.rans import reference
+from trec_qcomm.ops.rans.gpu import numbers
+from trec_qcomm.testing import awkward_rows, interleaved_segments
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(autouse=True)
+def quick_interpreter():
+    with quickly():
+        yield
+
+
+def check_rans(values, segments, bound, relative=False):
+    return check(values, segments, bound, relative, "rans")
+
+
+def check_indices(*parts):
+    """A segment of each, [N] of indices or what is rounded to them."""
+    values = torch.from_numpy(np.concatenate(parts).astype(np.float32))[:, None]
+    return check_rans(values, Segments.packed([len(part) for part in parts], 1), 0.5)
+
+
+@triton.jit
+def _numbers(n, lanes, logs, bits, SYMBOLS: tl.constexpr):
+    i = tl.program_id(0)
+    num_values = tl.load(n + i)
+    tl.store(lanes + i, numbers.num_lanes(num_values))
+    tl.store(logs + i, numbers.table_log(num_values, tl.full((), SYMBOLS, tl.int32)))
+    tl.store(bits + i, numbers.bit_count(num_values.to(tl.uint32)))
+
+
+def test_numbers_of_the_format():
+    lengths = [n for k in range(31) for n in (2**k - 1, 2**k, 3 * 2**k // 2) if 0 < n < 2**31]
+    n = torch.tensor(lengths, device=GPU)
+    for symbols in (2, 17, 256, 257):
+        lanes, logs, bits = torch.zeros(3, len(n), dtype=torch.int32, device=GPU)
+        _numbers[(len(n),)](n, lanes, logs, bits, SYMBOLS=symbols)
+        assert lanes.tolist() == [reference.num_lanes(k) for k in lengths]
+        assert logs.tolist() == [reference.table_log(k, symbols) for k in lengths]
+        assert bits.tolist() == [k.bit_count() for k in lengths]
+
+
+@pytest.mark.parametrize("dim", [1, 7])
+def test_parity_in_every_layout(dim):
+    awkward = awkward_rows(dim)
+    for values, segments, bound, relative in [
+        (awkward, Segments.packed([len(awkward) - 1, 0, 1], dim), 0.01, True),
+        (awkward, Segments.packed([len(awkward)], dim), 0.01, False),
+        (noise(40, 2 * (dim + 3)), interleaved_segments(40, 2, dim), 0.05, True),
+        (noise(9, 2 * (dim + 4)), interleaved_segments(9, 2, dim, gap=4), 0.05, False),
+    ]:
+        check_rans(values, segments, bound, relative)
+    assert check_rans(torch.empty(0, dim), Segments.packed([0, 0], dim), 0.01) == set()
+
+
+def test_all_kinds_of_bytes():
+    """One, two and four states; low bits of narrow and wide windows; escapes; 256 classes."""
+    assert check_indices(normal(2, 50), normal(2, 500), normal(300, 300)) == {cpu.RANS}
+    assert check_indices(with_outliers(3, 1500), normal(40, 1100), normal(0.2, 1030)) == {cpu.RANS}
+
+
+def test_segments_of_one_symbol():
+    """All indices 0 of values that differ, and some far apart, which only low bits tell."""
+    small = np.random.default_rng(0).uniform(-0.4, 0.4, 300)
+    far = np.arange(32, dtype=np.float32) * 1024
+    assert check_indices(small, far) == {cpu.RANS}
+    rows = torch.tensor(far)[:, None]
+    encoded = encode(rows, Segments.packed([32], 1), 0.5, False, "cpu", "rans")
+    shift, size = bytes_of(encoded)[8:10].tolist()
+    assert shift > 8
+    assert size == 0
+
+
+def test_verbatim_values_of_several_groups():
+    values = noise(1500, 2, seed=1)
+    values[::50, 0], values[900:920, 1] = math.nan, math.inf
+    values[7] = 3e38
+    values[2:1000, 1] = 0.1
+    assert check_rans(values, Segments.packed([1500], 2), 0.2) == {cpu.RANS}
+
+
+def test_raw_and_constant_beside_rans():
+    values = noise(60, 4)
+    values[20:30], values[30:40] = 0.5, values[30:40] * 1e30
+    values[25, 1] = math.nan
+    segments = Segments.packed([20, 10, 0, 10, 20], 4)
+    assert check_rans(values, segments, 0.1) == {cpu.RANS, cpu.CONSTANT, cpu.RAW}
+
+
+def test_any_rows():
+    """Batches of short segments: of other scales, with outliers, copies and what is not finite."""
+    generator = np.random.default_rng(3)
+    kinds = set()
+    for _ in range(8):
+        parts, num_rows = [], generator.integers(0, 40, 3)
+        for n in num_rows.tolist():
+            part = generator.normal(0, 10.0 ** generator.uniform(-2, 3), (n, 3))
+            part[generator.random((n, 3)) < generator.choice([0, 0.05])] = 1e5
+            part[generator.random((n, 3)) < generator.choice([0, 0.1])] = 0
+            part[generator.random((n, 3)) < generator.choice([0, 0.03])] = np.nan
+            parts.append(part)
+        values = torch.from_numpy(np.concatenate(parts).astype(np.float32))
+        kinds |= check_rans(values, Segments.packed(num_rows.tolist(), 3), 0.1)
+    assert kinds == {cpu.RANS, cpu.RAW}
+
+
+def test_segments_of_any_encoder_are_decoded_together():
+    rows, segments = noise(50, 5), Segments.packed([30, 0, 20], 5)
+    parts = [encode(rows, segments, 0.1, False, "cpu", name) for name in ("rans", "bitpack")]
+    nbytes = torch.cat([part.nbytes for part in parts])
+    data = [bytes_of(part, s) for part in parts for s in range(3)]
+    both = Encoded(torch.cat(data), exclusive_cumsum(nbytes)[:-1], nbytes)
+    twice, segments = torch.cat([rows, rows]), Segments.packed([30, 0, 20] * 2, 5)
+    expected = decode(both, segments, twice, "cpu")
+    assert torch.equal(decode(both, segments, twice, "gpu"), expected)
+    assert torch.equal(expected[:50], expected[50:])
+
+
+def forged_verdicts(rows, segments, data):
+    where = Encoded(data, torch.tensor([0]), torch.tensor([len(data)]))
+    return [verdict(where, segments, rows, backend) for backend in ("gpu", "cpu")]
+
+
+def test_forged_segments_get_the_verdict_of_cpu():
+    """Every byte of header and table, some of states, words, low bits and escaped indices."""
+    rows = torch.from_numpy(with_outliers(200, 60, 0.1).astype(np.float32))[:, None]
+    rows[7] = math.nan
+    segments = Segments.packed([60], 1)
+    data = bytes_of(encode(rows, segments, 0.5, False, "cpu", "rans"))
+    assert data[4] & 15 == cpu.RANS
+    assert data[8] > 0
+    generator = torch.Generator().manual_seed(1)
+    places = [(8, 0), (8, 21), (8, 255), (9, 0), (9, 255), (10, 255), (11, 255), (12, 0), (12, 60)]
+    places += [(i, v) for i in range(10, 24) for v in (0, 0x7F)]
+    for place in torch.randint(len(data), (40,), generator=generator).tolist():
+        places.append((place, int(torch.randint(256, (1,), generator=generator))))
+    refused = 0
+    for place, value in places:
+        forged = data.clone()
+        forged[place] = value
+        ours, theirs = forged_verdicts(rows, segments, forged)
+        assert ours == theirs, (place, value)
+        refused += isinstance(ours, tuple)
+    assert 0 < refused < len(places)
+
+
+def test_random_bytes_do_no_harm():
+    rows, segments = noise(40, 3), Segments.packed([40], 3)
+    sound = bytes_of(encode(rows, segments, 0.05, False, "cpu", "rans"))
+    generator = torch.Generator().manual_seed(2)
+    for trial in range(20):
+        data = sound.clone()
+        size = 1 << trial % 5
+        begin = 8 + int(torch.randint(len(data) - 8 - size, (1,), generator=generator))
+        data[begin : begin + size] = torch.randint(
+            256, (size,), generator=generator, dtype=torch.uint8
+        )
+        ours, theirs = forged_verdicts(rows, segments, data)
+        assert ours == theirs
+
+
+def test_every_other_size_is_refused():
+    rows, segments = noise(9, 7), Segments.packed([9], 7)
+    encoded = encode(rows, segments, 0.05, False, "cpu", "rans")
+    size = int(encoded.nbytes[0])
+    for wrong in (n for n in [0, 8, 16, size - 8, size - 4, size + 8] if n != size):
+        payload = torch.zeros(size + 24, dtype=torch.uint8)
+        payload[:size] = bytes_of(encoded)
+        forged = Encoded(payload, torch.tensor([0]), torch.tensor([wrong]))
+        with pytest.raises(CorruptFrameError):
+            decode(forged, segments, rows, "gpu")
+
+
+def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written():
+    rows, segments = noise(40, 4), Segments.packed([10, 10, 0, 10, 10], 4)
+    encoded = encode(rows, segments, 0.05, False, "cpu", "rans")
+    payload = encoded.payload.clone()
+    for s, place in ((1, 9), (3, -1)):  # the number of classes; words, or what pads them
+        end = int(encoded.at[s]) + (place if place > 0 else int(encoded.nbytes[s]) + place - 8)
+        payload[end] ^= 0x55
+    out = torch.full_like(rows, 9.0, device=GPU)
+    forged = Encoded(payload.to(GPU), encoded.at, encoded.nbytes)
+    with pytest.raises(CorruptFrameError, match="invalid indices") as raised:
+        error_bound.decode(forged, segments, out, backend="gpu")
+    assert raised.value.segment == 1
+    good, whole = out.cpu().view(torch.int32), decode(encoded, segments, rows, "cpu")
+    for part in (slice(0, 10), slice(30, 40)):
+        assert torch.equal(good[part], whole[part])
+    assert bool((out[10:30] == 9).all())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # 4096 steps each way are interpreted
+def test_two_streams():
+    """The second one longer, and escapes in both; their words must end where they should."""
+    num_values = 2 * 65_536 + 77
+    q = with_outliers(0.5, num_values, 0.0005)
+    values, segments = torch.from_numpy(q.astype(np.float32))[:, None], Segments.packed([len(q)], 1)
+    assert check_rans(values, segments, 0.5) == {cpu.RANS}
+    data = bytes_of(encode(values, segments, 0.5, False, "cpu", "rans"))
+    escapes, at = reference.read_varint(bytes(data), reference.read_varint(bytes(data), 10)[1])
+    assert data[8] == 0
+    assert escapes > 0
+    table = reference.to_bits(bytes(data[at : at + 512]))
+    at += (reference.read_weights(table, int(data[9]) + 1)[1] + 7) // 8
+    count_at = at + at % 2 + 4 * escapes + 4 * 2 * 32
+    count = int(data[count_at : count_at + 4].view(torch.int32)[0])
+    for word in (count - 1, 2**31 - 1, -1):
+        forged = data.clone()
+        forged[count_at : count_at + 4].view(torch.int32)[0] = word
+        ours, theirs = forged_verdicts(values, segments, forged)
+        assert ours == theirs
+        assert isinstance(ours, tuple)
