@@ -2,7 +2,7 @@
 
   python gpu.py --json gpu.jsonl                  # on a machine with a CUDA device
   python gpu.py --rows 262144 --dim 128 --data gradients --codecs rowwise4 fp16
-  TRITON_INTERPRET=1 python gpu.py --check-only --rows 416 --device cpu
+  TRITON_INTERPRET=1 python gpu.py --check-only --rows 32 --tables 2 --device cpu
 
 Rows lie as a lookup leaves them, [rows of all tables side by side], and are coded as an all-to-all
 codes them: a segment for each of --tables and --peers. Timed are whole calls, launches included,
@@ -45,6 +45,7 @@ CODECS: dict[str, Codec] = {
     "rowwise4_stochastic": Rowwise(4, "stochastic"),
     "rowwise2": Rowwise(2),
     "error_bounded": ErrorBounded(0.01),
+    "error_bounded_rans": ErrorBounded(0.01, encoder="rans"),
     "topk": TopK(0.1, values="fp16"),
     "threshold": Threshold(0.05, values="int8"),
 }

@@ -30,9 +30,20 @@ SMALL = ("--check-only", "--device", "cpu", "--rows", "260", "--dim", "16", "--p
 @pytest.mark.triton
 @pytest.mark.slow
 def test_checks_every_codec():
-    done = run(*SMALL, "--inputs", "2", "--data", "trained")
+    code = "import gpu; gpu.CODECS.pop('error_bounded_rans'); raise SystemExit(gpu.main())"
+    done = run(*SMALL, "--inputs", "2", "--data", "trained", code=code)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "9 checked, 0 wrong; no --json"
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_checks_rans():
+    """By itself, of few segments: it takes long to interpret."""
+    few = ("--tables", "2", "--rows", "16", "--data", "gradients", "--inputs", "1")
+    done = run(*SMALL, *few, "--codecs", "error_bounded_rans")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "1 checked, 0 wrong; no --json"
 
 
 @pytest.mark.triton
