@@ -40,7 +40,7 @@ def all_runs():
 
 @pytest.fixture(scope="module")
 def ranks():
-    return run_ranks(all_runs, 2, timeout_s=200)
+    return run_ranks(all_runs, 2, timeout_s=280)
 
 
 @pytest.mark.dist
