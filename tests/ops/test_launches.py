@@ -36,8 +36,8 @@ SLOW = {ErrorBounded(0.01, encoder="rans")}  # to interpret: half a second a seg
 
 
 def batch(num_segments: int, device: str):
-    """Of one row each, and where there are many most of them empty, as a row costs the interpreter a
-    tenth of a second; with masks, which only some codecs look at."""
+    """Of one row each; of many segments most are empty, as a row costs the interpreter a tenth of a
+    second. With masks, which only some codecs look at."""
     num_rows = (torch.arange(num_segments) % max(1, num_segments // 52) == 0).to(torch.int64)
     offsets = exclusive_cumsum(num_rows)
     stride = torch.full_like(num_rows, DIM)

@@ -1,0 +1,105 @@
+"""The results section of README.md, from the records that run.py wrote.
+
+  python readme.py --check                  exit status 1 if README.md says something else
+  python readme.py --write                  put it there
+
+Records: examples/bench/results/net.jsonl. The section lies between two comments in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tables import sent_nbytes
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDS, README = ROOT / "examples" / "bench" / "results" / "net.jsonl", ROOT / "README.md"
+BEGIN, END = "<!-- from examples/bench/results/net.jsonl -->\n", "<!-- end -->\n"
+RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s", "none": "no limit"}
+
+Record = dict[str, Any]
+
+
+def main() -> int:
+    """Check or write; the exit status is 1 where they differ."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--check", action="store_true", help="compare only")
+    choice.add_argument("--write", action="store_true", help="replace the section")
+    arguments = parser.parse_args()
+    text, made = README.read_text(), section(read())
+    if arguments.write:
+        README.write_text(replaced(text, made))
+        print(f"{README.name}: results of {RECORDS.name} written")
+        return 0
+    same = text == replaced(text, made)
+    print(f"{README.name} {'agrees' if same else 'disagrees'} with {RECORDS.name}")
+    return int(not same)
+
+
+def read() -> list[Record]:
+    """All records."""
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+
+
+def replaced(text: str, made: str) -> str:
+    """The text with another section. Raises ValueError: a comment that marks it is not there."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{README}: expected {BEGIN.strip()} ... {END.strip()}")
+    return before + BEGIN + made + END + after
+
+
+def section(records: list[Record]) -> str:
+    """A table for each number of hosts, and what they were measured with."""
+    parts = [table([r for r in records if r["hosts"] == h]) for h in dict.fromkeys(hosts(records))]
+    return "\n".join([*parts, made_with(records), ""])
+
+
+def hosts(records: list[Record]) -> list[int]:
+    return sorted(r["hosts"] for r in records)
+
+
+def table(records: list[Record]) -> str:
+    """A line a config: bytes, and the step time at each rate. All of one number of hosts."""
+    rates = [rate for rate in RATES if any(r["rate"] == rate for r in records)]
+    by_place = {(r["way"], r["rate"]): r for r in records}
+    ways = dict.fromkeys(r["way"] for r in records)
+    base = next(iter(ways))
+    head = " | ".join(f"{RATES[rate]}: step" for rate in rates)
+    lines = [
+        f"| {records[0]['hosts']} hosts | sent a step | {head} | NE |",
+        "|---|---|" + "---|" * len(rates) + "---|",
+    ]
+    for way in ways:
+        own = [by_place[way, rate] for rate in rates]
+        sent = sent_nbytes(own[0])
+        cells = [f"{sent / 1e6:.2f} MB, {sent_nbytes(by_place[base, rates[0]]) / sent:.1f}x less"]
+        for rate, record in zip(rates, own, strict=True):
+            p50 = record["step_s"]["p50"]
+            cells.append(f"{1e3 * p50:.0f} ms, {by_place[base, rate]['step_s']['p50'] / p50:.1f}x")
+        lines.append(f"| `{way}` | {' | '.join(cells)} | {own[0]['metrics']['ne']:.4f} |")
+    return "\n".join(lines) + "\n"
+
+
+def made_with(records: list[Record]) -> str:
+    """One sentence: model, commits, versions, machine."""
+    first, options = records[0], records[0]["options"]
+    versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
+    commits = ", ".join(sorted({r["commit"] for r in records}))
+    return (
+        f"{options['batch_size']} samples a host, dim {options['embedding_dim']}, "
+        f"{first['num_steps']} steps (median); commit {commits}; {versions}; "
+        f"{first['hardware']['num_cpus']} cores in all ({first['hardware']['cpu']}), no GPU."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
