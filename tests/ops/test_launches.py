@@ -7,6 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.ops.backends import device_of
+from tests.ops.interpreter import quickly
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.checks import Checks, deferring
@@ -95,7 +96,7 @@ def test_kernels_and_waits(codec, monkeypatch):
     many = NUM_TABLES * (1 if codec in SLOW else NUM_PEERS)
     for num_segments in (1, many):
         costs = []
-        with default_backend("gpu"):
+        with default_backend("gpu"), quickly():
             for step in encode_and_decode(codec, num_segments, "cpu"):
                 with counting(monkeypatch) as counts:
                     step()

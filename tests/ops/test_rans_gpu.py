@@ -76,7 +76,8 @@ def test_parity_in_every_layout(dim):
 def test_all_kinds_of_bytes():
     """One, two and four states; low bits of narrow and wide windows; escapes; 256 classes."""
     assert check_indices(normal(2, 50), normal(2, 500), normal(300, 300)) == {cpu.RANS}
-    assert check_indices(with_outliers(3, 1500), normal(40, 1100), normal(0.2, 1030)) == {cpu.RANS}
+    wide = with_outliers(40, 1100)  # so that the first classes depend on the median
+    assert check_indices(with_outliers(3, 1500), wide, normal(0.2, 1030)) == {cpu.RANS}
 
 
 def test_segments_of_one_symbol():

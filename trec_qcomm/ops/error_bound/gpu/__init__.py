@@ -55,6 +55,12 @@ def encode(
     return encode_all(values, payload, on, relative)
 
 
+def _over_rows(on: Groups) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of kernels that go through all rows, and of those that need few registers."""
+    many = {"VECTOR": on.vector, "num_warps": 1, "maxnreg": _REGISTERS}
+    return many, many | ({"maxnreg": _REGISTERS_TO_MEASURE} if on.vector == 4 else {})
+
+
 def _block(on: Groups) -> dict[str, int]:
     """Of kernels that add up what groups of a segment take."""
     is_short = on.most_values <= _FEW_GROUPS * GROUP
@@ -71,8 +77,7 @@ def _encode_bitpack(values: Tensor, payload: Tensor, on: Groups, relative: bool)
     places, ranks = torch.empty((2, on.num_groups), dtype=torch.int64, device=device)
     widths = torch.empty(on.num_groups * _BLOCKS, dtype=torch.uint8, device=device)
     kinds, nbytes = torch.empty((2, on.num_segments), dtype=torch.int64, device=device)
-    many: dict[str, Any] = {"VECTOR": on.vector, "num_warps": 1, "maxnreg": _REGISTERS}
-    few = many | ({"maxnreg": _REGISTERS_TO_MEASURE} if on.vector == 4 else {})
+    many, few = _over_rows(on)
     launch(
         writing.find_ranges, on.num_chunks, values, found, segment_of_chunk, *on.layout,
         STEPS=on.num_segments.bit_length(), **few,
@@ -118,10 +123,10 @@ def _encode_rans(values: Tensor, payload: Tensor, on: Groups, relative: bool) ->
     states, num_words = empty(streams, 32), empty(streams)
     word_places = empty(streams, dtype=torch.int64)
     steps, one = on.num_segments.bit_length(), {"num_warps": 1}
-    many: dict[str, Any] = {"VECTOR": on.vector, "num_warps": 1, "maxnreg": _REGISTERS}
+    many, few = _over_rows(on)
     launch(
         writing.find_ranges, on.num_chunks, values, found, segment_of_chunk, *on.layout,
-        STEPS=steps, **many,
+        STEPS=steps, **few,
     )  # fmt: skip
     launch(
         through_indices.make_indices, on.num_chunks, values, found, limits, segment_of_chunk,
@@ -182,7 +187,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     symbols = empty(on.num_groups * GROUP, dtype=torch.int16)
     escapes, escapes_of_streams = empty(on.num_groups), empty(on.num_streams)
     wrong = no_segment(device)
-    many: dict[str, Any] = {"VECTOR": on.vector, "num_warps": 1, "maxnreg": _REGISTERS}
+    many, _ = _over_rows(on)
     launch(
         reading.read_headers, on.num_segments, payload, payload16, payload32, on.extra, wrong,
         kinds, used, segment_of_chunk, places, widths, facts, entries, slots, *streams, on.streams,
