@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from trec_qcomm import (
+    Cast,
     Config,
     ErrorBounded,
     GradientRule,
@@ -74,6 +75,7 @@ def cells() -> dict[str, Config]:
         ("int8", GradientRule(codec=Rowwise(8))),
         ("int8_stochastic", GradientRule(codec=Rowwise(8, "stochastic"), algorithm="two_shot")),
         ("int4", GradientRule(codec=Rowwise(4))),
+        ("bf16", GradientRule(codec=Cast("bf16"), algorithm="two_shot")),
     ):
         found[f"best_dense_{name}"] = Config(embedding=BEST, dense=rule)
     for density in THRESHOLD_DENSITIES:

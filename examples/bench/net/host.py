@@ -181,7 +181,11 @@ def record_of(way: Way, metrics: dict[str, float], num_steps: int) -> dict[str, 
     slowest = np.max(gather(way.seconds), axis=0)
     nbytes, packets = gather(way.nbytes), gather(way.packets)
     losses = np.mean(gather(way.trainer.losses[: WARM_STEPS + num_steps]), axis=0)
-    return describe_run(way.options) | {
+    described = describe_run(way.options)
+    for name in ("config", "data"):  # files, whose folders are nobody's business
+        if described["options"][name] is not None:
+            described["options"][name] = Path(described["options"][name]).name
+    return described | {
         "way": way.name,
         "num_steps": num_steps,
         "step_s": {f"p{q}": float(np.percentile(slowest, q)) for q in (20, 50, 80)},
