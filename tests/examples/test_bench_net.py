@@ -106,7 +106,8 @@ def test_measures_and_goes_on(tmp_path):
     assert [r["way"] for r in found] == ["stock", "stock_fp16", "best"]
     stock, half, best = found
     assert max(best["sent_nbytes"]) < min(half["sent_nbytes"]) < min(stock["sent_nbytes"])
-    assert best["breakdown_s"]["encode"] > 0
+    assert min(best["breakdown_s"][part] for part in ("encode", "lookup", "dense", "optimizer")) > 0
+    assert "| ms | lookup |" in done.stdout
     assert best["losses"][0] == pytest.approx(stock["losses"][0], rel=1e-3)
     assert "best on 2 hosts at none" in done.stdout
 

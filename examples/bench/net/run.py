@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts import Hosts, missing
-from tables import MOST_APART, apart, format_table, verdict
+from tables import MOST_APART, apart, format_breakdown, format_table, verdict
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parents[2] / "configs"
@@ -78,7 +78,7 @@ def main() -> int:
     records = read(arguments.out)
     shown = [of_network(records, {"hosts": h, "rate": r, "delay": arguments.delay})
              for h, r in networks]  # fmt: skip
-    print("\n\n".join(format_table(network) for network in shown))
+    print("\n\n".join(f"{format_table(n)}\n\n{format_breakdown(n)}" for n in shown))
     print(f"{verdict(shown)}; {time.monotonic() - started:.0f} s; {arguments.out}")
     return int(any(apart(r) > MOST_APART for network in shown for r in network if r["counted"]))
 

@@ -66,6 +66,18 @@ def format_table(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
+def format_breakdown(records: Sequence[Record]) -> str:
+    """Markdown: where the time of a step goes, ms, the mean over hosts. Parts may overlap; waiting
+    for other hosts, ids and what else TorchRec does are in none."""
+    parts = ("lookup", "dense", "optimizer", "stock codec", "encode", "wire", "decode")
+    lines = ["| ms | " + " | ".join(parts) + " |", "|---|" + "---|" * len(parts)]
+    for r in records:
+        own = r["breakdown_s"]
+        cells = (f"{1e3 * own[part]:.1f}" if part in own else "" for part in parts)
+        lines.append(f"| {r['way']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def verdict(networks: Sequence[Sequence[Record]]) -> str:
     """One line: what the config with the fewest bytes gains on the slowest network."""
     slow = max((n for n in networks if n), key=lambda n: max(r["step_s"]["p50"] for r in n))
