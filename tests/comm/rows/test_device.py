@@ -4,13 +4,14 @@ Without a GPU the kernels are interpreted, and frames are taken for ones that th
 """
 
 import re
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.ops.backends import device_of
+from tests.ops.interpreter import quickly
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.comm import exchange
@@ -74,10 +75,12 @@ def once(op, device):
     return {"out": out.detach().cpu(), "grad": grad.cpu(), "counted": counted, "headers": headers}
 
 
+@contextmanager
 def as_on_a_gpu():
     """Within, CPU tensors take the way of a GPU's."""
     frame.on_gpu = lambda buffer: True
-    return default_backend("gpu")
+    with default_backend("gpu"), quickly():
+        yield
 
 
 def damaged(device):
