@@ -177,7 +177,7 @@ def test_compare_shows_configs_side_by_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--config absent.yaml", "neither a file nor the word stock"),
+        ("--config absent.yaml", "neither a file nor one of stock, stock_fp16, stock_int8"),
         ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
         ("--config stock --resume", "need checkpoint_dir"),
         ("--config stock --steps 0", "steps 0: must be positive"),
