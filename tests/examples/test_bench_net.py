@@ -13,6 +13,7 @@ sys.path.insert(0, str(NET))
 
 import hosts  # noqa: E402
 import readme  # noqa: E402
+import run  # noqa: E402
 import tables  # noqa: E402
 
 CONFIG = NET.parents[2] / "configs" / "best.yaml"
@@ -46,6 +47,19 @@ def test_tables_compare_with_stock():
     said = tables.verdict([records])
     assert "best on 2 hosts" in said
     assert "4.0x fewer bytes and 4.0x the speed of stock" in said
+
+
+def test_only_the_same_measurement_counts_as_done(tmp_path):
+    config = tmp_path / "a.yaml"
+    config.write_text("one")
+    label = {"hosts": 2, "model": ["--rows", "9"], "num_steps": 2}
+    records = [label | {"way": "a", "config": "one"}, label | {"way": "stock", "config": None}]
+    names = [str(config), "stock"]
+    assert run.missing_configs(run.of_network(records, label), names) == []
+    assert run.of_network(records, label | {"num_steps": 3}) == []
+    assert run.of_network(records, label | {"model": ["--rows", "8"]}) == []
+    config.write_text("two")
+    assert run.missing_configs(records, names) == [str(config)]
 
 
 @emulated

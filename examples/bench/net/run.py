@@ -62,10 +62,19 @@ def main() -> int:
     networks = [(hosts, rate) for hosts in arguments.hosts for rate in arguments.rate]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    for number, (hosts, rate) in enumerate(networks, start=1):
-        label = {"hosts": hosts, "rate": rate, "delay": arguments.delay}
-        lines = of_network(read(arguments.out), label)
-        configs = [c for c in arguments.configs if Path(c).stem not in {r["way"] for r in lines}]
+    labels = [
+        {
+            "hosts": hosts,
+            "rate": rate,
+            "delay": arguments.delay,
+            "model": [Path(word).name for word in (*model, *rest)],  # no folder of this machine
+            "num_steps": arguments.steps,
+        }
+        for hosts, rate in networks
+    ]
+    for number, label in enumerate(labels, start=1):
+        hosts, rate = label["hosts"], label["rate"]
+        configs = missing_configs(of_network(read(arguments.out), label), arguments.configs)
         print(f"[{number}/{len(networks)}] {hosts} hosts, {rate}", file=sys.stderr, flush=True)
         if configs:
             try:
@@ -76,8 +85,7 @@ def main() -> int:
                 )
                 return INTERRUPTED
     records = read(arguments.out)
-    shown = [of_network(records, {"hosts": h, "rate": r, "delay": arguments.delay})
-             for h, r in networks]  # fmt: skip
+    shown = [of_network(records, label) for label in labels]
     print("\n\n".join(f"{format_table(n)}\n\n{format_breakdown(n)}" for n in shown))
     print(f"{verdict(shown)}; {time.monotonic() - started:.0f} s; {arguments.out}")
     return int(any(apart(r) > MOST_APART for network in shown for r in network if r["counted"]))
@@ -103,8 +111,15 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def of_network(records: list[dict[str, Any]], label: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of one network."""
-    return [r for r in records if all(r[name] == value for name, value in label.items())]
+    """Those of one network, of the same model, options and number of steps."""
+    return [r for r in records if all(r.get(name) == value for name, value in label.items())]
+
+
+def missing_configs(records: list[dict[str, Any]], configs: list[str]) -> list[str]:
+    """Those without a record, or whose file said something else then."""
+    done = {(r["way"], r["config"]) for r in records}
+    now = {c: Path(c).read_text() if Path(c).is_file() else None for c in configs}
+    return [c for c in configs if (Path(c).stem, now[c]) not in done]
 
 
 def _words(text: str) -> list[str]:
