@@ -1,7 +1,7 @@
 """A batch size for every feature in FBGEMM's lookups on CPU, without what only a GPU needs.
 
 For such a batch FBGEMM 1.8 makes a table of all bags that its kernels for CUDA read, on CPU too,
-with some operators of torch's a bag: half of a step where 26 features of 2 x 2048 samples are merged.
+with some operators of torch's a bag: half of a step of 2 x 2048 samples of 26 features.
 The lookup itself then pads every feature to the largest one's size with empty bags and takes the
 rows out of the result. Here the same is done before and after it, so that FBGEMM sees a whole
 batch. Bit-equal, forward and backward.
