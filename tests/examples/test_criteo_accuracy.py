@@ -281,6 +281,7 @@ def test_changes_are_paired_by_seed():
         "test_off": 2,
         "eval_only": 2,
     }
+    assert changes([*records, *records[-3:]], "a") == found  # the same runs once more
     assert found["test"].mean == pytest.approx(1.0)
     assert found["progressive"].mean == pytest.approx(1.0)
     assert found["auc"].mean < 0

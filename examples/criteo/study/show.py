@@ -24,21 +24,23 @@ def changes(records: Sequence[Record], config: str) -> dict[str, Change]:
     Keys, where there are records of them: test, progressive, auc, test_off, eval_only.
     """
     base = {r["seed"]: r["training"] for r in records if r["config"] == BASELINE}
-    own = [r for r in records if r["config"] == config and r["seed"] in base]
-    found: dict[str, list[float]] = {}
-    for r in own:
-        of, fp32 = r.get("training"), base[r["seed"]]
+    found: dict[str, dict[int, float]] = {}  # by seed: a run that is there twice counts once
+    for r in records:
+        seed = r["seed"]
+        if r["config"] != config or seed not in base:
+            continue
+        of, fp32 = r.get("training"), base[seed]
         if of:
             for key, mode in (("test", "on"), ("test_off", "off")):
                 pair = (m["test"][mode]["logloss"] for m in (of, fp32))
-                found.setdefault(key, []).append(percent(*pair))
+                found.setdefault(key, {})[seed] = percent(*pair)
             pair = (m["test"]["on"]["auc"] for m in (of, fp32))
-            found.setdefault("auc", []).append(percent(*pair))
+            found.setdefault("auc", {})[seed] = percent(*pair)
             pair = (m["progressive_logloss"] for m in (of, fp32))
-            found.setdefault("progressive", []).append(percent(*pair))
+            found.setdefault("progressive", {})[seed] = percent(*pair)
         if both := r.get("eval_only"):
-            found.setdefault("eval_only", []).append(percent(both["on"]["ne"], both["off"]["ne"]))
-    return {key: Change.of(values) for key, values in found.items()}
+            found.setdefault("eval_only", {})[seed] = percent(both["on"]["ne"], both["off"]["ne"])
+    return {key: Change.of(list(values.values())) for key, values in found.items()}
 
 
 def format_table(records: Sequence[Record], configs: Sequence[str]) -> str:
