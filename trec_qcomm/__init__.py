@@ -13,6 +13,7 @@ model = DistributedModelParallel(
 from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
+    Float6,
     ForwardMask,
     Identity,
     Rowwise,
@@ -44,6 +45,7 @@ __all__ = [
     "CorruptFrameError",
     "Encoded",
     "ErrorBounded",
+    "Float6",
     "ForwardMask",
     "GradientRule",
     "HopCodecs",

@@ -31,7 +31,7 @@ import torch
 from gpu_peers import Peer
 from torch import Tensor
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Rowwise, Threshold, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Rowwise, Threshold, TopK
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.binding import default_backend
@@ -44,6 +44,7 @@ CODECS: dict[str, Codec] = {
     "rowwise4": Rowwise(4),
     "rowwise4_stochastic": Rowwise(4, "stochastic"),
     "rowwise2": Rowwise(2),
+    "float6": Float6(),
     "error_bounded": ErrorBounded(0.01),
     "error_bounded_rans": ErrorBounded(0.01, encoder="rans"),
     "topk": TopK(0.1, values="fp16"),

@@ -23,6 +23,7 @@ from trec_qcomm import (
     Cast,
     Config,
     ErrorBounded,
+    Float6,
     GradientRule,
     Identity,
     Rowwise,
@@ -76,6 +77,8 @@ def cells() -> dict[str, Config]:
         ("int8_stochastic", GradientRule(codec=Rowwise(8, "stochastic"), algorithm="two_shot")),
         ("int4", GradientRule(codec=Rowwise(4))),
         ("bf16", GradientRule(codec=Cast("bf16"), algorithm="two_shot")),
+        ("float6", GradientRule(codec=Float6("e4m1", "stochastic"), algorithm="two_shot")),
+        ("float6_e3m2", GradientRule(codec=Float6("e3m2", "stochastic"), algorithm="two_shot")),
     ):
         found[f"best_dense_{name}"] = Config(embedding=BEST, dense=rule)
     for density in THRESHOLD_DENSITIES:

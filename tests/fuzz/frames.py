@@ -12,6 +12,7 @@ from trec_qcomm import (
     Cast,
     CorruptFrameError,
     ErrorBounded,
+    Float6,
     Identity,
     Rowwise,
     Sign,
@@ -34,6 +35,7 @@ CODECS: tuple[Codec, ...] = (
     TopK(threshold=0.8, values="int8"),
     Threshold(0.8, values="int8"),
     Sign(),
+    Float6(),
 )
 SHAPES = (([5], 16), ([3, 0, 40], 7), ([200], 8))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Sign, Threshold, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
 
@@ -27,6 +27,8 @@ CODECS = {
     "topk_threshold": TopK(threshold=1.5, values="int8"),
     "threshold": Threshold(1.5, values="int8"),
     "sign": Sign(),
+    "float6_e4m1": Float6("e4m1"),
+    "float6_e3m2": Float6("e3m2"),
 }
 NUM_ROWS = [3, 0, 2]
 

@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Sign, Threshold, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.ops.binding import default_backend
@@ -29,6 +29,8 @@ CODECS = (
     *(ForwardMask(values) for values in ("fp32", "fp16", "int8")),
     *(Threshold(1.0, values=values) for values in ("fp32", "fp16", "int8")),
     Sign(),
+    Float6("e4m1", "stochastic"),
+    Float6("e3m2"),
 )
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32",

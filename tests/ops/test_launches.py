@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.ops.backends import device_of
 from tests.ops.interpreter import quickly
-from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Sign, Threshold, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.checks import Checks, deferring
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
@@ -31,6 +31,7 @@ COSTS = {
     ForwardMask("int8"): (4, 1, 3, 0),
     Threshold(0.5, values="fp16"): (5, 1, 4, 0),
     Sign(): (1, 0, 1, 0),
+    Float6("e4m1", "stochastic"): (1, 0, 1, 0),
 }
 
 

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import torch
 
-from trec_qcomm.codecs import ErrorBounded, Rowwise, Sign, Threshold
+from trec_qcomm.codecs import ErrorBounded, Float6, Rowwise, Sign, Threshold
 from trec_qcomm.testing import frame_of, open_frame
 
 
@@ -35,11 +35,12 @@ def test_worked_example_of_error_bounded():
     assert decoded[1, 0].isnan()
 
 
-def test_worked_example_of_threshold_and_sign():
+def test_worked_examples_of_one_segment():
     rows = torch.tensor([[0.5, -2.0, 0.25, 1.0]])
     for codec, decoded in (
         (Threshold(1.0, values="fp32"), [0, -2, 0, 1]),
         (Sign(), [0.9375, -0.9375, 0.9375, 0.9375]),
+        (Float6("e4m1"), [0.5, -2, 0.25, 1]),
     ):
         data, segments = frame_of(codec, rows, [1])
         expected = example(f"Worked example of {codec.name}")

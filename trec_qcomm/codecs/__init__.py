@@ -1,8 +1,8 @@
 """Codecs: the configured form of ops. Importing this package registers all of them."""
 
-from trec_qcomm.codecs.cast import Cast
+from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
-from trec_qcomm.codecs.identity import Identity
+from trec_qcomm.codecs.float6 import Float6
 from trec_qcomm.codecs.rowwise import Rowwise
 from trec_qcomm.codecs.sign import Sign
 from trec_qcomm.codecs.threshold import Threshold
@@ -11,6 +11,7 @@ from trec_qcomm.codecs.topk import ForwardMask, TopK
 __all__ = [
     "Cast",
     "ErrorBounded",
+    "Float6",
     "ForwardMask",
     "Identity",
     "Rowwise",

@@ -1,4 +1,5 @@
-"""cast: rows as fp16 or bf16. 2x. ZionEX sends forward in fp16 and backward in bf16.
+"""identity: the rows as they are. cast: rows as fp16 or bf16, 2x. ZionEX sends forward in fp16 and
+backward in bf16.
 
 Source: Mudigere et al. 2021, reduced precision communication.
 """
@@ -17,6 +18,44 @@ from trec_qcomm.ops.binding import check_sizes
 
 Dtype = Literal["fp16", "bf16"]
 Overflow = Literal["inf", "raise"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Float32 bits unchanged, in the frames of any codec: the baseline, and what `bypass` sends."""
+
+    name: ClassVar[str] = "identity"
+    fixed_size: ClassVar[bool] = True
+    param: ClassVar[None] = None
+    on_gpu: ClassVar[bool] = True
+    wire_id: ClassVar[int] = 1
+    contract: ClassVar[Contract] = Contract.EXACT
+
+    def for_sum_of(self, num_summands: int) -> "Identity":
+        """Itself: nothing to divide."""
+        return self
+
+    def max_nbytes(self, segments: Segments) -> Tensor:
+        """[S] int64, exact. See core.codec.Codec for all methods."""
+        return cast.nbytes(segments, "fp32")
+
+    def encode(
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        params: Tensor | None = None,
+    ) -> Encoded:
+        """Copy the rows' bits."""
+        return cast.encode(values, segments, payload, at, dtype="fp32")[0]
+
+    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
+        """Copy them back."""
+        check_sizes(encoded, self.max_nbytes(segments))
+        cast.decode(encoded, segments, out, dtype="fp32")
 
 
 @dataclass(frozen=True)
@@ -77,4 +116,5 @@ class Cast:
         cast.decode(encoded, segments, out, dtype=self.dtype)
 
 
+register_codec(Identity, Identity())
 register_codec(Cast, Cast("fp16"), Cast("bf16"))

@@ -61,7 +61,7 @@ def _exponent(amax):
 
 
 @njit(nogil=True, cache=True)
-def _factors(k):
+def factors_of(k):
     """x * 2^k == x * first * second, the step that may leave the normal range last."""
     near = min(max(k, -126), 126)
     main, rest = np.float32(2.0) ** near, np.float32(2.0) ** (k - near)
@@ -71,7 +71,8 @@ def _factors(k):
 
 
 @njit(inline="always")
-def _dither(number, seed_low, seed_high):
+def dither(number, seed_low, seed_high):
+    """Of the value of that number, in [0, 1): see reference.dither."""
     h = np.uint32(np.uint32(number) + seed_low)
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))
     h = np.uint32(h ^ seed_high)
@@ -92,7 +93,7 @@ def _quantize(row, first, second, low, inverse, top, q):
 def _quantize_stochastic(row, first, second, low, inverse, top, q, number, seed_low, seed_high):
     for d in range(row.size):
         y = np.float32(row[d] * first) * second
-        u = _dither(number + np.uint32(d), seed_low, seed_high)
+        u = dither(number + np.uint32(d), seed_low, seed_high)
         t = np.float32(np.float32(y - low) * inverse) + u
         q[d] = np.uint8(min(np.int32(t), top))
 
@@ -232,7 +233,7 @@ def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, s
         _scan(values, starts, stride[begin], dim, run_lows, run_highs, run_finite, amax)
         for t in range(end - begin):
             k = _exponent(amax[t])
-            factors[t, 0], factors[t, 1] = _factors(k)
+            factors[t, 0], factors[t, 1] = factors_of(k)
             size = 8 + n * (4 + width)
             data = payload[at[begin + t] : at[begin + t] + (size + 7) // 8 * 8]
             data[:8] = 0
@@ -303,7 +304,7 @@ def decode(payload, at, offsets, start, stride, dim, out, bits):
             k = np.int64(np.int16(halves[at[begin + t] // 2]))
             if k < MIN_EXPONENT or k > MAX_EXPONENT:
                 return begin + t
-            factors[t, 0], factors[t, 1] = _factors(-k)
+            factors[t, 0], factors[t, 1] = factors_of(-k)
             clamp[t] = k < -112
         n = offsets[begin + 1] - offsets[begin]
         _rows(

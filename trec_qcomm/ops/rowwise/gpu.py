@@ -104,7 +104,7 @@ def _exponent(amax):
 
 
 @triton.jit
-def _factors(k):
+def factors_of(k):
     """x * 2^k == x * first * second, the step that may leave the normal range last."""
     near = tl.minimum(tl.maximum(k, -126), 126)
     main, rest = power_of_two(near), power_of_two(k - near)
@@ -158,7 +158,7 @@ def _half_value(bits):
 
 
 @triton.jit
-def _dither(number, seed_low, seed_high):
+def dither(number, seed_low, seed_high):
     """Of the values of these numbers, uint32: see reference.dither."""
     h = number + seed_low
     h = (h ^ (h >> 16)) * 0x7FEB352D
@@ -184,7 +184,7 @@ def _quantize(
     x = tl.load(values + begin[:, None] + d[None, :], mask=mask, other=0.0)
     finite = (x.to(tl.int32, bitcast=True) & _MAGNITUDE) < _INF
     clean = tl.min((finite | ~mask).to(tl.int32), 1) > 0
-    first, second = _factors(_exponent(tl.load(amax + segment)))
+    first, second = factors_of(_exponent(tl.load(amax + segment)))
     y = tl.where(finite, x, 0.0) * first[:, None] * second[:, None]
     counted = mask & finite
     lo = tl.min(tl.where(counted, y, float("inf")), 1)
@@ -203,7 +203,7 @@ def _quantize(
     if STOCHASTIC:
         row = (tl.load(offsets + segment) + i)[:, None]
         number = (row * dim + d[None, :]).to(tl.uint32)
-        u = _dither(number, seed_low.to(tl.uint32), seed_high.to(tl.uint32))
+        u = dither(number, seed_low.to(tl.uint32), seed_high.to(tl.uint32))
     else:
         u = 0.5
     above = tl.where(counted, y - low[:, None], 0.0)
@@ -266,7 +266,7 @@ def _dequantize(
     packed = tl.load(payload + codes[:, None] + (d * BITS // 8)[None, :], mask=mask, other=0)
     q = (packed.to(tl.int32) >> (d * BITS % 8)[None, :]) & TOP
     y = q.to(tl.float32) * scale[:, None] + low[:, None]
-    first, second = _factors(-k)
+    first, second = factors_of(-k)
     x = y * first[:, None] * second[:, None]
     # The largest float32 may have been rounded up.
     x = tl.where((k < -112)[:, None], tl.minimum(tl.maximum(x, -_FLT_MAX), _FLT_MAX), x)

@@ -1,0 +1,185 @@
+import pytest
+import torch
+
+from tests.ops.backends import BACKENDS, assert_equal, device_of
+from trec_qcomm import Contract, Float6
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ops import float6
+from trec_qcomm.testing import (
+    awkward_rows,
+    check_codec,
+    check_frame,
+    check_unbiased,
+    interleaved_segments,
+    round_trip,
+)
+
+FORMATS = ("e4m1", "e3m2")
+ALL = [Float6(f, rounding=r) for f in FORMATS for r in ("nearest", "stochastic")]
+# Of float32, which y = x 2^-e is rounded by where it is subnormal, and t + u where it is not.
+ROUNDING = 1 + 2.0**-19
+
+
+def spread_rows(dim: int) -> torch.Tensor:
+    """[40, dim]: magnitudes over 2^-20 to 1 in each row, rows from the smallest to the largest."""
+    generator = torch.Generator().manual_seed(dim)
+    rows = torch.randn(40, dim, generator=generator)
+    rows *= 2.0 ** torch.randint(-20, 1, rows.shape, generator=generator)
+    return (rows * 10.0 ** torch.linspace(-44, 37, 40)[:, None]).clamp(-3.4e38, 3.4e38)
+
+
+def grid_of(format: str) -> torch.Tensor:
+    """All magnitudes that codes have under an exponent of 0, by the text of FORMAT.md."""
+    bits, mantissa = (4, 1) if format == "e4m1" else (3, 2)
+    top, parts = 2**bits - 1, 2**mantissa
+    small = [k * 2.0 ** (1 - top - mantissa) for k in range(parts)]
+    normal = [(1 + k / parts) * 2.0 ** (f - top) for f in range(1, top) for k in range(parts)]
+    return torch.tensor([*small, *normal, 1.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("codec", ALL, ids=repr)
+def test_conformance(codec):
+    check_codec(codec)
+
+
+@pytest.mark.parametrize("codec", ALL[::2], ids=repr)
+def test_damaged_frames(codec):
+    check_frame(codec)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_stochastic_rounding_is_unbiased(format):
+    assert Float6(format, "stochastic").contract is Contract.UNBIASED
+    check_unbiased(Float6(format, "stochastic"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dim", [1, 7, 128])
+def test_nearest_is_the_nearest_of_the_grid(format, dim):
+    rows = spread_rows(dim)
+    decoded = round_trip(Float6(format), rows, Segments.packed([len(rows)], dim)).double()
+    e = torch.frexp(rows.abs().amax(1, keepdim=True).double())[1].clamp(min=-126)
+    grid = grid_of(format) * torch.pow(2.0, e.double())
+    away = (rows.double().abs()[:, :, None] - grid[:, None, :]).abs().amin(2)
+    assert bool(((rows.double() - decoded).abs() <= away * ROUNDING).all())
+    assert bool((decoded.sign() * rows.sign() >= 0).all())
+
+
+@pytest.mark.parametrize("codec", ALL, ids=repr)
+@pytest.mark.parametrize("dim", [3, 64])
+def test_errors_are_within_a_part_of_each_value(codec, dim):
+    bits, mantissa = (4, 1) if codec.format == "e4m1" else (3, 2)
+    for rows in (spread_rows(dim), awkward_rows(dim)):
+        decoded = round_trip(codec, rows, Segments.packed([len(rows)], dim), seed=5).double()
+        x = torch.where(rows.isfinite(), rows, 0).double()
+        e = torch.frexp(x.abs().amax(1, keepdim=True))[1].clamp(min=-126)
+        base = torch.maximum(x.abs(), torch.pow(2.0, (e + 2 - 2**bits).double()))
+        part = 2.0 ** -(mantissa + (codec.rounding == "nearest"))
+        error = torch.where(rows.isfinite(), (x - decoded).abs(), 0)
+        assert bool((error <= part * base * ROUNDING).all())
+
+
+def test_values_just_below_a_power_of_two_become_it_and_the_largest_stays():
+    largest = torch.finfo(torch.float32).max
+    rows = torch.tensor([[1.999, -1.999, 0.0], [largest, -largest, 2.0**127]])
+    for format in FORMATS:
+        decoded = round_trip(Float6(format), rows, Segments.packed([2], 3))
+        assert decoded.tolist() == [[2, -2, 0], [largest, -largest, 2.0**127]]
+
+
+def test_small_values_beside_large_ones_keep_their_size():
+    row = torch.tensor([[1.0, -(2.0**-13), 3 * 2.0**-10]])
+    assert torch.equal(round_trip(Float6("e4m1"), row, Segments.packed([1], 3)), row)
+    assert round_trip(Float6("e3m2"), row, Segments.packed([1], 3))[0, 1] == 0
+
+
+def test_128_values_take_97_bytes():
+    assert Float6().max_nbytes(Segments.packed([8, 1], 128)).tolist() == [776, 104]
+
+
+@pytest.mark.parametrize("fields", [{"format": "e2m3"}, {"rounding": "up"}])
+def test_bad_fields_are_named(fields):
+    (name,) = fields
+    with pytest.raises(ValueError, match=f"float6.{name}"):
+        Float6(**fields)
+
+
+def test_the_op_refuses_what_it_does_not_know():
+    where = (torch.zeros(1, 4), Segments.packed([1], 4), torch.zeros(8, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"exponent_bits: 5 is not one of \(4, 3\)"):
+        float6.encode(*where, torch.tensor([0]), exponent_bits=5)
+    with pytest.raises(ValueError, match="seed"):
+        float6.encode(*where, torch.tensor([0]), exponent_bits=4, seed=-1)
+
+
+def datasets(dim):
+    """Among them: one-row segments, none, rows apart, rows of more than a program, any bits."""
+    generator = torch.Generator().manual_seed(dim)
+    wide = torch.randn(9, 3 * (dim + 4), generator=generator)
+    bits = torch.randint(-(2**31), 2**31, (75, dim), generator=generator).to(torch.int32)
+    awkward = awkward_rows(dim)
+    return [
+        (awkward, Segments.packed([0, len(awkward) - 1, 0, 1], dim)),
+        (spread_rows(dim), Segments.packed([1] * 40, dim)),
+        (wide, interleaved_segments(9, 3, dim, gap=4)),
+        (bits.view(torch.float32), Segments.packed([2, 50, 0, 1, 22], dim)),
+        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
+    ]
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("dim", [1, 2, 3, 7, 16, 33, 128])
+@pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
+@pytest.mark.parametrize("exponent_bits", float6.EXPONENT_BITS)
+def test_all_backends_write_the_same_bytes_and_read_them(exponent_bits, stochastic, dim):
+    options = {"exponent_bits": exponent_bits, "stochastic": stochastic, "seed": 2**62 + 12345}
+    for rows, segments in datasets(dim):
+        sizes = float6.nbytes(segments)
+        at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []
+        for fill, backend in enumerate(BACKENDS):
+            own = rows.to(device_of(backend))
+            payload = torch.full((int(sizes.sum()),), fill, dtype=torch.uint8, device=own.device)
+            float6.encode(own, segments, payload, at, backend=backend, **options)
+            payloads.append(payload)
+        assert_equal(payloads)
+        for backend in BACKENDS:
+            out = torch.full_like(rows, 9.0, device=device_of(backend))
+            encoded = Encoded(payloads[0].to(out.device), at, sizes)
+            float6.decode(encoded, segments, out, exponent_bits=exponent_bits, backend=backend)
+            outs.append(out.view(torch.int32))
+        assert_equal(outs)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("exponent_bits", float6.EXPONENT_BITS)
+@pytest.mark.parametrize("dim", [3, 8])
+def test_any_codes_are_read_alike(dim, exponent_bits):
+    """Under every exponent but 0, those that no encoder writes and bits behind rows included."""
+    generator = torch.Generator().manual_seed(dim)
+    segments = Segments.packed([253, 2], dim)
+    sizes = float6.nbytes(segments)
+    payload = torch.randint(256, (int(sizes.sum()),), generator=generator).to(torch.uint8)
+    at, outs = exclusive_cumsum(sizes)[:-1], []
+    payload[:253] = torch.arange(1, 254).to(torch.uint8)
+    payload[int(at[1]) :][:2] = torch.tensor([254, 255]).to(torch.uint8)
+    for backend in BACKENDS:
+        outs.append(torch.zeros(255, dim, device=device_of(backend)))
+        encoded = Encoded(payload.to(outs[-1].device), at, sizes)
+        float6.decode(encoded, segments, outs[-1], exponent_bits=exponent_bits, backend=backend)
+    assert_equal(out.view(torch.int32) for out in outs)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exponent_of_zero_is_refused(backend):
+    device = device_of(backend)
+    segments, sizes = Segments.packed([1, 0, 2], 3), torch.tensor([8, 0, 8])
+    payload = torch.ones(16, dtype=torch.uint8)
+    out = torch.zeros(3, 3, device=device)
+    encoded = Encoded(payload.to(device), torch.tensor([0, 8, 8]), sizes)
+    float6.decode(encoded, segments, out, exponent_bits=4, backend=backend)
+    encoded.payload[9] = 0
+    with pytest.raises(CorruptFrameError, match="an exponent of 0") as raised:
+        float6.decode(encoded, segments, out, exponent_bits=4, backend=backend)
+    assert raised.value.segment == 2

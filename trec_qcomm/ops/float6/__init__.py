@@ -1,0 +1,93 @@
+"""Floats of 6 bits under an exponent a row. Wire: FORMAT.md, "float6".
+
+Rounding is relative to each value, not to the row's range, so small values beside large ones keep
+their size: what an optimizer that divides by a gradient's own magnitude (Adam) needs.
+Source: block floating point; Rouhani et al. 2023 (microscaling formats: e3m2 under a shared
+power of two). e4m1, rows of any length, stochastic rounding, and what is not finite are ours.
+"""
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.checks import raise_first
+from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
+from trec_qcomm.ops.float6 import cpu, reference
+
+EXPONENT_BITS = (4, 3)
+
+
+def nbytes(segments: Segments) -> Tensor:
+    """[S] int64: the exact size of each segment."""
+    return aligned(segments.num_rows * (1 + (reference.BITS * segments.dim + 7) // 8))
+
+
+def encode(
+    values: Tensor,
+    segments: Segments,
+    payload: Tensor,
+    at: Tensor,
+    *,
+    exponent_bits: int,
+    stochastic: bool = False,
+    seed: int = 0,
+    backend: Backend | None = None,
+) -> Encoded:
+    """Write the rows.
+
+    Args:     see core.codec.Codec.encode.  exponent_bits: 4 or 3; 5 less it are mantissa bits M.
+              stochastic: round by the dither of `seed` instead of to nearest (halves up).
+    Numerics: let 2^e be the smallest power of two above the row's largest finite magnitude, -126 at
+              least. |x - decoded| <= h max(|x|, 2^(e + 2 - 2^exponent_bits)), with h = 2^-(M + 1)
+              for nearest, and < 2 h max(..) for stochastic rounding, which is UNBIASED; but 2^128
+              decodes to the largest float32. NaN and inf arrive as such. The sign of 0 is lost.
+    Raises:   ValueError: a shape, dtype, device, exponent_bits or seed out of range.
+    """
+    _check_exponent_bits(exponent_bits)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed: {seed} is not in 0..2^63 - 1")
+    sizes = nbytes(segments)
+    backend = check_buffers(values, segments, payload, at, sizes, backend)
+    if backend == "cpu":
+        layout = arrays(segments.offsets, segments.start, segments.stride)
+        seeds = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).numpy().astype("uint32")
+        where = (*arrays(values), *layout, segments.dim, *arrays(payload, at, sizes))
+        cpu.encode(*where, exponent_bits, stochastic, *seeds)
+    else:
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        options = {"exponent_bits": exponent_bits, "stochastic": stochastic, "seed": seed}
+        kernels.encode(values, segments, payload, at, **options)
+    return Encoded(payload, at, sizes)
+
+
+def decode(
+    encoded: Encoded,
+    segments: Segments,
+    out: Tensor,
+    *,
+    exponent_bits: int,
+    backend: Backend | None = None,
+) -> None:
+    """Write the rows to `out`. The caller has checked that nbytes fit.
+
+    Raises: ValueError as `encode`.  CorruptFrameError: an exponent byte of 0; on a GPU when
+        core.checks says.
+    """
+    _check_exponent_bits(exponent_bits)
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, nbytes(segments), backend)
+    if backend == "cpu":
+        layout = arrays(segments.offsets, segments.start, segments.stride)
+        where = (*arrays(encoded.payload, encoded.at), *layout, segments.dim, *arrays(out))
+        wrong = cpu.decode(*where, exponent_bits)
+    else:
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        wrong = kernels.decode(encoded, segments, out, exponent_bits=exponent_bits)
+    raise_first(wrong, "an exponent of 0")
+
+
+def _check_exponent_bits(exponent_bits: int) -> None:
+    if exponent_bits not in EXPONENT_BITS:
+        raise ValueError(f"exponent_bits: {exponent_bits} is not one of {EXPONENT_BITS}")
+
+
+__all__ = ["EXPONENT_BITS", "decode", "encode", "nbytes"]

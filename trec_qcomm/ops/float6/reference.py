@@ -1,0 +1,136 @@
+"""Floats of 6 bits under an exponent a row, in plain torch: the definition, written to be read.
+
+A code is a sign, E exponent bits f and M = 5 - E mantissa bits k. Of a row x, 2^e is the smallest
+power of two above max|x| (-126 <= e <= 128); a code with f, k means, with F = 2^E - 1,
+    f > 0: (1 + k 2^-M) 2^(e - F + f)        f = 0: k 2^(e - F + 1 - M)
+The largest that is used, f = F and k = 0, is 2^e itself, to which values just below are rounded;
+k = 1 above it is inf, and the code of -0 is NaN. Shapes: n rows, D columns.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.ops.rowwise.reference import dither
+
+BITS = 6
+MIN_EXPONENT, MAX_EXPONENT = -126, 128
+BIAS = 127  # e + BIAS is the byte of a row, 1..255
+SIGN = 1 << (BITS - 1)
+_FLT_MAX = torch.finfo(torch.float32).max
+
+
+def exponents(x: Tensor) -> Tensor:
+    """[n, D] -> [n] int32: e of each row, of its finite values; -126 where these are 0."""
+    amax = torch.where(x.isfinite(), x, 0).abs().amax(1)
+    e = torch.frexp(amax)[1]  # amax = m 2^e with 1/2 <= m < 1
+    return torch.where(amax == 0, MIN_EXPONENT, e).clamp(min=MIN_EXPONENT)
+
+
+def power_of_two(k: Tensor) -> Tensor:
+    """2^k of int32 k in -126..127, as float32."""
+    return ((k + 127) << 23).view(torch.float32)
+
+
+def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
+    """x * 2^k for [n, 1] int32 k in -128..128, in two exact steps, because 2^k itself may be no
+    float32; the step that may leave the normal range comes last."""
+    near = k.clamp(-126, 126)
+    main, rest = power_of_two(near), power_of_two(k - near)
+    return torch.where(k < 0, x * rest * main, x * main * rest)
+
+
+def quantize(y: Tensor, *, exponent_bits: int, u: Tensor | float) -> Tensor:
+    """[n, D] |y| < 1 where finite -> [n, D] uint8 codes.
+
+    t = |y| / step, with steps of 2^-M of the power of two below |y|, and those of f = 1 below that;
+    floor(t + u) counts steps. u = 1/2: nearest. u: [n, D] in [0, 1): stochastic rounding.
+    """
+    mantissa_bits, top = BITS - 1 - exponent_bits, 2**exponent_bits - 1
+    finite = y.isfinite()
+    magnitude = torch.where(finite, y, 0).abs()
+    below = torch.frexp(magnitude)[1] - 1  # 2^below <= |y|
+    f = torch.where(magnitude == 0, 1, below + top).clamp(min=1)
+    t = magnitude * power_of_two(mantissa_bits + top - f)
+    code = ((f - 1) << mantissa_bits) + (t + u).to(torch.int32)  # a step past f is in f + 1
+    code = torch.where(finite, code, (top << mantissa_bits) + 1)
+    signed = torch.where((y < 0) & (code > 0), code + SIGN, code)
+    return torch.where(y.isnan(), SIGN, signed).to(torch.uint8)
+
+
+def dequantize(q: Tensor, *, exponent_bits: int) -> Tensor:
+    """The inverse: [n, D] uint8 -> float32, all within +-1 but inf and NaN."""
+    mantissa_bits, top = BITS - 1 - exponent_bits, 2**exponent_bits - 1
+    code = q.to(torch.int32) & (SIGN - 1)
+    f = code >> mantissa_bits
+    k = code - (f << mantissa_bits) + torch.where(f > 0, 1 << mantissa_bits, 0)
+    y = k * power_of_two(f.clamp(min=1) - top - mantissa_bits)
+    largest = top << mantissa_bits
+    y = torch.where(code == largest + 1, math.inf, y)
+    negative = q >= SIGN
+    is_nan = (code > largest + 1) | (negative & (code == 0))
+    return torch.where(is_nan, math.nan, torch.where(negative, -y, y))
+
+
+def pack(q: Tensor) -> Tensor:
+    """[n, D] codes -> [n, ceil(6 D / 8)] uint8, lowest bits first, rows padded with 0."""
+    dim = q.shape[1]
+    q = torch.nn.functional.pad(q, (0, -dim % 4)).to(torch.int32).reshape(len(q), (dim + 3) // 4, 4)
+    words = (q << (BITS * torch.arange(4, dtype=torch.int32))).sum(2, dtype=torch.int32)
+    three = (words[:, :, None] >> (8 * torch.arange(3, dtype=torch.int32))) & 0xFF
+    return three.flatten(1)[:, : (BITS * dim + 7) // 8].to(torch.uint8)
+
+
+def unpack(packed: Tensor, dim: int) -> Tensor:
+    """The inverse of `pack`: [n, dim] uint8."""
+    packed = torch.nn.functional.pad(packed, (0, -packed.shape[1] % 3)).to(torch.int32)
+    three = packed.reshape(len(packed), (dim + 3) // 4, 3) << (
+        8 * torch.arange(3, dtype=torch.int32)
+    )
+    words = three.sum(2, dtype=torch.int32)
+    four = words[:, :, None] >> (BITS * torch.arange(4, dtype=torch.int32))
+    codes: Tensor = (four & 0x3F).flatten(1)[:, :dim].to(torch.uint8)
+    return codes
+
+
+def encode(
+    values: Tensor,
+    segments: Segments,
+    payload: Tensor,
+    at: Tensor,
+    *,
+    exponent_bits: int,
+    stochastic: bool,
+    seed: int,
+) -> None:
+    """Write the segments."""
+    for s in range(segments.num_segments):
+        x = segments.block(values, s).contiguous()
+        u: Tensor | float = 0.5
+        if stochastic:
+            first = int(segments.offsets[s]) * segments.dim
+            u = dither(seed, first, x.numel()).view(x.shape)
+        e = exponents(x)
+        q = quantize(times_power_of_two(x, -e[:, None]), exponent_bits=exponent_bits, u=u)
+        data = torch.cat([(e + BIAS).to(torch.uint8), pack(q).flatten()])
+        end = int(aligned(torch.tensor(data.numel())))
+        payload[int(at[s]) :][:end] = 0
+        payload[int(at[s]) :][: data.numel()] = data
+
+
+def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: int) -> int:
+    """Write the rows; returns the first segment with an exponent byte of 0, or -1."""
+    for s in range(segments.num_segments):
+        n, dim = int(segments.num_rows[s]), segments.dim
+        width = (BITS * dim + 7) // 8
+        data = encoded.payload[int(encoded.at[s]) :][: n * (1 + width)]
+        if bool((data[:n] == 0).any()):
+            return s
+        e = data[:n, None].to(torch.int32) - BIAS
+        y = dequantize(unpack(data[n:].view(n, width), dim), exponent_bits=exponent_bits)
+        x = times_power_of_two(y, e)
+        beyond = x.isinf() & y.isfinite()  # 2^128, rounded up to
+        segments.block(out, s).copy_(torch.where(beyond, x.sign() * _FLT_MAX, x))
+    return -1
