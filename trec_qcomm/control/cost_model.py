@@ -61,7 +61,7 @@ class Link:
         if self.gb_s == 0:
             raise ValueError("gb_s: 0 is not a number > 0")
 
-    def transfer_s(self, *, num_messages: int, nbytes: int) -> float:
+    def transfer_s(self, *, num_messages: int, nbytes: float) -> float:
         """Seconds until a rank has sent so many messages, one after the other, of so many bytes."""
         return num_messages * self.latency_s + nbytes / (1e9 * self.gb_s)
 

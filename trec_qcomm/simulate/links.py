@@ -1,0 +1,117 @@
+"""Collectives on a cluster of two link levels, in the alpha-beta model.
+
+A message of n bytes takes alpha + n / beta seconds; a GPU sends its messages one after the other on
+each level, and both levels at the same time unless an algorithm says otherwise. A link is as fast
+in both directions at once. All GPUs are alike, so one of them, the busiest, is looked at.
+
+Knows: GPUs, nodes, bytes. Does not know: tables, codecs, what else a step does.
+Shapes: N GPUs, G of them in a node, M = N / G nodes, n bytes.
+Source: Thakur, Rabenseifner, Gropp 2005 (the model, pairwise all-to-all); Patarasuk, Yuan 2009
+(ring); two-shot is an all-to-all, a sum, an all-to-all.
+"""
+
+from dataclasses import dataclass
+
+from trec_qcomm.control.cost_model import Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hops:
+    """Bytes that one GPU sends. Args: intra: to its node's others.  inter: to those beyond."""
+
+    intra: float = 0.0
+    inter: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """N GPUs in nodes of G. Args: intra: a GPU's link to its node's others.  inter: a GPU's link to
+    other nodes.
+
+    Raises: ValueError: num_gpus that do not fill their nodes; one node may be smaller.
+    """
+
+    num_gpus: int
+    gpus_per_node: int = 8
+    intra: Link
+    inter: Link
+
+    def __post_init__(self) -> None:
+        for name in ("num_gpus", "gpus_per_node"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not an integer >= 1")
+        if self.num_gpus > self.gpus_per_node and self.num_gpus % self.gpus_per_node:
+            raise ValueError(
+                f"num_gpus: {self.num_gpus} is neither below gpus_per_node {self.gpus_per_node} "
+                "nor a multiple of it"
+            )
+
+    @property
+    def node_size(self) -> int:
+        """G: GPUs that are in one node."""
+        return min(self.num_gpus, self.gpus_per_node)
+
+    @property
+    def num_nodes(self) -> int:
+        """M."""
+        return self.num_gpus // self.node_size
+
+    def all_to_all_s(self, sent: Hops, *, rounds: int = 1) -> float:
+        """Each GPU sends every other one a message; the faster of two ways:
+
+        direct:        max((G-1) alpha_i + intra / beta_i, (N-G) alpha_x + inter / beta_x)
+        hierarchical:  what is for GPU g of another node goes to GPU g of the own node first, so
+                       that messages between nodes are M-1:
+                       (G-1) alpha_i + (intra + inter (G-1)/G) / beta_i,
+                       and then (M-1) alpha_x + inter / beta_x.
+
+        Args: rounds: exchanges that share these bytes, as sizes that go ahead of what they are of.
+        """
+        inside, across = self.node_size - 1, self.num_gpus - self.node_size
+        direct = max(
+            _send_s(self.intra, rounds * inside, sent.intra),
+            _send_s(self.inter, rounds * across, sent.inter),
+        )
+        relayed = sent.intra + sent.inter * inside / self.node_size
+        hierarchical = self.inside_s(relayed, rounds=rounds) + self.across_s(
+            sent.inter, rounds=rounds
+        )
+        return min(direct, hierarchical)
+
+    def inside_s(self, nbytes: float, *, rounds: int = 1) -> float:
+        """All-to-all, reduce-scatter or all-gather within a node, of which a GPU sends so much."""
+        return _send_s(self.intra, rounds * (self.node_size - 1), nbytes)
+
+    def across_s(self, nbytes: float, *, rounds: int = 1) -> float:
+        """All-to-all among the GPUs of equal place in their nodes; each sends so much."""
+        return _send_s(self.inter, rounds * (self.num_nodes - 1), nbytes)
+
+    def all_reduce_s(self, nbytes: float) -> dict[str, float]:
+        """Seconds by algorithm. Args: nbytes: n, of one GPU's contribution as it is sent.
+
+        ring:          2 (N-1) messages of n/N on the slowest link of the ring
+        two_shot:      twice an all-to-all of n/N for each peer
+        hierarchical:  reduce-scatter in the node, ring among M nodes of n/G, all-gather in the node
+        """
+        num, inside = self.num_gpus, self.node_size - 1
+        slowest = self.inter if self.num_nodes > 1 else self.intra
+        share = nbytes / num
+        once = Hops(intra=inside * share, inter=(num - self.node_size) * share)
+        in_node = self.inside_s(inside * nbytes / self.node_size)
+        return {
+            "ring": _ring_s(slowest, num, nbytes),
+            "two_shot": 2 * self.all_to_all_s(once),
+            "hierarchical": 2 * in_node
+            + _ring_s(self.inter, self.num_nodes, nbytes / self.node_size),
+        }
+
+
+def _send_s(link: Link, num_messages: int, nbytes: float) -> float:
+    """Nobody to send to, or nothing: no time."""
+    if not num_messages or not nbytes:
+        return 0.0
+    return link.transfer_s(num_messages=num_messages, nbytes=nbytes)
+
+
+def _ring_s(link: Link, num: int, nbytes: float) -> float:
+    return _send_s(link, 2 * (num - 1), 2 * (num - 1) / num * nbytes)

@@ -1,0 +1,169 @@
+"""One training step on a cluster: its parts, and the link speed at which a way stops to pay.
+
+    step = compute + lookup + encode + decode + ids + forward + backward + dense
+
+One part comes after the other, as in a plain training loop, but for
+- dense: its all-reduce runs beside a share `overlap` of compute and lookup (DDP starts it bucket by
+  bucket in backward); what is longer than that counts;
+- ids, with `pipeline`: those of the next batch travel beside the rest of compute and lookup
+  (TrainPipelineSparseDist).
+Finding distinct bags, host code and kernel launches take no time here. The codec of a reduction
+that a plan does inside a node is the identity. `best` codes dense gradients, which exists for CPUs
+only so far.
+
+Knows: plans, links, ratios, speeds. Does not know: where these numbers are from.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from trec_qcomm.control.cost_model import FLOAT32_NBYTES, Throughput
+from trec_qcomm.simulate.links import Cluster, Hops
+from trec_qcomm.simulate.plans import PLANS, Load, Model
+
+PARTS = ("compute", "lookup", "encode", "decode", "ids", "forward", "backward", "dense")
+WORK = ("compute", "lookup")
+FLOP_A_VALUE = 6  # and sample: a multiplication and an addition forward, twice that backward
+PASSES_A_ROW = 3  # read in the lookup; read and written in the update
+ID_ROUNDS = 3  # TorchRec sends sizes, lengths, ids
+SIZES_AND_ROWS = 2
+LEAST_GAIN = 1.01  # of a ratio: below, what a codec does is a copy, and takes no time
+LOWEST_GB_S, HIGHEST_GB_S = 1e-4, 1e6  # where a break-even is looked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What of float32 a config sends.
+
+    Args:
+        distinct: share of the bags that are sent, of the rows and ids, too.
+        forward, backward, dense: compression ratio of the rest, frame headers included.
+        skips_empty: partial rows of no id stay where they are (row-wise plans).
+        sizes_first: the size of a coded row is not known to its receiver.
+    """
+
+    name: str
+    distinct: float = 1.0
+    forward: float = 1.0
+    backward: float = 1.0
+    dense: float = 1.0
+    skips_empty: bool = False
+    sizes_first: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.distinct <= 1:
+            raise ValueError(f"distinct: {self.distinct} is not a number in (0, 1]")
+        for kind in ("forward", "backward", "dense"):
+            if not 0 < getattr(self, kind) < math.inf:
+                raise ValueError(f"{kind}: {getattr(self, kind)} is not a finite number > 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU.
+
+    Args:
+        tflop_s: what the dense layers reach.  memory_gb_s: what lookups reach.
+        throughput: of any codec.  overlap: see the module.  pipeline: likewise.
+    """
+
+    tflop_s: float
+    memory_gb_s: float
+    throughput: Throughput
+    overlap: float
+    pipeline: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tflop_s", "memory_gb_s"):
+            if not 0 < getattr(self, name) <= math.inf:
+                raise ValueError(f"{name}: {getattr(self, name)} is not a number > 0")
+        if not 0 <= self.overlap <= 1:
+            raise ValueError(f"overlap: {self.overlap} is not a number in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Args: parts_s: seconds that each of PARTS adds to the step."""
+
+    parts_s: dict[str, float]
+
+    @property
+    def step_s(self) -> float:
+        """All parts."""
+        return sum(self.parts_s.values())
+
+    @property
+    def communication_share(self) -> float:
+        """Of the step: all but compute and lookup; so encoding and decoding count, and what is sent
+        beside compute does not."""
+        return 1 - sum(self.parts_s[part] for part in WORK) / self.step_s if self.step_s else 0.0
+
+
+def simulate(way: Way, plan: str, model: Model, cluster: Cluster, device: Device) -> Step:
+    """A step. Args: plan: of PLANS."""
+    load = PLANS[plan](model, cluster, distinct=way.distinct, skips_empty=way.skips_empty)
+    compute_s = FLOP_A_VALUE * model.dense_values * model.batch_size / (1e12 * device.tflop_s)
+    row_nbytes = model.dim * FLOAT32_NBYTES
+    lookup_s = PASSES_A_ROW * load.lookups * row_nbytes / (1e9 * device.memory_gb_s)
+    work_s = compute_s + lookup_s
+    ids_s = cluster.all_to_all_s(load.ids, rounds=ID_ROUNDS)
+    dense_nbytes = model.dense_values * FLOAT32_NBYTES
+    dense_s = min(cluster.all_reduce_s(dense_nbytes / way.dense).values())
+    encoded, decoded = _coded_nbytes(way, load, dense_nbytes, cluster.num_gpus)
+    hidden_ids_s = (1 - device.overlap) * work_s if device.pipeline else 0.0
+    rounds = SIZES_AND_ROWS if way.sizes_first else 1
+    return Step(
+        parts_s={
+            "compute": compute_s,
+            "lookup": lookup_s,
+            "encode": device.throughput.codec_s(encoded_nbytes=encoded, decoded_nbytes=0),
+            "decode": device.throughput.codec_s(encoded_nbytes=0, decoded_nbytes=decoded),
+            "ids": max(0.0, ids_s - hidden_ids_s),
+            "forward": _rows_s(cluster, load, way.forward, rounds),
+            "backward": _rows_s(cluster, load, way.backward, 1),
+            "dense": max(0.0, dense_s - device.overlap * work_s),
+        }
+    )
+
+
+def _rows_s(cluster: Cluster, load: Load, ratio: float, rounds: int) -> float:
+    """The reduction inside a node and the exchange, or their reverse."""
+    sent = Hops(intra=load.rows.intra / ratio, inter=load.rows.inter / ratio)
+    if load.across:
+        return cluster.inside_s(load.reduced_nbytes) + cluster.across_s(sent.inter, rounds=rounds)
+    return cluster.all_to_all_s(sent, rounds=rounds)
+
+
+def _coded_nbytes(way: Way, load: Load, dense_nbytes: float, num_gpus: int) -> tuple[float, float]:
+    """float32 bytes of a step that are encoded, and that are decoded. Backward the sender of rows
+    is who received them. The all-reduce counts as two-shot: n and the sum of n/N to encode, the
+    chunks of N and then all sums to decode; nothing on one GPU, which has no all-reduce."""
+    forward, backward = way.forward > LEAST_GAIN, way.backward > LEAST_GAIN
+    dense = dense_nbytes * (way.dense > LEAST_GAIN and num_gpus > 1)
+    encoded = load.encoded_nbytes * forward + load.decoded_nbytes * backward
+    decoded = load.decoded_nbytes * forward + load.encoded_nbytes * backward
+    return encoded + dense * (1 + 1 / num_gpus), decoded + dense * 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEven:
+    """Args: pays: on links `below` gb_s, `always` or `never`.  gb_s: None but for `below`."""
+
+    pays: Literal["below", "always", "never"]
+    gb_s: float | None = None
+
+
+def break_even(saved_s: Callable[[float], float]) -> BreakEven:
+    """Where a way stops to pay. Args: saved_s: seconds a step that it saves, on links of so many
+    GB/s between nodes; a faster link makes them less."""
+    if saved_s(LOWEST_GB_S) <= 0:
+        return BreakEven(pays="never")
+    if saved_s(HIGHEST_GB_S) > 0:
+        return BreakEven(pays="always")
+    low, high = math.log(LOWEST_GB_S), math.log(HIGHEST_GB_S)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if saved_s(math.exp(middle)) > 0 else (low, middle)
+    return BreakEven(pays="below", gb_s=math.exp(low))
