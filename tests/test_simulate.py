@@ -159,6 +159,17 @@ def test_parts_of_a_step_by_hand() -> None:
     assert step.communication_share == pytest.approx(1 - work_s / step.step_s)
 
 
+def test_sizes_that_go_first_are_messages_more() -> None:
+    """4 GPUs, 1 a node: 3 messages, and of a way of no fixed size 6 forward; bytes are the same."""
+    on = cluster(4, node=1, inter=link(0.5, 1e30))
+    way = replace(INT4, sizes_first=True)
+    for each, forward_s in ((INT4, 1.5), (way, 3.0)):
+        parts = simulate(each, "tw", MODEL, on, device()).parts_s
+        assert parts["forward"] == pytest.approx(forward_s)
+        assert parts["backward"] == pytest.approx(1.5)
+        assert parts["ids"] == pytest.approx(4.5)
+
+
 def test_what_travels_beside_compute_does_not_count() -> None:
     slow = link(0.0, 1e-6)
     given = {"plan": "tw", "model": MODEL, "cluster": cluster(4, intra=slow, inter=slow)}
@@ -346,6 +357,20 @@ def test_of_equal_runs_the_last_counts(tmp_path: Path) -> None:
     again = first | {"step_s": {"p50": 7.0}}
     (run,), _ = load_runs(write(tmp_path / "two.jsonl", [first, again]))
     assert run.step_s == 7.0
+
+
+def test_ratios_are_those_of_the_fewest_hosts_and_the_last_run(tmp_path: Path) -> None:
+    records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    first = next(r for r in records if (r["way"], r["hosts"]) == ("int8", 2))
+    forward = first["counted"]["embedding_forward"]
+    found = []
+    for hosts, rate, divisor in ((4, "none", 2), (2, "1gbit", 5), (2, "none", 3), (4, "1gbit", 7)):
+        wire = [nbytes / divisor for nbytes in forward["raw_nbytes"]]
+        counted = first["counted"] | {"embedding_forward": forward | {"wire_nbytes": wire}}
+        found.append(first | {"hosts": hosts, "rate": rate, "counted": counted})
+    runs, _ = load_runs(write(tmp_path / "four.jsonl", found))
+    assert len(runs) == 4
+    assert find_way("int8", runs).forward == pytest.approx(3)
 
 
 # The command.

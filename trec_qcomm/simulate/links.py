@@ -107,8 +107,8 @@ class Cluster:
 
 
 def _send_s(link: Link, num_messages: int, nbytes: float) -> float:
-    """Nobody to send to, or nothing: no time."""
-    if not num_messages or not nbytes:
+    """Of nothing to send there are no messages, either."""
+    if not nbytes:
         return 0.0
     return link.transfer_s(num_messages=num_messages, nbytes=nbytes)
 
