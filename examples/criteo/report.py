@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from loop import Trainer
+from scalars import Scalars
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 from torchrec.metrics.calibration import compute_calibration, get_calibration_states
@@ -104,12 +105,17 @@ class Report:
             total=num_steps,
             disable=not self.is_writer,
         )
+        self.first_step = first_step
         self.file: TextIO | None = None
+        self.scalars: Scalars | None = None
 
     def __enter__(self) -> Report:
         if self.is_writer:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a")
+            if self.options.tensorboard is not None:
+                folder = self.options.tensorboard / self.name
+                self.scalars = Scalars(folder, first_step=self.first_step)
         return self
 
     def __exit__(
@@ -118,6 +124,8 @@ class Report:
         self.bar.close()
         if self.file is not None:
             self.file.close()
+        if self.scalars is not None:
+            self.scalars.close()
 
     def add_step(self, trainer: Trainer) -> None:
         """Advance the bar; every --log-every steps show and write the loss and the bytes."""
@@ -132,6 +140,8 @@ class Report:
             "nbytes": None if trainer.qcomm is None else trainer.qcomm.stats(),
         }
         self._write(record)
+        if self.scalars is not None:
+            self.scalars.add_progress(record)
         self.bar.set_postfix_str(f"loss {record['loss']:.4f}, sent {_sent(record['nbytes'])}")
 
     def interrupted(self, trainer: Trainer) -> None:
@@ -156,6 +166,8 @@ class Report:
             "shardings": count_shardings(trainer),
         }
         self._write(record)
+        if self.scalars is not None:
+            self.scalars.add_final(record)
         self._say(format_run(record))
         first = next(iter(metrics.values()))
         self._say(

@@ -5,6 +5,7 @@
   python train.py --config stock --data train.txt --min-count 5
   python train.py --config stock --checkpoint-dir ckpt --checkpoint-every 100    (Ctrl-C, then)
   python train.py --config stock --checkpoint-dir ckpt --checkpoint-every 100 --resume
+  python train.py --config ../../configs/int8.yaml --tensorboard    (tensorboard --logdir runs)
   torchrun --nproc-per-node 2 train.py --config stock
 
 Where RANK and WORLD_SIZE are set (torchrun, or a launcher on several hosts) this process is that
@@ -42,6 +43,7 @@ from model import (
 from plans.files import build_plan, load_plan, plan_names
 from plans.planned import make_plan
 from report import Report, mean_traffic, score
+from scalars import check_installed
 from synthetic import generate
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from torchrec.distributed import DistributedModelParallel
@@ -96,6 +98,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the weights and the synthetic rows")
     add("--out", type=Path, default=Path("runs"), help="folder of the JSON lines (default runs)")
     add("--name", default=None, help="of the file in --out (default: config, plan and seed)")
+    add(
+        "--tensorboard",
+        type=Path,
+        nargs="?",
+        const=Path("runs/tensorboard"),
+        metavar="FOLDER",
+        help="scalars each --log-every steps, in FOLDER/NAME (default runs/tensorboard); needs the "
+        "package tensorboard",
+    )
     add("--log-every", type=int, default=50, metavar="STEPS", help="default 50")
     add("--dump-rows", type=Path, default=None, metavar="FILE.pt", help="of the trained model")
     add("--timeout", type=float, default=300.0, help="seconds until a lost rank is an error")
@@ -153,6 +164,10 @@ def check_options(options: argparse.Namespace) -> None:
         raise ValueError(f"config {options.config}: neither a file nor one of {names}")
     if options.dump_rows is not None and options.dump_rows.is_dir():
         raise ValueError(f"dump_rows {options.dump_rows}: is a folder; expected a file to write")
+    if options.tensorboard is not None:
+        if options.tensorboard.is_file():
+            raise ValueError(f"tensorboard {options.tensorboard}: is a file; expected a folder")
+        check_installed()
     load_plan(options.plan)
     world_size = int(os.environ.get("WORLD_SIZE", options.ranks))
     if options.ranks_per_node is not None and world_size % options.ranks_per_node:
