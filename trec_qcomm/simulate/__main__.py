@@ -69,10 +69,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--distinct-share", type=float, help="of bags, where equal ones merge (default: measured)")
     add("--fit-ways", type=_list(str), default=FIT_WAYS, help=f"default {','.join(FIT_WAYS)}")
-    add("--gpus", type=_list(int), default=(8, 16, 64, 256, 1024, 4096), help="8,16,64,256,...")
+    add(
+        "--gpus",
+        type=_list(int),
+        default=(8, 16, 64, 256, 1024, 4096),
+        help="default 8,16,64,256,1024,4096",
+    )
     add("--gpus-per-node", type=int, default=8, help="default 8")
     add("--plans", type=_list(str), default=tuple(PLANS), help=f"default {','.join(PLANS)}")
-    add("--network-gbit-s", type=_list(float), default=(100.0, 200.0, 400.0), help="between nodes")
+    add(
+        "--network-gbit-s",
+        type=_list(float),
+        default=(100.0, 200.0, 400.0),
+        help="between nodes, a GPU (default 100,200,400)",
+    )
     add("--nvlink-gb-s", type=float, default=450.0, help="inside a node, a GPU (default 450)")
     cluster = parser.add_argument_group("assumed, of a GPU").add_argument
     cluster("--encode-gb-s", type=float, default=400.0, help="of float32 rows (default 400)")
@@ -87,7 +97,12 @@ def build_parser() -> argparse.ArgumentParser:
     model("--ids", type=_list(float), default=MLPERF_IDS, help="a bag, by table: 3,2,1,...")
     model("--dim", type=int, default=128, help="of all tables (default 128)")
     model("--batch-size", type=int, default=2048, help="samples a GPU (default 2048)")
-    model("--dense-values", type=int, default=MLPERF_DENSE_VALUES, help="of dense layers")
+    model(
+        "--dense-values",
+        type=int,
+        default=MLPERF_DENSE_VALUES,
+        help="of dense layers (default 16,044,545)",
+    )
     return parser
 
 
