@@ -8,65 +8,29 @@ import torch
 import torch.distributed as dist
 
 from tests.comm.deflate import Deflate
+from tests.comm.dense.reductions import (
+    gradients,
+    parameters,
+    played,
+    reductions,
+    same_bits,
+)
 from trec_qcomm import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import (
     ALGORITHMS,
-    Options,
-    Reduction,
     num_encodings,
     num_messages,
     sent_nbytes,
 )
-from trec_qcomm.comm.dense.chunks import Chunks, Coding, Parameter
+from trec_qcomm.comm.dense.chunks import Chunks
 from trec_qcomm.comm.rounds import Round, play
 from trec_qcomm.comm.transport import Transport, run_round
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.core.stats import Traffic
 from trec_qcomm.testing import run_ranks
 
-BLOCK, MIN_NUMEL = 16, 20
 WORLD_SIZES = (1, 2, 3, 4, 5, 8)
 BUCKETS = ([1000, 7, 300], [3], [], [0, 5], [64], [19, 20])
 CODECS = (Identity(), Cast("bf16"), Rowwise(4), Rowwise(2, rounding="stochastic"), Deflate())
-
-
-def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False):
-    coding = Coding(codec=codec, exact=Identity(), min_numel=MIN_NUMEL)
-    options = Options(
-        coding=coding,
-        algorithm=algorithm,
-        error_feedback=error_feedback,
-        seed=3,
-        measure=measure,
-    )
-    return [
-        Reduction(options, rank, world_size, Traffic("dense", ["all"]))
-        for rank in range(world_size)
-    ]
-
-
-def parameters(numels, prefix=""):
-    return tuple(Parameter(f"{prefix}p{n}", numel, BLOCK) for n, numel in enumerate(numels))
-
-
-def gradients(numels, world_size, step=0):
-    """Of each rank."""
-    return [
-        torch.randn(sum(numels), generator=torch.Generator().manual_seed(1000 * step + rank))
-        for rank in range(world_size)
-    ]
-
-
-def played(ranks, numels, buckets):
-    """What each rank ends with."""
-    of = parameters(numels)
-    results = [bucket.clone() for bucket in buckets]
-    play([r.start(of, result) for r, result in zip(ranks, results, strict=True)])
-    return results
-
-
-def same_bits(a, b):
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

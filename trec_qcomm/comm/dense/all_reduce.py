@@ -143,14 +143,14 @@ class Reduction:
 
         Call it in the same order on all ranks, and run one to its end before the next.
 
-        Args:   parameters: P.  bucket: [E] float32, contiguous, on CPU; E is the sum of their
-                numels, and may be 0.  exact: send float32, leave residuals alone.
-                once: these parameters will not come again with these sizes.
+        Args:   parameters: P.  bucket: [E] float32, contiguous, on CPU, or on a GPU where the codec
+                is of fixed size; E is the sum of their numels, and may be 0.  exact: send float32,
+                leave residuals alone.  once: these parameters will not come again with these sizes.
         Raises: ValueError: another dtype, device or size.
         """
-        if bucket.dtype != torch.float32 or bucket.device.type != "cpu":
+        if bucket.dtype != torch.float32 or bucket.device.type not in ("cpu", "cuda"):
             got = f"{bucket.dtype} on {bucket.device}"
-            raise ValueError(f"gradients: expected float32 on cpu, got {got}")
+            raise ValueError(f"gradients: expected float32 on cpu or cuda, got {got}")
         numel = sum(of.numel for of in parameters)
         if bucket.shape != (numel,):
             raise ValueError(f"gradients: expected [{numel}], got {list(bucket.shape)}")
@@ -179,7 +179,7 @@ class Reduction:
         values = chunks.gather(bucket).div_(self.world_size)
         yield from ALGORITHMS[self.options.algorithm](coder, values)
         if residuals is not None:
-            residuals.end(finite=bool(values.isfinite().all()))
+            residuals.end(values.isfinite().all())
         chunks.scatter(values, bucket)
         self._add_traffic(coder, len(values))
 

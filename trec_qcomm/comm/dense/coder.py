@@ -16,7 +16,7 @@ from trec_qcomm.comm.exchange import Frames, decode_frames, encode_frames, large
 from trec_qcomm.comm.rounds import SIZE_NBYTES, Arrived, Round
 from trec_qcomm.comm.sides import Side
 from trec_qcomm.core.stats import Traffic
-from trec_qcomm.wire.frame import overhead_nbytes
+from trec_qcomm.wire import frame
 
 
 class Message(NamedTuple):
@@ -26,9 +26,9 @@ class Message(NamedTuple):
     header_nbytes: int
 
     @classmethod
-    def of(cls, frame: Tensor, side: Side) -> "Message":
+    def of(cls, arrived: Tensor, side: Side) -> "Message":
         """A frame that is passed on as it arrived."""
-        return cls(frame, overhead_nbytes(side.template.segments_per_frame[0]))
+        return cls(arrived, frame.overhead_nbytes(side.template.segments_per_frame[0]))
 
 
 class Params(Protocol):
@@ -79,7 +79,7 @@ class Coder:
         """
         own = values[part.begin : part.end]
         if self._residuals is not None:
-            added = self._residuals.add(values, part, site)
+            waiting = self._residuals.add(values, part, site)
             before = own.clone()
         frames = encode_frames(
             values,
@@ -92,10 +92,10 @@ class Coder:
         )
         decode_frames(frames, part.side, values, ranks=self._own(part), traffic=self.traffic)
         if self._residuals is not None:
-            self._residuals.note(before, own, added, part, site)
+            self._residuals.note(before, own, waiting, part, site)
         counts = part.side.template.segments_per_frame
         parts = torch.split(frames.buffer, frames.nbytes)
-        return [Message(f, overhead_nbytes(n)) for f, n in zip(parts, counts, strict=True)]
+        return [Message(f, frame.overhead_nbytes(n)) for f, n in zip(parts, counts, strict=True)]
 
     def round(
         self, sends: Sequence[tuple[int, Message]], sources: Sequence[int], due: Side | None
@@ -120,9 +120,13 @@ class Coder:
     def receive(self, arrived: Arrived, due: Side, out: Tensor, sources: Sequence[int]) -> None:
         """Decode the frames to their places in `out`.
 
-        Raises: CorruptFrameError: naming the sender and the parameter.
+        Raises: CorruptFrameError: naming the sender and the parameter; on a GPU when core.checks
+            says.
         """
-        frames = Frames(arrived.buffer, arrived.nbytes, self._call)
+        announced = None
+        if frame.on_gpu(arrived.buffer):
+            announced = frame.Announced(due.codecs, due.most)
+        frames = Frames(arrived.buffer, arrived.nbytes, self._call, announced)
         decode_frames(frames, due, out, ranks=sources, traffic=self.traffic)
 
     def _own(self, part: Part) -> list[int]:

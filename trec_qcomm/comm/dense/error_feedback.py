@@ -10,6 +10,9 @@ are in the unit of the mean over ranks, and are pending until the all-reduce has
 result has a NaN or inf, a step that a loss scaler skips, they stay what they were. A parameter all
 of whose values are zero in a message (it got no gradient) leaves its residual for a later one.
 
+Residuals lie where the gradients do. In a GPU's memory nothing of this waits, but the first message
+of a bucket, which fetches them; state is on CPU.
+
 Knows: names, pieces of buffers. Does not know: codecs, messages, algorithms.
 Source: Yang et al. 2020 (error compensation).
 Shapes: E values of a bucket, n of a parameter.
@@ -21,11 +24,14 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import Chunks, Part
+from trec_qcomm.core.transfer import upload
+from trec_qcomm.wire import frame
 
 Site = str
 CONTRIBUTION: Site = "contribution"  # of a rank's own values, with or without those of others
 OWNER: Site = "owner"  # of the sum of a chunk
 Key = tuple[Site, int, int]  # with the range in `values`
+Waiting = list[tuple[int, int]] | Tensor  # ranges of a part; on a GPU [numel] bool
 
 
 def stage_site(stage: int) -> Site:
@@ -38,10 +44,10 @@ def owed(sites: Mapping[Site, Tensor]) -> Tensor:
 
     That of a stage counts once for all ranks of its group.
     """
-    total = torch.zeros_like(next(iter(sites.values())))
+    total = torch.zeros(next(iter(sites.values())).shape)
     for site, residual in sites.items():
         stage = int(site.removeprefix("stage")) if site.startswith("stage") else 0
-        total += residual / (1 << stage)
+        total += residual.cpu() / (1 << stage)
     return total
 
 
@@ -70,14 +76,16 @@ class ErrorFeedback:
         return found
 
     def state_dict(self) -> dict[str, dict[Site, Tensor]]:
-        """{parameter: {site: [n] float32}}, 0 where this rank's site does not code the value."""
+        """{parameter: {site: [n] float32}}, on CPU, 0 where this rank's site does not code the
+        value. Waits for a GPU."""
         state = {name: dict(sites) for name, sites in self._kept.items()}
         for bucket in self._buckets.values():
             bucket.keep(state)
         return state
 
     def load_state_dict(self, state: Mapping[str, Mapping[Site, Tensor]]) -> None:
-        """Continue from `state`; the sites of another algorithm go over into this one's.
+        """Continue from `state`, on any device; the sites of another algorithm go over into this
+        one's.
 
         Raises: ValueError: a parameter that was named before and has another size now.
         """
@@ -91,7 +99,7 @@ class ErrorFeedback:
 
     def _translated(self, sites: Mapping[Site, Tensor]) -> dict[Site, Tensor]:
         if set(sites) <= set(self._sites):
-            return {site: residual.clone() for site, residual in sites.items()}
+            return {site: residual.cpu().clone() for site, residual in sites.items()}
         return {CONTRIBUTION: owed(sites)}
 
 
@@ -109,43 +117,68 @@ class BucketResiduals:
         self._chunks, self._kept = chunks, kept
         self._held: dict[Key, Tensor] = {}
         self._pending: dict[Key, Tensor] = {}
+        self._places: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
-    def add(self, values: Tensor, part: Part, site: Site) -> Tensor:
-        """Add the residuals to that part of `values` [E]; returns what was added."""
+    def add(self, values: Tensor, part: Part, site: Site) -> Waiting:
+        """Add the residuals to that part of `values` [E], but those of parameters that are all zero
+        in it. Returns: where these lie, for `note`."""
         key = (site, part.begin, part.end)
         if key not in self._held:
-            self._held[key] = self._assembled(key)
-        residual = self._held[key]
-        own = values[part.begin : part.end]
-        waits = self._waiting(values, part)
-        if waits:
+            self._held[key] = self._assembled(key).to(values.device)
+        residual, own = self._held[key], values[part.begin : part.end]
+        waiting = self._waiting(values, part)
+        if isinstance(waiting, Tensor):
+            residual = residual.masked_fill(waiting, 0)
+        elif waiting:
             residual = residual.clone()
-            for begin, end in waits:
-                residual[begin - part.begin : end - part.begin] = 0
+            for begin, end in waiting:
+                residual[begin:end] = 0
         own += residual
-        return residual
+        return waiting
 
-    def _waiting(self, values: Tensor, part: Part) -> list[tuple[int, int]]:
-        """Ranges of `values` whose parameter is all zero in this part."""
+    def _waiting(self, values: Tensor, part: Part) -> Waiting:
         pieces = [p for p in self._chunks.pieces if part.begin <= p.start < part.end]
         if not pieces:
             return []
-        norms = torch._foreach_norm([values[p.start : p.end] for p in pieces], torch.inf)
-        largest = dict.fromkeys((p.name for p in pieces), 0.0)
-        for piece, norm in zip(pieces, torch.stack(list(norms)).tolist(), strict=True):
-            if norm != 0:  # NaN is not
-                largest[piece.name] = 1.0
-        return [(p.start, p.end) for p in pieces if not largest[p.name]]
+        own = [values[p.start : p.end] for p in pieces]
+        not_zero = torch.stack(list(torch._foreach_norm(own, torch.inf))) != 0  # NaN is not
+        if frame.on_gpu(values):
+            return self._mask(not_zero, part)
+        got = {p.name for p, found in zip(pieces, not_zero.tolist(), strict=True) if found}
+        return [(p.start - part.begin, p.end - part.begin) for p in pieces if p.name not in got]
 
-    def note(self, before: Tensor, after: Tensor, added: Tensor, part: Part, site: Site) -> None:
+    def _mask(self, not_zero: Tensor, part: Part) -> Tensor:
+        """[numel] bool: values of parameters of which no piece is. Args: not_zero: of each piece
+        of the part, bool."""
+        key = part.begin, part.end
+        if key not in self._places:
+            pieces = [p for p in self._chunks.pieces if part.begin <= p.start < part.end]
+            places = torch.tensor([[p.parameter, p.numel] for p in pieces], dtype=torch.int64)
+            self._places[key] = upload(not_zero.device, *places.T.contiguous())
+        parameter, numel = self._places[key]
+        num_parameters = len(self._chunks.parameters)
+        got = torch.zeros(num_parameters, dtype=torch.int32, device=not_zero.device)
+        got.index_add_(0, parameter, not_zero.int())
+        waits = got[parameter] == 0
+        return torch.repeat_interleave(waits, numel, output_size=part.end - part.begin)
+
+    def note(self, before: Tensor, after: Tensor, waiting: Waiting, part: Part, site: Site) -> None:
         """Take note of what was to be sent and what was, both of that part; see `end`."""
         key = (site, part.begin, part.end)
         kept, held = before - after, self._held[key]
-        self._pending[key] = kept if added is held else kept + (held - added)
+        if isinstance(waiting, Tensor):
+            kept = torch.where(waiting, kept + held, kept)
+        else:
+            for begin, end in waiting:
+                kept[begin:end] += held[begin:end]
+        self._pending[key] = kept
 
-    def end(self, *, finite: bool) -> None:
-        """The all-reduce has ended; its result is finite or not."""
-        if finite:
+    def end(self, finite: Tensor) -> None:
+        """The all-reduce has ended. Args: finite: [] bool, whether its result is."""
+        if frame.on_gpu(finite):
+            for key, kept in self._pending.items():
+                self._held[key] = torch.where(finite, kept, self._held[key])
+        elif bool(finite):
             self._held |= self._pending
         self._pending = {}
 
@@ -154,7 +187,8 @@ class BucketResiduals:
         for name, sites in self._kept.items():
             kept[name] = {site: residual.clone() for site, residual in sites.items()}
         numel = {of.name: of.numel for of in self._chunks.parameters}
-        for (site, begin, end), residual in self._held.items():
+        for (site, begin, end), held in self._held.items():
+            residual = held.cpu()
             for p in self._chunks.pieces:
                 if begin <= p.start < end:
                     of = kept.setdefault(p.name, {}).setdefault(site, torch.zeros(numel[p.name]))

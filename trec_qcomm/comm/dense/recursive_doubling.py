@@ -30,7 +30,7 @@ def recursive_doubling(coder: Coder, values: Tensor) -> Rounds:
         yield coder.round([(rank - power, message)], [], None)
         two = coder.chunks.copies(range(n), (0, 1))
         arrived = yield coder.round([], [rank - power] * 2, two)
-        pair = torch.empty(2, len(values))
+        pair = values.new_empty(2, len(values))
         coder.receive(arrived, two, pair, [rank - power] * 2)
         torch.add(pair[0], pair[1], out=values)
         return

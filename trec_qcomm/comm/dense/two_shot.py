@@ -10,7 +10,6 @@ Bytes sent: frames of all chunks but the own, then its own chunk's N-1 times: 2 
 Source: Yang et al. 2020 ("all-to-all, sum, all-gather"), with a residual at both places.
 """
 
-import torch
 from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import Part
@@ -29,7 +28,7 @@ def two_shot(coder: Coder, values: Tensor) -> Rounds:
     messages = coder.send(values, everything, CONTRIBUTION)
     due = chunks.copies(range(rank, rank + 1), tuple(peers))
     arrived = yield coder.round([(p, messages[p]) for p in peers], peers, due)
-    parts = torch.empty(n, own.end - own.begin)
+    parts = values.new_empty(n, own.end - own.begin)
     parts[rank] = values[own.begin : own.end]
     coder.receive(arrived, due, parts, peers)
     rank_sum(parts, values[own.begin : own.end])

@@ -1,0 +1,50 @@
+"""All-reduces of some gradients on all ranks, played in one process."""
+
+import torch
+
+from trec_qcomm import Identity
+from trec_qcomm.comm.dense.all_reduce import Options, Reduction
+from trec_qcomm.comm.dense.chunks import Coding, Parameter
+from trec_qcomm.comm.rounds import play
+from trec_qcomm.core.stats import Traffic
+
+BLOCK, MIN_NUMEL = 16, 20
+
+
+def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False):
+    coding = Coding(codec=codec, exact=Identity(), min_numel=MIN_NUMEL)
+    options = Options(
+        coding=coding,
+        algorithm=algorithm,
+        error_feedback=error_feedback,
+        seed=3,
+        measure=measure,
+    )
+    return [
+        Reduction(options, rank, world_size, Traffic("dense", ["all"]))
+        for rank in range(world_size)
+    ]
+
+
+def parameters(numels, prefix=""):
+    return tuple(Parameter(f"{prefix}p{n}", numel, BLOCK) for n, numel in enumerate(numels))
+
+
+def gradients(numels, world_size, step=0):
+    """Of each rank."""
+    return [
+        torch.randn(sum(numels), generator=torch.Generator().manual_seed(1000 * step + rank))
+        for rank in range(world_size)
+    ]
+
+
+def played(ranks, numels, buckets):
+    """What each rank ends with."""
+    of = parameters(numels)
+    results = [bucket.clone() for bucket in buckets]
+    play([r.start(of, result) for r, result in zip(ranks, results, strict=True)])
+    return results
+
+
+def same_bits(a, b):
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
