@@ -2,7 +2,7 @@
 
 Ranks first tell one another which rows of their gradients have a value other than zero, one bit a
 row; the rows in the union are packed and all-reduced like a dense bucket. Rows that nobody touched
-are zero everywhere and stay so.
+are zero everywhere and stay so. In a GPU's memory the host waits once, for how many these are.
 
 Knows: rows, reductions. Does not know: DDP, codecs.
 Shapes: R rows of all tables of a bucket, E values; N ranks.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trec_qcomm.comm.dense.all_reduce import Reduction, ring_nbytes
@@ -19,6 +20,7 @@ from trec_qcomm.comm.dense.chunks import Parameter
 from trec_qcomm.comm.rounds import Round, Rounds
 from trec_qcomm.core.segments import ALIGNMENT, exclusive_cumsum
 from trec_qcomm.ops.rows import add, choose, take
+from trec_qcomm.wire import frame
 
 
 def all_reduce_touched(
@@ -43,7 +45,7 @@ def all_reduce_touched(
     chosen = _unpacked(bits, len(chosen))
     first, start = exclusive_cumsum(num_rows)[:-1], exclusive_cumsum(numel)[:-1]
     rows = choose(chosen, first, num_rows, start, dim, dim)
-    values = torch.empty(rows.num_values)
+    values = bucket.new_empty(rows.num_values)
     take(bucket, rows, values)
     counts = rows.counts.tolist()
     compact = [Parameter(t.name, n * t.block, t.block) for t, n in zip(tables, counts, strict=True)]
@@ -56,9 +58,19 @@ def all_reduce_touched(
 
 def _packed(chosen: Tensor) -> Tensor:
     """[R] bool -> uint8, the first row in the lowest bit, of whole `ALIGNMENT`s."""
+    if frame.on_gpu(chosen):
+        rows = F.pad(chosen, (0, -len(chosen) % (8 * ALIGNMENT))).view(-1, 8)
+        return (rows.to(torch.uint8) << _bit_numbers(chosen)).sum(1, dtype=torch.uint8)
     packed = np.packbits(chosen.numpy(), bitorder="little")
     return torch.from_numpy(np.pad(packed, (0, -len(packed) % ALIGNMENT)))
 
 
 def _unpacked(bits: Tensor, num_rows: int) -> Tensor:
+    if frame.on_gpu(bits):
+        found: Tensor = (bits[:, None] >> _bit_numbers(bits)) & 1
+        return found.view(-1)[:num_rows] != 0
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=num_rows, bitorder="little") != 0)
+
+
+def _bit_numbers(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -1,15 +1,22 @@
-"""Transport: rounds of messages on a process group, one collective after the other in a thread.
+"""Transport: rounds of messages on a process group, one collective after the other.
 
-Knows: process groups, rounds, futures. Does not know: what the messages hold.
-The thread is what makes an all-reduce of many rounds asynchronous: gloo has no such operation, and
-the caller (the autograd thread of DDP) must not wait. Give it a process group of its own: ranks
-pair up messages by the order of calls on a group.
+`Transport` is for messages on CPU. Its thread is what makes an all-reduce of many rounds
+asynchronous: gloo has no such operation, and the caller (the autograd thread of DDP) must not wait.
+Give it a process group of its own: ranks pair up messages by the order of calls on a group.
+
+`DeviceTransport` is for those in a GPU's memory. All rounds are launched at once, on a stream that
+waits for what arrives as the host does not, so it has no thread, and no group of its own: NCCL
+wants several groups not to be used at the same time. Not run on a GPU so far; written by torch's
+documentation (batch_isend_irecv, Future.set_result, new_group).
+
+Knows: process groups, rounds, streams, futures. Does not know: what the messages hold.
 """
 
 import queue
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -18,6 +25,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from trec_qcomm.comm.rounds import Arrived, Round, Rounds
+from trec_qcomm.comm.streams import side_stream
+from trec_qcomm.core.checks import Checks, deferring
 
 
 def run_round(pg: dist.ProcessGroup, wanted: Round) -> Arrived:
@@ -86,7 +95,7 @@ class Transport:
             try:
                 if self._broken is not None:
                     raise RuntimeError(f"an all-reduce before this one failed: {self._broken}")
-                self._drive(rounds, on_wire_s)
+                _drive(rounds, partial(run_round, self.pg), on_wire_s)
             except Exception as error:
                 self._broken = self._broken or error
                 future.set_exception(error)  # type: ignore[arg-type]
@@ -109,16 +118,73 @@ class Transport:
             self._thread.join()
             self._thread = None
 
-    def _drive(self, rounds: Rounds, on_wire_s: Callable[[float], None]) -> None:
+
+class DeviceTransport:
+    """Launches collectives in the order in which they are started, the same on all ranks."""
+
+    def __init__(self, pg: dist.ProcessGroup, device: torch.device, checks: Checks) -> None:
+        """Collective. Args: pg: whatever else all ranks launch in it they launch in one order.
+        checks: collects what is found wrong in frames.
+        """
+        self.pg, self._device, self._checks = pg, device, checks
+        self._broken: Exception | None = None
+        # NCCL connects all ranks in the first call of a group, and a round may be of some of them.
+        dist.all_reduce(torch.zeros(1, device=device), group=pg)
+
+    def start(
+        self, rounds: Rounds, result: Tensor, on_wire_s: Callable[[float], None]
+    ) -> Future[Tensor]:
+        """Launch the generator, which reads and writes `result`, behind those before it.
+
+        Args:    on_wire_s: told the seconds that launching each round took.
+        Returns: a future of `result`, whose `wait` makes the current stream wait; or of what went
+                 wrong: CorruptFrameError, also of frames of earlier collectives, RuntimeError.
+                 After an error nothing is launched any more. Where a peer is lost, torch's
+                 watchdog of NCCL ends the process once the group's timeout is over.
+        """
+        future: Future[Tensor] = Future(devices=[self._device] if result.is_cuda else None)
         try:
-            wanted = next(rounds)
-            while True:
-                begin = perf_counter()
-                arrived = run_round(self.pg, wanted)
-                on_wire_s(perf_counter() - begin)
-                wanted = rounds.send(arrived)
-        except StopIteration:
-            return
+            if self._broken is not None:
+                raise RuntimeError(f"an all-reduce before this one failed: {self._broken}")
+            self._checks.raise_found()
+            with side_stream(self._device, result, use="gradients"), deferring(self._checks):
+                _drive(rounds, self._launch, on_wire_s)
+                future.set_result(result)  # here, as it notes the stream to wait for
+        except Exception as error:
+            self._broken = self._broken or error
+            future.set_exception(error)  # type: ignore[arg-type]
+        return future
+
+    def _launch(self, wanted: Round) -> Arrived:
+        assert wanted.nbytes is not None, "codecs of fixed size only"
+        size = sum(wanted.nbytes)
+        arrived = Arrived(
+            torch.empty(size, dtype=torch.uint8, device=self._device), list(wanted.nbytes)
+        )
+        sends = [self._op(dist.isend, message, peer) for peer, message in wanted.sends]
+        parts = zip(arrived.parts(), wanted.sources, strict=True)
+        ops = sends + [self._op(dist.irecv, part, source) for part, source in parts]
+        ops = [op for op in ops if op.tensor.numel()]
+        for work in dist.batch_isend_irecv(ops) if ops else []:
+            work.wait()  # with NCCL the current stream waits, with gloo the host
+        return arrived
+
+    def _op(self, kind: Callable[..., object], message: Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(kind, message, group=self.pg, group_peer=peer)
+
+
+def _drive(
+    rounds: Rounds, run: Callable[[Round], Arrived], on_wire_s: Callable[[float], None]
+) -> None:
+    try:
+        wanted = next(rounds)
+        while True:
+            begin = perf_counter()
+            arrived = run(wanted)
+            on_wire_s(perf_counter() - begin)
+            wanted = rounds.send(arrived)
+    except StopIteration:
+        return
 
 
 def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
