@@ -3,10 +3,11 @@
     gradients = DenseGradients(config.dense, seed=config.seed)
     gradients.register(ddp)
 
-DDP hands over buckets while backward goes on; they are reduced one after the other in a thread, on
-a process group of their own, and DDP waits for all of them at the end of backward. Gradient
-accumulation (`no_sync`), static graphs and unused parameters work as without it: a parameter that
-got no gradient anywhere sends nothing and keeps its residual.
+DDP hands over buckets while backward goes on; they are reduced one after the other, and DDP waits
+for all of them at the end of backward: on CPU in a thread and on a process group of their own, on a
+GPU on a stream of their own, launched by DDP's own thread in its process group (comm.transport).
+Gradient accumulation (`no_sync`), static graphs and unused parameters work as without it: a
+parameter that got no gradient anywhere sends nothing and keeps its residual.
 
 Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 """
@@ -35,8 +36,11 @@ from trec_qcomm.comm.dense.all_reduce import (
 from trec_qcomm.comm.dense.chunks import Chunks, Coding, Parameter
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
 from trec_qcomm.comm.rounds import Rounds
-from trec_qcomm.comm.transport import Transport
+from trec_qcomm.comm.streams import side_stream
+from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.config import Config, GradientRule, TableGradientRule
+from trec_qcomm.core.checks import Checks
+from trec_qcomm.core.codec import Codec, on_gpu
 from trec_qcomm.core.stats import Traffic, summary
 from trec_qcomm.integration.gradients.thresholds import (
     GlobalThresholds,
@@ -71,25 +75,22 @@ class GradientAllReduce(ABC):
         self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
         self._seed, self._measure = seed, measure_error
         self._loaded: State = {}
+        self._device, self._checks = torch.device("cpu"), Checks()
         self._names: dict[nn.Parameter, str] = {}
 
     def register(self, ddp: DistributedDataParallel) -> None:
         """Take over the all-reduce of a DDP. Collective.
 
-        Raises: ValueError: parameters that are not float32 on cpu, a second DDP, or ranks whose
-            rules or parameters differ.
+        Raises: ValueError: parameters that are not float32, or neither on cpu nor on one GPU; a
+            second DDP; on a GPU, a codec whose size depends on the data or a process group that is
+            not NCCL's; ranks whose rules or parameters differ.
         """
         if self._names:
             raise ValueError("gradients: there is a DDP already; make one of these for each")
         ignored = ddp.parameters_to_ignore
         named = [(n, p) for n, p in ddp.module.named_parameters() if n not in ignored]
         self._names = {p: name for name, p in named if p.requires_grad}
-        for parameter, name in self._names.items():
-            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-                raise ValueError(
-                    f"gradients of {name!r}: {parameter.dtype} on {parameter.device}; the "
-                    "all-reduce exists for float32 on cpu only"
-                )
+        self._device = _device_of(self._names)
         pg = ddp.process_group
         parameters = [part for p in self._names for part in self._parts(p)]
         self._reduction = make_reduction(
@@ -101,9 +102,9 @@ class GradientAllReduce(ABC):
             seed=self._seed,
             measure_error=self._measure,
         )
-        group = _own_group(pg)
+        group = _own_group(pg) if self._device.type == "cpu" else pg
         _check_same(group, repr((self.rule, self._seed, parameters)))
-        self._transport = Transport(group)
+        self._transport = make_transport(group, self._device, self.rule.codec, self._checks)
         self._load()
         ddp.register_comm_hook(self, _hook)
 
@@ -130,12 +131,18 @@ class GradientAllReduce(ABC):
 
     def state_dict(self) -> State:
         """{"rank0of4": {"num_calls", "residuals": {parameter: {site: [n]}}, "thresholds": ...}}:
-        this rank's own, as DCP stores equal names of all ranks once."""
+        this rank's own, as DCP stores equal names of all ranks once. On CPU.
+
+        Raises: CorruptFrameError: what frames in a GPU's memory held was wrong; no state is given
+            out that was made with it.
+        """
         if not self._names:
             return self._loaded
+        self._checks.raise_found(wait=True)
         own: State = {"num_calls": torch.tensor(self._reduction.num_calls)}
         if self._reduction.error_feedback is not None:
-            own["residuals"] = self._reduction.error_feedback.state_dict()
+            with side_stream(self._device, use="gradients"):
+                own["residuals"] = self._reduction.error_feedback.state_dict()
         if isinstance(self._reduction.params, GradientThresholds):
             own["thresholds"] = self._reduction.params.state_dict()
         return {self._rank_key(): own}
@@ -163,10 +170,11 @@ class GradientAllReduce(ABC):
         feedback = reduction.error_feedback
         if feedback is None:
             return
-        if own is not None:
-            feedback.load_state_dict(own.get("residuals", {}))
-        elif self._sums_on_resize:
-            feedback.load_state_dict(_spread(self._loaded, reduction.world_size))
+        with side_stream(self._device, use="gradients"):
+            if own is not None:
+                feedback.load_state_dict(own.get("residuals", {}))
+            elif self._sums_on_resize:
+                feedback.load_state_dict(_spread(self._loaded, reduction.world_size))
 
     def _rank_key(self) -> str:
         return f"rank{self._reduction.rank}of{self._reduction.world_size}"
@@ -276,6 +284,52 @@ def _algorithm(rule: TableGradientRule, model: Chunks) -> Algorithm:
     times = {algorithm: seconds(algorithm) for algorithm in order}
     limit = _AS_FAST * min(times.values())
     return next(algorithm for algorithm in order if times[algorithm] <= limit)
+
+
+def _device_of(names: Mapping[nn.Parameter, str]) -> torch.device:
+    """That of all parameters. Raises ValueError, see `GradientAllReduce.register`."""
+    devices = {parameter.device: name for parameter, name in names.items()}
+    for parameter, name in names.items():
+        if parameter.dtype != torch.float32 or parameter.device.type not in ("cpu", "cuda"):
+            raise ValueError(
+                f"gradients of {name!r}: {parameter.dtype} on {parameter.device}; the "
+                "all-reduce exists for float32 on cpu and cuda only"
+            )
+    if len(devices) > 1:
+        places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
+        raise ValueError(f"gradients of one DDP: on one device only, got {places}")
+    return next(iter(devices), torch.device("cpu"))
+
+
+def make_transport(
+    pg: dist.ProcessGroup, device: torch.device, codec: Codec, checks: Checks
+) -> Transport | DeviceTransport:
+    """That of messages in the memory of a device. Collective. Args: checks: see DeviceTransport.
+
+    Raises: ValueError: on a GPU, a codec or a process group that cannot do it.
+    """
+    if device.type == "cpu":
+        return Transport(pg)
+    check_on_gpu(codec, dist.get_backend_config(pg))
+    return DeviceTransport(pg, device, checks)
+
+
+def check_on_gpu(codec: Codec, backends: str) -> None:
+    """Raise ValueError where gradients in a GPU's memory cannot be all-reduced so.
+
+    Args: backends: of the process group, such as "cpu:gloo,cuda:nccl".
+    """
+    if not codec.fixed_size or not on_gpu(codec):
+        raise ValueError(
+            f"codec: {codec!r}: on cuda gradients are all-reduced with codecs of fixed size only: "
+            "identity, cast, rowwise, sign, topk with a density"
+        )
+    backend = dict(pair.split(":") for pair in backends.split(",")).get("cuda")
+    if backend != "nccl":  # gloo does not send from a GPU's memory
+        raise ValueError(
+            f"gradients on cuda: the process group has {backend} there, and the all-reduce needs "
+            'nccl: init_process_group("cpu:gloo,cuda:nccl"), or dense, data_parallel: left out'
+        )
 
 
 def _check_same(pg: dist.ProcessGroup, ours: str) -> None:

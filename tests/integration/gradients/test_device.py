@@ -1,0 +1,169 @@
+"""DDP's all-reduce in a GPU's memory: that of the CPU, bit for bit; what is refused; on a device.
+
+Without a GPU the kernels are interpreted, and tensors are taken for ones that the host cannot read.
+"""
+
+import copy
+from contextlib import contextmanager
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.ops.stand_in import as_on_a_gpu
+from trec_qcomm import (
+    Cast,
+    Config,
+    ErrorBounded,
+    GradientRule,
+    Identity,
+    Rowwise,
+    Sign,
+    Threshold,
+    TopK,
+    ddp_comm_hook,
+)
+from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
+from trec_qcomm.comm.transport import DeviceTransport
+from trec_qcomm.integration.gradients import all_reduce
+from trec_qcomm.integration.gradients.all_reduce import check_on_gpu
+from trec_qcomm.testing import run_ranks
+
+BOTH = "cpu:gloo,cuda:nccl"
+
+
+INT4 = Rowwise(4)
+
+
+def hook_of(codec=INT4, algorithm="two_shot", error_feedback=True):
+    rule = GradientRule(
+        codec=codec, block=16, min_numel=20, algorithm=algorithm, error_feedback=error_feedback
+    )
+    return ddp_comm_hook(Config(dense=rule))
+
+
+def net(device="cpu"):
+    torch.manual_seed(5)
+    layers = nn.Linear(9, 24), nn.ReLU(), nn.Linear(24, 3)
+    return nn.Sequential(*layers).to(device)
+
+
+def train(ddp, steps):
+    """Gradients of each step, one vector each, on CPU."""
+    device, found = next(ddp.parameters()).device, []
+    for step in steps:
+        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        rows = torch.randn(8, 9, generator=generator).to(device)
+        ddp.zero_grad()
+        ddp(rows).square().mean().backward()
+        found.append(torch.cat([p.grad.flatten().cpu() for p in ddp.parameters()]))
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p -= 0.1 * p.grad
+    return found
+
+
+def distributed(hook, device="cpu", **options):
+    ddp = DistributedDataParallel(net(device), **{"bucket_cap_mb": 0.001} | options)
+    hook.register(ddp)
+    return ddp
+
+
+@contextmanager
+def on_stand_ins():
+    def made(pg, device, codec, checks):
+        return DeviceTransport(pg, device, checks)
+
+    with as_on_a_gpu(), mock.patch.object(all_reduce, "make_transport", made):
+        yield
+
+
+def both_ways():
+    """Gradients and states by the CPU's way, then as on a GPU, the last steps of which are resumed
+    by another DDP from a state of the first."""
+    hook = hook_of()
+    ddp = distributed(hook)
+    expected = train(ddp, range(3))
+    states = [hook.state_dict()]
+    with on_stand_ins():
+        hook = hook_of()
+        ddp = distributed(hook)
+        found = train(ddp, range(2))
+        state, model = copy.deepcopy((hook.state_dict(), ddp.module.state_dict()))
+        hook = hook_of()
+        hook.load_state_dict(state)
+        ddp = distributed(hook)
+        ddp.module.load_state_dict(model)
+        found += train(ddp, [2])
+        states.append(hook.state_dict())
+    return expected, found, states
+
+
+@pytest.mark.dist
+@pytest.mark.triton
+def test_gradients_and_residuals_are_those_of_the_cpu():
+    for expected, found, (theirs, ours) in run_ranks(both_ways, 2, timeout_s=200):
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+        ((key, theirs),) = theirs.items()
+        residuals = ours[key]["residuals"]
+        assert any(bool(r.any()) for sites in residuals.values() for r in sites.values())
+        assert residuals.keys() == theirs["residuals"].keys()
+        for name, sites in residuals.items():
+            assert sites.keys() == theirs["residuals"][name].keys()
+            assert all(torch.equal(sites[s], theirs["residuals"][name][s]) for s in sites)
+
+
+def test_what_a_gpu_cannot_do_is_refused():
+    for codec in (Identity(), Cast("bf16"), Rowwise(4), Sign(), TopK(density=0.1)):
+        check_on_gpu(codec, BOTH)
+        check_on_gpu(codec, "cuda:nccl")
+    for codec in (Threshold(0.1), ErrorBounded(0.01), TopK(threshold=0.1)):
+        with pytest.raises(ValueError, match=r"on cuda .* codecs of fixed size only: identity"):
+            check_on_gpu(codec, BOTH)
+    for backends, name in (("cpu:gloo,cuda:gloo", "gloo"), ("cpu:gloo", "None")):
+        with pytest.raises(ValueError, match=f"has {name} there, and the all-reduce needs nccl"):
+            check_on_gpu(Cast("bf16"), backends)
+
+
+# On a device.
+
+
+def alone_with_nccl():
+    """Of one rank, {case: (DDP's own gradients, ours)}, several buckets in flight; with a lossy
+    codec a step may not wait."""
+    torch.cuda.set_device(0)
+    pg = dist.new_group(backend="nccl", timeout=timedelta(seconds=60))
+    options = {"device_ids": [0], "process_group": pg, "bucket_cap_mb": 0.001}
+    expected = train(DistributedDataParallel(net("cuda"), **options), range(4))
+    found = {}
+    for algorithm in ALGORITHMS:
+        hook = hook_of(Identity(), algorithm, error_feedback=False)
+        found[algorithm] = expected, train(distributed(hook, "cuda", **options), range(4))
+        hook = hook_of(algorithm=algorithm)
+        ddp = distributed(hook, "cuda", **options)
+        train(ddp, range(3))  # compiles, fetches residuals
+        rows = torch.randn(8, 9, device="cuda")
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            ddp(rows).square().mean().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        hook.state_dict()
+    with pytest.raises(ValueError, match="has gloo there, and the all-reduce needs nccl"):
+        distributed(hook_of(), "cuda", device_ids=[0])
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.dist
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_one_rank_of_nccl_does_what_ddp_does():
+    (found,) = run_ranks(alone_with_nccl, 1, timeout_s=200)
+    for algorithm, (expected, ours) in found.items():
+        assert all(map(torch.equal, ours, expected)), algorithm
