@@ -20,7 +20,8 @@ OnResize = Literal["sum", "reset"]
 class TableGradientRule:
     """Of DATA_PARALLEL tables. Rows that no rank touched in a step are not sent.
 
-    Args: codec: of rows.  algorithm: `auto` is the fastest by the model of `link`.  link: see Link.
+    Args: codec: of rows; on CUDA one of fixed size.  algorithm: `auto` is the fastest by the model
+        of `link`.  link: see Link.
     """
 
     codec: Codec

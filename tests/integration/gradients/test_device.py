@@ -6,6 +6,7 @@ Without a GPU the kernels are interpreted, and tensors are taken for ones that t
 import copy
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -30,7 +31,7 @@ from trec_qcomm import (
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.transport import DeviceTransport
 from trec_qcomm.integration.gradients import all_reduce
-from trec_qcomm.integration.gradients.all_reduce import check_on_gpu
+from trec_qcomm.integration.gradients.all_reduce import _device_of, check_on_gpu
 from trec_qcomm.testing import run_ranks
 
 BOTH = "cpu:gloo,cuda:nccl"
@@ -128,6 +129,22 @@ def test_what_a_gpu_cannot_do_is_refused():
     for backends, name in (("cpu:gloo,cuda:gloo", "gloo"), ("cpu:gloo", "None")):
         with pytest.raises(ValueError, match=f"has {name} there, and the all-reduce needs nccl"):
             check_on_gpu(Cast("bf16"), backends)
+
+
+class Placed(NamedTuple):
+    """What is asked of a parameter."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+
+def test_parameters_lie_on_one_device():
+    here, there = (Placed(torch.device("cuda", n)) for n in range(2))
+    assert _device_of({there: "a.weight"}) == there.device
+    with pytest.raises(ValueError, match="one device only, got 'a' on cuda:0, 'b' on cuda:1"):
+        _device_of({here: "a", there: "b"})
+    with pytest.raises(ValueError, match=r"gradients of 'a': .* on meta"):
+        _device_of({Placed(torch.device("meta")): "a"})
 
 
 # On a device.
