@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.integration.gradients.test_data_parallel import CASES, qcomm_of
+from tests.integration.zoo.run import assert_same, run
 from tests.ops.stand_in import as_on_a_gpu
 from trec_qcomm import (
     Cast,
@@ -104,10 +106,39 @@ def both_ways():
     return expected, found, states
 
 
+def tables_both_ways():
+    """A DLRM whose tables are DATA_PARALLEL, by the CPU's way, then as on a GPU."""
+    case, codec = CASES["pooled"], Rowwise(8)
+    expected = run(case, qcomm_of(codec), 2)
+    with on_stand_ins():
+        return expected, run(case, qcomm_of(codec), 2)
+
+
+def everything():
+    return both_ways(), tables_both_ways()
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(everything, 2, timeout_s=250)
+
+
 @pytest.mark.dist
 @pytest.mark.triton
-def test_gradients_and_residuals_are_those_of_the_cpu():
-    for expected, found, (theirs, ours) in run_ranks(both_ways, 2, timeout_s=200):
+def test_a_dlrm_is_that_of_the_cpu(ranks):
+    expected, found = zip(*(tables for _, tables in ranks), strict=True)
+    assert_same(CASES["pooled"], expected, found)
+    for theirs, ours in zip(expected, found, strict=True):
+        for kind in ("dense", "data_parallel"):
+            assert ours.stats[kind]["num_calls"] > 0
+            for key in ("wire_nbytes", "raw_nbytes", "header_nbytes", "num_calls"):
+                assert ours.stats[kind][key] == theirs.stats[kind][key]
+
+
+@pytest.mark.dist
+@pytest.mark.triton
+def test_gradients_and_residuals_are_those_of_the_cpu(ranks):
+    for expected, found, (theirs, ours) in (gradients for gradients, _ in ranks):
         for a, b in zip(found, expected, strict=True):
             assert torch.equal(a.view(torch.int32), b.view(torch.int32))
         ((key, theirs),) = theirs.items()
