@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.comm.dense.reductions import gradients, parameters, played, reductions, same_bits
 from tests.ops.stand_in import HostReads, as_on_a_gpu
-from trec_qcomm import Cast, Identity, Rowwise
+from trec_qcomm import Cast, Float6, Identity, Rowwise
 from trec_qcomm.comm import touched_rows
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.chunks import Parameter
@@ -31,6 +31,7 @@ DEVICE = torch.device("cuda", 0) if SHARED else torch.device("cpu")
 CASES = {
     "bf16": (Cast("bf16"), False, (3,)),
     "int8": (Rowwise(8), False, (3,)),
+    "float6": (Float6(rounding="stochastic"), False, (3,)),
     "int4 with feedback": (Rowwise(4, rounding="stochastic"), True, (2, 3)),
 }
 

@@ -22,6 +22,7 @@ from trec_qcomm import (
     Cast,
     Config,
     ErrorBounded,
+    Float6,
     GradientRule,
     Identity,
     Rowwise,
@@ -151,7 +152,7 @@ def test_gradients_and_residuals_are_those_of_the_cpu(ranks):
 
 
 def test_what_a_gpu_cannot_do_is_refused():
-    for codec in (Identity(), Cast("bf16"), Rowwise(4), Sign(), TopK(density=0.1)):
+    for codec in (Identity(), Cast("bf16"), Float6(), Rowwise(4), Sign(), TopK(density=0.1)):
         check_on_gpu(codec, BOTH)
         check_on_gpu(codec, "cuda:nccl")
     for codec in (Threshold(0.1), ErrorBounded(0.01), TopK(threshold=0.1)):
