@@ -8,8 +8,7 @@ One part comes after the other, as in a plain training loop, but for
 - ids, with `pipeline`: those of the next batch travel beside the rest of compute and lookup
   (TrainPipelineSparseDist).
 Finding distinct bags, host code and kernel launches take no time here. The codec of a reduction
-that a plan does inside a node is the identity. `best` codes dense gradients, which exists for CPUs
-only so far.
+that a plan does inside a node is the identity.
 
 Knows: plans, links, ratios, speeds. Does not know: where these numbers are from.
 """
