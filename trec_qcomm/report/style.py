@@ -119,6 +119,12 @@ def grid(axes: Any, axis: str = "both") -> None:
     axes.tick_params(length=0)
 
 
+def square(x: float, y: float, color: str) -> Any:
+    """A patch of size 1 with its corner at (x, y)."""
+    patches = importlib.import_module("matplotlib.patches")
+    return patches.Rectangle((x, y), 1, 1, facecolor=color, edgecolor="#ffffff", linewidth=0.6)
+
+
 def plain_ticks(axis: Any, subs: tuple[float, ...] = (1, 2, 5)) -> None:
     """Of a log axis: 0.5, 1, 2, 5, 10 and so on as plain numbers."""
     ticker = importlib.import_module("matplotlib.ticker")

@@ -12,7 +12,7 @@ from typing import Any
 
 from trec_qcomm.report.figure import Cell, Figure, Finding, short
 from trec_qcomm.report.runs import Run
-from trec_qcomm.report.style import grid
+from trec_qcomm.report.style import grid, square
 
 FLOAT_BITS = 32
 
@@ -165,7 +165,7 @@ def _map(
     colors = [[_shade(v, low, high) for v in row] for row in values]
     for y, row in enumerate(values):
         for x, value in enumerate(row):
-            axes.add_patch(_cell(x, y, colors[y][x]))
+            axes.add_patch(square(x, y, colors[y][x]))
             if value is not None:
                 dark = _luminance(colors[y][x]) < 0.45
                 axes.text(x + 0.5, y + 0.5, form % value, ha="center", va="center", fontsize=7.5,
@@ -178,13 +178,6 @@ def _map(
     axes.grid(False)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _cell(x: int, y: int, color: str) -> Any:
-    import importlib
-
-    patches = importlib.import_module("matplotlib.patches")
-    return patches.Rectangle((x, y), 1, 1, facecolor=color, edgecolor="#ffffff", linewidth=0.6)
 
 
 _STOPS = ("#00224e", "#434e6c", "#7d7c78", "#bcae6c", "#fee838")  # matplotlib's cividis
