@@ -1,0 +1,121 @@
+"""The command: what it prints and writes, and what it refuses."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trec_qcomm.simulate.__main__ import MLPERF_DENSE_VALUES, main
+from trec_qcomm.simulate.records import load_runs
+from trec_qcomm.simulate.validation import FIT_WAYS, validate
+
+RECORDS = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results" / "net.jsonl"
+
+
+def test_the_command_says_and_writes_all(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "simulate.jsonl"
+    words = ["--records", str(RECORDS), "--out", str(out), "--gpus", "8,64", "--plans", "tw,twrw"]
+    words += ["--network-gbit-s", "100,400"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    kinds = {k: [r for r in records if r["simulate"] == k] for k in ("validation", "scale")}
+    limits = [r for r in records if r["simulate"] == "break_even"]
+    assert len(kinds["scale"]) == 2 * 2 * 2 * 4
+    assert len(limits) == 2 * 2 * 3
+    runs, _ = load_runs(RECORDS)
+    predictions = validate(runs, FIT_WAYS)[1]
+    assert len(kinds["validation"]) == len(predictions)
+    unseen = sum(p.run.hosts == 2 and not p.fitted for p in predictions)
+    for record in kinds["scale"]:
+        assert record["step_s"] == pytest.approx(sum(record["parts_s"].values()))
+        assert record["assumed"]["encode_gb_s"] == 400
+        assert 0 < record["communication_share"] < 1
+    for limit in limits:
+        assert (limit["pays"] == "below") == (limit["network_gbit_s"] is not None)
+    assert printed.count("  fitted on") == len(FIT_WAYS)
+    assert "assumed, not measured: encode and decode throughput" in printed
+    last = printed.splitlines()[-1]
+    assert f"runs not fitted on: {unseen} of {unseen} on 2 hosts" in last
+    assert last.endswith("; throughputs assumed")
+
+
+def test_at_the_break_even_steps_are_equal(tmp_path: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    words = ["--records", str(RECORDS), "--gpus", "64", "--plans", "tw", "--ways", "stock,int8"]
+    assert main([*words, "--out", str(out)]) == 0
+    limit = json.loads(out.read_text().splitlines()[-1])
+    assert limit["simulate"] == "break_even"
+    at = repr(limit["network_gbit_s"])
+    assert main([*words, "--out", str(out), "--force", "--network-gbit-s", at]) == 0
+    steps = [r for r in map(json.loads, out.read_text().splitlines()) if r["simulate"] == "scale"]
+    assert steps[0]["step_s"] == pytest.approx(steps[1]["step_s"], rel=1e-9)
+    assert steps[0]["parts_s"] != steps[1]["parts_s"]
+
+
+def test_values_of_mlperfs_layers() -> None:
+    def mlp(*sizes: int) -> int:
+        return sum((a + 1) * b for a, b in pairwise(sizes))
+
+    cross = 27 * 128
+    low_rank = 3 * (2 * cross * 512 + cross)
+    assert (
+        mlp(13, 512, 256, 128) + low_rank + mlp(cross, 1024, 1024, 512, 256, 1)
+        == MLPERF_DENSE_VALUES
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "12"], "gpus: 12 is not 1 to 8, or a multiple of 8 up to 1048576"),
+        (["--gpus", "0"], "gpus: 0 is not 1 to 8"),
+        (["--gpus", "many"], "argument --gpus: invalid list of int value: 'many'"),
+        (["--plans", "cw"], "plans: 'cw' is not one of tw, rw, twrw"),
+        (["--ways", "stock,int3"], "ways: 'int3' was not measured; expected of int8, int4"),
+        (["--fit-ways", "int3"], "fit-ways: int3: expected of int8, int4"),
+        (["--network-gbit-s", "100,0"], "network-gbit-s: 0.0 is not a finite number > 0"),
+        (["--encode-gb-s", "inf"], "encode-gb-s: inf is not a finite number > 0"),
+        (["--network-latency-us", "-1"], "network-latency-us: -1.0 is not a finite number >= 0"),
+        (["--overlap", "1.5"], "overlap: 1.5 is not a number in [0, 1]"),
+        (["--distinct-share", "0"], "distinct-share: 0.0 is not a number in (0, 1]"),
+        (["--ids", "3,0"], "num_ids: expected one finite number > 0 for each table"),
+        (["--dim", "0"], "dim: 0 is not an integer >= 1"),
+        (["--gpus-per-node", "0"], "gpus-per-node: 0 is not an integer >= 1"),
+        (["--out", "no/such/folder/a.jsonl"], "expected a file in a folder that exists"),
+    ],
+)
+def test_a_mistake_is_named(words: list[str], message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--records", str(RECORDS), *words])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "line 1: "),
+        ("[]", "line 1: "),
+        ('{"options": {}}', "line 1: 'counted' is missing"),
+        ("", "no run that can be used"),
+    ],
+)
+def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "net.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_runs(path)
+    with pytest.raises(ValueError, match=r"records .*: cannot be read: "):
+        load_runs(tmp_path / "missing.jsonl")
+
+
+def test_an_output_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "there.jsonl"
+    out.write_text("mine")
+    with pytest.raises(SystemExit):
+        main(["--records", str(RECORDS), "--out", str(out)])
+    assert "exists; --force overwrites it" in capsys.readouterr().err
+    assert out.read_text() == "mine"

@@ -1,0 +1,245 @@
+"""The model against cases worked by hand, and at its limits."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from trec_qcomm.control.cost_model import Link, Throughput
+from trec_qcomm.simulate.links import Cluster, Hops
+from trec_qcomm.simulate.plans import PLANS, Model
+from trec_qcomm.simulate.step import PARTS, WORK, BreakEven, Device, Way, break_even, simulate
+
+FREE = Link(latency_s=0.0, gb_s=1e30)
+MODEL = Model(num_ids=(1.0, 3.0), dim=4, batch_size=10, dense_values=1000)
+FLOAT32 = Way(name="fp32")
+INT4 = Way(name="int4", distinct=0.5, forward=8, backward=8, dense=8)
+FAST = Throughput(encode_gb_s=math.inf, decode_gb_s=math.inf)
+
+
+def cluster(num_gpus: int, *, node: int = 2, intra: Link = FREE, inter: Link = FREE) -> Cluster:
+    return Cluster(num_gpus=num_gpus, gpus_per_node=node, intra=intra, inter=inter)
+
+
+def device(throughput: Throughput = FAST, **options: Any) -> Device:
+    given = {"tflop_s": 1e-6, "memory_gb_s": 1e-3, "overlap": 0.0} | options
+    return Device(throughput=throughput, **given)
+
+
+def link(latency_s: float, gb_s: float) -> Link:
+    return Link(latency_s=latency_s, gb_s=gb_s)
+
+
+# Links.
+
+
+def test_an_all_to_all_is_as_slow_as_its_slower_level() -> None:
+    sent = Hops(intra=1e9, inter=4e9)
+    # 4 GPUs, 2 a node: 1 + 1/10 on the one level, 2 * 3 + 4/2 on the other.
+    direct = cluster(4, intra=link(1.0, 10.0), inter=link(3.0, 2.0))
+    # The other way: 1 + (1 + 4/2)/10 and then 3 + 4/2.
+    assert direct.all_to_all_s(sent) == pytest.approx(min(8.0, 1.3 + 5.0))
+    no_latency = cluster(4, intra=link(0.0, 10.0), inter=link(0.0, 2.0))
+    assert no_latency.all_to_all_s(sent) == pytest.approx(2.0)
+    assert direct.all_to_all_s(sent, rounds=2) == pytest.approx(2.3 + 8.0)
+
+
+def test_an_all_reduce_by_each_algorithm() -> None:
+    # 8 GB on 4 GPUs, 2 a node. Ring: 6 messages, 2 * 3/4 * 8 = 12 GB between nodes. Two-shot:
+    # twice 2 GB for each peer, 2 of them beyond. Hierarchical: twice 4 GB in the node, and a ring
+    # of 2 nodes for 4 GB.
+    seconds = cluster(4, intra=link(0.0, 8.0), inter=link(1.0, 2.0)).all_reduce_s(8e9)
+    assert seconds == pytest.approx(
+        {"ring": 6 + 6.0, "two_shot": 2 * min(2 + 2.0, 4 / 8 + 1 + 2.0), "hierarchical": 1 + 2 + 2}
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "hierarchical"])
+def test_nobody_to_reduce_with_takes_no_time(algorithm: str) -> None:
+    slow = link(1.0, 1.0)
+    assert cluster(1, intra=slow, inter=slow).all_reduce_s(1e9)[algorithm] == 0
+    assert cluster(8, intra=slow, inter=slow).all_reduce_s(0)[algorithm] == 0
+    assert cluster(8, intra=slow, inter=slow).all_reduce_s(1e9)[algorithm] > 0
+
+
+@pytest.mark.parametrize("num_gpus", [0, 3, 5])
+def test_nodes_are_full(num_gpus: int) -> None:
+    with pytest.raises(ValueError, match=rf"num_gpus: {num_gpus} is n"):
+        cluster(num_gpus)
+
+
+# Plans: 2 tables of 4 columns, 10 samples a GPU: a table's rows of one batch are 160 bytes.
+
+
+def test_table_wise_bytes() -> None:
+    load = PLANS["tw"](MODEL, cluster(2), distinct=1.0, skips_empty=True)
+    assert load.rows == Hops(intra=160, inter=0)
+    assert (load.encoded_nbytes, load.decoded_nbytes) == (2 * 160, 320)
+    assert load.lookups == 2 * 10 * 3  # of the table of 3 ids
+    assert load.ids == Hops(intra=10 * (3 * 8 + 4), inter=0)
+    four = PLANS["tw"](MODEL, cluster(4), distinct=0.5, skips_empty=True)
+    assert four.rows == Hops(intra=80, inter=160)  # two GPUs have nothing to do
+    assert (four.encoded_nbytes, four.decoded_nbytes) == (320, 160)
+
+
+def test_row_wise_bytes() -> None:
+    full = PLANS["rw"](MODEL, cluster(4), distinct=1.0, skips_empty=False)
+    assert full.rows == Hops(intra=320, inter=640)
+    assert full.encoded_nbytes == full.decoded_nbytes == 4 * 320
+    assert full.lookups == 10 * 4
+    assert full.ids == Hops(intra=10 * (1 * 8 + 2 * 4), inter=2 * 10 * (1 * 8 + 2 * 4))
+    # Of a bag of 1 id a quarter of the GPUs have something, of one of 3 ids 1 - (3/4)^3.
+    filled = PLANS["rw"](MODEL, cluster(4), distinct=1.0, skips_empty=True)
+    assert filled.rows.intra == pytest.approx(160 * (0.25 + 37 / 64))
+    alone = PLANS["rw"](MODEL, cluster(1), distinct=1.0, skips_empty=True)
+    assert (alone.rows, alone.encoded_nbytes) == (Hops(), 320)
+
+
+def test_table_row_wise_bytes() -> None:
+    load = PLANS["twrw"](MODEL, cluster(4), distinct=1.0, skips_empty=True)
+    assert (
+        load.reduced_nbytes == 4 * 160 / 2
+    )  # one table, the whole batch, half of it for the other
+    assert load.rows == Hops(inter=160)
+    assert load.across
+    assert (load.encoded_nbytes, load.decoded_nbytes) == (2 * 160, 320)
+    assert load.lookups == 2 * 10 * 3
+    assert load.ids == Hops(intra=10 * (1.5 * 8 + 4), inter=2 * 10 * (1.5 * 8 + 4))
+
+
+def test_balanced_plans_send_what_the_batch_needs() -> None:
+    """With as many tables as GPUs a GPU sends each other GPU's share of its own batch, and all of
+    what is looked up is looked up once."""
+    model = Model(num_ids=(2.0,) * 8, dim=4, batch_size=10, dense_values=0)
+    own = 10 * 8 * 4 * 4
+    tw = PLANS["tw"](model, cluster(8), distinct=1.0, skips_empty=False)
+    assert tw.rows.intra + tw.rows.inter == own * 7 / 8
+    twrw = PLANS["twrw"](model, cluster(8), distinct=1.0, skips_empty=False)
+    assert twrw.rows.inter == own * 3 / 4
+    assert {
+        PLANS[p](model, cluster(8), distinct=1.0, skips_empty=False).lookups for p in PLANS
+    } == {10 * 16}
+
+
+# Steps.
+
+
+def test_parts_of_a_step_by_hand() -> None:
+    """4 GPUs, 2 a node, table-wise, links of 1 GB/s without latency."""
+    unit = link(0.0, 1.0)
+    speed = Throughput(encode_gb_s=2.0, decode_gb_s=4.0)
+    way = Way(name="w", forward=2, backward=4, dense=10)
+    step = simulate(
+        way, "tw", MODEL, cluster(4, intra=unit, inter=unit), device(speed, overlap=0.01)
+    )
+    work_s = 6 * 1000 * 10 / 1e6 + 3 * (4 * 10 * 3) * 16 / 1e6
+    dense_s = 1.5 * 400 / 1e9  # two-shot's: 3/4 of 400 bytes twice, of which 2/3 between nodes
+    assert step.parts_s == pytest.approx(
+        {
+            "compute": 6 * 1000 * 10 / 1e6,
+            "lookup": 3 * (4 * 10 * 3) * 16 / 1e6,
+            "encode": (640 + 320 + 4000 * 1.25) / 2e9,
+            "decode": (320 + 640 + 4000 * 2) / 4e9,
+            "ids": 2 * 10 * (3 * 8 + 4) / 1e9,
+            "forward": 2 * 160 / 2 / 1e9,
+            "backward": 2 * 160 / 4 / 1e9,
+            "dense": max(0.0, dense_s - 0.01 * work_s),
+        }
+    )
+    assert tuple(step.parts_s) == PARTS
+    assert step.step_s == pytest.approx(sum(step.parts_s.values()))
+    assert step.communication_share == pytest.approx(1 - work_s / step.step_s)
+
+
+def test_sizes_that_go_first_are_messages_more() -> None:
+    """4 GPUs, 1 a node: 3 messages, and of a way of no fixed size 6 forward; bytes are the same."""
+    on = cluster(4, node=1, inter=link(0.5, 1e30))
+    way = replace(INT4, sizes_first=True)
+    for each, forward_s in ((INT4, 1.5), (way, 3.0)):
+        parts = simulate(each, "tw", MODEL, on, device()).parts_s
+        assert parts["forward"] == pytest.approx(forward_s)
+        assert parts["backward"] == pytest.approx(1.5)
+        assert parts["ids"] == pytest.approx(4.5)
+
+
+def test_what_travels_beside_compute_does_not_count() -> None:
+    slow = link(0.0, 1e-6)
+    given = {"plan": "tw", "model": MODEL, "cluster": cluster(4, intra=slow, inter=slow)}
+    plain = simulate(FLOAT32, **given, device=device()).parts_s
+    work_s = sum(plain[part] for part in WORK)
+    beside = simulate(FLOAT32, **given, device=device(overlap=0.5)).parts_s
+    assert beside["dense"] == pytest.approx(max(0.0, plain["dense"] - work_s / 2))
+    assert 0 < beside["dense"] < plain["dense"]
+    piped = simulate(FLOAT32, **given, device=device(overlap=0.9, pipeline=True)).parts_s
+    assert piped["ids"] == pytest.approx(plain["ids"] - work_s / 10)
+    assert beside | {"dense": 0} == plain | {"dense": 0}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_on_infinite_links_only_work_remains(plan: str) -> None:
+    step = simulate(FLOAT32, plan, MODEL, cluster(8), device())
+    assert step.step_s == pytest.approx(sum(step.parts_s[part] for part in WORK))
+    assert step.communication_share == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_one_gpu_sends_nothing(plan: str) -> None:
+    slow = link(1.0, 1e-9)
+    alone = simulate(FLOAT32, plan, MODEL, cluster(1, intra=slow, inter=slow), device())
+    assert {part: s for part, s in alone.parts_s.items() if s} == {
+        part: alone.parts_s[part] for part in WORK
+    }
+
+
+def test_codecs_of_no_ratio_take_no_time() -> None:
+    slow = Throughput(encode_gb_s=1e-9, decode_gb_s=1e-9)
+    parts = simulate(FLOAT32, "tw", MODEL, cluster(4), device(slow)).parts_s
+    assert parts["encode"] == parts["decode"] == 0
+    assert simulate(INT4, "tw", MODEL, cluster(4), device(slow)).parts_s["encode"] > 1
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("way", [FLOAT32, INT4, replace(INT4, skips_empty=True, sizes_first=True)])
+def test_a_step_is_monotone(plan: str, way: Way) -> None:
+    """Faster links, faster codecs and higher ratios make no step longer; more GPUs no shorter."""
+
+    def step_s(way: Way, num: int = 64, gb_s: float = 10.0, codec_gb_s: float = 100.0) -> float:
+        links = {"intra": link(1e-6, 450.0), "inter": link(2e-6, gb_s)}
+        speed = Throughput(encode_gb_s=codec_gb_s, decode_gb_s=codec_gb_s)
+        return simulate(way, plan, MODEL, cluster(num, node=8, **links), device(speed)).step_s
+
+    def falls(values: list[float]) -> bool:
+        return all(a >= b - 1e-15 for a, b in pairwise(values))
+
+    assert falls([step_s(way, gb_s=speed) for speed in (0.1, 1, 10, 100, 1e6)])
+    assert step_s(way, gb_s=0.1) > step_s(way, gb_s=1e6)
+    assert falls([step_s(way, codec_gb_s=speed) for speed in (0.1, 1, 10, 1e6)])
+    ratios = ("forward", "backward", "dense")
+    assert falls([step_s(replace(INT4, **dict.fromkeys(ratios, r))) for r in (1.5, 2, 8, 32)])
+    assert falls([step_s(replace(way, distinct=share)) for share in (1.0, 0.5, 0.1)])
+    assert falls([step_s(way, num=num) for num in (4096, 512, 64, 8)])
+
+
+def test_break_even_is_that_of_the_closed_form() -> None:
+    """A codec of ratio r and throughput H = 1 / (1/encode + 1/decode) pays on links of up to
+    H (1 - 1/r), where nothing but rows is sent, as many as are coded: half are another GPU's."""
+    model = replace(MODEL, dense_values=0)
+    speed = Throughput(encode_gb_s=3.0, decode_gb_s=6.0)
+    coded = Way(name="c", forward=4, backward=4)
+
+    def saved_s(gb_s: float) -> float:
+        on = cluster(2, node=1, inter=link(0.0, gb_s))
+        plain, other = (simulate(w, "tw", model, on, device(speed)) for w in (FLOAT32, coded))
+        return plain.step_s - other.step_s
+
+    found = break_even(saved_s)
+    assert found.pays == "below"
+    assert found.gb_s == pytest.approx(2.0 * (1 - 1 / 4) / 2)  # each GPU codes its own rows, too
+
+
+def test_break_even_at_both_ends() -> None:
+    assert break_even(lambda gb_s: 1 / gb_s) == BreakEven(pays="always")
+    assert break_even(lambda gb_s: -1.0) == BreakEven(pays="never")
+    assert break_even(lambda gb_s: 0.0) == BreakEven(pays="never")
