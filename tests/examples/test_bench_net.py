@@ -12,7 +12,6 @@ NET = Path(__file__).resolve().parents[2] / "examples" / "bench" / "net"
 sys.path.insert(0, str(NET))
 
 import hosts  # noqa: E402
-import readme  # noqa: E402
 import run  # noqa: E402
 import tables  # noqa: E402
 
@@ -124,12 +123,3 @@ def test_measures_and_goes_on(tmp_path):
     assert "| ms | lookup |" in done.stdout
     assert best["losses"][0] == pytest.approx(stock["losses"][0], rel=1e-3)
     assert "best on 2 hosts at none" in done.stdout
-
-
-def test_readme_says_what_was_measured():
-    """`python examples/bench/net/readme.py --write` puts it right."""
-    text = readme.README.read_text()
-    assert text == readme.replaced(text, readme.section(readme.read()))
-    assert "1.0x less" in text
-    with pytest.raises(ValueError, match=r"README\.md: expected"):
-        readme.replaced("no comments", "")

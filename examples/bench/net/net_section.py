@@ -1,60 +1,14 @@
-"""The results section of README.md, from the records that run.py wrote.
-
-  python readme.py --check                  exit status 1 if README.md says something else
-  python readme.py --write                  put it there
-
-Records: examples/bench/results/net.jsonl. The section lies between two comments in README.md.
-"""
+"""The section of README.md about bench-net, from its records."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from tables import sent_nbytes
 
-ROOT = Path(__file__).resolve().parents[3]
-RECORDS, README = ROOT / "examples" / "bench" / "results" / "net.jsonl", ROOT / "README.md"
-BEGIN, END = "<!-- from examples/bench/results/net.jsonl -->\n", "<!-- end -->\n"
 RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s", "none": "no limit"}
 
 Record = dict[str, Any]
-
-
-def main() -> int:
-    """Check or write; the exit status is 1 where they differ."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--check", action="store_true", help="compare only")
-    choice.add_argument("--write", action="store_true", help="replace the section")
-    arguments = parser.parse_args()
-    text, made = README.read_text(), section(read())
-    if arguments.write:
-        README.write_text(replaced(text, made))
-        print(f"{README.name}: results of {RECORDS.name} written")
-        return 0
-    same = text == replaced(text, made)
-    print(f"{README.name} {'agrees' if same else 'disagrees'} with {RECORDS.name}")
-    return int(not same)
-
-
-def read() -> list[Record]:
-    """All records."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()]
-
-
-def replaced(text: str, made: str) -> str:
-    """The text with another section. Raises ValueError: a comment that marks it is not there."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{README}: expected {BEGIN.strip()} ... {END.strip()}")
-    return before + BEGIN + made + END + after
 
 
 def section(records: list[Record]) -> str:
@@ -99,7 +53,3 @@ def made_with(records: list[Record]) -> str:
         f"{first['num_steps']} steps (median); commit {commits}; {versions}; "
         f"{first['hardware']['num_cpus']} cores in all ({first['hardware']['cpu']}), no GPU."
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
