@@ -37,7 +37,7 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy bench-net test test-fast test-gpu fuzz test-versions check-torch lint types layers check format clean
+.PHONY: help venv demo accuracy bench-net bench-codec test test-fast test-gpu fuzz test-versions check-torch lint types layers check format clean
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
@@ -50,6 +50,9 @@ demo: $(RUN)  ## Train the Criteo example with each of CONFIGS and compare
 
 bench-net: $(RUN)  ## Measure bytes and step time on emulated networks (root, iproute2; ARGS='--rate 1gbit')
 	$(PY) examples/bench/net/run.py $(ARGS)
+
+bench-codec: $(RUN)  ## Measure all codecs beside other compressors on rows and gradients (ARGS='--rows FILE.pt')
+	$(ONE_THREAD) $(PY) examples/bench/codec/run.py $(ARGS)
 
 accuracy: $(RUN)  ## Run the quality gate over configs/ (hours; goes on where it was; ARGS='--data FILE')
 	$(ONE_THREAD) $(PY) examples/criteo/accuracy.py --configs configs/*.yaml --seeds 50 --jobs $(JOBS) $(ARGS)

@@ -116,7 +116,7 @@ def in_turn(
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
-    return {f"p{p}": round(float(np.percentile(values, p)), 3) for p in PERCENTILES}
+    return {f"p{p}": float(f"{np.percentile(values, p):.4g}") for p in PERCENTILES}
 
 
 def entropy_nbytes(codec: ErrorBounded, case: Case) -> float:
@@ -247,12 +247,13 @@ def inputs(options: argparse.Namespace) -> Iterator[tuple[str, Batch, list[Case]
         distinct, cases = merged(batch), []
         for kind in options.kind:
             tables = getattr(distinct, kind)
-            segments = Segments.packed([len(x) for x in tables.values()], _dim(path, tables))
+            segments = Segments.packed([len(x) for x in tables.values()], dim_of(path, tables))
             cases.append(Case(path.name, kind, torch.cat(list(tables.values())), segments))
         yield path.name, batch, cases
 
 
-def _dim(path: Path, tables: dict[str, Tensor]) -> int:
+def dim_of(path: Path, tables: dict[str, Tensor]) -> int:
+    """The one dim of all tables. Raises SystemExit: several, or values that are not finite."""
     dims = {table.shape[1] for table in tables.values()}
     if len(dims) != 1:
         raise SystemExit(f"{path}: tables of dims {sorted(dims)}, expected one")

@@ -190,8 +190,14 @@ def figures(case: Coded | PeerCoded, copy: float, raw: int, repeats: int) -> dic
         ceiling = copy / (1 + 1 / ratio) / 1e9
         found |= {f"{name}_gb_s": round(gb_s[name], 1)}
         found |= {f"{name}_of_ceiling": round(gb_s[name] / ceiling, 3)}
-    found["break_even_gb_s"] = round((1 - 1 / ratio) / sum(1 / g for g in gb_s.values()), 1)
+    found["break_even_gb_s"] = round(break_even_gb_s(ratio, **gb_s), 1)
     return found
+
+
+def break_even_gb_s(ratio: float, encode: float, decode: float) -> float:
+    """GB/s of a link below which coding pays: what it saves there is what the coder takes. Below 0
+    where the bytes grow. Args: encode, decode: GB/s of raw bytes."""
+    return (1 - 1 / ratio) / (1 / encode + 1 / decode)
 
 
 def unique_columns(device: torch.device, columns: int = 26, ids: int = 65536) -> Closure:

@@ -1,4 +1,5 @@
-"""What others offer on a GPU, as gpu.py times it: FBGEMM's quantizers, casts, nvCOMP's coders.
+"""What others offer for tensors: FBGEMM's quantizers, casts, and nvCOMP's coders. gpu.py times them
+on a GPU, and codec/run.py the first two on CPUs.
 
 Each is a `Peer`: two functions of contiguous rows. FBGEMM's take no segments, strides or NaN, and
 nvCOMP's are lossless: they get the rows' indices at the bound (computed beforehand and not timed),
@@ -77,9 +78,13 @@ def fbgemm() -> list[Peer]:
         return mx.fp32_to_mx4(rows.view(-1))
 
     def group_max(rows: Tensor) -> Tensor:
-        return rows.view(-1, 32).abs().amax(1, keepdim=True).expand(-1, 32).reshape(rows.shape)
+        groups = torch.nn.functional.pad(rows.view(-1), (0, -rows.numel() % 32)).view(-1, 32)
+        most = groups.abs().amax(1, keepdim=True).expand(-1, 32).flatten()
+        return most[: rows.numel()].view(rows.shape)
 
-    ranges = {8: (1 / 255, 0.0), 4: (1.1 / 15, 2.0**-10)}  # its fp16 low and scale move values
+    # INT4's low and scale are fp16, which moves values: relatively, and by 2^-24 where they are
+    # small. INT8 divides by the range + 1e-8.
+    ranges = {8: (1 / 255, 0.0, 1e-8), 4: (1.1 / 15, 2.0**-10, 16 * 2.0**-24)}
     identity, table = (lambda rows: rows), []
     for name, bits, encode, decode in (
         ("FBGEMM INT8", 8, int8, OPS.Fused8BitRowwiseQuantizedToFloat),
@@ -90,19 +95,20 @@ def fbgemm() -> list[Peer]:
             lambda coded: OPS.FusedNBitRowwiseQuantizedSBHalfToFloat(coded, 4),
         ),
     ):
-        step, relative = ranges[bits]
+        step, relative, smallest = ranges[bits]
         table.append(
             Peer(
                 name, identity, encode, decode, _numel, _same,
-                lambda rows, s=step, r=relative: (
-                    _row_range(rows) * s + rows.abs().amax(1, keepdim=True) * (r + 2**-20)
+                lambda rows, s=step, r=relative, least=smallest: (
+                    _row_range(rows) * s + rows.abs().amax(1, keepdim=True) * (r + 2**-20) + least
                 ),
             )
         )  # fmt: skip
     table.append(
         Peer(
             "FBGEMM MX4", identity, mx4, lambda coded: mx.mx4_to_fp32(coded), _numel,
-            lambda made, rows: made.view(rows.shape), lambda rows: group_max(rows) * 0.26,
+            lambda made, rows: made.view(-1)[: rows.numel()].view(rows.shape),
+            lambda rows: group_max(rows) * 0.26,
         )
     )  # fmt: skip
     return table

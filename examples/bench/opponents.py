@@ -1,4 +1,4 @@
-"""Other compressors of float32 tables at the same absolute bounds, for error_bounded.py.
+"""Other compressors of float32 tables, at the same absolute bounds or lossless.
 
 Each is given every advantage. The quantizer in front of the lossless ones is compiled, writes the
 smallest integers that hold all tables (int8, int16 or int32), checks no value and handles no NaN.
@@ -166,6 +166,33 @@ class Floats:
         return sum(map(len, self.data))
 
 
+class Lossless:
+    """A lossless compressor of the values themselves, in one call. What it decompresses to is `out`
+    as it lies, in no place of ours."""
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        compress: Callable[[np.ndarray], Any],
+        decompress: Callable[[Any], Any],
+    ) -> None:
+        self.values, self.out = values, np.empty_like(values)
+        self.compress, self.decompress = compress, decompress
+
+    def encode(self) -> None:
+        self.data = self.compress(self.values)
+
+    def decode(self) -> None:
+        self.out = np.frombuffer(self.decompress(self.data), np.float32)
+
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+def _zstd(module: ModuleType) -> tuple[Any, Any]:
+    return module.ZstdCompressor(level=1).compress, module.ZstdDecompressor().decompress
+
+
 def _blosc2(module: ModuleType, codec: str, level: int, itemsize: int) -> tuple[Any, Any]:
     options = {
         "codec": getattr(module.Codec, codec),
@@ -175,7 +202,7 @@ def _blosc2(module: ModuleType, codec: str, level: int, itemsize: int) -> tuple[
         "typesize": itemsize,
         "nthreads": 1,
     }
-    return lambda q: module.compress2(q, **options), module.decompress2
+    return lambda q: module.compress2(q, **options), lambda b: module.decompress2(b, nthreads=1)
 
 
 def _sz3(module: ModuleType, algorithm: str) -> tuple[Any, Any]:
@@ -202,13 +229,15 @@ def _pcodec(module: ModuleType) -> tuple[Any, Any]:
     return lambda q: standalone.simple_compress(q, config), standalone.simple_decompress_into
 
 
+def _pcodec_lossless(module: ModuleType) -> tuple[Any, Any]:
+    standalone = importlib.import_module("pcodec.standalone")
+    config = module.ChunkConfig(compression_level=4)
+    return lambda x: standalone.simple_compress(x, config), standalone.simple_decompress
+
+
 # name -> (module, which class, (module, bytes an index) -> its two functions)
 _OPPONENTS: dict[str, tuple[str, type, Callable[[Any, int], tuple[Any, Any]]]] = {
-    BASELINE: (
-        "zstandard",
-        Quantized,
-        lambda m, _: (m.ZstdCompressor(level=1).compress, m.ZstdDecompressor().decompress),
-    ),
+    BASELINE: ("zstandard", Quantized, lambda m, _: _zstd(m)),
     "quantize + lz4": ("lz4.block", Quantized, lambda m, _: (m.compress, m.decompress)),
     "quantize + bitshuffle + lz4": ("blosc2", Quantized, lambda m, b: _blosc2(m, "LZ4", 5, b)),
     "quantize + bitshuffle + zstd-1": ("blosc2", Quantized, lambda m, b: _blosc2(m, "ZSTD", 1, b)),
@@ -218,11 +247,20 @@ _OPPONENTS: dict[str, tuple[str, type, Callable[[Any, int], tuple[Any, Any]]]] =
     "SZ3, no prediction": ("pysz", Floats, lambda m, _: _sz3(m, "NOPRED")),
 }
 NAMES = tuple(_OPPONENTS)
+# name -> (module, module -> the two functions of `Lossless`)
+_LOSSLESS: dict[str, tuple[str, Callable[[Any], tuple[Any, Any]]]] = {
+    "zstd-1": ("zstandard", _zstd),
+    "lz4": ("lz4.block", lambda m: (m.compress, m.decompress)),
+    "bitshuffle + lz4": ("blosc2", lambda m: _blosc2(m, "LZ4", 5, 4)),
+    "bitshuffle + zstd-1": ("blosc2", lambda m: _blosc2(m, "ZSTD", 1, 4)),
+    "pcodec": ("pcodec", _pcodec_lossless),
+}
+LOSSLESS_NAMES = tuple(_LOSSLESS)
 
 
 def missing(name: str) -> str | None:
     """The pip line of an opponent that is not installed; None: it is."""
-    module = _OPPONENTS[name][0]
+    module = (_LOSSLESS if name in _LOSSLESS else _OPPONENTS)[name][0]
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -230,10 +268,10 @@ def missing(name: str) -> str | None:
     return None
 
 
-def versions() -> dict[str, str]:
-    """Of the packages that are installed."""
+def versions(*more: str) -> dict[str, str]:
+    """Of the packages that are installed, of PIP and `more`."""
     found = {}
-    for package in PIP.values():
+    for package in (*more, *PIP.values()):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
@@ -250,3 +288,9 @@ def build(name: str, tables: list[np.ndarray], fraction: float, bounds: list[flo
     itemsize = Quantized(values, ends, fraction, bytes, bytes).q.itemsize
     opponent: Opponent = kind(values, ends, fraction, *functions(module, itemsize))
     return opponent
+
+
+def build_lossless(name: str, values: np.ndarray) -> Opponent:
+    """A lossless one on [N] float32, contiguous."""
+    module_name, functions = _LOSSLESS[name]
+    return Lossless(values, *functions(importlib.import_module(module_name)))

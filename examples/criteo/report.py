@@ -176,15 +176,22 @@ class Report:
 
 def describe_run(options: argparse.Namespace) -> dict[str, Any]:
     """What is needed to run it again: options, commit, versions, machine."""
-    packages = ("torch", "torchrec", "torchmetrics", "numpy")
     return {
         "options": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
         "config": Path(options.config).read_text() if Path(options.config).is_file() else None,
+        **describe_machine(),
+        "world_size": dist.get_world_size(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """What any measurement should say: commit, versions, machine."""
+    packages = ("torch", "torchrec", "torchmetrics", "numpy")
+    return {
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
         "hardware": {"cpu": platform.machine(), "num_cpus": os.cpu_count()},
-        "world_size": dist.get_world_size(),
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
     }
 
 

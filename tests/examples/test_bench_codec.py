@@ -1,0 +1,353 @@
+"""bench-codec: what takes part, what is refused, what is written, and what goes on.
+
+The other compressors need not be installed: two of them copy here.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from trec_qcomm.core.registry import codec_names
+from trec_qcomm.testing import frame_of
+from trec_qcomm.wire import frame
+
+CODEC = Path(__file__).resolve().parents[2] / "examples" / "bench" / "codec"
+sys.path.append(str(CODEC))  # behind net's, which has a `run`, too
+_SPEC = importlib.util.spec_from_file_location("bench_codec", CODEC / "run.py")
+bench = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(bench)
+
+import contestants  # noqa: E402
+import gpu  # noqa: E402
+import opponents  # noqa: E402
+import parts  # noqa: E402
+import teams  # noqa: E402
+import train  # noqa: E402
+
+FIELDS = {
+    "bench", "name", "ours", "config", "kind", "dim", "threads", "raw_nbytes", "wire_nbytes",
+    "ratio", "encode_gb_s", "decode_gb_s", "max_error", "bound", "break_even_gb_s", "data", "seed",
+    "commit", "versions", "hardware",
+}  # fmt: skip
+COPY, ZSTD = "zstd-1", opponents.BASELINE
+DIM = 16
+
+
+def copying(*_):
+    return (lambda x: x.tobytes()), bytes
+
+
+@pytest.fixture(autouse=True)
+def no_other_installed(monkeypatch):
+    for module in opponents.PIP:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(opponents._LOSSLESS, COPY, ("numpy", copying))
+    monkeypatch.setitem(opponents._OPPONENTS, ZSTD, ("numpy", opponents.Quantized, copying))
+
+
+@pytest.fixture
+def dumped(tmp_path):
+    """Three tables of 40 samples, as --dump-rows writes them."""
+    generator = torch.Generator().manual_seed(0)
+    ids = {f"t{n}": torch.arange(40) % n for n in (20, 3, 7)}
+    rows = {t: torch.randn(40, DIM, generator=generator)[own] * 0.1 for t, own in ids.items()}
+    gradients = {t: torch.randn(40, DIM, generator=generator) * 1e-4 for t in ids}
+    made = {"rows": rows, "gradients": gradients, "ids": ids, "meta": {"seed": 5}}
+    torch.save(made, tmp_path / "small.pt")
+    return tmp_path / "small.pt"
+
+
+@pytest.fixture
+def run(dumped, monkeypatch, capsys):
+    """Calls main and gives (exit status, output, records)."""
+    out = dumped.parent / "codec.jsonl"
+
+    def call(*words):
+        command = ["run.py", "--rows", str(dumped), "--samples", "40", "--repeats", "2"]
+        monkeypatch.setattr(sys, "argv", [*command, "--out", str(out), *words])
+        status = bench.main()
+        return status, capsys.readouterr(), bench.read(out)
+
+    monkeypatch.setattr(teams, "LEAST_S", 1e-6)
+    return call
+
+
+def case_of(path, kind):
+    (case,) = parts.read_cases(path, [kind], 40)
+    return case
+
+
+def find(case, name):
+    return next(c for c in contestants.contestants(case, 0.01) if c.name == name)
+
+
+def tried(one, of_parts):
+    """What is wrong with a contestant."""
+    with teams.threads(len(of_parts)) as pool:
+        team = teams.round_trip(one, of_parts, pool)
+        return teams.wrong(one, team, of_parts)
+
+
+def test_every_codec_is_measured(run):
+    status, said, records = run("--threads", "1", "2")
+    assert status == 0, said.err
+    for r in records:
+        relative = {"error_over_bound"} if r["bound"] else set()
+        assert set(r) == FIELDS | relative
+        assert r["ours"] == (r["config"] is not None)
+        assert r["raw_nbytes"] == 30 * DIM * 4  # of distinct ids
+        assert r["ratio"] == r["raw_nbytes"] / r["wire_nbytes"]
+        assert (r["data"], r["seed"], r["dim"]) == ("small.pt", 5, DIM)
+        for call in ("encode_gb_s", "decode_gb_s"):
+            assert 0 < r[call]["p20"] <= r[call]["p50"] <= r[call]["p80"]
+        # On that link sending raw rows takes as long as coding them and sending less.
+        link, raw, wire = r["break_even_gb_s"], r["raw_nbytes"], r["wire_nbytes"]
+        coding = raw / r["encode_gb_s"]["p50"] + raw / r["decode_gb_s"]["p50"]
+        assert (raw - wire) == pytest.approx(link * coding)
+        if r["bound"] == 0:
+            assert r["max_error"] == 0
+        elif r["bound"] is not None:
+            assert 0 < r["error_over_bound"] <= 1
+    assert {r["config"]["codec"] for r in records if r["ours"]} == set(codec_names())
+    theirs = {r["name"]: r["bound"] for r in records if not r["ours"]}
+    assert {name for name in theirs if theirs[name] is not None} == {COPY, ZSTD}
+    assert {"torch fp16", "FBGEMM INT8", "FBGEMM INT4", "FBGEMM MX4"} <= set(theirs)
+    assert {(r["kind"], r["threads"]) for r in records} == {
+        (kind, t) for kind in ("rows", "gradients") for t in (1, 2)
+    }
+    assert "left out: zfp: pip install zfpy (" in said.err
+    assert said.out.splitlines()[-1].startswith(f"{len(records)} measured, ")
+
+
+def test_bytes_are_those_of_frames(run, dumped):
+    """But for headers; and as many on two threads as on one."""
+    _, _, records = run("--threads", "1", "2")
+    wire = {(r["name"], r["kind"], r["threads"]): r["wire_nbytes"] for r in records}
+    for kind in ("rows", "gradients"):
+        case = case_of(dumped, kind)
+        sizes = [len(rows) for rows in case.tables.values()]
+        for one in contestants.contestants(case, 0.01):
+            if one.codec is None or one.codec.name == "forward_mask":
+                continue
+            sealed, segments = frame_of(one.codec, torch.cat([*case.tables.values()]), sizes)
+            expected = sealed.numel() - frame.overhead_nbytes(segments.num_segments)
+            assert wire[one.name, kind, 1] == wire[one.name, kind, 2] == expected
+
+
+def test_forward_mask_sends_what_topk_kept(dumped):
+    case = case_of(dumped, "gradients")
+    (part,) = parts.deal(case, 1)
+    one, top = (find(case, name).make(part) for name in ("forward_mask 10 %", "topk 10 %"))
+    top.rows = part.forward
+    for member in (one, top):
+        member.encode()
+        member.decode()
+    assert torch.equal(one.decoded != 0, top.decoded != 0)
+    assert 0 < one.nbytes() < top.nbytes()
+
+
+def test_break_even():
+    assert gpu.break_even_gb_s(2.0, encode=4.0, decode=4.0) == 1.0
+    assert gpu.break_even_gb_s(4.0, 3.0, 6.0) == 1.5
+    assert gpu.break_even_gb_s(1.0, 3.0, 6.0) == 0.0
+    assert gpu.break_even_gb_s(0.5, 3.0, 6.0) < 0
+
+
+def test_what_is_there_is_not_measured_again(run):
+    few = ("--threads", "1", "--codecs", "identity", "error_bounded bitpack", "torch fp16")
+    _, _, first = run(*few)
+    assert [r["name"] for r in first] == ["identity", "error_bounded bitpack", "torch fp16"] * 2
+    status, said, again = run(*few)
+    assert (status, again) == (0, first)
+    assert "`error_bounded bitpack`" in said.out
+    assert "6 measured" in said.out
+    _, _, more = run(*few, "--bound", "0.03")
+    assert more[:6] == first
+    assert [(r["name"], r["bound"]) for r in more[6:]] == [("error_bounded bitpack", 0.03)] * 2
+    _, said, more = run("--threads", "2", *few[2:], "--kind", "rows")
+    assert [(r["threads"], r["kind"]) for r in more[8:]] == [(2, "rows")] * 3
+    assert "3 measured" in said.out
+
+
+def test_an_interrupted_run_goes_on(run, dumped):
+    few = ("--threads", "1", "--codecs", "identity", "sign", "--kind", "rows")
+    _, _, both = run(*few)
+    out = dumped.parent / "codec.jsonl"
+    out.write_text(out.read_text().splitlines(keepends=True)[0])
+    _, _, again = run(*few)
+    assert again[0] == both[0]
+    assert [r["name"] for r in again] == ["identity", "sign"]
+    out.write_text(out.read_text()[:-20])
+    with pytest.raises(ValueError, match=r"codec\.jsonl, line 2: .*; take it away to go on"):
+        run(*few)
+
+
+def test_ctrl_c_says_how_to_go_on(run, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(teams, "in_turn", interrupt)
+    status, said, records = run("--threads", "1", "--codecs", "identity")
+    assert (status, records) == (bench.INTERRUPTED, [])
+    assert "the same command goes on with" in said.err
+
+
+def test_what_breaks_its_bound_is_not_timed(run, monkeypatch):
+    def forgets(*_):
+        return (lambda q: (q // 2 * 2).tobytes()), bytes
+
+    monkeypatch.setitem(opponents._OPPONENTS, ZSTD, ("numpy", opponents.Quantized, forgets))
+    status, said, records = run("--threads", "1", "--codecs", ZSTD, "identity", "--kind", "rows")
+    assert status == 1
+    assert [r["name"] for r in records] == ["identity"]
+    last = said.out.splitlines()[-1]
+    assert f"REFUSED: {ZSTD} (rows, dim 16, threads 1): an error of " in last
+    assert "times the bound; not timed" in said.err
+
+
+class Damaged:
+    """An opponent whose decoded values something happens to."""
+
+    def __init__(self, sound, damage):
+        self.sound, self.damage, self.out = sound, damage, sound.out
+        self.encode, self.nbytes = sound.encode, sound.nbytes
+
+    def decode(self):
+        self.sound.decode()
+        self.out = self.damage(self.sound.out.copy())
+
+
+def far(x):
+    x[5] += 1e3
+    return x
+
+
+DAMAGE = {
+    "far": (far, "bits|bound|definition|allow"),
+    "short": (lambda x: x[:-1], "479 float32 for 480 values"),
+    "double": (lambda x: x.astype(np.float64), "480 float64 for 480 values"),
+    "unwritten": (lambda x: np.where(np.arange(480) == 7, np.nan, x), "bits|bound|def|allow"),
+    "no nan": (lambda x: np.where(np.isnan(x), np.float32(0), x), "NaN is lost"),
+}
+SOME = ("identity", "rowwise 4", "error_bounded rans", "topk 10 %", "sign", COPY, "torch bf16")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", SOME)
+def test_a_wrong_round_trip_is_named(name, damage, dumped):
+    case = case_of(dumped, "rows")
+    of_parts, sound = parts.deal(case, 1), find(case, name)
+    assert tried(sound, of_parts) is None
+    happens, reason = DAMAGE[damage]
+    broken = replace(sound, make=lambda part: Damaged(sound.make(part), happens))
+    assert re.search(reason, tried(broken, of_parts) or "nothing")
+
+
+def test_tables_are_dealt_whole(dumped):
+    case = case_of(dumped, "rows")
+    assert [len(p.rows) for p in parts.deal(case, 2)] == [20, 10]
+    many = parts.deal(case, 64)
+    assert [p.segments.num_rows.tolist() for p in many] == [[20], [7], [3]]
+    (one,) = parts.deal(case, 1)
+    assert torch.equal(one.rows, torch.cat([case.tables[t] for t in ("t20", "t7", "t3")]))
+
+
+def test_members_work_at_the_same_time():
+    class Meets:
+        def __init__(self, door):
+            self.door = door
+
+        def encode(self):
+            self.door.wait(timeout=30)
+
+    door = threading.Barrier(3)
+    with teams.threads(3) as pool:
+        assert teams.Team([Meets(door) for _ in range(3)], pool).seconds("encode", 2) >= 0
+
+
+def test_waiting_for_a_core_is_left_out(tmp_path, monkeypatch):
+    """What the kernel counts, as if it had grown by 30 ms in a call that slept 40 ms."""
+
+    class Sleeps:
+        def encode(self):
+            threading.Event().wait(0.04)
+            teams.SCHEDSTAT.write_text("9 32000000 9")
+
+    monkeypatch.setattr(teams, "SCHEDSTAT", tmp_path / "schedstat")
+    teams.SCHEDSTAT.write_text("5 2000000 7")
+    with teams.threads(1) as pool:
+        team = teams.Team([Sleeps()], pool)
+        first, second = team.seconds("encode"), team.seconds("encode")
+    assert second >= 0.04
+    assert first >= 0.01
+    teams.SCHEDSTAT.unlink()
+    assert teams.waited_s() == 0
+
+
+def test_waiting_just_before_a_call_does_not_count(monkeypatch):
+    """A time below 0 would end in calls without end: what is taken off must have been timed."""
+    clock = iter((10.0, 10.5))
+    monkeypatch.setattr(teams, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    seen = []
+    monkeypatch.setattr(teams, "waited_s", lambda: seen.append(clock.__length_hint__()) or 0.0)
+
+    class Idle:
+        def encode(self):
+            pass
+
+    with teams.threads(1) as pool:
+        assert teams.Team([Idle()], pool).seconds("encode") == 0.5
+    assert seen == [1, 1]  # both after the clock's first look and before its second
+
+
+def test_without_rows_a_training_makes_them(tmp_path, monkeypatch):
+    commands = []
+
+    def pretend(command, **_):
+        commands.append(command)
+        Path(command[-1]).write_text("rows")
+
+    monkeypatch.setattr(subprocess, "run", pretend)
+    for _ in range(2):
+        path = parts.train(tmp_path, 16, 3)
+        assert path.read_text() == "rows"
+    (command,) = commands
+    options = train.build_parser().parse_args(command[2:])
+    train.check_options(options)
+    assert (options.embedding_dim, options.seed, options.ranks) == (16, 3, 1)
+    assert options.dump_rows != path
+
+
+def test_a_file_that_is_no_dump_is_named(run, dumped):
+    made = torch.load(dumped, weights_only=True)
+    del made["meta"]
+    torch.save(made, dumped)
+    with pytest.raises(SystemExit, match=r"error: .*small\.pt: no meta\.seed; expected a file of"):
+        run()
+
+
+def test_the_table_says_what_was_measured(run):
+    _, said, records = run("--threads", "1", "2", "--codecs", "identity", "rowwise 4", "topk 10 %",
+                           "error_bounded bitpack", "forward_mask 10 %")  # fmt: skip
+    lines = {line.split(" | ")[0].strip("| `"): line for line in said.out.splitlines()}
+    head = "dim 16 | rows: ratio | encode | decode | break-even | error | gradients: ratio"
+    assert lines["dim 16"].startswith(f"| {head}")
+    assert "| none, none | 0 |" in lines["identity"]
+    assert lines["forward_mask 10 %"].startswith("| `forward_mask 10 %` |  |  |  |  |  | ")
+    assert lines["error_bounded bitpack"].count(" of 1 % |") == 2
+    one, two = (r for r in records if (r["name"], r["kind"]) == ("rowwise 4", "rows"))
+    assert (one["threads"], two["threads"]) == (1, 2)
+    cells = lines["rowwise 4"].split(" | ")
+    assert cells[1] == f"{one['ratio']:.2f}"
+    for cell, what in zip(cells[2:4], ("encode_gb_s", "decode_gb_s"), strict=True):
+        shown = [float(word) for word in cell.split(", ")]
+        assert shown == pytest.approx([r[what]["p50"] for r in (one, two)], rel=0.5, abs=0.01)
