@@ -125,7 +125,7 @@ def test_every_codec_is_measured(run):
         (kind, t) for kind in ("rows", "gradients") for t in (1, 2)
     }
     assert "left out: zfp: pip install zfpy (" in said.err
-    assert said.out.splitlines()[-1].startswith(f"{len(records)} measured, ")
+    assert said.out.splitlines()[-1].startswith(f"{len(records)} measurements, {len(records)} of ")
 
 
 def test_bytes_are_those_of_frames(run, dumped):
@@ -169,13 +169,13 @@ def test_what_is_there_is_not_measured_again(run):
     status, said, again = run(*few)
     assert (status, again) == (0, first)
     assert "`error_bounded bitpack`" in said.out
-    assert "6 measured" in said.out
+    assert "6 measurements, 0 of them new" in said.out
     _, _, more = run(*few, "--bound", "0.03")
     assert more[:6] == first
     assert [(r["name"], r["bound"]) for r in more[6:]] == [("error_bounded bitpack", 0.03)] * 2
     _, said, more = run("--threads", "2", *few[2:], "--kind", "rows")
     assert [(r["threads"], r["kind"]) for r in more[8:]] == [(2, "rows")] * 3
-    assert "3 measured" in said.out
+    assert "3 measurements, 3 of them new" in said.out
 
 
 def test_an_interrupted_run_goes_on(run, dumped):
@@ -333,6 +333,20 @@ def test_a_file_that_is_no_dump_is_named(run, dumped):
     torch.save(made, dumped)
     with pytest.raises(SystemExit, match=r"error: .*small\.pt: no meta\.seed; expected a file of"):
         run()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--codecs rowwise", "--codecs: invalid choice: 'rowwise' (choose from"),
+        ("--bound 1", "--bound: 1: expected more than 0 and less than 1"),
+        ("--repeats 0", "--repeats: 0: expected at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words, message, run, capsys):
+    with pytest.raises(SystemExit):
+        run(*words.split())
+    assert message in capsys.readouterr().err
 
 
 def test_the_table_says_what_was_measured(run):

@@ -63,6 +63,12 @@ def contestants(case: Case, bound: float) -> list[Contestant]:
     return [*_ours(case, bound), *_formats(), *_lossless(), *_bounded(bound)]
 
 
+def example() -> Case:
+    """A case that all can take part in, to ask who they are."""
+    one = {"t": torch.ones(1, 1)}
+    return Case("", 0, "gradients", 1, one, one)
+
+
 def _ours(case: Case, bound: float) -> Iterator[Contestant]:
     codecs: dict[str, Codec] = {
         "identity": Identity(),

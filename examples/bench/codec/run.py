@@ -39,7 +39,7 @@ sys.path += [str(BENCH), str(BENCH.parent / "criteo")]
 import opponents  # noqa: E402
 import teams  # noqa: E402
 from codec_table import Record, table  # noqa: E402
-from contestants import Contestant, contestants  # noqa: E402
+from contestants import Contestant, contestants, example  # noqa: E402
 from error_bounded import percentiles  # noqa: E402
 from gpu import break_even_gb_s  # noqa: E402
 from parts import Case, deal, read_cases, train  # noqa: E402
@@ -64,14 +64,19 @@ def main() -> int:
     machine, started = describe(), time.monotonic()
     if not teams.SCHEDSTAT.exists():
         print(f"no {teams.SCHEDSTAT}: times hold waiting for a core, too", file=sys.stderr)
-    shown: list[Record] = []
-    refused: list[str] = []
+    before, shown, refused = len(read(options.out)), [], []
+    for one in contestants(example(), options.bound):
+        if one.missing and chosen(one, options):
+            print(f"left out: {one.name}: {one.missing}", file=sys.stderr)
     try:
         for case in cases(options):
             for threads in options.threads:
-                found = [c for c in contestants(case, options.bound) if chosen(c, options)]
-                measure(case, threads, found, options, machine, refused)
-                labels = [label(case, threads, c, machine) for c in found]
+                everyone = contestants(case, options.bound)
+                found = [one for one in everyone if chosen(one, options) and not one.missing]
+                labels = [label(case, threads, one, machine) for one in found]
+                done = [identity(record) for record in read(options.out)]
+                todo = [one for one, own in zip(found, labels, strict=True) if own not in done]
+                refused += measure(case, threads, todo, options, machine)
                 shown += [r for r in read(options.out) if identity(r) in labels]
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on with {options.out}", file=sys.stderr)
@@ -79,7 +84,8 @@ def main() -> int:
     for data in dict.fromkeys((r["data"], r["dim"]) for r in shown):
         print(table([r for r in shown if (r["data"], r["dim"]) == data]) + "\n")
     told = f"; REFUSED: {'; '.join(refused)}" if refused else ""
-    print(f"{len(shown)} measured, {time.monotonic() - started:.0f} s; {options.out}{told}")
+    new, took = len(read(options.out)) - before, time.monotonic() - started
+    print(f"{len(shown)} measurements, {new} of them new, {took:.0f} s; {options.out}{told}")
     return int(bool(refused))
 
 
@@ -94,46 +100,40 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def chosen(contestant: Contestant, options: argparse.Namespace) -> bool:
-    return not options.codecs or contestant.name in options.codecs
+    return contestant.name in options.codecs
 
 
 def measure(
     case: Case,
     threads: int,
-    found: Sequence[Contestant],
+    todo: Sequence[Contestant],
     options: argparse.Namespace,
     machine: dict[str, Any],
-    refused: list[str],
-) -> None:
-    """Append to --out what it lacks; add to `refused` whose round trip is wrong."""
-    done = [identity(record) for record in read(options.out)]
+) -> list[str]:
+    """Append to --out a record of each whose round trip is right, all timed in turn; returns what
+    is wrong with the others."""
     where = f"{case.kind}, dim {case.dim}, threads {threads}"
-    running, parts = {}, deal(case, threads)
+    running, refused, parts = {}, [], deal(case, threads)
     with teams.threads(threads) as pool:
-        for one in found:
-            if one.missing:
-                print(f"left out: {one.name}: {one.missing}", file=sys.stderr)
-            elif label(case, threads, one, machine) not in done:
-                team = teams.round_trip(one, parts, pool)
-                reason = teams.wrong(one, team, parts)
-                if reason is None:
-                    running[one] = team
-                else:
-                    refused.append(f"{one.name} ({where}): {reason}")
-                    print(f"refused: {refused[-1]}; not timed", file=sys.stderr, flush=True)
-        if not running:
-            return
-        seconds = teams.in_turn(
-            {one.name: team for one, team in running.items()}, options.repeats, where
-        )
+        for one in todo:
+            team = teams.round_trip(one, parts, pool)
+            reason = teams.wrong(one, team, parts)
+            if reason is None:
+                running[one.name] = one, team
+            else:
+                refused.append(f"{one.name} ({where}): {reason}")
+                print(f"refused: {refused[-1]}; not timed", file=sys.stderr, flush=True)
+        by_name = {name: team for name, (_, team) in running.items()}
+        seconds = teams.in_turn(by_name, options.repeats, where) if running else {}
         lines = []
-        for one, team in running.items():
-            own = {call: seconds[one.name, call] for call in teams.CALLS}
-            sizes = {"wire_nbytes": team.nbytes} | errors(one, team, parts)
-            record = label(case, threads, one, machine) | sizes | rates(case, team.nbytes, own)
-            lines.append(json.dumps({"bench": "codec"} | record | machine) + "\n")
+        for name, (one, team) in running.items():
+            own = {call: seconds[name, call] for call in teams.CALLS}
+            record = {"bench": "codec"} | label(case, threads, one, machine)
+            record |= errors(one, team, parts) | rates(case, team.nbytes, own) | machine
+            lines.append(json.dumps(record) + "\n")
     with options.out.open("a") as file:
         file.write("".join(lines))
+    return refused
 
 
 def label(case: Case, threads: int, one: Contestant, machine: dict[str, Any]) -> dict[str, Any]:
@@ -164,14 +164,14 @@ def errors(one: Contestant, team: teams.Team, parts: Sequence[Any]) -> dict[str,
 
 
 def rates(case: Case, wire_nbytes: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
-    """ratio, GB/s and the break-even link of the medians."""
+    """Bytes, ratio, GB/s, and the break-even link of the medians."""
     ratio = case.raw_nbytes / wire_nbytes
     gb_s = {
         call: percentiles(case.raw_nbytes / np.array(own) / 1e9) for call, own in seconds.items()
     }
     link = break_even_gb_s(ratio, **{call: rate["p50"] for call, rate in gb_s.items()})
     found = {f"{call}_gb_s": rate for call, rate in gb_s.items()}
-    return {"ratio": ratio, **found, "break_even_gb_s": link}
+    return {"wire_nbytes": wire_nbytes, "ratio": ratio, **found, "break_even_gb_s": link}
 
 
 def describe() -> dict[str, Any]:
@@ -202,8 +202,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--kind", choices=KINDS, nargs="+", default=list(KINDS), help="default: both")
     cores = sorted({1, os.cpu_count() or 1})
     add("--threads", type=_positive, nargs="+", default=cores, help="default: 1, and all cores")
-    add("--codecs", nargs="+", default=[], metavar="NAME", help="as in the table (default: all)")
-    add("--bound", type=float, default=0.01, help="of bounded ones, of the range (default 0.01)")
+    names = [one.name for one in contestants(example(), 0.01)]
+    add("--codecs", nargs="+", choices=names, default=names, metavar="NAME",
+        help=f"of {', '.join(names).replace('%', '%%')} (default: all)")  # fmt: skip
+    add(
+        "--bound", type=_fraction, default=0.01, help="of bounded ones, of the range (default 0.01)"
+    )
     add("--repeats", type=_positive, default=21, help="of each call (default 21)")
     add("--dims", type=_positive, nargs="+", default=[64, 16], help="without --rows (64 16)")
     add("--seed", type=int, default=0, help="without --rows: of the training (default 0)")
@@ -212,10 +216,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
+    return int(text)
+
+
+def _fraction(text: str) -> float:
+    if not 0 < float(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected more than 0 and less than 1")
+    return float(text)
 
 
 if __name__ == "__main__":
