@@ -1,6 +1,7 @@
-"""README.md says what the records say."""
+"""README.md, and that of the benches, say what the records say."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,29 +10,36 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "bench" /
 
 import readme
 
-FIRST_OF = {"net.jsonl": "1.0x less"}
+FIRST_OF = {"net.jsonl": "1.0x less", "codec.jsonl": "| `identity` | 1.00 |"}
 
 
-@pytest.mark.parametrize("name", readme.SECTIONS)
-def test_readme_says_what_was_measured(name):
+@pytest.mark.parametrize("section", readme.SECTIONS, ids=lambda s: s.records)
+def test_readme_says_what_was_measured(section):
     """`python examples/bench/results/readme.py --write` puts it right."""
-    text, made = readme.README.read_text(), readme.section(name)
-    assert text == readme.replaced(text, name, made)
-    assert FIRST_OF[name] in made
+    text = section.page.read_text()
+    assert text == readme.replaced(text, section)
+    assert FIRST_OF[section.records] in section.made()
 
 
 def test_a_missing_comment_is_named():
     with pytest.raises(ValueError, match=r"README\.md: expected <!-- from .*net\.jsonl -->"):
-        readme.replaced("no comments", "net.jsonl", "")
+        readme.replaced("no comments", readme.SECTIONS[0])
 
 
-def test_check_tells_what_disagrees(tmp_path, monkeypatch, capsys):
-    before, other = readme.README.read_text(), tmp_path / "README.md"
-    other.write_text(before.replace("1.0x less", "9.9x less"))
-    monkeypatch.setattr(readme, "README", other)
-    for words, status in (("--check", 1), ("--write", 0), ("--check", 0)):
+def test_check_tells_what_differs_and_write_puts_it_right(tmp_path, monkeypatch, capsys):
+    net, codec, _ = readme.SECTIONS
+    page = tmp_path / "README.md"
+    before = net.page.read_text()
+    page.write_text(before.replace("1.0x less", "9.9x less"))
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "SECTIONS", (replace(net, page=page), replace(codec, page=page)))
+    said = []
+    for words in ("--check", "--write", "--check"):
         monkeypatch.setattr(sys, "argv", ["readme.py", words])
-        assert readme.main() == status
-        if status:
-            assert "README.md disagrees with net.jsonl" in capsys.readouterr().out
-    assert other.read_text() == before
+        said.append((readme.main(), capsys.readouterr().out.strip()))
+    assert said == [
+        (1, "differs: README.md with net.jsonl"),
+        (0, "written: README.md with net.jsonl"),
+        (0, "all sections agree with the records"),
+    ]
+    assert page.read_text() == before

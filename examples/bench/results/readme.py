@@ -1,9 +1,9 @@
-"""The sections of README.md that are made from the records in this folder.
+"""The sections of README.md, and of the one above, that are made from the records in this folder.
 
-  python readme.py --check                  exit status 1 if README.md says something else
+  python readme.py --check                  exit status 1 if a page says something else
   python readme.py --write                  put them there
 
-Each lies between two comments in README.md, of which the first names its file of records.
+Each lies between two comments of its page, of which the first names its file of records.
 """
 
 from __future__ import annotations
@@ -12,18 +12,40 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent
-BENCH, README = RESULTS.parent, RESULTS.parents[2] / "README.md"
-sys.path.append(str(BENCH / "net"))
+BENCH, ROOT = RESULTS.parent, RESULTS.parents[2]
+sys.path += [str(BENCH / "net"), str(BENCH / "codec")]
 
+import codec_table  # noqa: E402
 import net_section  # noqa: E402
 
 END = "<!-- end -->\n"
 Record = dict[str, Any]
-SECTIONS: dict[str, Callable[[list[Record]], str]] = {"net.jsonl": net_section.section}
+
+
+@dataclass(frozen=True)
+class Section:
+    """What `make` says of all records of a file, on a page."""
+
+    page: Path
+    records: str
+    make: Callable[[list[Record]], str]
+
+    def made(self) -> str:
+        lines = (RESULTS / self.records).read_text().splitlines()
+        return self.make([json.loads(line) for line in lines])
+
+
+SECTIONS = (
+    Section(ROOT / "README.md", "net.jsonl", net_section.section),
+    Section(ROOT / "README.md", "codec.jsonl", partial(codec_table.section, dim=64)),
+    Section(BENCH / "README.md", "codec.jsonl", partial(codec_table.section, dim=16)),
+)
 
 
 def main() -> int:
@@ -35,38 +57,27 @@ def main() -> int:
     choice.add_argument("--check", action="store_true", help="compare only")
     choice.add_argument("--write", action="store_true", help="replace the sections")
     arguments = parser.parse_args()
-    text, different = README.read_text(), []
-    for name in SECTIONS:
-        made = replaced(text, name, section(name))
-        different += [name] if made != text else []
-        text = made
-    names = ", ".join(different if different else SECTIONS)
-    if arguments.write:
-        README.write_text(text)
-        print(f"{README.name}: results of {', '.join(SECTIONS)} written")
-        return 0
-    print(f"{README.name} {'disagrees' if different else 'agrees'} with {names}")
-    return int(bool(different))
+    different = []
+    for section in SECTIONS:
+        text = section.page.read_text()
+        made = replaced(text, section)
+        if made != text:
+            different.append(f"{section.page.relative_to(ROOT)} with {section.records}")
+            if arguments.write:
+                section.page.write_text(made)
+    done = "written" if arguments.write else "differs"
+    print(f"{done}: {', '.join(different)}" if different else "all sections agree with the records")
+    return int(bool(different) and arguments.check)
 
 
-def section(name: str) -> str:
-    """What README.md should say of a file of records."""
-    return SECTIONS[name](read(name))
-
-
-def read(name: str) -> list[Record]:
-    """All records of a file in this folder."""
-    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
-
-
-def replaced(text: str, name: str, made: str) -> str:
-    """The text with another section. Raises ValueError: a comment that marks it is not there."""
-    mark = f"<!-- from examples/bench/results/{name} -->\n"
+def replaced(text: str, section: Section) -> str:
+    """The text with that section made anew. Raises ValueError: its comments are not there."""
+    mark = f"<!-- from examples/bench/results/{section.records} -->\n"
     before, begin, rest = text.partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{README}: expected {mark.strip()} ... {END.strip()}")
-    return before + mark + made + END + after
+        raise ValueError(f"{section.page}: expected {mark.strip()} ... {END.strip()}")
+    return before + mark + section.made() + END + after
 
 
 if __name__ == "__main__":
