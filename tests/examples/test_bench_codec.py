@@ -274,21 +274,24 @@ def test_members_work_at_the_same_time():
         assert teams.Team([Meets(door) for _ in range(3)], pool).seconds("encode", 2) >= 0
 
 
+class Idle:
+    def encode(self):
+        pass
+
+
 def test_waiting_for_a_core_is_left_out(tmp_path, monkeypatch):
-    """What the kernel counts, as if it had grown by 30 ms in a call that slept 40 ms."""
+    """A call of 500 ms in which the kernel's count of waiting grows by 300 ms."""
 
-    class Sleeps:
+    class Waits:
         def encode(self):
-            threading.Event().wait(0.04)
-            teams.SCHEDSTAT.write_text("9 32000000 9")
+            teams.SCHEDSTAT.write_text("9 302000000 9")
 
+    clock = iter((10.0, 10.5))
+    monkeypatch.setattr(teams, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr(teams, "SCHEDSTAT", tmp_path / "schedstat")
     teams.SCHEDSTAT.write_text("5 2000000 7")
     with teams.threads(1) as pool:
-        team = teams.Team([Sleeps()], pool)
-        first, second = team.seconds("encode"), team.seconds("encode")
-    assert second >= 0.04
-    assert first >= 0.01
+        assert teams.Team([Waits()], pool).seconds("encode") == pytest.approx(0.2)
     teams.SCHEDSTAT.unlink()
     assert teams.waited_s() == 0
 
@@ -297,16 +300,11 @@ def test_waiting_just_before_a_call_does_not_count(monkeypatch):
     """A time below 0 would end in calls without end: what is taken off must have been timed."""
     clock = iter((10.0, 10.5))
     monkeypatch.setattr(teams, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    seen = []
-    monkeypatch.setattr(teams, "waited_s", lambda: seen.append(clock.__length_hint__()) or 0.0)
-
-    class Idle:
-        def encode(self):
-            pass
-
+    left = []
+    monkeypatch.setattr(teams, "waited_s", lambda: left.append(clock.__length_hint__()) or 0.0)
     with teams.threads(1) as pool:
         assert teams.Team([Idle()], pool).seconds("encode") == 0.5
-    assert seen == [1, 1]  # both after the clock's first look and before its second
+    assert left == [1, 1]  # both after the clock's first look and before its second
 
 
 def test_without_rows_a_training_makes_them(tmp_path, monkeypatch):
