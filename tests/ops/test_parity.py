@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
+from tests.ops.interpreter import quickly
+from trec_qcomm.codecs import Cast, Float6, Identity, Rowwise, Sign
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
+from trec_qcomm.ops.binding import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
@@ -171,3 +174,24 @@ def test_rank_sum_refuses_what_it_cannot_add():
             rank_sum(bad, torch.zeros(3))
     with pytest.raises(ValueError, match="out: expected 3 contiguous"):
         rank_sum(torch.zeros(2, 3), torch.zeros(4))
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    "codec", [Identity(), Cast("fp16"), Rowwise(4), Float6(), Sign()], ids=repr
+)
+def test_ten_thousand_segments_of_one_row(codec):
+    rows = awkward_rows(3).repeat(715, 1)[:10_000]
+    segments = Segments.packed([1] * len(rows), 3)
+    sizes = codec.max_nbytes(segments)
+    at, payloads, decoded = exclusive_cumsum(sizes)[:-1], [], []
+    for backend in BACKENDS:
+        with default_backend(backend), quickly():
+            own = rows.to(device_of(backend))
+            payload = torch.full((int(sizes.sum()),), 7, dtype=torch.uint8, device=own.device)
+            out = torch.full_like(own, 9.0)
+            codec.decode(codec.encode(own, segments, payload, at), segments, out)
+        payloads.append(payload)
+        decoded.append(out.view(torch.int32))
+    assert_equal(payloads)
+    assert_equal(decoded)

@@ -18,7 +18,7 @@ from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.rans import reference
-from trec_qcomm.ops.rans.gpu import numbers
+from trec_qcomm.ops.rans.gpu import numbers, table
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 pytestmark = pytest.mark.triton
@@ -58,6 +58,30 @@ def test_numbers_of_the_format():
         assert lanes.tolist() == [reference.num_lanes(k) for k in lengths]
         assert logs.tolist() == [reference.table_log(k, symbols) for k in lengths]
         assert bits.tolist() == [k.bit_count() for k in lengths]
+
+
+@triton.jit
+def _frequencies(weights, escapes, logs, found):
+    i, s = tl.program_id(0), tl.arange(0, 256)
+    f, escape = table.frequencies_of(
+        tl.load(weights + 256 * i + s), tl.load(escapes + i), tl.load(logs + i)
+    )
+    tl.store(found + 257 * i + s, f)
+    tl.store(found + 257 * i + 256, escape)
+
+
+def test_the_first_of_equal_frequencies_is_levelled():
+    """The escape is the last one, also where it is as frequent as a class."""
+    cases = [([64, 64], 64, 6), ([1, 5, 5], 5, 9), ([7, 7], 8, 5), ([1] * 40 + [90], 90, 7)]
+    weights = torch.zeros(len(cases), 256, dtype=torch.int64, device=GPU)
+    for row, (own, _, _) in zip(weights, cases, strict=True):
+        row[: len(own)] = torch.tensor(own)
+    escapes = torch.tensor([escapes for _, escapes, _ in cases], device=GPU)
+    logs = torch.tensor([log for _, _, log in cases], dtype=torch.int32, device=GPU)
+    found = torch.zeros(len(cases), 257, dtype=torch.int32, device=GPU)
+    _frequencies[(len(cases),)](weights, escapes, logs, found)
+    for row, (own, most, log) in zip(found.tolist(), cases, strict=True):
+        assert [*row[: len(own)], row[-1]] == reference.frequencies_of([*own, most], log)
 
 
 @pytest.mark.parametrize("dim", [1, 7])
