@@ -116,7 +116,22 @@ def test_too_few_seeds_show_nothing():
     every = records(made.network(), made.network("int4", config=made.INT4), *seeds)
     (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
     assert [f.mark for f in figure.findings] == ["not shown"]
-    assert "10 paired seeds of the 50" in figure.findings[0].text
+    assert "not shown (10 of 50 seeds)" in figure.findings[0].text
+
+
+def test_quality_is_kept_only_by_what_passes_the_whole_gate():
+    """Test loss as before, and a progressive loss that is worse."""
+    sha = fingerprint(made.INT4)
+    seeds = [made.study("fp32", s, 1.0, "0") for s in range(50)]
+    for s in range(50):
+        record = made.study("int4", s, 1.0, sha)
+        record["training"]["progressive_logloss"] = 1.001 + 1e-6 * (s % 2)
+        seeds.append(record)
+    every = records(made.network(), made.network("int4", config=made.INT4), *seeds)
+    (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
+    assert [f.mark for f in figure.findings] == ["not shown"]
+    assert "progressive mean > 0.02" in figure.findings[0].text
+    assert rate_distortion.kept(every, runs_of(every)[0]) == set()
 
 
 def test_tables_have_bits_bounds_and_the_ratio_with_merged_bags():
