@@ -124,6 +124,15 @@ class QComm:
         """
         return self._session.stats()
 
+    def forward_params(self) -> dict[str, float]:
+        """The error bound or threshold of each table's forward codec in the next step.
+
+        What this rank's own rows are sent with, between nodes where there are two hops; ranks may
+        differ where it is found while training. Of a row-wise table it holds for the sum over
+        ranks. Tables whose codec has neither are not in it.
+        """
+        return self._session.forward_params()
+
     def reset_stats(self) -> None:
         """Counters back to zero."""
         self._session.reset_stats()

@@ -82,6 +82,41 @@ def mean_traffic(trainer: Trainer) -> Traffic | None:
     }
 
 
+def table_records(trainer: Trainer) -> dict[str, dict[str, Any]] | None:
+    """What each table sent in a step: None without the plugin, or without a step. Collective.
+
+    By table: raw_nbytes and wire_nbytes, {"forward": ..., "backward": ...}, the mean over ranks,
+    without the headers of frames; num_bags and num_sent, likewise: the bags of ids that there were
+    and how many were sent, 0 where none are merged; params: of each rank that sent rows, the error
+    bound or threshold at the end of the training, without those that have none.
+    """
+    if trainer.qcomm is None or not trainer.losses:
+        return None
+    per_rank = gather((trainer.qcomm.stats(), trainer.qcomm.forward_params()))
+    divisor = len(trainer.losses) * len(per_rank)
+    tables = sorted({t for stats, _ in per_rank for t in stats["embedding_forward"]["tables"]})
+    return {table: _table_record(table, per_rank, divisor) for table in tables}
+
+
+def _table_record(
+    table: str, per_rank: list[tuple[dict[str, Any], dict[str, float]]], divisor: int
+) -> dict[str, Any]:
+    record: dict[str, Any] = {"raw_nbytes": {}, "wire_nbytes": {}}
+    for direction in ("forward", "backward"):
+        rows = [stats[f"embedding_{direction}"]["tables"].get(table) for stats, _ in per_rank]
+        for name in ("raw_nbytes", "wire_nbytes"):
+            record[name][direction] = sum(row[name] for row in rows if row) / divisor
+    bags = [stats["input"]["bags"]["tables"].get(table) for stats, _ in per_rank]
+    for name in ("num_bags", "num_sent"):
+        record[name] = sum(row[name] for row in bags if row) / divisor
+    senders = [
+        params
+        for stats, params in per_rank
+        if stats["embedding_forward"]["tables"].get(table, {}).get("raw_nbytes")
+    ]
+    return record | {"params": [params[table] for params in senders if table in params]}
+
+
 def count_shardings(trainer: Trainer) -> dict[str, int]:
     """How many tables are sharded in each way, which is news after a plan of the planner."""
     modules = trainer.dmp.plan.plan.values()
@@ -140,9 +175,14 @@ class Report:
         self._say(f"interrupted after step {trainer.step}; continue with --resume")
 
     def finish(
-        self, trainer: Trainer, traffic: Traffic | None, metrics: dict[str, dict[str, float]]
+        self,
+        trainer: Trainer,
+        traffic: Traffic | None,
+        tables: dict[str, dict[str, Any]] | None,
+        metrics: dict[str, dict[str, float]],
     ) -> None:
-        """Write the final record and print the table; `traffic` is the training's. Collective."""
+        """Write the final record and print the table; `traffic` and `tables` are the training's.
+        Collective."""
         losses = [float(np.mean(step)) for step in zip(*gather(trainer.losses), strict=True)]
         record = describe_run(self.options) | {
             "kind": "final",
@@ -153,6 +193,7 @@ class Report:
             "losses_sha256": hashlib.sha256(json.dumps(losses).encode()).hexdigest(),
             "step_ms": step_ms(trainer.step_s),
             "nbytes_per_step": traffic,
+            "tables": tables,
             "shardings": count_shardings(trainer),
         }
         self._write(record)

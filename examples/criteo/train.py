@@ -41,7 +41,7 @@ from model import (
 )
 from plans.files import build_plan, load_plan, plan_names
 from plans.planned import make_plan
-from report import Report, mean_traffic, score
+from report import Report, mean_traffic, score, table_records
 from synthetic import generate
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from torchrec.distributed import DistributedModelParallel
@@ -193,9 +193,9 @@ def run(options: argparse.Namespace) -> bool:
             on_step=report.add_step,
         )
         if finished:
-            traffic = mean_traffic(trainer)  # before the evaluation adds to it
+            traffic, tables = mean_traffic(trainer), table_records(trainer)  # before it evaluates
             tests = Batches(dataset.test, options.batch_size, drop_last=False, **ranks)
-            report.finish(trainer, traffic, evaluate(trainer, tests, options))
+            report.finish(trainer, traffic, tables, evaluate(trainer, tests, options))
             if options.dump_rows is not None:
                 meta = {"config": options.config, "seed": options.seed, "steps": trainer.step}
                 dump_rows(trainer, batches, options.dump_rows, meta)

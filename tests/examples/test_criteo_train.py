@@ -172,6 +172,23 @@ def test_compare_shows_configs_side_by_side(tmp_path: Path) -> None:
     assert table[0][1:3] == table[1][1:3]  # fp32 is TorchRec to the last digit shown
     assert printed[-1].startswith("3 configs in ")
     assert "int8 sends" in printed[-1]
+    check_tables(*(next(tmp_path.glob(f"*{name}.jsonl")) for name in ("int8", "fp32")))
+
+
+def check_tables(int8: Path, fp32: Path) -> None:
+    """Of tables whose rows cross: 16 bytes a row and 4 of scale and low in fp16, of 64."""
+    for path, fewest, most in ((int8, 3.1, 3.3), (fp32, 1.0, 1.0)):
+        record = json.loads(path.read_text().splitlines()[-1])
+        tables = record["tables"]
+        assert len(tables) == 26
+        for direction in ("forward", "backward"):
+            sent = record["nbytes_per_step"][f"embedding_{direction}"]
+            raw = sum(t["raw_nbytes"][direction] for t in tables.values())
+            wire = sum(t["wire_nbytes"][direction] for t in tables.values())
+            assert raw == pytest.approx(sent["raw_nbytes"])
+            assert 0.98 * sent["wire_nbytes"] < wire < sent["wire_nbytes"]  # without headers
+            assert fewest <= raw / wire <= most
+        assert all(not t["params"] and t["num_sent"] == t["num_bags"] for t in tables.values())
 
 
 @pytest.mark.parametrize(

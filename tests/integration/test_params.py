@@ -32,7 +32,9 @@ def errors_by_step(sharding):
     )
     dmp = shard(case, qcomm)
     found = []
-    for _ in range(NUM_STEPS):
+    for step in range(NUM_STEPS):
+        bound = BOUND * START if step < DROP_AT else BOUND
+        assert qcomm.forward_params() == {"spread": bound, "dense": bound}
         qcomm.reset_stats()
         train(dmp, case, 1, linear=True)
         trained = _largest_error(qcomm)
@@ -70,7 +72,9 @@ def classes_found():
     unmeasured.load_state_dict({"steps": state["steps"]})
     third = shard(case, unmeasured)
     tight = _forward_nbytes(unmeasured, third, case)
-    return {"before": before, "state": state["params"], "after": after, "tight": tight}
+    params = first.forward_params()
+    found = {"before": before, "state": state["params"], "after": after, "tight": tight}
+    return found | {"params": params}
 
 
 def _forward_nbytes(qcomm, dmp, case):
@@ -127,6 +131,7 @@ def test_each_rank_has_classes_of_its_own_which_survive_a_checkpoint(ranks):
         assert list(found["state"]) == [f"rank{rank}of2"]
         classes = sorted(int(n) for c in own.values() for t in c.values() for n in t.values())
         assert classes == [-1, 2]  # the other rank's table, and its own
+        assert sorted(found["params"].values()) == pytest.approx([1e-5, 0.3])
         first, second = found["after"]
         assert first == second < found["tight"] / 2
         assert max(found["before"]) < found["tight"] / 2

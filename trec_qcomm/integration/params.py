@@ -82,6 +82,14 @@ class ForwardParams:
             factor *= measured.param(given) / given
         return factor
 
+    def values(self, step: int) -> dict[str, float]:
+        """The param of each table whose codec has one."""
+        found: dict[str, float] = {}
+        for table, rule in self._rules.items():
+            if rule.forward.param is not None:
+                found[table] = rule.forward.param * self._factor(table, rule, step)
+        return found
+
     def observe(self, step: int, values: Tensor, side: Side) -> None:
         """Look at the rows that are about to be sent, where it is time to. Not fast.
 

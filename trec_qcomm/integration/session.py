@@ -188,6 +188,14 @@ class Session:
         found["input"]["bags"] = self.bags.summary()
         return found
 
+    def forward_params(self) -> dict[str, float]:
+        """By table, see QComm.forward_params."""
+        given = {table: self.config.rule_for(table).forward.param for table in sorted(self.tables)}
+        found = {table: param for table, param in given.items() if param is not None}
+        for key, params in self._params.items():
+            found |= params.values(self._steps_of(key.partition("/")[0]))
+        return found
+
     def reset_stats(self) -> None:
         """All counters back to zero."""
         for collective in self._all():
