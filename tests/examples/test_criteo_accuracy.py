@@ -26,8 +26,9 @@ import train as example  # noqa: E402
 from data import FEATURES, Batches  # noqa: E402
 from study.runs import MODES, Study, run_seed, train_config  # noqa: E402
 from study.show import changes, format_table, verdict  # noqa: E402
-from study.statistics import Change, eval_only_gate, t_quantile, training_gate  # noqa: E402
 from study.training import RowwiseAdagrad  # noqa: E402
+
+from trec_qcomm.report.statistics import Change, eval_only_gate, t_quantile, training_gate  # noqa: E402
 
 SMALL = [
     *("--rows", "2048", "--batch-size", "32", "--embedding-dim", "4"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from study.statistics import MAX_UPPER, Change, eval_only_gate, percent, training_gate
+from trec_qcomm.report.statistics import MAX_UPPER, Change, eval_only_gate, percent, training_gate
 
 BASELINE, NULL = "fp32", "null"
 Record = dict[str, Any]  # one (config, seed), see accuracy.py
