@@ -1,0 +1,161 @@
+"""The numbers of figures, without drawing: those of the records, joined as the page says."""
+
+import pytest
+
+from tests.report import made
+from trec_qcomm.report.figures import (
+    codecs,
+    losses,
+    rate_distortion,
+    simulation,
+    step_time,
+    traffic,
+)
+from trec_qcomm.report.figures import tables as by_table
+from trec_qcomm.report.records import Record, kind_of
+from trec_qcomm.report.runs import fingerprint, runs_of
+from trec_qcomm.report.style import Looks
+
+
+def records(*fields):
+    return [Record(kind_of(f), f, "made.jsonl", n) for n, f in enumerate(fields, start=1)]
+
+
+def runs(*fields):
+    return runs_of(records(*fields))[0]
+
+
+def build(figures, made_records):
+    return figures.build(made_records, Looks(["stock", "int4", "b"]))
+
+
+def curve(way, *times):
+    """Of seconds at 100 Mbit/s, 1 Gbit/s and without a limit."""
+    rates = ("100mbit", "1gbit", "none")
+    return [made.network(way, rate, s) for rate, s in zip(rates, times, strict=True)]
+
+
+def test_break_even_lies_where_the_lines_over_1_by_rate_meet():
+    """stock takes 1 + 400 / rate, int4 1.5 + 200 / rate: equal at 400 Mbit/s."""
+    every = runs(*curve("stock", 5.0, 1.4, 1.0), *curve("int4", 3.5, 1.7, 1.5))
+    (found,) = step_time.break_evens(every).values()
+    assert [c.rate_mbit for c in found.crossings] == [pytest.approx(400)]
+    assert found.crossings[0].is_clear
+    assert str(found) == "400 Mbit/s"
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ((4.0, 1.3, 0.9), "none, faster at every rate measured"),
+        ((6.0, 1.5, 1.1), "none, slower at every rate measured"),
+        ((4.0, 1.39, 1.001), "(within the scatter)"),
+        ((6.0, 1.3, 1.1), "Mbit/s and"),
+    ],
+)
+def test_break_even_is_told_apart_from_scatter_and_from_none(times, said):
+    every = runs(*curve("stock", 5.0, 1.4, 1.0), *curve("int4", *times))
+    assert said in str(step_time.break_evens(every)["int4"])
+
+
+def test_step_times_name_the_fastest_and_what_keeps_quality():
+    fast, kept = curve("fast", 1.0, 1.0, 1.0), curve("kept", 2.0, 1.2, 1.0)
+    every = runs(*curve("stock", 4.0, 1.4, 1.0), *fast, *kept)
+    (figure,) = step_time.build(every, Looks(["stock", "fast", "kept"]), {"kept"})
+    slow, _, free = figure.findings
+    assert "stock takes 4000 ms, of fast 1000 ms, 4.0 times as fast" in slow.text
+    assert "quality shown to be kept kept 2000 ms, 2.0 times" in slow.text
+    assert (slow.mark, free.mark) == ("holds", "does not hold")
+    assert ("kept", "100 Mbit/s", 2000.0, 2.0) in [(r[1], r[2], r[4], r[6]) for r in figure.rows]
+
+
+def test_bytes_by_kind_are_those_counted_and_what_float32_takes():
+    counts = made.counted(embedding_forward=(8e6, 1e6), dense=(4e6, 4e6), input=(1e6, 1e6))
+    int4 = made.network("int4", sent=6e6, counted=counts, config=made.INT4)
+    (figure,) = traffic.build(runs(made.network(sent=13e6), int4), set())
+    before, stock, own = figure.rows
+    assert before[1:] == ("float32, all bags", 8.0, 0.0, 4.0, 1.0, 13.0, None, 1.0)
+    assert stock[1:] == ("stock", None, None, None, None, None, 13.0, 1.0)
+    assert own[1:] == ("int4", 1.0, 0.0, 4.0, 1.0, 6.0, 6.0, 13 / 6)
+    merged = made.network("m", counted=counts, config=made.INT4 + "    unique_bags: auto\n")
+    (figure,) = traffic.build(runs(merged), set())
+    assert figure.rows[0][1] == "float32, bags merged"
+
+
+def test_counts_that_are_apart_do_not_hold():
+    counts = made.counted(dense=(1e6, 9e5))
+    every = runs(made.network("int4", sent=1e6, counted=counts, config=made.INT4))
+    (figure,) = traffic.build(every, set())
+    assert [f.mark for f in figure.findings if "kernel" in f.text] == ["does not hold"]
+
+
+def test_a_study_gets_its_bytes_by_the_meaning_of_configs_not_by_name():
+    sha = fingerprint(made.INT4)
+    other_words = made.INT4.replace("bits: 4", "bits: 4, rounding: nearest")
+    networks = [made.network(sent=8e6), made.network("int4", sent=1e6, config=other_words)]
+    seeds = [made.study("fp32", s, 1.0, "sha of fp32") for s in range(50)]
+    seeds += [made.study("a2a", s, 1.0001 + 1e-6 * (s % 2), sha) for s in range(50)]
+    seeds += [made.study("int4", s, 1.1, "another sha") for s in range(50)]
+    every = records(*networks, *seeds)
+    (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
+    rows = {row[1]: row for row in figure.rows if row[0].startswith("Study")}
+    assert rows["a2a"][2:5] == ("int4", 1.0, 50)
+    assert rows["a2a"][5] == pytest.approx(0.01005)
+    assert rows["fp32"][2:6] == ("stock", 8.0, 50, 0.0)
+    assert rows["int4"][2:4] == (None, None)
+    assert any("without bytes" in note and "int4" in note for note in figure.notes)
+    assert rate_distortion.kept(every, runs_of(every)[0]) == {"int4"}
+    (finding,) = figure.findings
+    assert finding.mark == "holds"
+
+
+def test_too_few_seeds_show_nothing():
+    sha = fingerprint(made.INT4)
+    seeds = [made.study("fp32", s, 1.0, "0") for s in range(10)]
+    seeds += [made.study("int4", s, 1.0, sha) for s in range(10)]
+    every = records(made.network(), made.network("int4", config=made.INT4), *seeds)
+    (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
+    assert [f.mark for f in figure.findings] == ["not shown"]
+    assert "10 paired seeds of the 50" in figure.findings[0].text
+
+
+def test_tables_have_bits_bounds_and_the_ratio_with_merged_bags():
+    (figure,) = by_table.build(runs(made.training("dual")))
+    assert figure.rows == [
+        ("dual", "large", 32.0, 16.0, None, 640 / 480),
+        ("dual", "small", 4.0, None, 0.03, 8 * 4),
+    ]
+    assert "dual 1.3 (large) to 32.0 times (small)" in figure.findings[0].text
+
+
+def test_losses_are_compared_step_by_step():
+    lower = made.training("int4", losses=[0.7, 0.6, 0.45])
+    (figure,) = losses.build(runs(made.training(), lower), Looks(["fp32", "int4"]))
+    assert figure.rows[1][4:] == (0.7, pytest.approx(0.5833333), 0.45, pytest.approx(-10.0))
+    assert losses.smooth([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+
+
+def test_codecs_that_nobody_beats_are_named():
+    others = [made.codec("fast", False, 5.0, ratio=2.0), made.codec("small", False, 1.0, ratio=9.0)]
+    beaten = made.codec("beaten", True, 1.0, ratio=1.5)
+    (figure,) = codecs.build(records(made.codec(), beaten, *others))
+    assert "in both ratio and speed of encoding: ours (errors" in figure.findings[0].text
+    ours = (1, "ours", "yes", 8.0, 1.0, 2.0, 4.0, 1.0, 3.0, 5.0, 0.75, 1.5)
+    assert figure.rows[1] == ours
+    dims = codecs.build(records(made.codec(), made.codec(dim=16), made.codec(threads=2)))
+    assert [(f.key, len(f.rows)) for f in dims] == [("codecs", 1), ("codecs-2", 2)]
+    (figure,) = codecs.build(records(made.codec(error_over_bound=1.25)))
+    assert figure.findings[-1].mark == "does not hold"
+
+
+def test_predictions_count_where_the_model_was_not_fitted():
+    figures = build(simulation, records(*made.simulated()))
+    assert [f.key for f in figures] == ["predicted", "scale", "communication", "break-even"]
+    assert all(figure.is_model for figure in figures)
+    assert "1 of 2 measurements" in figures[0].findings[0].text
+    assert figures[0].findings[0].mark == "does not hold"
+    assert figures[0].rows[1] == ("int4", 2, "1gbit", 1000.0, 1500.0, 50.0, "no")
+    assert "4.0 times (int4, tw, 8 GPUs, 100 Gbit/s)" in figures[1].findings[0].text
+    assert figures[1].rows[0] == ("stock", 8, "tw", 100.0, 32.0, 25.0)
+    assert figures[3].rows[1] == ("int4", "stock", 64, "tw", "always", None)
+    assert figures[1].notes == ["Assumed: overlap 0.5."]
