@@ -12,6 +12,9 @@ ARGS ?=
 # their own order: the other one begins with the files of most tests, which are not the longest.
 WORKERS ?= -n auto --dist loadfile --no-loadscope-reorder
 VERSIONS ?=
+RECORDS := examples/bench/results examples/criteo/results
+PICTURED := examples/bench/results/net.jsonl examples/criteo/results/dense.jsonl
+PICTURES := rate-distortion step-time traffic
 # Processes of one thread each.
 JOBS ?= $(shell nproc)
 # .venv has a torch for CPUs, so on a machine with a GPU this is one of its own environments.
@@ -37,7 +40,7 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy bench-net test test-fast test-gpu fuzz test-versions check-torch lint types layers check format clean
+.PHONY: help venv demo accuracy bench-net report pictures test test-fast test-gpu fuzz test-versions check-torch lint types layers check format clean
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
@@ -50,6 +53,15 @@ demo: $(RUN)  ## Train the Criteo example with each of CONFIGS and compare
 
 bench-net: $(RUN)  ## Measure bytes and step time on emulated networks (root, iproute2; ARGS='--rate 1gbit')
 	$(PY) examples/bench/net/run.py $(ARGS)
+
+report: $(DEV)  ## Draw the README's records on one page, runs/report.html (ARGS='runs/my.jsonl')
+	@mkdir -p runs
+	$(PY) -m trec_qcomm.report --out runs/report.html $(RECORDS) $(ARGS)
+
+pictures: $(DEV)  ## Draw the README's pictures again
+	@mkdir -p runs
+	$(PY) -m trec_qcomm.report --out runs/pictures.html --png runs/pictures $(PICTURED)
+	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/
 
 accuracy: $(RUN)  ## Run the quality gate over configs/ (hours; goes on where it was; ARGS='--data FILE')
 	$(ONE_THREAD) $(PY) examples/criteo/accuracy.py --configs configs/*.yaml --seeds 50 --jobs $(JOBS) $(ARGS)

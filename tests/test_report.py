@@ -4,12 +4,19 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from tests.report import browser, made
 from trec_qcomm.report.__main__ import main
 from trec_qcomm.report.figures import KINDS
+from trec_qcomm.report.records import read_all
+from trec_qcomm.report.runs import runs_of
+from trec_qcomm.report.style import DIGEST, Looks
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "examples" / "bench" / "results"
 
 KEYS = (
     "rate-distortion", "step-time", "traffic", "losses", "tables", "codecs", "predicted", "scale",
@@ -182,6 +189,32 @@ def test_folders_are_searched_and_earlier_and_open_runs_are_told(tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "1 runs were measured again later" in page
     assert "Without a final record, and so in no figure: stopped." in page
+
+
+@pytest.mark.parametrize("name", ["rate-distortion", "step-time", "traffic"])
+def test_pictures_of_the_readme_show_its_records(name):
+    """Their numbers, that is; `make pictures` draws them again."""
+    records = read_all([RESULTS / "net.jsonl", ROOT / "examples/criteo/results/dense.jsonl"])
+    runs, _ = runs_of(records)
+    looks = Looks(run.way for run in runs)
+    figures = [figure for kind in KINDS for figure in kind.build(records, runs, looks)]
+    (figure,) = (figure for figure in figures if figure.key == name)
+    picture = RESULTS / f"{name}.png"
+    assert png_texts(picture) == {DIGEST: figure.digest}
+    assert picture.stat().st_size < 60_000
+    assert f"]({picture.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+
+
+def png_texts(path):
+    """The tEXt chunks: length, type, keyword, 0, text, checksum."""
+    data, at, found = path.read_bytes(), 8, {}
+    while at < len(data):
+        size, kind = int.from_bytes(data[at : at + 4]), data[at + 4 : at + 8]
+        if kind == b"tEXt":
+            name, _, text = data[at + 8 : at + 8 + size].partition(b"\0")
+            found[name.decode()] = text.decode()
+        at += size + 12
+    return found
 
 
 @pytest.fixture(scope="module")
