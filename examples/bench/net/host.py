@@ -98,15 +98,16 @@ def measure(every: list[argparse.Namespace], num_steps: int, interface: str) -> 
     dataset = load_dataset(every[0])
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     batches = Batches(dataset.train, every[0].batch_size, drop_last=True, **ranks)
-    needed = WARM_STEPS + num_steps
-    if len(batches) < needed:
-        raise ValueError(f"steps {num_steps}: the rows are enough for {len(batches) - WARM_STEPS}")
+    if not len(batches):
+        size = every[0].batch_size * dist.get_world_size()
+        raise ValueError(f"batch_size {every[0].batch_size}: no {size} rows to train on")
     ways = [
         Way(Path(o.config).stem, o, build_trainer(copy.copy(o), dataset.num_embeddings))
         for o in every
     ]
     quiet = dist.get_rank() != 0
-    for step in tqdm(range(needed), desc="steps of every config", disable=quiet):
+    steps = range(WARM_STEPS + num_steps)  # where rows are used up they begin again
+    for step in tqdm(steps, desc="steps of every config", disable=quiet):
         for way in ways:
             timed_step(way, batches, interface, timed=step >= WARM_STEPS)
     for way in ways:
