@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from tests.ops.backends import device_of
-from trec_qcomm.codecs import Cast
+from trec_qcomm.codecs import Cast, Identity
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops import cast
 from trec_qcomm.ops.binding import default_backend
-from trec_qcomm.testing import check_frame, round_trip
+from trec_qcomm.testing import check_codec, check_frame, round_trip
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -21,9 +21,20 @@ def test_equals_torch(dtype):
     torch.testing.assert_close(decoded, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_damaged_frames(dtype):
-    check_frame(Cast(dtype))
+def test_conformance_of_identity():
+    check_codec(Identity())
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kit is on CPU")
+def test_conformance_of_identity_on_a_gpu():
+    with default_backend("gpu"):
+        check_codec(Identity())
+
+
+@pytest.mark.parametrize("codec", [Identity(), Cast("fp16"), Cast("bf16")], ids=repr)
+def test_damaged_frames(codec):
+    check_frame(codec)
 
 
 at_the_edge = pytest.mark.parametrize(("dtype", "fits", "overflows"), [

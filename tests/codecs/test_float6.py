@@ -17,8 +17,7 @@ from trec_qcomm.testing import (
 
 FORMATS = ("e4m1", "e3m2")
 ALL = [Float6(f, rounding=r) for f in FORMATS for r in ("nearest", "stochastic")]
-# Of float32, which y = x 2^-e is rounded by where it is subnormal, and t + u where it is not.
-ROUNDING = 1 + 2.0**-19
+ROUNDING = 1 + 2.0**-23  # t + u is rounded to float32
 
 
 def spread_rows(dim: int) -> torch.Tensor:
@@ -133,7 +132,8 @@ def datasets(dim):
 @pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("exponent_bits", float6.EXPONENT_BITS)
 def test_all_backends_write_the_same_bytes_and_read_them(exponent_bits, stochastic, dim):
-    options = {"exponent_bits": exponent_bits, "stochastic": stochastic, "seed": 2**62 + 12345}
+    seed = 2**63 - 1  # the numbers that are hashed wrap
+    options = {"exponent_bits": exponent_bits, "stochastic": stochastic, "seed": seed}
     for rows, segments in datasets(dim):
         sizes = float6.nbytes(segments)
         at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []

@@ -1,5 +1,6 @@
 """What all ops launch for some segments of usual dims, as compile_kernels.py takes it."""
 
+import sys
 from contextlib import contextmanager
 from unittest import mock
 
@@ -45,6 +46,9 @@ def recorded_launches() -> list[dict]:
     with recording(found), default_backend("gpu"):
         for codec in CODECS:
             encode_and_decode(codec, 64)
+        for codec in (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic"), Sign()):
+            for dim in (1, 3):
+                encode_and_decode(codec, dim)
         others()
     return list(found.values())
 
@@ -58,7 +62,7 @@ def encode_and_decode(codec, dim: int) -> None:
     values = torch.randn(6, dim)
     most = codec.max_nbytes(segments)
     payload = torch.zeros(int(most.sum()), dtype=torch.uint8)
-    encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1])
+    encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1], seed=1)
     codec.decode(encoded, segments, torch.empty_like(values))
 
 
@@ -121,8 +125,15 @@ def launch_of(executor, args, options) -> dict:
     names = executor.arg_names
     given = dict(zip(names, args, strict=False)) | {k: v for k, v in options.items() if k in names}
     constants = {name: given.pop(name) for name in executor.constexprs}
+    kept = kept_as_they_are(executor.fn)
+    for name in [n for n, v in given.items() if type(v) is int and v == 1 and n not in kept]:
+        constants[name] = given.pop(name)  # as Triton does on a GPU
     types = {name: type_of(value) for name, value in given.items()}
-    aligned = [n for n, v in given.items() if isinstance(v, torch.Tensor) or v % 16 == 0]
+    aligned = [
+        n
+        for n, v in given.items()
+        if isinstance(v, torch.Tensor) or (n not in kept and v % 16 == 0)
+    ]
     return {
         "module": executor.fn.__module__,
         "kernel": executor.fn.__name__,
@@ -130,6 +141,12 @@ def launch_of(executor, args, options) -> dict:
         "aligned": aligned,
         "constants": constants,
     }
+
+
+def kept_as_they_are(function) -> list[str]:
+    """Arguments that a kernel asks not to be specialized."""
+    kernel = getattr(sys.modules[function.__module__], function.__name__)
+    return kernel.kwargs.get("do_not_specialize") or []
 
 
 def type_of(value) -> str:

@@ -9,10 +9,10 @@ Record = dict[str, Any]
 COLUMNS = ("ratio", "encode", "decode", "break-even", "error")
 
 
-def section(records: Sequence[Record], dim: int) -> str:
-    """The table of a dim, and what it was measured with."""
-    own = [r for r in records if r["dim"] == dim]
-    return f"{table(own)}\n\n{made_with(own)}\n"
+def section(records: Sequence[Record], dims: Sequence[int]) -> str:
+    """A table of each dim, and what they were measured with."""
+    tables = [table([r for r in records if r["dim"] == dim]) for dim in dims]
+    return "\n\n".join([*tables, made_with([r for r in records if r["dim"] in dims])]) + "\n"
 
 
 def table(records: Sequence[Record]) -> str:
@@ -65,9 +65,10 @@ def made_with(records: Sequence[Record]) -> str:
         for kind, nbytes in dict.fromkeys((r["kind"], r["raw_nbytes"]) for r in records)
     )
     return (
-        f"GB/s of float32 (p50) on {threads} threads; break-even: of a link, `none` where nothing "
-        "is saved; error: of the bound, a fraction of each table's range, or absolute. Times are "
-        "of a machine under load; compare within the table. "
+        f"GB/s of float32 (p50), number of threads: {threads}; break-even: of a link, `none` where "
+        "nothing is saved; error: of the bound, a fraction of each table's range, or absolute. "
+        "Times are of a machine under load, and codecs take turns for one number of threads after "
+        "the other: compare down a column. "
         f"{', '.join(dict.fromkeys(r['data'] for r in records))} ({sizes}), "
         f"seed {first['seed']}; commit {', '.join(sorted({r['commit'] for r in records}))}; "
         f"{named}; {first['hardware']['num_cpus']} cores in all ({first['hardware']['cpu']})."

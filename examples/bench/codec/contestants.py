@@ -30,7 +30,7 @@ from parts import Case, Part
 from torch import Tensor
 
 from trec_qcomm import Contract
-from trec_qcomm.codecs import Cast, ErrorBounded, ForwardMask, Identity, Rowwise, Sign, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, ForwardMask, Identity, Rowwise, Sign, TopK
 from trec_qcomm.codecs import Threshold as Above
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
 from trec_qcomm.core.segments import Masks, Segments
@@ -78,6 +78,8 @@ def _ours(case: Case, bound: float) -> Iterator[Contestant]:
         "rowwise 4": Rowwise(4),
         "rowwise 4 stochastic": Rowwise(4, "stochastic"),
         "rowwise 2": Rowwise(2),
+        "float6": Float6(),
+        "float6 stochastic": Float6("e4m1", "stochastic"),
     }
     codecs |= {f"error_bounded {e}": ErrorBounded(bound, encoder=e) for e in ENCODERS}
     codecs |= {"topk 10 %": TOP}

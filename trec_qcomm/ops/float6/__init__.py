@@ -36,11 +36,12 @@ def encode(
     """Write the rows.
 
     Args:     see core.codec.Codec.encode.  exponent_bits: 4 or 3; 5 less it are mantissa bits M.
-              stochastic: round by the dither of `seed` instead of to nearest (halves up).
+              stochastic: round by the dither of `seed` instead of to nearest (halves away from 0).
     Numerics: let 2^e be the smallest power of two above the row's largest finite magnitude, -126 at
               least. |x - decoded| <= h max(|x|, 2^(e + 2 - 2^exponent_bits)), with h = 2^-(M + 1)
               for nearest, and < 2 h max(..) for stochastic rounding, which is UNBIASED; but 2^128
-              decodes to the largest float32. NaN and inf arrive as such. The sign of 0 is lost.
+              decodes to the largest float32, and all times 1 + 2^-23, as counting steps rounds. NaN
+              and inf arrive as such. The sign of 0 is lost.
     Raises:   ValueError: a shape, dtype, device, exponent_bits or seed out of range.
     """
     _check_exponent_bits(exponent_bits)

@@ -33,7 +33,7 @@ def _largest_finite(words):
 
 @njit(inline="always")
 def _code(x, first, second, u, mantissa_bits, top):
-    """See reference.quantize; x is finite."""
+    """See reference.quantize. Of NaN and inf it means nothing."""
     bits = np.float32(np.float32(x * first) * second).view(np.int32)
     magnitude = np.int32(bits & _MAGNITUDE)
     f = max(np.int32((magnitude >> np.int32(23)) - np.int32(127) + top), np.int32(1))

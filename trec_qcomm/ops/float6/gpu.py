@@ -19,7 +19,7 @@ from trec_qcomm.ops.device import (
     power_of_two,
     rows_of_block,
 )
-from trec_qcomm.ops.rowwise.gpu import dither, factors_of
+from trec_qcomm.ops.rowwise.gpu import dither, factors_of, halves_of
 
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
@@ -39,8 +39,8 @@ def encode(
     """Write the segments."""
     on = OnDevice.of(segments, at, values.device)
     launch(
-        _encode, on.num_blocks, values.detach().view(torch.int32), payload, seed & 0xFFFFFFFF,
-        seed >> 32, *on.layout, EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic, **on.tiling,
+        _encode, on.num_blocks, values.detach().view(torch.int32), payload, *halves_of(seed),
+        *on.layout, EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic, **on.tiling,
     )  # fmt: skip
 
 
@@ -54,7 +54,8 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: 
     return wrong
 
 
-@triton.jit
+# A seed of 1 must not become a constant, nor one of other divisibility another kernel.
+@triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def _encode(
     values, payload, seed_low, seed_high, offsets, start, stride, at, num_segments, num_rows, dim,
     EXPONENT_BITS: tl.constexpr, STOCHASTIC: tl.constexpr, STEPS: tl.constexpr,

@@ -45,7 +45,7 @@ def encode(
     on = OnDevice.of(segments, at, values.device)
     amax = torch.zeros(on.num_segments, dtype=torch.int32, device=values.device)
     nonfinite, halves = no_segment(values.device), words(payload, torch.int16)
-    seeds = seed & 0xFFFFFFFF, seed >> 32
+    seeds = halves_of(seed)
     launch(_largest, on.num_blocks, values, amax, nonfinite, *on.layout, **on.tiling)
     launch(
         _write_headers, on.num_blocks_of(_HEADERS), amax, payload, halves, *on.layout,
@@ -157,9 +157,15 @@ def _half_value(bits):
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
+def halves_of(seed: int) -> tuple[int, int]:
+    """The low and the high 32 bits, as signed numbers: always int32 to a kernel."""
+    low, high = seed & 0xFFFFFFFF, seed >> 32
+    return (low ^ 2**31) - 2**31, (high ^ 2**31) - 2**31
+
+
 @triton.jit
 def dither(number, seed_low, seed_high):
-    """Of the values of these numbers, uint32: see reference.dither."""
+    """Of the values of these numbers, all uint32: see reference.dither."""
     h = number + seed_low
     h = (h ^ (h >> 16)) * 0x7FEB352D
     h = h ^ seed_high
@@ -167,7 +173,8 @@ def dither(number, seed_low, seed_high):
     return ((h ^ (h >> 16)) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
 
 
-@triton.jit
+# A seed of 1 must not become a constant, nor one of other divisibility another kernel.
+@triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def _quantize(
     values, amax, payload, halves, seed_low, seed_high,
     offsets, start, stride, at, num_segments, num_rows, dim,
