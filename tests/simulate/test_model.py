@@ -46,6 +46,17 @@ def test_an_all_to_all_is_as_slow_as_its_slower_level() -> None:
     assert direct.all_to_all_s(sent, rounds=2) == pytest.approx(2.3 + 8.0)
 
 
+def test_a_reduce_scatter_adds_in_the_node_first() -> None:
+    # 1 GB for each of 4 GPUs, 2 a node: 2 GB in the node and 1 GB beyond, where all-to-all sends 2.
+    near = cluster(4, intra=link(1.0, 10.0), inter=link(3.0, 2.0))
+    assert near.reduce_scatter_s(1e9) == pytest.approx((1 + 0.2) + (3 + 0.5))
+    assert near.all_to_all_s(Hops(intra=1e9, inter=2e9)) == pytest.approx((1 + 0.2) + (3 + 1.0))
+    # Where the node is the slow part, nothing is added there: max(1/0.1, 2/10).
+    far = cluster(4, intra=link(0.0, 0.1), inter=link(0.0, 10.0))
+    assert far.reduce_scatter_s(1e9) == pytest.approx(10.0)
+    assert cluster(1, intra=link(1.0, 1.0)).reduce_scatter_s(1e9) == 0
+
+
 def test_an_all_reduce_by_each_algorithm() -> None:
     # 8 GB on 4 GPUs, 2 a node. Ring: 6 messages, 2 * 3/4 * 8 = 12 GB between nodes. Two-shot:
     # twice 2 GB for each peer, 2 of them beyond. Hierarchical: twice 4 GB in the node, and a ring
@@ -74,31 +85,34 @@ def test_nodes_are_full(num_gpus: int) -> None:
 
 
 def test_table_wise_bytes() -> None:
-    load = PLANS["tw"](MODEL, cluster(2), distinct=1.0, skips_empty=True)
+    load = PLANS["tw"](MODEL, cluster(2), distinct=1.0, ours=True)
     assert load.rows == Hops(intra=160, inter=0)
     assert (load.encoded_nbytes, load.decoded_nbytes) == (2 * 160, 320)
     assert load.lookups == 2 * 10 * 3  # of the table of 3 ids
     assert load.ids == Hops(intra=10 * (3 * 8 + 4), inter=0)
-    four = PLANS["tw"](MODEL, cluster(4), distinct=0.5, skips_empty=True)
+    four = PLANS["tw"](MODEL, cluster(4), distinct=0.5, ours=True)
     assert four.rows == Hops(intra=80, inter=160)  # two GPUs have nothing to do
     assert (four.encoded_nbytes, four.decoded_nbytes) == (320, 160)
 
 
 def test_row_wise_bytes() -> None:
-    full = PLANS["rw"](MODEL, cluster(4), distinct=1.0, skips_empty=False)
-    assert full.rows == Hops(intra=320, inter=640)
-    assert full.encoded_nbytes == full.decoded_nbytes == 4 * 320
+    full = PLANS["rw"](MODEL, cluster(4), distinct=1.0, ours=False)
+    assert (full.rows, full.summed_nbytes) == (Hops(), 320)
+    assert (full.encoded_nbytes, full.decoded_nbytes) == (4 * 320, 320)  # sums come out
     assert full.lookups == 10 * 4
     assert full.ids == Hops(intra=10 * (1 * 8 + 2 * 4), inter=2 * 10 * (1 * 8 + 2 * 4))
     # Of a bag of 1 id a quarter of the GPUs have something, of one of 3 ids 1 - (3/4)^3.
-    filled = PLANS["rw"](MODEL, cluster(4), distinct=1.0, skips_empty=True)
+    filled = PLANS["rw"](MODEL, cluster(4), distinct=1.0, ours=True)
     assert filled.rows.intra == pytest.approx(160 * (0.25 + 37 / 64))
-    alone = PLANS["rw"](MODEL, cluster(1), distinct=1.0, skips_empty=True)
+    assert filled.rows.inter == 2 * filled.rows.intra
+    assert filled.summed_nbytes == 0
+    assert filled.encoded_nbytes == filled.decoded_nbytes == 4 * filled.rows.intra
+    alone = PLANS["rw"](MODEL, cluster(1), distinct=1.0, ours=True)
     assert (alone.rows, alone.encoded_nbytes) == (Hops(), 320)
 
 
 def test_table_row_wise_bytes() -> None:
-    load = PLANS["twrw"](MODEL, cluster(4), distinct=1.0, skips_empty=True)
+    load = PLANS["twrw"](MODEL, cluster(4), distinct=1.0, ours=True)
     assert (
         load.reduced_nbytes == 4 * 160 / 2
     )  # one table, the whole batch, half of it for the other
@@ -109,18 +123,36 @@ def test_table_row_wise_bytes() -> None:
     assert load.ids == Hops(intra=10 * (1.5 * 8 + 4), inter=2 * 10 * (1.5 * 8 + 4))
 
 
+def test_torchrec_codes_the_hop_in_a_node() -> None:
+    """All partial sums are encoded for it, those of the M batches decoded; then as ours."""
+    ours, stock = (
+        PLANS["twrw"](MODEL, cluster(4), distinct=1.0, ours=ours) for ours in (True, False)
+    )
+    assert (stock.reduced_nbytes, stock.rows) == (ours.reduced_nbytes, ours.rows)
+    assert (stock.reduced_coded, ours.reduced_coded) == (True, False)
+    assert (stock.encoded_nbytes, stock.decoded_nbytes) == (4 * 160 + 2 * 160, 2 * 160 + 320)
+    one_node = PLANS["twrw"](MODEL, cluster(2), distinct=1.0, ours=False)
+    assert (one_node.encoded_nbytes, one_node.decoded_nbytes) == (2 * 320, 320)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_torchrec_codes_nothing_on_one_gpu(plan: str) -> None:
+    load = PLANS[plan](MODEL, cluster(1), distinct=1.0, ours=False)
+    assert load.encoded_nbytes == load.decoded_nbytes == 0
+
+
 def test_balanced_plans_send_what_the_batch_needs() -> None:
     """With as many tables as GPUs a GPU sends each other GPU's share of its own batch, and all of
     what is looked up is looked up once."""
     model = Model(num_ids=(2.0,) * 8, dim=4, batch_size=10, dense_values=0)
     own = 10 * 8 * 4 * 4
-    tw = PLANS["tw"](model, cluster(8), distinct=1.0, skips_empty=False)
+    tw = PLANS["tw"](model, cluster(8), distinct=1.0, ours=False)
     assert tw.rows.intra + tw.rows.inter == own * 7 / 8
-    twrw = PLANS["twrw"](model, cluster(8), distinct=1.0, skips_empty=False)
+    twrw = PLANS["twrw"](model, cluster(8), distinct=1.0, ours=False)
     assert twrw.rows.inter == own * 3 / 4
-    assert {
-        PLANS[p](model, cluster(8), distinct=1.0, skips_empty=False).lookups for p in PLANS
-    } == {10 * 16}
+    assert {PLANS[p](model, cluster(8), distinct=1.0, ours=False).lookups for p in PLANS} == {
+        10 * 16
+    }
 
 
 # Steps.
@@ -151,6 +183,23 @@ def test_parts_of_a_step_by_hand() -> None:
     assert tuple(step.parts_s) == PARTS
     assert step.step_s == pytest.approx(sum(step.parts_s.values()))
     assert step.communication_share == pytest.approx(1 - work_s / step.step_s)
+
+
+def test_plain_row_wise_and_two_level_by_hand() -> None:
+    """4 GPUs, 2 a node, ratio 2 forward and 4 backward; 1 GB/s inside, 1 KB/s between nodes."""
+    on = cluster(4, intra=link(0.0, 1.0), inter=link(0.0, 1e-6))
+    plain = Way(name="p", forward=2, backward=4)
+    rw = simulate(plain, "rw", MODEL, on, device()).parts_s
+    assert rw["forward"] == pytest.approx(2 * 160 / 1e9 + 160 / 1e3)
+    assert rw["backward"] == pytest.approx(2 * 80 / 1e9 + 80 / 1e3)
+    alike = simulate(replace(plain, ours=True), "rw", MODEL, on, device()).parts_s
+    filled = (0.25 + 37 / 64) / 2
+    assert alike["forward"] == pytest.approx(2 * filled * 160 / 1e3, rel=1e-5)
+    slow = cluster(4, intra=link(0.0, 1e-6), inter=link(0.0, 1.0))
+    twrw = simulate(plain, "twrw", MODEL, slow, device()).parts_s
+    assert twrw["forward"] == pytest.approx(320 / 2 / 1e3 + 160 / 2 / 1e9)
+    ours = simulate(replace(plain, ours=True), "twrw", MODEL, slow, device()).parts_s
+    assert ours["forward"] == pytest.approx(320 / 1e3 + 160 / 2 / 1e9)
 
 
 def test_sizes_that_go_first_are_messages_more() -> None:
@@ -201,7 +250,7 @@ def test_codecs_of_no_ratio_take_no_time() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("way", [FLOAT32, INT4, replace(INT4, skips_empty=True, sizes_first=True)])
+@pytest.mark.parametrize("way", [FLOAT32, INT4, replace(INT4, ours=True, sizes_first=True)])
 def test_a_step_is_monotone(plan: str, way: Way) -> None:
     """Faster links, faster codecs and higher ratios make no step longer; more GPUs no shorter."""
 

@@ -72,7 +72,7 @@ def test_ratios_are_those_of_the_records() -> None:
     )
     assert stock.forward == pytest.approx(1, abs=1e-3)
     assert half.forward == half.backward == pytest.approx(2, abs=0.01)
-    assert (stock.distinct, int8.distinct, int8.skips_empty, stock.skips_empty) == (
+    assert (stock.distinct, int8.distinct, int8.ours, stock.ours) == (
         1,
         1,
         True,

@@ -2,7 +2,9 @@
 
 A message of n bytes takes alpha + n / beta seconds; a GPU sends its messages one after the other on
 each level, and both levels at the same time unless an algorithm says otherwise. A link is as fast
-in both directions at once. All GPUs are alike, so one of them, the busiest, is looked at.
+in both directions at once. The two levels of a hierarchical reduction follow one another; where a
+library sends it in pieces they overlap, and it takes as little as half. All GPUs are alike, so one
+of them, the busiest, is looked at.
 
 Knows: GPUs, nodes, bytes. Does not know: tables, codecs, what else a step does.
 Shapes: N GPUs, G of them in a node, M = N / G nodes, n bytes.
@@ -85,6 +87,20 @@ class Cluster:
     def across_s(self, nbytes: float, *, rounds: int = 1) -> float:
         """All-to-all among the GPUs of equal place in their nodes; each sends so much."""
         return _send_s(self.inter, rounds * (self.num_nodes - 1), nbytes)
+
+    def reduce_scatter_s(self, nbytes: float) -> float:
+        """Each GPU gets the sum of all GPUs' messages to it; an all-gather is the same in reverse.
+
+        all-to-all:    N-1 messages, summed where they arrive
+        hierarchical:  sums of the node first, (G-1) messages of M n bytes, then M-1 of n between
+                       nodes: of these G times fewer
+
+        Args: nbytes: n, of one message as it is sent.
+        """
+        inside, across = self.node_size - 1, self.num_gpus - self.node_size
+        direct = self.all_to_all_s(Hops(intra=inside * nbytes, inter=across * nbytes))
+        in_node = self.inside_s(inside * self.num_nodes * nbytes)
+        return min(direct, in_node + self.across_s((self.num_nodes - 1) * nbytes))
 
     def all_reduce_s(self, nbytes: float) -> dict[str, float]:
         """Seconds by algorithm. Args: nbytes: n, of one GPU's contribution as it is sent.

@@ -7,9 +7,15 @@ A GPU is the busiest one: with T tables on U places (GPUs or nodes) it holds cei
 of lookups what the placement that balances them best must leave to somebody: the mean, or the
 largest table. So with more places than tables most of them have nothing to do.
 
+Partial sums of rows are added up in two ways. TorchRec's own: a reduce-scatter, backward an
+all-gather, of all sums, coded if at all before it and after it; in a node, too. Ours: an all-to-all
+of coded sums without those of no id, which are added after decoding; in a node they are not coded.
+
 Knows: shapes. Does not know: seconds, links, codecs.
 Shapes: N GPUs, G a node, M nodes; T tables, D columns, L_t ids a bag; B samples a GPU.
-Source: TorchRec's tw_sharding, rw_sharding, twrw_sharding (who sends what to whom).
+Source: TorchRec 1.8's tw_sharding, rw_sharding, twrw_sharding (who sends what to whom; the codecs
+of twrw's hop in a node) and comm_ops (ReduceScatterBase_Req and _Wait: what is coded when; a group
+of one rank codes nothing).
 """
 
 import math
@@ -46,7 +52,9 @@ class Load:
     Args:
         lookups: rows that it reads.
         ids: bytes of ids and lengths, of the GPU that gets most.
-        reduced_nbytes: float32 that it sends in its node, uncoded, before the exchange.
+        reduced_nbytes: float32 that it sends in its node before the exchange.
+        reduced_coded: by the codec of the rows; else they are float32.
+        summed_nbytes: float32 for each GPU, of a reduce-scatter among all of them.
         rows: float32 bytes of the exchange.  across: it is among GPUs of equal place in nodes.
         encoded_nbytes, decoded_nbytes: float32 that pass the codec, what it sends itself included.
     """
@@ -54,62 +62,69 @@ class Load:
     lookups: float
     ids: Hops
     reduced_nbytes: float = 0.0
+    reduced_coded: bool = False
+    summed_nbytes: float = 0.0
     rows: Hops
     across: bool = False
     encoded_nbytes: float
     decoded_nbytes: float
 
 
-def table_wise(model: Model, cluster: Cluster, *, distinct: float, skips_empty: bool) -> Load:
+def table_wise(model: Model, cluster: Cluster, *, distinct: float, ours: bool) -> Load:
     """A table's GPU sends each GPU the rows of its B samples: ceil(T/N) B D 4 u bytes."""
     num = cluster.num_gpus
     tables, ids = _busiest(model, num)
     to_each = distinct * model.batch_size * tables * model.dim * FLOAT32_NBYTES
+    coded = num > 1 or ours
     return Load(
         lookups=num * distinct * model.batch_size * ids,
         ids=_to_all(cluster, _ids_nbytes(model, ids, tables, distinct)),
         rows=_to_all(cluster, to_each),
-        encoded_nbytes=num * to_each,
-        decoded_nbytes=_own_nbytes(model, distinct),
+        encoded_nbytes=num * to_each * coded,
+        decoded_nbytes=_own_nbytes(model, distinct) * coded,
     )
 
 
-def row_wise(model: Model, cluster: Cluster, *, distinct: float, skips_empty: bool) -> Load:
-    """Each GPU sends each GPU partial sums of all its bags: u B D 4 sum_t e_t bytes.
+def row_wise(model: Model, cluster: Cluster, *, distinct: float, ours: bool) -> Load:
+    """Each GPU has partial sums of all bags: for each GPU u B D 4 sum_t e_t bytes.
 
-    e_t = 1, or where those of no id are not sent 1 - (1 - 1/N)^L_t, ids falling anywhere.
+    TorchRec's own reduce-scatters them, e_t = 1: N of them are encoded, one sum is decoded. Ours
+    sends them all-to-all: e_t = 1 - (1 - 1/N)^L_t are of some id, ids falling anywhere.
     """
     num = cluster.num_gpus
-    filled = sum(
-        1 - (1 - 1 / num) ** ids if skips_empty and num > 1 else 1.0 for ids in model.num_ids
-    )
+    filled = sum(1 - (1 - 1 / num) ** ids if ours and num > 1 else 1.0 for ids in model.num_ids)
     to_each = distinct * model.batch_size * filled * model.dim * FLOAT32_NBYTES
     ids = sum(model.num_ids) / num
+    coded = to_each if num > 1 or ours else 0.0
     return Load(
         lookups=distinct * model.batch_size * sum(model.num_ids),
         ids=_to_all(cluster, _ids_nbytes(model, ids, len(model.num_ids), distinct)),
-        rows=_to_all(cluster, to_each),
-        encoded_nbytes=num * to_each,
-        decoded_nbytes=num * to_each,
+        summed_nbytes=0.0 if ours else to_each,
+        rows=_to_all(cluster, to_each) if ours else Hops(),
+        encoded_nbytes=num * coded,
+        decoded_nbytes=num * coded if ours else coded,
     )
 
 
-def table_row_wise(model: Model, cluster: Cluster, *, distinct: float, skips_empty: bool) -> Load:
-    """Inside a node partial sums of the whole batch are reduced, of ceil(T/M) tables, in float32
-    and empty ones, too: N ceil(T/M) B D 4 u (G-1)/G bytes. Then each GPU has the sums of M batches
-    and sends each GPU of its place its own: ceil(T/M) B D 4 u bytes.
+def table_row_wise(model: Model, cluster: Cluster, *, distinct: float, ours: bool) -> Load:
+    """Inside a node partial sums of the whole batch are reduced, of ceil(T/M) tables, empty ones,
+    too: N ceil(T/M) B D 4 u (G-1)/G bytes, coded by TorchRec's own. Then each GPU has the sums of M
+    batches and sends each GPU of its place its own: ceil(T/M) B D 4 u bytes.
     """
     tables, ids = _busiest(model, cluster.num_nodes)
     to_each = distinct * model.batch_size * tables * model.dim * FLOAT32_NBYTES
     others = (cluster.node_size - 1) / cluster.node_size
+    in_node = to_each if cluster.node_size > 1 and not ours else 0.0
+    across = cluster.num_nodes > 1 or ours
     return Load(
         lookups=cluster.num_nodes * distinct * model.batch_size * ids,
         ids=_to_all(cluster, _ids_nbytes(model, ids / cluster.node_size, tables, distinct)),
         reduced_nbytes=cluster.num_gpus * to_each * others,
+        reduced_coded=not ours,
         rows=Hops(inter=(cluster.num_nodes - 1) * to_each),
         across=True,
-        encoded_nbytes=cluster.num_nodes * to_each,
-        decoded_nbytes=_own_nbytes(model, distinct),
+        encoded_nbytes=cluster.num_gpus * in_node + cluster.num_nodes * to_each * across,
+        decoded_nbytes=cluster.num_nodes * in_node + _own_nbytes(model, distinct) * across,
     )
 
 

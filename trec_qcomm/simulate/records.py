@@ -119,7 +119,7 @@ def find_way(name: str, runs: Sequence[Run]) -> Way:
         name=name,
         distinct=min(1.0, run.raw["forward"] / max(r.raw["forward"] for r in beside)),
         **{kind: run.raw[kind] / run.sent[kind] for kind in ("forward", "backward", "dense")},
-        skips_empty=ours,
+        ours=ours,
         sizes_first=ours and _sizes_first(run.config),
     )
 

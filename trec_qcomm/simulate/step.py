@@ -7,8 +7,9 @@ One part comes after the other, as in a plain training loop, but for
   bucket in backward); what is longer than that counts;
 - ids, with `pipeline`: those of the next batch travel beside the rest of compute and lookup
   (TrainPipelineSparseDist).
-Finding distinct bags, host code and kernel launches take no time here. The codec of a reduction
-that a plan does inside a node is the identity.
+Finding distinct bags, host code and kernel launches take no time here. The codec of our reduction
+inside a node is the identity (no `intra:`), that of TorchRec's is the one of the rows. TorchRec's
+INT8 counts as if a reduce-scatter could add it.
 
 Knows: plans, links, ratios, speeds. Does not know: where these numbers are from.
 """
@@ -39,7 +40,7 @@ class Way:
     Args:
         distinct: share of the bags that are sent, of the rows and ids, too.
         forward, backward, dense: compression ratio of the rest, frame headers included.
-        skips_empty: partial rows of no id stay where they are (row-wise plans).
+        ours: partial sums of rows are added as QComm does it, else as TorchRec does (plans.py).
         sizes_first: the size of a coded row is not known to its receiver.
     """
 
@@ -48,7 +49,7 @@ class Way:
     forward: float = 1.0
     backward: float = 1.0
     dense: float = 1.0
-    skips_empty: bool = False
+    ours: bool = False
     sizes_first: bool = False
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Step:
 
 def simulate(way: Way, plan: str, model: Model, cluster: Cluster, device: Device) -> Step:
     """A step. Args: plan: of PLANS."""
-    load = PLANS[plan](model, cluster, distinct=way.distinct, skips_empty=way.skips_empty)
+    load = PLANS[plan](model, cluster, distinct=way.distinct, ours=way.ours)
     compute_s = FLOP_A_VALUE * model.dense_values * model.batch_size / (1e12 * device.tflop_s)
     row_nbytes = model.dim * FLOAT32_NBYTES
     lookup_s = PASSES_A_ROW * load.lookups * row_nbytes / (1e9 * device.memory_gb_s)
@@ -128,11 +129,13 @@ def simulate(way: Way, plan: str, model: Model, cluster: Cluster, device: Device
 
 
 def _rows_s(cluster: Cluster, load: Load, ratio: float, rounds: int) -> float:
-    """The reduction inside a node and the exchange, or their reverse."""
+    """The reductions and the exchange, or their reverse."""
     sent = Hops(intra=load.rows.intra / ratio, inter=load.rows.inter / ratio)
+    reduced_s = cluster.inside_s(load.reduced_nbytes / (ratio if load.reduced_coded else 1))
+    reduced_s += cluster.reduce_scatter_s(load.summed_nbytes / ratio)
     if load.across:
-        return cluster.inside_s(load.reduced_nbytes) + cluster.across_s(sent.inter, rounds=rounds)
-    return cluster.all_to_all_s(sent, rounds=rounds)
+        return reduced_s + cluster.across_s(sent.inter, rounds=rounds)
+    return reduced_s + cluster.all_to_all_s(sent, rounds=rounds)
 
 
 def _coded_nbytes(way: Way, load: Load, dense_nbytes: float, num_gpus: int) -> tuple[float, float]:
