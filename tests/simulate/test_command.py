@@ -7,16 +7,28 @@ from typing import Any
 
 import pytest
 
+from tests.simulate import made
 from trec_qcomm.simulate.__main__ import MLPERF_DENSE_VALUES, main
 from trec_qcomm.simulate.records import load_runs
+from trec_qcomm.simulate.report import limit_cell
+from trec_qcomm.simulate.step import BreakEven
 from trec_qcomm.simulate.validation import FIT_WAYS, validate
 
-RECORDS = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results" / "net.jsonl"
+COMMITTED = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results" / "net.jsonl"
 
 
-def test_the_command_says_and_writes_all(tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "simulate.jsonl"
-    words = ["--records", str(RECORDS), "--out", str(out), "--gpus", "8,64", "--plans", "tw,twrw"]
+@pytest.fixture(scope="module")
+def made_path(tmp_path_factory: Any) -> Path:
+    path: Path = tmp_path_factory.mktemp("made") / "net.jsonl"
+    return made.write(path, made.everything(path))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_the_command_says_and_writes_all(
+    committed: bool, made_path: Path, tmp_path: Path, capsys: Any
+) -> None:
+    source, out = COMMITTED if committed else made_path, tmp_path / "simulate.jsonl"
+    words = ["--records", str(source), "--out", str(out), "--gpus", "8,64", "--plans", "tw,twrw"]
     words += ["--network-gbit-s", "100,400"]
     assert main(words) == 0
     printed = capsys.readouterr().out
@@ -25,10 +37,11 @@ def test_the_command_says_and_writes_all(tmp_path: Path, capsys: Any) -> None:
     limits = [r for r in records if r["simulate"] == "break_even"]
     assert len(kinds["scale"]) == 2 * 2 * 2 * 4
     assert len(limits) == 2 * 2 * 3
-    runs, _ = load_runs(RECORDS)
+    runs, _ = load_runs(source)
     predictions = validate(runs, FIT_WAYS)[1]
     assert len(kinds["validation"]) == len(predictions)
-    unseen = sum(p.run.hosts == 2 and not p.fitted for p in predictions)
+    unseen = [p for p in predictions if p.run.hosts == 2 and not p.fitted]
+    within = sum(p.holds for p in unseen)
     for record in kinds["scale"]:
         assert record["step_s"] == pytest.approx(sum(record["parts_s"].values()))
         assert record["assumed"]["encode_gb_s"] == 400
@@ -38,13 +51,15 @@ def test_the_command_says_and_writes_all(tmp_path: Path, capsys: Any) -> None:
     assert printed.count("  fitted on") == len(FIT_WAYS)
     assert "assumed, not measured: encode and decode throughput" in printed
     last = printed.splitlines()[-1]
-    assert f"runs not fitted on: {unseen} of {unseen} on 2 hosts" in last
+    assert f"runs not fitted on: {within} of {len(unseen)} on 2 hosts" in last
+    assert ("NOT WITHIN 20 %" in printed) == any(not p.holds for p in predictions)
+    assert committed or within == len(unseen) > 0
     assert last.endswith("; throughputs assumed")
 
 
-def test_at_the_break_even_steps_are_equal(tmp_path: Path) -> None:
+def test_at_the_break_even_steps_are_equal(made_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.jsonl"
-    words = ["--records", str(RECORDS), "--gpus", "64", "--plans", "tw", "--ways", "stock,int8"]
+    words = ["--records", str(made_path), "--gpus", "64", "--plans", "tw", "--ways", "stock,int8"]
     assert main([*words, "--out", str(out)]) == 0
     limit = json.loads(out.read_text().splitlines()[-1])
     assert limit["simulate"] == "break_even"
@@ -74,8 +89,8 @@ def test_values_of_mlperfs_layers() -> None:
         (["--gpus", "0"], "gpus: 0 is not 1 to 8"),
         (["--gpus", "many"], "argument --gpus: invalid list of int value: 'many'"),
         (["--plans", "cw"], "plans: 'cw' is not one of tw, rw, twrw"),
-        (["--ways", "stock,int3"], "ways: 'int3' was not measured; expected of int8, int4"),
-        (["--fit-ways", "int3"], "fit-ways: int3: expected of int8, int4"),
+        (["--ways", "stock,int3"], "ways: 'int3' was not measured; expected of int8, unique_int4"),
+        (["--fit-ways", "int3"], "fit-ways: int3: expected of int8, unique_int4"),
         (["--network-gbit-s", "100,0"], "network-gbit-s: 0.0 is not a finite number > 0"),
         (["--encode-gb-s", "inf"], "encode-gb-s: inf is not a finite number > 0"),
         (["--network-latency-us", "-1"], "network-latency-us: -1.0 is not a finite number >= 0"),
@@ -87,9 +102,9 @@ def test_values_of_mlperfs_layers() -> None:
         (["--out", "no/such/folder/a.jsonl"], "expected a file in a folder that exists"),
     ],
 )
-def test_a_mistake_is_named(words: list[str], message: str, capsys: Any) -> None:
+def test_a_mistake_is_named(words: list[str], message: str, made_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--records", str(RECORDS), *words])
+        main(["--records", str(made_path), *words])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -112,10 +127,33 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, message: str) -
         load_runs(tmp_path / "missing.jsonl")
 
 
+def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path, capsys: Any) -> None:
+    """Before the records are read; what is there, or is not, stays so."""
+    missing = tmp_path / "missing.jsonl"
+    for out, reason in (("a" * 300, "File name too long"), ("/proc/simulate.jsonl", "")):
+        with pytest.raises(SystemExit):
+            main(["--records", str(missing), "--out", str(tmp_path / out)])
+        assert f"{out}: cannot be written: {reason}" in capsys.readouterr().err
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("mine")
+    for name in ("kept.jsonl", "new.jsonl"):
+        with pytest.raises(SystemExit):
+            main(["--records", str(missing), "--force", "--out", str(tmp_path / name)])
+        assert f"records {missing}: cannot be read" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.jsonl"]
+    assert kept.read_text() == "mine"
+
+
+def test_a_limit_beyond_any_link_is_not_told() -> None:
+    found = [BreakEven(pays="below", gb_s=gb_s) for gb_s in (50.0, 1250.0, 1251.0, 45000.0)]
+    cells = ["400", "10000", ">10000", ">10000", "never"]
+    assert [limit_cell(f) for f in [*found, BreakEven(pays="never")]] == cells
+
+
 def test_an_output_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "there.jsonl"
     out.write_text("mine")
     with pytest.raises(SystemExit):
-        main(["--records", str(RECORDS), "--out", str(out)])
+        main(["--records", str(COMMITTED), "--out", str(out)])
     assert "exists; --force overwrites it" in capsys.readouterr().err
     assert out.read_text() == "mine"

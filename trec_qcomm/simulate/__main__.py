@@ -181,8 +181,15 @@ def run(arguments: argparse.Namespace) -> str:
             *report.scale_records(cases, assumed),
             *report.limit_records(limits, base, assumed),
         ]
-        arguments.out.write_text("".join(json.dumps(record) + "\n" for record in records))
+        _write(arguments.out, records)
     return report.last_line(predictions, cases, base)
+
+
+def _write(out: Path, records: Sequence[dict[str, Any]]) -> None:
+    try:
+        out.write_text("".join(json.dumps(record) + "\n" for record in records))
+    except OSError as error:
+        raise ValueError(f"out {out}: cannot be written: {error.strerror}") from error
 
 
 def _way(name: str, runs: Sequence[Run], distinct: float | None) -> Way:
@@ -261,11 +268,24 @@ def _check(arguments: argparse.Namespace) -> None:
         _refuse("distinct_share", share, "a number in (0, 1]")
     if arguments.overlap is not None and not 0 <= arguments.overlap <= 1:
         _refuse("overlap", arguments.overlap, "a number in [0, 1]")
-    out: Path | None = arguments.out
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ValueError(f"out {out}: expected a file in a folder that exists")
-    if out is not None and out.exists() and not arguments.force:
-        raise ValueError(f"out {out}: exists; --force overwrites it")
+    if arguments.out is not None:
+        _check_out(arguments.out, force=arguments.force)
+
+
+def _check_out(out: Path, *, force: bool) -> None:
+    """Before any work. What is there stays as it is. Raises ValueError: it cannot be written."""
+    try:
+        if out.is_dir() or not out.parent.is_dir():
+            raise ValueError(f"out {out}: expected a file in a folder that exists")
+        existed = out.exists()
+        if existed and not force:
+            raise ValueError(f"out {out}: exists; --force overwrites it")
+        with out.open("ab"):
+            pass
+        if not existed:
+            out.unlink()
+    except OSError as error:
+        raise ValueError(f"out {out}: cannot be written: {error.strerror}") from error
 
 
 def _refuse(name: str, value: object, expected: str) -> None:

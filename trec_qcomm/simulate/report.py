@@ -8,6 +8,7 @@ from trec_qcomm.simulate.step import BreakEven, Step, Way
 from trec_qcomm.simulate.validation import WITHIN, Fit, Prediction
 
 GBIT_S = 8.0  # a GB/s
+MOST_GBIT_S = 10_000  # no link of a GPU between nodes was ever as fast; limits beyond are not told
 ASSUMED = (
     "assumed, not measured: encode and decode throughput, tflop-s, memory-gb-s, both latencies; "
     "no GPU was used"
@@ -104,7 +105,10 @@ def limits_text(limits: Sequence[Limit], base: str) -> str:
 
 def limit_cell(found: BreakEven) -> str:
     """A speed, or a word: `always`: it pays on any link between nodes; `never`: on none."""
-    return found.pays if found.gb_s is None else f"{found.gb_s * GBIT_S:.0f}"
+    if found.gb_s is None:
+        return found.pays
+    gbit_s = found.gb_s * GBIT_S
+    return f">{MOST_GBIT_S}" if gbit_s > MOST_GBIT_S else f"{gbit_s:.0f}"
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
