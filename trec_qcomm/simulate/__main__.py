@@ -7,14 +7,19 @@ examples:
 
 Three parts, in this order. First a step between emulated hosts on a slow link is predicted from one
 without a limit, and set against what was measured (validation.py says how, and what is fitted on
-which runs). Then that alpha-beta model is carried to clusters of two link levels that nobody here
+which runs). Then another model, an alpha-beta one of clusters of two link levels that nobody here
 has, with the ratios of the records (step.py, plans.py, links.py hold the formulas). Last, for every
 way the speed of the links between nodes above which it is no faster than the first of --ways.
 
-What no GPU has told us is an option and is called assumed in all output; examples/bench/gpu.py
-measures a GPU's codecs. The ratios are those of the records' model and of its dim and batch, the
-share of distinct bags that of its features of one id each; where bags repeat less --distinct-share
-says so, and with 1 what remains is the codecs' own part.
+The first part tests of the second one the bytes that are sent, and the share of compute beside
+which dense gradients travel (overlap: fitted there, with gloo on a few CPU cores). It does not test
+plans, two link levels, latencies, or times of codecs, lookups and dense layers. What no GPU has
+told us is an option and is called assumed in all output; examples/bench/gpu.py measures a GPU's
+codecs.
+
+The ratios are those of the records' model and of its dim and batch, the share of distinct bags that
+of its features of one id each; where bags repeat less --distinct-share says so, and with 1 what
+remains is the codecs' own part.
 
 --out gets JSON lines, told apart by the field "simulate": validation (way, hosts, rate,
 predicted_s, measured_s, fitted, fit), scale (way, num_gpus, plan, network_gbit_s, step_s,

@@ -8,10 +8,11 @@ from trec_qcomm.simulate.step import BreakEven, Step, Way
 from trec_qcomm.simulate.validation import WITHIN, Fit, Prediction
 
 GBIT_S = 8.0  # a GB/s
-MOST_GBIT_S = 10_000  # no link of a GPU between nodes was ever as fast; limits beyond are not told
+MOST_GBIT_S = 10_000  # no network gives a GPU as much; limits beyond are not told
 ASSUMED = (
-    "assumed, not measured: encode and decode throughput, tflop-s, memory-gb-s, both latencies; "
-    "no GPU was used"
+    "assumed, not measured: encode and decode throughput, tflop-s, memory-gb-s, nvlink-gb-s, both "
+    "latencies, overlap (unless given, that of gloo on CPUs); no GPU was used, and the validation "
+    "tests neither plans nor two link levels nor times of codecs and lookups"
 )
 
 
@@ -47,7 +48,8 @@ def validation_text(fit: Fit, predictions: Sequence[Prediction]) -> str:
         lines.append((*where, *milliseconds, f"{p.ratio:.2f}", ", ".join(notes)))
     return "\n".join(
         [
-            "Validation: a step between emulated hosts, from the same way's step without a limit",
+            "Validation: a step between emulated hosts, from the same way's step without a limit "
+            "(of what follows it tests the bytes that are sent, and overlap; no more)",
             table(lines),
             f"fitted: wait {fit.wait:g}, overlap {fit.overlap:g}; {validation_line(predictions)}",
         ]

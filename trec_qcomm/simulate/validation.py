@@ -1,4 +1,4 @@
-"""Predicted and measured steps between emulated hosts: does the model hold where we can measure?
+"""Predicted and measured steps between emulated hosts: base + bytes / B, with gloo's waiting.
 
 The run without a limit gives everything but the links: compute, lookups, codecs. To it come the
 links of the emulated network, token buckets with what was measured of gloo:
@@ -15,7 +15,10 @@ often sends one way and then the other; a link to N-1 peers is idle where all of
 be by chance. An all-reduce goes in pieces and does not wait. overlap: the share of the base beside
 which dense gradients travel. A message's latency is in the base.
 
-Fitted: wait and overlap, two numbers, on a few runs. Predicted: all others.
+Fitted: wait and overlap, two numbers, on a few runs. Predicted: all others. This is not the model
+of step.py, which has bytes and overlap in common with it. So what these runs do not test is: two
+link levels and latencies (links.py), row-wise and two-level plans (plans.py), and the times of
+codecs, lookups and dense layers, which are all in the base here.
 Knows: runs. Does not know: GPUs. Shapes: N hosts, n bytes of the busiest host, B of a link.
 """
 
