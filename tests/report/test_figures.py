@@ -134,6 +134,17 @@ def test_quality_is_kept_only_by_what_passes_the_whole_gate():
     assert rate_distortion.kept(every, runs_of(every)[0]) == set()
 
 
+def test_options_that_change_nothing_or_are_not_set_make_no_other_setup():
+    """A record from before --tensorboard beside one with it, and one that says null."""
+    newer = [
+        made.training(options=made.OPTIONS | {"config": f"{n}.yaml", "tensorboard": value} | more)
+        for n, value, more in (("a", None, {"plan": None}), ("b", "runs/tensorboard", {}))
+    ]
+    assert len({run.setup for run in runs(made.training(), *newer)}) == 1
+    other = made.training(options=made.OPTIONS | {"config": "c.yaml", "plan": "row_wise"})
+    assert len({run.setup for run in runs(made.training(), *newer, other)}) == 2
+
+
 def test_tables_have_bits_bounds_and_the_ratio_with_merged_bags():
     (figure,) = by_table.build(runs(made.training("dual")))
     assert figure.rows == [

@@ -29,7 +29,7 @@ BASES = ("stock", "fp32")  # what others are compared with: the first that is th
 # Options that change neither what is learned nor what is sent.
 _NO_MATTER = {
     "config", "out", "name", "log_every", "dump_rows", "timeout", "checkpoint_dir",
-    "checkpoint_every", "resume", "eval_codec", "seed", "device", "ranks", "steps",
+    "checkpoint_every", "resume", "eval_codec", "seed", "device", "ranks", "steps", "tensorboard",
 }  # fmt: skip
 _UNITS = {"": 1e-6, "k": 1e-3, "m": 1.0, "g": 1e3, "t": 1e6}
 
@@ -147,8 +147,10 @@ def _training_run(record: Record) -> Run:
 
 
 def _options(record: Record) -> tuple[tuple[str, str], ...]:
+    """Those that matter and are set: what is null now may be unknown to older records."""
     items = sorted(record["options"].items())
-    return tuple((name, str(value)) for name, value in items if name not in _NO_MATTER)
+    known = ((name, value) for name, value in items if value is not None)
+    return tuple((name, str(value)) for name, value in known if name not in _NO_MATTER)
 
 
 def _seed(record: Record) -> int:
