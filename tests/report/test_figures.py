@@ -3,6 +3,7 @@
 import pytest
 
 from tests.report import made
+from trec_qcomm.report.__main__ import notes
 from trec_qcomm.report.figures import (
     codecs,
     losses,
@@ -13,7 +14,7 @@ from trec_qcomm.report.figures import (
 )
 from trec_qcomm.report.figures import tables as by_table
 from trec_qcomm.report.records import Record, kind_of
-from trec_qcomm.report.runs import fingerprint, runs_of
+from trec_qcomm.report.runs import fingerprint, runs_of, told_apart
 from trec_qcomm.report.style import Looks
 
 
@@ -143,6 +144,42 @@ def test_options_that_change_nothing_or_are_not_set_make_no_other_setup():
     assert len({run.setup for run in runs(made.training(), *newer)}) == 1
     other = made.training(options=made.OPTIONS | {"config": "c.yaml", "plan": "row_wise"})
     assert len({run.setup for run in runs(made.training(), *newer, other)}) == 2
+
+
+def test_one_name_of_two_configs_is_two_ways():
+    """An earlier int4 on the slow link, and one of today on the fast one; then both on both."""
+    today, then = made.INT4, made.INT4.replace("bits: 4", "bits: 2")
+    other_words = today.replace("bits: 4", "bits: 4, rounding: nearest")
+    old, new = (
+        [made.network("int4", rate, s, config=text) for rate in rates]
+        for text, rates, s in ((then, ["100mbit", "none"], 3.0), (today, ["none", "1gbit"], 2.0))
+    )
+    again = made.network("int4", "none", 1.0, config=other_words)
+    found, earlier = runs_of(records(made.network(), *old, *new, again))
+    assert earlier == 1
+    names = {text: f"int4 ({fingerprint(text)[:8]})" for text in (then, today)}
+    assert told_apart(found) == [names[then], names[today]]
+    times = {(run.way, run.rate_mbit): run.step_s["p50"] for run in found}
+    assert times == {
+        ("stock", 1000.0): 1.0, (names[then], 100.0): 3.0, (names[then], None): 3.0,
+        (names[today], None): 1.0, (names[today], 1000.0): 2.0,
+    }  # fmt: skip
+
+
+def test_a_config_that_is_none_today_is_told_by_its_text():
+    every = runs(*(made.training("old") | {"config": f"bits_of_yore: {n}"} for n in (3, 4, 4)))
+    assert len({run.way for run in every}) == len(every) == 2
+
+
+def test_quality_without_the_codec_is_not_that_with_it():
+    """Of plain TorchRec "off" is all there is."""
+    stock = made.training("stock", metrics={"off": {"ne": 0.5}}) | {"config": None}
+    off, both = ({"off": {"ne": 0.6}}, {"on": {"ne": 0.75}, "off": {"ne": 0.6}})
+    every = runs(stock, made.training("a", metrics=off), made.training("b", metrics=both))
+    assert [run.ne for run in every] == [0.5, None, 0.75]
+    panel = rate_distortion.run_panel(every, "")
+    assert [(p.name, p.change.mean) for p in panel.points] == [("stock", 0.0), ("b", 50.0)]
+    assert "codec off only (--eval-codec), and so not in quality" in notes([], every, 0)[0]
 
 
 def test_tables_have_bits_bounds_and_the_ratio_with_merged_bags():

@@ -21,7 +21,7 @@ from pathlib import Path
 from trec_qcomm.report.figures import KINDS
 from trec_qcomm.report.page import Drawn, page_html
 from trec_qcomm.report.records import Record, read_all
-from trec_qcomm.report.runs import Run, runs_of
+from trec_qcomm.report.runs import Run, runs_of, told_apart
 from trec_qcomm.report.style import Looks, matplotlib, render
 
 _MODELLED = ("validation", "scale", "break_even")
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> str:
         needs = "; ".join(f"{kind}: {what}" for kind, what in missing.items())
         raise ValueError(f"no figure can be made of these {len(records)} records. {needs}")
     text = page_html(
-        arguments.title, drawn, records, missing=missing, notes=notes(records, earlier)
+        arguments.title, drawn, records, missing=missing, notes=notes(records, runs, earlier)
     )
     out.write_text(text, encoding="utf-8")
     absent = f"; missing: {', '.join(missing)}" if missing else ""
@@ -89,11 +89,21 @@ def draw_all(
     return drawn, missing
 
 
-def notes(records: Sequence[Record], earlier: int) -> list[str]:
-    """What was read and not drawn."""
+def notes(records: Sequence[Record], runs: Sequence[Run], earlier: int) -> list[str]:
+    """What was read and not drawn, or under another name."""
     found = []
     if earlier:
         found.append(f"{earlier} runs were measured again later in the files; the last one counts.")
+    if apart := told_apart(runs):
+        found.append(
+            "One name stands for several configs in these records, so that each bears the "
+            f"beginning of its config's SHA-256: {', '.join(apart)}."
+        )
+    if off := dict.fromkeys(run.way for run in runs if run.ne is None):
+        found.append(
+            "Scored with the codec off only (--eval-codec), and so not in quality against bytes: "
+            f"{', '.join(off)}."
+        )
     finished = {(r.file, r.get("name")) for r in records if r.kind == "training"}
     progress = [(r.file, r.get("name")) for r in records if r.kind == "progress"]
     if progress:

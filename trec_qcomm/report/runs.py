@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -57,7 +57,8 @@ class Setup:
 @dataclass(frozen=True)
 class Run:
     """Args: rate_mbit: of each link; None without a limit, or without a network.  sent_nbytes: a
-    step and host, None if not known.  raw, wire: by kind of KINDS, likewise.  ne: of the test."""
+    step and host, None if not known.  raw, wire: by kind of KINDS, likewise.  ne: of the test, as
+    the way codes it; None where it was scored without its codecs only."""
 
     record: Record
     way: str
@@ -67,7 +68,7 @@ class Run:
     sent_nbytes: float | None
     raw: Mapping[str, float] | None
     wire: Mapping[str, float] | None
-    ne: float
+    ne: float | None
     losses: Sequence[float]
 
     @property
@@ -90,16 +91,49 @@ class Run:
 
 
 def runs_of(records: Iterable[Record]) -> tuple[list[Run], int]:
-    """Of each measurement the last record, in the order of the files; and how many came before."""
+    """Of each measurement the last record, in the order of the files; and how many came before.
+
+    Where one name stands for two configs, both bear the beginning of theirs: `best (5408990b)`.
+    """
     found: dict[tuple[Any, ...], Run] = {}
     earlier = 0
     for record in records:
         if record.kind in ("network", "training"):
             run = _run(record)
-            key = (run.setup, run.way, run.rate_mbit, run.seed)
+            key = (run.setup, run.way, _config_id(record), run.rate_mbit, run.seed)
             earlier += found.pop(key, None) is not None
             found[key] = run
-    return list(found.values()), earlier
+    return _told_apart(list(found.values())), earlier
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    meanings: dict[str, set[str]] = {}
+    for run in runs:
+        meanings.setdefault(run.way, set()).add(_config_id(run.record))
+    return [
+        run if len(meanings[run.way]) == 1
+        else replace(run, way=f"{run.way} ({_config_id(run.record)[:8]})")
+        for run in runs
+    ]  # fmt: skip
+
+
+def told_apart(runs: Iterable[Run]) -> list[str]:
+    """The ways that runs_of gave another name than their records do."""
+    return list(dict.fromkeys(run.way for run in runs if run.way != _way(run.record)))
+
+
+def _config_id(record: Record) -> str:
+    """The fingerprint of its config; of one that is none today, that of its text."""
+    text = record.get("config")
+    if text is None:
+        return "plain"
+    return fingerprint(text) or hashlib.sha256(text.encode()).hexdigest()
+
+
+def _way(record: Record) -> str:
+    if record.kind == "network":
+        return str(record["way"])
+    return Path(record["options"]["config"]).stem
 
 
 def _run(record: Record) -> Run:
@@ -123,7 +157,7 @@ def _network_run(record: Record) -> Run:
     rate = _rate_mbit(record)
     sent = fmean(record["sent_nbytes"])
     return Run(
-        record, record["way"], setup, _seed(record), rate, sent, raw, wire,
+        record, _way(record), setup, _seed(record), rate, sent, raw, wire,
         record["metrics"]["ne"], record["losses"],
     )  # fmt: skip
 
@@ -135,14 +169,16 @@ def _training_run(record: Record) -> Run:
         if counted else None
         for name in ("raw_nbytes", "wire_nbytes")
     )  # fmt: skip
-    metrics = record["metrics"].get("on") or record["metrics"].get("off")
-    if metrics is None:
+    metrics = record["metrics"]
+    if not metrics.keys() & {"on", "off"}:
         raise ValueError(f"{record.file}, line {record.line}, metrics: expected on or off")
+    is_plain = record.get("config") is None  # TorchRec alone, which has only "off"
+    coded = metrics.get("on") or (metrics["off"] if is_plain else None)
     setup = Setup(record["world_size"], False, record["step"], None, _options(record))
     sent = sum(wire.values()) if wire else None
-    way = Path(record["options"]["config"]).stem
+    ne = None if coded is None else coded["ne"]
     return Run(
-        record, way, setup, _seed(record), None, sent, raw, wire, metrics["ne"], record["losses"]
+        record, _way(record), setup, _seed(record), None, sent, raw, wire, ne, record["losses"]
     )
 
 

@@ -159,12 +159,16 @@ def _study_panel(
 
 
 def run_panel(runs: Sequence[Run], label: str) -> Panel | None:
-    """Of runs of one setup, against its base; None without one, or with nothing beside it."""
-    by_way = ways_of(runs)
+    """Of runs of one setup that were scored with their codecs, against its base; None without one,
+    or with nothing beside it."""
+    by_way = ways_of(run for run in runs if run.ne is not None)
     base = base_of(by_way)
     if base is None or len(by_way) < 2:
         return None
-    ne = {way: {run.seed: run.ne for run in own} for way, own in by_way.items()}
+    ne = {
+        way: {run.seed: run.ne for run in own if run.ne is not None}
+        for way, own in by_way.items()
+    }  # fmt: skip
     points = [
         Point(way, way, next((r.sent_nbytes for r in by_way[way] if r.sent_nbytes), None), change)
         for way, change in changes(ne, base).items()
