@@ -26,11 +26,12 @@ from typing import Any
 
 from study.processes import run_all
 from study.runs import MODES, OPTIONS, Study, read_records
-from study.show import BASELINE, NULL, format_table, verdict, write_plot
+from study.show import format_table, verdict, write_plot
 from study.training import Codecs
 from train import INTERRUPTED, STOCK, build_parser, check_options
 
 from trec_qcomm.config import config_to_dict, load_config
+from trec_qcomm.report.statistics import BASELINE, NULL
 
 SYNTHETIC = "synthetic"
 

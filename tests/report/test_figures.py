@@ -17,6 +17,9 @@ from trec_qcomm.report.records import Record, kind_of
 from trec_qcomm.report.runs import fingerprint, runs_of, told_apart
 from trec_qcomm.report.style import Looks
 
+STUDY = {"ranks": "4", "batch_size": "64", "embedding_dim": "8"}
+ELSEWHERE = "quality shown to be kept (in another setup, 4 ranks x 64, dim 8)"
+
 
 def records(*fields):
     return [Record(kind_of(f), f, "made.jsonl", n) for n, f in enumerate(fields, start=1)]
@@ -62,31 +65,54 @@ def test_break_even_is_told_apart_from_scatter_and_from_none(times, said):
 def test_step_times_name_the_fastest_and_what_keeps_quality():
     fast, kept = curve("fast", 1.0, 1.0, 1.0), curve("kept", 2.0, 1.2, 1.0)
     every = runs(*curve("stock", 4.0, 1.4, 1.0), *fast, *kept)
-    (figure,) = step_time.build(every, Looks(["stock", "fast", "kept"]), {"kept"})
+    quality = {"kept": rate_distortion.Kept([STUDY])}
+    (figure,) = step_time.build(every, Looks(["stock", "fast", "kept"]), quality)
     slow, _, free = figure.findings
     assert "stock takes 4000 ms, of fast 1000 ms, 4.0 times as fast" in slow.text
-    assert "quality shown to be kept kept 2000 ms, 2.0 times" in slow.text
+    assert f", and with {ELSEWHERE} kept 2000 ms, 2.0 times" in slow.text
     assert (slow.mark, free.mark) == ("holds", "does not hold")
     assert ("kept", "100 Mbit/s", 2000.0, 2.0) in [(r[1], r[2], r[4], r[6]) for r in figure.rows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ELSEWHERE),
+        ({"ranks": "2", "batch_size": "64"}, "quality shown to be kept (2 ranks x 64, dim 8)"),
+    ],
+)
+def test_where_quality_was_shown_is_said_of_speed_and_of_bytes(changes, said):
+    """Also of the way that is the best of all. made's networks are of 2 hosts x 64, dim 8."""
+    quality = {"int4": rate_distortion.Kept([STUDY | changes])}
+    counts = made.counted(dense=(1e6, 5e5))
+    int4 = made.network("int4", p50_s=0.5, sent=5e5, counted=counts, config=made.INT4)
+    every = runs(made.network(), int4)
+    (speed,) = step_time.build(every, Looks(["stock", "int4"]), quality)[0].findings
+    assert f"of int4 500 ms, 2.0 times as fast, with {said}" in speed.text
+    sent = traffic.build(every, quality)[0].findings[0]
+    assert f"with int4 0.50 MB, 2.0 times less, with {said}" in sent.text
+    every += runs(made.network("less", sent=1e5, counted=counts))
+    sent = traffic.build(every, quality)[0].findings[0]
+    assert f"less 0.10 MB, 10.0 times less, and with {said} int4 0.50 MB, 2.0 times" in sent.text
 
 
 def test_bytes_by_kind_are_those_counted_and_what_float32_takes():
     counts = made.counted(embedding_forward=(8e6, 1e6), dense=(4e6, 4e6), input=(1e6, 1e6))
     int4 = made.network("int4", sent=6e6, counted=counts, config=made.INT4)
-    (figure,) = traffic.build(runs(made.network(sent=13e6), int4), set())
+    (figure,) = traffic.build(runs(made.network(sent=13e6), int4), {})
     before, stock, own = figure.rows
     assert before[1:] == ("float32, all bags", 8.0, 0.0, 4.0, 1.0, 13.0, None, 1.0)
     assert stock[1:] == ("stock", None, None, None, None, None, 13.0, 1.0)
     assert own[1:] == ("int4", 1.0, 0.0, 4.0, 1.0, 6.0, 6.0, 13 / 6)
     merged = made.network("m", counted=counts, config=made.INT4 + "    unique_bags: auto\n")
-    (figure,) = traffic.build(runs(merged), set())
+    (figure,) = traffic.build(runs(merged), {})
     assert figure.rows[0][1] == "float32, bags merged"
 
 
 def test_counts_that_are_apart_do_not_hold():
     counts = made.counted(dense=(1e6, 9e5))
     every = runs(made.network("int4", sent=1e6, counted=counts, config=made.INT4))
-    (figure,) = traffic.build(every, set())
+    (figure,) = traffic.build(every, {})
     assert [f.mark for f in figure.findings if "kernel" in f.text] == ["does not hold"]
 
 
@@ -105,7 +131,7 @@ def test_a_study_gets_its_bytes_by_the_meaning_of_configs_not_by_name():
     assert rows["fp32"][2:6] == ("stock", 8.0, 50, 0.0)
     assert rows["int4"][2:4] == (None, None)
     assert any("without bytes" in note and "int4" in note for note in figure.notes)
-    assert rate_distortion.kept(every, runs_of(every)[0]) == {"int4"}
+    assert list(rate_distortion.kept(every, runs_of(every)[0])) == ["int4"]
     (finding,) = figure.findings
     assert finding.mark == "holds"
 
@@ -132,7 +158,35 @@ def test_quality_is_kept_only_by_what_passes_the_whole_gate():
     (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
     assert [f.mark for f in figure.findings] == ["not shown"]
     assert "progressive mean > 0.02" in figure.findings[0].text
-    assert rate_distortion.kept(every, runs_of(every)[0]) == set()
+    assert rate_distortion.kept(every, runs_of(every)[0]) == {}
+
+
+def test_quality_is_kept_only_by_what_passes_in_every_study():
+    sha = fingerprint(made.INT4)
+    seeds = [made.study("fp32", s, 1.0, "0") for s in range(50)]
+    seeds += [made.study("int4", s, 1.0, sha) for s in range(50)]
+    larger = [r | {"options": {"ranks": "8"}} for r in seeds]
+    for record in larger[50:]:
+        test = {"ne": 1.01, "logloss": 1.01}
+        record["training"] = {"test": {"on": test, "off": test}, "progressive_logloss": 1.01}
+    network = made.network("int4", config=made.INT4)
+    both, one = records(network, *seeds, *larger), records(network, *seeds)
+    assert rate_distortion.kept(both, runs_of(both)[0]) == {}
+    (own,) = rate_distortion.kept(one, runs_of(one)[0]).values()
+    assert own.studies == [{"ranks": "4"}]
+
+
+def test_one_name_of_two_configs_is_two_points_of_a_study():
+    """Seed 1 of one, seeds 1 and 2 of the other, of which seed 2 is there twice."""
+    two = made.study("a", 2, 1.3, "2" * 64)
+    every = [made.study("fp32", s, 1.0, f"{s}") for s in (1, 2)]
+    every += [made.study("a", 1, 1.1, "1" * 64), made.study("a", 1, 1.2, "2" * 64), two, two]
+    (panel,) = rate_distortion.study_panels(records(*every), [])
+    found = {p.name: (p.change.n, p.change.mean) for p in panel.points}
+    assert found == {
+        "fp32": (2, 0.0), "a (11111111)": (1, pytest.approx(10)),
+        "a (22222222)": (2, pytest.approx(25)),
+    }  # fmt: skip
 
 
 def test_options_that_change_nothing_or_are_not_set_make_no_other_setup():

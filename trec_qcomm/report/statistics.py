@@ -9,10 +9,11 @@ fewer than 5 there is no interval.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
 
+BASELINE, NULL = "fp32", "null"  # in every study: float32, and float32 with nothing but noise
 MIN_FOR_INTERVAL = 5
 MIN_SEEDS = {"training": 50, "eval-only": 10}
 MAX_MEAN = 0.02  # percent, gate of training
@@ -49,6 +50,19 @@ class Change:
         if self.low is None or self.high is None or self.upper is None:
             return f"{self.mean:+.3f}"
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], upper {self.upper:+.3f}"
+
+
+def paired_changes(values: Mapping[str, Mapping[int, float]], base: str) -> dict[str, Change]:
+    """Of each name against the base, of the seeds that both have; names without such are left out.
+
+    Args: values: by name, then by seed, so that a run that is there twice counts once.
+    """
+    other, found = values.get(base, {}), {}
+    for name, by_seed in values.items():
+        both = [seed for seed in sorted(by_seed) if seed in other]
+        if both:
+            found[name] = Change.of([percent(by_seed[seed], other[seed]) for seed in both])
+    return found
 
 
 def percent(value: float, baseline: float) -> float:

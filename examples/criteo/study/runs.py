@@ -22,9 +22,10 @@ from model import ModelConfig
 from report import commit
 from train import load_dataset
 
-from study.show import BASELINE, NULL, Record
+from study.show import Record
 from study.training import FP32, Codecs, EmulatedTraining, perturbed, train
 from trec_qcomm.config import config_from_dict, config_to_dict
+from trec_qcomm.report.statistics import BASELINE, NULL
 
 MODES = ("training", "eval-only")
 Modes = Mapping[str, set[str]]  # by config

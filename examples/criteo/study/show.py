@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from trec_qcomm.report.statistics import MAX_UPPER, Change, eval_only_gate, percent, training_gate
+from trec_qcomm.report.statistics import (
+    BASELINE,
+    MAX_UPPER,
+    NULL,
+    Change,
+    eval_only_gate,
+    paired_changes,
+    training_gate,
+)
 
-BASELINE, NULL = "fp32", "null"
 Record = dict[str, Any]  # one (config, seed), see accuracy.py
+_TRAINED = {
+    "test": ("test", "on", "logloss"),
+    "test_off": ("test", "off", "logloss"),
+    "auc": ("test", "on", "auc"),
+    "progressive": ("progressive_logloss",),
+}
 
 _HEAD = (
     "config", "seeds", "training: test logloss, %", "training: progressive logloss, %",
@@ -23,24 +38,26 @@ def changes(records: Sequence[Record], config: str) -> dict[str, Change]:
 
     Keys, where there are records of them: test, progressive, auc, test_off, eval_only.
     """
-    base = {r["seed"]: r["training"] for r in records if r["config"] == BASELINE}
-    found: dict[str, dict[int, float]] = {}  # by seed: a run that is there twice counts once
-    for r in records:
-        seed = r["seed"]
-        if r["config"] != config or seed not in base:
-            continue
-        of, fp32 = r.get("training"), base[seed]
-        if of:
-            for key, mode in (("test", "on"), ("test_off", "off")):
-                pair = (m["test"][mode]["logloss"] for m in (of, fp32))
-                found.setdefault(key, {})[seed] = percent(*pair)
-            pair = (m["test"]["on"]["auc"] for m in (of, fp32))
-            found.setdefault("auc", {})[seed] = percent(*pair)
-            pair = (m["progressive_logloss"] for m in (of, fp32))
-            found.setdefault("progressive", {})[seed] = percent(*pair)
-        if both := r.get("eval_only"):
-            found.setdefault("eval_only", {})[seed] = percent(both["on"]["ne"], both["off"]["ne"])
-    return {key: Change.of(list(values.values())) for key, values in found.items()}
+    base, own = (
+        {r["seed"]: r["training"] for r in records if r["config"] == name and r.get("training")}
+        for name in (BASELINE, config)
+    )
+    pairs = {
+        key: {config: _each(own, path), BASELINE: _each(base, path)}
+        for key, path in _TRAINED.items()
+    }
+    both = {
+        r["seed"]: r["eval_only"]
+        for r in records if r["config"] == config and r["seed"] in base and r.get("eval_only")
+    }  # fmt: skip
+    pairs["eval_only"] = {config: _each(both, ("on", "ne")), BASELINE: _each(both, ("off", "ne"))}
+    found = {key: paired_changes(pair, BASELINE).get(config) for key, pair in pairs.items()}
+    return {key: change for key, change in found.items() if change is not None}
+
+
+def _each(by_seed: Mapping[int, Any], path: Sequence[str]) -> dict[int, float]:
+    """The number that lies there, of every seed."""
+    return {seed: reduce(getitem, path, fields) for seed, fields in by_seed.items()}
 
 
 def format_table(records: Sequence[Record], configs: Sequence[str]) -> str:

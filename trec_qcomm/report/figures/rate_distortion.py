@@ -5,18 +5,20 @@ whatever its name. Runs have a quality of their own, mostly of one seed, which s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trec_qcomm.report.figure import Cell, Figure, Finding, short
 from trec_qcomm.report.records import Record
-from trec_qcomm.report.runs import Run, base_of, by_setup, setup_labels, ways_of
+from trec_qcomm.report.runs import Run, Setup, base_of, by_setup, setup_labels, ways_of
 from trec_qcomm.report.statistics import (
+    BASELINE,
     MAX_MEAN,
     MAX_UPPER,
     MIN_SEEDS,
+    NULL,
     Change,
-    percent,
+    paired_changes,
     training_gate,
 )
 from trec_qcomm.report.style import (
@@ -29,10 +31,7 @@ from trec_qcomm.report.style import (
     plain_ticks,
 )
 
-BASELINE, NULL = "fp32", "null"  # of a study
 PASSED = "PASS"
-
-
 _GATE = (
     f"The gate of trainings: over at least {MIN_SEEDS['training']} paired seeds the mean change of "
     f"test and of progressive log loss is at most {MAX_MEAN} %, and its one-sided 95 % upper limit "
@@ -62,6 +61,31 @@ class Panel:
     base: str
     null: Change | None
     is_study: bool
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A way of runs that passes in every study that has it. Args: studies: their options."""
+
+    studies: Sequence[Mapping[str, str]]
+
+    def told(self, setup: Setup) -> str:
+        """Where that was shown, beside bytes or speed of this setup."""
+        options = dict(setup.options)
+        here = {
+            "ranks": str(setup.hosts),
+            **{name: options.get(name, "?") for name in ("batch_size", "embedding_dim")},
+        }
+        is_other = any(own.get(n, "?") != here[n] for own in self.studies for n in here)
+        where = " and ".join(dict.fromkeys(map(_size, self.studies)))
+        return f"quality shown to be kept ({'in another setup, ' * is_other}{where})"
+
+
+def _size(options: Mapping[str, str]) -> str:
+    """Of a study: 4 ranks x 128, dim 16."""
+    ranks, batch, dim = (options.get(n, "?") for n in ("ranks", "batch_size", "embedding_dim"))
+    return f"{ranks} ranks x {batch}, dim {dim}"
 
 
 def build(records: Sequence[Record], runs: Sequence[Run], looks: Looks) -> list[Figure]:
@@ -134,16 +158,17 @@ def _study_panel(
 ) -> Panel:
     ne: dict[str, dict[int, float]] = {}
     progressive: dict[str, dict[int, float]] = {}
-    for record in records:
-        config, seed, training = record["config"], record["seed"], record["training"]
+    sha: dict[str, str] = {}
+    for config, record in _named(records):
+        seed, training = record["seed"], record["training"]
+        sha[config] = record["config_sha256"]
         ne.setdefault(config, {})[seed] = training["test"]["on"]["ne"]
         progressive.setdefault(config, {})[seed] = training["progressive_logloss"]
-    while_training = changes(progressive, BASELINE)
-    sha = {record["config"]: record["config_sha256"] for record in records}
+    while_training = paired_changes(progressive, BASELINE)
     by_sha = {run.fingerprint: run for run in source if run.fingerprint}
     base = ways_of(source).get(base_of(run.way for run in source) or "")
     points = []
-    for name, change in changes(ne, BASELINE).items():
+    for name, change in paired_changes(ne, BASELINE).items():
         run = by_sha.get(sha[name])
         if name == BASELINE and run is None and base:
             run = base[0]  # plain TorchRec sends the same float32 rows
@@ -151,11 +176,20 @@ def _study_panel(
         gate = training_gate(change, while_training[name])
         points.append(Point(name, run.way if run else None, sent, change, gate))
     null = next((p.change for p in points if p.name == NULL), None)
-    title = (
-        f"Study: {options.get('ranks', '?')} ranks x {options.get('batch_size', '?')}, "
-        f"dim {options.get('embedding_dim', '?')}, paired seeds"
-    )
-    return Panel(title, [p for p in points if p.name != NULL], BASELINE, null, True)
+    title = f"Study: {_size(options)}, paired seeds"
+    return Panel(title, [p for p in points if p.name != NULL], BASELINE, null, True, options)
+
+
+def _named(records: Sequence[Record]) -> list[tuple[str, Record]]:
+    """By config; where one name stands for two, each bears the beginning of its SHA-256."""
+    every: dict[str, set[str]] = {}
+    for r in records:
+        every.setdefault(r["config"], set()).add(r["config_sha256"])
+    twice = {name for name, own in every.items() if len(own) > 1} - {BASELINE, NULL}
+    return [
+        (f"{name} ({r['config_sha256'][:8]})" if (name := r["config"]) in twice else name, r)
+        for r in records
+    ]
 
 
 def run_panel(runs: Sequence[Run], label: str) -> Panel | None:
@@ -171,21 +205,11 @@ def run_panel(runs: Sequence[Run], label: str) -> Panel | None:
     }  # fmt: skip
     points = [
         Point(way, way, next((r.sent_nbytes for r in by_way[way] if r.sent_nbytes), None), change)
-        for way, change in changes(ne, base).items()
+        for way, change in paired_changes(ne, base).items()
     ]
     most = max(point.change.n for point in points)
     seeds = "one seed: noise" if most == 1 else f"up to {most} paired seeds"
     return Panel(f"{label}; {seeds}", points, base, None, False)
-
-
-def changes(ne: Mapping[str, Mapping[int, float]], base: str) -> dict[str, Change]:
-    """Of NE in percent, by way, of the seeds that it has in common with the base."""
-    found = {}
-    for way, by_seed in ne.items():
-        pairs = [(by_seed[s], ne[base][s]) for s in sorted(by_seed) if s in ne.get(base, {})]
-        if pairs:
-            found[way] = Change.of([percent(value, other) for value, other in pairs])
-    return found
 
 
 def _rows(panel: Panel) -> list[Sequence[Cell]]:
@@ -242,13 +266,17 @@ def _findings(panel: Panel) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.mark != "holds")
 
 
-def kept(records: Sequence[Record], runs: Sequence[Run]) -> set[str]:
-    """The ways of runs that pass the gate of trainings in a study."""
+def kept(records: Sequence[Record], runs: Sequence[Run]) -> dict[str, Kept]:
+    """The ways of runs that pass the gate of trainings in every study that has them."""
     source = bytes_source([r for r in records if r.kind == "study"], runs)
+    found: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
+    for panel in study_panels(records, source):
+        for point in panel.points:
+            if point.way and point.name != panel.base:
+                found.setdefault(point.way, []).append((point.gate, panel.options))
     return {
-        point.way
-        for panel in study_panels(records, source) for point in panel.points
-        if point.way and point.name != panel.base and point.gate == PASSED
+        way: Kept([options for _, options in own])
+        for way, own in found.items() if all(gate == PASSED for gate, _ in own)
     }  # fmt: skip
 
 

@@ -6,12 +6,13 @@ where no limit is 0.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from trec_qcomm.report.figure import Cell, Figure, Finding, short, verdict
+from trec_qcomm.report.figures.rate_distortion import Kept
 from trec_qcomm.report.runs import (
     Run,
     Setup,
@@ -75,7 +76,7 @@ def inverse(run: Run) -> float:
     return 0.0 if run.rate_mbit is None else 1 / run.rate_mbit
 
 
-def build(runs: Sequence[Run], looks: Looks, kept: Collection[str]) -> list[Figure]:
+def build(runs: Sequence[Run], looks: Looks, kept: Mapping[str, Kept]) -> list[Figure]:
     """One figure, two panels a setup. Args: kept: ways that are shown to keep quality."""
     setups = by_setup([run for run in runs if run.setup.is_network])
     setups = {setup: _one_seed(own) for setup, own in setups.items()}
@@ -109,7 +110,7 @@ def build(runs: Sequence[Run], looks: Looks, kept: Collection[str]) -> list[Figu
                 *(_told(labels[setup], own) for setup, own in setups.items() if break_evens(own)),
             ),
             findings=[
-                f for s, own in setups.items() for f in _findings(labels[s], own, kept)
+                f for s, own in setups.items() for f in _findings(s, labels[s], own, kept)
             ],
         )
     ]  # fmt: skip
@@ -157,16 +158,19 @@ def _base_s(runs: Sequence[Run]) -> dict[float | None, float]:
     return {run.rate_mbit: run.step_s["p50"] for run in runs if run.way == base}
 
 
-def _findings(label: str, runs: Sequence[Run], kept: Collection[str]) -> list[Finding]:
+def _findings(
+    setup: Setup, label: str, runs: Sequence[Run], kept: Mapping[str, Kept]
+) -> list[Finding]:
     """At each rate: the way that gains most, of all and of those that keep quality."""
     base, found = base_of(run.way for run in runs), []
+    quality = {way: own.told(setup) for way, own in kept.items()}
     for rate in sorted({r.rate_mbit for r in runs}, key=lambda r: math.inf if r is None else r):
         times = {run.way: run.step_s for run in runs if run.rate_mbit == rate}
         if base is None or base not in times or len(times) < 2:
             continue
         stock = times.pop(base)
         where = f"At {rate_text(rate)} ({label})" if rate else f"Without a limit ({label})"
-        found.append(_at_rate(where, base, stock, times, kept))
+        found.append(_at_rate(where, base, stock, times, quality))
     return found
 
 
@@ -175,8 +179,9 @@ def _at_rate(
     base: str,
     stock: Mapping[str, float],
     times: Mapping[str, Mapping[str, float]],
-    kept: Collection[str],
+    quality: Mapping[str, str],
 ) -> Finding:
+    """Args: quality: by way that keeps it, where that was shown."""
     faster = [way for way, own in times.items() if own["p80"] < stock["p20"]]
     slower = [way for way, own in times.items() if own["p20"] > stock["p80"]]
     worse = f"; slower beyond the scatter: {', '.join(slower)}" if slower else ""
@@ -190,10 +195,12 @@ def _at_rate(
 
     fastest = min(faster, key=lambda way: times[way]["p50"])
     text = f"{where} a step of {base} takes {1e3 * stock['p50']:.0f} ms, of {gain(fastest)}"
-    keeping = [way for way in faster if way in kept]
-    if keeping and fastest not in kept:
+    keeping = [way for way in faster if way in quality]
+    if fastest in quality:
+        text += f", with {quality[fastest]}"
+    elif keeping:
         best = min(keeping, key=lambda way: times[way]["p50"])
-        text += f", and with quality shown to be kept {gain(best)}"
+        text += f", and with {quality[best]} {gain(best)}"
     return Finding(f"{text}{worse}.", verdict(not slower))
 
 

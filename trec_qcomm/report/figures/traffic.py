@@ -5,10 +5,11 @@ bags, where there is one (a raw count is of the rows that are sent at all). Of p
 the sum is known, by the kernel's count, which also holds for the others.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trec_qcomm.report.figure import Cell, Figure, Finding, short, verdict
+from trec_qcomm.report.figures.rate_distortion import Kept
 from trec_qcomm.report.runs import KINDS, Run, Setup, base_of, by_setup, setup_labels, ways_of
 from trec_qcomm.report.style import INK, MUTED, grid
 
@@ -19,7 +20,7 @@ _WHOLE, _MERGED = "float32, all bags", "float32, bags merged"
 _MOST_APART = 0.03  # between the kernel's count and ours
 
 
-def build(runs: Sequence[Run], kept: Collection[str]) -> list[Figure]:
+def build(runs: Sequence[Run], kept: Mapping[str, Kept]) -> list[Figure]:
     """One figure, a panel a setup; setups in which nothing was counted are left out.
 
     Args: kept: ways that are shown to keep quality.
@@ -103,11 +104,11 @@ def _megabytes(by_kind: Mapping[str, float]) -> list[float]:
     return [by_kind[kind] / 1e6 for kind in KINDS]
 
 
-def _findings(label: str, runs: Sequence[Run], kept: Collection[str]) -> list[Finding]:
+def _findings(label: str, runs: Sequence[Run], kept: Mapping[str, Kept]) -> list[Finding]:
     return [*_fewest(label, runs, kept), *_counts(label, runs)]
 
 
-def _fewest(label: str, runs: Sequence[Run], kept: Collection[str]) -> list[Finding]:
+def _fewest(label: str, runs: Sequence[Run], kept: Mapping[str, Kept]) -> list[Finding]:
     """Of the ways with the fewest bytes, of all and of those that keep quality."""
     base = next((r for r in runs if r.way == base_of(run.way for run in runs)), None)
     sent = {run.way: run.sent_nbytes for run in runs if run.sent_nbytes and run is not base}
@@ -123,8 +124,11 @@ def _fewest(label: str, runs: Sequence[Run], kept: Collection[str]) -> list[Find
     fewest = min(sent, key=sent.__getitem__)
     text = f"In a step a host sends {most / 1e6:.2f} MB ({name}), with {gain(fewest)}"
     keeping = [way for way in sent if way in kept]
-    if keeping and fewest not in kept:
-        text += f", and with quality shown to be kept {gain(min(keeping, key=sent.__getitem__))}"
+    if fewest in kept:
+        text += f", with {kept[fewest].told(runs[0].setup)}"
+    elif keeping:
+        best = min(keeping, key=sent.__getitem__)
+        text += f", and with {kept[best].told(runs[0].setup)} {gain(best)}"
     return [Finding(f"{text} ({label}).", verdict(sent[fewest] < most))]
 
 
