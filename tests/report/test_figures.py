@@ -42,9 +42,9 @@ def curve(way, *times):
 def test_break_even_lies_where_the_lines_over_1_by_rate_meet():
     """stock takes 1 + 400 / rate, int4 1.5 + 200 / rate: equal at 400 Mbit/s."""
     every = runs(*curve("stock", 5.0, 1.4, 1.0), *curve("int4", 3.5, 1.7, 1.5))
-    (found,) = step_time.break_evens(every).values()
-    assert [c.rate_mbit for c in found.crossings] == [pytest.approx(400)]
-    assert found.crossings[0].is_clear
+    (found,) = step_time.all_crossings(every).values()
+    assert [c.rate_mbit for c in found.rates] == [pytest.approx(400)]
+    assert found.rates[0].is_clear
     assert str(found) == "400 Mbit/s"
 
 
@@ -59,7 +59,7 @@ def test_break_even_lies_where_the_lines_over_1_by_rate_meet():
 )
 def test_break_even_is_told_apart_from_scatter_and_from_none(times, said):
     every = runs(*curve("stock", 5.0, 1.4, 1.0), *curve("int4", *times))
-    assert said in str(step_time.break_evens(every)["int4"])
+    assert said in str(step_time.all_crossings(every)["int4"])
 
 
 def test_step_times_name_the_fastest_and_what_keeps_quality():
@@ -257,12 +257,40 @@ def test_codecs_that_nobody_beats_are_named():
     beaten = made.codec("beaten", True, 1.0, ratio=1.5)
     (figure,) = codecs.build(records(made.codec(), beaten, *others))
     assert "in both ratio and speed of encoding: ours (errors" in figure.findings[0].text
+    assert figure.findings[0].mark == ""  # one that nobody beats is easily found
     ours = (1, "ours", "yes", 8.0, 1.0, 2.0, 4.0, 1.0, 3.0, 5.0, 0.75, 1.5)
     assert figure.rows[1] == ours
     dims = codecs.build(records(made.codec(), made.codec(dim=16), made.codec(threads=2)))
     assert [(f.key, len(f.rows)) for f in dims] == [("codecs", 1), ("codecs-2", 2)]
     (figure,) = codecs.build(records(made.codec(error_over_bound=1.25)))
     assert figure.findings[-1].mark == "does not hold"
+
+
+def test_a_codec_of_two_bounds_is_two_points_of_the_front():
+    """The wide bound beats `theirs`; the narrow one is beaten."""
+    wide, narrow = made.codec(bound=0.1, ratio=9.0), made.codec(bound=0.01, encode=0.5, ratio=2.0)
+    theirs = made.codec("theirs", False, 1.0, ratio=3.0)
+    for own in ([wide, narrow, theirs], [narrow, wide, theirs]):
+        assert codecs.front(records(*own)) == [("ours", 0.1)]
+    (figure,) = codecs.build(records(wide, narrow, theirs))
+    assert "of encoding: ours at 0.1 (errors" in figure.findings[0].text
+    assert [row[1] for row in figure.rows] == ["ours at 0.1", "theirs", "ours at 0.01"]
+
+
+def test_records_of_two_machines_or_trainings_are_two_figures():
+    other = {"hardware": {"cpu": "another"}}
+    figures = codecs.build(records(made.codec(), made.codec(**other), made.codec(seed=1)))
+    assert [len(figure.rows) for figure in figures] == [1, 1, 1]
+    assert len({figure.title for figure in figures}) == 3
+    assert [f.title for f in codecs.build(records(made.codec()))] == [
+        "Codec throughput: rows, dim 64"
+    ]
+
+
+def test_what_was_measured_again_is_told():
+    (figure,) = codecs.build(records(made.codec(), made.codec(encode=4.0, commit="def5678")))
+    assert [row[5] for row in figure.rows] == [4.0]
+    assert "1 measured again later are not shown (commit abc1234)." in figure.notes[-1]
 
 
 def test_predictions_count_where_the_model_was_not_fitted():

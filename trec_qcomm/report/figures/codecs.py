@@ -1,6 +1,8 @@
 """Throughput of codecs: bars of what they encode and decode in a second, ours and others'."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -8,32 +10,62 @@ from trec_qcomm.report.figure import Cell, Figure, Finding, short, verdict
 from trec_qcomm.report.records import Record
 from trec_qcomm.report.style import INK, OURS, THEIRS, grid
 
-Place = tuple[str, int, str]  # kind, dim, data
+Name = tuple[str, float | None]  # of a codec, and its bound
 _SHADES = (1.0, 0.6, 0.4, 0.25)  # of the first number of threads, the second, ...
 
 
+@dataclass(frozen=True, order=True)
+class Place:
+    """What is compared with one another. Args: seed: of the training that made the rows."""
+
+    kind: str
+    dim: int
+    data: str
+    seed: int
+    hardware: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}, dim {self.dim}"
+
+    @property
+    def origin(self) -> str:
+        """What is the same for most, in words."""
+        return ", ".join(filter(None, (self.data, f"seed {self.seed}", self.hardware)))
+
+
 def build(records: Sequence[Record]) -> list[Figure]:
-    """A figure for each kind, dim and data; equal measurements count once, the last of them."""
-    latest = {
-        (*_place(r), r["threads"], r["name"], r.get("bound")): r
-        for r in records if r.kind == "codec"
-    }  # fmt: skip
+    """A figure a place; of equal measurements the last counts, and the others are told."""
+    latest: dict[tuple[Place, int, Name], Record] = {}
     places: dict[Place, list[Record]] = {}
-    for record in latest.values():
-        places.setdefault(_place(record), []).append(record)
+    earlier: dict[Place, list[Record]] = {}
+    for record in records:
+        if record.kind == "codec":
+            place = _place(record)
+            key = (place, record["threads"], _name(record))
+            if key in latest:
+                places[place].remove(latest[key])
+                earlier.setdefault(place, []).append(latest[key])
+            latest[key] = record
+            places.setdefault(place, []).append(record)
+    names = list(map(str, places))
+    titles = {p: f"{p} ({p.origin})" if names.count(str(p)) > 1 else str(p) for p in places}
     return [
-        _figure(place, places[place], "codecs" if number == 1 else f"codecs-{number}")
+        _figure(
+            titles[place], place, places[place], earlier.get(place, ()),
+            "codecs" if number == 1 else f"codecs-{number}",
+        )
         for number, place in enumerate(sorted(places), start=1)
-    ]
+    ]  # fmt: skip
 
 
-def _figure(place: Place, records: Sequence[Record], key: str) -> Figure:
+def _figure(
+    title: str, place: Place, records: Sequence[Record], earlier: Sequence[Record], key: str
+) -> Figure:
     records = sorted(records, key=lambda r: (int(r["threads"]), -float(r["encode_gb_s"]["p50"])))
     threads = sorted({r["threads"] for r in records})
-    data = f" Of {place[2]}." if place[2] else ""
     return Figure(
         key=key,
-        title=f"Codec throughput: {place[0]}, dim {place[1]}",
+        title=f"Codec throughput: {title}",
         caption=(
             "GB of float32 that a codec encodes (left) and decodes (right) in a second: longer is "
             "better. Blue bars with a star are ours, grey ones other libraries'; the paler of two "
@@ -41,70 +73,98 @@ def _figure(place: Place, records: Sequence[Record], key: str) -> Figure:
             "at the bar is the compression ratio: a fast codec with a small ratio, or a slow one "
             "with a large, may both lose."
         ),
-        alt=_alt(place, records),
+        alt=_alt(title, records),
         columns=(
             "threads", "codec", "ours", "ratio", "encode p20 [GB/s]", "encode p50", "encode p80",
             "decode p20 [GB/s]", "decode p50", "decode p80", "error over bound",
             "break-even link [GB/s]",
         ),
-        rows=list(map(_row, records)),
+        rows=[_row(r, _labels(records)[_name(r)]) for r in records],
         draw=lambda canvas: _draw(canvas, records, threads),
         size=(9.2, 1.6 + 0.27 * len({_name(r) for r in records})),
         notes=(
             "Break-even link: the rate up to which encoding, sending and decoding takes less than "
-            f"sending float32. Throughput is of the machine in the records: compare within.{data}",
+            "sending float32. Throughput is of the machine in the records: compare within. Of "
+            f"{place.origin}.",
+            *_again(earlier),
         ),
-        findings=_findings(place, records),
+        findings=_findings(title, records),
     )  # fmt: skip
 
 
 def _place(record: Record) -> Place:
-    return record["kind"], record["dim"], str(record.get("data", ""))
+    hardware = record.get("hardware")
+    if isinstance(hardware, Mapping):
+        machine = ", ".join(f"{name} {value}" for name, value in sorted(hardware.items()))
+    else:
+        machine = "" if hardware is None else json.dumps(hardware)
+    return Place(
+        record["kind"], record["dim"], str(record.get("data", "")), int(record.get("seed", 0)),
+        machine,
+    )  # fmt: skip
 
 
-def _name(record: Record) -> tuple[str, Any]:
+def _again(earlier: Sequence[Record]) -> list[str]:
+    if not earlier:
+        return []
+    commits = ", ".join(dict.fromkeys(str(r.get("commit", "not known")) for r in earlier))
+    return [f"{len(earlier)} measured again later are not shown (commit {commits})."]
+
+
+def _name(record: Record) -> Name:
     """What tells bars of a figure apart."""
     return record["name"], record.get("bound")
+
+
+def _labels(records: Sequence[Record]) -> dict[Name, str]:
+    """Its name, and its bound where others bear the name."""
+    every = list(dict.fromkeys(map(_name, records)))
+    names = [name for name, _ in every]
+    return {
+        (name, bound): f"{name} at {bound:g}" if names.count(name) > 1 and bound else name
+        for name, bound in every
+    }
 
 
 def _threads(number: int) -> str:
     return f"{number} thread{'s' * (number > 1)}"
 
 
-def _row(record: Record) -> Sequence[Cell]:
+def _row(record: Record, label: str) -> Sequence[Cell]:
     speeds = [
         record[f"{way}_gb_s"][p] for way in ("encode", "decode") for p in ("p20", "p50", "p80")
     ]
     return (
-        record["threads"], record["name"], "yes" if record["ours"] else "no", record["ratio"],
+        record["threads"], label, "yes" if record["ours"] else "no", record["ratio"],
         *speeds, record.get("error_over_bound"), record.get("break_even_gb_s"),
     )  # fmt: skip
 
 
-def front(records: Sequence[Record]) -> list[str]:
+def front(records: Sequence[Record]) -> list[Name]:
     """Our codecs that no other of the same place beats in both ratio and speed of encoding."""
-    points = {r["name"]: (float(r["ratio"]), float(r["encode_gb_s"]["p50"])) for r in records}
+    points = {_name(r): (float(r["ratio"]), float(r["encode_gb_s"]["p50"])) for r in records}
     return [
-        r["name"] for r in records
+        _name(r) for r in records
         if r["ours"] and not any(
-            ratio >= points[r["name"]][0] and speed >= points[r["name"]][1]
-            for name, (ratio, speed) in points.items() if name != r["name"]
+            ratio >= points[_name(r)][0] and speed >= points[_name(r)][1]
+            for name, (ratio, speed) in points.items() if name != _name(r)
         )
     ]  # fmt: skip
 
 
-def _findings(place: Place, records: Sequence[Record]) -> list[Finding]:
-    where, found = f"{place[0]}, dim {place[1]}", []
+def _findings(where: str, records: Sequence[Record]) -> list[Finding]:
+    """The front has no mark: one of ours with a large ratio, of whatever error, is always on it."""
+    found = []
     threads = min(r["threads"] for r in records)
     own = [r for r in records if r["threads"] == threads]
-    ours, best = [r["name"] for r in own if r["ours"]], front(own)
+    ours, best = [r for r in own if r["ours"]], [_labels(own)[name] for name in front(own)]
     if ours and len(own) > len(ours):
         text = (
             f"{where}, {_threads(threads)}: of {len(own)} codecs, none beats these of our "
             f"{len(ours)} in both ratio and speed of encoding: {', '.join(best) or 'none'} (errors "
             "differ, see the table)."
         )
-        found.append(Finding(text, verdict(bool(best))))
+        found.append(Finding(text))
     bounded = [
         r for r in records
         if r["ours"] and isinstance(r.get("error_over_bound"), int | float)
@@ -117,16 +177,18 @@ def _findings(place: Place, records: Sequence[Record]) -> list[Finding]:
     return found
 
 
-def _alt(place: Place, records: Sequence[Record]) -> str:
+def _alt(where: str, records: Sequence[Record]) -> str:
     speeds = [float(r["encode_gb_s"]["p50"]) for r in records if r["ours"]]
     ours = f" Median of ours to encode {median(speeds):.2f} GB/s." if speeds else ""
-    what = f"{len(records)} measurements of {place[0]}, dim {place[1]}"
+    what = f"{len(records)} measurements of {where}"
     return f"Bars of encode and decode speed, {what}.{ours}"
 
 
 def _draw(canvas: Any, records: Sequence[Record], threads: Sequence[int]) -> None:
-    names = list(dict.fromkeys(map(_name, records)))
-    labels = {_name(r): ("* " if r["ours"] else "") + short(r["name"], 34) for r in records}
+    names, said = list(dict.fromkeys(map(_name, records))), _labels(records)
+    labels = {
+        _name(r): ("* " if r["ours"] else "") + short(said[_name(r)], 34) for r in records
+    }  # fmt: skip
     left, right = canvas.subplots(1, 2)
     for axes, way in ((left, "encode"), (right, "decode")):
         axes.set_title(way)

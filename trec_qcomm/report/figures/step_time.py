@@ -40,31 +40,31 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class BreakEven:
+class Crossings:
     """Of a way against the base. Args: gains: (1 / rate in s / Mbit, seconds saved by the medians),
-    by rising 1 / rate.  crossings: by rising rate."""
+    by rising 1 / rate.  rates: rising."""
 
     gains: Sequence[tuple[float, float]]
-    crossings: Sequence[Crossing]
+    rates: Sequence[Crossing]
 
     def __str__(self) -> str:
-        if not self.crossings:
+        if not self.rates:
             slower = all(gain <= 0 for _, gain in self.gains)
             return f"none, {'slower' if slower else 'faster'} at every rate measured"
-        return " and ".join(map(str, self.crossings))
+        return " and ".join(map(str, self.rates))
 
 
-def break_even(base: Sequence[Run], own: Sequence[Run]) -> BreakEven:
+def crossings(base: Sequence[Run], own: Sequence[Run]) -> Crossings:
     """From the rates that both have. Args: runs of one setup, a rate once."""
     ours = {inverse(run): run.step_s for run in own}
     both = {inverse(run): run.step_s for run in base if inverse(run) in ours}
     gains = [(u, both[u]["p50"] - ours[u]["p50"]) for u in sorted(both)]
-    crossings = []
+    found = []
     for (u, gain), (v, next_gain) in pairwise(gains):
         if gain * next_gain < 0:
             rate = 1 / (u + (v - u) * gain / (gain - next_gain))
-            crossings.append(Crossing(rate, all(_are_apart(both[x], ours[x]) for x in (u, v))))
-    return BreakEven(gains, crossings[::-1])
+            found.append(Crossing(rate, all(_are_apart(both[x], ours[x]) for x in (u, v))))
+    return Crossings(gains, found[::-1])
 
 
 def _are_apart(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
@@ -107,7 +107,7 @@ def build(runs: Sequence[Run], looks: Looks, kept: Mapping[str, Kept]) -> list[F
             notes=(
                 "Hosts are network namespaces of one machine, whose links a token bucket slows "
                 "down: times are for comparison within this figure.",
-                *(_told(labels[setup], own) for setup, own in setups.items() if break_evens(own)),
+                *(_told(labels[setup], own) for setup, own in setups.items() if all_crossings(own)),
             ),
             findings=[
                 f for s, own in setups.items() for f in _findings(s, labels[s], own, kept)
@@ -122,27 +122,27 @@ def _one_seed(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.seed == first[run.way]]
 
 
-def break_evens(runs: Sequence[Run]) -> dict[str, BreakEven]:
+def all_crossings(runs: Sequence[Run]) -> dict[str, Crossings]:
     """Of each way but the base; empty without a base."""
     ways = ways_of(runs)
     base = base_of(ways)
     if base is None:
         return {}
-    found = {way: break_even(ways[base], own) for way, own in ways.items() if way != base}
+    found = {way: crossings(ways[base], own) for way, own in ways.items() if way != base}
     return {way: even for way, even in found.items() if even.gains}
 
 
 def _told(label: str, runs: Sequence[Run]) -> str:
     """Break-even of all ways of a setup; ways of which the same is said are said together."""
     by_text: dict[str, list[str]] = {}
-    for way, even in break_evens(runs).items():
+    for way, even in all_crossings(runs).items():
         by_text.setdefault(str(even), []).append(way)
     said = (f"{', '.join(ways)}: {text}" for text, ways in by_text.items())
     return f"Break-even by the medians ({label}): {'; '.join(said)}."
 
 
 def _rows(label: str, runs: Sequence[Run]) -> list[Sequence[Cell]]:
-    evens, base = break_evens(runs), _base_s(runs)
+    evens, base = all_crossings(runs), _base_s(runs)
     rows: list[Sequence[Cell]] = []
     for run in sorted(runs, key=inverse, reverse=True):
         times = [1e3 * run.step_s[p] for p in ("p20", "p50", "p80")]
@@ -243,7 +243,7 @@ def _times(axes: Any, own: Sequence[Run], look: Look, free: float) -> None:
 
 def _speeds(axes: Any, runs: Sequence[Run], looks: Looks, free: float) -> None:
     """Times the base's speed, over the rates that both have."""
-    ways, evens = ways_of(runs), break_evens(runs)
+    ways, evens = ways_of(runs), all_crossings(runs)
     base = base_of(ways)
     axes.set_ylabel(f"times the speed of {base}" if base else "no baseline in these records")
     axes.axhline(1, color=INK, linewidth=1)
@@ -258,7 +258,7 @@ def _speeds(axes: Any, runs: Sequence[Run], looks: Looks, free: float) -> None:
         axes.plot(rates, gains, color=look.color, linestyle=look.dash)
         measured = [b.step_s["p50"] / a.step_s["p50"] for a, b in zip(own, other, strict=True)]
         axes.plot([r.rate_mbit or free for r in own], measured, look.marker, color=look.color)
-        for crossing in even.crossings:
+        for crossing in even.rates:
             face = look.color if crossing.is_clear else "none"
             if crossing.rate_mbit < free:
                 axes.plot([crossing.rate_mbit], [1], "D", color=face, markersize=8,

@@ -15,7 +15,7 @@ from trec_qcomm.report.records import read_all
 from trec_qcomm.report.runs import runs_of
 from trec_qcomm.report.style import DIGEST, Looks
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "examples" / "bench" / "results"
 
 KEYS = (
