@@ -178,6 +178,22 @@ def test_what_is_there_is_not_measured_again(run):
     assert "3 measurements, 3 of them new" in said.out
 
 
+def test_speeds_of_other_versions_and_commits_are_not_shown_as_new(run, monkeypatch):
+    few = ("--threads", "1", "--codecs", "identity", "sign", "--kind", "rows")
+    now = bench.describe()
+    machines = iter([now, now | {"commit": "later"}, now | {"versions": {"numba": "0.1"}}])
+    monkeypatch.setattr(bench, "describe", lambda: next(machines))
+    _, said, first = run(*few)
+    assert "of other commits" not in said.out
+    _, said, again = run(*few)
+    assert again == first
+    last = said.out.splitlines()[-1]
+    assert f"2 measurements, 0 of them new, 2 of other commits ({now['commit']}), " in last
+    _, said, again = run(*few)
+    assert "2 measurements, 2 of them new, " in said.out.splitlines()[-1]
+    assert [r["versions"] for r in again[2:]] == [{"numba": "0.1"}] * 2
+
+
 def test_an_interrupted_run_goes_on(run, dumped):
     few = ("--threads", "1", "--codecs", "identity", "sign", "--kind", "rows")
     _, _, both = run(*few)
@@ -187,7 +203,10 @@ def test_an_interrupted_run_goes_on(run, dumped):
     assert again[0] == both[0]
     assert [r["name"] for r in again] == ["identity", "sign"]
     out.write_text(out.read_text()[:-20])
-    with pytest.raises(ValueError, match=r"codec\.jsonl, line 2: .*; take it away to go on"):
+    with pytest.raises(SystemExit, match=r"error: .*codec\.jsonl, line 2: .*; take it away to go"):
+        run(*few)
+    out.write_text(out.read_text().splitlines(keepends=True)[0] + "7\n")
+    with pytest.raises(SystemExit, match=r"codec\.jsonl, line 2: no record; take it away"):
         run(*few)
 
 

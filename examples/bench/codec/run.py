@@ -16,7 +16,9 @@ than tables some have none. Repeats of all codecs are interleaved.
 
 Whose round trip is wrong (contestants.py says what that is) is named and not timed, and the exit
 status is 1. One JSON object a codec, kind, dim and number of threads in --out; what is there
-already is not measured again, so the same command goes on after Ctrl-C.
+already, by the same versions of packages on the same machine, is not measured again, so the same
+command goes on after Ctrl-C. The last line tells how many are of other commits: after a change of a
+kernel give another --out.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ KINDS = ("rows", "gradients")
 # Records that agree in these are of the same measurement.
 IDENTITY = (
     "name", "ours", "config", "bound", "kind", "dim", "threads", "raw_nbytes", "data", "seed",
-    "hardware",
+    "hardware", "versions",
 )  # fmt: skip
 INTERRUPTED = 130
 
@@ -64,7 +66,11 @@ def main() -> int:
     machine, started = describe(), time.monotonic()
     if not teams.SCHEDSTAT.exists():
         print(f"no {teams.SCHEDSTAT}: times hold waiting for a core, too", file=sys.stderr)
-    before, shown, refused = len(read(options.out)), [], []
+    shown, refused = [], []
+    try:
+        before = len(read(options.out))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
     for one in contestants(example(), options.bound):
         if one.missing and chosen(one, options):
             print(f"left out: {one.name}: {one.missing}", file=sys.stderr)
@@ -85,8 +91,15 @@ def main() -> int:
         print(table([r for r in shown if (r["data"], r["dim"]) == data]) + "\n")
     told = f"; REFUSED: {'; '.join(refused)}" if refused else ""
     new, took = len(read(options.out)) - before, time.monotonic() - started
-    print(f"{len(shown)} measurements, {new} of them new, {took:.0f} s; {options.out}{told}")
+    old = other_commits(shown, machine["commit"])
+    print(f"{len(shown)} measurements, {new} of them new{old}, {took:.0f} s; {options.out}{told}")
     return int(bool(refused))
+
+
+def other_commits(records: Sequence[Record], now: str | None) -> str:
+    """For the last line: how many were not measured at the commit that is checked out."""
+    others = [str(r.get("commit")) for r in records if r.get("commit") != now]
+    return f", {len(others)} of other commits ({', '.join(sorted(set(others)))})" if others else ""
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -150,11 +163,12 @@ def label(case: Case, threads: int, one: Contestant, machine: dict[str, Any]) ->
         "data": case.data,
         "seed": case.seed,
         "hardware": machine["hardware"],
+        "versions": machine["versions"],
     }
 
 
 def identity(record: Record) -> dict[str, Any]:
-    return {name: record[name] for name in IDENTITY}
+    return {name: record.get(name) for name in IDENTITY}
 
 
 def errors(one: Contestant, team: teams.Team, parts: Sequence[Any]) -> dict[str, float]:
@@ -186,9 +200,12 @@ def read(path: Path) -> list[Record]:
     found = []
     for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), start=1):
         try:
-            found.append(json.loads(line))
+            record = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: {error}; take it away to go on") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: no record; take it away to go on")
+        found.append(record)
     return found
 
 
