@@ -12,6 +12,7 @@ NET = Path(__file__).resolve().parents[2] / "examples" / "bench" / "net"
 sys.path.insert(0, str(NET))
 
 import hosts  # noqa: E402
+import net_section  # noqa: E402
 import run  # noqa: E402
 import tables  # noqa: E402
 
@@ -59,6 +60,41 @@ def test_only_the_same_measurement_counts_as_done(tmp_path):
     assert run.of_network(records, label | {"model": ["--rows", "8"]}) == []
     config.write_text("two")
     assert run.missing_configs(records, names) == [str(config)]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("--tensorboard", "tensorboard"),
+        ("--dump-rows rows.pt", "dump_rows"),
+        ("--eval-codec off", "eval_codec"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words, name, monkeypatch, capsys):
+    monkeypatch.setattr(run, "missing", list)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--rate", "none", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert ended.value.code == 2
+    assert f"{name}: an option that bench-net does not have" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": "another"}, {"commit": "def5678"}, {"options": {"batch_size": 9}},
+        {"num_steps": 3}, {"delay": "1ms"}, {"model": ["--rows", "9"]},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_a_line_of_the_readme_is_of_one_measurement(change):
+    """Of two rates; a change in one of them is named."""
+    same = {"commit": "abc1234", "options": {"batch_size": 8}, "num_steps": 2, "config": "one"}
+    slow, fast = (record("best", 1e6) | same | {"rate": r} for r in ("100mbit", "1gbit"))
+    assert "| `best` |" in net_section.table([slow, fast])
+    (name,) = change
+    with pytest.raises(ValueError, match=f"best at 1gbit: another {name} than at 100mbit"):
+        net_section.table([slow, fast | change])
 
 
 @emulated

@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -44,6 +45,11 @@ from train import (  # noqa: E402
     silence_start,
 )
 
+# Options of train.py that would do nothing here.
+UNUSED = (
+    "tensorboard", "dump_rows", "eval_codec", "checkpoint_dir", "checkpoint_every", "resume",
+    "epochs",
+)  # fmt: skip
 WARM_STEPS = 3  # not timed: kernels compile, thresholds and buckets settle
 PROFILED_STEPS = 3
 
@@ -74,12 +80,12 @@ def main() -> None:
     arguments, rest = parser.parse_known_args()
     if arguments.steps < 1:
         parser.error(f"steps {arguments.steps}: must be positive")
-    every = [build_parser().parse_args(["--config", c, *rest]) for c in arguments.configs]
-    for options in every:
-        try:
+    try:
+        every = parsed(arguments.configs, rest)
+        for options in every:
             check_options(options)
-        except ValueError as error:
-            parser.error(str(error))
+    except ValueError as error:
+        parser.error(str(error))
     interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     silence_start()
     dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
@@ -91,6 +97,16 @@ def main() -> None:
         with arguments.out.open("a") as file:
             for record in records:
                 file.write(json.dumps(arguments.label | record) + "\n")
+
+
+def parsed(configs: Sequence[str], rest: Sequence[str]) -> list[argparse.Namespace]:
+    """Options of train.py for each config. Raises ValueError: one that would do nothing here."""
+    parser = build_parser()
+    every = [parser.parse_args(["--config", config, *rest]) for config in configs]
+    for name in UNUSED:
+        if any(getattr(options, name) != parser.get_default(name) for options in every):
+            raise ValueError(f"{name}: an option that bench-net does not have")
+    return every
 
 
 def measure(every: list[argparse.Namespace], num_steps: int, interface: str) -> list[dict]:

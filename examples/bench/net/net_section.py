@@ -22,7 +22,11 @@ def hosts(records: list[Record]) -> list[int]:
 
 
 def table(records: list[Record]) -> str:
-    """A line a config: bytes, and the step time at each rate. All of one number of hosts."""
+    """A line a config: bytes, and the step time at each rate. All of one number of hosts.
+
+    Raises: ValueError: a way's records are not of one config, commit, model and delay.
+    """
+    check_alike(records)
     rates = [rate for rate in RATES if any(r["rate"] == rate for r in records)]
     by_place = {(r["way"], r["rate"]): r for r in records}
     ways = dict.fromkeys(r["way"] for r in records)
@@ -41,6 +45,26 @@ def table(records: list[Record]) -> str:
             cells.append(f"{1e3 * p50:.0f} ms, {by_place[base, rate]['step_s']['p50'] / p50:.1f}x")
         lines.append(f"| `{way}` | {' | '.join(cells)} | {own[0]['metrics']['ne']:.4f} |")
     return "\n".join(lines) + "\n"
+
+
+def check_alike(records: list[Record]) -> None:
+    """Raises ValueError as table."""
+    first: dict[str, Record] = {}
+    for record in records:
+        one = _what(first.setdefault(record["way"], record))
+        changed = [name for name, value in _what(record).items() if value != one[name]]
+        if changed:
+            raise ValueError(
+                f"{record['way']} at {record['rate']}: another {', '.join(changed)} than at "
+                f"{first[record['way']]['rate']}; a line of the table is of one"
+            )
+
+
+def _what(record: Record) -> dict[str, Any]:
+    """All that a line has once, but the rate."""
+    names = ("config", "commit", "model", "num_steps", "delay")
+    options = {name: value for name, value in record["options"].items() if value is not None}
+    return {name: record.get(name) for name in names} | {"options": options}
 
 
 def made_with(records: list[Record]) -> str:

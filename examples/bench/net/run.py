@@ -6,8 +6,9 @@
 
 Hosts are network namespaces of this machine whose links are as slow as told (hosts.py; needs root
 and iproute2). Each host trains all configs in turn, step by step (host.py); options that are not
-listed here are those of examples/criteo/train.py. One JSON object a network and config in --out;
-networks that are there already are not run again, so the same command goes on after Ctrl-C.
+listed here are those of examples/criteo/train.py, but for --tensorboard, --dump-rows, --eval-codec,
+--epochs and checkpoints. One JSON object a network and config in --out; networks that are there
+already are not run again, so the same command goes on after Ctrl-C.
 
 The last column holds the kernel's count of the bytes against ours. If they are more than 3 % apart
 for any config the exit status is 1.
@@ -58,6 +59,12 @@ def main() -> int:
             f"bench-net cannot emulate hosts here: it needs {' and '.join(lacks)}", file=sys.stderr
         )
         return 1
+    from host import parsed  # here, as it takes seconds
+
+    try:
+        parsed(arguments.configs, rest)
+    except ValueError as error:
+        parser.error(str(error))
     model = [w for name, value in MODEL.items() if name not in rest for w in (name, value)]
     networks = [(hosts, rate) for hosts in arguments.hosts for rate in arguments.rate]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
