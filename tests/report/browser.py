@@ -5,6 +5,7 @@ Debian: packages chromium and chromium-driver.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,11 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 60
+TIMEOUT_S = 150  # two cores that others use take long to start it
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage",  # containers have 64 MB there
 )  # fmt: skip
+# Whatever http_proxy says: chromedriver is on this machine.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def missing() -> str | None:
@@ -82,19 +86,20 @@ class Browser:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._address + path, data, method=method)
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer)["value"]
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Started and, whatever happens, ended, with its profile."""
-    driver = subprocess.Popen(
-        ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    give_up = threading.Timer(TIMEOUT_S, driver.kill)
-    give_up.start()
+    """Started and, whatever happens, ended, with its profile, which is its home, too."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        driver = subprocess.Popen(
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, env=os.environ | {"HOME": profile},
+        )  # fmt: skip
+        give_up = threading.Timer(TIMEOUT_S, driver.kill)
+        give_up.start()
         try:
             assert driver.stdout is not None
             said = (re.search(r"successfully on port (\d+)", line) for line in driver.stdout)
