@@ -2,13 +2,15 @@
 
 A kernel notes the first bad segment in memory of the device. By default the op waits for it and
 raises at once. Within `deferring()`, where nothing may wait, it is raised by `Checks.raise_found`,
-which the caller calls until nothing is pending.
+which the caller calls until nothing is pending. What was found stays: what was made with bad bytes
+is no better later.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -27,18 +29,24 @@ class Checks:
 
     def __init__(self) -> None:
         self._pending: deque[tuple[Download, ErrorOf]] = deque()
+        self._found: Callable[[], CorruptFrameError] | None = None
 
     def add(self, first: Tensor, error: ErrorOf) -> None:
         """Args: first: [1] int32, which the current stream writes.  error: of its value."""
-        self._pending.append((Download(first), error))
+        if self._found is None:
+            self._pending.append((Download(first), error))
 
     def raise_found(self, *, wait: bool = False) -> None:
-        """Raise the first error among results that are there, or, with `wait`, among all."""
-        while self._pending and (wait or self._pending[0][0].is_here()):
+        """Raise the first error among results that are there, or, with `wait`, among all; and the
+        same one from then on."""
+        while self._found is None and self._pending and (wait or self._pending[0][0].is_here()):
             coming, error = self._pending.popleft()
             first = int(coming.wait())
             if first >= 0:
-                raise error(first)
+                self._found = partial(error, first)
+                self._pending.clear()
+        if self._found is not None:
+            raise self._found()  # a new one: a traceback holds the tensors of its frames
 
 
 @contextmanager

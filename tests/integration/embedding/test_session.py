@@ -10,6 +10,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from tests.integration.zoo.cases import CPU, MODULES, RW, TW, Case, Model, Table, batch, plan
 from tests.integration.zoo.run import fused_params, qcomm_of, shard, train
 from trec_qcomm import Identity, Rowwise
+from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.testing import run_ranks
 
 TABLES = (Table("a", 16, ("f1",)), Table("b", 16, ("f2",)))
@@ -107,11 +108,33 @@ def ids_sent_and_counted():
     return sent[0], sum(stats[kind]["wire_nbytes"] for kind in ("input", "embedding_forward"))
 
 
+def errors_of_a_bad_frame():
+    """What each call of state_dict says after a GPU found a frame bad, the last one of a model that
+    was sharded again."""
+    qcomm = qcomm_of(Identity())
+    case = Case(tables=TABLES, sharding=TW)
+    shard(case, qcomm)
+    session = qcomm._session
+    ((module, by_name),) = session._collectives.items()
+    ((name, op),) = by_name.items()
+    error = CorruptFrameError("made up", rank=1)
+    op.checks.add(torch.tensor([0], dtype=torch.int32), lambda _segment: error)
+    found = []
+    for _ in range(3):
+        with pytest.raises(CorruptFrameError) as raised:
+            qcomm.state_dict()
+        found.append(str(raised.value))
+        if len(found) == 2:
+            session.collective(type(op), op.pg, op.layout, module=module, name=name)
+    return found
+
+
 def everything():
     return {
         "twins": steps_of_twins(),
         "replanned": steps_under_another_plan(),
         "reset": calls_after_reset_in_inference_mode(),
+        "bad frame": errors_of_a_bad_frame(),
         "dense": dense_bytes(),
         "dense fp16": dense_bytes(allreduce_comm_precision="fp16"),
         "remapped ids": ids_sent_and_counted(),
@@ -131,6 +154,11 @@ def test_modules_with_equal_tables_are_told_apart(ranks):
 @pytest.mark.dist
 def test_a_run_is_resumed_under_another_plan(ranks):
     assert all(results["replanned"] == {"sparse": 3} for results in ranks)
+
+
+@pytest.mark.dist
+def test_no_state_is_given_out_after_a_bad_frame(ranks):
+    assert all(results["bad frame"] == ["frame from rank 1: made up"] * 3 for results in ranks)
 
 
 @pytest.mark.dist

@@ -197,7 +197,7 @@ class RowCollective(ABC):
     def take_over(self, other: "RowCollective") -> None:
         """Go on where `other`, the same collective with another layout, stopped."""
         self.step, self._num_evaluations = other.step, other._num_evaluations
-        self._num_exchanges = other._num_exchanges
+        self._num_exchanges, self.checks = other._num_exchanges, other.checks
         if self.layout.tables() == other.layout.tables():
             self.forward_traffic, self.backward_traffic = (
                 other.forward_traffic,
