@@ -27,10 +27,12 @@ def side_stream(device: torch.device, *given: Tensor, use: Use = "rows") -> Iter
     side = _stream(device, use)
     if given:
         side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        yield
-    for tensor in given:
-        tensor.record_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:  # what was launched before an error runs, too
+        for tensor in given:
+            tensor.record_stream(side)
 
 
 def join(device: torch.device, *made: Tensor) -> None:

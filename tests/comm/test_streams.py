@@ -1,0 +1,46 @@
+"""Streams, of which without a GPU nothing but the order of calls is to be seen."""
+
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+
+from trec_qcomm.comm import streams
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is called of torch.cuda, in order."""
+    noted = []
+
+    @contextmanager
+    def stream(of):
+        noted.append("enter")
+        try:
+            yield
+        finally:
+            noted.append("leave")
+
+    side = mock.Mock(wait_stream=lambda other: noted.append(f"wait for {other}"))
+    monkeypatch.setattr(streams, "_stream", lambda device, use: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    return noted
+
+
+def given(noted):
+    return mock.Mock(record_stream=lambda stream: noted.append("record"))
+
+
+def test_the_allocator_is_told_what_the_side_stream_reads(calls):
+    with streams.side_stream(torch.device("cuda", 0), given(calls), given(calls)):
+        calls.append("launch")
+    assert calls == ["wait for current", "enter", "launch", "leave", "record", "record"]
+
+
+def test_the_allocator_is_told_after_an_error_too(calls):
+    side = streams.side_stream(torch.device("cuda", 0), given(calls))
+    with pytest.raises(ValueError, match="within"), side:
+        raise ValueError("within")
+    assert calls == ["wait for current", "enter", "leave", "record"]
