@@ -4,6 +4,7 @@ import sys
 from contextlib import contextmanager
 from unittest import mock
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -14,8 +15,9 @@ from trec_qcomm.ops.binding import default_backend
 from trec_qcomm.wire import frame
 
 READS = (
-    "item", "tolist", "numpy", "cpu", "nonzero", "equal", "masked_select", "unique", "__bool__",
-    "__int__", "__float__", "__index__",
+    "item", "tolist", "numpy", "cpu", "nonzero", "argwhere", "equal", "allclose", "is_nonzero",
+    "masked_select", "unique", "unique_consecutive", "bincount", "__bool__", "__int__", "__float__",
+    "__index__",
 )  # fmt: skip
 
 
@@ -27,9 +29,26 @@ def as_on_a_gpu():
         yield
 
 
+def _waits(name, args, kwargs):
+    """Whether that function of a GPU's tensors waits for it: to read them, or for the size of what
+    it makes. A device is "cpu" where the name stands in the code: that of a stand-in is, too."""
+    if name == "to":
+        where = (*args[1:], kwargs.get("device"))
+        return any(isinstance(device, str) and device == "cpu" for device in where)
+    if name == "repeat_interleave":
+        repeats = kwargs.get("repeats", args[1] if len(args) > 1 else None)
+        return kwargs.get("output_size") is None and not isinstance(repeats, int)
+    if name == "where":
+        return len(args) + len(kwargs) == 1
+    if name in ("__getitem__", "__setitem__", "index_put", "index_put_"):
+        masked = any(isinstance(i, Tensor) and i.dtype == torch.bool for i in tree_leaves(args[1]))
+        return masked and (name == "__getitem__" or torch.as_tensor(args[2]).numel() != 1)
+    return name in READS
+
+
 class HostReads(TorchFunctionMode):
-    """Notes in `found` by what the host reads `given` tensors, or any that were made of them, that
-    kernels took or that were uploaded: on a GPU each of these would wait. Enter by `watching`."""
+    """Notes in `found` what makes the host wait for `given` tensors, or any that were made of them,
+    that kernels took or that were uploaded, were they a GPU's; see `_waits`. Use `watching`."""
 
     def __init__(self, *given: Tensor):
         super().__init__()
@@ -51,7 +70,7 @@ class HostReads(TorchFunctionMode):
             return func(*args, **kwargs)
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         watched = any(t.untyped_storage().data_ptr() in self._memory for t in given)
-        if watched and func.__name__ in READS:
+        if watched and _waits(func.__name__, args, kwargs):
             self.found.append(func.__name__)
         made = func(*args, **kwargs)
         if watched:

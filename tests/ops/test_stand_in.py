@@ -1,0 +1,58 @@
+"""What stands in for a GPU's memory notes whatever would wait for one."""
+
+import pytest
+import torch
+
+from tests.ops.stand_in import HostReads
+
+WAITS = {
+    "item": lambda x: x[0].item(),
+    "bool": lambda x: bool(x.any()),
+    "cpu": lambda x: x.cpu(),
+    "to cpu": lambda x: x.to("cpu"),
+    "to cpu by name": lambda x: (x + 1).to(device="cpu", non_blocking=True),
+    "nonzero": lambda x: torch.nonzero(x),
+    "argwhere": lambda x: x.argwhere(),
+    "where of one": lambda x: torch.where(x > 1),
+    "bincount": lambda x: x.bincount(),
+    "unique": lambda x: torch.unique_consecutive(x),
+    "masked_select": lambda x: x.masked_select(x > 1),
+    "mask": lambda x: x[x > 1],
+    "mask beside a slice": lambda x: x.view(2, 2)[:, x[:2] > 1],
+    "written mask": lambda x: x.__setitem__(x > 1, torch.arange(3)),
+    "put mask": lambda x: x.index_put_((x > 1,), torch.arange(3)),
+    "repeats": lambda x: x.repeat_interleave(x),
+    "repeats alone": lambda x: torch.repeat_interleave(x),
+    "repeats by name": lambda x: torch.repeat_interleave(input=x, repeats=x, dim=0),
+}
+DOES_NOT = {
+    "sum": lambda x: (x + x).sum(),
+    "to device": lambda x: x.to(x.device),
+    "to dtype": lambda x: x.to(torch.float32),
+    "where of three": lambda x: torch.where(x > 1, x, 0),
+    "masked_fill": lambda x: x.masked_fill(x > 1, 0),
+    "slice": lambda x: x[1:],
+    "numbers": lambda x: x[torch.tensor([0, 1])],
+    "written numbers": lambda x: x.__setitem__(torch.tensor([0, 1]), 5),
+    "written mask of one number": lambda x: x.__setitem__(x > 1, 0),
+    "repeats of known sum": lambda x: x.repeat_interleave(x, output_size=10),
+    "equal repeats": lambda x: x.repeat_interleave(2),
+    "another's": lambda x: torch.arange(3).tolist(),
+}
+
+
+def found_of(call):
+    numbers = torch.tensor([1, 2, 3, 4])
+    with HostReads(numbers) as reads:
+        call(numbers)
+    return reads.found
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_waits_is_noted(name):
+    assert len(found_of(WAITS[name])) == 1
+
+
+@pytest.mark.parametrize("name", DOES_NOT)
+def test_what_does_not_is_not(name):
+    assert found_of(DOES_NOT[name]) == []
