@@ -115,7 +115,9 @@ class QComm:
             raw_nbytes, wire_nbytes (headers included), header_nbytes, num_calls, wire_s, encode_s
             and decode_s by codec and dim, and tables: {name: raw_nbytes, wire_nbytes,
             max_abs_err}. max_abs_err is None unless the config's measure_error is true. wire_s is
-            the time blocked on the network, of all codecs together as they share one frame.
+            the time blocked on the network, of all codecs together as they share one frame. On
+            CUDA, where nothing waits for the device, wire_s, encode_s and decode_s are the seconds
+            that launching took, not those that the device worked.
             dense and data_parallel count what was sent, or what a ring all-reduce sends where DDP's
             own is used; their raw_nbytes is a float32 ring's. input also has bags:
             num_bags, num_sent and these by table: the bags of ids that this rank's batches had, and
