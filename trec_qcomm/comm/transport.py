@@ -86,10 +86,13 @@ class Transport:
         """Run the generator behind those before it.
 
         Args:    on_wire_s: told the seconds of each round.
-        Returns: a future of `result`, or of what went wrong: CorruptFrameError, RuntimeError. After
-                 an error nothing runs any more, as ranks would pair up the wrong messages.
+        Returns: a future of `result`, or of a RuntimeError whose text names what went wrong, such
+                 as a CorruptFrameError. After an error nothing runs any more, as ranks would pair
+                 up the wrong messages.
         """
-        future: Future[Tensor] = Future()
+        outcome: Future[Tensor | Exception] = Future()
+        # Not set_exception: DDP takes the future of C++, where that is a value like any other.
+        future = outcome.then(_result_or_error)
 
         def job() -> None:
             try:
@@ -98,9 +101,9 @@ class Transport:
                 _drive(rounds, partial(run_round, self.pg), on_wire_s)
             except Exception as error:
                 self._broken = self._broken or error
-                future.set_exception(error)  # type: ignore[arg-type]
+                outcome.set_result(error)
             else:
-                future.set_result(result)
+                outcome.set_result(result)
 
         if self._thread is None:
             self._thread = threading.Thread(
@@ -137,22 +140,22 @@ class DeviceTransport:
         """Launch the generator, which reads and writes `result`, behind those before it.
 
         Args:    on_wire_s: told the seconds that launching each round took.
-        Returns: a future of `result`, whose `wait` makes the current stream wait; or of what went
-                 wrong: CorruptFrameError, also of frames of earlier collectives, RuntimeError.
-                 After an error nothing is launched any more. Where a peer is lost, torch's
-                 watchdog of NCCL ends the process once the group's timeout is over.
+        Returns: a future of `result`, whose `wait` makes the current stream wait.
+        Raises:  CorruptFrameError: also of frames of earlier collectives.  RuntimeError. After an
+                 error nothing is launched any more. Where a peer is lost, torch's watchdog of NCCL
+                 ends the process once the group's timeout is over.
         """
-        future: Future[Tensor] = Future(devices=[self._device] if result.is_cuda else None)
         try:
             if self._broken is not None:
                 raise RuntimeError(f"an all-reduce before this one failed: {self._broken}")
             self._checks.raise_found()
             with side_stream(self._device, result, use="gradients"), deferring(self._checks):
                 _drive(rounds, self._launch, on_wire_s)
+                future: Future[Tensor] = Future(devices=[self._device] if result.is_cuda else None)
                 future.set_result(result)  # here, as it notes the stream to wait for
         except Exception as error:
             self._broken = self._broken or error
-            future.set_exception(error)  # type: ignore[arg-type]
+            raise
         return future
 
     def _launch(self, wanted: Round) -> Arrived:
@@ -171,6 +174,13 @@ class DeviceTransport:
 
     def _op(self, kind: Callable[..., object], message: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(kind, message, group=self.pg, group_peer=peer)
+
+
+def _result_or_error(outcome: "Future[Tensor | Exception]") -> Tensor:
+    found = outcome.value()
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _drive(

@@ -1,7 +1,9 @@
 """DDP's all-reduce, coded: parity, residuals over rebuilt buckets, resume, what DDP can do."""
 
 import copy
+from contextlib import contextmanager
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from trec_qcomm.comm.dense.chunks import Parameter
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.control.cost_model import Link
 from trec_qcomm.core.stats import Traffic
+from trec_qcomm.integration.gradients import all_reduce
 from trec_qcomm.integration.gradients.all_reduce import DenseGradients, make_reduction
 from trec_qcomm.testing import run_ranks
 
@@ -257,6 +260,46 @@ def test_another_world_size_goes_on_with_the_sum_or_with_nothing(resumed):
         run_ranks(owed_after_loading, 1, resumed[0]["state"], "sum")
 
 
+class OnDevice(torch.Tensor):
+    """Stands in for a residual that a GPU is writing in the stream of who loads it."""
+
+    inside = None  # whether another stream is current
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        assert cls.inside is False, func.__name__
+        found = super().__torch_function__(func, types, args, kwargs)
+        return found.as_subclass(torch.Tensor) if func.__name__ == "cpu" else found
+
+
+@contextmanager
+def noted_stream(*_given, **_options):
+    before, OnDevice.inside = OnDevice.inside, True
+    yield
+    OnDevice.inside = before
+
+
+def loaded_from_a_device():
+    """Residuals loaded before and after a DDP is there, of which another stream reads nothing."""
+    hook = ddp_comm_hook(config(error_feedback=True))
+    ones = {"contribution": torch.ones(300).as_subclass(OnDevice)}
+    state = {"rank0of1": {"num_calls": 1, "residuals": {"layers.0.bias": ones}}}
+    with mock.patch.object(all_reduce, "side_stream", noted_stream):
+        OnDevice.inside = False
+        hook.load_state_dict(state)
+        distributed(hook)
+        hook.load_state_dict(state)
+    (own,) = hook.state_dict().values()
+    (residual,) = own["residuals"]["layers.0.bias"].values()
+    assert type(residual) is torch.Tensor
+    assert torch.equal(residual, torch.ones(300))
+
+
+@pytest.mark.dist
+def test_loaded_residuals_are_read_in_the_stream_of_who_loads_them():
+    run_ranks(loaded_from_a_device, 1)
+
+
 # The choice of the algorithm.
 
 
@@ -283,10 +326,17 @@ def test_auto_is_the_fastest_over_the_link(world_size, numel, latency_s, expecte
 
 
 def refused():
-    with pytest.raises(ValueError, match=r"gradients of 'layers.0.weight': torch.float64 on cpu"):
-        ddp_comm_hook(config()).register(DistributedDataParallel(Net().double()))
     hook = ddp_comm_hook(config())
+    with pytest.raises(ValueError, match=r"gradients of 'layers.0.weight': torch.float64 on cpu"):
+        hook.register(DistributedDataParallel(Net().double()))
+    assert hook.state_dict() == {}
+    gpu = mock.patch.object(all_reduce, "_device_of", return_value=torch.device("cuda", 0))
+    message = "has gloo there, and the all-reduce needs nccl"
+    with gpu, pytest.raises(ValueError, match=message):
+        distributed(hook)
+    assert hook.state_dict() == {}
     distributed(hook)
+    assert list(hook.state_dict()) == ["rank0of1"]
     with pytest.raises(ValueError, match="there is a DDP already"):
         distributed(hook)
     hook = DenseGradients(config(error_feedback=True).dense)
@@ -294,12 +344,18 @@ def refused():
     hook.load_state_dict(bad)
     with pytest.raises(ValueError, match=r"residual of 'layers.0.bias', owner: \[2\] values"):
         distributed(hook)
+    assert hook.state_dict() == bad
+    hook.load_state_dict({})
+    distributed(hook)
 
 
 def differing_rules():
     bits = (4, 8)[dist.get_rank()]
-    with pytest.raises(ValueError, match="ranks 0 and 1 of the group have different rules"):
-        distributed(ddp_comm_hook(config(codec=Rowwise(bits))))
+    hook = ddp_comm_hook(config(codec=Rowwise(bits)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="ranks 0 and 1 of the group have different rules"):
+            distributed(hook)
+        assert hook.state_dict() == {}
 
 
 @pytest.mark.dist

@@ -79,7 +79,7 @@ def distributed(hook, device="cpu", **options):
 
 @contextmanager
 def on_stand_ins():
-    def made(pg, device, codec, checks):
+    def made(pg, device, checks):
         return DeviceTransport(pg, device, checks)
 
     with as_on_a_gpu(), mock.patch.object(all_reduce, "make_transport", made):

@@ -54,7 +54,13 @@ Bucket = Any  # torch.distributed.GradBucket, which has no types
 
 
 class GradientAllReduce(ABC):
-    """The all-reduce of the gradients of one DDP. Like QComm, a Stateful of DCP."""
+    """The all-reduce of the gradients of one DDP. Like QComm, a Stateful of DCP.
+
+    Backward raises what goes wrong in an all-reduce: on CPU at its end, as DDP's RuntimeError whose
+    text names it ("CorruptFrameError: frame from rank 3: ..."). On a GPU it is the error itself,
+    but what frames held is found out later: a later bucket raises it, of that backward or the next,
+    and where the program ends before, `state_dict` alone.
+    """
 
     _sums_on_resize = False
 
@@ -76,24 +82,27 @@ class GradientAllReduce(ABC):
         self._seed, self._measure = seed, measure_error
         self._loaded: State = {}
         self._device, self._checks = torch.device("cpu"), Checks()
-        self._names: dict[nn.Parameter, str] = {}
+        self._parts: dict[nn.Parameter, list[Parameter]] = {}  # none before `register`
 
     def register(self, ddp: DistributedDataParallel) -> None:
         """Take over the all-reduce of a DDP. Collective.
 
         Raises: ValueError: parameters that are not float32, or neither on cpu nor on one GPU; a
             second DDP; on a GPU, a codec whose size depends on the data or a process group that is
-            not NCCL's; ranks whose rules or parameters differ.
+            not NCCL's; ranks whose rules or parameters differ; state that was loaded and is not
+            of this DDP. After an error it is as before, and may be registered with another DDP.
         """
-        if self._names:
+        if self._parts:
             raise ValueError("gradients: there is a DDP already; make one of these for each")
         ignored = ddp.parameters_to_ignore
         named = [(n, p) for n, p in ddp.module.named_parameters() if n not in ignored]
-        self._names = {p: name for name, p in named if p.requires_grad}
-        self._device = _device_of(self._names)
-        pg = ddp.process_group
-        parameters = [part for p in self._names for part in self._parts(p)]
-        self._reduction = make_reduction(
+        names = {p: name for name, p in named if p.requires_grad}
+        device, pg = _device_of(names), ddp.process_group
+        if device.type == "cuda":
+            check_on_gpu(self.rule.codec, dist.get_backend_config(pg))
+        parts = self._parts_of(ddp.module, names)
+        parameters = [part for of in parts.values() for part in of]
+        reduction = make_reduction(
             self.rule,
             parameters,
             pg.rank(),
@@ -102,15 +111,18 @@ class GradientAllReduce(ABC):
             seed=self._seed,
             measure_error=self._measure,
         )
-        group = _own_group(pg) if self._device.type == "cpu" else pg
+        self._load(reduction, device)
+        group = _own_group(pg) if device.type == "cpu" else pg
         _check_same(group, repr((self.rule, self._seed, parameters)))
-        self._transport = make_transport(group, self._device, self.rule.codec, self._checks)
-        self._load()
+        self._transport = make_transport(group, device, self._checks)
         ddp.register_comm_hook(self, _hook)
+        self._reduction, self._device, self._parts = reduction, device, parts
 
     @abstractmethod
-    def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
-        """What a parameter is to the all-reduce."""
+    def _parts_of(
+        self, module: nn.Module, names: Mapping[nn.Parameter, str]
+    ) -> dict[nn.Parameter, list[Parameter]]:
+        """What each of the module's parameters is to the all-reduce."""
 
     @abstractmethod
     def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds: ...
@@ -118,7 +130,7 @@ class GradientAllReduce(ABC):
     def start(self, bucket: Bucket) -> Future[Tensor]:
         """Launch one bucket's all-reduce; a future of its mean."""
         values = bucket.buffer()
-        parameters = [part for p in bucket.parameters() for part in self._parts(p)]
+        parameters = [part for p in bucket.parameters() for part in self._parts[p]]
         rounds = self._rounds(parameters, values)
         return self._transport.start(rounds, values, self._add_wire_s)
 
@@ -136,7 +148,7 @@ class GradientAllReduce(ABC):
         Raises: CorruptFrameError: what frames in a GPU's memory held was wrong; no state is given
             out that was made with it.
         """
-        if not self._names:
+        if not self._parts:
             return self._loaded
         self._checks.raise_found(wait=True)
         own: State = {"num_calls": torch.tensor(self._reduction.num_calls)}
@@ -145,24 +157,23 @@ class GradientAllReduce(ABC):
                 own["residuals"] = self._reduction.error_feedback.state_dict()
         if isinstance(self._reduction.params, GradientThresholds):
             own["thresholds"] = self._reduction.params.state_dict()
-        return {self._rank_key(): own}
+        return {_rank_key(self._reduction): own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, now or when a DDP is registered.
+        """Continue from `state`, on any device, now or when a DDP is registered.
 
         The state of another world size must hold that of all its ranks, under their keys, where
         the rule says `on_resize: sum`; their residuals' sum is then spread evenly.
         Raises: ValueError: ranks are missing, or a parameter has another size.
         """
-        self._loaded = dict(state)
-        if self._names:
-            self._load()
+        self._loaded = _on_cpu(state)
+        if self._parts:
+            self._load(self._reduction, self._device)
 
-    def _load(self) -> None:
+    def _load(self, reduction: Reduction, device: torch.device) -> None:
         if not self._loaded:
             return
-        reduction = self._reduction
-        own = self._loaded.get(self._rank_key())
+        own = self._loaded.get(_rank_key(reduction))
         one = next(iter(self._loaded.values()))
         reduction.num_calls = int((own or one)["num_calls"])
         if isinstance(reduction.params, GradientThresholds) and own is not None:
@@ -170,14 +181,11 @@ class GradientAllReduce(ABC):
         feedback = reduction.error_feedback
         if feedback is None:
             return
-        with side_stream(self._device, use="gradients"):
+        with side_stream(device, use="gradients"):
             if own is not None:
                 feedback.load_state_dict(own.get("residuals", {}))
             elif self._sums_on_resize:
                 feedback.load_state_dict(_spread(self._loaded, reduction.world_size))
-
-    def _rank_key(self) -> str:
-        return f"rank{self._reduction.rank}of{self._reduction.world_size}"
 
 
 def ddp_comm_hook(config: Config) -> "DenseGradients":
@@ -202,8 +210,11 @@ class DenseGradients(GradientAllReduce):
         self._rule = rule
         self._sums_on_resize = rule.on_resize == "sum"
 
-    def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
-        return [Parameter(self._names[parameter], parameter.numel(), self._rule.block)]
+    def _parts_of(
+        self, module: nn.Module, names: Mapping[nn.Parameter, str]
+    ) -> dict[nn.Parameter, list[Parameter]]:
+        block = self._rule.block
+        return {p: [Parameter(name, p.numel(), block)] for p, name in names.items()}
 
     def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds:
         return self._reduction.start(parameters, values, exact=self._is_exact())
@@ -214,6 +225,20 @@ def _hook(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
     return gradients.start(bucket)
+
+
+def _rank_key(of: Reduction) -> str:
+    return f"rank{of.rank}of{of.world_size}"
+
+
+def _on_cpu(state: Mapping[str, Any]) -> State:
+    """The same, however deep. Waits for a GPU, in the caller's stream: theirs are the tensors."""
+    found: State = {}
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            value = _on_cpu(value)
+        found[key] = value.cpu() if isinstance(value, Tensor) else value
+    return found
 
 
 def _spread(state: Mapping[str, Any], world_size: int) -> dict[str, dict[str, Tensor]]:
@@ -302,16 +327,10 @@ def _device_of(names: Mapping[nn.Parameter, str]) -> torch.device:
 
 
 def make_transport(
-    pg: dist.ProcessGroup, device: torch.device, codec: Codec, checks: Checks
+    pg: dist.ProcessGroup, device: torch.device, checks: Checks
 ) -> Transport | DeviceTransport:
-    """That of messages in the memory of a device. Collective. Args: checks: see DeviceTransport.
-
-    Raises: ValueError: on a GPU, a codec or a process group that cannot do it.
-    """
-    if device.type == "cpu":
-        return Transport(pg)
-    check_on_gpu(codec, dist.get_backend_config(pg))
-    return DeviceTransport(pg, device, checks)
+    """That of messages in the memory of a device. Collective. Args: checks: see DeviceTransport."""
+    return Transport(pg) if device.type == "cpu" else DeviceTransport(pg, device, checks)
 
 
 def check_on_gpu(codec: Codec, backends: str) -> None:

@@ -5,36 +5,29 @@ TorchRec puts these tables into DDPs of their own, several tables in one flat pa
 Knows: TorchRec's lookups, DDP. Does not know: algorithms, codecs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.comm.dense.chunks import Parameter
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.touched_rows import all_reduce_touched
-from trec_qcomm.config import TableGradientRule
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 
 
 class TableGradients(GradientAllReduce):
     """Of one lookup of TorchRec: a row of a table is a row to the codec."""
 
-    def __init__(self, rule: TableGradientRule, **options: Any) -> None:
-        """See GradientAllReduce."""
-        super().__init__(rule, **options)
-        self._tables: dict[nn.Parameter, list[Parameter]] = {}
-
-    def register(self, ddp: DistributedDataParallel) -> None:
-        """See GradientAllReduce. Raises ValueError: a parameter whose tables are not known."""
-        self._tables = _tables_of(ddp.module)
-        super().register(ddp)
-
-    def _parts(self, parameter: nn.Parameter) -> list[Parameter]:
-        if parameter not in self._tables:
-            raise ValueError(f"data_parallel: the tables of {self._names[parameter]!r} are unknown")
-        return self._tables[parameter]
+    def _parts_of(
+        self, module: nn.Module, names: Mapping[nn.Parameter, str]
+    ) -> dict[nn.Parameter, list[Parameter]]:
+        """Raises ValueError: a parameter whose tables are not known."""
+        tables = _tables_of(module)
+        for parameter, name in names.items():
+            if parameter not in tables:
+                raise ValueError(f"data_parallel: the tables of {name!r} are unknown")
+        return {parameter: tables[parameter] for parameter in names}
 
     def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds:
         return all_reduce_touched(self._reduction, parameters, values, exact=self._is_exact())

@@ -1,0 +1,162 @@
+"""What the user of a DDP is told where an all-reduce fails, and that no state comes of it."""
+
+import os
+from contextlib import contextmanager
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from tests.integration.gradients.test_device import distributed, hook_of, on_stand_ins, train
+from trec_qcomm.comm import transport
+from trec_qcomm.testing import run_ranks
+
+TIMEOUT_S = 5
+NUM_ROUNDS = 4  # of a step: two of each bucket
+
+
+def registered():
+    """A hook and its DDP, on a process group of its own, after two steps: DDP has put its buckets
+    together anew, of which there are several, and communicates in backward only."""
+    dist.barrier()
+    hook = hook_of()
+    pg = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+    ddp = distributed(hook, process_group=pg, bucket_cap_mb=0.0001)
+    train(ddp, range(2))
+    assert len(hook._reduction.error_feedback._buckets) == NUM_ROUNDS // 2
+    return hook, ddp
+
+
+def step(ddp):
+    train(ddp, [2])
+
+
+def error_of(call, *args):
+    """Its class and text."""
+    with pytest.raises(RuntimeError) as found:
+        call(*args)
+    return f"{found.type.__name__}: {found.value}"
+
+
+def damaging(run, number):
+    """Run rounds, and change what arrived in one."""
+    num_rounds = 0
+
+    def damaged(*args):
+        nonlocal num_rounds
+        num_rounds += 1
+        arrived = run(*args)
+        arrived.buffer[40] ^= num_rounds == number
+        return arrived
+
+    return damaged
+
+
+# On CPU.
+
+
+def damaged_on_rank_0():
+    """What two backwards say; rank 0 refuses a frame in the first, and rank 1 waits for rank 0."""
+    _, ddp = registered()
+    run = transport.run_round
+    damaged = damaging(run, 1) if dist.get_rank() == 0 else run
+    with mock.patch.object(transport, "run_round", damaged):
+        return [error_of(step, ddp) for _ in range(2)]
+
+
+# As on a GPU.
+
+
+@contextmanager
+def after_a_damaged_step():
+    """The hook and DDP of rank 0, after a step with a frame that was changed on its way."""
+    hook, ddp = registered()
+    if dist.get_rank() == 0:
+        hook._transport._launch = damaging(hook._transport._launch, NUM_ROUNDS)
+    step(ddp)
+    yield hook, ddp
+    dist.barrier()
+
+
+def state_asked_for_first():
+    with after_a_damaged_step() as (hook, ddp):
+        if dist.get_rank() == 0:
+            asked = [error_of(hook.state_dict) for _ in range(2)]
+            return [*asked, error_of(step, ddp)]
+
+
+def state_asked_for_after_a_step():
+    with after_a_damaged_step() as (hook, ddp):
+        if dist.get_rank() == 0:
+            return [error_of(step, ddp), error_of(hook.state_dict)]
+
+
+def everything():
+    found = {"cpu": damaged_on_rank_0()}
+    with on_stand_ins():
+        found["state first"] = state_asked_for_first()
+        found["step first"] = state_asked_for_after_a_step()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(everything, 2, timeout_s=100)
+
+
+@pytest.mark.dist
+@pytest.mark.triton
+def test_backward_says_what_was_wrong_with_a_frame(ranks):
+    first, second = ranks[0]["cpu"]
+    assert first.startswith("RuntimeError: ")
+    assert "CorruptFrameError: frame from rank 1: " in first
+    assert "an all-reduce before this one failed: frame from rank 1: " in second
+
+
+@pytest.mark.dist
+@pytest.mark.triton
+def test_backward_says_that_it_waited_too_long(ranks):
+    first, second = ranks[1]["cpu"]
+    assert "imed out" in first
+    assert "Unable to cast" not in first  # DDP's words where it takes an error for a tensor
+    assert "an all-reduce before this one failed: " in second
+
+
+@pytest.mark.dist
+@pytest.mark.triton
+@pytest.mark.parametrize("case", ["state first", "step first"])
+def test_each_call_after_a_bad_frame_on_a_gpu_says_so(ranks, case):
+    for error in ranks[0][case]:
+        assert error.startswith("CorruptFrameError: frame from rank 1: ")
+
+
+# A rank that ends.
+
+
+def note_what_a_lost_rank_is(folder):
+    """Rank 1 ends in the third round of its backward."""
+    _, ddp = registered()
+    run, num_rounds = transport.run_round, 0
+
+    def until_it_ends(*args):
+        nonlocal num_rounds
+        num_rounds += 1
+        if num_rounds == 3:
+            os._exit(0)
+        return run(*args)
+
+    if dist.get_rank() == 1:
+        with mock.patch.object(transport, "run_round", until_it_ends):
+            step(ddp)
+    (folder / "error").write_text(error_of(step, ddp))
+    os._exit(0)  # the default group cannot be left in order without rank 1
+
+
+@pytest.mark.dist
+def test_backward_says_that_a_rank_is_lost(tmp_path):
+    with pytest.raises(RuntimeError, match="rank 1: ended without a result"):
+        run_ranks(note_what_a_lost_rank_is, 2, tmp_path, timeout_s=60)
+    error = (tmp_path / "error").read_text()
+    assert "Unable to cast" not in error
+    assert "onnection closed by peer" in error or "onnection reset by peer" in error, error
