@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from trec_qcomm.core.registry import codec_names
+from trec_qcomm.core.registry import codec_names, codec_type
 from trec_qcomm.testing import frame_of
 from trec_qcomm.wire import frame
 
@@ -117,7 +117,8 @@ def test_every_codec_is_measured(run):
             assert r["max_error"] == 0
         elif r["bound"] is not None:
             assert 0 < r["error_over_bound"] <= 1
-    assert {r["config"]["codec"] for r in records if r["ours"]} == set(codec_names())
+    shipped = {n for n in codec_names() if codec_type(n).__module__.startswith("trec_qcomm.")}
+    assert {r["config"]["codec"] for r in records if r["ours"]} == shipped  # tests have others
     theirs = {r["name"]: r["bound"] for r in records if not r["ours"]}
     assert {name for name in theirs if theirs[name] is not None} == {COPY, ZSTD}
     assert {"torch fp16", "FBGEMM INT8", "FBGEMM INT4", "FBGEMM MX4"} <= set(theirs)
