@@ -72,7 +72,7 @@ def train(ddp, steps):
 
 
 def distributed(hook, device="cpu", **options):
-    ddp = DistributedDataParallel(net(device), **{"bucket_cap_mb": 0.001} | options)
+    ddp = DistributedDataParallel(net(device), **{"bucket_cap_mb": 0.0001} | options)
     hook.register(ddp)
     return ddp
 
@@ -187,7 +187,7 @@ def alone_with_nccl():
     codec a step may not wait."""
     torch.cuda.set_device(0)
     pg = dist.new_group(backend="nccl", timeout=timedelta(seconds=60))
-    options = {"device_ids": [0], "process_group": pg, "bucket_cap_mb": 0.001}
+    options = {"device_ids": [0], "process_group": pg, "bucket_cap_mb": 0.0001}
     expected = train(DistributedDataParallel(net("cuda"), **options), range(4))
     found = {}
     for algorithm in ALGORITHMS:
