@@ -17,7 +17,7 @@ _REBIAS = np.uint32(0x100000000 - ((127 - 15) << 23))
 _SMALL_MAGIC_F = np.float32(2.0**-14)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def half_bits(x):
     """float32 -> uint16 bits of binary16, round to nearest even, overflow to inf."""
     bits = np.float32(x).view(np.uint32)
@@ -34,7 +34,7 @@ def half_bits(x):
     return np.uint16(out | (sign >> np.uint32(16)))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def half_value(h):
     """uint16 bits of binary16 -> float32, exact."""
     bits = np.uint32(h)
@@ -48,7 +48,7 @@ def half_value(h):
     return np.uint32(out | ((bits & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def half_bits_down(x):
     """Finite float32 with |x| < 65504 -> the largest binary16 <= x; zeros become +0."""
     h = np.int32(half_bits(x))
@@ -58,14 +58,14 @@ def half_bits_down(x):
     return np.uint16(0 if h == 0x8000 else h)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def half_bits_up(x):
     """float32 in [0, 65504) -> the smallest binary16 >= x; zeros become +0."""
     h = np.int32(half_bits(x)) & 0x7FFF
     return np.uint16(h + 1 if half_value(np.uint16(h)) < x else h)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def bfloat_bits(x):
     """float32 -> uint16 bits of bfloat16, round to nearest even, overflow to inf."""
     bits = np.float32(x).view(np.uint32)

@@ -20,7 +20,7 @@ def _checksum(words):
     return total
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _write_header(words, frame_nbytes, layout, call, codecs, num_rows, nbytes):
     """words: [..] uint32 of a frame from its beginning. The checksum is left 0."""
     count = codecs.size

@@ -295,7 +295,7 @@ def unpack_group(data, at, end, n, words, narrow, widths, spare):
     return at + nbytes, is_narrow
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def index_of(word):
     """0, -1, 1, -2, 2 for a word (uint8 or uint32) of 0, 1, 2, 3, 4."""
     word = np.int32(word)

@@ -1,5 +1,5 @@
 """Cast op in numba. Same bytes as reference.py; rows are read and written where they lie,
-run by run (ops.runs).
+run by run (ops.runs). Rows that lie one behind the other are one long row.
 """
 
 import numpy as np
@@ -15,61 +15,54 @@ _OVERFLOW_FP16 = np.uint32(0x477FF000)
 _OVERFLOW_BF16 = np.uint32(0x7F7F8000)
 
 
-@njit(inline="always")
-def _encode_row(row, place, kind):
-    """Returns whether a finite value becomes inf."""
+@njit(forceinline=True)
+def _overflows(row, least):
+    """Whether a finite value has a magnitude, as an integer, of at least `least`."""
     overflow = False
-    if kind == FP32:
-        words, out32 = row.view(np.uint32), place.view(np.uint32)
-        for d in range(row.size):
-            out32[d] = words[d]
-        return overflow
-    out, least = place.view(np.uint16), _OVERFLOW_BF16
-    if kind == FP16:
-        least = _OVERFLOW_FP16
-        for d in range(row.size):
-            out[d] = half_bits(row[d])
-    else:
-        for d in range(row.size):
-            out[d] = bfloat_bits(row[d])
     for d in range(row.size):
-        mag = np.uint32(np.float32(row[d]).view(np.uint32) & np.uint32(0x7FFFFFFF))
-        overflow |= (mag >= least) & (mag <= _FINITE_MAX)
+        magnitude = np.uint32(np.float32(row[d]).view(np.uint32) & np.uint32(0x7FFFFFFF))
+        overflow |= (magnitude >= least) & (magnitude <= _FINITE_MAX)
     return overflow
 
 
-@njit(inline="always")
-def _decode_row(place, row, kind):
-    if kind == FP16:
-        halves = place.view(np.uint16)
-        for d in range(row.size):
-            row[d] = half_value(halves[d])
-    elif kind == BF16:
-        words, halves = row.view(np.uint32), place.view(np.uint16)
-        for d in range(row.size):
-            words[d] = np.uint32(halves[d]) << np.uint32(16)
-    else:
-        words, in32 = row.view(np.uint32), place.view(np.uint32)
-        for d in range(row.size):
-            words[d] = in32[d]
+@njit(forceinline=True)
+def _lines(n, stride, dim):
+    """(number, values) of the lines to visit: rows one behind the other are a single long one."""
+    return (1, n * dim) if stride == dim else (n, dim)
 
 
 @njit(nogil=True, cache=True)
 def encode(values, offsets, start, stride, dim, payload, at, kind):
     """Returns the first segment in which a finite value becomes inf, or -1."""
-    width = dim * (4 if kind == FP32 else 2)
+    words, halves = values.view(np.uint32), payload[: payload.size // 2 * 2].view(np.uint16)
+    places = payload[: payload.size // 4 * 4].view(np.uint32)
+    size = 4 if kind == FP32 else 2
     first_overflow, begin = start.size, 0
     while begin < start.size:
         end = run_end(begin, offsets, start, stride, dim)
         n = offsets[begin + 1] - offsets[begin]
         for s in range(begin, end):
-            payload[at[s] + n * width : at[s] + (n * width + 7) // 8 * 8] = 0
-        for i in range(n):
+            payload[at[s] + n * dim * size : at[s] + (n * dim * size + 7) // 8 * 8] = 0
+        num_lines, length = _lines(n, stride[begin], dim)
+        for i in range(num_lines):
             for s in range(begin, end):
-                row = values[start[s] + i * stride[s] : start[s] + i * stride[s] + dim]
-                place = payload[at[s] + i * width : at[s] + (i + 1) * width]
-                if _encode_row(row, place, kind):
-                    first_overflow = min(first_overflow, s)
+                place, first = at[s] // size + i * length, start[s] + i * stride[s]
+                if kind == FP32:
+                    line, to32 = words[first : first + length], places[place : place + length]
+                    for d in range(length):
+                        to32[d] = line[d]
+                elif kind == FP16:
+                    row, to16 = values[first : first + length], halves[place : place + length]
+                    for d in range(length):
+                        to16[d] = half_bits(row[d])
+                    overflow = _overflows(row, _OVERFLOW_FP16)
+                    first_overflow = min(first_overflow, s if overflow else start.size)
+                else:
+                    row, to16 = values[first : first + length], halves[place : place + length]
+                    for d in range(length):
+                        to16[d] = bfloat_bits(row[d])
+                    overflow = _overflows(row, _OVERFLOW_BF16)
+                    first_overflow = min(first_overflow, s if overflow else start.size)
         begin = end
     return first_overflow if first_overflow < start.size else -1
 
@@ -77,12 +70,25 @@ def encode(values, offsets, start, stride, dim, payload, at, kind):
 @njit(nogil=True, cache=True)
 def decode(payload, at, offsets, start, stride, dim, out, kind):
     """Writes the float32 rows."""
-    width = dim * (4 if kind == FP32 else 2)
-    begin = 0
+    words, halves = out.view(np.uint32), payload[: payload.size // 2 * 2].view(np.uint16)
+    places = payload[: payload.size // 4 * 4].view(np.uint32)
+    size, begin = 4 if kind == FP32 else 2, 0
     while begin < start.size:
         end = run_end(begin, offsets, start, stride, dim)
-        for i in range(offsets[begin + 1] - offsets[begin]):
+        num_lines, length = _lines(offsets[begin + 1] - offsets[begin], stride[begin], dim)
+        for i in range(num_lines):
             for s in range(begin, end):
-                row = out[start[s] + i * stride[s] : start[s] + i * stride[s] + dim]
-                _decode_row(payload[at[s] + i * width : at[s] + (i + 1) * width], row, kind)
+                place, first = at[s] // size + i * length, start[s] + i * stride[s]
+                if kind == FP32:
+                    line, from32 = words[first : first + length], places[place : place + length]
+                    for d in range(length):
+                        line[d] = from32[d]
+                elif kind == FP16:
+                    row, from16 = out[first : first + length], halves[place : place + length]
+                    for d in range(length):
+                        row[d] = half_value(from16[d])
+                else:
+                    line, from16 = words[first : first + length], halves[place : place + length]
+                    for d in range(length):
+                        line[d] = np.uint32(from16[d]) << np.uint32(16)
         begin = end

@@ -10,28 +10,29 @@ _INF = np.int32(0x7F800000)
 _FLT_MAX = np.float32(3.4028234663852886e38)
 _BIAS = 127
 _SIGN = np.int32(32)
+_1, _2 = np.uint64(1), np.uint64(2)
 
 
-@njit(inline="always")
-def _largest(words):
+@njit(forceinline=True)
+def _largest(words, at, dim):
     """The largest bits of a magnitude in a row; magnitudes are ordered as their bits are."""
     largest = np.int32(0)
-    for d in range(words.size):
-        largest = max(largest, words[d] & _MAGNITUDE)
+    for d in range(dim):
+        largest = max(largest, words[at + np.uint64(d)] & _MAGNITUDE)
     return largest
 
 
 @njit(nogil=True, cache=True)
-def _largest_finite(words):
+def _largest_finite(words, at, dim):
     largest = np.int32(0)
-    for d in range(words.size):
-        magnitude = words[d] & _MAGNITUDE
+    for d in range(dim):
+        magnitude = words[at + np.uint64(d)] & _MAGNITUDE
         if magnitude < _INF:
             largest = max(largest, magnitude)
     return largest
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _code(x, first, second, u, mantissa_bits, top):
     """See reference.quantize. Of NaN and inf it means nothing."""
     bits = np.float32(np.float32(x * first) * second).view(np.int32)
@@ -44,43 +45,48 @@ def _code(x, first, second, u, mantissa_bits, top):
 
 
 @njit(nogil=True, cache=True)
-def _mark_nonfinite(row, infinite, q):
-    for d in range(row.size):
-        if np.isnan(row[d]):
+def _mark_nonfinite(values, at, dim, infinite, q):
+    for d in range(dim):
+        value = values[at + np.uint64(d)]
+        if np.isnan(value):
             q[d] = np.uint8(_SIGN)
-        elif np.isinf(row[d]):
-            q[d] = np.uint8(infinite if row[d] > 0 else infinite + _SIGN)
+        elif np.isinf(value):
+            q[d] = np.uint8(infinite if value > 0 else infinite + _SIGN)
 
 
-@njit(inline="always")
-def _pack(q, packed):
+@njit(forceinline=True)
+def _pack(q, packed, at, width):
     """q: codes, zero-padded to a multiple of 4."""
-    whole = packed.size // 3
+    whole = width // 3
     for j in range(whole):
         a, b, c, d = q[4 * j], q[4 * j + 1], q[4 * j + 2], q[4 * j + 3]
-        packed[3 * j] = np.uint8(a | (b << np.uint8(6)))
-        packed[3 * j + 1] = np.uint8((b >> np.uint8(2)) | (c << np.uint8(4)))
-        packed[3 * j + 2] = np.uint8((c >> np.uint8(4)) | (d << np.uint8(2)))
-    if packed.size > 3 * whole:
+        place = at + np.uint64(3 * j)
+        packed[place] = np.uint8(a | (b << np.uint8(6)))
+        packed[place + _1] = np.uint8((b >> np.uint8(2)) | (c << np.uint8(4)))
+        packed[place + _2] = np.uint8((c >> np.uint8(4)) | (d << np.uint8(2)))
+    if width > 3 * whole:
         a, b, c = q[4 * whole], q[4 * whole + 1], q[4 * whole + 2]
-        packed[3 * whole] = np.uint8(a | (b << np.uint8(6)))
-        if packed.size > 3 * whole + 1:
-            packed[3 * whole + 1] = np.uint8((b >> np.uint8(2)) | (c << np.uint8(4)))
+        place = at + np.uint64(3 * whole)
+        packed[place] = np.uint8(a | (b << np.uint8(6)))
+        if width > 3 * whole + 1:
+            packed[place + _1] = np.uint8((b >> np.uint8(2)) | (c << np.uint8(4)))
 
 
-@njit(inline="always")
-def _unpack(packed, q):
+@njit(forceinline=True)
+def _unpack(packed, at, width, q):
     """q: room for codes up to a multiple of 4; those of missing bytes mean nothing."""
-    whole = packed.size // 3
+    whole = width // 3
     for j in range(whole):
-        a, b, c = packed[3 * j], packed[3 * j + 1], packed[3 * j + 2]
+        place = at + np.uint64(3 * j)
+        a, b, c = packed[place], packed[place + _1], packed[place + _2]
         q[4 * j] = a & np.uint8(63)
         q[4 * j + 1] = ((a >> np.uint8(6)) | (b << np.uint8(2))) & np.uint8(63)
         q[4 * j + 2] = ((b >> np.uint8(4)) | (c << np.uint8(4))) & np.uint8(63)
         q[4 * j + 3] = c >> np.uint8(2)
-    if packed.size > 3 * whole:
-        a = packed[3 * whole]
-        b = packed[3 * whole + 1] if packed.size > 3 * whole + 1 else np.uint8(0)
+    if width > 3 * whole:
+        place = at + np.uint64(3 * whole)
+        a = packed[place]
+        b = packed[place + _1] if width > 3 * whole + 1 else np.uint8(0)
         q[4 * whole] = a & np.uint8(63)
         q[4 * whole + 1] = ((a >> np.uint8(6)) | (b << np.uint8(2))) & np.uint8(63)
         q[4 * whole + 2] = b >> np.uint8(4)
@@ -97,71 +103,86 @@ def encode(
     q = np.zeros(dim + 4, np.uint8)
     for s in range(start.size):
         n = offsets[s + 1] - offsets[s]
-        data = payload[at[s] : at[s] + nbytes[s]]
-        data[n * (1 + width) :] = 0
+        codes = at[s] + n
+        payload[codes + n * width : at[s] + nbytes[s]] = 0
         for i in range(n):
-            begin = start[s] + i * stride[s]
-            row, bits = values[begin : begin + dim], words[begin : begin + dim]
-            largest = _largest(bits)
+            begin = np.uint64(start[s] + i * stride[s])
+            largest = _largest(words, begin, dim)
             finite = largest < _INF
             if not finite:
-                largest = _largest_finite(bits)
+                largest = _largest_finite(words, begin, dim)
             e = max((largest >> 23) - 126, -126)
-            data[i] = np.uint8(e + _BIAS)
+            payload[at[s] + i] = np.uint8(e + _BIAS)
             first, second = factors_of(-e)
             if stochastic:
                 number = np.uint32((offsets[s] + i) * dim)
                 for d in range(dim):
-                    u = dither(number + np.uint32(d), seed_low, seed_high)
-                    q[d] = np.uint8(_code(row[d], first, second, u, mantissa_bits, top))
+                    u, x = (
+                        dither(number + np.uint32(d), seed_low, seed_high),
+                        values[begin + np.uint64(d)],
+                    )
+                    q[d] = np.uint8(_code(x, first, second, u, mantissa_bits, top))
             else:
                 half = np.float32(0.5)
                 for d in range(dim):
-                    q[d] = np.uint8(_code(row[d], first, second, half, mantissa_bits, top))
+                    x = values[begin + np.uint64(d)]
+                    q[d] = np.uint8(_code(x, first, second, half, mantissa_bits, top))
             if not finite:
-                _mark_nonfinite(row, (top << mantissa_bits) + 1, q)
-            _pack(q, data[n + i * width : n + (i + 1) * width])
+                _mark_nonfinite(values, begin, dim, (top << mantissa_bits) + 1, q)
+            _pack(q, payload, np.uint64(codes + i * width), width)
+
+
+@njit(forceinline=True)
+def _value(code, mantissa_bits, top):
+    """What a code of a finite value means where e is 0. Of the others it is nonsense.
+
+    The bits of f and of the mantissa lie as in float32. Where f is 0, they are read as if it were
+    1, and what that is too much is taken away.
+    """
+    magnitude = np.int32(code & np.int32(31))
+    subnormal = (magnitude >> mantissa_bits) == 0
+    f = np.int32((np.int32(127) - top + subnormal) << np.int32(23))
+    value = np.int32((magnitude << (np.int32(23) - mantissa_bits)) + f).view(np.float32)
+    value -= f.view(np.float32) if subnormal else np.float32(0)
+    return -value if code >= _SIGN else value
 
 
 @njit(nogil=True, cache=True)
-def _meanings(exponent_bits):
-    """[64] float32: what each code means where e is 0."""
-    mantissa_bits, top = 5 - exponent_bits, (1 << exponent_bits) - 1
-    largest = top << mantissa_bits
-    meanings = np.full(64, np.nan, np.float32)
-    for code in range(largest + 1):
-        f = code >> mantissa_bits
-        k = code & ((1 << mantissa_bits) - 1)
-        if f > 0:
-            k += 1 << mantissa_bits
-        meanings[code] = np.float32(k) * np.float32(2.0) ** (max(f, 1) - top - mantissa_bits)
-        if code > 0:
-            meanings[code + 32] = -meanings[code]
-    meanings[largest + 1], meanings[largest + 33] = np.inf, -np.inf
-    return meanings
+def _nonfinite(q, dim, largest, out, at):
+    """Write what is not finite: `largest` + 1 is inf, what is above and a negative zero are NaN."""
+    for d in range(dim):
+        magnitude = q[d] & 31
+        if magnitude == largest + 1:
+            out[at + np.uint64(d)] = np.inf if q[d] < _SIGN else -np.inf
+        elif magnitude > largest or q[d] == _SIGN:
+            out[at + np.uint64(d)] = np.nan
 
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, offsets, start, stride, dim, out, exponent_bits):
     """Returns the first segment with an exponent byte of 0, or -1."""
-    meanings, width = _meanings(exponent_bits), (6 * dim + 7) // 8
-    infinite = (((1 << exponent_bits) - 1) << (5 - exponent_bits)) + 1
+    mantissa_bits, top = np.int32(5 - exponent_bits), np.int32((1 << exponent_bits) - 1)
+    largest, width = top << mantissa_bits, (6 * dim + 7) // 8
     q = np.zeros(dim + 4, np.uint8)
     for s in range(start.size):
         n = offsets[s + 1] - offsets[s]
-        data = payload[at[s] : at[s] + n * (1 + width)]
         for i in range(n):
-            if data[i] == 0:
+            exponent = payload[at[s] + i]
+            if exponent == 0:
                 return s
-            e = np.int64(data[i]) - _BIAS
+            e = np.int64(exponent) - _BIAS
             first, second = factors_of(e)
-            _unpack(data[n + i * width : n + (i + 1) * width], q)
-            begin = start[s] + i * stride[s]
-            row = out[begin : begin + dim]
+            _unpack(payload, np.uint64(at[s] + n + i * width), width, q)
+            begin, finite = np.uint64(start[s] + i * stride[s]), True
             for d in range(dim):
-                row[d] = np.float32(meanings[q[d]] * first) * second
+                code = np.int32(q[d])
+                x = np.float32(_value(code, mantissa_bits, top) * first) * second
+                out[begin + np.uint64(d)] = x
+                finite &= ((code & np.int32(31)) <= largest) & (code != _SIGN)
             if e == 128:  # to 2^128 may have been rounded up
                 for d in range(dim):
-                    if np.isinf(row[d]) and q[d] % 32 != infinite:
-                        row[d] = _FLT_MAX if row[d] > 0 else -_FLT_MAX
+                    x = out[begin + np.uint64(d)]
+                    out[begin + np.uint64(d)] = min(max(x, -_FLT_MAX), _FLT_MAX)
+            if not finite:
+                _nonfinite(q, dim, largest, out, begin)
     return -1

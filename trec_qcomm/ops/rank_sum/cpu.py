@@ -9,7 +9,7 @@ _STRETCH = 4096  # values, 16 KiB
 _NAN = np.float32(np.nan)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def plus(a, b):
     """a + b; one NaN for all."""
     total = a + b

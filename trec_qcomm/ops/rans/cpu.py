@@ -55,13 +55,13 @@ def _get_planes(data, shift, q):
                 part[j] += place if bits[j] & one else np.int32(0)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _put32(out, at, value):
     for k in range(4):
         out[at + k] = np.uint8((value >> (8 * k)) & 255)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _get32(data, at):
     value = np.int64(0)
     for k in range(4):

@@ -11,13 +11,13 @@ MAX_SHIFT, MAX_LOG = 20, 12
 SAMPLES = 1024
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def bit_length(n):
     """n.bit_length() of 0 <= n < 2^53."""
     return max(0, (np.float64(n).view(np.int64) >> 52) - 1022)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _log2(n):
     """log2(n) * 2^16 for n >= 1, at most 0.9 % of one bit off."""
     b = bit_length(n) - 1
@@ -25,31 +25,31 @@ def _log2(n):
     return (b << 16) + f + ((((f * (65536 - f)) >> 16) * 22544) >> 16)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def lanes_of(num_values):
     """States of a stream that take turns: see reference.py."""
     length = bit_length(num_values)
     return 1 << min(5, max(min(2, max(0, (length - 7) // 2)), length - 12))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def num_streams(num_values):
     """Of 2^16 indices each; the last one has what remains, too."""
     return max(1, num_values >> 16)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def table_log(num_values, num_symbols):
     """log2 of the slots: enough for every symbol, and filled faster than the indices are read."""
     return max(bit_length(num_symbols) + 1, min(MAX_LOG, bit_length(num_values) // 2 + 4))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _most_classes(num_values):
     return 1 << min(8, max(4, bit_length(num_values) - 3))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def coarse(count):
     """The count to 4 significant bits."""
     drop = max(0, bit_length(count) - 4)

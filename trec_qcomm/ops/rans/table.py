@@ -7,7 +7,7 @@ from numba import njit
 from trec_qcomm.ops.rans.plan import bit_length, coarse
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def varint_nbytes(n):
     """How many bytes `put_varint` writes."""
     return max(1, (bit_length(n) + 6) // 7)

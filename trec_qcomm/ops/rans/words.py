@@ -36,14 +36,14 @@ def dividers(frequencies, log, divide, step):
         start += f
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _enter(x, s, divide, step):
     a, b = divide[s], step[s]
     quotient = (x * (a & _LOW32)) >> (a >> _THIRTY_TWO)
     return x + ((b >> _THIRTY_TWO) & _LOW16) + quotient * (b >> np.uint64(48))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _push(x, s, divide, step, words, free):
     """One step without a branch: a word is always written, and counts where it had to leave."""
     words[free - _ONE] = np.uint16(x & _LOW16)
@@ -51,7 +51,7 @@ def _push(x, s, divide, step, words, free):
     return _enter(x >> (leaves * _SIXTEEN), s, divide, step), free - leaves
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _symbol(index, base, shift, last):
     return np.uint64(min(np.uint32(index - base) >> shift, last))
 
@@ -136,7 +136,7 @@ def fill_table(frequencies, log, base, shift, num_classes, table):
         slot += f
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _pop(x, table, mask, log, words, at):
     entry = table[x & mask]
     x = ((entry >> _SIXTEEN) & _LOW16) * (x >> log) + (entry & _LOW16)

@@ -19,30 +19,33 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _FLT_MAX = np.float32(3.4028234663852886e38)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _value_of(key):
     return np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
-@njit(inline="always")
-def _row_range(row):
-    """(lowest, highest, all finite) of a row; of its finite values where some are not."""
-    words = row.view(np.int32)
+@njit(forceinline=True)
+def _key_range(words):
+    """(smallest, largest) key of a row's int32 bits."""
     lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for d in range(words.size):
         key = words[d] ^ ((words[d] >> np.int32(31)) & np.int32(0x7FFFFFFF))
         lo = min(lo, key)
         hi = max(hi, key)
-    if lo > _KEY_NEG_INF and hi < _KEY_INF:
-        return _value_of(lo), _value_of(hi), True
+    return lo, hi
+
+
+@njit(nogil=True, cache=True)
+def _finite_range(row):
+    """(lowest, highest) of a row's finite values, (0, 0) if it has none."""
     smallest, largest = np.float32(np.inf), np.float32(-np.inf)
     for d in range(row.size):
         if np.isfinite(row[d]):
             smallest = min(smallest, row[d])
             largest = max(largest, row[d])
     if smallest > largest:
-        return np.float32(0), np.float32(0), False
-    return smallest, largest, False
+        return np.float32(0), np.float32(0)
+    return smallest, largest
 
 
 @njit(nogil=True, cache=True)
@@ -60,17 +63,21 @@ def _exponent(amax):
     return k
 
 
-@njit(nogil=True, cache=True)
+@njit(forceinline=True)
+def _power_of_two(k):
+    """2^k for k of a normal number."""
+    return np.int32(np.int32(k + 127) << np.int32(23)).view(np.float32)
+
+
+@njit(forceinline=True)
 def factors_of(k):
-    """x * 2^k == x * first * second, the step that may leave the normal range last."""
+    """x * 2^k == x * first * second, the step that may leave the normal range last. |k| <= 252."""
     near = min(max(k, -126), 126)
-    main, rest = np.float32(2.0) ** near, np.float32(2.0) ** (k - near)
-    if k < 0:
-        return np.float32(rest), np.float32(main)
-    return np.float32(main), np.float32(rest)
+    main, rest = _power_of_two(near), _power_of_two(k - near)
+    return (rest, main) if k < 0 else (main, rest)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def dither(number, seed_low, seed_high):
     """Of the value of that number, in [0, 1): see reference.dither."""
     h = np.uint32(np.uint32(number) + seed_low)
@@ -81,68 +88,73 @@ def dither(number, seed_low, seed_high):
     return np.float32(np.int32(h)) * np.float32(2.0**-24)
 
 
-@njit(inline="always")
-def _quantize(row, first, second, low, inverse, top, q):
-    for d in range(row.size):
-        y = np.float32(row[d] * first) * second
+@njit(forceinline=True)
+def _quantize(values, at, dim, first, second, low, inverse, top, q):
+    for d in range(dim):
+        y = np.float32(values[at + np.uint64(d)] * first) * second
         t = np.float32(np.float32(y - low) * inverse) + np.float32(0.5)
         q[d] = np.uint8(min(np.int32(t), top))
 
 
-@njit(inline="always")
-def _quantize_stochastic(row, first, second, low, inverse, top, q, number, seed_low, seed_high):
-    for d in range(row.size):
-        y = np.float32(row[d] * first) * second
+@njit(forceinline=True)
+def _quantize_stochastic(
+    values, at, dim, first, second, low, inverse, top, q, number, seed_low, seed_high
+):
+    for d in range(dim):
+        y = np.float32(values[at + np.uint64(d)] * first) * second
         u = dither(number + np.uint32(d), seed_low, seed_high)
         t = np.float32(np.float32(y - low) * inverse) + u
         q[d] = np.uint8(min(np.int32(t), top))
 
 
 @njit(nogil=True, cache=True)
-def _mark_nonfinite(row, top, q):
-    for d in range(row.size):
-        if np.isnan(row[d]):
+def _mark_nonfinite(values, at, dim, top, q):
+    for d in range(dim):
+        value = values[at + np.uint64(d)]
+        if np.isnan(value):
             q[d] = top
-        elif row[d] == np.float32(np.inf):
+        elif value == np.float32(np.inf):
             q[d] = top - 2
-        elif row[d] == np.float32(-np.inf):
+        elif value == np.float32(-np.inf):
             q[d] = top - 1
 
 
-@njit(inline="always")
-def _pack(q, bits, packed):
+@njit(forceinline=True)
+def _pack(q, bits, packed, at, width):
     """q: codes, zero-padded to whole bytes."""
     if bits == 8:
-        for j in range(packed.size):
-            packed[j] = q[j]
+        for j in range(width):
+            packed[at + np.uint64(j)] = q[j]
     elif bits == 4:
-        for j in range(packed.size):
-            packed[j] = q[2 * j] | np.uint8(q[2 * j + 1] << np.uint8(4))
+        for j in range(width):
+            packed[at + np.uint64(j)] = q[2 * j] | np.uint8(q[2 * j + 1] << np.uint8(4))
     else:
-        for j in range(packed.size):
+        for j in range(width):
             low = q[4 * j] | np.uint8(q[4 * j + 1] << np.uint8(2))
             high = q[4 * j + 2] | np.uint8(q[4 * j + 3] << np.uint8(2))
-            packed[j] = low | np.uint8(high << np.uint8(4))
+            packed[at + np.uint64(j)] = low | np.uint8(high << np.uint8(4))
 
 
-@njit(inline="always")
-def _unpack(packed, bits, q):
+@njit(forceinline=True)
+def _unpack(packed, at, width, bits, q):
     if bits == 8:
-        for j in range(packed.size):
-            q[j] = packed[j]
+        for j in range(width):
+            q[j] = packed[at + np.uint64(j)]
     elif bits == 4:
-        for j in range(packed.size):
-            q[2 * j] = packed[j] & np.uint8(15)
-            q[2 * j + 1] = packed[j] >> np.uint8(4)
+        for j in range(width):
+            byte = packed[at + np.uint64(j)]
+            q[2 * j] = byte & np.uint8(15)
+            q[2 * j + 1] = byte >> np.uint8(4)
     else:
-        for j in range(packed.size):
-            q[4 * j] = packed[j] & np.uint8(3)
-            q[4 * j + 1] = (packed[j] >> np.uint8(2)) & np.uint8(3)
-            q[4 * j + 2] = (packed[j] >> np.uint8(4)) & np.uint8(3)
-            q[4 * j + 3] = packed[j] >> np.uint8(6)
+        for j in range(width):
+            byte = packed[at + np.uint64(j)]
+            q[4 * j] = byte & np.uint8(3)
+            q[4 * j + 1] = (byte >> np.uint8(2)) & np.uint8(3)
+            q[4 * j + 2] = (byte >> np.uint8(4)) & np.uint8(3)
+            q[4 * j + 3] = byte >> np.uint8(6)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _grid(lo, hi, finite, top):
     """(low, scale, largest code) of a row whose scaled values lie in lo..hi."""
     levels = top if finite else top - 3
@@ -155,18 +167,30 @@ def _grid(lo, hi, finite, top):
 
 
 @njit(nogil=True, cache=True)
-def _scan(values, start, stride, dim, lows, highs, finite, amax):
+def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
     """Range of every row of a run, and the largest finite magnitude of each segment.
 
-    start, amax: [T].  lows, highs, finite: [T, n].
+    words: values as int32.  start, amax: [T].  lows, highs, finite: [T, n].
     """
     amax[:] = 0
+    all_finite = True
     for i in range(lows.shape[1]):
         for t in range(start.size):
             begin = start[t] + i * stride
-            low, high, finite[t, i] = _row_range(values[begin : begin + dim])
-            lows[t, i], highs[t, i] = low, high
-            amax[t] = max(amax[t], max(-low, high))
+            lo, hi = _key_range(words[begin : begin + dim])
+            finite[t, i] = (lo > _KEY_NEG_INF) & (hi < _KEY_INF)
+            lows[t, i], highs[t, i] = _value_of(lo), _value_of(hi)
+            magnitude = max(-lows[t, i], highs[t, i])
+            amax[t] = max(amax[t], magnitude if finite[t, i] else np.float32(0))
+            all_finite &= finite[t, i]
+    if all_finite:
+        return
+    for i in range(lows.shape[1]):
+        for t in range(start.size):
+            if not finite[t, i]:
+                begin = start[t] + i * stride
+                lows[t, i], highs[t, i] = _finite_range(values[begin : begin + dim])
+                amax[t] = max(amax[t], max(-lows[t, i], highs[t, i]))
 
 
 @njit(nogil=True, cache=True)
@@ -195,21 +219,20 @@ def _codes(
     q = np.zeros(dim + 8, np.uint8)  # zero beyond dim: the padding of a row's last byte
     for i in range(lows.shape[1]):
         for t in range(start.size):
-            begin = start[t] + i * stride
-            row = values[begin : begin + dim]
+            begin, place = np.uint64(start[t] + i * stride), np.uint64(codes_at[t] + i * width)
             first, second = factors[t, 0], factors[t, 1]
             low, inverse, level = lows[t, i], inverses[t, i], levels[t, i]
             if stochastic:
                 first_number = np.uint32(number[t] + i * dim)
                 _quantize_stochastic(
-                    row, first, second, low, inverse, level, q, first_number, seed_low, seed_high
-                )
+                    values, begin, dim, first, second, low, inverse, level, q, first_number,
+                    seed_low, seed_high,
+                )  # fmt: skip
             else:
-                _quantize(row, first, second, low, inverse, level, q)
+                _quantize(values, begin, dim, first, second, low, inverse, level, q)
             if not finite[t, i]:
-                _mark_nonfinite(row, top, q)
-            place = codes_at[t] + i * width
-            _pack(q, bits, payload[place : place + width])
+                _mark_nonfinite(values, begin, dim, top, q)
+            _pack(q, bits, payload, place, width)
 
 
 @njit(nogil=True, cache=True)
@@ -221,7 +244,7 @@ def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, s
     finite = np.empty(most_rows, np.bool_)
     amax, factors = np.empty(most_segments, np.float32), np.empty((most_segments, 2), np.float32)
     width = (dim * bits + 7) // 8
-    first_nonfinite, begin = -1, 0
+    words, first_nonfinite, begin = values.view(np.int32), -1, 0
     while begin < start.size:
         end = run_end(begin, offsets, start, stride, dim)
         n = offsets[begin + 1] - offsets[begin]
@@ -230,7 +253,7 @@ def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, s
         run_inverses, run_levels = inverses[:num].reshape(shape), levels[:num].reshape(shape)
         run_finite = finite[:num].reshape(shape)
         starts = start[begin:end]
-        _scan(values, starts, stride[begin], dim, run_lows, run_highs, run_finite, amax)
+        _scan(values, words, starts, stride[begin], dim, run_lows, run_highs, run_finite, amax)
         for t in range(end - begin):
             k = _exponent(amax[t])
             factors[t, 0], factors[t, 1] = factors_of(k)
@@ -256,14 +279,14 @@ def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, s
 
 
 @njit(nogil=True, cache=True)
-def _unmark_nonfinite(q, top, row):
-    for d in range(row.size):
+def _unmark_nonfinite(q, top, out, at, dim):
+    for d in range(dim):
         if q[d] == top - 2:
-            row[d] = np.inf
+            out[at + np.uint64(d)] = np.inf
         elif q[d] == top - 1:
-            row[d] = -np.inf
+            out[at + np.uint64(d)] = -np.inf
         elif q[d] == top:
-            row[d] = np.nan
+            out[at + np.uint64(d)] = np.nan
 
 
 @njit(nogil=True, cache=True)
@@ -272,22 +295,21 @@ def _rows(payload, halves, at, n, factors, clamp, start, stride, dim, out, bits,
     width = (dim * bits + 7) // 8
     for i in range(n):
         for t in range(start.size):
-            begin = start[t] + i * stride
-            row = out[begin : begin + dim]
-            place = at[t] + 8 + 4 * n + i * width
-            _unpack(payload[place : place + width], bits, q)
+            begin, place = np.uint64(start[t] + i * stride), at[t] + 8 + 4 * n + i * width
+            _unpack(payload, np.uint64(place), width, bits, q)
             scale_bits = halves[at[t] // 2 + 4 + i]
             scale = half_value(scale_bits & np.uint16(0x7FFF))
             low = half_value(halves[at[t] // 2 + 4 + n + i])
             first, second = factors[t, 0], factors[t, 1]
-            for d in range(row.size):
+            for d in range(dim):
                 y = np.float32(np.float32(np.int32(q[d])) * scale) + low
-                row[d] = np.float32(y * first) * second
+                out[begin + np.uint64(d)] = np.float32(y * first) * second
             if clamp[t]:  # the largest float32 may have been rounded up
-                for d in range(row.size):
-                    row[d] = min(max(row[d], -_FLT_MAX), _FLT_MAX)
+                for d in range(dim):
+                    y = out[begin + np.uint64(d)]
+                    out[begin + np.uint64(d)] = min(max(y, -_FLT_MAX), _FLT_MAX)
             if scale_bits & np.uint16(0x8000):
-                _unmark_nonfinite(q, (1 << bits) - 1, row)
+                _unmark_nonfinite(q, (1 << bits) - 1, out, begin, dim)
 
 
 @njit(nogil=True, cache=True)

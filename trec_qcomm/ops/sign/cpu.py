@@ -60,8 +60,10 @@ def decode(payload, at, offsets, start, stride, dim, out):
                 return s
             zero = scale if finite else np.float32(0)
             one = -scale if finite else scale
-            begin, place = start[s] + i * stride[s], 4 * n + i * width
-            for d in range(dim):
-                bit = (data[place + d // 8] >> (d % 8)) & 1
-                out[begin + d] = one if bit else zero
+            begin, place = np.uint64(start[s] + i * stride[s]), np.uint64(at[s] + 4 * n + i * width)
+            for b in range(width):
+                byte = payload[place + np.uint64(b)]
+                for d in range(8 * b, min(8 * b + 8, dim)):
+                    bit = (byte >> np.uint8(d % 8)) & np.uint8(1)
+                    out[begin + np.uint64(d)] = one if bit else zero
     return -1

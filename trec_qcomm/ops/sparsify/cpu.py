@@ -39,7 +39,7 @@ def _most_rows(offsets):
     return most
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _header(data, kind, form, scale):
     data[0], data[1], data[2], data[3] = kind, form, 0, 0
     data[4:8].view(np.float32)[0] = scale
@@ -101,7 +101,7 @@ def encode_masked(
         store_values(scratch[:num_kept], kind, scale, data[8:end])
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _scatter_rows(kept, bits, place, start, stride, num_rows, dim, out):
     num_kept = 0
     for i in range(num_rows):

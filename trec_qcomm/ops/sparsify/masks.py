@@ -14,14 +14,14 @@ _LOWEST = np.zeros(64, np.uint8)
 _LOWEST[[(0x03F79D71B4CB0A89 << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range(64)]] = range(64)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _lowest(word):
     """The number of the lowest bit set in a uint64 that is not 0."""
     alone = word & (~word + _ONE)
     return np.int64(_LOWEST[(alone * _DE_BRUIJN) >> np.uint64(58)])
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _num_set(word):
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     pairs = np.uint64(0x3333333333333333)
@@ -30,7 +30,7 @@ def _num_set(word):
     return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _mask_word(bits, place, first, dim):
     """Columns first .. first + 63 of the row's mask at `place`, none beyond dim."""
     left, word = dim - first, np.uint64(0)
@@ -62,7 +62,7 @@ def masked_counts(offsets, dim, bits, mask_at, counts):
         counts[s] = count_masks(bits, mask_at[s], offsets[s + 1] - offsets[s], dim)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def gather(row, bits, place, kept, num_kept):
     """Append the values that the mask at `place` keeps to kept; returns how many there are."""
     for first in range(0, row.size, 64):
@@ -74,7 +74,7 @@ def gather(row, bits, place, kept, num_kept):
     return num_kept
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def gather_columns(row, bits, place, kept, columns, num_kept):
     """The same, and their columns."""
     for first in range(0, row.size, 64):
@@ -87,7 +87,7 @@ def gather_columns(row, bits, place, kept, columns, num_kept):
     return num_kept
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def scatter(row, bits, place, kept, num_kept):
     """The inverse of `gather`: the next values of kept, and 0 in the other columns."""
     for d in range(row.size):

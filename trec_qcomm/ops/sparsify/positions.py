@@ -21,7 +21,7 @@ def bit_length(number):
     return length
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def positions_nbytes(form, num_rows, dim, num_kept):
     """The size of the positions of a segment."""
     if form == BITMAP:

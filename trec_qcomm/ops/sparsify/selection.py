@@ -15,7 +15,7 @@ from trec_qcomm.ops.sparsify.masks import gather_columns
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _num_above(keys, level):
     count = np.int32(0)
     for d in range(keys.size):
@@ -23,7 +23,7 @@ def _num_above(keys, level):
     return count
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _bounds(keys):
     """(smallest, largest)."""
     low, high = _MAGNITUDE, np.int32(0)
@@ -64,7 +64,7 @@ def _top_level(keys, k, guess):
     return high, np.int64(k - above_high)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _mark(keys, level, ties, flags):
     for d in range(keys.size):
         flags[d] = np.uint8(keys[d] > level)
@@ -75,7 +75,7 @@ def _mark(keys, level, ties, flags):
                 ties -= 1
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _pack_flags(flag_words, bits, place):
     """flag_words: eight flags of 0 or 1 each, as the bytes of a uint64."""
     for b in range(flag_words.size):

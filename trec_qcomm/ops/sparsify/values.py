@@ -12,7 +12,7 @@ FLT_MAX, FLT_MIN = np.float32(3.4028234663852886e38), np.float32(2.0**-126)
 _MAGNITUDE, _INF_KEY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def value_nbytes(kind):
     """The size of one stored value."""
     return 4 if kind == FP32 else (2 if kind == FP16 else 1)

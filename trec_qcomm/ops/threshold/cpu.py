@@ -21,6 +21,7 @@ from trec_qcomm.ops.sparsify.values import (
 OK, BAD_SIZE, BAD_FORM, BAD_SCALE, BAD_COUNT, BAD_PLACES = 0, 1, 2, 3, 4, 5
 BITMAP, MAX_WIDTH = 255, 31
 _MAGNITUDE = np.int32(0x7FFFFFFF)
+_STRETCH = 32  # values
 
 
 @njit(nogil=True, cache=True)
@@ -31,19 +32,34 @@ def _most_values(offsets, dim):
     return most
 
 
+@njit(forceinline=True)
+def _any_above(words, at, size, level):
+    above = False
+    for d in range(size):
+        above |= (words[at + np.uint64(d)] & _MAGNITUDE) > level
+    return above
+
+
 @njit(nogil=True, cache=True)
 def _select(values, words, start, stride, num_rows, dim, level, kept, gaps):
-    """(how many are kept, the bits of all gaps together)."""
+    """(how many are kept, the bits of all gaps together).
+
+    Where few are kept most of the time is looking at the others: that is done a stretch at a time.
+    """
     num_kept, bits, last = 0, np.int32(0), -1
     for i in range(num_rows):
-        begin = start + i * stride
-        for d in range(dim):
-            if (words[begin + d] & _MAGNITUDE) > level:
-                place = i * dim + d
-                kept[num_kept], gaps[num_kept] = values[begin + d], place - last - 1
-                bits |= gaps[num_kept]
-                last = place
-                num_kept += 1
+        for first in range(0, dim, _STRETCH):
+            size = min(_STRETCH, dim - first)
+            begin, place = np.uint64(start + i * stride + first), i * dim + first
+            if not _any_above(words, begin, size, level):
+                continue
+            for d in range(size):
+                at = begin + np.uint64(d)
+                if (words[at] & _MAGNITUDE) > level:
+                    kept[num_kept], gaps[num_kept] = values[at], place + d - last - 1
+                    bits |= gaps[num_kept]
+                    last = place + d
+                    num_kept += 1
     return num_kept, bits
 
 

@@ -13,7 +13,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplicative hash
 _EMPTY = -1
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _log2_slots(num_bags):
     """Four slots a bag, so that few collide."""
     log2 = 4
