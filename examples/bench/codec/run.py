@@ -44,6 +44,7 @@ from codec_table import Record, table  # noqa: E402
 from contestants import Contestant, contestants, example  # noqa: E402
 from error_bounded import percentiles  # noqa: E402
 from gpu import break_even_gb_s  # noqa: E402
+from json_lines import read  # noqa: E402
 from parts import Case, deal, read_cases, train  # noqa: E402
 from report import describe_machine  # noqa: E402
 
@@ -193,20 +194,6 @@ def describe() -> dict[str, Any]:
     machine = describe_machine()
     machine["versions"] |= opponents.versions("numba", "fbgemm-gpu", "fbgemm-gpu-cpu")
     return machine
-
-
-def read(path: Path) -> list[Record]:
-    """All records; none where there is no file. Raises ValueError: a line that is none."""
-    found = []
-    for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: {error}; take it away to go on") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: no record; take it away to go on")
-        found.append(record)
-    return found
 
 
 def _parser() -> argparse.ArgumentParser:

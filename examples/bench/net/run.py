@@ -28,6 +28,10 @@ from hosts import Hosts, missing
 from tables import MOST_APART, apart, format_breakdown, format_table, verdict
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+from json_lines import read  # noqa: E402
+
 CONFIGS = HERE.parents[2] / "configs"
 WAYS = ["stock", "stock_fp16", "stock_int8"] + [
     str(CONFIGS / f"{name}.yaml")
@@ -65,6 +69,10 @@ def main() -> int:
         parsed(arguments.configs, rest)
     except ValueError as error:
         parser.error(str(error))
+    try:
+        read(arguments.out)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
     model = [w for name, value in MODEL.items() if name not in rest for w in (name, value)]
     networks = [(hosts, rate) for hosts in arguments.hosts for rate in arguments.rate]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -110,11 +118,6 @@ def measure(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would talk over the progress
     with Hosts(label["hosts"], label["rate"], label["delay"]) as hosts:
         hosts.run(command, timeout_s=arguments.network_timeout)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """All records of a file; none where there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def of_network(records: list[dict[str, Any]], label: dict[str, Any]) -> list[dict[str, Any]]:

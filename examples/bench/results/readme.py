@@ -9,7 +9,6 @@ Each lies between two comments of its page, of which the first names its file of
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent
 BENCH, ROOT = RESULTS.parent, RESULTS.parents[2]
-sys.path += [str(BENCH / "net"), str(BENCH / "codec")]
+sys.path += [str(BENCH), str(BENCH / "net"), str(BENCH / "codec")]
 
 import codec_table  # noqa: E402
 import net_section  # noqa: E402
+from json_lines import read  # noqa: E402
 
 END = "<!-- end -->\n"
 Record = dict[str, Any]
@@ -44,8 +44,7 @@ class Section:
     make: Callable[[list[Record]], str]
 
     def made(self) -> str:
-        lines = (RESULTS / self.records).read_text().splitlines()
-        return self.make([json.loads(line) for line in lines])
+        return self.make(read(RESULTS / self.records))
 
 
 def codecs_in_short(records: list[Record]) -> str:
