@@ -26,7 +26,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from tsv import NUM_DENSE
 
 EMBEDDING_OPTIMIZERS = ("rowwise_adagrad", "sgd")
-DENSE_OPTIMIZERS = ("adam", "adagrad")
+DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 _EPS = 1e-8
 
 
@@ -98,7 +98,7 @@ def build_optimizer(dmp: DistributedModelParallel, config: ModelConfig) -> Combi
     parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [dmp.fused_optimizer]
     if tables:
         parts.append(KeyedOptimizerWrapper(tables, lambda p: _table_optimizer(p, config)))
-    parts.append(KeyedOptimizerWrapper(dense, lambda p: _dense_optimizer(p, config)))
+    parts.append(KeyedOptimizerWrapper(dense, lambda p: dense_optimizer(p, config)))
     return CombinedOptimizer(parts)
 
 
@@ -109,9 +109,12 @@ def _table_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimi
     return optimizer
 
 
-def _dense_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimizer:
+def dense_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimizer:
+    """Of the parameters of the dense layers."""
     if config.dense_optimizer == "adagrad":
         return torch.optim.Adagrad(parameters, lr=config.dense_lr, eps=_EPS)
+    if config.dense_optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=config.dense_lr)
     return torch.optim.Adam(parameters, lr=config.dense_lr)
 
 

@@ -112,12 +112,14 @@ def test_mixed_plans_start_equal_and_resume_exactly(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("plan", "config"), [("two_level", INT4), ("planned", "stock")])
+@pytest.mark.parametrize(
+    ("plan", "config", "optimizer"), [("two_level", INT4, "sgd"), ("planned", "stock", "adam")]
+)
 def test_plans_train_and_resume_exactly(
-    tmp_path: Path, straight: dict[str, Any], plan: str, config: object
+    tmp_path: Path, straight: dict[str, Any], plan: str, config: object, optimizer: str
 ) -> None:
     """Rows and two levels on two nodes of one rank each."""
-    words = ("--plan", plan, "--ranks-per-node", 1)
+    words = ("--plan", plan, "--ranks-per-node", 1, "--dense-optimizer", optimizer)
     checkpoints = (*words, "--checkpoint-dir", tmp_path)
     whole = train(tmp_path, "--steps", 20, *words, config=config)
     first = train(tmp_path, "--steps", 10, *checkpoints, config=config)

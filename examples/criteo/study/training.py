@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from data import FEATURES, Dataset
-from model import ModelConfig, build_dlrm, init_embeddings
+from model import ModelConfig, build_dlrm, dense_optimizer, init_embeddings
 from report import score
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.models.dlrm import DLRMTrain
 from tsv import Rows
 
@@ -133,9 +133,9 @@ class EmulatedTraining:
             if rowwise
             else Sgd(self.config.lr)
         )
-        self._dense = _dense_optimizer(self.model.model, self.config)
         named = self.model.model.named_parameters()
         parameters = {name: p for name, p in named if not p.is_meta}
+        self._dense = dense_optimizer(list(parameters.values()), self.config)
         self.all_reduce = EmulatedAllReduce(
             parameters, self.num_ranks, self.codecs.dense, self.codecs.seed
         )
@@ -251,10 +251,3 @@ def _sizes(num_samples: int, training: EmulatedTraining) -> list[int]:
 def _step_seed(codec_seed: int, model_seed: int, step: int) -> int:
     """Another for each config seed, model seed and step; steps of evaluation are negative."""
     return ((codec_seed * 1_000_003 + model_seed) * 2**32 + step + 2**31) % 2**63
-
-
-def _dense_optimizer(dlrm: nn.Module, config: ModelConfig) -> torch.optim.Optimizer:
-    dense = [p for p in dlrm.parameters() if not p.is_meta]
-    if config.dense_optimizer == "adagrad":
-        return torch.optim.Adagrad(dense, lr=config.dense_lr, eps=_EPS)
-    return torch.optim.Adam(dense, lr=config.dense_lr)
