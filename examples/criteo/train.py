@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -45,7 +46,7 @@ from plans.planned import make_plan
 from report import Report, mean_traffic, score, table_records
 from scalars import check_installed
 from synthetic import generate
-from torch.multiprocessing.spawn import ProcessExitedException, spawn
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -327,8 +328,14 @@ def spawn_ranks(options: argparse.Namespace) -> bool:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    run_all: Any = spawn  # torch leaves it untyped
-    children = run_all(_spawned, (options, port), nprocs=options.ranks, join=False)
+    # Forked from a process of one thread that has imported what takes seconds.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["torchrec.models.dlrm", "torchrec.metrics.ne", "trec_qcomm"]
+    )
+    run_all: Any = start_processes  # torch leaves it untyped
+    children = run_all(
+        _spawned, (options, port), nprocs=options.ranks, join=False, start_method="forkserver"
+    )
     signals: list[int] = []
 
     def pass_on(number: int, _: Any) -> None:
