@@ -14,7 +14,7 @@ WORKERS ?= -n auto --dist loadfile --no-loadscope-reorder
 VERSIONS ?=
 RECORDS := examples/bench/results examples/criteo/results
 PICTURED := examples/bench/results/net.jsonl examples/criteo/results/dense.jsonl
-PICTURES := rate-distortion step-time traffic
+PICTURES := rate-distortion step-time traffic quality
 # Processes of one thread each.
 JOBS ?= $(shell nproc)
 # .venv has a torch for CPUs, so on a machine with a GPU this is one of its own environments.
@@ -61,7 +61,7 @@ report: $(DEV)  ## Draw the README's records on one page, runs/report.html (ARGS
 	@mkdir -p runs
 	$(PY) -m trec_qcomm.report --out runs/report.html $(RECORDS) $(ARGS)
 
-pictures: $(DEV)  ## Draw the README's pictures again
+pictures: $(DEV)  ## Draw the pictures of README.md and configs/README.md again
 	@mkdir -p runs
 	$(PY) -m trec_qcomm.report --out runs/pictures.html --png runs/pictures $(PICTURED)
 	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/

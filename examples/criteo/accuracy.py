@@ -56,7 +56,7 @@ def main() -> int:
     table = format_table(records, list(study.configs))
     (arguments.out / "table.md").write_text(table + "\n")
     print(table)
-    if not write_plot(records, list(study.configs), arguments.out / "accuracy.png"):
+    if not write_plot(records, list(study.configs), arguments.out):
         print("no plot: matplotlib is not installed")
     print(f"{verdict(records, list(study.configs))}; {arguments.seeds} seeds; {path}")
     return 0

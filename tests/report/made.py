@@ -65,7 +65,7 @@ def training(config: str = "fp32", ne: float = 0.9, **changes: Any) -> Record:
 
 
 def study(config: str, seed: int, ne: float, sha: str) -> Record:
-    test = {"ne": ne, "logloss": ne}
+    test = {"ne": ne, "logloss": ne, "auc": 0.75}
     return {
         "config": config, "seed": seed, "config_sha256": sha, "options": {"ranks": "4"},
         "training": {"test": {"on": test, "off": test}, "progressive_logloss": ne},
@@ -117,6 +117,8 @@ def everything() -> list[Record]:
         )
         for rate, p50_s in zip(("100mbit", "none"), times, strict=True)
     ]
+    for seed in range(5):
+        found += [study("fp32", seed, 1.0, "0"), study("int4", seed, 1.01 + seed / 1e4, "1")]
     return [*found, training(), codec(), codec("theirs", False, 1.0), *simulated()]
 
 

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "examples" / "bench" / "results"
 
 KEYS = (
-    "rate-distortion", "step-time", "traffic", "losses", "tables", "codecs", "predicted", "scale",
-    "communication", "break-even",
+    "quality", "rate-distortion", "step-time", "traffic", "losses", "tables", "codecs", "predicted",
+    "scale", "communication", "break-even",
 )  # fmt: skip
 EVIL = "<script>alert('x')</script>&\"$_{\x07"
 
@@ -191,8 +191,14 @@ def test_folders_are_searched_and_earlier_and_open_runs_are_told(tmp_path):
     assert "Without a final record, and so in no figure: stopped." in page
 
 
-@pytest.mark.parametrize("name", ["rate-distortion", "step-time", "traffic"])
-def test_pictures_of_the_readme_show_its_records(name):
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("rate-distortion", "README.md"), ("step-time", "README.md"), ("traffic", "README.md"),
+        ("quality", "configs/README.md"),
+    ],
+)  # fmt: skip
+def test_pictures_of_a_page_show_its_records(name, page):
     """Their numbers, that is; `make pictures` draws them again."""
     records = read_all([RESULTS / "net.jsonl", ROOT / "examples/criteo/results/dense.jsonl"])
     runs, _ = runs_of(records)
@@ -202,7 +208,8 @@ def test_pictures_of_the_readme_show_its_records(name):
     picture = RESULTS / f"{name}.png"
     assert png_texts(picture) == {DIGEST: figure.digest}
     assert picture.stat().st_size < 60_000
-    assert f"]({picture.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+    (path,) = re.findall(rf"\]\((\S+{name}\.png)\)", (ROOT / page).read_text())
+    assert ((ROOT / page).parent / path).resolve() == picture.resolve()
 
 
 def png_texts(path):

@@ -7,12 +7,12 @@ from trec_qcomm.report.__main__ import notes
 from trec_qcomm.report.figures import (
     codecs,
     losses,
-    rate_distortion,
     simulation,
     step_time,
     traffic,
 )
 from trec_qcomm.report.figures import tables as by_table
+from trec_qcomm.report.figures.quality import intervals, rate_distortion
 from trec_qcomm.report.records import Record, kind_of
 from trec_qcomm.report.runs import fingerprint, runs_of, told_apart
 from trec_qcomm.report.style import Looks
@@ -167,7 +167,7 @@ def test_quality_is_kept_only_by_what_passes_in_every_study():
     seeds += [made.study("int4", s, 1.0, sha) for s in range(50)]
     larger = [r | {"options": {"ranks": "8"}} for r in seeds]
     for record in larger[50:]:
-        test = {"ne": 1.01, "logloss": 1.01}
+        test = {"ne": 1.01, "logloss": 1.01, "auc": 0.75}
         record["training"] = {"test": {"on": test, "off": test}, "progressive_logloss": 1.01}
     network = made.network("int4", config=made.INT4)
     both, one = records(network, *seeds, *larger), records(network, *seeds)
@@ -187,6 +187,56 @@ def test_one_name_of_two_configs_is_two_points_of_a_study():
         "fp32": (2, 0.0), "a (11111111)": (1, pytest.approx(10)),
         "a (22222222)": (2, pytest.approx(25)),
     }  # fmt: skip
+
+
+def a_study(**more):
+    """50 seeds: `good` is .01 % off by turns, `bad` 1 % worse; the null run has five seeds."""
+    seeds = [made.study("fp32", s, 1.0 + s / 8, "0") | more for s in range(50)]
+    seeds += [made.study("null", s, 1.0 + s / 8, "1") | more for s in range(5)]
+    for s in range(50):
+        fp32 = 1.0 + s / 8
+        seeds.append(made.study("good", s, fp32 * (1 + 1e-4 * (-1) ** s), "2") | more)
+        seeds.append(made.study("bad", s, fp32 * (1.01 + 1e-4 * (-1) ** s), "3") | more)
+    return seeds
+
+
+def test_a_study_alone_has_a_line_a_config():
+    (figure,) = intervals.build(records(*a_study()))
+    assert figure.key == "quality"
+    assert figure.columns[2:6] == tuple(
+        f"test log loss, {end} [%]" for end in ("mean", "low", "high", "upper")
+    )
+    null, bad, good = figure.rows
+    assert null == ("null", 5, *[0.0] * 8, None, None)
+    assert bad[:3] == ("bad", 50, pytest.approx(1.0))
+    assert good[2] == pytest.approx(0, abs=1e-9)
+    # Changes of +-.01 % in turns: s = .01 sqrt(50 / 49), and Student's t of 49 degrees is 2.0096.
+    assert good[4] == pytest.approx(2.0096 * 0.01 / 49**0.5, rel=1e-3) == -good[3]
+    assert (good[-2], good[-1]) == ("PASS", None)
+    assert bad[-2].startswith("not shown (test mean > 0.02")
+    (finding,) = figure.findings
+    assert "passed the gate of trainings: good; not shown to pass: bad." in finding.text
+
+
+def test_each_study_has_a_figure_of_its_own():
+    sgd = a_study(options={"ranks": "4", "dense_optimizer": "sgd"})
+    one, other = intervals.build(records(*a_study(), *sgd))
+    assert (one.key, other.key) == ("quality", "quality-2")
+    assert other.title.endswith("4 ranks x ?, dim ?, dense layers by sgd")
+    assert one.rows == other.rows
+
+
+def test_evaluation_only_is_compared_with_the_same_model_exact():
+    seeds = [made.study("fp32", s, 1.0, "0") for s in range(10)]
+    for s in range(10):
+        switched = made.study("int4", s, 1.0, "1") | {"training": None}
+        seeds.append(switched | {"eval_only": {"on": {"ne": 2.002 + s}, "off": {"ne": 2.0 + s}}})
+    (figure,) = intervals.build(records(*seeds))
+    (row,) = figure.rows
+    assert figure.columns[2] == "evaluation only: NE, mean [%]"
+    assert row[2] == pytest.approx(sum(0.2 / (2 + s) for s in range(10)) / 10)
+    assert row[-2] is None
+    assert row[-1] == "not shown (NE upper > 0.02)"
 
 
 def test_options_that_change_nothing_or_are_not_set_make_no_other_setup():

@@ -153,9 +153,12 @@ def _check_parts(kind: str, fields: Mapping[str, Any], where: str) -> None:
             _check(fields["metrics"], [mode, "ne"], float, f"{where}, metrics.{mode}.ne")
     if kind == "network" and not fields["sent_nbytes"]:
         raise ValueError(f"{where}, sent_nbytes: expected a number a host, got none")
-    if kind == "study" and fields.get("training"):
-        path = ["training", "progressive_logloss"]
-        _check(fields, path, float, f"{where}, {'.'.join(path)}")
-    for mode in ("on", "off") if kind == "study" and fields.get("training") else ():
-        path = ["training", "test", mode, "ne"]
-        _check(fields, path, float, f"{where}, {'.'.join(path)}")
+    if kind == "study":
+        numbers = [["training", "progressive_logloss"]] if fields.get("training") else []
+        for mode in ("on", "off"):
+            if fields.get("training"):
+                numbers += [["training", "test", mode, name] for name in ("ne", "logloss", "auc")]
+            if fields.get("eval_only"):
+                numbers.append(["eval_only", mode, "ne"])
+        for path in numbers:
+            _check(fields, path, float, f"{where}, {'.'.join(path)}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
 
 BASELINE, NULL = "fp32", "null"  # in every study: float32, and float32 with nothing but noise
+PASS = "PASS"
 MIN_FOR_INTERVAL = 5
 MIN_SEEDS = {"training": 50, "eval-only": 10}
 MAX_MEAN = 0.02  # percent, gate of training
@@ -111,4 +112,4 @@ def _upper(name: str, change: Change, limit: float) -> list[str]:
 
 
 def _verdict(reasons: list[str]) -> str:
-    return f"not shown ({', '.join(reasons)})" if reasons else "PASS"
+    return f"not shown ({', '.join(reasons)})" if reasons else PASS

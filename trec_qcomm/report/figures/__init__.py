@@ -1,6 +1,6 @@
 """A file a kind of picture: what its records say (plain numbers), then how that is drawn.
 
-Knows: records and runs. A new kind is a file here and a line in KINDS.
+Knows: records and runs. A new kind is a file here, or in a folder of its own, and a line in KINDS.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from trec_qcomm.report.figure import Figure
 from trec_qcomm.report.figures import (
     codecs,
     losses,
-    rate_distortion,
     simulation,
     step_time,
     tables,
     traffic,
 )
+from trec_qcomm.report.figures.quality import intervals, rate_distortion
 from trec_qcomm.report.records import Record
 from trec_qcomm.report.runs import Run
 from trec_qcomm.report.style import Looks
@@ -33,6 +33,11 @@ class Kind:
 
 
 KINDS = (
+    Kind(
+        "quality of each configuration",
+        "a study (examples/criteo/accuracy.py)",
+        lambda records, runs, looks: intervals.build(records),
+    ),
     Kind(
         "quality against bytes",
         "a study (examples/criteo/accuracy.py) and runs of equal configs (make bench-net, or "

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from trec_qcomm.report.figure import Cell, Figure, Finding, short, verdict
-from trec_qcomm.report.figures.rate_distortion import Kept
+from trec_qcomm.report.figures.quality.rate_distortion import Kept
 from trec_qcomm.report.runs import (
     Run,
     Setup,

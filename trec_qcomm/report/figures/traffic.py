@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trec_qcomm.report.figure import Cell, Figure, Finding, short, verdict
-from trec_qcomm.report.figures.rate_distortion import Kept
+from trec_qcomm.report.figures.quality.rate_distortion import Kept
 from trec_qcomm.report.runs import KINDS, Run, Setup, base_of, by_setup, setup_labels, ways_of
 from trec_qcomm.report.style import INK, MUTED, grid
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trec_qcomm.report.figure import Cell, Figure, Finding, short
+from trec_qcomm.report.figures.quality import studies
 from trec_qcomm.report.records import Record
 from trec_qcomm.report.runs import Run, Setup, base_of, by_setup, setup_labels, ways_of
 from trec_qcomm.report.statistics import (
@@ -17,6 +18,7 @@ from trec_qcomm.report.statistics import (
     MAX_UPPER,
     MIN_SEEDS,
     NULL,
+    PASS,
     Change,
     paired_changes,
     training_gate,
@@ -31,7 +33,6 @@ from trec_qcomm.report.style import (
     plain_ticks,
 )
 
-PASSED = "PASS"
 _GATE = (
     f"The gate of trainings: over at least {MIN_SEEDS['training']} paired seeds the mean change of "
     f"test and of progressive log loss is at most {MAX_MEAN} %, and its one-sided 95 % upper limit "
@@ -68,7 +69,7 @@ class Panel:
 class Kept:
     """A way of runs that passes in every study that has it. Args: studies: their options."""
 
-    studies: Sequence[Mapping[str, str]]
+    studies: Sequence[studies.Options]
 
     def told(self, setup: Setup) -> str:
         """Where that was shown, beside bytes or speed of this setup."""
@@ -78,14 +79,8 @@ class Kept:
             **{name: options.get(name, "?") for name in ("batch_size", "embedding_dim")},
         }
         is_other = any(own.get(n, "?") != here[n] for own in self.studies for n in here)
-        where = " and ".join(dict.fromkeys(map(_size, self.studies)))
+        where = " and ".join(dict.fromkeys(map(studies.title, self.studies)))
         return f"quality shown to be kept ({'in another setup, ' * is_other}{where})"
-
-
-def _size(options: Mapping[str, str]) -> str:
-    """Of a study: 4 ranks x 128, dim 16."""
-    ranks, batch, dim = (options.get(n, "?") for n in ("ranks", "batch_size", "embedding_dim"))
-    return f"{ranks} ranks x {batch}, dim {dim}"
 
 
 def build(records: Sequence[Record], runs: Sequence[Run], looks: Looks) -> list[Figure]:
@@ -144,52 +139,30 @@ def bytes_source(study: Sequence[Record], runs: Sequence[Run]) -> list[Run]:
 
 
 def study_panels(records: Sequence[Record], source: Sequence[Run]) -> list[Panel]:
-    """A panel for each set of options that studies had."""
-    by_options: dict[tuple[tuple[str, str], ...], list[Record]] = {}
-    for record in records:
-        if record.kind == "study" and record.get("training"):
-            options = {name: str(value) for name, value in record["options"].items()}
-            by_options.setdefault(tuple(sorted(options.items())), []).append(record)
-    return [_study_panel(dict(options), own, source) for options, own in by_options.items()]
+    """A panel a study. NE and log loss of the same rows change by the same factor."""
+    trained = [r for r in records if r.kind == "study" and r.get("training")]
+    return [_study_panel(options, own, source) for options, own in studies.by_options(trained)]
 
 
 def _study_panel(
-    options: Mapping[str, str], records: Sequence[Record], source: Sequence[Run]
+    options: studies.Options, records: Sequence[Record], source: Sequence[Run]
 ) -> Panel:
-    ne: dict[str, dict[int, float]] = {}
-    progressive: dict[str, dict[int, float]] = {}
-    sha: dict[str, str] = {}
-    for config, record in _named(records):
-        seed, training = record["seed"], record["training"]
-        sha[config] = record["config_sha256"]
-        ne.setdefault(config, {})[seed] = training["test"]["on"]["ne"]
-        progressive.setdefault(config, {})[seed] = training["progressive_logloss"]
-    while_training = paired_changes(progressive, BASELINE)
     by_sha = {run.fingerprint: run for run in source if run.fingerprint}
     base = ways_of(source).get(base_of(run.way for run in source) or "")
-    points = []
-    for name, change in paired_changes(ne, BASELINE).items():
-        run = by_sha.get(sha[name])
+    points, by_config = [], studies.by_config(records)
+    for name, own in by_config.items():
+        found = studies.changes(own, by_config.get(BASELINE, []))
+        if not found:
+            continue
+        run = by_sha.get(own[0]["config_sha256"])
         if name == BASELINE and run is None and base:
             run = base[0]  # plain TorchRec sends the same float32 rows
         sent = run.sent_nbytes if run else None
-        gate = training_gate(change, while_training[name])
-        points.append(Point(name, run.way if run else None, sent, change, gate))
+        gate = training_gate(found["test"], found["progressive"])
+        points.append(Point(name, run.way if run else None, sent, found["test"], gate))
     null = next((p.change for p in points if p.name == NULL), None)
-    title = f"Study: {_size(options)}, paired seeds"
+    title = f"Study: {studies.title(options)}, paired seeds"
     return Panel(title, [p for p in points if p.name != NULL], BASELINE, null, True, options)
-
-
-def _named(records: Sequence[Record]) -> list[tuple[str, Record]]:
-    """By config; where one name stands for two, each bears the beginning of its SHA-256."""
-    every: dict[str, set[str]] = {}
-    for r in records:
-        every.setdefault(r["config"], set()).add(r["config_sha256"])
-    twice = {name for name, own in every.items() if len(own) > 1} - {BASELINE, NULL}
-    return [
-        (f"{name} ({r['config_sha256'][:8]})" if (name := r["config"]) in twice else name, r)
-        for r in records
-    ]
 
 
 def run_panel(runs: Sequence[Run], label: str) -> Panel | None:
@@ -259,7 +232,7 @@ def _findings(panel: Panel) -> list[Finding]:
             f"{p.change.high:+.3f}], {p.change.n} paired seeds; gate of trainings: {p.gate}."
         )
         is_worse = p.change.low > MAX_UPPER["training"]
-        if p.gate == PASSED:
+        if p.gate == PASS:
             found.append(Finding(text, "holds"))
         else:
             found.append(Finding(text, "does not hold" if is_worse else "not shown"))
@@ -276,7 +249,7 @@ def kept(records: Sequence[Record], runs: Sequence[Run]) -> dict[str, Kept]:
                 found.setdefault(point.way, []).append((point.gate, panel.options))
     return {
         way: Kept([options for _, options in own])
-        for way, own in found.items() if all(gate == PASSED for gate, _ in own)
+        for way, own in found.items() if all(gate == PASS for gate, _ in own)
     }  # fmt: skip
 
 
