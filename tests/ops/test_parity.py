@@ -1,5 +1,7 @@
 """Every op: its backends write the same bytes and read each other's."""
 
+import math
+
 import pytest
 import torch
 
@@ -11,6 +13,8 @@ from trec_qcomm.ops import cast, rowwise
 from trec_qcomm.ops.binding import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.testing import awkward_rows, interleaved_segments
+
+MOST = torch.finfo(torch.float32).max
 
 
 def datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
@@ -56,6 +60,29 @@ def test_rowwise(bits, stochastic, dim):
     for seed in (2**62 + 12345, 2**63 - 1)[: 1 + stochastic]:  # the last one: numbers wrap
         options = {"bits": bits, "stochastic": stochastic, "seed": seed}
         check_op(rowwise, options, {"bits": bits}, dim)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("exponent", "scale", "low", "expected"),
+    [
+        (-111, 0x7BFF, 0, MOST), (-105, 0x7BFF, 0x7BFF, MOST),
+        (-113, 0, 0xFBFF, -MOST), (-104, 0x7BFF, 0x7BFF, 256 * 65504 * 2.0**104),
+        (-113, 0, 0x7C00, math.inf), (-113, 0x7C00, 0, math.inf),
+    ],
+)  # fmt: skip
+def test_only_what_is_finite_and_too_large_becomes_the_largest(
+    exponent, scale, low, expected, backend
+):
+    """One row of code 255 under a scale and a low that no encoder writes, as damage does."""
+    segments, device = Segments.packed([1], 1), device_of(backend)
+    header = [exponent & 0xFFFF, 0, 0, 0, scale, low]
+    words = torch.tensor([*header, 0x00FF, 0], dtype=torch.int32).to(torch.int16)
+    payload, out = words.view(torch.uint8).to(device), torch.zeros(1, 1, device=device)
+    encoded = Encoded(payload, torch.tensor([0]), torch.tensor([16]))
+    rowwise.decode(encoded, segments, out, bits=8, backend=backend)
+    assert float(out) == expected
 
 
 def more_for_cast(dim: int) -> list[tuple[torch.Tensor, Segments]]:

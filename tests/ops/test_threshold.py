@@ -181,6 +181,18 @@ def outcome(encoded, segments, backend, shape):
         return error.segment, error.reason
 
 
+@pytest.mark.parametrize("backend", EACH)
+def test_a_signalling_nan_alone_keeps_its_bits(backend):
+    """fp32 values are stored as they are."""
+    bits = torch.tensor([[0x7F800001, 0, 0, 0]], dtype=torch.int32)
+    segments = Segments.packed([1], 4)
+    encoded = encode(
+        bits.view(torch.float32), segments, torch.ones(1).double(), "fp32", "cpu", 0x5A
+    )
+    decoded = decode(encoded, segments, backend, (1, 4))
+    assert torch.equal(decoded.view(torch.int32), bits)
+
+
 def check_damage(dim, stored, backends, num_damages) -> int:
     """Bytes changed in any place; returns how many were refused."""
     generator, refused = torch.Generator().manual_seed(dim), 0

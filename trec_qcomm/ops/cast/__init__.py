@@ -49,7 +49,8 @@ def decode(
     encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str, backend: Backend | None = None
 ) -> None:
     """Write the rows to `out`. The caller has checked that nbytes fit. Raises as `encode`."""
-    backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
+    sizes = nbytes(segments, dtype)
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, sizes, backend)
     if backend != "cpu":
         kernels = reference if backend == "reference" else gpu_kernels(__name__)
         kernels.decode(encoded, segments, out, dtype=dtype)

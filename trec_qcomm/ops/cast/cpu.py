@@ -34,10 +34,11 @@ def _lines(n, stride, dim):
 @njit(nogil=True, cache=True)
 def encode(values, offsets, start, stride, dim, payload, at, kind):
     """Returns the first segment in which a finite value becomes inf, or -1."""
-    words, halves = values.view(np.uint32), payload[: payload.size // 2 * 2].view(np.uint16)
-    places = payload[: payload.size // 4 * 4].view(np.uint32)
+    words = values.view(np.uint32)
+    words_out = payload[: payload.size // 4 * 4].view(np.uint32)
+    halves_out = payload[: payload.size // 2 * 2].view(np.uint16)
     size = 4 if kind == FP32 else 2
-    first_overflow, begin = start.size, 0
+    overflows, begin = np.zeros(start.size, np.bool_), 0
     while begin < start.size:
         end = run_end(begin, offsets, start, stride, dim)
         n = offsets[begin + 1] - offsets[begin]
@@ -46,49 +47,53 @@ def encode(values, offsets, start, stride, dim, payload, at, kind):
         num_lines, length = _lines(n, stride[begin], dim)
         for i in range(num_lines):
             for s in range(begin, end):
-                place, first = at[s] // size + i * length, start[s] + i * stride[s]
+                first = start[s] + i * stride[s]
+                place = at[s] // size + i * length  # in values of the payload
                 if kind == FP32:
-                    line, to32 = words[first : first + length], places[place : place + length]
+                    line, to = words[first : first + length], words_out[place : place + length]
                     for d in range(length):
-                        to32[d] = line[d]
+                        to[d] = line[d]
                 elif kind == FP16:
-                    row, to16 = values[first : first + length], halves[place : place + length]
+                    row, half = values[first : first + length], halves_out[place : place + length]
                     for d in range(length):
-                        to16[d] = half_bits(row[d])
-                    overflow = _overflows(row, _OVERFLOW_FP16)
-                    first_overflow = min(first_overflow, s if overflow else start.size)
+                        half[d] = half_bits(row[d])
+                    overflows[s] |= _overflows(row, _OVERFLOW_FP16)
                 else:
-                    row, to16 = values[first : first + length], halves[place : place + length]
+                    row, half = values[first : first + length], halves_out[place : place + length]
                     for d in range(length):
-                        to16[d] = bfloat_bits(row[d])
-                    overflow = _overflows(row, _OVERFLOW_BF16)
-                    first_overflow = min(first_overflow, s if overflow else start.size)
+                        half[d] = bfloat_bits(row[d])
+                    overflows[s] |= _overflows(row, _OVERFLOW_BF16)
         begin = end
-    return first_overflow if first_overflow < start.size else -1
+    for s in range(start.size):
+        if overflows[s]:
+            return s
+    return -1
 
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, offsets, start, stride, dim, out, kind):
     """Writes the float32 rows."""
-    words, halves = out.view(np.uint32), payload[: payload.size // 2 * 2].view(np.uint16)
-    places = payload[: payload.size // 4 * 4].view(np.uint32)
+    words_out = out.view(np.uint32)
+    words = payload[: payload.size // 4 * 4].view(np.uint32)
+    halves = payload[: payload.size // 2 * 2].view(np.uint16)
     size, begin = 4 if kind == FP32 else 2, 0
     while begin < start.size:
         end = run_end(begin, offsets, start, stride, dim)
         num_lines, length = _lines(offsets[begin + 1] - offsets[begin], stride[begin], dim)
         for i in range(num_lines):
             for s in range(begin, end):
-                place, first = at[s] // size + i * length, start[s] + i * stride[s]
+                first = start[s] + i * stride[s]
+                place = at[s] // size + i * length  # in values of the payload
                 if kind == FP32:
-                    line, from32 = words[first : first + length], places[place : place + length]
+                    line, to = words[place : place + length], words_out[first : first + length]
                     for d in range(length):
-                        line[d] = from32[d]
+                        to[d] = line[d]
                 elif kind == FP16:
-                    row, from16 = out[first : first + length], halves[place : place + length]
+                    half, row = halves[place : place + length], out[first : first + length]
                     for d in range(length):
-                        row[d] = half_value(from16[d])
+                        row[d] = half_value(half[d])
                 else:
-                    line, from16 = words[first : first + length], halves[place : place + length]
+                    half, to = halves[place : place + length], words_out[first : first + length]
                     for d in range(length):
-                        line[d] = np.uint32(from16[d]) << np.uint32(16)
+                        to[d] = np.uint32(half[d]) << np.uint32(16)
         begin = end

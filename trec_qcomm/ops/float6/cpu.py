@@ -103,8 +103,8 @@ def encode(
     q = np.zeros(dim + 4, np.uint8)
     for s in range(start.size):
         n = offsets[s + 1] - offsets[s]
-        codes = at[s] + n
-        payload[codes + n * width : at[s] + nbytes[s]] = 0
+        codes_at = at[s] + n
+        payload[codes_at + n * width : at[s] + nbytes[s]] = 0
         for i in range(n):
             begin = np.uint64(start[s] + i * stride[s])
             largest = _largest(words, begin, dim)
@@ -117,10 +117,8 @@ def encode(
             if stochastic:
                 number = np.uint32((offsets[s] + i) * dim)
                 for d in range(dim):
-                    u, x = (
-                        dither(number + np.uint32(d), seed_low, seed_high),
-                        values[begin + np.uint64(d)],
-                    )
+                    u = dither(number + np.uint32(d), seed_low, seed_high)
+                    x = values[begin + np.uint64(d)]
                     q[d] = np.uint8(_code(x, first, second, u, mantissa_bits, top))
             else:
                 half = np.float32(0.5)
@@ -129,26 +127,26 @@ def encode(
                     q[d] = np.uint8(_code(x, first, second, half, mantissa_bits, top))
             if not finite:
                 _mark_nonfinite(values, begin, dim, (top << mantissa_bits) + 1, q)
-            _pack(q, payload, np.uint64(codes + i * width), width)
+            _pack(q, payload, np.uint64(codes_at + i * width), width)
 
 
 @njit(forceinline=True)
 def _value(code, mantissa_bits, top):
     """What a code of a finite value means where e is 0. Of the others it is nonsense.
 
-    The bits of f and of the mantissa lie as in float32. Where f is 0, they are read as if it were
-    1, and what that is too much is taken away.
+    Its bits are put where float32 has them. Where the exponent's are 0, they are read as if they
+    were 1, and what that is too much is taken away.
     """
     magnitude = np.int32(code & np.int32(31))
     subnormal = (magnitude >> mantissa_bits) == 0
-    f = np.int32((np.int32(127) - top + subnormal) << np.int32(23))
-    value = np.int32((magnitude << (np.int32(23) - mantissa_bits)) + f).view(np.float32)
-    value -= f.view(np.float32) if subnormal else np.float32(0)
+    bias = np.int32((np.int32(127) - top + subnormal) << np.int32(23))
+    value = np.int32((magnitude << (np.int32(23) - mantissa_bits)) + bias).view(np.float32)
+    value -= bias.view(np.float32) if subnormal else np.float32(0)
     return -value if code >= _SIGN else value
 
 
 @njit(nogil=True, cache=True)
-def _nonfinite(q, dim, largest, out, at):
+def _unmark_nonfinite(q, dim, largest, out, at):
     """Write what is not finite: `largest` + 1 is inf, what is above and a negative zero are NaN."""
     for d in range(dim):
         magnitude = q[d] & 31
@@ -184,5 +182,5 @@ def decode(payload, at, offsets, start, stride, dim, out, exponent_bits):
                     x = out[begin + np.uint64(d)]
                     out[begin + np.uint64(d)] = min(max(x, -_FLT_MAX), _FLT_MAX)
             if not finite:
-                _nonfinite(q, dim, largest, out, begin)
+                _unmark_nonfinite(q, dim, largest, out, begin)
     return -1

@@ -84,7 +84,8 @@ def decode(
         core.checks says.
     """
     _check_bits(bits)
-    backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
+    sizes = nbytes(segments, bits)
+    backend = check_buffers(out, segments, encoded.payload, encoded.at, sizes, backend)
     if backend == "cpu":
         payload, at, rows = arrays(encoded.payload, encoded.at, out)
         layout = arrays(segments.offsets, segments.start, segments.stride)

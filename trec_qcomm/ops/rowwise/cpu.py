@@ -1,8 +1,9 @@
 """Row-wise quantization in numba. Same bytes as reference.py.
 
 A run of segments (see ops.runs) is read twice: once for each row's smallest and largest value,
-once to quantize. Order is by integer keys (monotone in the float), which, unlike float min and
-max, LLVM vectorizes and which shows NaN and inf as the extremes. T segments, n rows each.
+once to quantize; rows that hold NaN or inf once more. Order is by integer keys (monotone in the
+float), which, unlike float min and max, LLVM vectorizes and which shows NaN and inf as the
+extremes. T segments, n rows each.
 """
 
 import numpy as np
@@ -17,6 +18,9 @@ _KEY_INF = np.int32(0x7F800000)
 _KEY_NEG_INF = np.int32(-0x7F800001)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _FLT_MAX = np.float32(3.4028234663852886e38)
+# From this exponent down y, which is below 2^24, may become inf: the largest float32 that was
+# rounded up, or damage.
+_CLAMPED = -105
 
 
 @njit(forceinline=True)
@@ -65,7 +69,7 @@ def _exponent(amax):
 
 @njit(forceinline=True)
 def _power_of_two(k):
-    """2^k for k of a normal number."""
+    """2^k for -126 <= k <= 127."""
     return np.int32(np.int32(k + 127) << np.int32(23)).view(np.float32)
 
 
@@ -170,7 +174,8 @@ def _grid(lo, hi, finite, top):
 def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
     """Range of every row of a run, and the largest finite magnitude of each segment.
 
-    words: values as int32.  start, amax: [T].  lows, highs, finite: [T, n].
+    words: values as int32.  start, amax: [T].  lows, highs, finite: [T, n]. What the first loop
+    writes of rows that are not finite is replaced by the second.
     """
     amax[:] = 0
     all_finite = True
@@ -304,10 +309,12 @@ def _rows(payload, halves, at, n, factors, clamp, start, stride, dim, out, bits,
             for d in range(dim):
                 y = np.float32(np.float32(np.int32(q[d])) * scale) + low
                 out[begin + np.uint64(d)] = np.float32(y * first) * second
-            if clamp[t]:  # the largest float32 may have been rounded up
+            if clamp[t]:
                 for d in range(dim):
-                    y = out[begin + np.uint64(d)]
-                    out[begin + np.uint64(d)] = min(max(y, -_FLT_MAX), _FLT_MAX)
+                    y = np.float32(np.float32(np.int32(q[d])) * scale) + low
+                    if np.isfinite(y):
+                        x = out[begin + np.uint64(d)]
+                        out[begin + np.uint64(d)] = min(max(x, -_FLT_MAX), _FLT_MAX)
             if scale_bits & np.uint16(0x8000):
                 _unmark_nonfinite(q, (1 << bits) - 1, out, begin, dim)
 
@@ -327,7 +334,7 @@ def decode(payload, at, offsets, start, stride, dim, out, bits):
             if k < MIN_EXPONENT or k > MAX_EXPONENT:
                 return begin + t
             factors[t, 0], factors[t, 1] = factors_of(-k)
-            clamp[t] = k < -112
+            clamp[t] = k <= _CLAMPED
         n = offsets[begin + 1] - offsets[begin]
         _rows(
             payload, halves, at[begin:end], n, factors, clamp, start[begin:end], stride[begin],

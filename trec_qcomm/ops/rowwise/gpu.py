@@ -26,6 +26,7 @@ from trec_qcomm.ops.rowwise.reference import MAX_EXPONENT, MIN_EXPONENT
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FLT_MAX = tl.constexpr(3.4028234663852886e38)
+_CLAMPED = tl.constexpr(-105)  # as in cpu.py
 _MIN_EXPONENT = tl.constexpr(MIN_EXPONENT)
 _MAX_EXPONENT = tl.constexpr(MAX_EXPONENT)
 _HEADERS = 128  # segments a program
@@ -275,8 +276,8 @@ def _dequantize(
     y = q.to(tl.float32) * scale[:, None] + low[:, None]
     first, second = factors_of(-k)
     x = y * first[:, None] * second[:, None]
-    # The largest float32 may have been rounded up.
-    x = tl.where((k < -112)[:, None], tl.minimum(tl.maximum(x, -_FLT_MAX), _FLT_MAX), x)
+    clamped = (k <= _CLAMPED)[:, None] & (tl.abs(y) <= _FLT_MAX)
+    x = tl.where(clamped, tl.minimum(tl.maximum(x, -_FLT_MAX), _FLT_MAX), x)
     dirty = ((marked & 0x8000) != 0)[:, None]
     x = tl.where(dirty & (q == TOP - 2), float("inf"), x)
     x = tl.where(dirty & (q == TOP - 1), float("-inf"), x)

@@ -79,7 +79,8 @@ def _decode_segment(data: Tensor, numel: int) -> Tensor:
     _check(data.numel() == int(aligned(torch.tensor(end + size))), "size")
     keep = keep_of_places(width, data[end : end + size], numel, num_kept)
     x = torch.zeros(numel)
-    x[keep] = sparse.load_values(data[sparse.HEADER_NBYTES : end], kind, scale)
+    kept = sparse.load_values(data[sparse.HEADER_NBYTES : end], kind, scale)
+    x.view(torch.int32)[keep] = kept.view(torch.int32)  # as bits: a signalling NaN stays one
     return x
 
 
