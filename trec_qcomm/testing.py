@@ -33,10 +33,11 @@ def run_ranks(
 ) -> list[Any]:
     """Call `fn(*args)` on `world_size` new processes joined by a gloo process group.
 
-    They are forked from a server of one thread that has imported this package once: an interpreter
-    of its own takes 4 s to do that, and each rank is there after 20 ms. Two things are the server's
-    and so equal on all ranks: the seed of string hashes, and what a module read from the
-    environment when it was imported. The environment itself is the caller's.
+    They are forked from a server that has imported this package once and computed nothing: an
+    interpreter of its own takes 4 s to do that, and each rank is there after 20 ms. What is the
+    server's is equal on all ranks: the seed of string hashes, numpy's global generator, what a
+    module read from the environment when it was imported, and where stdout goes. The environment
+    itself is the caller's. The server starts with the first call of a process.
 
     Args:    fn: importable; dist.get_rank() tells it its rank.
              timeout_s: of every collective, and of the whole.

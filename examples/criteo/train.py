@@ -25,6 +25,7 @@ import socket
 import sys
 import warnings
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,7 @@ def run_rank(options: argparse.Namespace) -> bool:
 
 
 def _spawned(local_rank: int, options: argparse.Namespace, port: int) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see spawn_ranks
     os.environ |= {
         "RANK": str(local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -328,14 +330,18 @@ def spawn_ranks(options: argparse.Namespace) -> bool:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # Forked from a process of one thread that has imported what takes seconds.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["torchrec.models.dlrm", "torchrec.metrics.ne", "trec_qcomm"]
-    )
+    # Forked from a server that has imported what takes seconds, and computed nothing. A SIGTERM to
+    # all processes must not end it, as the ends of ranks are told by it; they unblock the signal.
+    modules = ["torchrec.models.dlrm", "torchrec.metrics.ne"]
+    preload = modules if is_stock(options.config) else [*modules, "trec_qcomm"]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
     run_all: Any = start_processes  # torch leaves it untyped
+    resource_tracker.ensure_running()  # or the server starts it, which unblocks signals
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     children = run_all(
         _spawned, (options, port), nprocs=options.ranks, join=False, start_method="forkserver"
     )
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signals: list[int] = []
 
     def pass_on(number: int, _: Any) -> None:

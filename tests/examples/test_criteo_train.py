@@ -138,20 +138,24 @@ def test_plans_train_and_resume_exactly(
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "group"])
+def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, number: int) -> None:
+    """Ctrl-C, to train.py alone; SIGTERM to all its processes, as a scheduler sends it."""
     words = ("--checkpoint-dir", tmp_path, "--epochs", 1000, "--log-every", 5)
     process = subprocess.Popen(
         command("train.py", "--config", "stock", "--name", "run", "--out", tmp_path, *words),
         env=environment(),
         stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     records = tmp_path / "run.jsonl"
     while process.poll() is None and not (records.exists() and records.read_text()):
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors.decode()
-    stopped = last_record(tmp_path)
+    send = os.kill if number == signal.SIGINT else os.killpg
+    send(process.pid, number)
+    assert process.wait(timeout=60) == 130
+    stopped = last_record(tmp_path)  # it is there when train.py ends, not later
+    process.communicate(timeout=60)
     assert stopped["kind"] == "interrupted"
     resumed = train(tmp_path, *words, "--resume", "--steps", stopped["step"] + 3)
     assert len(resumed["losses"]) == 3

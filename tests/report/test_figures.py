@@ -176,6 +176,18 @@ def test_quality_is_kept_only_by_what_passes_in_every_study():
     assert own.studies == [{"ranks": "4"}]
 
 
+def test_two_names_of_one_config_are_one():
+    """A cell of 16 seeds, measured again under the name of its file with 50."""
+    sha = fingerprint(made.INT4)
+    seeds = [made.study("fp32", s, 1.0, "0") for s in range(50)]
+    seeds += [made.study("cell", s, 1.01, sha) for s in range(16)]
+    seeds += [made.study("int4", s, 1.0, sha) for s in range(50)]
+    every = records(made.network(), made.network("int4", config=made.INT4), *seeds)
+    (line,) = intervals.lines_of(every[2:])
+    assert (line.name, line.num_seeds, line.training) == ("int4", 50, "PASS")
+    assert list(rate_distortion.kept(every, runs_of(every)[0])) == ["int4"]
+
+
 def test_one_name_of_two_configs_is_two_points_of_a_study():
     """Seed 1 of one, seeds 1 and 2 of the other, of which seed 2 is there twice."""
     two = made.study("a", 2, 1.3, "2" * 64)
@@ -203,11 +215,10 @@ def a_study(**more):
 def test_a_study_alone_has_a_line_a_config():
     (figure,) = intervals.build(records(*a_study()))
     assert figure.key == "quality"
-    assert figure.columns[2:6] == tuple(
-        f"test log loss, {end} [%]" for end in ("mean", "low", "high", "upper")
-    )
+    measures = ("seeds", "mean [%]", "low [%]", "high [%]", "upper [%]")
+    assert figure.columns[1:6] == tuple(f"test log loss, {measure}" for measure in measures)
     null, bad, good = figure.rows
-    assert null == ("null", 5, *[0.0] * 8, None, None)
+    assert null == ("null", *[5, 0.0, 0.0, 0.0, 0.0] * 2, None, None)
     assert bad[:3] == ("bad", 50, pytest.approx(1.0))
     assert good[2] == pytest.approx(0, abs=1e-9)
     # Changes of +-.01 % in turns: s = .01 sqrt(50 / 49), and Student's t of 49 degrees is 2.0096.
@@ -234,6 +245,7 @@ def test_evaluation_only_is_compared_with_the_same_model_exact():
     (figure,) = intervals.build(records(*seeds))
     (row,) = figure.rows
     assert figure.columns[2] == "evaluation only: NE, mean [%]"
+    assert row[1] == 10
     assert row[2] == pytest.approx(sum(0.2 / (2 + s) for s in range(10)) / 10)
     assert row[-2] is None
     assert row[-1] == "not shown (NE upper > 0.02)"

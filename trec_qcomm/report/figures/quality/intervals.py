@@ -40,13 +40,13 @@ class Line:
     eval_only: str = ""
 
     def passed(self, measure: str) -> bool:
-        """The gate that this measure is part of."""
+        """Whether it passed the gate that this measure is part of."""
         return (self.eval_only if measure == "eval_only" else self.training) == PASS
 
     @property
     def num_seeds(self) -> int:
-        """Of the measure that has most."""
-        return max(change.n for change in self.changes.values())
+        """Of the trainings, or, without these, of the evaluations."""
+        return self.changes["test" if "test" in self.changes else "eval_only"].n
 
 
 def build(records: Sequence[Record]) -> list[Figure]:
@@ -77,23 +77,24 @@ def lines_of(records: Sequence[studies.Fields]) -> list[Line]:
 
 
 def figure(key: str, title: str, lines: Sequence[Line]) -> Figure:
-    """Of one study. Args: title: of what is equal in all of it."""
+    """Of one study. Args: title: what tells it from other studies."""
     measures = [m for m in _MEASURES if any(m in line.changes for line in lines)]
-    ends = ("mean", "low", "high", "upper")
+    ends = ("mean [%]", "low [%]", "high [%]", "upper [%]")
     return Figure(
         key=key,
         title=f"Quality of each configuration: {title}",
         caption=(
             "The change against float32 training of the same seeds; right of zero is worse. Bars "
             "are 95 % intervals of the mean. Full dots passed their gate, which takes many seeds "
-            "(how many there are is beside the name); the others were not shown to keep quality, "
-            "which is not shown to lose it: for that look whether the bar is right of zero and of "
-            "the grey band, the noise of a training with nothing changed."
+            "(beside the name: of trainings; of evaluations see the table). Of the others it was "
+            "not shown that they keep quality, which is not to say that they lose it: for that "
+            "look whether the bar is right of zero and of the grey band, the noise of a training "
+            "with nothing changed."
         ),
         alt=_alt(lines),
         columns=(
-            "configuration", "seeds",
-            *(f"{_MEASURES[measure]}, {end} [%]" for measure in measures for end in ends),
+            "configuration",
+            *(f"{_MEASURES[m]}, {what}" for m in measures for what in ("seeds", *ends)),
             "gate of trainings", "gate of evaluation",
         ),
         rows=[_row(line, measures) for line in lines],
@@ -111,10 +112,10 @@ def figure(key: str, title: str, lines: Sequence[Line]) -> Figure:
 
 
 def _row(line: Line, measures: Sequence[str]) -> Sequence[Cell]:
-    cells: list[Cell] = [line.name, line.num_seeds]
+    cells: list[Cell] = [line.name]
     for measure in measures:
         c = line.changes.get(measure)
-        cells += [c.mean, c.low, c.high, c.upper] if c else [None] * 4
+        cells += [c.n, c.mean, c.low, c.high, c.upper] if c else [None] * 5
     return (*cells, line.training or None, line.eval_only or None)
 
 
@@ -133,11 +134,11 @@ def _findings(title: str, lines: Sequence[Line]) -> list[Finding]:
 
 def _alt(lines: Sequence[Line]) -> str:
     said = [
-        f"{line.name} {line.changes['test'].mean:+.3f} %"
+        f"{line.name} {line.changes[key].mean:+.3f} %"
         for line in lines
-        if "test" in line.changes
+        for key in ("test" if "test" in line.changes else "eval_only",)
     ]
-    return f"Change of test log loss by configuration: {'; '.join(said)}."
+    return f"Change of loss by configuration: {'; '.join(said)}."
 
 
 def _draw(canvas: Any, lines: Sequence[Line], measures: Sequence[str]) -> None:

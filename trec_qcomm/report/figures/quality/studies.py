@@ -3,6 +3,7 @@
 Knows: the fields of a study's records. A study is the records whose options are equal.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
@@ -49,22 +50,25 @@ def title(options: Options) -> str:
 
 
 def by_config(records: Sequence[F]) -> dict[str, list[F]]:
-    """Of one study. Where one name stands for two configs, each bears the beginning of its
-    SHA-256."""
-    every: dict[str, set[str]] = {}
-    for r in records:
-        every.setdefault(r["config"], set()).add(r["config_sha256"])
-    twice = {name for name, own in every.items() if len(own) > 1} - {BASELINE, NULL}
+    """Of one study. Names of equal configs are one, by the name of most records; where one name
+    stands for two configs, each bears the beginning of its SHA-256."""
     found: dict[str, list[F]] = {}
     for r in records:
-        name = r["config"]
-        told = f"{name} ({r['config_sha256'][:8]})" if name in twice else name
-        found.setdefault(told, []).append(r)
-    return found
+        alone = r["config"] in (BASELINE, NULL)  # by name, as the null run's config is float32's
+        found.setdefault(r["config"] if alone else r["config_sha256"], []).append(r)
+    most = {
+        key: Counter(r["config"] for r in own).most_common(1)[0][0] for key, own in found.items()
+    }
+    twice = {name for name, count in Counter(most.values()).items() if count > 1}
+    return {
+        f"{most[key]} ({key[:8]})" if most[key] in twice else most[key]: own
+        for key, own in found.items()
+    }
 
 
 def changes(own: Sequence[Fields], fp32: Sequence[Fields]) -> dict[str, Change]:
-    """Paired changes of one config's records against fp32's, of the seeds that both have.
+    """Paired changes of one config's records against fp32's, of the seeds that both have. That
+    of eval_only is with the codec on against off, of fp32's model.
 
     Keys, where there are records of them: test, test_off, auc, progressive, eval_only.
     """
