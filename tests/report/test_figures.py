@@ -176,6 +176,13 @@ def test_quality_is_kept_only_by_what_passes_in_every_study():
     assert own.studies == [{"ranks": "4"}]
 
 
+def test_each_measure_has_its_own_gate():
+    line = intervals.Line("a", {}, training="not shown (2 of 50 seeds)", eval_only="PASS")
+    assert line.passed("eval_only")
+    assert not line.passed("test")
+    assert not line.passed("progressive")
+
+
 def test_two_names_of_one_config_are_one():
     """A cell of 16 seeds, measured again under the name of its file with 50."""
     sha = fingerprint(made.INT4)
