@@ -67,12 +67,9 @@ def main() -> int:
 
     try:
         parsed(arguments.configs, rest)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
         read(arguments.out)
     except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
+        parser.error(str(error))
     model = [w for name, value in MODEL.items() if name not in rest for w in (name, value)]
     networks = [(hosts, rate) for hosts in arguments.hosts for rate in arguments.rate]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

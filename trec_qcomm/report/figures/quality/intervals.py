@@ -44,9 +44,14 @@ class Line:
         return (self.eval_only if measure == "eval_only" else self.training) == PASS
 
     @property
+    def main(self) -> Change:
+        """Of the trainings' test loss, or, without trainings, of the evaluation."""
+        return self.changes["test" if "test" in self.changes else "eval_only"]
+
+    @property
     def num_seeds(self) -> int:
-        """Of the trainings, or, without these, of the evaluations."""
-        return self.changes["test" if "test" in self.changes else "eval_only"].n
+        """Of the main change."""
+        return self.main.n
 
 
 def build(records: Sequence[Record]) -> list[Figure]:
@@ -133,11 +138,7 @@ def _findings(title: str, lines: Sequence[Line]) -> list[Finding]:
 
 
 def _alt(lines: Sequence[Line]) -> str:
-    said = [
-        f"{line.name} {line.changes[key].mean:+.3f} %"
-        for line in lines
-        for key in ("test" if "test" in line.changes else "eval_only",)
-    ]
+    said = [f"{line.name} {line.main.mean:+.3f} %" for line in lines]
     return f"Change of loss by configuration: {'; '.join(said)}."
 
 
