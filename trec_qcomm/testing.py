@@ -221,21 +221,21 @@ def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
 
 
 def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:
-    """What a BOUNDED codec promises for each segment: [S] float64, from its `param` and `mode`.
+    """What a BOUNDED codec promises for each segment: [S] float64, from its `tolerance` and `mode`.
 
-    Its attribute `mode` is `abs`, where `param` is the bound itself, or `rel`, where `param` is a
+    Its attribute `mode` is `abs`, where `tolerance` is the bound itself, or `rel`, where `tolerance` is a
     fraction of max - min over the finite values of the segment, taken in float64.
     """
-    param, mode = codec.param, getattr(codec, "mode", None)
-    assert param is not None, f"{codec}: BOUNDED, without a bound"
+    tolerance, mode = codec.tolerance, getattr(codec, "mode", None)
+    assert tolerance is not None, f"{codec}: BOUNDED, without a bound"
     assert mode in ("abs", "rel"), f"{codec}: BOUNDED, in mode {mode}"
     if mode == "abs":
-        return torch.full((segments.num_segments,), param, dtype=torch.float64)
+        return torch.full((segments.num_segments,), tolerance, dtype=torch.float64)
     bounds = torch.zeros(segments.num_segments, dtype=torch.float64)
     for s in range(segments.num_segments):
         block = segments.block(values, s).double()
         finite = block[block.isfinite()]
-        bounds[s] = param * (finite.max() - finite.min()) if len(finite) else 0.0
+        bounds[s] = tolerance * (finite.max() - finite.min()) if len(finite) else 0.0
     return bounds
 
 

@@ -30,7 +30,7 @@ from trec_qcomm.control.homogenization import homogenization_index
 from trec_qcomm.control.schedule import SCHEDULES
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.stats import Traffic
-from trec_qcomm.ops.unique import Blocks, sum_by_bag, unique_bags
+from trec_qcomm.ops.unique import BagBlocks, sum_by_bag, unique_bags
 from trec_qcomm.testing import max_error_in_bounds
 
 STEPS_SAMPLED = 21  # of a schedule
@@ -70,7 +70,7 @@ def merged(batch: Batch) -> Batch:
         count = len(found.first)
         places = (torch.tensor([x]) for x in (0, count, dim, 0, 0))
         sums = torch.empty(count * dim)
-        sum_by_bag(batch.gradients[table], Blocks(*places), found.inverse[None], sums)
+        sum_by_bag(batch.gradients[table], BagBlocks(*places), found.inverse[None], sums)
         rows[table] = batch.rows[table][found.first]
         gradients[table], ids[table] = sums.view(count, dim), own[found.first]
     return Batch(rows, gradients, ids)

@@ -82,9 +82,11 @@ def test_params_replace_the_bound_of_each_segment():
     segments, codec = Segments.packed([10, 10, 10], 16), ErrorBounded(0.01, mode="abs")
     most = codec.max_nbytes(segments)
 
-    def coded(params: torch.Tensor | None) -> Encoded:
+    def coded(tolerances: torch.Tensor | None) -> Encoded:
         payload = torch.empty(int(most.sum()), dtype=torch.uint8)
-        return codec.encode(rows, segments, payload, exclusive_cumsum(most)[:-1], params=params)
+        return codec.encode(
+            rows, segments, payload, exclusive_cumsum(most)[:-1], tolerances=tolerances
+        )
 
     encoded = coded(torch.tensor([0.5, 0.01, 0.0], dtype=torch.float64))
     out = torch.empty_like(rows)
@@ -132,7 +134,7 @@ def test_bad_fields_are_named(bad, field):
 
 
 def test_an_int_is_a_bound():
-    assert ErrorBounded(2, mode="abs").param == 2.0
+    assert ErrorBounded(2, mode="abs").tolerance == 2.0
 
 
 @pytest.mark.slow

@@ -36,12 +36,12 @@ def test_params_take_the_place_of_the_threshold():
     most = codec.max_nbytes(segments)
     payload = torch.empty(int(most.sum()), dtype=torch.uint8)
     at = torch.tensor([0, int(most[0])])
-    params = torch.tensor([2.0, 8.0], dtype=torch.float64)
+    tolerances = torch.tensor([2.0, 8.0], dtype=torch.float64)
     out = torch.empty(2, 4)
-    codec.decode(codec.encode(rows, segments, payload, at, params=params), segments, out)
+    codec.decode(codec.encode(rows, segments, payload, at, tolerances=tolerances), segments, out)
     assert out.tolist() == [[0, 2, 3, 4], [0, 0, 0, 8]]
     with pytest.raises(ValueError, match=r"thresholds: -1\.0 is not"):
-        codec.encode(rows, segments, payload, at, params=-params / 2)
+        codec.encode(rows, segments, payload, at, tolerances=-tolerances / 2)
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.01, 60), (0.001, 400)])

@@ -148,7 +148,7 @@ def test_threshold():
         codec = TopK(threshold=threshold, values="fp32")
         due = torch.where(rows.abs() >= threshold, rows, 0)
         assert torch.equal(round_trip(codec, rows, segments), due)
-        assert codec.param == threshold
+        assert codec.tolerance == threshold
         assert not codec.fixed_size
 
 
@@ -158,13 +158,13 @@ def test_params_take_the_place_of_the_threshold():
     most = codec.max_nbytes(segments)
     payload = torch.empty(int(most.sum()), dtype=torch.uint8)
     where = (rows, segments, payload, exclusive_cumsum(most)[:-1])
-    encoded = codec.encode(*where, params=torch.tensor([0.5, 1.0], dtype=torch.float64))
+    encoded = codec.encode(*where, tolerances=torch.tensor([0.5, 1.0], dtype=torch.float64))
     out = torch.empty_like(rows)
     codec.decode(encoded, segments, out)
     thresholds = torch.tensor([0.5] * 10 + [1.0] * 20)[:, None]
     assert torch.equal(out, torch.where(rows.abs() >= thresholds, rows, 0))
-    with pytest.raises(ValueError, match="params are thresholds"):
-        TopK(density=0.5).encode(*where, params=torch.ones(2, dtype=torch.float64))
+    with pytest.raises(ValueError, match="tolerances are thresholds"):
+        TopK(density=0.5).encode(*where, tolerances=torch.ones(2, dtype=torch.float64))
 
 
 def test_a_row_with_more_nan_than_places_keeps_some():

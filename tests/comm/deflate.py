@@ -18,7 +18,7 @@ class Deflate:
 
     name: ClassVar[str] = "deflate"
     fixed_size: ClassVar[bool] = False
-    param: ClassVar[None] = None
+    tolerance: ClassVar[None] = None
     wire_id: ClassVar[int] = 240
     contract: ClassVar[Contract] = Contract.EXACT
 
@@ -37,7 +37,7 @@ class Deflate:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         nbytes = torch.zeros_like(at)
         for s in range(segments.num_segments):

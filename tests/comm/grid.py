@@ -22,7 +22,7 @@ class Grid:
 
     name: ClassVar[str] = "grid"
     fixed_size: ClassVar[bool] = True
-    param: ClassVar[None] = None
+    tolerance: ClassVar[None] = None
     wire_id: ClassVar[int] = 241
     contract: ClassVar[Contract] = Contract.BOUNDED
 
@@ -40,7 +40,7 @@ class Grid:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         nbytes = self.max_nbytes(segments)
         for s in range(segments.num_segments):

@@ -5,12 +5,14 @@ import torch
 
 from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm.exchange import Frames, decode_frames, encode_frames
-from trec_qcomm.comm.rows.layout import Block, Layout, first_columns, in_matrix
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
 from trec_qcomm.comm.sides import Side
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.stats import Traffic, summary
 
-LAYOUT = Layout(((Block("a", "f1", 0, 4), Block("b", "f2", 0, 4), Block("c", "f3", 0, 7)),))
+LAYOUT = Layout(
+    ((FeatureShard("a", "f1", 0, 4), FeatureShard("b", "f2", 0, 4), FeatureShard("c", "f3", 0, 7)),)
+)
 ROWS = torch.randn(6, 15, generator=torch.Generator().manual_seed(0))
 
 

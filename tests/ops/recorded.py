@@ -12,7 +12,7 @@ from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.ops.binding import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.ops.rows import add, choose, take
-from trec_qcomm.ops.unique import Blocks, expand, sum_by_bag, take_bags, unique_bags
+from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
 from trec_qcomm.wire import frame
 
 CODECS = (
@@ -81,7 +81,7 @@ def others() -> None:
     for dim in (16, 7):
         dims = torch.full((2,), dim)
         start = exclusive_cumsum(found.counts * dims)[:-1]
-        blocks = Blocks(start, found.counts, dims, torch.tensor([0, dim]), torch.arange(2))
+        blocks = BagBlocks(start, found.counts, dims, torch.tensor([0, dim]), torch.arange(2))
         packed, matrix = torch.randn(int((found.counts * dims).sum())), torch.empty(4, 2 * dim)
         expand(packed, blocks, found.inverse.view(2, 4), matrix)
         sum_by_bag(matrix, blocks, found.inverse.view(2, 4), packed)
@@ -98,7 +98,7 @@ def frames() -> None:
     nbytes = torch.tensor([16, 8])
     at, sizes = frame.lay_out(nbytes + 8, [1, 1])
     payload = torch.zeros(sum(sizes), dtype=torch.uint8)
-    with mock.patch.object(frame, "on_gpu", return_value=True):
+    with mock.patch.object(frame, "is_on_gpu", return_value=True):
         encoded, sizes = frame.compact(Encoded(payload, at, nbytes), [1, 1])
         table = {"layouts": [1, 2], "call": 0, "num_rows": torch.tensor([1, 1])}
         frame.seal(

@@ -24,7 +24,7 @@ READS = (
 @contextmanager
 def as_on_a_gpu():
     """Within, CPU tensors take the way of a GPU's."""
-    patched = mock.patch.object(frame, "on_gpu", return_value=True)
+    patched = mock.patch.object(frame, "is_on_gpu", return_value=True)
     with patched, default_backend("gpu"), quickly():
         yield
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
-from trec_qcomm.ops.unique import Blocks, expand, sum_by_bag, take_bags, unique_bags
+from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
 
 
 def bags_of(generator, num_bags, *, longest, vocabulary, weighted=False, dtype=torch.int64):
@@ -166,7 +166,7 @@ def blocks_of(num_rows, dims, groups):
     num_rows, dims = torch.tensor(num_rows), torch.tensor(dims)
     sizes = num_rows * dims
     columns = (dims + 1).flip(0).cumsum(0).flip(0) - (dims + 1)
-    return Blocks(sizes.cumsum(0) - sizes, num_rows, dims, columns, torch.tensor(groups))
+    return BagBlocks(sizes.cumsum(0) - sizes, num_rows, dims, columns, torch.tensor(groups))
 
 
 @pytest.mark.triton

@@ -19,7 +19,7 @@ DEVICE = device_of("gpu")
 @pytest.fixture(autouse=True)
 def frames_are_on_a_gpu(monkeypatch):
     """Without one, of those tensors whose device says so."""
-    monkeypatch.setattr(frame, "on_gpu", lambda buffer: True)
+    monkeypatch.setattr(frame, "is_on_gpu", lambda buffer: True)
 
 
 def batch():
@@ -54,7 +54,7 @@ def unseal(buffer, sizes, announced, fields):
 
 def test_seal_writes_the_bytes_of_the_cpu(monkeypatch):
     on_gpu, sizes, announced, fields = sealed()
-    monkeypatch.setattr(frame, "on_gpu", lambda buffer: False)
+    monkeypatch.setattr(frame, "is_on_gpu", lambda buffer: False)
     on_cpu = batch()[0]
     table = {"codecs": announced.codecs, "nbytes": announced.nbytes}
     frame.seal(on_cpu, sizes, SEGMENTS, **table, **fields)
@@ -128,7 +128,7 @@ def test_the_frame_of_a_codec_is_read(monkeypatch):
     """What a CPU sealed."""
     rows = torch.randn(6, 4)
     with monkeypatch.context() as m:
-        m.setattr(frame, "on_gpu", lambda buffer: False)
+        m.setattr(frame, "is_on_gpu", lambda buffer: False)
         data, segments = frame_of(Identity(), rows, [2, 0, 4])
     nbytes = Identity().max_nbytes(segments)
     announced = frame.Announced(torch.ones(3, dtype=torch.int64), nbytes)

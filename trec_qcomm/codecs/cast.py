@@ -26,8 +26,8 @@ class Identity:
 
     name: ClassVar[str] = "identity"
     fixed_size: ClassVar[bool] = True
-    param: ClassVar[None] = None
-    on_gpu: ClassVar[bool] = True
+    tolerance: ClassVar[None] = None
+    has_gpu_kernels: ClassVar[bool] = True
     wire_id: ClassVar[int] = 1
     contract: ClassVar[Contract] = Contract.EXACT
 
@@ -47,7 +47,7 @@ class Identity:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         """Copy the rows' bits."""
         return cast.encode(values, segments, payload, at, dtype="fp32")[0]
@@ -72,8 +72,8 @@ class Cast:
 
     name: ClassVar[str] = "cast"
     fixed_size: ClassVar[bool] = True
-    param: ClassVar[None] = None
-    on_gpu: ClassVar[bool] = True
+    tolerance: ClassVar[None] = None
+    has_gpu_kernels: ClassVar[bool] = True
     contract: ClassVar[Contract] = Contract.BIASED
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Cast:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         """Round and write the rows."""
         encoded, overflow = cast.encode(values, segments, payload, at, dtype=self.dtype)

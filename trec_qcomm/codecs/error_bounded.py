@@ -59,12 +59,12 @@ class ErrorBounded:
             )
 
     @property
-    def param(self) -> float:
+    def tolerance(self) -> float:
         """The bound, in the unit that `mode` gives it."""
         return float(self.bound)
 
     @property
-    def on_gpu(self) -> bool:
+    def has_gpu_kernels(self) -> bool:
         """With bitpack and rans; the others look for copies, one row after the other."""
         return self.encoder in error_bound.GPU_ENCODERS
 
@@ -84,12 +84,12 @@ class ErrorBounded:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
-        """Quantize and write the rows. params: each segment's bound, >= 0; 0 sends it exactly."""
-        bounds = params
+        """Quantize and write the rows. tolerances: each segment's bound, >= 0; 0 sends it exactly."""
+        bounds = tolerances
         if bounds is None:
-            bounds = torch.full((segments.num_segments,), self.param, dtype=torch.float64)
+            bounds = torch.full((segments.num_segments,), self.tolerance, dtype=torch.float64)
         relative = self.mode == "rel"
         return error_bound.encode(
             values, segments, payload, at, bounds=bounds, relative=relative, encoder=self.encoder

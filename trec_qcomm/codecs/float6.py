@@ -33,8 +33,8 @@ class Float6:
 
     name: ClassVar[str] = "float6"
     fixed_size: ClassVar[bool] = True
-    param: ClassVar[None] = None
-    on_gpu: ClassVar[bool] = True
+    tolerance: ClassVar[None] = None
+    has_gpu_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("float6.format", self.format, get_args(Format))
@@ -66,7 +66,7 @@ class Float6:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         """Quantize and write the rows."""
         return float6.encode(

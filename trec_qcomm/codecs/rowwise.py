@@ -37,8 +37,8 @@ class Rowwise:
 
     name: ClassVar[str] = "rowwise"
     fixed_size: ClassVar[bool] = True
-    param: ClassVar[None] = None
-    on_gpu: ClassVar[bool] = True
+    tolerance: ClassVar[None] = None
+    has_gpu_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("rowwise.bits", self.bits, get_args(Bits))
@@ -71,7 +71,7 @@ class Rowwise:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         """Quantize and write the rows."""
         encoded, nonfinite = rowwise.encode(

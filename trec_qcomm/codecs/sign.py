@@ -24,8 +24,8 @@ class Sign:
     wire_id: ClassVar[int] = 11
     fixed_size: ClassVar[bool] = True
     contract: ClassVar[Contract] = Contract.BIASED
-    param: ClassVar[None] = None
-    on_gpu: ClassVar[bool] = True
+    tolerance: ClassVar[None] = None
+    has_gpu_kernels: ClassVar[bool] = True
 
     def for_sum_of(self, num_summands: int) -> "Sign":
         """Itself: nothing to divide."""
@@ -43,7 +43,7 @@ class Sign:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         """Write the rows."""
         return sign.encode(values, segments, payload, at)

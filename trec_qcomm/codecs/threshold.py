@@ -37,7 +37,7 @@ class Threshold:
     wire_id: ClassVar[int] = 10
     fixed_size: ClassVar[bool] = False
     contract: ClassVar[Contract] = Contract.BIASED
-    on_gpu: ClassVar[bool] = True
+    has_gpu_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         number = type(self.threshold) in (int, float) and math.isfinite(self.threshold)
@@ -46,7 +46,7 @@ class Threshold:
         check_choice("threshold.values", self.values, get_args(Values))
 
     @property
-    def param(self) -> float:
+    def tolerance(self) -> float:
         """The threshold."""
         return self.threshold
 
@@ -66,13 +66,13 @@ class Threshold:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
-        """Write what is kept. Raises ValueError: params that are no thresholds."""
-        if params is None:
-            params = torch.full((segments.num_segments,), self.threshold, dtype=torch.float64)
+        """Write what is kept. Raises ValueError: tolerances that are no thresholds."""
+        if tolerances is None:
+            tolerances = torch.full((segments.num_segments,), self.threshold, dtype=torch.float64)
         return threshold.encode(
-            values, segments, payload, at, thresholds=params, stored=self.values
+            values, segments, payload, at, thresholds=tolerances, stored=self.values
         )
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:

@@ -44,7 +44,7 @@ class TopK:
     wire_id: ClassVar[int] = 8
     contract: ClassVar[Contract] = Contract.BIASED
     mask_use: ClassVar[MaskUse] = MaskUse.WRITES
-    on_gpu: ClassVar[bool] = True
+    has_gpu_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if (self.density is None) == (self.threshold is None):
@@ -63,7 +63,7 @@ class TopK:
         return self.density is not None
 
     @property
-    def param(self) -> float | None:
+    def tolerance(self) -> float | None:
         """The threshold."""
         return self.threshold
 
@@ -91,22 +91,22 @@ class TopK:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         """Write the kept columns; note them in the masks, if any.
 
-        Raises: ValueError: params that are no thresholds, or given with a density.
+        Raises: ValueError: tolerances that are no thresholds, or given with a density.
         """
         if self.density is not None:
-            if params is not None:
-                raise ValueError("topk: params are thresholds, and this codec has a density")
+            if tolerances is not None:
+                raise ValueError("topk: tolerances are thresholds, and this codec has a density")
             k = self.top_k(segments.dim)
             return sparsify.encode_top_k(values, segments, payload, at, k=k, stored=self.values)
-        if params is None:
+        if tolerances is None:
             assert self.threshold is not None, "density or threshold is given"
-            params = torch.full((segments.num_segments,), self.threshold, dtype=torch.float64)
+            tolerances = torch.full((segments.num_segments,), self.threshold, dtype=torch.float64)
         return sparsify.encode_above(
-            values, segments, payload, at, thresholds=params, stored=self.values
+            values, segments, payload, at, thresholds=tolerances, stored=self.values
         )
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
@@ -130,10 +130,10 @@ class ForwardMask:
     name: ClassVar[str] = "forward_mask"
     wire_id: ClassVar[int] = 9
     fixed_size: ClassVar[bool] = True
-    param: ClassVar[None] = None
+    tolerance: ClassVar[None] = None
     contract: ClassVar[Contract] = Contract.BIASED
     mask_use: ClassVar[MaskUse] = MaskUse.READS
-    on_gpu: ClassVar[bool] = True
+    has_gpu_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("forward_mask.values", self.values, get_args(Values))
@@ -154,7 +154,7 @@ class ForwardMask:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         """Write the columns that the masks name."""
         return sparsify.encode_masked(values, segments, payload, at, stored=self.values)

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
-from trec_qcomm.ops.unique import Blocks, UniqueBags, expand, sum_by_bag
+from trec_qcomm.ops.unique import BagBlocks, UniqueBags, expand, sum_by_bag
 
 Direction = Literal["forward", "backward"]
 
@@ -66,7 +66,7 @@ class EmulatedExchange:
                  bags: of each rank: F groups of B_r bags, see ops.unique.unique_bags; with
                  max_share 0 nothing is merged.
                  seed: of stochastic rounding, 0 <= seed < 2^63; another one in each step.
-                 bound_multiplier: of each feature, of its forward codec's number (`Codec.param`),
+                 bound_multiplier: of each feature, of its forward codec's number (`Codec.tolerance`),
                  such as a schedule sets; codecs without a number ignore it.
                  gradient_divisor: what the decoded gradients are divided by.
         Returns: [B, W] float32: the samples rank by rank, the features in order.
@@ -99,7 +99,7 @@ class _Samples:
     num_rows: Tensor
     start: Tensor
     batch_sizes: list[int]
-    blocks: tuple[Blocks, ...]
+    blocks: tuple[BagBlocks, ...]
     inverse: tuple[Tensor, ...]
 
     @classmethod
@@ -121,7 +121,7 @@ class _Samples:
             start=ends[:-1],
             batch_sizes=[len(b.inverse) // len(dims) for b in bags],
             blocks=tuple(
-                Blocks(start, b.counts, dim, column, features)
+                BagBlocks(start, b.counts, dim, column, features)
                 for start, b in zip(starts, bags, strict=True)
             ),
             inverse=tuple(b.inverse.view(len(dims), -1) for b in bags),
@@ -173,11 +173,15 @@ class _Call:
             )
             if masks is not None and mask_use(codec) is not None:
                 segments = replace(segments, masks=masks.subset(members))
-            params = None
-            if direction == "forward" and self.multiplier is not None and codec.param is not None:
-                params = codec.param * self.multiplier[members % len(self.exchange.dims)]
+            tolerances = None
+            if (
+                direction == "forward"
+                and self.multiplier is not None
+                and codec.tolerance is not None
+            ):
+                tolerances = codec.tolerance * self.multiplier[members % len(self.exchange.dims)]
             seed = _noise_seed(self.seed, direction, number)
-            codec.decode(_encode(codec, values, segments, seed, params), segments, out)
+            codec.decode(_encode(codec, values, segments, seed, tolerances), segments, out)
         return out
 
     def _groups(self, direction: Direction) -> list[tuple[Codec, int, Tensor]]:
@@ -194,11 +198,11 @@ class _Call:
 
 
 def _encode(
-    codec: Codec, values: Tensor, segments: Segments, seed: int, params: Tensor | None
+    codec: Codec, values: Tensor, segments: Segments, seed: int, tolerances: Tensor | None
 ) -> Encoded:
     at = exclusive_cumsum(codec.max_nbytes(segments))
     payload = torch.empty(int(at[-1]), dtype=torch.uint8)
-    return codec.encode(values, segments, payload, at[:-1], seed=seed, params=params)
+    return codec.encode(values, segments, payload, at[:-1], seed=seed, tolerances=tolerances)
 
 
 def _noise_seed(seed: int, direction: Direction, group: int) -> int:

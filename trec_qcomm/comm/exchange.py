@@ -56,7 +56,7 @@ def encode_frames(
     Args: values: float32, contiguous.  call: number of the exchange, the same on all ranks.
         seed: of stochastic rounding.  traffic: counts what goes to other ranks.
         measure: also decode again and record the largest error.  factors: [T] float64, by table
-        number, what codecs' params are multiplied by; None is 1.
+        number, what codecs' tolerances are multiplied by; None is 1.
     Raises: UnencodableError: naming the table.
     """
     template = side.template
@@ -66,8 +66,10 @@ def encode_frames(
     for number, group in enumerate(side.groups):
         begin = perf_counter()
         own_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
-        params = _params(group, template, factors)
-        encoded = _encode_group(values, group, side, buffer, at[group.members], own_seed, params)
+        tolerances = _tolerances(group, template, factors)
+        encoded = _encode_group(
+            values, group, side, buffer, at[group.members], own_seed, tolerances
+        )
         nbytes[group.members] = encoded.nbytes
         traffic.encode_s[group.label] += perf_counter() - begin
         if measure:
@@ -173,7 +175,7 @@ def start_exchange(
     begin = perf_counter()
     sizes = incoming.frame_nbytes
     announced = None
-    if frame.on_gpu(sent.buffer):
+    if frame.is_on_gpu(sent.buffer):
         announced = frame.Announced(incoming.codecs, incoming.most)
         if not fixed_size:
             announced = _exchange_tables(pg, sent, incoming, traffic)
@@ -251,11 +253,11 @@ def largest_nbytes(side: Side) -> Tensor:
     return torch.where(counts > 0, 2 * raw + 4096 * (1 + counts), 0)
 
 
-def _params(group: Group, template: Template, factors: Tensor | None) -> Tensor | None:
-    """[G] float64 in place of the codec's own param; None where that holds."""
-    if factors is None or group.codec.param is None:
+def _tolerances(group: Group, template: Template, factors: Tensor | None) -> Tensor | None:
+    """[G] float64 in place of the codec's own tolerance; None where that holds."""
+    if factors is None or group.codec.tolerance is None:
         return None
-    return group.codec.param * factors[template.table[group.members]]
+    return group.codec.tolerance * factors[template.table[group.members]]
 
 
 def _encode_group(
@@ -265,10 +267,12 @@ def _encode_group(
     buffer: Tensor,
     at: Tensor,
     seed: int,
-    params: Tensor | None,
+    tolerances: Tensor | None,
 ) -> Encoded:
     try:
-        return group.codec.encode(values, group.segments, buffer, at, seed=seed, params=params)
+        return group.codec.encode(
+            values, group.segments, buffer, at, seed=seed, tolerances=tolerances
+        )
     except UnencodableError as error:
         segment = int(group.members[error.segment])
         table = side.template.tables[segment]

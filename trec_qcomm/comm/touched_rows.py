@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trec_qcomm.comm.dense.all_reduce import Reduction, ring_nbytes
-from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import Round, Rounds
 from trec_qcomm.core.segments import ALIGNMENT, exclusive_cumsum
 from trec_qcomm.ops.rows import add, choose, take
@@ -24,7 +24,7 @@ from trec_qcomm.wire import frame
 
 
 def all_reduce_touched(
-    reduction: Reduction, tables: Sequence[Parameter], bucket: Tensor, *, exact: bool = False
+    reduction: Reduction, tables: Sequence[ParameterShape], bucket: Tensor, *, exact: bool = False
 ) -> Rounds:
     """The rounds in which `bucket` [E] becomes the mean over ranks; see Reduction.start.
 
@@ -48,7 +48,9 @@ def all_reduce_touched(
     values = bucket.new_empty(rows.num_values)
     take(bucket, rows, values)
     counts = rows.counts.tolist()
-    compact = [Parameter(t.name, n * t.block, t.block) for t, n in zip(tables, counts, strict=True)]
+    compact = [
+        ParameterShape(t.name, n * t.block, t.block) for t, n in zip(tables, counts, strict=True)
+    ]
     yield from reduction.start(compact, values, exact=exact, once=True)
     add(values, rows, bucket.zero_())
     left_out = ring_nbytes(len(bucket) - len(values), reduction.world_size)
@@ -58,7 +60,7 @@ def all_reduce_touched(
 
 def _packed(chosen: Tensor) -> Tensor:
     """[R] bool -> uint8, the first row in the lowest bit, of whole `ALIGNMENT`s."""
-    if frame.on_gpu(chosen):
+    if frame.is_on_gpu(chosen):
         rows = F.pad(chosen, (0, -len(chosen) % (8 * ALIGNMENT))).view(-1, 8)
         return (rows.to(torch.uint8) << _bit_numbers(chosen)).sum(1, dtype=torch.uint8)
     packed = np.packbits(chosen.numpy(), bitorder="little")
@@ -66,7 +68,7 @@ def _packed(chosen: Tensor) -> Tensor:
 
 
 def _unpacked(bits: Tensor, num_rows: int) -> Tensor:
-    if frame.on_gpu(bits):
+    if frame.is_on_gpu(bits):
         found: Tensor = (bits[:, None] >> _bit_numbers(bits)) & 1
         return found.view(-1)[:num_rows] != 0
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=num_rows, bitorder="little") != 0)

@@ -1,6 +1,6 @@
 """Rules of the all-reduce of gradients: of replicated parameters, and of DATA_PARALLEL tables.
 
-Knows: codecs, what controls their params. Does not know: YAML, DDP, process groups.
+Knows: codecs, what controls their tolerances. Does not know: YAML, DDP, process groups.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """TableRule: how the rows of some tables, and their gradients, are coded.
 
-Knows: codecs, what controls their params. Does not know: YAML, TorchRec, process groups.
+Knows: codecs, what controls their tolerances. Does not know: YAML, TorchRec, process groups.
 """
 
 from dataclasses import dataclass, field

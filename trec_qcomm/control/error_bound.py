@@ -93,7 +93,7 @@ class OnlineErrorBounds:
 
         if bounds.is_due(step):
             bounds.observe(table, homogenization_index(rows, bound=bounds.classes.base))
-        params = bounds.bounds()[table_of_segment]
+        tolerances = bounds.bounds()[table_of_segment]
 
     A table is tight until it is measured. Then its bound is tightened at once where the index asks
     for it, and loosened only when the index is above the threshold by `margin`, so that an index

@@ -65,7 +65,7 @@ class Codec(Protocol):
         ...
 
     @property
-    def param(self) -> float | None:
+    def tolerance(self) -> float | None:
         """The one number of the config that control may set for each segment and step, such as an
         error bound; None where there is no such number."""
         ...
@@ -82,14 +82,14 @@ class Codec(Protocol):
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         """Write segment s of `values` to payload[at[s]:], at most max_nbytes[s] bytes.
 
         Args: values: float32, contiguous, any shape.  payload: [W] uint8, same device.
             at: [S] int64 on CPU, multiples of `ALIGNMENT`.  seed: of stochastic rounding,
-            0 <= seed < 2^63; one seed, one result.  params: [S] float64 on CPU, in place of
-            `param`; None where that holds for all segments, or the codec has none.
+            0 <= seed < 2^63; one seed, one result.  tolerances: [S] float64 on CPU, in place of
+            `tolerance`; None where that holds for all segments, or the codec has none.
         Raises: UnencodableError: a value that the config forbids.
         """
         ...
@@ -108,10 +108,10 @@ def mask_use(codec: Codec) -> MaskUse | None:
     return use
 
 
-def on_gpu(codec: Codec) -> bool:
+def has_gpu_kernels(codec: Codec) -> bool:
     """Whether it codes rows in the memory of a GPU. A codec that does says so in an attribute
-    `on_gpu`; one without it is for CPUs."""
-    return bool(getattr(codec, "on_gpu", False))
+    `has_gpu_kernels`; one without it is for CPUs."""
+    return bool(getattr(codec, "has_gpu_kernels", False))
 
 
 def check_choice(where: str, value: object, choices: Sequence[object]) -> None:

@@ -17,7 +17,7 @@ from trec_qcomm.config import Config, TableRule, config_to_dict
 from trec_qcomm.core.stats import BagCounts, Traffic, summary
 from trec_qcomm.integration.gradients.all_reduce import DenseGradients, GradientAllReduce
 from trec_qcomm.integration.gradients.tables import TableGradients
-from trec_qcomm.integration.params import ForwardParams
+from trec_qcomm.integration.tolerances import ForwardTolerances
 
 C = TypeVar("C", bound=RowCollective)
 ROW_KINDS = (
@@ -42,11 +42,11 @@ class Session:
         }
         self.bags = BagCounts()
         self._collectives: dict[str, dict[str, RowCollective]] = {}  # by module, then by name
-        self._params: dict[str, ForwardParams] = {}  # by module/name
+        self._tolerances: dict[str, ForwardTolerances] = {}  # by module/name
         self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
         self._loaded_gradients: dict[str, Any] = {}
         self._loaded_steps: dict[str, int] = {}
-        self._loaded_params: dict[str, dict[str, Any]] = {}
+        self._loaded_tolerances: dict[str, dict[str, Any]] = {}
         self._patterns_checked = False
 
     def add_module(self, pg: dist.ProcessGroup, module: str, names: Iterable[str]) -> None:
@@ -117,7 +117,7 @@ class Session:
             intra=intra,
             seed=self.config.seed,
             measure_error=self.config.measure_error,
-            params=None if intra else self._params_of(module, name, rules),
+            tolerances=None if intra else self._tolerances_of(module, name, rules),
         )
         collective.step = self._steps_of(module)
         if before is not None:
@@ -125,18 +125,18 @@ class Session:
         self._collectives[module][name] = collective
         return collective
 
-    def _params_of(
+    def _tolerances_of(
         self, module: str, name: str, rules: Mapping[str, TableRule]
-    ) -> ForwardParams | None:
+    ) -> ForwardTolerances | None:
         """One for each collective, which a second one of that name goes on with."""
-        key, params = f"{module}/{name}", ForwardParams(rules, sorted(rules))
-        if not params.changes:
+        key, tolerances = f"{module}/{name}", ForwardTolerances(rules, sorted(rules))
+        if not tolerances.changes:
             return None
-        before = self._params.get(key)
-        state = self._loaded_params.get(key, {}) if before is None else before.state_dict()
-        params.load_state_dict(state)
-        self._params[key] = params
-        return params
+        before = self._tolerances.get(key)
+        state = self._loaded_tolerances.get(key, {}) if before is None else before.state_dict()
+        tolerances.load_state_dict(state)
+        self._tolerances[key] = tolerances
+        return tolerances
 
     def add_dense(self, ddp: DistributedDataParallel) -> bool:
         """Take over the all-reduce of the replicated part, where the config says so. Collective."""
@@ -190,10 +190,12 @@ class Session:
 
     def forward_params(self) -> dict[str, float]:
         """By table, see QComm.forward_params."""
-        given = {table: self.config.rule_for(table).forward.param for table in sorted(self.tables)}
-        found = {table: param for table, param in given.items() if param is not None}
-        for key, params in self._params.items():
-            found |= params.values(self._steps_of(key.partition("/")[0]))
+        given = {
+            table: self.config.rule_for(table).forward.tolerance for table in sorted(self.tables)
+        }
+        found = {table: tolerance for table, tolerance in given.items() if tolerance is not None}
+        for key, tolerances in self._tolerances.items():
+            found |= tolerances.values(self._steps_of(key.partition("/")[0]))
         return found
 
     def reset_stats(self) -> None:
@@ -224,7 +226,7 @@ class Session:
         }
         if self._gradients:
             state["gradients"] = {name: g.state_dict() for name, g in self._gradients.items()}
-        found = {key: params.state_dict() for key, params in self._params.items()}
+        found = {key: tolerances.state_dict() for key, tolerances in self._tolerances.items()}
         if any(found.values()):
             state["params"] = {self._rank_key(): found}
         return state
@@ -239,9 +241,9 @@ class Session:
         self._loaded_gradients = dict(state.get("gradients", {}))
         for name, gradients in self._gradients.items():
             gradients.load_state_dict(self._loaded_gradients.get(name, {}))
-        self._loaded_params = dict(state.get("params", {}).get(self._rank_key(), {}))
-        for key, params in self._params.items():
-            params.load_state_dict(self._loaded_params.get(key, {}))
+        self._loaded_tolerances = dict(state.get("params", {}).get(self._rank_key(), {}))
+        for key, tolerances in self._tolerances.items():
+            tolerances.load_state_dict(self._loaded_tolerances.get(key, {}))
         for module, by_name in self._collectives.items():
             for collective in by_name.values():
                 collective.step = steps.get(module, 0)

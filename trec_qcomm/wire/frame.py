@@ -98,7 +98,7 @@ def seal(
         codecs, num_rows, nbytes: [S] int64 on CPU.
     """
     fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
-    if on_gpu(buffer):
+    if is_on_gpu(buffer):
         _gpu().seal(buffer, *_headers(fields, codecs, num_rows, nbytes))
     else:
         kernels.seal(buffer.numpy(), *fields, codecs.numpy(), num_rows.numpy(), nbytes.numpy())
@@ -129,7 +129,7 @@ def unseal(
     if buffer.numel() != sum(frame_nbytes):
         raise CorruptFrameError(f"{buffer.numel()} bytes where {sum(frame_nbytes)} were due")
     fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
-    if on_gpu(buffer):
+    if is_on_gpu(buffer):
         assert announced is not None, "frames on a GPU are not read by the host"
         headers = _headers(fields, announced.codecs, num_rows, announced.nbytes)
         first = _gpu().first_difference(buffer, *headers)
@@ -157,7 +157,7 @@ def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encode
     """
     at, frame_nbytes = lay_out(encoded.nbytes, segments_per_frame)
     payload = encoded.payload
-    if on_gpu(payload):
+    if is_on_gpu(payload):
         out = payload.new_empty(sum(frame_nbytes))
         _gpu().compact(payload, encoded.at, at, encoded.nbytes, out)
         return Encoded(out, at, encoded.nbytes), frame_nbytes
@@ -165,7 +165,7 @@ def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encode
     return Encoded(payload[: sum(frame_nbytes)], at, encoded.nbytes), frame_nbytes
 
 
-def on_gpu(buffer: Tensor) -> bool:
+def is_on_gpu(buffer: Tensor) -> bool:
     """Whether frames in this memory are not to be read by the host."""
     return buffer.is_cuda
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trec_qcomm import GradientRule
-from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.stats import Traffic
 from trec_qcomm.integration.gradients.all_reduce import make_reduction
@@ -31,10 +31,10 @@ class EmulatedAllReduce:
         """Args: parameters: by the names that they have in DDP."""
         self._parameters, self._num_ranks = list(parameters.values()), num_ranks
         self.traffic = [Traffic("dense", ["all"]) for _ in range(num_ranks)]
-        self._parts: list[Parameter] = []
+        self._parts: list[ParameterShape] = []
         self._reductions = []
         if rule is not None:
-            self._parts = [Parameter(n, p.numel(), rule.block) for n, p in parameters.items()]
+            self._parts = [ParameterShape(n, p.numel(), rule.block) for n, p in parameters.items()]
             self._reductions = [
                 make_reduction(rule, self._parts, rank, num_ranks, traffic, seed=seed)
                 for rank, traffic in enumerate(self.traffic)

@@ -28,7 +28,7 @@ from trec_qcomm import Config, GradientRule, Identity, TableRule
 from trec_qcomm.comm.emulate import EmulatedExchange
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.integration.ids.exactness import max_shares
-from trec_qcomm.integration.params import ForwardParams
+from trec_qcomm.integration.tolerances import ForwardTolerances
 from trec_qcomm.ops.unique import UniqueBags, unique_bags
 
 _EPS = 1e-8  # as model.py's optimizers
@@ -45,7 +45,7 @@ class Codecs:
 
     exchange: EmulatedExchange
     shares: Tensor
-    params: ForwardParams
+    params: ForwardTolerances
     seed: int
     dense: GradientRule | None = None
 
@@ -61,7 +61,7 @@ class Codecs:
             backward=tuple(rule.backward for rule in rules),
         )
         shares = torch.tensor(max_shares([r.unique_bags for r in rules]), dtype=torch.float64)
-        params = ForwardParams(dict(zip(tables, rules, strict=True)), tables)
+        params = ForwardTolerances(dict(zip(tables, rules, strict=True)), tables)
         return cls(exchange, shares, params, config.seed, config.dense)
 
     def measure(self, step: int, rows: Tensor, bags: Sequence[UniqueBags]) -> None:

@@ -3,8 +3,8 @@
 import torch
 
 from trec_qcomm import Identity
-from trec_qcomm.comm.dense.all_reduce import Options, Reduction
-from trec_qcomm.comm.dense.chunks import Coding, Parameter
+from trec_qcomm.comm.dense.all_reduce import AllReduceOptions, Reduction
+from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.stats import Traffic
 
@@ -13,7 +13,7 @@ BLOCK, MIN_NUMEL = 16, 20
 
 def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False):
     coding = Coding(codec=codec, exact=Identity(), min_numel=MIN_NUMEL)
-    options = Options(
+    options = AllReduceOptions(
         coding=coding,
         algorithm=algorithm,
         error_feedback=error_feedback,
@@ -27,7 +27,7 @@ def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=Fa
 
 
 def parameters(numels, prefix=""):
-    return tuple(Parameter(f"{prefix}p{n}", numel, BLOCK) for n, numel in enumerate(numels))
+    return tuple(ParameterShape(f"{prefix}p{n}", numel, BLOCK) for n, numel in enumerate(numels))
 
 
 def gradients(numels, world_size, step=0):

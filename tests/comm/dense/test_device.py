@@ -16,7 +16,7 @@ from tests.ops.stand_in import HostReads, as_on_a_gpu
 from trec_qcomm import Cast, Float6, Identity, Rowwise
 from trec_qcomm.comm import touched_rows
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
-from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import Arrived, Round, play
 from trec_qcomm.comm.touched_rows import all_reduce_touched
 from trec_qcomm.comm.transport import DeviceTransport
@@ -168,7 +168,7 @@ def test_ranks_that_both_send_first_are_noticed():
 
 def touched(device):
     """Means of tables of which ranks touched some rows, or none, and one rank a row of NaN."""
-    tables = [Parameter("a", 40 * 3, 3), Parameter("b", 30 * 8, 8)]
+    tables = [ParameterShape("a", 40 * 3, 3), ParameterShape("b", 30 * 8, 8)]
     ranks = reductions("two_shot", 3, Rowwise(8))
     buckets = [torch.zeros(360) for _ in ranks]
     for rank, bucket in enumerate(buckets[1:]):

@@ -11,7 +11,7 @@ from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm import exchange
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import DirectionCodecs
-from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.testing import run_ranks
 
@@ -28,9 +28,9 @@ CASES = {
 def layout_for(world_size: int) -> Layout:
     """Tables dealt out in turn; beyond two ranks the last one owns nothing."""
     owners = world_size - 1 if world_size > 2 else world_size
-    blocks: list[list[Block]] = [[] for _ in range(world_size)]
+    blocks: list[list[FeatureShard]] = [[] for _ in range(world_size)]
     for t, dim in enumerate(DIMS):
-        blocks[t % owners].append(Block(f"t{t}", f"f{t}", 0, dim))
+        blocks[t % owners].append(FeatureShard(f"t{t}", f"f{t}", 0, dim))
     return Layout(tuple(tuple(own) for own in blocks))
 
 
@@ -194,7 +194,7 @@ def test_a_dropped_batch_is_seen_by_the_peers():
 
 def noisy_rounds():
     """Decoded rows of three evaluations and two training steps, all of the same rows of ones."""
-    layout = Layout(((Block("a", "f", 0, 4), Block("b", "f", 0, 8)),))
+    layout = Layout(((FeatureShard("a", "f", 0, 4), FeatureShard("b", "f", 0, 8)),))
     codecs = dict.fromkeys("ab", Rowwise(2, "stochastic"))
     pair = DirectionCodecs(codecs, codecs)
     op = PooledAllToAll(dist.group.WORLD, layout, codecs=pair, exact=pair, name="test")
@@ -219,7 +219,7 @@ def test_no_noise_is_drawn_twice():
 
 def gradients_of_one_graph():
     """What two backward passes over the same graph bring back."""
-    layout = Layout(((Block("a", "f", 0, 4),),))
+    layout = Layout(((FeatureShard("a", "f", 0, 4),),))
     codecs = {"a": Rowwise(2, "stochastic")}
     pair = DirectionCodecs(codecs, codecs)
     op = PooledAllToAll(dist.group.WORLD, layout, codecs=pair, exact=pair, name="test")

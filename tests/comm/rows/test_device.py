@@ -17,7 +17,7 @@ from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.comm import exchange
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import DirectionCodecs
-from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.binding import default_backend
@@ -42,7 +42,9 @@ SUMS = ("rowwise", "error_bounded")
 
 def make(kind, name):
     owned = OWNED if kind is PooledAllToAll else (tuple(DIMS),) * 2
-    layout = Layout(tuple(tuple(Block(t, f"f_{t}", 0, DIMS[t]) for t in own) for own in owned))
+    layout = Layout(
+        tuple(tuple(FeatureShard(t, f"f_{t}", 0, DIMS[t]) for t in own) for own in owned)
+    )
     forward, backward = (
         c if isinstance(c, dict) else dict.fromkeys(layout.tables(), c) for c in CODECS[name]
     )
@@ -78,7 +80,7 @@ def once(op, device):
 @contextmanager
 def as_on_a_gpu():
     """Within, CPU tensors take the way of a GPU's."""
-    frame.on_gpu = lambda buffer: True
+    frame.is_on_gpu = lambda buffer: True
     with default_backend("gpu"), quickly():
         yield
 

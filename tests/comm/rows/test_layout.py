@@ -2,7 +2,7 @@ import torch
 
 from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.comm.rows.layout import (
-    Block,
+    FeatureShard,
     Layout,
     behind_one_another,
     first_columns,
@@ -14,9 +14,13 @@ from trec_qcomm.comm.rows.layout import (
 
 LAYOUT = Layout(
     (
-        (Block("a", "f1", 0, 4), Block("b", "f2", 0, 2), Block("a", "f3", 0, 4)),
+        (
+            FeatureShard("a", "f1", 0, 4),
+            FeatureShard("b", "f2", 0, 2),
+            FeatureShard("a", "f3", 0, 4),
+        ),
         (),
-        (Block("c", "f4", 8, 3),),
+        (FeatureShard("c", "f4", 8, 3),),
     )
 )
 CODECS = {"a": Identity(), "b": Rowwise(4), "c": Identity()}
@@ -123,10 +127,10 @@ def test_equal_codec_and_dim_make_one_group():
 
 
 def test_fingerprint_sees_every_field():
-    def with_first(block: Block) -> int:
+    def with_first(block: FeatureShard) -> int:
         return Layout(((block, *LAYOUT.blocks[0][1:]), *LAYOUT.blocks[1:])).fingerprint(0)
 
     seen = {LAYOUT.fingerprint(0)}
     for changed in (("x", "f1", 0, 4), ("a", "x", 0, 4), ("a", "f1", 1, 4), ("a", "f1", 0, 5)):
-        seen.add(with_first(Block(*changed)))
+        seen.add(with_first(FeatureShard(*changed)))
     assert len(seen) == 5

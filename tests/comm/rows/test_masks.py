@@ -12,7 +12,7 @@ from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.comm.rows import collective
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import DirectionCodecs
-from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.core.segments import Masks
@@ -24,7 +24,7 @@ DIMS = {"a": 20, "b": 7, "plain": 5, "c": 20}
 OWNED = (("a", "plain"), ("b", "c"))
 TOP = TopK(density=0.2, values="fp32")  # 4 of 20, 2 of 7
 ABOVE = TopK(threshold=0.9, values="fp32")
-LAYOUT = Layout(tuple(tuple(Block(t, f"f_{t}", 0, DIMS[t]) for t in own) for own in OWNED))
+LAYOUT = Layout(tuple(tuple(FeatureShard(t, f"f_{t}", 0, DIMS[t]) for t in own) for own in OWNED))
 SAMPLES = (6, 3)
 
 
@@ -102,7 +102,7 @@ def variable(forward):
 
 def sequence(forward):
     """Of tables a and c, which have one width."""
-    layout = Layout(((Block("a", "f_a", 0, 20),), (Block("c", "f_c", 0, 20),)))
+    layout = Layout(((FeatureShard("a", "f_a", 0, 20),), (FeatureShard("c", "f_c", 0, 20),)))
     op, me = make(SequenceAllToAll, forward, layout=layout), dist.get_rank()
     own = "ac"[me]
     rows = torch.cat([rows_of(own, r, batch_of(own, r), 1) for r in range(2)]).requires_grad_()
@@ -160,7 +160,7 @@ def another_codec_on_the_way():
 def reduce_scatters():
     """The errors of forward_mask, and of topk alone, in row-wise sharding."""
     size = dist.get_world_size()
-    layout = Layout(((Block("t", "f", 0, 8),),) * size)
+    layout = Layout(((FeatureShard("t", "f", 0, 8),),) * size)
     messages = []
     for backward in (ForwardMask(), Rowwise(4)):
         codecs = DirectionCodecs({"t": TopK(density=0.25)}, {"t": backward})

@@ -8,7 +8,7 @@ from tests.comm.deflate import Deflate
 from tests.comm.grid import Grid
 from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.comm.rows.collective import DirectionCodecs
-from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.testing import run_ranks
@@ -26,7 +26,7 @@ CASES = {
 
 def collective(codecs):
     world_size = dist.get_world_size()
-    blocks = tuple(Block(f"t{t}", f"f{t}", 0, dim) for t, dim in enumerate(DIMS))
+    blocks = tuple(FeatureShard(f"t{t}", f"f{t}", 0, dim) for t, dim in enumerate(DIMS))
     names = [block.table for block in blocks]
     return PooledReduceScatter(
         dist.group.WORLD,
@@ -138,6 +138,6 @@ def test_every_peer_gets_rows_once_and_the_gradient_once(ranks):
 
 @pytest.mark.dist
 def test_ranks_must_have_equal_columns():
-    layout = Layout(((Block("a", "f", 0, 4),), (Block("a", "f", 0, 8),)))
+    layout = Layout(((FeatureShard("a", "f", 0, 4),), (FeatureShard("a", "f", 0, 8),)))
     with pytest.raises(ValueError, match="x: ranks whose columns differ"):
         PooledReduceScatter(None, layout, name="x")

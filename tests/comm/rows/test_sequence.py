@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tests.comm.deflate import Deflate
 from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.comm.rows.collective import DirectionCodecs
-from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.testing import run_ranks
 
@@ -22,7 +22,7 @@ CASES = {
 def blocks_of(owner, world_size):
     """Two tables on rank 0, one on others, none on the last of several."""
     count = 2 if owner == 0 else int(owner < world_size - 1)
-    return tuple(Block(f"t{owner}{b}", f"f{owner}{b}", 0, DIM) for b in range(count))
+    return tuple(FeatureShard(f"t{owner}{b}", f"f{owner}{b}", 0, DIM) for b in range(count))
 
 
 def num_ids(owner, block, asker):
@@ -102,6 +102,6 @@ def test_rows_and_gradients_arrive(ranks, name):
 
 
 def test_rows_must_have_one_width():
-    layout = Layout(((Block("a", "f", 0, 4), Block("b", "g", 0, 8)),))
+    layout = Layout(((FeatureShard("a", "f", 0, 4), FeatureShard("b", "g", 0, 8)),))
     with pytest.raises(ValueError, match=r"x: rows of \[4, 8\] values"):
         SequenceAllToAll(None, layout, name="x")

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, ddp_comm_hook
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
-from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.control.cost_model import Link
 from trec_qcomm.core.stats import Traffic
@@ -317,7 +317,7 @@ def test_auto_is_the_fastest_over_the_link(world_size, numel, latency_s, expecte
     link = Link(latency_s=latency_s, gb_s=0.0125)
     rule = config(algorithm="auto", link=link).dense
     made = make_reduction(
-        rule, [Parameter("p", numel, rule.block)], 0, world_size, Traffic("dense", ["all"])
+        rule, [ParameterShape("p", numel, rule.block)], 0, world_size, Traffic("dense", ["all"])
     )
     assert made.options.algorithm == expected
 

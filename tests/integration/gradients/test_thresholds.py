@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
-from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.stats import Traffic
 from trec_qcomm.integration.gradients.all_reduce import make_reduction
 
 WORLD_SIZE, DENSITY = 2, 0.05
-PARAMETERS = tuple(Parameter(name, n, 1) for name, n in (("a", 4000), ("b", 6000), ("c", 100)))
+PARAMETERS = tuple(ParameterShape(name, n, 1) for name, n in (("a", 4000), ("b", 6000), ("c", 100)))
 SCALES = {"a": 1.0, "b": 100.0, "c": 1.0}
 
 
@@ -105,8 +105,8 @@ def test_resumed_thresholds_are_the_same(scope):
         reduced(first, step)
     second, forgetful = ranks(of), ranks(of)
     for before, after, without in zip(first, second, forgetful, strict=True):
-        assert before.params.state_dict().keys() == after.params.state_dict().keys()
-        after.params.load_state_dict(copy.deepcopy(before.params.state_dict()))
+        assert before.tolerances.state_dict().keys() == after.tolerances.state_dict().keys()
+        after.tolerances.load_state_dict(copy.deepcopy(before.tolerances.state_dict()))
         for r in (after, without):
             r.error_feedback.load_state_dict(before.error_feedback.state_dict())
     without_state = reduced(forgetful, 4)
@@ -134,7 +134,7 @@ def test_bytes_on_the_wire_are_as_few_as_dct_promises(density, least):
     """All headers counted, in steps that look; a layer of 512 x 512 normal gradients."""
     refresh = ThresholdRefresh(every=1, density=density, sample="all")
     of = rule(codec=Threshold(1.0, values="int8"), error_feedback=True, refresh=refresh)
-    (layer,) = parameters = [Parameter("layer", 2**18, 1)]
+    (layer,) = parameters = [ParameterShape("layer", 2**18, 1)]
     reductions = [
         make_reduction(of, parameters, rank, 4, Traffic("dense", ["all"])) for rank in range(4)
     ]

@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.chunks import Chunks, Coding, Parameter
-from trec_qcomm.comm.dense.coder import Coder, Params
+from trec_qcomm.comm.dense.chunks import Chunks, Coding, ParameterShape
+from trec_qcomm.comm.dense.coder import Coder, GradientTolerances
 from trec_qcomm.comm.dense.error_feedback import (
     CONTRIBUTION,
     OWNER,
@@ -43,7 +43,7 @@ ALGORITHMS: dict[Algorithm, Callable[[Coder, Tensor], Rounds]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class AllReduceOptions:
     """Of an all-reduce.
 
     Args: coding: see there.  algorithm: which.  error_feedback: see there.  seed: of stochastic
@@ -112,28 +112,28 @@ class Reduction:
 
     def __init__(
         self,
-        options: Options,
+        options: AllReduceOptions,
         rank: int,
         world_size: int,
         traffic: Traffic,
         *,
         numels: Mapping[str, int] | None = None,
-        params: Params | None = None,
+        tolerances: GradientTolerances | None = None,
     ) -> None:
         """Args: traffic: counts what is sent, of one table.  numels: see ErrorFeedback.
-        params: see Coder.
+        tolerances: see Coder.
         """
         self.options, self.rank, self.world_size = options, rank, world_size
-        self.traffic, self.params = traffic, params
+        self.traffic, self.tolerances = traffic, tolerances
         self.error_feedback: ErrorFeedback | None = None
         if options.error_feedback:
             self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
         self.num_calls = 0
-        self._chunks: dict[tuple[Parameter, ...], Chunks] = {}
+        self._chunks: dict[tuple[ParameterShape, ...], Chunks] = {}
 
     def start(
         self,
-        parameters: Sequence[Parameter],
+        parameters: Sequence[ParameterShape],
         bucket: Tensor,
         *,
         exact: bool = False,
@@ -173,7 +173,7 @@ class Reduction:
             call=call,
             seed=self.options.seed,
             residuals=residuals,
-            params=None if exact else self.params,
+            tolerances=None if exact else self.tolerances,
             measure=self.options.measure,
         )
         values = chunks.gather(bucket).div_(self.world_size)
@@ -183,7 +183,7 @@ class Reduction:
         chunks.scatter(values, bucket)
         self._add_traffic(coder, len(values))
 
-    def _chunks_of(self, parameters: tuple[Parameter, ...]) -> Chunks:
+    def _chunks_of(self, parameters: tuple[ParameterShape, ...]) -> Chunks:
         if parameters not in self._chunks:
             self._chunks[parameters] = Chunks(parameters, self.world_size, self.options.coding)
         return self._chunks[parameters]

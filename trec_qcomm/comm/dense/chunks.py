@@ -38,7 +38,7 @@ class Coding:
     min_numel: int
 
 
-class Parameter(NamedTuple):
+class ParameterShape(NamedTuple):
     """Args: numel: n, its values.  block: D >= 1, adjacent values that are one row to the codec."""
 
     name: str
@@ -88,7 +88,7 @@ class Chunks:
         fingerprint: 32-bit hash.
     """
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[ParameterShape, ...]
     num_chunks: int
     coding: Coding
     pieces: tuple[Piece, ...] = field(init=False)
@@ -124,7 +124,7 @@ class Chunks:
         """Of the parameters."""
         return tuple(of.name for of in self.parameters)
 
-    def _ranges(self, of: Parameter, chunk: int) -> list[tuple[int, int, bool]]:
+    def _ranges(self, of: ParameterShape, chunk: int) -> list[tuple[int, int, bool]]:
         """(begin, numel, coded) of a parameter's pieces in one chunk, none empty."""
         _, numel, block = of
         last = chunk == self.num_chunks - 1

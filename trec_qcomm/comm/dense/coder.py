@@ -31,11 +31,11 @@ class Message(NamedTuple):
         return cls(arrived, frame.overhead_nbytes(side.template.segments_per_frame[0]))
 
 
-class Params(Protocol):
-    """Sets the params of the codec, such as thresholds, by what is about to be sent."""
+class GradientTolerances(Protocol):
+    """Sets the tolerances of the codec, such as thresholds, by what is about to be sent."""
 
     def factors(self, values: Tensor, chunks: Chunks, part: Part, site: str) -> Tensor:
-        """[P] float64, by which the codec's param is multiplied for each parameter."""
+        """[P] float64, by which the codec's tolerance is multiplied for each parameter."""
         ...
 
 
@@ -53,18 +53,18 @@ class Coder:
         call: int,
         seed: int,
         residuals: BucketResiduals | None = None,
-        params: Params | None = None,
+        tolerances: GradientTolerances | None = None,
         measure: bool = False,
     ) -> None:
         """Args: call: number of the all-reduce, the same on all ranks.  seed: of the config.
-        residuals: None without error feedback.  params: None where the codec's own hold.
+        residuals: None without error feedback.  tolerances: None where the codec's own hold.
         measure: also record the largest error.
         """
         self.chunks, self.rank, self.world_size = chunks, rank, chunks.num_chunks
         self.traffic = Traffic("dense", chunks.names)  # seconds and errors; bytes are the rounds'
         self.sent_nbytes = self.header_nbytes = 0
         self._call, self._seed, self._measure = call, seed, measure
-        self._residuals, self._params = residuals, params
+        self._residuals, self._tolerances = residuals, tolerances
 
     def send(
         self, values: Tensor, part: Part, site: str, *, drawn_by: int | None = None
@@ -124,7 +124,7 @@ class Coder:
             says.
         """
         announced = None
-        if frame.on_gpu(arrived.buffer):
+        if frame.is_on_gpu(arrived.buffer):
             announced = frame.Announced(due.codecs, due.most)
         frames = Frames(arrived.buffer, arrived.nbytes, self._call, announced)
         decode_frames(frames, due, out, ranks=sources, traffic=self.traffic)
@@ -134,7 +134,9 @@ class Coder:
 
     def _factors(self, values: Tensor, part: Part, site: str) -> Tensor | None:
         return (
-            None if self._params is None else self._params.factors(values, self.chunks, part, site)
+            None
+            if self._tolerances is None
+            else self._tolerances.factors(values, self.chunks, part, site)
         )
 
     def _noise_seed(self, site: str, drawn_by: int, part: Part) -> int:

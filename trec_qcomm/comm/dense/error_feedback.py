@@ -142,7 +142,7 @@ class BucketResiduals:
             return []
         own = [values[p.start : p.end] for p in pieces]
         not_zero = torch.stack(list(torch._foreach_norm(own, torch.inf))) != 0  # NaN is not
-        if frame.on_gpu(values):
+        if frame.is_on_gpu(values):
             return self._mask(not_zero, part)
         got = {p.name for p, found in zip(pieces, not_zero.tolist(), strict=True) if found}
         return [(p.start - part.begin, p.end - part.begin) for p in pieces if p.name not in got]
@@ -175,7 +175,7 @@ class BucketResiduals:
 
     def end(self, finite: Tensor) -> None:
         """The all-reduce has ended. Args: finite: [] bool, whether its result is."""
-        if frame.on_gpu(finite):
+        if frame.is_on_gpu(finite):
             for key, kept in self._pending.items():
                 self._held[key] = torch.where(finite, kept, self._held[key])
         elif bool(finite):

@@ -89,8 +89,8 @@ class Route:
     num_summands: int = 1
 
 
-class Params(Protocol):
-    """Decides, for one sender, what the params of its forward codecs are multiplied by."""
+class RowTolerances(Protocol):
+    """Decides, for one sender, what the tolerances of its forward codecs are multiplied by."""
 
     def observe(self, step: int, values: Tensor, side: Side) -> None:
         """See the rows of a training step before they are encoded. Args: values: their buffer."""
@@ -110,7 +110,7 @@ class RowCollective(ABC):
         intra: all ranks are in one node; statistics keep such traffic apart.
         seed: of stochastic rounding; ranks, steps and directions draw different noise from it.
         measure_error: record max_abs_err, at the price of decoding what is sent.
-        params: sets those of the forward codecs; None leaves them.
+        tolerances: sets those of the forward codecs; None leaves them.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RowCollective(ABC):
         intra: bool = False,
         seed: int = 0,
         measure_error: bool = False,
-        params: Params | None = None,
+        tolerances: RowTolerances | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.rank, self.world_size = pg.rank(), pg.size()
@@ -136,7 +136,7 @@ class RowCollective(ABC):
         self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
         self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
         self.checks = Checks()  # of frames in a GPU's memory
-        self._seed, self.measure_error, self.params = seed, measure_error, params
+        self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
         self._codecs = {False: codecs, True: exact}
         self._templates = {kind: self._make_templates(c) for kind, c in self._codecs.items()}
         for templates in self._templates.values():
@@ -180,12 +180,12 @@ class RowCollective(ABC):
 
     def _factors(self, rows: Tensor, route: Route) -> Tensor | None:
         """Of this call. Evaluation uses those of the last training step."""
-        if self.params is None:
+        if self.tolerances is None:
             return None
         step = max(self.step - 1, 0)
         if torch.is_grad_enabled():
-            self.params.observe(step, rows.detach().contiguous(), route.forward_sent)
-        return self.params.factors(step)
+            self.tolerances.observe(step, rows.detach().contiguous(), route.forward_sent)
+        return self.tolerances.factors(step)
 
     def noise_seed(self, step: int, direction: str, again: int = 0) -> int:
         """63 bits that differ for every rank, step, direction and name, and each time that a

@@ -20,7 +20,7 @@ Places = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Block:
+class FeatureShard:
     """Adjacent columns that hold one table's rows for one feature and one column shard.
 
     Args: table, feature: names.  column: the shard's first column in the table.  dim: its width.
@@ -39,7 +39,7 @@ class Layout:
     Args: blocks: one tuple per rank of the process group.
     """
 
-    blocks: tuple[tuple[Block, ...], ...]
+    blocks: tuple[tuple[FeatureShard, ...], ...]
 
     def dim_sum(self, rank: int) -> int:
         """Columns of that rank's matrix."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import PendingRows, RowCollective
-from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.selected import PendingSum
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
@@ -45,7 +45,7 @@ def layout_of(groups_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> La
     return Layout(
         tuple(
             tuple(
-                Block(table.name, feature, _first_column(table), table.local_cols)
+                FeatureShard(table.name, feature, _first_column(table), table.local_cols)
                 for group in groups
                 for table in group.embedding_tables
                 for feature in table.feature_names

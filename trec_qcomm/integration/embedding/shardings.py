@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
-from trec_qcomm.comm.rows.layout import Block, Layout
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.integration.compat import (
@@ -106,7 +106,7 @@ class _Coded:
         """What each rank looks up by one kernel each, of all ranks."""
         return list(self._grouped_embedding_configs_per_rank)
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[FeatureShard]:
         """The columns of a sample, in the order of the features that the input dist takes."""
         return [block for blocks in self._layout().blocks for block in blocks]
 
@@ -175,7 +175,7 @@ class CodedRwPooledEmbeddingSharding(_Coded, RwPooledEmbeddingSharding):
         expand_bags(output_dist, [block.dim for block in self._blocks()], [])
         return output_dist
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[FeatureShard]:
         return list(self._layout().blocks[0])  # every rank has part of all
 
 

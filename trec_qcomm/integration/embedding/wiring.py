@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trec_qcomm.config import TableRule
-from trec_qcomm.core.codec import on_gpu
+from trec_qcomm.core.codec import has_gpu_kernels
 from trec_qcomm.integration.compat import (
     ParameterSharding,
     QuantizedCommCodecs,
@@ -75,7 +75,7 @@ def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
     for table, rule in rules.items():
         codecs = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
         for codec in codecs:
-            if not on_gpu(codec):
+            if not has_gpu_kernels(codec):
                 raise ValueError(f"device {device}: table {table!r}: no GPU kernels for {codec!r}")
 
 

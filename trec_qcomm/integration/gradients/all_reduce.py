@@ -27,20 +27,20 @@ from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.dense.all_reduce import (
     ALGORITHMS,
     Algorithm,
-    Options,
+    AllReduceOptions,
     Reduction,
     num_messages,
     sent_nbytes,
     sites,
 )
-from trec_qcomm.comm.dense.chunks import Chunks, Coding, Parameter
+from trec_qcomm.comm.dense.chunks import Chunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.config import Config, GradientRule, TableGradientRule
 from trec_qcomm.core.checks import Checks
-from trec_qcomm.core.codec import Codec, on_gpu
+from trec_qcomm.core.codec import Codec, has_gpu_kernels
 from trec_qcomm.core.stats import Traffic, summary
 from trec_qcomm.integration.gradients.thresholds import (
     GlobalThresholds,
@@ -82,7 +82,7 @@ class GradientAllReduce(ABC):
         self._seed, self._measure = seed, measure_error
         self._loaded: State = {}
         self._device, self._checks = torch.device("cpu"), Checks()
-        self._parts: dict[nn.Parameter, list[Parameter]] = {}  # none before `register`
+        self._parts: dict[nn.Parameter, list[ParameterShape]] = {}  # none before `register`
 
     def register(self, ddp: DistributedDataParallel) -> None:
         """Take over the all-reduce of a DDP. Collective.
@@ -121,11 +121,11 @@ class GradientAllReduce(ABC):
     @abstractmethod
     def _parts_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
-    ) -> dict[nn.Parameter, list[Parameter]]:
+    ) -> dict[nn.Parameter, list[ParameterShape]]:
         """What each of the module's parameters is to the all-reduce."""
 
     @abstractmethod
-    def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds: ...
+    def _rounds(self, parameters: Sequence[ParameterShape], values: Tensor) -> Rounds: ...
 
     def start(self, bucket: Bucket) -> Future[Tensor]:
         """Launch one bucket's all-reduce; a future of its mean."""
@@ -155,8 +155,8 @@ class GradientAllReduce(ABC):
         if self._reduction.error_feedback is not None:
             with side_stream(self._device, use="gradients"):
                 own["residuals"] = self._reduction.error_feedback.state_dict()
-        if isinstance(self._reduction.params, GradientThresholds):
-            own["thresholds"] = self._reduction.params.state_dict()
+        if isinstance(self._reduction.tolerances, GradientThresholds):
+            own["thresholds"] = self._reduction.tolerances.state_dict()
         return {_rank_key(self._reduction): own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -176,8 +176,8 @@ class GradientAllReduce(ABC):
         own = self._loaded.get(_rank_key(reduction))
         one = next(iter(self._loaded.values()))
         reduction.num_calls = int((own or one)["num_calls"])
-        if isinstance(reduction.params, GradientThresholds) and own is not None:
-            reduction.params.load_state_dict(own.get("thresholds", {}))
+        if isinstance(reduction.tolerances, GradientThresholds) and own is not None:
+            reduction.tolerances.load_state_dict(own.get("thresholds", {}))
         feedback = reduction.error_feedback
         if feedback is None:
             return
@@ -212,11 +212,11 @@ class DenseGradients(GradientAllReduce):
 
     def _parts_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
-    ) -> dict[nn.Parameter, list[Parameter]]:
+    ) -> dict[nn.Parameter, list[ParameterShape]]:
         block = self._rule.block
-        return {p: [Parameter(name, p.numel(), block)] for p, name in names.items()}
+        return {p: [ParameterShape(name, p.numel(), block)] for p, name in names.items()}
 
-    def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds:
+    def _rounds(self, parameters: Sequence[ParameterShape], values: Tensor) -> Rounds:
         return self._reduction.start(parameters, values, exact=self._is_exact())
 
 
@@ -259,7 +259,7 @@ def _spread(state: Mapping[str, Any], world_size: int) -> dict[str, dict[str, Te
 
 def make_reduction(
     rule: TableGradientRule,
-    parameters: Sequence[Parameter],
+    parameters: Sequence[ParameterShape],
     rank: int,
     world_size: int,
     traffic: Traffic,
@@ -273,20 +273,20 @@ def make_reduction(
         codec=rule.codec, exact=Identity(), min_numel=dense.min_numel if dense is not None else 0
     )
     model = Chunks(tuple(parameters), world_size, coding)
-    options = Options(
+    options = AllReduceOptions(
         coding=coding,
         algorithm=_algorithm(rule, model),
         error_feedback=dense is not None and dense.error_feedback,
         seed=seed,
         measure=measure_error,
     )
-    params = None
-    if dense is not None and dense.refresh is not None and dense.codec.param is not None:
+    tolerances = None
+    if dense is not None and dense.refresh is not None and dense.codec.tolerance is not None:
         of = GlobalThresholds if dense.scope == "global" else LayerThresholds
         places = sites(options.algorithm, rank, world_size)
-        params = of(dense.refresh, dense.codec.param, model, places)
+        tolerances = of(dense.refresh, dense.codec.tolerance, model, places)
     numels = {part.name: part.numel for part in parameters}
-    return Reduction(options, rank, world_size, traffic, numels=numels, params=params)
+    return Reduction(options, rank, world_size, traffic, numels=numels, tolerances=tolerances)
 
 
 def _algorithm(rule: TableGradientRule, model: Chunks) -> Algorithm:
@@ -338,7 +338,7 @@ def check_on_gpu(codec: Codec, backends: str) -> None:
 
     Args: backends: of the process group, such as "cpu:gloo,cuda:nccl".
     """
-    if not codec.fixed_size or not on_gpu(codec):
+    if not codec.fixed_size or not has_gpu_kernels(codec):
         raise ValueError(
             f"codec: {codec!r}: on cuda gradients are all-reduced with codecs of fixed size only: "
             "identity, cast, float6, rowwise, sign, topk with a density"

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trec_qcomm.comm.dense.chunks import Parameter
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.touched_rows import all_reduce_touched
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
@@ -21,7 +21,7 @@ class TableGradients(GradientAllReduce):
 
     def _parts_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
-    ) -> dict[nn.Parameter, list[Parameter]]:
+    ) -> dict[nn.Parameter, list[ParameterShape]]:
         """Raises ValueError: a parameter whose tables are not known."""
         tables = _tables_of(module)
         for parameter, name in names.items():
@@ -29,17 +29,17 @@ class TableGradients(GradientAllReduce):
                 raise ValueError(f"data_parallel: the tables of {name!r} are unknown")
         return {parameter: tables[parameter] for parameter in names}
 
-    def _rounds(self, parameters: Sequence[Parameter], values: Tensor) -> Rounds:
+    def _rounds(self, parameters: Sequence[ParameterShape], values: Tensor) -> Rounds:
         return all_reduce_touched(self._reduction, parameters, values, exact=self._is_exact())
 
 
-def _tables_of(lookup: nn.Module) -> dict[nn.Parameter, list[Parameter]]:
+def _tables_of(lookup: nn.Module) -> dict[nn.Parameter, list[ParameterShape]]:
     """The tables that lie one behind the other in each parameter of the lookup's kernels."""
     found = {}
     kernels: Any = lookup._emb_modules
     for kernel in kernels:
         tables = [
-            Parameter(t.name, t.local_rows * t.local_cols, t.local_cols)
+            ParameterShape(t.name, t.local_rows * t.local_cols, t.local_cols)
             for t in kernel.config.embedding_tables
         ]
         for _, parameter in kernel.named_parameters():

@@ -33,7 +33,7 @@ class GradientThresholds(ABC):
     def __init__(
         self, refresh: ThresholdRefresh, given: float, model: Chunks, sites: Sequence[str]
     ) -> None:
-        """Args: given: the codec's own param, of which factors make thresholds.
+        """Args: given: the codec's own tolerance, of which factors make thresholds.
         model: all parameters as if in one bucket.  sites: of the algorithm on this rank.
         """
         self._refresh, self._given = refresh, given

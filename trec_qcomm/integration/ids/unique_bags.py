@@ -27,7 +27,7 @@ from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.stats import BagCounts
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
-from trec_qcomm.ops.unique import Blocks, UniqueBags, expand, sum_by_bag, take_bags, unique_bags
+from trec_qcomm.ops.unique import BagBlocks, UniqueBags, expand, sum_by_bag, take_bags, unique_bags
 
 AUTO_SHARE = 0.9  # merge where at least a tenth of the bags repeats; a choice, not tuned
 
@@ -167,7 +167,7 @@ def expand_bags(output_dist: nn.Module, dims: Sequence[int], callbacks: Sequence
             return
         counts = found.bags.counts
         start = exclusive_cumsum(counts * dim)[:-1]
-        blocks = Blocks(start, counts, dim, column, torch.arange(len(dim)))
+        blocks = BagBlocks(start, counts, dim, column, torch.arange(len(dim)))
         inverse = found.bags.inverse.view(len(dim), -1)
         awaitable.callbacks.append(lambda rows: _expanded(rows, blocks, inverse, width))
         awaitable.callbacks.extend(callbacks)
@@ -175,7 +175,7 @@ def expand_bags(output_dist: nn.Module, dims: Sequence[int], callbacks: Sequence
     output_dist.register_forward_hook(after)
 
 
-def _expanded(rows: Tensor, blocks: Blocks, inverse: Tensor, width: int) -> Tensor:
+def _expanded(rows: Tensor, blocks: BagBlocks, inverse: Tensor, width: int) -> Tensor:
     whole: Tensor = _Expand.apply(rows, blocks, inverse, width)  # type: ignore[no-untyped-call]
     return whole
 
@@ -184,7 +184,7 @@ class _Expand(Function):
     """Forward: rows of distinct bags -> [B, W] of all samples. Backward: sums over equal bags."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, blocks: Blocks, inverse: Tensor, width: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, blocks: BagBlocks, inverse: Tensor, width: int) -> Tensor:
         ctx.blocks, ctx.inverse, ctx.size = blocks, inverse, rows.numel()
         out = rows.new_empty(inverse.shape[1], width)
         expand(rows.contiguous(), blocks, inverse, out)

@@ -118,7 +118,7 @@ def take_bags(
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class BagBlocks:
     """Where the rows of S blocks lie: packed, distinct bag by distinct bag; and in a matrix of all
     samples, where block s is the columns column[s] : column[s] + dim[s].
 
@@ -140,7 +140,7 @@ class Blocks:
 
 
 def expand(
-    rows: Tensor, blocks: Blocks, inverse: Tensor, out: Tensor, *, backend: Backend | None = None
+    rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor, *, backend: Backend | None = None
 ) -> None:
     """Write the row of each sample's bag: out[b, columns of s] = rows of s [inverse[group, b]].
 
@@ -157,7 +157,12 @@ def expand(
 
 
 def sum_by_bag(
-    matrix: Tensor, blocks: Blocks, inverse: Tensor, out: Tensor, *, backend: Backend | None = None
+    matrix: Tensor,
+    blocks: BagBlocks,
+    inverse: Tensor,
+    out: Tensor,
+    *,
+    backend: Backend | None = None,
 ) -> None:
     """The reverse of `expand`: each packed row becomes the sum over the samples that have it.
 
@@ -207,7 +212,7 @@ def _check_bags(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None
 
 
 def _check_blocks(
-    rows: Tensor, blocks: Blocks, inverse: Tensor, matrix: Tensor, backend: Backend | None
+    rows: Tensor, blocks: BagBlocks, inverse: Tensor, matrix: Tensor, backend: Backend | None
 ) -> Backend:
     for name, tensor, dims in (("rows", rows, 1), ("matrix", matrix, 2)):
         if tensor.dtype != torch.float32 or tensor.dim() != dims or not tensor.is_contiguous():
@@ -228,4 +233,4 @@ def _check_blocks(
     return choose_backend(backend, rows)
 
 
-__all__ = ["Blocks", "UniqueBags", "expand", "sum_by_bag", "take_bags", "unique_bags"]
+__all__ = ["BagBlocks", "UniqueBags", "expand", "sum_by_bag", "take_bags", "unique_bags"]

@@ -24,7 +24,7 @@ from trec_qcomm.ops.rank_sum.gpu import plus
 from trec_qcomm.ops.tiles import lists_of_tile, row_and_column, tiling, vector_of
 
 if TYPE_CHECKING:
-    from trec_qcomm.ops.unique import Blocks
+    from trec_qcomm.ops.unique import BagBlocks
 
 _BAGS = 128  # of a tile
 _GROUPS = 128  # that one program decides about
@@ -93,7 +93,7 @@ def take_bags(
     return ids, taken, picked
 
 
-def expand(rows: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -> None:
+def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
     """See ops.unique.expand."""
     num_samples, width = out.shape
     first = exclusive_cumsum(num_samples * blocks.dim)
@@ -105,7 +105,7 @@ def expand(rows: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -> None
     )  # fmt: skip
 
 
-def sum_by_bag(matrix: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -> None:
+def sum_by_bag(matrix: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
     """See ops.unique.sum_by_bag."""
     num_samples, width = matrix.shape
     most = torch.zeros(len(inverse), dtype=torch.int64)
@@ -126,7 +126,7 @@ def sum_by_bag(matrix: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -
     )  # fmt: skip
 
 
-def _vector(blocks: "Blocks", width: int) -> int:
+def _vector(blocks: "BagBlocks", width: int) -> int:
     return vector_of(blocks.start, blocks.dim, blocks.column, torch.tensor(width))
 
 

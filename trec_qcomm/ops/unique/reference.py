@@ -8,7 +8,7 @@ from torch import Tensor
 from trec_qcomm.ops.rank_sum.reference import rank_sum
 
 if TYPE_CHECKING:
-    from trec_qcomm.ops.unique import Blocks
+    from trec_qcomm.ops.unique import BagBlocks
 
 
 def unique_bags(
@@ -41,7 +41,7 @@ def positions(lengths: Tensor, bags: Tensor) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
-def expand(rows: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -> None:
+def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
     """See ops.unique.expand."""
     for s, (n, dim, column) in enumerate(_shapes(blocks)):
         start = int(blocks.start[s])
@@ -49,7 +49,7 @@ def expand(rows: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -> None
         out[:, column : column + dim] = packed[inverse[int(blocks.group[s])]]
 
 
-def sum_by_bag(matrix: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -> None:
+def sum_by_bag(matrix: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
     """See ops.unique.sum_by_bag."""
     for s, (n, dim, column) in enumerate(_shapes(blocks)):
         start = int(blocks.start[s])
@@ -59,6 +59,6 @@ def sum_by_bag(matrix: Tensor, blocks: "Blocks", inverse: Tensor, out: Tensor) -
             rank_sum(torch.stack([packed[bag], matrix[b, column : column + dim]]), packed[bag])
 
 
-def _shapes(blocks: "Blocks") -> list[tuple[int, int, int]]:
+def _shapes(blocks: "BagBlocks") -> list[tuple[int, int, int]]:
     shapes = torch.stack([blocks.num_rows, blocks.dim, blocks.column], 1).tolist()
     return [tuple(shape) for shape in shapes]

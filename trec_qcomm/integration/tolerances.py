@@ -1,7 +1,7 @@
-"""The params of forward codecs while training, table by table: error bounds by schedule and class,
+"""The tolerances of forward codecs while training, table by table: error bounds by schedule and class,
 thresholds by quantile.
 
-Knows: rules of the config, control. Does not know: TorchRec, frames. A param is the sender's own
+Knows: rules of the config, control. Does not know: TorchRec, frames. A tolerance is the sender's own
 business: each segment carries what its receiver needs, so ranks may differ.
 Shapes: T tables of one collective.
 """
@@ -36,18 +36,18 @@ class _Class:
         base = self._bounds.classes.base
         self._bounds.observe(self._table, homogenization_index(rows, bound=base))
 
-    def param(self, given: float) -> float:
+    def tolerance(self, given: float) -> float:
         return float(self._bounds.bounds())
 
 
 class _Threshold(SampledThreshold):
     """The threshold of one table; the config's until there was a look at the rows."""
 
-    def param(self, given: float) -> float:
+    def tolerance(self, given: float) -> float:
         return given if self.threshold is None else self.threshold
 
 
-class ForwardParams:
+class ForwardTolerances:
     """Of the forward codecs of one collective.
 
     Args: rules: by table name.  tables: T names, in the collective's order.
@@ -64,11 +64,11 @@ class ForwardParams:
 
     @property
     def changes(self) -> bool:
-        """Whether any param is ever another than the config's."""
+        """Whether any tolerance is ever another than the config's."""
         return bool(self._measured) or any(r.schedule is not None for r in self._rules.values())
 
     def factors(self, step: int) -> Tensor:
-        """[T] float64, by which each codec's param is multiplied."""
+        """[T] float64, by which each codec's tolerance is multiplied."""
         return torch.tensor(
             [self._factor(table, rule, step) for table, rule in self._rules.items()],
             dtype=torch.float64,
@@ -76,18 +76,18 @@ class ForwardParams:
 
     def _factor(self, table: str, rule: TableRule, step: int) -> float:
         factor = rule.schedule.multiplier(step) if rule.schedule is not None else 1.0
-        measured, given = self._measured.get(table), rule.forward.param
+        measured, given = self._measured.get(table), rule.forward.tolerance
         if measured is not None:
-            assert given is not None, "TableRule lets these through only with a param"
-            factor *= measured.param(given) / given
+            assert given is not None, "TableRule lets these through only with a tolerance"
+            factor *= measured.tolerance(given) / given
         return factor
 
     def values(self, step: int) -> dict[str, float]:
-        """The param of each table whose codec has one."""
+        """The tolerance of each table whose codec has one."""
         found: dict[str, float] = {}
         for table, rule in self._rules.items():
-            if rule.forward.param is not None:
-                found[table] = rule.forward.param * self._factor(table, rule, step)
+            if rule.forward.tolerance is not None:
+                found[table] = rule.forward.tolerance * self._factor(table, rule, step)
         return found
 
     def observe(self, step: int, values: Tensor, side: Side) -> None:
@@ -110,7 +110,7 @@ class ForwardParams:
         return [table for table, measured in self._measured.items() if measured.is_due(step)]
 
     def measure(self, table: str, rows: Tensor) -> None:
-        """Set the param of a table by its rows [n, D], all that this rank sends, n > 0."""
+        """Set the tolerance of a table by its rows [n, D], all that this rank sends, n > 0."""
         self._measured[table].observe(rows)
 
     def state_dict(self) -> dict[str, State]:
