@@ -23,8 +23,8 @@ from torch import Tensor
 
 from trec_qcomm import Contract, ErrorBounded, Identity, Rowwise, TopK
 from trec_qcomm.comm.exchange import decode_frames, encode_frames
+from trec_qcomm.comm.frame_plan import PlacedFrames, plan_frames
 from trec_qcomm.comm.rows.layout import packed
-from trec_qcomm.comm.sides import Side, template
 from trec_qcomm.control.error_bound import BoundClasses
 from trec_qcomm.control.homogenization import homogenization_index
 from trec_qcomm.control.schedule import SCHEDULES
@@ -79,29 +79,29 @@ def merged(batch: Batch) -> Batch:
 def frame_nbytes(tables: Tables, codecs: Mapping[str, Codec], factors: Mapping[str, float]) -> int:
     """Size of the frame with these tables, after a check of what it decodes to."""
     names = list(tables)
-    of = template(
+    plan = plan_frames(
         [[(name, tables[name].shape[1]) for name in names]],
         layouts=[0],
         codecs=codecs,
         table_numbers={name: t for t, name in enumerate(names)},
         rank=-1,
     )
-    side = of.place(*packed(of, torch.tensor([len(tables[name]) for name in names])))
+    placed = plan.place(*packed(plan, torch.tensor([len(tables[name]) for name in names])))
     values = torch.cat([tables[name].reshape(-1) for name in names]).contiguous()
     by_table = torch.tensor([factors.get(name, 1.0) for name in names], dtype=torch.float64)
     frames = encode_frames(
-        values, side, call=0, seed=0, traffic=Traffic("", names), factors=by_table
+        values, placed, call=0, seed=0, traffic=Traffic("", names), factors=by_table
     )
     out = torch.full_like(values, torch.nan)
-    decode_frames(frames, side, out, ranks=[0], traffic=Traffic("", names))
-    check(values, out, side, by_table)
+    decode_frames(frames, placed, out, ranks=[0], traffic=Traffic("", names))
+    check(values, out, placed, by_table)
     return frames.nbytes[0]
 
 
-def check(values: Tensor, out: Tensor, side: Side, factors: Tensor) -> None:
+def check(values: Tensor, out: Tensor, placed: PlacedFrames, factors: Tensor) -> None:
     """Raise AssertionError where a codec breaks its contract."""
     assert not bool(out.isnan().any()), "rows are missing"
-    for group in side.groups:
+    for group in placed.groups:
         if group.codec.contract is Contract.EXACT:
             assert torch.equal(values, out)
         if group.codec.contract is Contract.BOUNDED:

@@ -1,12 +1,12 @@
-"""Frames of one side decode on the other without any process group."""
+"""Frames decode at their receiver without any process group."""
 
 import pytest
 import torch
 
 from trec_qcomm.codecs import Cast, Identity, Rowwise
-from trec_qcomm.comm.exchange import Frames, decode_frames, encode_frames
+from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames
+from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
-from trec_qcomm.comm.sides import Side
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.stats import Traffic, summary
 
@@ -16,21 +16,21 @@ LAYOUT = Layout(
 ROWS = torch.randn(6, 15, generator=torch.Generator().manual_seed(0))
 
 
-def side_of(codecs, fan_out=1) -> Side:
-    template = LAYOUT.template([0], 0, codecs, fan_out=fan_out)
-    return template.place(*in_matrix(template, [6], first_columns(template), 15))
+def placed_frames(codecs, fan_out=1) -> PlacedFrames:
+    plan = LAYOUT.plan_frames([0], 0, codecs, fan_out=fan_out)
+    return plan.place(*in_matrix(plan, [6], first_columns(plan), 15))
 
 
 def send(codecs, rows=ROWS, fan_out=1, **options):
     traffic = Traffic("embedding_forward", LAYOUT.tables())
-    side = side_of(codecs, fan_out)
-    return encode_frames(rows, side, call=3, seed=1, traffic=traffic, **options), traffic
+    placed = placed_frames(codecs, fan_out)
+    return encode_frames(rows, placed, call=3, seed=1, traffic=traffic, **options), traffic
 
 
 def receive(frames, codecs):
     out = torch.full_like(ROWS, torch.nan)
     traffic = Traffic("embedding_forward", LAYOUT.tables())
-    decode_frames(frames, side_of(codecs), out, ranks=[7], traffic=traffic)
+    decode_frames(frames, placed_frames(codecs), out, ranks=[7], traffic=traffic)
     return out
 
 
@@ -50,12 +50,12 @@ def test_the_frame_selects_its_decoder():
 def test_errors_name_rank_and_table():
     frames, _ = send(all_tables(Rowwise(4)))
     codecs = all_tables(Rowwise(4))
-    flipped = Frames(frames.buffer.clone(), frames.nbytes, 3)
+    flipped = SealedFrames(frames.buffer.clone(), frames.nbytes, 3)
     flipped.buffer[100] ^= 1
     with pytest.raises(CorruptFrameError, match="frame from rank 7: checksum differs"):
         receive(flipped, codecs)
     with pytest.raises(CorruptFrameError, match="bytes where"):
-        receive(Frames(frames.buffer[:-8], frames.nbytes, 3), codecs)
+        receive(SealedFrames(frames.buffer[:-8], frames.nbytes, 3), codecs)
 
 
 def test_unencodable_values_name_the_table():

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.sides import Group, Side, Template
+from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames
 from trec_qcomm.comm.streams import sizes_stream
 from trec_qcomm.core import registry
 from trec_qcomm.core.checks import explaining
@@ -28,7 +28,7 @@ _SEED_STRIDE = 0x1E3779B97F4A7C15
 
 
 @dataclass(frozen=True, eq=False)
-class Frames:
+class SealedFrames:
     """P sealed frames in one [W] uint8 buffer, of `nbytes` bytes each (P ints), of one call.
 
     announced: what is in them, see wire.frame.unseal.  counts: P ints, their segments.
@@ -43,15 +43,15 @@ class Frames:
 
 def encode_frames(
     values: Tensor,
-    side: Side,
+    placed: PlacedFrames,
     *,
     call: int,
     seed: int,
     traffic: Traffic,
     measure: bool = False,
     factors: Tensor | None = None,
-) -> Frames:
-    """Encode and seal all segments of a side, each once, however many ranks get its frame.
+) -> SealedFrames:
+    """Encode and seal all segments of the frames, each once, however many ranks get its frame.
 
     Args: values: float32, contiguous.  call: number of the exchange, the same on all ranks.
         seed: of stochastic rounding.  traffic: counts what goes to other ranks.
@@ -59,94 +59,99 @@ def encode_frames(
         number, what codecs' tolerances are multiplied by; None is 1.
     Raises: UnencodableError: naming the table.
     """
-    template = side.template
-    at, frame_nbytes = side.at, side.frame_nbytes
+    plan = placed.plan
+    at, frame_nbytes = placed.at, placed.frame_nbytes
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
-    nbytes, codecs = torch.empty_like(side.num_rows), side.codecs
-    for number, group in enumerate(side.groups):
+    nbytes, codecs = torch.empty_like(placed.num_rows), placed.codecs
+    for number, group in enumerate(placed.groups):
         begin = perf_counter()
         own_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
-        tolerances = _tolerances(group, template, factors)
+        tolerances = _tolerances(group, plan, factors)
         encoded = _encode_group(
-            values, group, side, buffer, at[group.members], own_seed, tolerances
+            values, group, placed, buffer, at[group.members], own_seed, tolerances
         )
         nbytes[group.members] = encoded.nbytes
         traffic.encode_s[group.label] += perf_counter() - begin
         if measure:
-            _record_error(values, encoded, group, side, traffic)
-    if not side.fixed_size:
+            _record_error(values, encoded, group, placed, traffic)
+    if not placed.fixed_size:
         within = Encoded(buffer, at, nbytes)
-        encoded, frame_nbytes = frame.compact(within, template.segments_per_frame)
+        encoded, frame_nbytes = frame.compact(within, plan.segments_per_frame)
         buffer = encoded.payload
     frame.seal(
         buffer,
         frame_nbytes,
-        template.segments_per_frame,
-        layouts=template.layouts,
+        plan.segments_per_frame,
+        layouts=plan.layouts,
         call=call,
         codecs=codecs,
-        num_rows=side.num_rows,
+        num_rows=placed.num_rows,
         nbytes=nbytes,
     )
-    copies = template.remote_copies
-    of_segment = copies[template.frame]
+    copies = plan.remote_copies
+    of_segment = copies[plan.frame]
     wire = nbytes * of_segment
     sent = int((torch.tensor(frame_nbytes, dtype=torch.int64) * copies).sum())
-    traffic.add_bytes(template.table, side.raw_nbytes * of_segment, wire, sent - int(wire.sum()))
-    n, counts = template.fan_out, template.segments_per_frame
+    traffic.add_bytes(plan.table, placed.raw_nbytes * of_segment, wire, sent - int(wire.sum()))
+    n, counts = plan.fan_out, plan.segments_per_frame
     if n > 1:
         buffer, codecs, nbytes = (tensor.repeat(n) for tensor in (buffer, codecs, nbytes))
-    return Frames(buffer, frame_nbytes * n, call, frame.Announced(codecs, nbytes), counts * n)
+    return SealedFrames(buffer, frame_nbytes * n, call, frame.Announced(codecs, nbytes), counts * n)
 
 
 def decode_frames(
-    frames: Frames, side: Side, out: Tensor, *, ranks: Sequence[int], traffic: Traffic
+    frames: SealedFrames,
+    placed: PlacedFrames,
+    out: Tensor,
+    *,
+    ranks: Sequence[int],
+    traffic: Traffic,
 ) -> None:
     """Check the frames of all peers and write their rows to `out`: float32, contiguous.
 
-    Each segment's own codec id selects its decoder; `side` says what rows to expect.
+    Each segment's own codec id selects its decoder; `placed` says what rows to expect.
     Args: ranks: the peers' names in errors.
     Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.
     """
     begin = perf_counter()
-    template = side.template
+    plan = placed.plan
     encoded, codecs = frame.unseal(
         frames.buffer,
         frames.nbytes,
-        template.segments_per_frame,
-        layouts=template.layouts,
+        plan.segments_per_frame,
+        layouts=plan.layouts,
         call=frames.call,
-        num_rows=side.num_rows,
+        num_rows=placed.num_rows,
         ranks=ranks,
-        tables=template.tables,
+        tables=plan.tables,
         announced=frames.announced,
     )
-    for group in side.groups:
+    for group in placed.groups:
         used = codecs[group.members]
         if bool((used == group.codec.wire_id).all()):
-            _decode_group(encoded, group, template, out, ranks)
+            _decode_group(encoded, group, plan, out, ranks)
         else:
-            for part in _by_sender_codec(group, used, template, ranks):
-                _decode_group(encoded, part, template, out, ranks)
+            for part in _by_sender_codec(group, used, plan, ranks):
+                _decode_group(encoded, part, plan, out, ranks)
         end = perf_counter()
         traffic.decode_s[group.label] += end - begin
         begin = end
 
 
-class InFlight:
+class PendingFrames:
     """A started exchange. `wait` once."""
 
     def __init__(
         self,
         pg: dist.ProcessGroup,
         work: dist.Work | None,
-        sent: Frames,
-        received: Frames,
-        side: Side,
+        sent: SealedFrames,
+        received: SealedFrames,
+        placed: PlacedFrames,
         traffic: Traffic,
     ) -> None:
         self._pg, self._work, self._sent, self._received = pg, work, sent, received
-        self._side, self._traffic = side, traffic
+        self._placed, self._traffic = placed, traffic
 
     def wait(self, out: Tensor) -> None:
         """Block until all frames are here and write their rows to `out`.
@@ -159,19 +164,24 @@ class InFlight:
             self._work = None
         self._traffic.wire_s += perf_counter() - begin
         ranks = dist.get_process_group_ranks(self._pg)
-        decode_frames(self._received, self._side, out, ranks=ranks, traffic=self._traffic)
+        decode_frames(self._received, self._placed, out, ranks=ranks, traffic=self._traffic)
 
 
 def start_exchange(
-    pg: dist.ProcessGroup, sent: Frames, incoming: Side, *, fixed_size: bool, traffic: Traffic
-) -> InFlight:
+    pg: dist.ProcessGroup,
+    sent: SealedFrames,
+    incoming: PlacedFrames,
+    *,
+    fixed_size: bool,
+    traffic: Traffic,
+) -> PendingFrames:
     """Launch the all-to-all of frames and return at once (after the sizes, where they travel).
 
     Args: sent: one frame per peer.  incoming: what the peers' frames will hold.  fixed_size:
         whether every rank's frames have the sizes that `incoming` computes; the same everywhere.
     """
     if pg.size() == 1:
-        return InFlight(pg, None, sent, sent, incoming, traffic)
+        return PendingFrames(pg, None, sent, sent, incoming, traffic)
     begin = perf_counter()
     sizes = incoming.frame_nbytes
     announced = None
@@ -179,12 +189,12 @@ def start_exchange(
         announced = frame.Announced(incoming.codecs, incoming.most)
         if not fixed_size:
             announced = _exchange_tables(pg, sent, incoming, traffic)
-            _, sizes = frame.lay_out(announced.nbytes, incoming.template.segments_per_frame)
+            _, sizes = frame.lay_out(announced.nbytes, incoming.plan.segments_per_frame)
     elif not fixed_size:
         sizes = _exchange_sizes(pg, sent.nbytes, incoming)
         traffic.header_nbytes += 8 * (pg.size() - 1)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.buffer.device)
-    received = Frames(buffer, sizes, sent.call, announced)
+    received = SealedFrames(buffer, sizes, sent.call, announced)
     work = dist.all_to_all_single(
         received.buffer,
         sent.buffer,
@@ -194,10 +204,10 @@ def start_exchange(
         async_op=True,
     )
     traffic.wire_s += perf_counter() - begin
-    return InFlight(pg, work, sent, received, incoming, traffic)
+    return PendingFrames(pg, work, sent, received, incoming, traffic)
 
 
-def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) -> list[int]:
+def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: PlacedFrames) -> list[int]:
     """Each peer's frame size; a wrong one is refused before anything is allocated for it."""
     received = torch.empty(len(nbytes), dtype=torch.int64)
     dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=pg)
@@ -213,20 +223,20 @@ def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: Side) ->
 
 
 def _exchange_tables(
-    pg: dist.ProcessGroup, sent: Frames, incoming: Side, traffic: Traffic
+    pg: dist.ProcessGroup, sent: SealedFrames, incoming: PlacedFrames, traffic: Traffic
 ) -> frame.Announced:
     """Each segment's codec and size; wrong ones are refused before anything is allocated for them.
     The host waits for the peers' words, and no stream for the host."""
     assert sent.announced is not None
-    template, device = incoming.template, sent.buffer.device
+    plan, device = incoming.plan, sent.buffer.device
     words = sent.announced.codecs << 32 | sent.announced.nbytes
     with sizes_stream(device):
         (words,) = upload(device, words)
-        received = torch.empty(len(template.tables), dtype=torch.int64, device=device)
+        received = torch.empty(len(plan.tables), dtype=torch.int64, device=device)
         dist.all_to_all_single(
             received,
             words,
-            output_split_sizes=list(template.segments_per_frame),
+            output_split_sizes=list(plan.segments_per_frame),
             input_split_sizes=list(sent.counts),
             group=pg,
         )
@@ -238,32 +248,32 @@ def _exchange_tables(
         s = int(bad.nonzero()[0])
         raise CorruptFrameError(
             f"{int(nbytes[s])} bytes of codec {int(codecs[s])} announced",
-            rank=dist.get_process_group_ranks(pg)[int(template.frame[s])],
-            table=template.tables[s],
+            rank=dist.get_process_group_ranks(pg)[int(plan.frame[s])],
+            table=plan.tables[s],
         )
     return frame.Announced(codecs, nbytes)
 
 
-def largest_nbytes(side: Side) -> Tensor:
+def largest_nbytes(placed: PlacedFrames) -> Tensor:
     """[P] int64, what no frame exceeds: no codec may take more than twice the rows it codes, plus a
     little. A frame without segments is not sent."""
-    template = side.template
-    counts = torch.tensor(template.segments_per_frame, dtype=torch.int64)
-    raw = torch.zeros_like(counts).index_add_(0, template.frame, side.raw_nbytes)
+    plan = placed.plan
+    counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
+    raw = torch.zeros_like(counts).index_add_(0, plan.frame, placed.raw_nbytes)
     return torch.where(counts > 0, 2 * raw + 4096 * (1 + counts), 0)
 
 
-def _tolerances(group: Group, template: Template, factors: Tensor | None) -> Tensor | None:
+def _tolerances(group: CodecGroup, plan: FramePlan, factors: Tensor | None) -> Tensor | None:
     """[G] float64 in place of the codec's own tolerance; None where that holds."""
     if factors is None or group.codec.tolerance is None:
         return None
-    return group.codec.tolerance * factors[template.table[group.members]]
+    return group.codec.tolerance * factors[plan.table[group.members]]
 
 
 def _encode_group(
     values: Tensor,
-    group: Group,
-    side: Side,
+    group: CodecGroup,
+    placed: PlacedFrames,
     buffer: Tensor,
     at: Tensor,
     seed: int,
@@ -275,12 +285,12 @@ def _encode_group(
         )
     except UnencodableError as error:
         segment = int(group.members[error.segment])
-        table = side.template.tables[segment]
+        table = placed.plan.tables[segment]
         raise UnencodableError(error.reason, segment=segment, table=table) from error
 
 
 def _decode_group(
-    encoded: Encoded, group: Group, template: Template, out: Tensor, ranks: Sequence[int]
+    encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
 ) -> None:
     members = group.members
     part = Encoded(encoded.payload, encoded.at[members], encoded.nbytes[members])
@@ -291,8 +301,8 @@ def _decode_group(
         segment = int(members[error.segment])
         return CorruptFrameError(
             error.reason,
-            rank=ranks[int(template.frame[segment])],
-            table=template.tables[segment],
+            rank=ranks[int(plan.frame[segment])],
+            table=plan.tables[segment],
             segment=segment,
         )
 
@@ -301,8 +311,8 @@ def _decode_group(
 
 
 def _by_sender_codec(
-    group: Group, used: Tensor, template: Template, ranks: Sequence[int]
-) -> list[Group]:
+    group: CodecGroup, used: Tensor, plan: FramePlan, ranks: Sequence[int]
+) -> list[CodecGroup]:
     """Split a group whose senders chose other codecs than this rank's config."""
     parts = []
     for wire_id in sorted(set(used.tolist())):
@@ -312,15 +322,15 @@ def _by_sender_codec(
             segment = int(group.members[which[0]])
             raise CorruptFrameError(
                 f"unknown codec {wire_id}",
-                rank=ranks[int(template.frame[segment])],
-                table=template.tables[segment],
+                rank=ranks[int(plan.frame[segment])],
+                table=plan.tables[segment],
             )
-        parts.append(Group(codec, group.segments.subset(which), group.members[which]))
+        parts.append(CodecGroup(codec, group.segments.subset(which), group.members[which]))
     return parts
 
 
 def _record_error(
-    values: Tensor, encoded: Encoded, group: Group, side: Side, traffic: Traffic
+    values: Tensor, encoded: Encoded, group: CodecGroup, placed: PlacedFrames, traffic: Traffic
 ) -> None:
     """Decode what was just encoded and keep the largest |error| of each table. Not fast."""
     decoded = torch.empty_like(values)
@@ -330,5 +340,5 @@ def _record_error(
         same = (x == y) | (x.isnan() & y.isnan())
         error = torch.where(same, 0, (x - y).abs())
         if error.numel():
-            t = int(side.template.table[segment])
+            t = int(placed.plan.table[segment])
             traffic.max_abs_err[t] = torch.maximum(traffic.max_abs_err[t], error.max().cpu())

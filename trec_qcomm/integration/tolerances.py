@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.sides import Side
+from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.config import TableRule
 from trec_qcomm.control.error_bound import OnlineClasses, OnlineErrorBounds
 from trec_qcomm.control.homogenization import homogenization_index
@@ -90,15 +90,15 @@ class ForwardTolerances:
                 found[table] = rule.forward.tolerance * self._factor(table, rule, step)
         return found
 
-    def observe(self, step: int, values: Tensor, side: Side) -> None:
+    def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
         """Look at the rows that are about to be sent, where it is time to. Not fast.
 
-        Args: values: the buffer of `side`'s rows.
+        Args: values: the buffer of `placed`'s rows.
         """
         rows: dict[str, list[Tensor]] = {table: [] for table in self.due(step)}
-        for group in side.groups if rows else ():
+        for group in placed.groups if rows else ():
             for s, segment in enumerate(group.members.tolist()):
-                table = side.template.tables[segment]
+                table = placed.plan.tables[segment]
                 if table in rows and int(group.segments.num_rows[s]):
                     rows[table].append(group.segments.block(values, s))
         for table, blocks in rows.items():

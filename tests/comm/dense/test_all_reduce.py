@@ -84,8 +84,8 @@ def test_bytes_sent_are_those_of_the_formula(algorithm, world_size):
     ranks = reductions(algorithm, world_size, Rowwise(4))
     played(ranks, numels, gradients(numels, world_size))
     chunks = Chunks(parameters(numels), world_size, ranks[0].options.coding)
-    each = [chunks.part(range(c, c + 1)).side.frame_nbytes[0] for c in range(world_size)]
-    (whole,) = chunks.part(range(world_size)).side.frame_nbytes
+    each = [chunks.part(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
+    (whole,) = chunks.part(range(world_size)).placed.frame_nbytes
     for r in ranks:
         sent = int(r.traffic.wire_nbytes) + r.traffic.header_nbytes
         assert sent == sent_nbytes(algorithm, r.rank, each, whole)

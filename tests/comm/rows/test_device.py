@@ -91,10 +91,10 @@ def damaged(device):
     op = make(PooledAllToAll, "rowwise")
     rows = torch.randn(sum(SAMPLES), op.layout.dim_sum(op.rank)).to(device)
     pending = op.start(rows, SAMPLES)
-    in_flight = pending._call.in_flight
-    in_flight._work.wait()  # or what arrives after the damage would undo it
-    in_flight._work = None
-    received = in_flight._received
+    pending = pending._call.pending
+    pending._work.wait()  # or what arrives after the damage would undo it
+    pending._work = None
+    received = pending._received
     if dist.get_rank() == 0:
         received.buffer[sum(received.nbytes[:1]) + 12] ^= 1
     try:

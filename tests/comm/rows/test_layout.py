@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from trec_qcomm.codecs import Identity, Rowwise
@@ -27,8 +28,8 @@ CODECS = {"a": Identity(), "b": Rowwise(4), "c": Identity()}
 
 
 def owned_by(rank, **options):
-    """Template of what that rank owns, for each of three peers."""
-    return LAYOUT.template([rank] * 3, rank, CODECS, **options)
+    """Plan of what that rank owns, for each of three peers."""
+    return LAYOUT.plan_frames([rank] * 3, rank, CODECS, **options)
 
 
 def coordinates(num_rows: int, num_columns: int) -> torch.Tensor:
@@ -37,11 +38,11 @@ def coordinates(num_rows: int, num_columns: int) -> torch.Tensor:
     return (1000.0 * rows + columns).float()
 
 
-def rows_of(side, matrix):
+def rows_of(placed, matrix):
     """Each segment's rows, by number."""
     return {
         member: group.segments.block(matrix, s).tolist()
-        for group in side.groups
+        for group in placed.groups
         for s, member in enumerate(group.members.tolist())
     }
 
@@ -51,26 +52,28 @@ def flattened(segments):
 
 
 def test_owned_columns_by_peer():
-    template = owned_by(0)
-    side = template.place(*in_matrix(template, [2, 0, 3], first_columns(template), 10))
-    first_values = {s: [row[0] for row in r] for s, r in rows_of(side, coordinates(5, 10)).items()}
-    assert template.tables == ("a", "b", "a") * 3
-    assert template.frame.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    plan = owned_by(0)
+    placed = plan.place(*in_matrix(plan, [2, 0, 3], first_columns(plan), 10))
+    first_values = {
+        s: [row[0] for row in r] for s, r in rows_of(placed, coordinates(5, 10)).items()
+    }
+    assert plan.tables == ("a", "b", "a") * 3
+    assert plan.frame.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert first_values == {
         0: [0, 1000], 1: [4, 1004], 2: [6, 1006],
         3: [], 4: [], 5: [],
         6: [2000, 3000, 4000], 7: [2004, 3004, 4004], 8: [2006, 3006, 4006],
     }  # fmt: skip
-    assert side.raw_nbytes.tolist() == [32, 16, 32, 0, 0, 0, 48, 24, 48]
+    assert placed.raw_nbytes.tolist() == [32, 16, 32, 0, 0, 0, 48, 24, 48]
 
 
 def test_columns_of_all_owners():
-    template = LAYOUT.template(range(3), 2, CODECS)
-    side = template.place(*side_by_side(template, 3))
-    columns = {s: rows[0] for s, rows in rows_of(side, coordinates(3, 13)).items()}
+    plan = LAYOUT.plan_frames(range(3), 2, CODECS)
+    placed = plan.place(*side_by_side(plan, 3))
+    columns = {s: rows[0] for s, rows in rows_of(placed, coordinates(3, 13)).items()}
     assert columns == {0: [0, 1, 2, 3], 1: [4, 5], 2: [6, 7, 8, 9], 3: [10, 11, 12]}
-    assert template.segments_per_frame == (3, 0, 1)
-    assert side.frame_nbytes[1] == 0
+    assert plan.segments_per_frame == (3, 0, 1)
+    assert placed.frame_nbytes[1] == 0
 
 
 def test_both_ends_agree_on_sizes_and_layouts():
@@ -80,45 +83,45 @@ def test_both_ends_agree_on_sizes_and_layouts():
         width = LAYOUT.dim_sum(owner)
         sent = own.place(*in_matrix(own, batch_sizes, first_columns(own), width))
         for receiver in range(3):
-            theirs = LAYOUT.template(range(3), receiver, CODECS)
+            theirs = LAYOUT.plan_frames(range(3), receiver, CODECS)
             due = theirs.place(*side_by_side(theirs, batch_sizes[receiver]))
             assert sent.frame_nbytes[receiver] == due.frame_nbytes[owner]
             assert own.layouts[receiver] == theirs.layouts[owner]
 
 
 def test_packed_segments_follow_one_another():
-    template = owned_by(0)
+    plan = owned_by(0)
     num_rows = torch.tensor([1, 2, 0, 0, 1, 1, 2, 0, 1])
-    side = template.place(*packed(template, num_rows))
-    flat = torch.arange(int((num_rows * template.dims).sum())).float()
-    found = rows_of(side, flat)
+    placed = plan.place(*packed(plan, num_rows))
+    flat = torch.arange(int((num_rows * plan.dims).sum())).float()
+    found = rows_of(placed, flat)
     assert flattened(found[s] for s in range(9)) == flat.tolist()
 
 
 def test_packed_in_another_order():
-    template = owned_by(0)
+    plan = owned_by(0)
     num_rows = torch.tensor([1, 2, 0, 0, 1, 1, 2, 0, 1])
     order = torch.tensor([0, 3, 6, 1, 4, 7, 2, 5, 8])  # block by block
-    side = template.place(*packed_in_order(template, num_rows, order))
-    flat = torch.arange(int((num_rows * template.dims).sum())).float()
-    found = rows_of(side, flat)
+    placed = plan.place(*packed_in_order(plan, num_rows, order))
+    flat = torch.arange(int((num_rows * plan.dims).sum())).float()
+    found = rows_of(placed, flat)
     assert flattened(found[s] for s in order.tolist()) == flat.tolist()
 
 
 def test_copies_behind_one_another():
-    one, many = LAYOUT.template([0], 0, CODECS), owned_by(0)
+    one, many = LAYOUT.plan_frames([0], 0, CODECS), owned_by(0)
     places = side_by_side(one, 2)
-    side = many.place(*behind_one_another(many, places, 20))
-    found = rows_of(side, torch.arange(60).float())
+    placed = many.place(*behind_one_another(many, places, 20))
+    found = rows_of(placed, torch.arange(60).float())
     assert found[1] == [[4, 5], [14, 15]]
     assert found[4] == [[24, 25], [34, 35]]
     assert found[7] == [[44, 45], [54, 55]]
 
 
 def test_repeated_blocks():
-    template = LAYOUT.template([0], 0, CODECS, repeats=2)
-    assert template.tables == ("a", "b", "a", "a", "b", "a")
-    assert template.segments_per_frame == (6,)
+    plan = LAYOUT.plan_frames([0], 0, CODECS, repeats=2)
+    assert plan.tables == ("a", "b", "a", "a", "b", "a")
+    assert plan.segments_per_frame == (6,)
 
 
 def test_equal_codec_and_dim_make_one_group():
@@ -134,3 +137,16 @@ def test_fingerprint_sees_every_field():
     for changed in (("x", "f1", 0, 4), ("a", "x", 0, 4), ("a", "f1", 1, 4), ("a", "f1", 0, 5)):
         seen.add(with_first(FeatureShard(*changed)))
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("shards", "crc"),
+    [
+        ([], 1580606521),
+        ([("t'1", "f", 0, 16)], 431583516),
+        ([("a", "x", 0, 4), ("b", 'y"é', 8, 2), ("a", "z'\"", 12, 4)], 3687478856),
+    ],
+)
+def test_the_fingerprint_is_part_of_the_wire_format(shards, crc):
+    layout = Layout((tuple(FeatureShard(*shard) for shard in shards),))
+    assert layout.fingerprint(0) == crc

@@ -141,13 +141,13 @@ def another_codec_on_the_way():
         [torch.cat([rows_of(t, r, n, 1) for t in OWNED[me]], 1) for r, n in enumerate(SAMPLES)]
     ).requires_grad_()
     if me == 1:
-        op._templates[False] = make(  # forward only: what it receives is still of the config
+        op._plans[False] = make(  # forward only: what it receives is still of the config
             PooledAllToAll,
             codecs=DirectionCodecs(
                 {t: Identity() if t in OWNED[1] else TOP for t in DIMS},
                 codecs_for(TOP, "fp32").backward,
             ),
-        )._templates[False]
+        )._plans[False]
     gradient = torch.cat([rows_of(t, me, SAMPLES[me], 2) for own in OWNED for t in own], 1)
     real = collective.start_exchange
     collective.start_exchange = lambda *a, **o: real(*a, **(o | {"fixed_size": False}))

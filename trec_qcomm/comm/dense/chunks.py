@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.sides import Side, Template, template
+from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames, plan_frames
 from trec_qcomm.core.codec import Codec
 
 _REST = " (rest)"  # of the name of what is sent as float32
@@ -71,12 +71,12 @@ class Piece:
 class Part:
     """Adjacent chunks as one frame, or one each.
 
-    Args: begin, end: where they lie in `values`.  side: their segments, at their places there.
+    Args: begin, end: where they lie in `values`.  placed: their segments, at their places there.
     """
 
     begin: int
     end: int
-    side: Side
+    placed: PlacedFrames
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class Chunks:
     fingerprint: int = field(init=False)
     _order: list[int] = field(init=False)  # of each piece, its number in the bucket
     _bucket_numels: list[int] = field(init=False)  # of the pieces, in the bucket's order
-    _sides: dict[tuple[object, ...], Side] = field(init=False, default_factory=dict)
+    _placed_frames: dict[tuple[object, ...], PlacedFrames] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         pieces: list[Piece] = []
@@ -153,21 +153,21 @@ class Chunks:
         """Adjacent chunks as one frame."""
         return Part(self.bounds[chunks.start], self.bounds[chunks.stop], self.frames((chunks,)))
 
-    def frames(self, groups: tuple[range, ...]) -> Side:
+    def frames(self, groups: tuple[range, ...]) -> PlacedFrames:
         """One frame for each group of chunks, at their places in `values`."""
-        if groups not in self._sides:
+        if groups not in self._placed_frames:
             start = [piece.start for group in groups for c in group for piece in self._of(c)]
-            self._sides[groups] = self._placed(groups, start)
-        return self._sides[groups]
+            self._placed_frames[groups] = self._place(groups, start)
+        return self._placed_frames[groups]
 
-    def copies(self, chunks: range, slots: tuple[int, ...]) -> Side:
+    def copies(self, chunks: range, slots: tuple[int, ...]) -> PlacedFrames:
         """Frames of the same adjacent chunks from several ranks, each in its row of a matrix
         [.., numel of them].
 
         Args: slots: the row of each frame.
         """
         key = (chunks, slots)
-        if key not in self._sides:
+        if key not in self._placed_frames:
             first, end = self.bounds[chunks.start], self.bounds[chunks.stop]
             start = [
                 slot * (end - first) + piece.start - first
@@ -175,23 +175,23 @@ class Chunks:
                 for c in chunks
                 for piece in self._of(c)
             ]
-            self._sides[key] = self._placed((chunks,) * len(slots), start)
-        return self._sides[key]
+            self._placed_frames[key] = self._place((chunks,) * len(slots), start)
+        return self._placed_frames[key]
 
     def _of(self, chunk: int) -> list[Piece]:
         return [piece for piece in self.pieces if piece.chunk == chunk]
 
-    def _placed(self, groups: Sequence[range], start: list[int]) -> Side:
+    def _place(self, groups: Sequence[range], start: list[int]) -> PlacedFrames:
         pieces = [piece for group in groups for c in group for piece in self._of(c)]
         rows = [p.numel // self._dim(p) for p in pieces]
-        of = self._template(groups)
+        plan = self._plan(groups)
         num_rows, begin = (torch.tensor(x, dtype=torch.int64) for x in (rows, start))
-        return of.place(num_rows, begin, of.dims)
+        return plan.place(num_rows, begin, plan.dims)
 
     def _dim(self, piece: Piece) -> int:
         return self.parameters[piece.parameter].block if piece.coded else 1
 
-    def _template(self, groups: Sequence[range]) -> Template:
+    def _plan(self, groups: Sequence[range]) -> FramePlan:
         coding = self.coding
         frames = [
             [
@@ -203,7 +203,7 @@ class Chunks:
         ]
         exact = {name + _REST: coding.exact for name in self.names}
         numbers = {name: p for p, name in enumerate(self.names)}
-        return template(
+        return plan_frames(
             frames,
             layouts=[zlib.crc32(repr(list(group)).encode(), self.fingerprint) for group in groups],
             codecs=dict.fromkeys(self.names, coding.codec) | exact,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import Chunks, Part
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals
-from trec_qcomm.comm.exchange import Frames, decode_frames, encode_frames, largest_nbytes
+from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames, largest_nbytes
+from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rounds import SIZE_NBYTES, Arrived, Round
-from trec_qcomm.comm.sides import Side
 from trec_qcomm.core.stats import Traffic
 from trec_qcomm.wire import frame
 
@@ -26,9 +26,9 @@ class Message(NamedTuple):
     header_nbytes: int
 
     @classmethod
-    def of(cls, arrived: Tensor, side: Side) -> "Message":
+    def of(cls, arrived: Tensor, placed: PlacedFrames) -> "Message":
         """A frame that is passed on as it arrived."""
-        return cls(arrived, frame.overhead_nbytes(side.template.segments_per_frame[0]))
+        return cls(arrived, frame.overhead_nbytes(placed.plan.segments_per_frame[0]))
 
 
 class GradientTolerances(Protocol):
@@ -83,22 +83,22 @@ class Coder:
             before = own.clone()
         frames = encode_frames(
             values,
-            part.side,
+            part.placed,
             call=self._call,
             seed=self._noise_seed(site, self.rank if drawn_by is None else drawn_by, part),
             traffic=self.traffic,
             measure=self._measure,
             factors=self._factors(values, part, site),
         )
-        decode_frames(frames, part.side, values, ranks=self._own(part), traffic=self.traffic)
+        decode_frames(frames, part.placed, values, ranks=self._own(part), traffic=self.traffic)
         if self._residuals is not None:
             self._residuals.note(before, own, waiting, part, site)
-        counts = part.side.template.segments_per_frame
+        counts = part.placed.plan.segments_per_frame
         parts = torch.split(frames.buffer, frames.nbytes)
         return [Message(f, frame.overhead_nbytes(n)) for f, n in zip(parts, counts, strict=True)]
 
     def round(
-        self, sends: Sequence[tuple[int, Message]], sources: Sequence[int], due: Side | None
+        self, sends: Sequence[tuple[int, Message]], sources: Sequence[int], due: PlacedFrames | None
     ) -> Round:
         """A round of these messages. Args: due: one frame of each source; None: nothing comes."""
         if due is None:
@@ -117,7 +117,9 @@ class Coder:
             most=most,
         )
 
-    def receive(self, arrived: Arrived, due: Side, out: Tensor, sources: Sequence[int]) -> None:
+    def receive(
+        self, arrived: Arrived, due: PlacedFrames, out: Tensor, sources: Sequence[int]
+    ) -> None:
         """Decode the frames to their places in `out`.
 
         Raises: CorruptFrameError: naming the sender and the parameter; on a GPU when core.checks
@@ -126,11 +128,11 @@ class Coder:
         announced = None
         if frame.is_on_gpu(arrived.buffer):
             announced = frame.Announced(due.codecs, due.most)
-        frames = Frames(arrived.buffer, arrived.nbytes, self._call, announced)
+        frames = SealedFrames(arrived.buffer, arrived.nbytes, self._call, announced)
         decode_frames(frames, due, out, ranks=sources, traffic=self.traffic)
 
     def _own(self, part: Part) -> list[int]:
-        return [self.rank] * len(part.side.template.segments_per_frame)
+        return [self.rank] * len(part.placed.plan.segments_per_frame)
 
     def _factors(self, values: Tensor, part: Part, site: str) -> Tensor | None:
         return (

@@ -36,18 +36,18 @@ def recursive_doubling(coder: Coder, values: Tensor) -> Rounds:
         return
     folded = [rank + power] if rank + power < n else []
     if folded:
-        arrived = yield coder.round([], folded, whole.side)
+        arrived = yield coder.round([], folded, whole.placed)
         other = torch.empty_like(values)
-        coder.receive(arrived, whole.side, other, folded)
+        coder.receive(arrived, whole.placed, other, folded)
         values += other
     last: list[Message] = []
     for stage in range(power.bit_length() - 1):
         partner = rank ^ (1 << stage)
         [message] = coder.send(values, whole, stage_site(stage), drawn_by=rank >> stage)
-        arrived = yield coder.round([(partner, message)], [partner], whole.side)
+        arrived = yield coder.round([(partner, message)], [partner], whole.placed)
         other = torch.empty_like(values)
-        coder.receive(arrived, whole.side, other, [partner])
-        messages = [message, Message.of(arrived.buffer, whole.side)]
+        coder.receive(arrived, whole.placed, other, [partner])
+        messages = [message, Message.of(arrived.buffer, whole.placed)]
         # The lower rank's first, everywhere: of two NaN a sum takes the first one's bits.
         low, high = (values, other) if rank < partner else (other, values)
         values.copy_(torch.add(low, high))

@@ -26,13 +26,13 @@ def ring(coder: Coder, values: Tensor) -> Rounds:
     for step in range(n - 1):
         to_send, due = parts[(rank - step - 1) % n], parts[(rank - step - 2) % n]
         [message] = coder.send(values, to_send, CONTRIBUTION)
-        arrived = yield coder.round([(after, message)], [before], due.side)
+        arrived = yield coder.round([(after, message)], [before], due.placed)
         own = values[due.begin : due.end].clone()
-        coder.receive(arrived, due.side, values, [before])
+        coder.receive(arrived, due.placed, values, [before])
         values[due.begin : due.end] += own
     [message] = coder.send(values, parts[rank], CONTRIBUTION)
     for step in range(n - 1):
         due = parts[(rank - step - 1) % n]
-        arrived = yield coder.round([(after, message)], [before], due.side)
-        coder.receive(arrived, due.side, values, [before])
-        message = Message.of(arrived.buffer, due.side)
+        arrived = yield coder.round([(after, message)], [before], due.placed)
+        coder.receive(arrived, due.placed, values, [before])
+        message = Message.of(arrived.buffer, due.placed)

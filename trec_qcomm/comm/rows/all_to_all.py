@@ -10,10 +10,10 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
+    ExchangePlan,
     PendingRows,
+    PlacedExchange,
     PooledCollective,
-    Route,
-    Templates,
 )
 from trec_qcomm.comm.rows.layout import first_columns, in_matrix, packed, side_by_side
 
@@ -24,21 +24,21 @@ class PooledAllToAll(PooledCollective):
     `start` takes [B, D_rank] and its result is [B_rank, D], owner by owner.
     """
 
-    def _make_templates(self, codecs: DirectionCodecs) -> Templates:
+    def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
         return self._owners_to_samples(codecs)
 
-    def _make_route(self, batch_sizes: tuple[int, ...], exact: bool) -> Route:
-        of = self._templates[exact]
+    def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
+        plan = self._plans[exact]
         width, mine = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
-        owned = in_matrix(of.forward_sent, batch_sizes, first_columns(of.forward_sent), width)
-        sampled = side_by_side(of.forward_received, mine)
-        return Route(
-            forward_sent=of.forward_sent.place(*owned),
-            forward_received=of.forward_received.place(*sampled),
-            backward_sent=of.backward_sent.place(*sampled),
-            backward_received=of.backward_received.place(*owned),
+        owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
+        sampled = side_by_side(plan.forward_received, mine)
+        return PlacedExchange(
+            forward_sent=plan.forward_sent.place(*owned),
+            forward_received=plan.forward_received.place(*sampled),
+            backward_sent=plan.backward_sent.place(*sampled),
+            backward_received=plan.backward_received.place(*owned),
             sent_shape=(sum(batch_sizes), width),
-            result_shape=(mine, int(of.forward_received.dims.sum())),
+            result_shape=(mine, int(plan.forward_received.dims.sum())),
         )
 
     def start_variable(
@@ -57,15 +57,15 @@ class PooledAllToAll(PooledCollective):
         Returns: pending [M] float32: for each owner, for each of its blocks, this rank's rows.
         Raises:  as `start`.
         """
-        of = self._templates[exact]
-        owned = packed(of.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))
-        sampled = packed(of.forward_received, torch.tensor(rows_received, dtype=torch.int64))
-        route = Route(
-            forward_sent=of.forward_sent.place(*owned),
-            forward_received=of.forward_received.place(*sampled),
-            backward_sent=of.backward_sent.place(*sampled),
-            backward_received=of.backward_received.place(*owned),
-            sent_shape=(int((owned[0] * of.forward_sent.dims).sum()),),
-            result_shape=(int((sampled[0] * of.forward_received.dims).sum()),),
+        plan = self._plans[exact]
+        owned = packed(plan.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))
+        sampled = packed(plan.forward_received, torch.tensor(rows_received, dtype=torch.int64))
+        exchange = PlacedExchange(
+            forward_sent=plan.forward_sent.place(*owned),
+            forward_received=plan.forward_received.place(*sampled),
+            backward_sent=plan.backward_sent.place(*sampled),
+            backward_received=plan.backward_received.place(*owned),
+            sent_shape=(int((owned[0] * plan.forward_sent.dims).sum()),),
+            result_shape=(int((sampled[0] * plan.forward_received.dims).sum()),),
         )
-        return self._start(rows, route, gradient_divisor)
+        return self._start(rows, exchange, gradient_divisor)

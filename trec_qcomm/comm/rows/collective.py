@@ -7,7 +7,7 @@ overlaps with the network. All four steps are named in profiler traces.
 On a GPU all that codes runs on a stream of its own, and nothing waits for the kernels that check
 what arrived: what they find is raised by a later exchange, or by `RowCollective.checks`.
 
-Knows: sides, exchanges, autograd. Does not know: which codec, TorchRec.
+Knows: frame plans, exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from trec_qcomm.comm.exchange import InFlight, encode_frames, start_exchange
+from trec_qcomm.comm.exchange import PendingFrames, encode_frames, start_exchange
+from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.comm.sides import Side, Template
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import Checks, deferring
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
@@ -46,18 +46,18 @@ class DirectionCodecs:
 
 
 @dataclass(frozen=True, eq=False)
-class Templates:
-    """The four sides of an exchange, before a batch is known.
+class ExchangePlan:
+    """Plans of the four sets of frames of an exchange, before a batch is known.
 
     Args: mirrored: backward's segments are forward's, in order: segment s of what is sent back
         holds the gradients of segment s of what was received. So the columns that were kept of
         a segment in forward (core.codec.MaskUse) are known to both ends in backward.
     """
 
-    forward_sent: Template
-    forward_received: Template
-    backward_sent: Template
-    backward_received: Template
+    forward_sent: FramePlan
+    forward_received: FramePlan
+    backward_sent: FramePlan
+    backward_received: FramePlan
     mirrored: bool = False
 
     def check_masks(self, name: str) -> None:
@@ -72,18 +72,18 @@ class Templates:
 
 
 @dataclass(frozen=True, eq=False)
-class Route:
-    """The four sides for one batch shape.
+class PlacedExchange:
+    """The four sets of frames of an exchange, placed for one batch shape.
 
     Args: sent_shape: of the rows given to `start`.  result_shape: of those that `wait` returns.
         num_summands: how many results lie one behind the other in what is received, to be
         added up in rank order.
     """
 
-    forward_sent: Side
-    forward_received: Side
-    backward_sent: Side
-    backward_received: Side
+    forward_sent: PlacedFrames
+    forward_received: PlacedFrames
+    backward_sent: PlacedFrames
+    backward_received: PlacedFrames
     sent_shape: tuple[int, ...]
     result_shape: tuple[int, ...]
     num_summands: int = 1
@@ -92,7 +92,7 @@ class Route:
 class RowTolerances(Protocol):
     """Decides, for one sender, what the tolerances of its forward codecs are multiplied by."""
 
-    def observe(self, step: int, values: Tensor, side: Side) -> None:
+    def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
         """See the rows of a training step before they are encoded. Args: values: their buffer."""
         ...
 
@@ -138,31 +138,33 @@ class RowCollective(ABC):
         self.checks = Checks()  # of frames in a GPU's memory
         self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
         self._codecs = {False: codecs, True: exact}
-        self._templates = {kind: self._make_templates(c) for kind, c in self._codecs.items()}
-        for templates in self._templates.values():
-            templates.check_masks(name)
+        self._plans = {kind: self._make_plan(c) for kind, c in self._codecs.items()}
+        for plan in self._plans.values():
+            plan.check_masks(name)
 
     @abstractmethod
-    def _make_templates(self, codecs: DirectionCodecs) -> Templates:
-        """The sides as this kind of exchange has them."""
+    def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
+        """Return the plan of this kind of exchange."""
 
-    def _owners_to_samples(self, codecs: DirectionCodecs) -> Templates:
+    def _owners_to_samples(self, codecs: DirectionCodecs) -> ExchangePlan:
         """Every rank sends each its own blocks, and gets gradients of these back."""
         own, each = [self.rank] * self.world_size, range(self.world_size)
-        return Templates(
-            forward_sent=self.layout.template(own, self.rank, codecs.forward),
-            forward_received=self.layout.template(each, self.rank, codecs.forward),
-            backward_sent=self.layout.template(each, self.rank, codecs.backward),
-            backward_received=self.layout.template(own, self.rank, codecs.backward),
+        return ExchangePlan(
+            forward_sent=self.layout.plan_frames(own, self.rank, codecs.forward),
+            forward_received=self.layout.plan_frames(each, self.rank, codecs.forward),
+            backward_sent=self.layout.plan_frames(each, self.rank, codecs.backward),
+            backward_received=self.layout.plan_frames(own, self.rank, codecs.backward),
             mirrored=True,
         )
 
-    def _start(self, rows: Tensor, route: Route, gradient_divisor: int) -> "PendingRows":
+    def _start(
+        self, rows: Tensor, exchange: PlacedExchange, gradient_divisor: int
+    ) -> "PendingRows":
         """Launch. Raises ValueError: rows of another shape or dtype.  UnencodableError."""
-        if tuple(rows.shape) != route.sent_shape or rows.dtype != torch.float32:
+        if tuple(rows.shape) != exchange.sent_shape or rows.dtype != torch.float32:
             raise ValueError(
                 f"{self.name}: rows are {list(rows.shape)} {rows.dtype}, "
-                f"expected {list(route.sent_shape)} torch.float32"
+                f"expected {list(exchange.sent_shape)} torch.float32"
             )
         if torch.is_grad_enabled():
             step = self.step
@@ -170,21 +172,23 @@ class RowCollective(ABC):
         else:
             self._num_evaluations += 1
             step = -self._num_evaluations
-        call = _Call(self, route, gradient_divisor, step, self._factors(rows, route), rows.device)
-        if torch.is_grad_enabled() and route.backward_sent.reads_masks:
+        call = _Call(
+            self, exchange, gradient_divisor, step, self._factors(rows, exchange), rows.device
+        )
+        if torch.is_grad_enabled() and exchange.backward_sent.reads_masks:
             with side_stream(rows.device):
-                masks = (s.new_masks(rows.device) for s in call.sides("forward"))
+                masks = (s.new_masks(rows.device) for s in call.placed_frames("forward"))
                 call.masks = next(masks), next(masks)
         token: Tensor = _Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
 
-    def _factors(self, rows: Tensor, route: Route) -> Tensor | None:
+    def _factors(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
         """Of this call. Evaluation uses those of the last training step."""
         if self.tolerances is None:
             return None
         step = max(self.step - 1, 0)
         if torch.is_grad_enabled():
-            self.tolerances.observe(step, rows.detach().contiguous(), route.forward_sent)
+            self.tolerances.observe(step, rows.detach().contiguous(), exchange.forward_sent)
         return self.tolerances.factors(step)
 
     def noise_seed(self, step: int, direction: str, again: int = 0) -> int:
@@ -217,11 +221,11 @@ class PooledCollective(RowCollective):
     def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
         """See RowCollective."""
         super().__init__(pg, layout, **options)
-        self._route = lru_cache(CACHED_BATCH_SHAPES)(self._make_route)
+        self._placed_exchange = lru_cache(CACHED_BATCH_SHAPES)(self._place_exchange)
 
     @abstractmethod
-    def _make_route(self, batch_sizes: tuple[int, ...], exact: bool) -> Route:
-        """The sides of a batch of these sizes, one a rank."""
+    def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
+        """Return the frames placed for a batch of these sizes, one a rank."""
 
     def start(
         self,
@@ -238,7 +242,7 @@ class PooledCollective(RowCollective):
                  what the gradients are divided by on arrival.
         Raises:  ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        return self._start(rows, self._route(tuple(batch_sizes), exact), gradient_divisor)
+        return self._start(rows, self._placed_exchange(tuple(batch_sizes), exact), gradient_divisor)
 
 
 class PendingRows:
@@ -248,7 +252,7 @@ class PendingRows:
         self._call, self._token = call, token
 
     def wait(self) -> Tensor:
-        """The float32 rows, of the route's result_shape.
+        """The float32 rows, of the exchange's result_shape.
 
         Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
         """
@@ -265,20 +269,20 @@ class _Call:
     """
 
     op: RowCollective
-    route: Route
+    exchange: PlacedExchange
     gradient_divisor: int
     step: int
     factors: Tensor | None
     device: torch.device
-    in_flight: InFlight | None = field(default=None)
+    pending: PendingFrames | None = field(default=None)
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
 
-    def sides(self, direction: str) -> tuple[Side, Side]:
+    def placed_frames(self, direction: str) -> tuple[PlacedFrames, PlacedFrames]:
         """(sent, received)."""
-        route, forward = self.route, direction == "forward"
-        sent = route.forward_sent if forward else route.backward_sent
-        received = route.forward_received if forward else route.backward_received
+        exchange, forward = self.exchange, direction == "forward"
+        sent = exchange.forward_sent if forward else exchange.backward_sent
+        received = exchange.forward_received if forward else exchange.backward_received
         if self.masks is None:
             return sent, received
         owned, sampled = self.masks
@@ -288,7 +292,7 @@ class _Call:
 
     def launch(self, values: Tensor, direction: str) -> None:
         op, forward = self.op, direction == "forward"
-        sent, received = self.sides(direction)
+        sent, received = self.placed_frames(direction)
         traffic = op.forward_traffic if forward else op.backward_traffic
         again = 0 if forward else self.num_backwards
         self.num_backwards += not forward
@@ -308,25 +312,25 @@ class _Call:
                 factors=self.factors if forward else None,
             )
             fixed_size = sent.fixed_size and received.fixed_size
-            self.in_flight = start_exchange(
+            self.pending = start_exchange(
                 op.pg, frames, received, fixed_size=fixed_size, traffic=traffic
             )
 
     def finish(self, direction: str) -> Tensor:
-        route, forward = self.route, direction == "forward"
-        assert self.in_flight is not None, "waited for twice, or backward without forward"
-        num_summands = route.num_summands if forward else 1
+        exchange, forward = self.exchange, direction == "forward"
+        assert self.pending is not None, "waited for twice, or backward without forward"
+        num_summands = exchange.num_summands if forward else 1
         with (
             record_function(f"## {self.op.name} {direction} wait ##"),
             side_stream(self.device),
             deferring(self.op.checks),
         ):
             # Not a view: callers may change it in place.
-            shape = route.result_shape if forward else route.sent_shape
+            shape = exchange.result_shape if forward else exchange.sent_shape
             out = torch.empty(shape, device=self.device)
             parts = out if num_summands == 1 else out.new_empty(num_summands, out.numel())
-            self.in_flight.wait(parts)
-            self.in_flight = None
+            self.pending.wait(parts)
+            self.pending = None
             if num_summands > 1:
                 rank_sum(parts, out)
         join(self.device, out)

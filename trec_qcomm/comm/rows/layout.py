@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.sides import Template, template
+from trec_qcomm.comm.frame_plan import FramePlan, plan_frames
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import exclusive_cumsum
 
@@ -46,14 +46,22 @@ class Layout:
         return sum(block.dim for block in self.blocks[rank])
 
     def fingerprint(self, rank: int) -> int:
-        """32-bit hash of that rank's blocks, for the frame's layout field."""
-        return zlib.crc32(repr(self.blocks[rank]).encode())
+        """Return the 32-bit hash of that rank's shards, the layout field of its frames.
+
+        The hashed text is part of the wire format: no name of a class or a field may change it.
+        """
+        shards = [
+            f"Block(table={s.table!r}, feature={s.feature!r}, column={s.column!r}, dim={s.dim!r})"
+            for s in self.blocks[rank]
+        ]
+        text = ", ".join(shards) + ("," if len(shards) == 1 else "")  # as Python writes a tuple
+        return zlib.crc32(f"({text})".encode())
 
     def tables(self) -> list[str]:
         """All names, each once, sorted."""
         return sorted({block.table for blocks in self.blocks for block in blocks})
 
-    def template(
+    def plan_frames(
         self,
         owners: Sequence[int],
         rank: int,
@@ -61,14 +69,15 @@ class Layout:
         *,
         fan_out: int = 1,
         repeats: int = 1,
-    ) -> Template:
+    ) -> FramePlan:
         """The segments of frames that hold the blocks of these owners, one frame an owner.
 
         Args: owners: for what `rank` owns and sends, or gets gradients of, itself P times; for
             what it receives, or sends gradients of, each rank once.
-            fan_out: see comm.sides.template.  repeats: how often the blocks follow one another.
+            fan_out: see comm.frame_plan.plan_frames.
+            repeats: how often the blocks follow one another.
         """
-        return template(
+        return plan_frames(
             [[(b.table, b.dim) for b in self.blocks[owner]] * repeats for owner in owners],
             layouts=[self.fingerprint(owner) for owner in owners],
             codecs=codecs,
@@ -78,43 +87,47 @@ class Layout:
         )
 
 
-def first_columns(of: Template) -> Tensor:
+def first_columns(plan: FramePlan) -> Tensor:
     """[S] int64: the first column of each segment among those of its frame."""
-    counts = torch.tensor(of.segments_per_frame, dtype=torch.int64)
-    ends = exclusive_cumsum(of.dims)  # with a sentinel for frames that begin behind the last
+    counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
+    ends = exclusive_cumsum(plan.dims)  # with a sentinel for frames that begin behind the last
     return ends[:-1] - torch.repeat_interleave(ends[exclusive_cumsum(counts)[:-1]], counts)
 
 
-def in_matrix(of: Template, batch_sizes: Sequence[int], columns: Tensor, width: int) -> Places:
+def in_matrix(plan: FramePlan, batch_sizes: Sequence[int], columns: Tensor, width: int) -> Places:
     """Rows of a [sum(batch_sizes), width] matrix: frame p has the samples of rank p.
 
     Args: columns: [S] int64, the first column of each segment.
     """
-    num_rows = torch.tensor(batch_sizes, dtype=torch.int64)[of.frame]
-    first_row = torch.tensor([0, *accumulate(batch_sizes)], dtype=torch.int64)[of.frame]
+    num_rows = torch.tensor(batch_sizes, dtype=torch.int64)[plan.frame]
+    first_row = torch.tensor([0, *accumulate(batch_sizes)], dtype=torch.int64)[plan.frame]
     return num_rows, first_row * width + columns, torch.full_like(num_rows, width)
 
 
-def side_by_side(of: Template, num_samples: int) -> Places:
+def side_by_side(plan: FramePlan, num_samples: int) -> Places:
     """Rows of a [num_samples, sum of dims] matrix: every frame has all samples, some columns."""
-    num_rows = torch.full_like(of.dims, num_samples)
-    return num_rows, exclusive_cumsum(of.dims)[:-1], torch.full_like(num_rows, int(of.dims.sum()))
+    num_rows = torch.full_like(plan.dims, num_samples)
+    return (
+        num_rows,
+        exclusive_cumsum(plan.dims)[:-1],
+        torch.full_like(num_rows, int(plan.dims.sum())),
+    )
 
 
-def behind_one_another(of: Template, one: Places, size: int) -> Places:
+def behind_one_another(plan: FramePlan, one: Places, size: int) -> Places:
     """Frames of equal segments, each a copy of the places of `one`, `size` values apart."""
-    num_frames = len(of.segments_per_frame)
+    num_frames = len(plan.segments_per_frame)
     num_rows, start, stride = (tensor.repeat(num_frames) for tensor in one)
-    return num_rows, start + of.frame * size, stride
+    return num_rows, start + plan.frame * size, stride
 
 
-def packed(of: Template, num_rows: Tensor) -> Places:
+def packed(plan: FramePlan, num_rows: Tensor) -> Places:
     """Segments that lie one behind the other, in frame order. Args: num_rows: [S] int64."""
-    return num_rows, exclusive_cumsum(num_rows * of.dims)[:-1], of.dims
+    return num_rows, exclusive_cumsum(num_rows * plan.dims)[:-1], plan.dims
 
 
-def packed_in_order(of: Template, num_rows: Tensor, order: Tensor) -> Places:
+def packed_in_order(plan: FramePlan, num_rows: Tensor, order: Tensor) -> Places:
     """Segments that lie one behind the other. Args: order: [S] int64, which is n-th."""
     start = torch.empty_like(num_rows)
-    start[order] = exclusive_cumsum((num_rows * of.dims)[order])[:-1]
-    return num_rows, start, of.dims
+    start[order] = exclusive_cumsum((num_rows * plan.dims)[order])[:-1]
+    return num_rows, start, plan.dims

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
+    ExchangePlan,
     PendingRows,
+    PlacedExchange,
     PooledCollective,
-    Route,
-    Templates,
 )
 from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
 from trec_qcomm.comm.rows.selected import PendingSum, take_rows
@@ -40,23 +40,25 @@ class PooledReduceScatter(PooledCollective):
         if len(set(layout.blocks)) > 1:
             raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
         super().__init__(pg, layout, **options)
-        self._variable_templates: dict[tuple[bool, int], Templates] = {}
-        self._selected_templates: dict[bool, Templates] = {}
+        self._variable_plans: dict[tuple[bool, int], ExchangePlan] = {}
+        self._selected_plans: dict[bool, ExchangePlan] = {}
 
-    def _make_templates(self, codecs: DirectionCodecs) -> Templates:
-        return self._repeated_templates(codecs, 1)
+    def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
+        return self._repeated_plan(codecs, 1)
 
-    def _repeated_templates(self, codecs: DirectionCodecs, repeats: int) -> Templates:
+    def _repeated_plan(self, codecs: DirectionCodecs, repeats: int) -> ExchangePlan:
         everyone, me, size = [self.rank] * self.world_size, self.rank, self.world_size
         summand = self._of_summands(codecs).forward
-        forward = self.layout.template(everyone, me, summand, repeats=repeats)
-        return Templates(
+        forward = self.layout.plan_frames(everyone, me, summand, repeats=repeats)
+        return ExchangePlan(
             forward_sent=forward,
             forward_received=forward,
-            backward_sent=self.layout.template(
+            backward_sent=self.layout.plan_frames(
                 [me], me, codecs.backward, fan_out=size, repeats=repeats
             ),
-            backward_received=self.layout.template(everyone, me, codecs.backward, repeats=repeats),
+            backward_received=self.layout.plan_frames(
+                everyone, me, codecs.backward, repeats=repeats
+            ),
         )
 
     def _of_summands(self, codecs: DirectionCodecs) -> DirectionCodecs:
@@ -65,18 +67,18 @@ class PooledReduceScatter(PooledCollective):
         summand = {table: codec.for_sum_of(size) for table, codec in codecs.forward.items()}
         return DirectionCodecs(summand, codecs.backward)
 
-    def _make_route(self, batch_sizes: tuple[int, ...], exact: bool) -> Route:
-        of = self._templates[exact]
+    def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
+        plan = self._plans[exact]
         width, mine = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
-        owned = in_matrix(of.forward_sent, batch_sizes, first_columns(of.forward_sent), width)
-        gradient = in_matrix(of.backward_sent, [mine], first_columns(of.backward_sent), width)
-        return Route(
-            forward_sent=of.forward_sent.place(*owned),
-            forward_received=of.forward_received.place(
-                *behind_one_another(of.forward_received, gradient, mine * width)
+        owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
+        gradient = in_matrix(plan.backward_sent, [mine], first_columns(plan.backward_sent), width)
+        return PlacedExchange(
+            forward_sent=plan.forward_sent.place(*owned),
+            forward_received=plan.forward_received.place(
+                *behind_one_another(plan.forward_received, gradient, mine * width)
             ),
-            backward_sent=of.backward_sent.place(*gradient),
-            backward_received=of.backward_received.place(*owned),
+            backward_sent=plan.backward_sent.place(*gradient),
+            backward_received=plan.backward_received.place(*owned),
             sent_shape=(sum(batch_sizes), width),
             result_shape=(mine, width),
             num_summands=self.world_size,
@@ -100,26 +102,26 @@ class PooledReduceScatter(PooledCollective):
         repeats, rest = divmod(len(rows_sent[self.rank]), max(len(self.layout.blocks[0]), 1))
         if rest:
             raise ValueError(f"{self.name}: {len(rows_sent[self.rank])} sizes for the blocks")
-        of = self._variable_templates.get((exact, repeats))
-        if of is None:
-            of = self._repeated_templates(self._codecs[exact], repeats)
-            self._variable_templates[exact, repeats] = of
-        owned = packed(of.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))
+        plan = self._variable_plans.get((exact, repeats))
+        if plan is None:
+            plan = self._repeated_plan(self._codecs[exact], repeats)
+            self._variable_plans[exact, repeats] = plan
+        owned = packed(plan.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))
         mine = torch.tensor(rows_sent[self.rank], dtype=torch.int64)
-        gradient = packed(of.backward_sent, mine)
-        size = int((mine * of.backward_sent.dims).sum())
-        route = Route(
-            forward_sent=of.forward_sent.place(*owned),
-            forward_received=of.forward_received.place(
-                *behind_one_another(of.forward_received, gradient, size)
+        gradient = packed(plan.backward_sent, mine)
+        size = int((mine * plan.backward_sent.dims).sum())
+        exchange = PlacedExchange(
+            forward_sent=plan.forward_sent.place(*owned),
+            forward_received=plan.forward_received.place(
+                *behind_one_another(plan.forward_received, gradient, size)
             ),
-            backward_sent=of.backward_sent.place(*gradient),
-            backward_received=of.backward_received.place(*owned),
-            sent_shape=(int((owned[0] * of.forward_sent.dims).sum()),),
+            backward_sent=plan.backward_sent.place(*gradient),
+            backward_received=plan.backward_received.place(*owned),
+            sent_shape=(int((owned[0] * plan.forward_sent.dims).sum()),),
             result_shape=(size,),
             num_summands=self.world_size,
         )
-        return self._start(rows, route, gradient_divisor)
+        return self._start(rows, exchange, gradient_divisor)
 
     def start_selected(
         self,
@@ -139,21 +141,21 @@ class PooledReduceScatter(PooledCollective):
         Returns: pending sums of that shape.
         Raises:  UnencodableError.
         """
-        if exact not in self._selected_templates:
+        if exact not in self._selected_plans:
             codecs = self._of_summands(self._codecs[exact])
-            self._selected_templates[exact] = self._owners_to_samples(codecs)
-        of = self._selected_templates[exact]
+            self._selected_plans[exact] = self._owners_to_samples(codecs)
+        plan = self._selected_plans[exact]
         owned, sampled = (
-            packed(of.forward_sent, sent.counts),
-            packed(of.forward_received, received.counts),
+            packed(plan.forward_sent, sent.counts),
+            packed(plan.forward_received, received.counts),
         )
-        route = Route(
-            forward_sent=of.forward_sent.place(*owned),
-            forward_received=of.forward_received.place(*sampled),
-            backward_sent=of.backward_sent.place(*sampled),
-            backward_received=of.backward_received.place(*owned),
+        exchange = PlacedExchange(
+            forward_sent=plan.forward_sent.place(*owned),
+            forward_received=plan.forward_received.place(*sampled),
+            backward_sent=plan.backward_sent.place(*sampled),
+            backward_received=plan.backward_received.place(*owned),
             sent_shape=(sent.num_values,),
             result_shape=(received.num_values,),
         )
-        pending = self._start(take_rows(rows, sent), route, gradient_divisor)
+        pending = self._start(take_rows(rows, sent), exchange, gradient_divisor)
         return PendingSum(pending, received, shape)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
+    ExchangePlan,
     PendingRows,
-    Route,
+    PlacedExchange,
     RowCollective,
-    Templates,
 )
 from trec_qcomm.comm.rows.layout import Layout, packed, packed_in_order
 
@@ -32,7 +32,7 @@ class SequenceAllToAll(RowCollective):
         self._dim = dims.pop() if dims else 1
         super().__init__(pg, layout, **options)
 
-    def _make_templates(self, codecs: DirectionCodecs) -> Templates:
+    def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
         return self._owners_to_samples(codecs)
 
     def start(
@@ -53,17 +53,17 @@ class SequenceAllToAll(RowCollective):
         Returns: pending [M, D] float32: for each owner, for each of its blocks, this rank's rows.
         Raises:  ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        of = self._templates[exact]
+        plan = self._plans[exact]
         num_blocks, num_ranks = rows_sent.shape
         block_major = torch.arange(num_ranks * num_blocks).view(num_ranks, num_blocks).T
-        owned = packed_in_order(of.forward_sent, rows_sent.T.reshape(-1), block_major.reshape(-1))
-        sampled = packed(of.forward_received, rows_received)
-        route = Route(
-            forward_sent=of.forward_sent.place(*owned),
-            forward_received=of.forward_received.place(*sampled),
-            backward_sent=of.backward_sent.place(*sampled),
-            backward_received=of.backward_received.place(*owned),
+        owned = packed_in_order(plan.forward_sent, rows_sent.T.reshape(-1), block_major.reshape(-1))
+        sampled = packed(plan.forward_received, rows_received)
+        exchange = PlacedExchange(
+            forward_sent=plan.forward_sent.place(*owned),
+            forward_received=plan.forward_received.place(*sampled),
+            backward_sent=plan.backward_sent.place(*sampled),
+            backward_received=plan.backward_received.place(*owned),
             sent_shape=(int(rows_sent.sum()), self._dim),
             result_shape=(int(rows_received.sum()), self._dim),
         )
-        return self._start(rows, route, gradient_divisor)
+        return self._start(rows, exchange, gradient_divisor)

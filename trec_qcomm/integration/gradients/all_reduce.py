@@ -296,8 +296,8 @@ def _algorithm(rule: TableGradientRule, model: Chunks) -> Algorithm:
     if rule.algorithm != "auto":
         return rule.algorithm
     world_size = model.num_chunks
-    each = [model.part(range(c, c + 1)).side.frame_nbytes[0] for c in range(world_size)]
-    (whole,) = model.part(range(world_size)).side.frame_nbytes
+    each = [model.part(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
+    (whole,) = model.part(range(world_size)).placed.frame_nbytes
 
     def seconds(algorithm: Algorithm) -> float:
         most = max(sent_nbytes(algorithm, r, each, whole) for r in range(world_size))

@@ -1,8 +1,8 @@
 """What one rank encodes for its peers, or decodes from them, in one exchange.
 
-A `Template` is what stays from batch to batch (tables, dims, codecs); `place` makes it the `Side`
-of one batch, whose segments have rows and places. Knows: segments, codecs, frame sizes. Does not
-know: process groups, what the rows mean.
+A `FramePlan` is what stays from batch to batch (tables, dims, codecs); `place` makes it the
+`PlacedFrames` of one batch, whose segments have rows and places.
+Knows: segments, codecs, frame sizes. Does not know: process groups, what the rows mean.
 Shapes: P frames, S segments in all, frame-major; G segments of one group.
 """
 
@@ -18,10 +18,10 @@ from trec_qcomm.wire import frame
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class CodecGroup:
     """Segments that one encode or decode call handles: equal codec and dim.
 
-    Args: members: [G] int64, their numbers among the side's S segments.
+    Args: members: [G] int64, their numbers among the S segments of the frames.
     Derived: label: its name in statistics.
     """
 
@@ -35,8 +35,8 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Template:
-    """S segments in P frames, without rows. Made by `template`.
+class FramePlan:
+    """S segments in P frames, without rows. Made by `plan_frames`.
 
     Args:
         tables: S names.  table: [S] int64, numbers of these.  dims, frame: [S] int64.
@@ -56,28 +56,31 @@ class Template:
     remote_copies: Tensor
     parts: tuple[tuple[Codec, int, Tensor], ...]
 
-    def place(self, num_rows: Tensor, start: Tensor, stride: Tensor) -> "Side":
-        """The side of one batch. Args: [S] int64 each, see core.segments.Segments."""
+    def place(self, num_rows: Tensor, start: Tensor, stride: Tensor) -> "PlacedFrames":
+        """Return the frames with the rows of one batch.
+
+        Args: num_rows, start, stride: [S] int64 each, see core.segments.Segments.
+        """
         groups = []
         for codec, dim, members in self.parts:
             offsets = exclusive_cumsum(num_rows[members])
             segments = Segments(offsets, dim, start[members], stride[members])
-            groups.append(Group(codec, segments, members))
-        return Side(self, num_rows.contiguous(), tuple(groups))
+            groups.append(CodecGroup(codec, segments, members))
+        return PlacedFrames(self, num_rows.contiguous(), tuple(groups))
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """A template with rows.
+class PlacedFrames:
+    """A plan with rows.
 
     Args: num_rows: [S] int64.  groups: cover every segment once.
     Derived: raw_nbytes: [S] int64, the rows as float32.  Exact only where `fixed_size`:
         most: [S] int64, each segment's bytes; at: [S] int64, frame_nbytes: P ints.
     """
 
-    template: Template
+    plan: FramePlan
     num_rows: Tensor
-    groups: tuple[Group, ...]
+    groups: tuple[CodecGroup, ...]
     raw_nbytes: Tensor = field(init=False)
     fixed_size: bool = field(init=False)
     most: Tensor = field(init=False)
@@ -85,11 +88,11 @@ class Side:
     frame_nbytes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        most = torch.zeros(len(self.template.tables), dtype=torch.int64)
+        most = torch.zeros(len(self.plan.tables), dtype=torch.int64)
         for group in self.groups:
             most[group.members] = group.codec.max_nbytes(group.segments)
-        at, frame_nbytes = frame.lay_out(most, self.template.segments_per_frame)
-        object.__setattr__(self, "raw_nbytes", self.num_rows * self.template.dims * 4)
+        at, frame_nbytes = frame.lay_out(most, self.plan.segments_per_frame)
+        object.__setattr__(self, "raw_nbytes", self.num_rows * self.plan.dims * 4)
         object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
         object.__setattr__(self, "most", most)
         object.__setattr__(self, "at", at)
@@ -110,9 +113,9 @@ class Side:
 
     def new_masks(self, device: torch.device) -> Masks:
         """Masks of all S segments: all columns, as long as no codec has written others."""
-        return Masks.of_all_columns(self.num_rows, self.template.dims, device)
+        return Masks.of_all_columns(self.num_rows, self.plan.dims, device)
 
-    def with_masks(self, masks: Masks) -> "Side":
+    def with_masks(self, masks: Masks) -> "PlacedFrames":
         """The same rows; codecs that write or read masks find theirs in these, of S segments."""
         groups = []
         for group in self.groups:
@@ -123,7 +126,7 @@ class Side:
         return replace(self, groups=tuple(groups))
 
 
-def template(
+def plan_frames(
     frames: Sequence[Sequence[tuple[str, int]]],
     *,
     layouts: Sequence[int],
@@ -131,7 +134,7 @@ def template(
     table_numbers: Mapping[str, int],
     rank: int,
     fan_out: int = 1,
-) -> Template:
+) -> FramePlan:
     """Group the segments by codec and dim.
 
     Args:
@@ -146,7 +149,7 @@ def template(
         by_key.setdefault((codecs[table], dim), []).append(s)
     counts = [len(segments) for segments in frames]
     remote = [fan_out - 1] if fan_out > 1 else [int(p != rank) for p in range(len(frames))]
-    return Template(
+    return FramePlan(
         tables=tuple(table for table, _ in flat),
         table=torch.tensor([table_numbers[table] for table, _ in flat], dtype=torch.int64),
         dims=torch.tensor([dim for _, dim in flat], dtype=torch.int64),
