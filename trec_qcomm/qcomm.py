@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trec_qcomm.config import Config, load_config
+import yaml
+
+from trec_qcomm.config import Config, config_to_dict, load_config
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
@@ -44,6 +46,10 @@ class QComm:
     def from_yaml(cls, path: str | Path) -> "QComm":
         """Read a file like those in configs/. Raises ValueError naming file, field, choices."""
         return cls(load_config(path))
+
+    def to_yaml(self) -> str:
+        """Return the config as YAML text, with every default written out."""
+        return yaml.safe_dump(config_to_dict(self.config), sort_keys=False)
 
     def sharders(
         self, *, fused_params: dict[str, Any] | None = None, use_index_dedup: bool = False

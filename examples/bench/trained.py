@@ -29,7 +29,7 @@ from trec_qcomm.control.error_bound import BoundClasses
 from trec_qcomm.control.homogenization import homogenization_index
 from trec_qcomm.control.schedule import SCHEDULES
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ops.unique import BagBlocks, sum_by_bag, unique_bags
 from trec_qcomm.testing import max_error_in_bounds
 

@@ -7,8 +7,8 @@ from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
+from trec_qcomm.core.counters import Traffic, summary
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
-from trec_qcomm.core.stats import Traffic, summary
 
 LAYOUT = Layout(
     ((FeatureShard("a", "f1", 0, 4), FeatureShard("b", "f2", 0, 4), FeatureShard("c", "f3", 0, 7)),)

@@ -18,9 +18,9 @@ from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames
 from trec_qcomm.comm.streams import sizes_stream
 from trec_qcomm.core import registry
 from trec_qcomm.core.checks import explaining
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.segments import Encoded
-from trec_qcomm.core.stats import Traffic
 from trec_qcomm.core.transfer import download, upload
 from trec_qcomm.wire import frame
 

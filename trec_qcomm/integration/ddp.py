@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.comm.dense.all_reduce import ring_nbytes
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
     DistributedModelParallel,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trec_qcomm import GradientRule
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.all_reduce import make_reduction
 
 

@@ -6,7 +6,7 @@ from trec_qcomm import Identity
 from trec_qcomm.comm.dense.all_reduce import AllReduceOptions, Reduction
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
 from trec_qcomm.comm.rounds import play
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 
 BLOCK, MIN_NUMEL = 16, 20
 

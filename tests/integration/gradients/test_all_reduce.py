@@ -16,7 +16,7 @@ from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.control.cost_model import Link
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients import all_reduce
 from trec_qcomm.integration.gradients.all_reduce import DenseGradients, make_reduction
 from trec_qcomm.testing import run_ranks

@@ -10,7 +10,7 @@ from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.control.threshold import ThresholdRefresh
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.all_reduce import make_reduction
 
 WORLD_SIZE, DENSITY = 2, 0.05

@@ -32,7 +32,7 @@ from trec_qcomm.comm.dense.recursive_doubling import recursive_doubling
 from trec_qcomm.comm.dense.ring import ring
 from trec_qcomm.comm.dense.two_shot import two_shot
 from trec_qcomm.comm.rounds import Rounds
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 
 Algorithm = Literal["ring", "recursive_doubling", "two_shot"]
 ALGORITHMS: dict[Algorithm, Callable[[Coder, Tensor], Rounds]] = {

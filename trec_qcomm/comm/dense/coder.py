@@ -15,7 +15,7 @@ from trec_qcomm.comm.dense.error_feedback import BucketResiduals
 from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames, largest_nbytes
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rounds import SIZE_NBYTES, Arrived, Round
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.wire import frame
 
 

@@ -30,8 +30,8 @@ from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import Checks, deferring
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import Masks
-from trec_qcomm.core.stats import Traffic
 from trec_qcomm.ops.rank_sum import rank_sum
 
 CACHED_BATCH_SHAPES = 32  # the usual one, the last of an epoch, evaluation ...

@@ -41,7 +41,7 @@ from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.config import Config, GradientRule, TableGradientRule
 from trec_qcomm.core.checks import Checks
 from trec_qcomm.core.codec import Codec, has_gpu_kernels
-from trec_qcomm.core.stats import Traffic, summary
+from trec_qcomm.core.counters import Traffic, summary
 from trec_qcomm.integration.gradients.thresholds import (
     GlobalThresholds,
     GradientThresholds,

@@ -23,8 +23,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from trec_qcomm.comm.rows.selected import take_rows
+from trec_qcomm.core.counters import BagCounts
 from trec_qcomm.core.segments import exclusive_cumsum
-from trec_qcomm.core.stats import BagCounts
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
 from trec_qcomm.ops.unique import BagBlocks, UniqueBags, expand, sum_by_bag, take_bags, unique_bags

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trec_qcomm.core.stats import Traffic
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.compat import KeyedJaggedTensor, input_dist_tensors
 
 

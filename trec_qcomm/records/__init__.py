@@ -1,0 +1,73 @@
+"""Records: the one schema of everything that is measured, as typed JSON lines with a version.
+
+Any training can write one; `python -m trec_qcomm.report runs/mine.jsonl` draws what it finds:
+
+    from trec_qcomm import records
+
+    record = records.TrainingRecord.from_qcomm(
+        qcomm, name="int4", losses=losses, metrics={"ne": ne}
+    )
+    records.append("runs/mine.jsonl", record)
+
+Two records are comparable if their `setup` is equal; whoever measures says what belongs to it. A
+file of another version, of an unknown kind or with an unknown field is an error that names the
+line. record.py has the fields that all kinds share, trainings.py, benches.py and predictions.py
+the kinds. Knows: JSON, files. Does not know: torch, configs, options of any program that measures.
+"""
+
+from trec_qcomm.core.stats import TRAFFIC_GROUPS, TRAFFIC_KINDS
+from trec_qcomm.records.benches import BenchRecord, CodecRecord
+from trec_qcomm.records.environment import Environment
+from trec_qcomm.records.json_lines import append, check_whole, read, read_all
+from trec_qcomm.records.predictions import BreakEvenRecord, ScaleRecord, ValidationRecord
+from trec_qcomm.records.record import (
+    SCHEMA_VERSION,
+    Origin,
+    Percentiles,
+    Record,
+    Scalar,
+    Traffic,
+    TrafficBytes,
+)
+from trec_qcomm.records.trainings import (
+    Metrics,
+    NetworkRecord,
+    ProgressRecord,
+    SeedEvaluation,
+    SeedTraining,
+    StudyRecord,
+    TableTraffic,
+    TrainingRecord,
+    traffic_of,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "TRAFFIC_GROUPS",
+    "TRAFFIC_KINDS",
+    "BenchRecord",
+    "BreakEvenRecord",
+    "CodecRecord",
+    "Environment",
+    "Metrics",
+    "NetworkRecord",
+    "Origin",
+    "Percentiles",
+    "ProgressRecord",
+    "Record",
+    "Scalar",
+    "ScaleRecord",
+    "SeedEvaluation",
+    "SeedTraining",
+    "StudyRecord",
+    "TableTraffic",
+    "Traffic",
+    "TrafficBytes",
+    "TrainingRecord",
+    "ValidationRecord",
+    "append",
+    "check_whole",
+    "read",
+    "read_all",
+    "traffic_of",
+]

@@ -1,0 +1,72 @@
+"""Records of a model of a step: predictions beside measurements, clusters, break-even links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trec_qcomm.records.record import Record, Scalar
+
+Assumptions = Mapping[str, Scalar | None]  # by option; None: as it was measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationRecord(Record, kind="validation"):
+    """A predicted step beside the measured one.
+
+    Args:
+        num_hosts, rate: the network that was measured, see NetworkRecord.
+        predicted_s, measured_s: seconds of a step.
+        is_fitted: the fit has seen this measurement.
+        fit: the fitted numbers.
+    """
+
+    num_hosts: int
+    rate: str
+    predicted_s: float
+    measured_s: float
+    is_fitted: bool
+    fit: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRecord(Record, kind="scale"):
+    """A predicted step on a cluster that nobody measured.
+
+    Args:
+        num_gpus, plan: size of the cluster, and sharding of all tables.
+        network_gbit_s: Gbit/s of a GPU's link between nodes.
+        step_s: seconds of a step.
+        communication_share: share of the step that is communication.
+        parts_s: seconds of each part.
+        assumed: options that were not measured.
+    """
+
+    num_gpus: int
+    plan: str
+    network_gbit_s: float
+    step_s: float
+    communication_share: float
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    assumed: Assumptions = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEvenRecord(Record, kind="break_even"):
+    """The link between nodes up to which a configuration is faster than another.
+
+    Args:
+        against: name of the other configuration.
+        num_gpus, plan: size of the cluster, and sharding of all tables.
+        pays: on links below network_gbit_s, always, or never.
+        network_gbit_s: Gbit/s of a GPU's link; None but for "below".
+        assumed: options that were not measured.
+    """
+
+    against: str
+    num_gpus: int
+    plan: str
+    pays: Literal["below", "always", "never"]
+    network_gbit_s: float | None = None
+    assumed: Assumptions = field(default_factory=dict)

@@ -1,0 +1,244 @@
+"""Records of trainings: a whole one, its progress, one on a network, one seed of a study."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trec_qcomm.core.stats import TRAFFIC_KINDS
+from trec_qcomm.records.environment import Environment
+from trec_qcomm.records.record import Percentiles, Record, Scalar, Traffic, TrafficBytes
+
+Metrics = Mapping[str, float]  # by name: ne (normalized entropy), logloss, auc, ...
+
+
+class Measured(Protocol):
+    """What a record takes from a `QComm`."""
+
+    def stats(self) -> Any:
+        """Return the traffic since the last reset."""
+
+    def to_yaml(self) -> str:
+        """Return the config as YAML text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTraffic:
+    """Traffic of one embedding table in a step, the mean over ranks.
+
+    Args:
+        forward, backward: bytes of its rows and of their gradients, without frame headers.
+        num_bags: bags of ids that there were; 0 where none are merged.
+        num_sent: bags that were sent.
+        tolerances: error bound or threshold at the end of the training, one for each rank that
+            sent rows of this table and has one.
+    """
+
+    forward: TrafficBytes
+    backward: TrafficBytes
+    num_bags: float = 0.0
+    num_sent: float = 0.0
+    tolerances: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord(Record, kind="training"):
+    """A training from its first step to its test. Only `configuration` and `steps` are needed.
+
+    Args:
+        steps: number of training steps.
+        num_ranks: number of ranks.
+        losses: training loss of each step, the mean over ranks.
+        metrics: metrics of the test, with the codecs on (of plain TorchRec: as it is).
+        metrics_exact: metrics of the test with the codecs off, in `qcomm.bypass()`.
+        progressive_logloss: mean of the losses, each of rows not seen before.
+        step_s: seconds of a step.
+        traffic: bytes that a rank sends in a step, by kind of traffic.
+        tables: traffic of each table.
+        shardings: number of tables of each sharding type.
+        run: name that the progress records of this training bear, too.
+    """
+
+    steps: int
+    num_ranks: int = 1
+    losses: tuple[float, ...] = ()
+    metrics: Metrics = field(default_factory=dict)
+    metrics_exact: Metrics = field(default_factory=dict)
+    progressive_logloss: float | None = None
+    step_s: Percentiles | None = None
+    traffic: Traffic | None = None
+    tables: Mapping[str, TableTraffic] | None = None
+    shardings: Mapping[str, int] | None = None
+    run: str | None = None
+
+    @classmethod
+    def from_qcomm(
+        cls,
+        qcomm: Measured | None,
+        *,
+        name: str,
+        losses: Sequence[float] = (),
+        metrics: Metrics | None = None,
+        setup: Mapping[str, Scalar] | None = None,
+        seed: int = 0,
+        **fields: Any,
+    ) -> TrainingRecord:
+        """Return the record of a training that has just ended, as this rank saw it.
+
+            record = TrainingRecord.from_qcomm(
+                qcomm, name="int4", losses=losses, metrics={"ne": 0.81}
+            )
+            trec_qcomm.records.append("runs/mine.jsonl", record)
+
+        Config and traffic are read from `qcomm`; the environment is this process's.
+
+        Args:
+            qcomm: the training's QComm; None of plain TorchRec.
+            name: name of the configuration; two trainings of one setup are compared by it.
+            losses: training loss of each step.
+            metrics: metrics of the test; figures of quality read "ne".
+            setup: all that must be equal for two trainings to be compared, and only that.
+            seed: seed of the training.
+            fields: any other field of this class.
+        """
+        stats = None if qcomm is None else qcomm.stats()
+        steps = fields.pop("steps", len(losses))
+        if stats is not None and "traffic" not in fields:
+            fields["traffic"] = traffic_of(stats, steps)
+        fields.setdefault("config", None if qcomm is None else qcomm.to_yaml())
+        fields.setdefault("num_ranks", _num_ranks())
+        fields.setdefault("environment", Environment.current())
+        fields.setdefault("time", time.time())
+        return cls(
+            configuration=name,
+            steps=steps,
+            losses=tuple(float(loss) for loss in losses),
+            metrics={key: float(value) for key, value in (metrics or {}).items()},
+            setup=dict(setup or {}),
+            seed=seed,
+            **fields,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressRecord(Record, kind="progress"):
+    """A training that is under way, or that was interrupted.
+
+    Args:
+        step: number of steps so far.
+        run: name of the training.
+        loss: mean loss of the steps since the record before.
+        step_s: seconds of these steps.
+        traffic: bytes that this rank has sent since the training began, by kind of traffic.
+        is_interrupted: the training was told to stop after this step.
+    """
+
+    step: int
+    run: str | None = None
+    loss: float | None = None
+    step_s: Percentiles | None = None
+    traffic: Traffic | None = None
+    is_interrupted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRecord(Record, kind="network"):
+    """A training between hosts whose links have a given speed.
+
+    Args:
+        num_hosts: number of hosts, of one rank each.
+        rate: rate of each host's link as tc writes it, such as "100mbit", or "none".
+        delay: delay of each link as tc writes it; None without.
+        num_steps: number of timed steps.
+        step_s: seconds of a step of the slowest host.
+        sent_nbytes, sent_packets: what the kernel counted in a step, one number a host.
+        traffic: what the collectives were given in a step, by kind of traffic, one for each host;
+            None of plain TorchRec.
+        breakdown_s: seconds of each part of a step, the mean over hosts.
+        metrics: metrics of the test, with the codecs on.
+        losses: training loss of each step.
+        progressive_logloss: mean of the losses, each of rows not seen before.
+    """
+
+    num_hosts: int
+    rate: str
+    delay: str | None = None
+    num_steps: int
+    step_s: Percentiles
+    sent_nbytes: tuple[float, ...]
+    sent_packets: tuple[float, ...]
+    traffic: tuple[Traffic, ...] | None = None
+    breakdown_s: Mapping[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
+    progressive_logloss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedTraining:
+    """Result of one training of a study.
+
+    Args:
+        metrics, metrics_exact: metrics of the test with the codecs on, and off.
+        progressive_logloss: mean loss over all steps, each of rows not seen before.
+    """
+
+    steps: int
+    progressive_logloss: float
+    metrics: Metrics
+    metrics_exact: Metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedEvaluation:
+    """Metrics of a model that was trained in float32, with the codecs switched on, and off."""
+
+    metrics: Metrics
+    metrics_exact: Metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRecord(Record, kind="study"):
+    """One seed of one configuration in a study of quality.
+
+    Args:
+        num_ranks: number of ranks, emulated or real.
+        training: a training with this configuration; None where there was none.
+        evaluation: the float32 model of this seed, evaluated with this configuration.
+        seconds: time that this seed took.
+        config_sha256: SHA-256 of the config's meaning, in records whose `config` is not known.
+    """
+
+    num_ranks: int
+    training: SeedTraining | None = None
+    evaluation: SeedEvaluation | None = None
+    seconds: float | None = None
+    config_sha256: str | None = None
+
+
+def traffic_of(stats: Any, num_steps: int) -> dict[str, TrafficBytes]:
+    """Return the bytes of a step by kind of traffic.
+
+    Args:
+        stats: what `QComm.stats()` returned, or its `to_dict()`.
+        num_steps: number of steps that it counted; 0 counts as 1.
+    """
+    by_kind = stats if isinstance(stats, Mapping) else stats.to_dict()
+    names = ("raw_nbytes", "distinct_nbytes", "wire_nbytes")
+    return {
+        kind: TrafficBytes(
+            **{n: by_kind[kind][n] / max(num_steps, 1) for n in names if n in by_kind[kind]}
+        )
+        for kind in TRAFFIC_KINDS
+    }
+
+
+def _num_ranks() -> int:
+    """Return the world size of torch.distributed; 1 where it is not in use."""
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        return 1
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
