@@ -77,12 +77,9 @@ class Hypothetical:
 
     name: ClassVar[str] = "hypothetical"
     fixed_size: ClassVar[bool] = True
-    param: ClassVar[None] = None
+    tolerance: ClassVar[None] = None
     contract: ClassVar[Contract] = Contract.BIASED
     wire_id: ClassVar[int] = 255
-
-    def for_sum_of(self, num_summands: int) -> Hypothetical:
-        return self
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         return aligned(segments.num_rows * segments.dim * 4 // self.ratio)
@@ -95,7 +92,7 @@ class Hypothetical:
         at: Tensor,
         *,
         seed: int = 0,
-        params: Tensor | None = None,
+        tolerances: Tensor | None = None,
     ) -> Encoded:
         raise NotImplementedError("a hypothetical codec is for estimates")
 

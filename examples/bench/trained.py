@@ -90,7 +90,12 @@ def frame_nbytes(tables: Tables, codecs: Mapping[str, Codec], factors: Mapping[s
     values = torch.cat([tables[name].reshape(-1) for name in names]).contiguous()
     by_table = torch.tensor([factors.get(name, 1.0) for name in names], dtype=torch.float64)
     frames = encode_frames(
-        values, placed, call=0, seed=0, traffic=Traffic("", names), factors=by_table
+        values,
+        placed,
+        call=0,
+        seed=0,
+        traffic=Traffic("", names),
+        tolerances=plan.tolerances * by_table,
     )
     out = torch.full_like(values, torch.nan)
     decode_frames(frames, placed, out, ranks=[0], traffic=Traffic("", names))

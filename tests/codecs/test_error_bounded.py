@@ -101,11 +101,6 @@ def test_params_replace_the_bound_of_each_segment():
             coded(torch.tensor([0.1, bad, 0.1], dtype=torch.float64))
 
 
-def test_the_bound_of_a_sum():
-    assert ErrorBounded(0.5, mode="abs").for_sum_of(4) == ErrorBounded(0.125, mode="abs")
-    assert ErrorBounded(0.02).for_sum_of(1) == ErrorBounded(0.02)
-
-
 @pytest.mark.parametrize(("bound", "ratio"), [(0.01, 6.0), (0.03, 8.0)])
 def test_ratio_of_normal_rows(bound, ratio):
     """The module's figures."""

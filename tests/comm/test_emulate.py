@@ -145,11 +145,11 @@ def test_gradients_are_coded_after_they_are_summed_up():
         assert torch.equal(table.grad[2:], torch.zeros_like(table.grad[2:]))
 
 
-def test_a_multiplier_is_that_of_the_bound():
+def test_tolerances_replace_those_of_the_codecs():
     tables = random_tables()
     twice = Emulation(tables, exchange_of(ErrorBounded(0.02)), share=1.0)
     plain = Emulation(tables, exchange_of(ErrorBounded(0.04)), share=1.0)
-    out = twice.look_up(all_ids(), bound_multiplier=[2.0, 1.0, 2.0])
+    out = twice.look_up(all_ids(), tolerances=[0.04, 0.02, 0.04])
     expected = plain.look_up(all_ids())
     assert torch.equal(out[:, :16], expected[:, :16])
     assert torch.equal(out[:, 24:], expected[:, 24:])
@@ -208,8 +208,8 @@ def test_bad_arguments_are_named():
         exchange(torch.zeros(8), [bags])
     with pytest.raises(ValueError, match="bags: expected of one rank or more"):
         exchange(torch.zeros(0), [])
-    with pytest.raises(ValueError, match="bound_multiplier: expected 1 numbers"):
-        exchange(torch.zeros(4), [bags], bound_multiplier=[1.0, 1.0])
+    with pytest.raises(ValueError, match="tolerances: expected 1 numbers"):
+        exchange(torch.zeros(4), [bags], tolerances=[1.0, 1.0])
 
 
 # Two real ranks.

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from trec_qcomm.codecs import Cast, Identity, Rowwise
+from tests.comm.grid_codec import Grid
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Threshold
 from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
@@ -16,14 +17,14 @@ LAYOUT = Layout(
 ROWS = torch.randn(6, 15, generator=torch.Generator().manual_seed(0))
 
 
-def placed_frames(codecs, fan_out=1) -> PlacedFrames:
-    plan = LAYOUT.plan_frames([0], 0, codecs, fan_out=fan_out)
+def placed_frames(codecs, **plan_options) -> PlacedFrames:
+    plan = LAYOUT.plan_frames([0], 0, codecs, **plan_options)
     return plan.place(*in_matrix(plan, [6], first_columns(plan), 15))
 
 
-def send(codecs, rows=ROWS, fan_out=1, **options):
+def send(codecs, rows=ROWS, fan_out=1, num_summands=1, **options):
     traffic = Traffic("embedding_forward", LAYOUT.tables())
-    placed = placed_frames(codecs, fan_out)
+    placed = placed_frames(codecs, fan_out=fan_out, num_summands=num_summands)
     return encode_frames(rows, placed, call=3, seed=1, traffic=traffic, **options), traffic
 
 
@@ -94,3 +95,31 @@ def test_a_nan_error_is_not_zero():
     fine.max_abs_err[0] = 1.0
     for order in ([traffic, fine], [fine, traffic], [traffic]):
         assert torch.tensor(summary(order)["tables"]["a"]["max_abs_err"]).isnan()
+
+
+def payload(bound, **options):
+    codecs = {"a": ErrorBounded(bound), "b": Threshold(0.6), "c": Identity()}
+    return send(codecs, **options)[0].buffer
+
+
+def test_of_a_sum_error_bounds_are_divided_and_thresholds_are_not():
+    assert torch.equal(payload(0.03, num_summands=3), payload(0.03 / 3))
+    assert not torch.equal(payload(0.03, num_summands=3), payload(0.03))
+
+
+def test_tolerances_replace_those_of_the_codecs_before_they_are_divided():
+    tolerances = torch.tensor([0.06, 0.6, torch.nan], dtype=torch.float64)
+    assert torch.equal(payload(0.03, tolerances=tolerances), payload(0.06))
+    twice = payload(0.5, tolerances=tolerances, num_summands=3)
+    assert torch.equal(twice, payload(0.06 / 3))
+    tolerances[1] = 1.2
+    assert not torch.equal(payload(0.03, tolerances=tolerances), payload(0.06))
+
+
+def test_a_sum_of_bounded_values_needs_a_bound_to_divide():
+    class Unbounded(Grid):
+        tolerance = None
+
+    codecs = {"a": Unbounded(), "b": Identity(), "c": Identity()}
+    with pytest.raises(ValueError, match="table 'a': .* is BOUNDED and has no tolerance"):
+        send(codecs, num_summands=2)

@@ -31,10 +31,6 @@ class Identity:
     wire_id: ClassVar[int] = 1
     contract: ClassVar[Contract] = Contract.EXACT
 
-    def for_sum_of(self, num_summands: int) -> "Identity":
-        """Itself: nothing to divide."""
-        return self
-
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, exact. See core.codec.Codec for all methods."""
         return cast.nbytes(segments, "fp32")
@@ -84,10 +80,6 @@ class Cast:
     def wire_id(self) -> int:
         """2 for fp16, 3 for bf16."""
         return 2 if self.dtype == "fp16" else 3
-
-    def for_sum_of(self, num_summands: int) -> "Cast":
-        """Itself: nothing to divide."""
-        return self
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, exact. See core.codec.Codec for all methods."""

@@ -5,7 +5,7 @@ table); SZ3 (a quantizer that checks each value). The ratios: normally distribut
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -67,10 +67,6 @@ class ErrorBounded:
     def has_gpu_kernels(self) -> bool:
         """With bitpack and rans; the others look for copies, one row after the other."""
         return self.encoder in error_bound.GPU_ENCODERS
-
-    def for_sum_of(self, num_summands: int) -> "ErrorBounded":
-        """With the bound divided by their number; rel: each summand's own range counts."""
-        return replace(self, bound=self.bound / num_summands)
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, what raw rows take. See core.codec.Codec for all methods."""

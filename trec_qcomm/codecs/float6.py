@@ -50,10 +50,6 @@ class Float6:
         """12 for e4m1, 13 for e3m2."""
         return _WIRE_IDS[self.format]
 
-    def for_sum_of(self, num_summands: int) -> "Float6":
-        """Itself: nothing to divide."""
-        return self
-
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, exact. See core.codec.Codec for all methods."""
         return float6.nbytes(segments)

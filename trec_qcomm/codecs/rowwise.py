@@ -55,10 +55,6 @@ class Rowwise:
         """4, 5 or 6 for 2, 4 or 8 bits."""
         return _WIRE_IDS[self.bits]
 
-    def for_sum_of(self, num_summands: int) -> "Rowwise":
-        """Itself: nothing to divide."""
-        return self
-
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, exact. See core.codec.Codec for all methods."""
         return rowwise.nbytes(segments, self.bits)

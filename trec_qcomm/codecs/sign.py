@@ -27,10 +27,6 @@ class Sign:
     tolerance: ClassVar[None] = None
     has_gpu_kernels: ClassVar[bool] = True
 
-    def for_sum_of(self, num_summands: int) -> "Sign":
-        """Itself: nothing to divide."""
-        return self
-
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, exact. See core.codec.Codec for all methods."""
         return sign.nbytes(segments)

@@ -50,10 +50,6 @@ class Threshold:
         """The threshold."""
         return self.threshold
 
-    def for_sum_of(self, num_summands: int) -> "Threshold":
-        """Itself: nothing to divide."""
-        return self
-
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64. See core.codec.Codec for all methods."""
         return threshold.max_nbytes(segments, self.values)

@@ -73,10 +73,6 @@ class TopK:
             raise ValueError("topk: has a threshold and no density")
         return max(1, math.ceil(Fraction(repr(self.density)) * dim))
 
-    def for_sum_of(self, num_summands: int) -> "TopK":
-        """Itself: nothing to divide."""
-        return self
-
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64. See core.codec.Codec for all methods."""
         if self.density is None:
@@ -137,10 +133,6 @@ class ForwardMask:
 
     def __post_init__(self) -> None:
         check_choice("forward_mask.values", self.values, get_args(Values))
-
-    def for_sum_of(self, num_summands: int) -> "ForwardMask":
-        """Itself: nothing to divide."""
-        return self
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """[S] int64, exact with masks. See core.codec.Codec for all methods."""

@@ -57,7 +57,7 @@ class EmulatedExchange:
         bags: Sequence[UniqueBags],
         *,
         seed: int = 0,
-        bound_multiplier: Sequence[float] | None = None,
+        tolerances: Sequence[float] | None = None,
         gradient_divisor: int = 1,
     ) -> Tensor:
         """Code the rows, spread them over the samples; in backward sum up gradients and code these.
@@ -66,25 +66,25 @@ class EmulatedExchange:
                  bags: of each rank: F groups of B_r bags, see ops.unique.unique_bags; with
                  max_share 0 nothing is merged.
                  seed: of stochastic rounding, 0 <= seed < 2^63; another one in each step.
-                 bound_multiplier: of each feature, of its forward codec's number (`Codec.tolerance`),
-                 such as a schedule sets; codecs without a number ignore it.
+                 tolerances: F numbers in place of the forward codecs' own (`Codec.tolerance`),
+                 such as a schedule sets; not read where a codec has none.
                  gradient_divisor: what the decoded gradients are divided by.
         Returns: [B, W] float32: the samples rank by rank, the features in order.
         Raises:  ValueError: a shape that is not the above.
         """
         samples = _Samples.of(bags, self.dims, rows)
-        multiplier = _checked_multiplier(bound_multiplier, len(self.dims))
-        call = _Call(self, samples, seed, multiplier, gradient_divisor)
+        checked = _checked_tolerances(tolerances, len(self.dims))
+        call = _Call(self, samples, seed, checked, gradient_divisor)
         out: Tensor = _Exchange.apply(call, rows)  # type: ignore[no-untyped-call]
         return out
 
 
-def _checked_multiplier(multiplier: Sequence[float] | None, num_features: int) -> Tensor | None:
-    if multiplier is None:
+def _checked_tolerances(tolerances: Sequence[float] | None, num_features: int) -> Tensor | None:
+    if tolerances is None:
         return None
-    if len(multiplier) != num_features:
-        raise ValueError(f"bound_multiplier: expected {num_features} numbers")
-    return torch.tensor(multiplier, dtype=torch.float64)
+    if len(tolerances) != num_features:
+        raise ValueError(f"tolerances: expected {num_features} numbers")
+    return torch.tensor(tolerances, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ class _Call:
     exchange: EmulatedExchange
     samples: _Samples
     seed: int
-    multiplier: Tensor | None
+    tolerances: Tensor | None
     gradient_divisor: int
 
     def masks(self) -> Masks | None:
@@ -176,10 +176,10 @@ class _Call:
             tolerances = None
             if (
                 direction == "forward"
-                and self.multiplier is not None
+                and self.tolerances is not None
                 and codec.tolerance is not None
             ):
-                tolerances = codec.tolerance * self.multiplier[members % len(self.exchange.dims)]
+                tolerances = self.tolerances[members % len(self.exchange.dims)]
             seed = _noise_seed(self.seed, direction, number)
             codec.decode(_encode(codec, values, segments, seed, tolerances), segments, out)
         return out

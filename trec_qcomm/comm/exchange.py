@@ -49,27 +49,25 @@ def encode_frames(
     seed: int,
     traffic: Traffic,
     measure: bool = False,
-    factors: Tensor | None = None,
+    tolerances: Tensor | None = None,
 ) -> SealedFrames:
     """Encode and seal all segments of the frames, each once, however many ranks get its frame.
 
     Args: values: float32, contiguous.  call: number of the exchange, the same on all ranks.
         seed: of stochastic rounding.  traffic: counts what goes to other ranks.
-        measure: also decode again and record the largest error.  factors: [T] float64, by table
-        number, what codecs' tolerances are multiplied by; None is 1.
+        measure: also decode again and record the largest error.  tolerances: [T] float64, by table
+        number, in place of the codecs' own (`Codec.tolerance`); not read where a codec has none.
     Raises: UnencodableError: naming the table.
     """
     plan = placed.plan
     at, frame_nbytes = placed.at, placed.frame_nbytes
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
+    to_encode = plan.tolerances_to_encode(tolerances)
     nbytes, codecs = torch.empty_like(placed.num_rows), placed.codecs
     for number, group in enumerate(placed.groups):
         begin = perf_counter()
         own_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
-        tolerances = _tolerances(group, plan, factors)
-        encoded = _encode_group(
-            values, group, placed, buffer, at[group.members], own_seed, tolerances
-        )
+        encoded = _encode_group(values, group, plan, buffer, at, own_seed, to_encode)
         nbytes[group.members] = encoded.nbytes
         traffic.encode_s[group.label] += perf_counter() - begin
         if measure:
@@ -263,29 +261,29 @@ def largest_nbytes(placed: PlacedFrames) -> Tensor:
     return torch.where(counts > 0, 2 * raw + 4096 * (1 + counts), 0)
 
 
-def _tolerances(group: CodecGroup, plan: FramePlan, factors: Tensor | None) -> Tensor | None:
-    """[G] float64 in place of the codec's own tolerance; None where that holds."""
-    if factors is None or group.codec.tolerance is None:
-        return None
-    return group.codec.tolerance * factors[plan.table[group.members]]
-
-
 def _encode_group(
     values: Tensor,
     group: CodecGroup,
-    placed: PlacedFrames,
+    plan: FramePlan,
     buffer: Tensor,
     at: Tensor,
     seed: int,
-    tolerances: Tensor | None,
+    tolerances: Tensor,
 ) -> Encoded:
+    """Encode one group. Args: at, tolerances: [S] int64 and float64, those of all segments."""
+    codec, members = group.codec, group.members
     try:
-        return group.codec.encode(
-            values, group.segments, buffer, at, seed=seed, tolerances=tolerances
+        return codec.encode(
+            values,
+            group.segments,
+            buffer,
+            at[members],
+            seed=seed,
+            tolerances=None if codec.tolerance is None else tolerances[members],
         )
     except UnencodableError as error:
-        segment = int(group.members[error.segment])
-        table = placed.plan.tables[segment]
+        segment = int(members[error.segment])
+        table = plan.tables[segment]
         raise UnencodableError(error.reason, segment=segment, table=table) from error
 
 

@@ -6,13 +6,14 @@ Knows: segments, codecs, frame sizes. Does not know: process groups, what the ro
 Shapes: P frames, S segments in all, frame-major; G segments of one group.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 
@@ -43,6 +44,9 @@ class FramePlan:
         segments_per_frame: P counts.  layouts: P hashes, see comm.rows.layout.
         fan_out: to how many ranks each frame goes: 1, or all (then P is 1).
         remote_copies: [P] int64, how many ranks other than this one get each frame.
+        tolerances: [S] float64, each codec's own; NaN where it has none.
+        divisors: [S] float64, what tolerances are divided by before a codec gets them: the number
+            of summands where the tolerance bounds the error of a sum, else 1.
         parts: codec, dim and members of each group.
     """
 
@@ -54,6 +58,8 @@ class FramePlan:
     layouts: tuple[int, ...]
     fan_out: int
     remote_copies: Tensor
+    tolerances: Tensor
+    divisors: Tensor
     parts: tuple[tuple[Codec, int, Tensor], ...]
 
     def place(self, num_rows: Tensor, start: Tensor, stride: Tensor) -> "PlacedFrames":
@@ -67,6 +73,14 @@ class FramePlan:
             segments = Segments(offsets, dim, start[members], stride[members])
             groups.append(CodecGroup(codec, segments, members))
         return PlacedFrames(self, num_rows.contiguous(), tuple(groups))
+
+    def tolerances_to_encode(self, by_table: Tensor | None) -> Tensor:
+        """Return [S] float64, what `Codec.encode` gets for each segment.
+
+        Args: by_table: [T] float64, in place of the codecs' own tolerances, by table number.
+        """
+        tolerances = self.tolerances if by_table is None else by_table[self.table]
+        return tolerances / self.divisors
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +148,7 @@ def plan_frames(
     table_numbers: Mapping[str, int],
     rank: int,
     fan_out: int = 1,
+    num_summands: int = 1,
 ) -> FramePlan:
     """Group the segments by codec and dim.
 
@@ -142,12 +157,20 @@ def plan_frames(
         codecs: by table name.  table_numbers: those of the statistics.
         rank: this one; frame p is rank p's unless `fan_out` > 1, the number of ranks that the
             one frame goes to, this one among them.
+        num_summands: how many decoded values the receivers add up. The error bound of a BOUNDED
+            codec is divided by it, so that it holds for the sum.
+    Raises: ValueError: a BOUNDED codec without a tolerance, of which a sum cannot be bounded.
     """
     flat = [segment for segments in frames for segment in segments]
     by_key: dict[tuple[Codec, int], list[int]] = {}
     for s, (table, dim) in enumerate(flat):
         by_key.setdefault((codecs[table], dim), []).append(s)
     counts = [len(segments) for segments in frames]
+    segment_codecs = [codecs[table] for table, _ in flat]
+    if num_summands > 1:
+        for (table, _), codec in zip(flat, segment_codecs, strict=True):
+            if codec.contract is Contract.BOUNDED and codec.tolerance is None:
+                raise ValueError(f"table {table!r}: {codec!r} is BOUNDED and has no tolerance")
     remote = [fan_out - 1] if fan_out > 1 else [int(p != rank) for p in range(len(frames))]
     return FramePlan(
         tables=tuple(table for table, _ in flat),
@@ -160,6 +183,14 @@ def plan_frames(
         layouts=tuple(layouts),
         fan_out=fan_out,
         remote_copies=torch.tensor(remote, dtype=torch.int64),
+        tolerances=torch.tensor(
+            [math.nan if codec.tolerance is None else codec.tolerance for codec in segment_codecs],
+            dtype=torch.float64,
+        ),
+        divisors=torch.tensor(
+            [num_summands if c.contract is Contract.BOUNDED else 1 for c in segment_codecs],
+            dtype=torch.float64,
+        ),
         parts=tuple(
             (codec, dim, torch.tensor(members, dtype=torch.int64))
             for (codec, dim), members in by_key.items()

@@ -58,16 +58,10 @@ class Codec(Protocol):
         """1..255, the id in the frame that selects the decoder (wire/FORMAT.md)."""
         ...
 
-    def for_sum_of(self, num_summands: int) -> "Codec":
-        """The codec for each of `num_summands` values of which only the sum is used: BOUNDED
-        codecs divide their bound by it, so that the config's bound holds for the sum; others
-        return themselves."""
-        ...
-
     @property
     def tolerance(self) -> float | None:
-        """The one number of the config that control may set for each segment and step, such as an
-        error bound; None where there is no such number."""
+        """The one number of the config that control may set for each segment and step: the error
+        bound of a BOUNDED codec, a threshold; None where there is no such number."""
         ...
 
     def max_nbytes(self, segments: Segments) -> Tensor:

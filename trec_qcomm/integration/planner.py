@@ -117,8 +117,6 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         """What becomes of one hop of one shard that TorchRec gives `stock_ms`."""
         hop = self._hop(so, collectives)
         codec = self._codec(so.name, direction, intra=hop.is_intra)
-        if hop.is_sum and direction == "forward":
-            codec = codec.for_sum_of(hop.num_peers)
         dim, rows = shard.size[1], self._rows_per_peer(so, hop)
         num_values = sum(rows) * dim
         if not num_values:

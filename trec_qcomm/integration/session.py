@@ -195,7 +195,7 @@ class Session:
         }
         found = {table: tolerance for table, tolerance in given.items() if tolerance is not None}
         for key, tolerances in self._tolerances.items():
-            found |= tolerances.values(self._steps_of(key.partition("/")[0]))
+            found |= tolerances.by_table(self._steps_of(key.partition("/")[0]))
         return found
 
     def reset_stats(self) -> None:

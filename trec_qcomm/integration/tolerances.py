@@ -1,11 +1,13 @@
-"""The tolerances of forward codecs while training, table by table: error bounds by schedule and class,
-thresholds by quantile.
+"""The tolerances of forward codecs while training, table by table.
 
-Knows: rules of the config, control. Does not know: TorchRec, frames. A tolerance is the sender's own
-business: each segment carries what its receiver needs, so ranks may differ.
+Error bounds follow a schedule and the table's class, thresholds a quantile of the rows.
+
+Knows: rules of the config, control. Does not know: TorchRec, frames. A tolerance is the sender's
+own business: each segment carries what its receiver needs, so ranks may differ.
 Shapes: T tables of one collective.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,28 +69,24 @@ class ForwardTolerances:
         """Whether any tolerance is ever another than the config's."""
         return bool(self._measured) or any(r.schedule is not None for r in self._rules.values())
 
-    def factors(self, step: int) -> Tensor:
-        """[T] float64, by which each codec's tolerance is multiplied."""
+    def tolerances(self, step: int) -> Tensor:
+        """Return [T] float64, the tolerance of each table; NaN where its codec has none."""
+        by_table = self.by_table(step)
         return torch.tensor(
-            [self._factor(table, rule, step) for table, rule in self._rules.items()],
-            dtype=torch.float64,
+            [by_table.get(table, math.nan) for table in self._rules], dtype=torch.float64
         )
 
-    def _factor(self, table: str, rule: TableRule, step: int) -> float:
-        factor = rule.schedule.multiplier(step) if rule.schedule is not None else 1.0
-        measured, given = self._measured.get(table), rule.forward.tolerance
-        if measured is not None:
-            assert given is not None, "TableRule lets these through only with a tolerance"
-            factor *= measured.tolerance(given) / given
-        return factor
-
-    def values(self, step: int) -> dict[str, float]:
-        """The tolerance of each table whose codec has one."""
-        found: dict[str, float] = {}
+    def by_table(self, step: int) -> dict[str, float]:
+        """Return {table: tolerance} of the tables whose codec has one."""
+        tolerances: dict[str, float] = {}
         for table, rule in self._rules.items():
-            if rule.forward.tolerance is not None:
-                found[table] = rule.forward.tolerance * self._factor(table, rule, step)
-        return found
+            given, measured = rule.forward.tolerance, self._measured.get(table)
+            if given is None:
+                continue
+            tolerance = given if measured is None else measured.tolerance(given)
+            multiplier = 1.0 if rule.schedule is None else rule.schedule.multiplier(step)
+            tolerances[table] = tolerance * multiplier
+        return tolerances
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
         """Look at the rows that are about to be sent, where it is time to. Not fast.

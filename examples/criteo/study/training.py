@@ -150,7 +150,7 @@ class EmulatedTraining:
             looked_up.view(-1),
             bags,
             seed=_step_seed(self.codecs.seed, self.config.seed, step),
-            bound_multiplier=self.codecs.params.factors(step).tolist(),
+            tolerances=self.codecs.params.tolerances(step).tolist(),
             gradient_divisor=self.num_ranks,
         )
         labels = torch.from_numpy(rows["label"].astype("f4")).split(_sizes(len(rows), self))
@@ -182,7 +182,7 @@ class EmulatedTraining:
                     rows_sent.view(-1),
                     bags,
                     seed=_step_seed(codecs.seed, self.config.seed, -1 - number),
-                    bound_multiplier=codecs.params.factors(step).tolist(),
+                    tolerances=codecs.params.tolerances(step).tolist(),
                 )
                 logits += self._logits(batch, samples)
         labels = torch.from_numpy(rows["label"].astype("f8"))

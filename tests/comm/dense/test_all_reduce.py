@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.comm.deflate import Deflate
+from tests.comm.deflate_codec import Deflate
 from tests.comm.dense.reductions import (
     gradients,
     parameters,

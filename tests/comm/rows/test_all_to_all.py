@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.comm.deflate import Deflate
+from tests.comm.deflate_codec import Deflate
 from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm import exchange
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll

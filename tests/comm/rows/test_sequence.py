@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.comm.deflate import Deflate
+from tests.comm.deflate_codec import Deflate
 from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.comm.rows.collective import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout

@@ -48,12 +48,15 @@ class Hops:
         return any(codec != Identity() for codec in codecs.get(kind, (self.main,)))
 
 
-def codec_error(codec: Codec, rows: Tensor, moved: Tensor | float = 0.0) -> Tensor:
+def codec_error(
+    codec: Codec, rows: Tensor, moved: Tensor | float = 0.0, *, num_summands: int = 1
+) -> Tensor:
     """[n, D] float64: the most that a value of a row can change, where the row that is coded is
     within `moved` of `rows`.
 
     Rowwise: scale <= (max - min + 2^-10 |min|) / (2^bits - 1) * (1 + 2^-10), or 2^-37 of the
     segment's largest magnitude, which is not more than that of all rows.
+    ErrorBounded: the bound, divided by `num_summands` where the rows are partial sums.
     """
     moved = torch.as_tensor(moved, dtype=torch.float64).expand_as(rows)
     if rows.numel() == 0 or codec == Identity():
@@ -63,7 +66,7 @@ def codec_error(codec: Codec, rows: Tensor, moved: Tensor | float = 0.0) -> Tens
         return 2.0**-8 * (rows.abs() + moved)
     if isinstance(codec, ErrorBounded):
         assert codec.mode == "abs"
-        return torch.full_like(rows, codec.bound, dtype=torch.float64)
+        return torch.full_like(rows, codec.bound / num_summands, dtype=torch.float64)
     assert isinstance(codec, Rowwise)
     low, high, most = rows.amin(1, True), rows.amax(1, True), moved.amax(1, True)
     width = high - low + 2 * most + 2.0**-10 * (low.abs() + most)
@@ -87,11 +90,13 @@ def forward_error(case: Case, table: Table, matrix: Tensor, hops: Hops, world_si
         if kind in WHOLE_COLUMNS or case.sequence:
             found[:, columns] = codec_error(hops.main, whole)
         elif kind == RW:
-            summand = hops.main.for_sum_of(len(partial))
-            found[:, columns] = sum(codec_error(summand, part) for part in partial)
+            found[:, columns] = sum(
+                codec_error(hops.main, part, num_summands=len(partial)) for part in partial
+            )
         else:
-            summand = hops.intra.for_sum_of(len(partial))
-            inside = sum(codec_error(summand, part) for part in partial)
+            inside = sum(
+                codec_error(hops.intra, part, num_summands=len(partial)) for part in partial
+            )
             found[:, columns] = inside + codec_error(hops.main, whole, inside)
     return found + _rounding(matrix, weights, len(parts))
 

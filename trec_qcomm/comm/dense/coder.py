@@ -34,8 +34,8 @@ class Message(NamedTuple):
 class GradientTolerances(Protocol):
     """Sets the tolerances of the codec, such as thresholds, by what is about to be sent."""
 
-    def factors(self, values: Tensor, chunks: Chunks, part: Part, site: str) -> Tensor:
-        """[P] float64, by which the codec's tolerance is multiplied for each parameter."""
+    def tolerances(self, values: Tensor, chunks: Chunks, part: Part, site: str) -> Tensor:
+        """Return [P] float64, the codec's tolerance for each parameter."""
         ...
 
 
@@ -88,7 +88,7 @@ class Coder:
             seed=self._noise_seed(site, self.rank if drawn_by is None else drawn_by, part),
             traffic=self.traffic,
             measure=self._measure,
-            factors=self._factors(values, part, site),
+            tolerances=self._tolerances_of(values, part, site),
         )
         decode_frames(frames, part.placed, values, ranks=self._own(part), traffic=self.traffic)
         if self._residuals is not None:
@@ -134,12 +134,10 @@ class Coder:
     def _own(self, part: Part) -> list[int]:
         return [self.rank] * len(part.placed.plan.segments_per_frame)
 
-    def _factors(self, values: Tensor, part: Part, site: str) -> Tensor | None:
-        return (
-            None
-            if self._tolerances is None
-            else self._tolerances.factors(values, self.chunks, part, site)
-        )
+    def _tolerances_of(self, values: Tensor, part: Part, site: str) -> Tensor | None:
+        if self._tolerances is None:
+            return None
+        return self._tolerances.tolerances(values, self.chunks, part, site)
 
     def _noise_seed(self, site: str, drawn_by: int, part: Part) -> int:
         """63 bits, another for each rank, place, bucket and step."""

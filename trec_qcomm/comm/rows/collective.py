@@ -90,14 +90,14 @@ class PlacedExchange:
 
 
 class RowTolerances(Protocol):
-    """Decides, for one sender, what the tolerances of its forward codecs are multiplied by."""
+    """Sets the tolerances of one sender's forward codecs, by what is about to be sent."""
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
         """See the rows of a training step before they are encoded. Args: values: their buffer."""
         ...
 
-    def factors(self, step: int) -> Tensor:
-        """[T] float64, in the order of `Layout.tables`."""
+    def tolerances(self, step: int) -> Tensor:
+        """Return [T] float64, in the order of `Layout.tables`; NaN where a codec has none."""
         ...
 
 
@@ -146,12 +146,16 @@ class RowCollective(ABC):
     def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
         """Return the plan of this kind of exchange."""
 
-    def _owners_to_samples(self, codecs: DirectionCodecs) -> ExchangePlan:
+    def _owners_to_samples(self, codecs: DirectionCodecs, *, num_summands: int = 1) -> ExchangePlan:
         """Every rank sends each its own blocks, and gets gradients of these back."""
         own, each = [self.rank] * self.world_size, range(self.world_size)
         return ExchangePlan(
-            forward_sent=self.layout.plan_frames(own, self.rank, codecs.forward),
-            forward_received=self.layout.plan_frames(each, self.rank, codecs.forward),
+            forward_sent=self.layout.plan_frames(
+                own, self.rank, codecs.forward, num_summands=num_summands
+            ),
+            forward_received=self.layout.plan_frames(
+                each, self.rank, codecs.forward, num_summands=num_summands
+            ),
             backward_sent=self.layout.plan_frames(each, self.rank, codecs.backward),
             backward_received=self.layout.plan_frames(own, self.rank, codecs.backward),
             mirrored=True,
@@ -173,7 +177,7 @@ class RowCollective(ABC):
             self._num_evaluations += 1
             step = -self._num_evaluations
         call = _Call(
-            self, exchange, gradient_divisor, step, self._factors(rows, exchange), rows.device
+            self, exchange, gradient_divisor, step, self._tolerances_of(rows, exchange), rows.device
         )
         if torch.is_grad_enabled() and exchange.backward_sent.reads_masks:
             with side_stream(rows.device):
@@ -182,14 +186,14 @@ class RowCollective(ABC):
         token: Tensor = _Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
 
-    def _factors(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
-        """Of this call. Evaluation uses those of the last training step."""
+    def _tolerances_of(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
+        """Return the tolerances of this call. Evaluation uses those of the last training step."""
         if self.tolerances is None:
             return None
         step = max(self.step - 1, 0)
         if torch.is_grad_enabled():
             self.tolerances.observe(step, rows.detach().contiguous(), exchange.forward_sent)
-        return self.tolerances.factors(step)
+        return self.tolerances.tolerances(step)
 
     def noise_seed(self, step: int, direction: str, again: int = 0) -> int:
         """63 bits that differ for every rank, step, direction and name, and each time that a
@@ -272,7 +276,7 @@ class _Call:
     exchange: PlacedExchange
     gradient_divisor: int
     step: int
-    factors: Tensor | None
+    tolerances: Tensor | None
     device: torch.device
     pending: PendingFrames | None = field(default=None)
     num_backwards: int = 0
@@ -309,7 +313,7 @@ class _Call:
                 seed=op.noise_seed(self.step, direction, again),
                 traffic=traffic,
                 measure=op.measure_error,
-                factors=self.factors if forward else None,
+                tolerances=self.tolerances if forward else None,
             )
             fixed_size = sent.fixed_size and received.fixed_size
             self.pending = start_exchange(

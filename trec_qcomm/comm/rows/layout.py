@@ -69,13 +69,14 @@ class Layout:
         *,
         fan_out: int = 1,
         repeats: int = 1,
+        num_summands: int = 1,
     ) -> FramePlan:
         """The segments of frames that hold the blocks of these owners, one frame an owner.
 
         Args: owners: for what `rank` owns and sends, or gets gradients of, itself P times; for
             what it receives, or sends gradients of, each rank once.
-            fan_out: see comm.frame_plan.plan_frames.
             repeats: how often the blocks follow one another.
+            fan_out, num_summands: see comm.frame_plan.plan_frames.
         """
         return plan_frames(
             [[(b.table, b.dim) for b in self.blocks[owner]] * repeats for owner in owners],
@@ -84,6 +85,7 @@ class Layout:
             table_numbers={name: t for t, name in enumerate(self.tables())},
             rank=rank,
             fan_out=fan_out,
+            num_summands=num_summands,
         )
 
 

@@ -5,7 +5,7 @@ the result does not depend on arrival and encoded bytes are never added. Backwar
 gradient to every rank: equal frames, encoded once. Where both ends know which partial rows are
 empty, `start_selected` sends only the others, and gradients only of these.
 
-Error: each of the P partial rows is coded with `codec.for_sum_of(P)`; a BOUNDED codec's bound
+Error: each of the P partial rows is coded with 1/P of a BOUNDED codec's error bound, so the bound
 holds for the sum, up to the sum's own rounding, (P - 1) 2^-24 sum|x|.
 Shapes: B_r samples of rank r, B their sum; D columns, equal on all P ranks.
 """
@@ -48,8 +48,9 @@ class PooledReduceScatter(PooledCollective):
 
     def _repeated_plan(self, codecs: DirectionCodecs, repeats: int) -> ExchangePlan:
         everyone, me, size = [self.rank] * self.world_size, self.rank, self.world_size
-        summand = self._of_summands(codecs).forward
-        forward = self.layout.plan_frames(everyone, me, summand, repeats=repeats)
+        forward = self.layout.plan_frames(
+            everyone, me, codecs.forward, repeats=repeats, num_summands=size
+        )
         return ExchangePlan(
             forward_sent=forward,
             forward_received=forward,
@@ -60,12 +61,6 @@ class PooledReduceScatter(PooledCollective):
                 everyone, me, codecs.backward, repeats=repeats
             ),
         )
-
-    def _of_summands(self, codecs: DirectionCodecs) -> DirectionCodecs:
-        """Those of the partial rows of which P make a sum."""
-        size = self.world_size
-        summand = {table: codec.for_sum_of(size) for table, codec in codecs.forward.items()}
-        return DirectionCodecs(summand, codecs.backward)
 
     def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
         plan = self._plans[exact]
@@ -142,8 +137,9 @@ class PooledReduceScatter(PooledCollective):
         Raises:  UnencodableError.
         """
         if exact not in self._selected_plans:
-            codecs = self._of_summands(self._codecs[exact])
-            self._selected_plans[exact] = self._owners_to_samples(codecs)
+            self._selected_plans[exact] = self._owners_to_samples(
+                self._codecs[exact], num_summands=self.world_size
+            )
         plan = self._selected_plans[exact]
         owned, sampled = (
             packed(plan.forward_sent, sent.counts),

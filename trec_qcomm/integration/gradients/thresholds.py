@@ -28,12 +28,12 @@ _THRESHOLD, _NUM_STEPS = 0, 1
 
 
 class GradientThresholds(ABC):
-    """See comm.dense.coder.Params, and the module."""
+    """Thresholds of one rank's gradients; see the module and comm.dense.coder."""
 
     def __init__(
         self, refresh: ThresholdRefresh, given: float, model: Chunks, sites: Sequence[str]
     ) -> None:
-        """Args: given: the codec's own tolerance, of which factors make thresholds.
+        """Args: given: the codec's own threshold, for what is not looked at.
         model: all parameters as if in one bucket.  sites: of the algorithm on this rank.
         """
         self._refresh, self._given = refresh, given
@@ -45,13 +45,13 @@ class GradientThresholds(ABC):
             for owner in self._owners(list(coded))
         }
 
-    def factors(self, values: Tensor, chunks: Chunks, part: Part, site: str) -> Tensor:
-        """[P] float64."""
+    def tolerances(self, values: Tensor, chunks: Chunks, part: Part, site: str) -> Tensor:
+        """Return [P] float64, the threshold of each parameter."""
         pieces = [p for p in chunks.pieces if p.coded and part.begin <= p.start < part.end]
         thresholds = torch.full((len(chunks.parameters),), self._given, dtype=torch.float64)
         if pieces:
             self._set(thresholds, values, pieces, site)
-        return thresholds / self._given
+        return thresholds
 
     def _is_due(self, found: Tensor) -> bool:
         return int(found[_NUM_STEPS]) % self._refresh.every == 0

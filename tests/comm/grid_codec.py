@@ -22,12 +22,12 @@ class Grid:
 
     name: ClassVar[str] = "grid"
     fixed_size: ClassVar[bool] = True
-    tolerance: ClassVar[None] = None
     wire_id: ClassVar[int] = 241
     contract: ClassVar[Contract] = Contract.BOUNDED
 
-    def for_sum_of(self, num_summands: int) -> "Grid":
-        return Grid(self.bound / num_summands)
+    @property
+    def tolerance(self) -> float:
+        return self.bound
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         return aligned(8 + segments.num_rows * segments.dim * 4)
@@ -43,12 +43,13 @@ class Grid:
         tolerances: Tensor | None = None,
     ) -> Encoded:
         nbytes = self.max_nbytes(segments)
+        bounds = [self.bound] * segments.num_segments if tolerances is None else tolerances.tolist()
         for s in range(segments.num_segments):
             place = payload[int(at[s]) : int(at[s] + nbytes[s])]
             place.zero_()
-            place[:8].view(torch.float64)[0] = 2 * self.bound
+            place[:8].view(torch.float64)[0] = 2 * bounds[s]
             rows = segments.block(values, s)
-            q = (rows.double() / (2 * self.bound)).round().to(torch.int32)
+            q = (rows.double() / (2 * bounds[s])).round().to(torch.int32)
             place[8 : 8 + 4 * q.numel()].view(torch.int32).copy_(q.reshape(-1))
         return Encoded(payload, at, nbytes)
 

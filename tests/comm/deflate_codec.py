@@ -22,9 +22,6 @@ class Deflate:
     wire_id: ClassVar[int] = 240
     contract: ClassVar[Contract] = Contract.EXACT
 
-    def for_sum_of(self, num_summands: int) -> "Deflate":
-        return self
-
     def max_nbytes(self, segments: Segments) -> Tensor:
         raw = segments.num_rows * segments.dim * 4
         return aligned(8 + raw + raw // 1000 + 64)

@@ -1,6 +1,6 @@
 """The kit accepts a codec of variable size."""
 
-from tests.comm.deflate import Deflate
+from tests.comm.deflate_codec import Deflate
 from trec_qcomm.testing import check_codec, check_frame
 
 
