@@ -3,8 +3,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trec_qcomm import Cast, Config, HopCodecs, Identity, QComm, Rowwise, TableRule, load_config
+from trec_qcomm import (
+    Cast,
+    Config,
+    Float6,
+    GradientRule,
+    HopCodecs,
+    Identity,
+    QComm,
+    Rowwise,
+    TableGradientRule,
+    TableRule,
+    load_config,
+)
 from trec_qcomm.config import (
+    AllReduceRule,
     codec_from_dict,
     codec_to_dict,
     config_from_dict,
@@ -50,8 +63,8 @@ def test_codecs_survive_a_round_trip(codec):
         ({"embedding": []}, "embedding: expected a list of one or more rules"),
         ({"embedding": RULE}, "embedding: expected a list of rules"),
         ({"embedding": [RULE | {"forwards": 1}]}, r"embedding\[0\]\.forwards: unknown key"),
-        ({"embedding": [RULE | {"tables": []}]}, r"embedding\[0\]: tables: expected a list"),
-        ({"embedding": [RULE | {"tables": [3]}]}, r"embedding\[0\]: tables: expected a list"),
+        ({"embedding": [RULE | {"tables": []}]}, r"embedding\[0\]: tables: expected a pattern or"),
+        ({"embedding": [RULE | {"tables": [3]}]}, r"embedding\[0\]: tables: expected a pattern or"),
         (
             {"embedding": [RULE, RULE | {"forward": {"codec": "zip"}}]},
             r"embedding\[1\]\.forward: unknown codec 'zip'; allowed: cast, .*identity, rowwise",
@@ -68,7 +81,13 @@ def test_codecs_survive_a_round_trip(codec):
             {"embedding": [RULE | {"forward": {"codec": "cast", "dtype": "fp16", "bits": 4}}]},
             r"embedding\[0\]\.forward\.bits: unknown key; allowed: dtype, overflow",
         ),
-        ({"embedding": [RULE | {"backward": "int8"}]}, r"embedding\[0\]\.backward: expected"),
+        (
+            {"embedding": [RULE | {"backward": "int8"}]},
+            r"embedding\[0\]\.backward: unknown codec 'int8'; allowed: cast",
+        ),
+        ({"embedding": [RULE | {"backward": 8}]}, r"embedding\[0\]\.backward: expected the name"),
+        ({"dense": {"codec": "rowwise"}}, r"dense\.codec\.bits: missing"),
+        ({"data_parallel": {"codec": "identity", "block": 8}}, r"data_parallel\.block: unk"),
         (
             {"embedding": [RULE | {"intra": {"forwards": {"codec": "identity"}}}]},
             r"embedding\[0\]\.intra\.forwards: unknown key; allowed: forward, backward",
@@ -114,6 +133,36 @@ def rules(*patterns):
     return tuple(TableRule(tables=(p,), forward=Rowwise(4), backward=Rowwise(8)) for p in patterns)
 
 
+@pytest.mark.parametrize("tables", ["t_*", ["t_*"], ("t_*",)])
+def test_patterns_are_any_sequence_or_one_text(tables):
+    rule = TableRule(tables=tables, forward=Identity(), backward=Identity())
+    assert rule == TableRule(tables=("t_*",), forward=Identity(), backward=Identity())
+    assert hash(Config(embedding=[rule])) == hash(Config(embedding=(rule,)))
+    data = RULE | {"tables": tables}
+    assert config_from_dict({"embedding": [data]}).embedding == (rule,)
+
+
+def test_a_codec_name_is_short_for_its_mapping(tmp_path):
+    text = """
+      embedding: [{tables: "*", forward: identity, backward: identity, intra: {forward: identity}}]
+      dense: {codec: float6}
+      data_parallel: {codec: identity}
+    """
+    config = load(tmp_path, text)
+    assert config.embedding == (TableRule(tables="*", forward=Identity(), backward=Identity()),)
+    assert config.dense == GradientRule(codec=Float6())
+    assert config.data_parallel == TableGradientRule(codec=Identity())
+    assert config_from_dict(config_to_dict(config), source=config.source) == config
+
+
+def test_no_kind_of_gradient_rule_is_the_other():
+    for kind, other in ((GradientRule, TableGradientRule), (TableGradientRule, GradientRule)):
+        assert issubclass(kind, AllReduceRule)
+        assert not issubclass(kind, other)
+    with pytest.raises(ValueError, match="data_parallel: expected a TableGradientRule"):
+        Config(data_parallel=GradientRule(codec=Identity()))
+
+
 def test_the_first_match_holds():
     config = Config(embedding=rules("user_*", "*"))
     assert config.rule_for("user_id") is config.embedding[0]
@@ -151,7 +200,8 @@ def test_a_pattern_without_a_table_is_an_error():
         lambda: Rowwise(4.0),
         lambda: Rowwise(True),
         lambda: Cast(["fp16"]),
-        lambda: TableRule(tables="t_1", forward=Identity(), backward=Identity()),
+        lambda: TableRule(tables="", forward=Identity(), backward=Identity()),
+        lambda: TableRule(tables={"t_1"}, forward=Identity(), backward=Identity()),
         lambda: TableRule(tables=5, forward=Identity(), backward=Identity()),
         lambda: TableRule(tables=("*",), forward=Identity, backward=Identity()),
         lambda: TableRule(
@@ -159,6 +209,7 @@ def test_a_pattern_without_a_table_is_an_error():
         ),
         lambda: HopCodecs(forward=Rowwise),
         lambda: Config(embedding=(1,)),
+        lambda: Config(embedding=5),
         lambda: QComm({"embedding": []}),
     ],
 )

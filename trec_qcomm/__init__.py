@@ -1,13 +1,15 @@
 """trec_qcomm: compressed communication for TorchRec.
 
-import trec_qcomm
+    import trec_qcomm
 
-qcomm = trec_qcomm.QComm.from_yaml("configs/int4.yaml")
-model = DistributedModelParallel(
-    module=dlrm, device=device, plan=plan,
-    sharders=qcomm.sharders(),
-    data_parallel_wrapper=qcomm.data_parallel_wrapper(),
-)
+    qcomm = trec_qcomm.QComm.from_preset("best")
+    model = DistributedModelParallel(
+        module=dlrm, device=device, plan=plan,
+        sharders=qcomm.sharders(),
+        data_parallel_wrapper=qcomm.data_parallel_wrapper(),
+    )
+
+A DDP outside TorchRec: `trec_qcomm.compress_ddp(ddp, "dense_float6")`.
 """
 
 from trec_qcomm.codecs import (
@@ -28,18 +30,22 @@ from trec_qcomm.config import (
     TableGradientRule,
     TableRule,
     load_config,
+    load_preset,
+    presets,
 )
 from trec_qcomm.control.cost_model import Throughput
 from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.integration.gradients.all_reduce import ddp_comm_hook
+from trec_qcomm.core.version import __version__
+from trec_qcomm.integration.gradients.compress_ddp import CompressedDDP, compress_ddp
 from trec_qcomm.qcomm import QComm
 
 __all__ = [
     "Cast",
     "Codec",
+    "CompressedDDP",
     "Config",
     "Contract",
     "CorruptFrameError",
@@ -60,7 +66,10 @@ __all__ = [
     "Throughput",
     "TopK",
     "UnencodableError",
-    "ddp_comm_hook",
+    "__version__",
+    "compress_ddp",
     "load_config",
+    "load_preset",
+    "presets",
     "register_codec",
 ]

@@ -1,13 +1,19 @@
 """QComm: the one object a user holds. Everything else is reached through it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trec_qcomm.config import Config, config_to_dict, load_config
+from trec_qcomm.config import (
+    Config,
+    config_from_dict,
+    config_to_dict,
+    load_config,
+    load_preset,
+)
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
@@ -38,14 +44,35 @@ class QComm:
 
     def __init__(self, config: Config) -> None:
         if not isinstance(config, Config):
-            raise ValueError(f"QComm: expected a Config, got {config!r}; see QComm.from_yaml")
+            raise ValueError(
+                f"QComm: expected a Config, got {config!r}; "
+                "see QComm.from_preset, QComm.from_yaml and QComm.from_dict"
+            )
         self.config = config
         self._session = Session(config)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "QComm":
-        """Read a file like those in configs/. Raises ValueError naming file, field, choices."""
+        """Make one from a YAML file. Raises ValueError naming file, field and allowed values."""
         return cls(load_config(path))
+
+    @classmethod
+    def from_preset(cls, name: str) -> "QComm":
+        """Make one from a config that ships, such as "best"; `trec_qcomm.presets()` lists them.
+
+        Raises: ValueError: no config ships under that name.
+        """
+        return cls(load_preset(name))
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> "QComm":
+        """Make one from a mapping with the fields of a YAML file.
+
+            QComm.from_dict({"dense": {"codec": "float6"}})
+
+        Raises: ValueError: naming the field and what is allowed there.
+        """
+        return cls(config_from_dict(mapping))
 
     def to_yaml(self) -> str:
         """Return the config as YAML text, with every default written out."""

@@ -36,7 +36,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import trange
 
-from trec_qcomm import ddp_comm_hook, load_config
+from trec_qcomm import compress_ddp
 
 PLAIN = ("none", "ddp", "fp16")
 BOTTOM, TOP = (13, 512, 256, 64), (415, 512, 512, 256, 1)
@@ -80,9 +80,7 @@ def make_way(name: str) -> Way:
         ddp.register_comm_hook(None, fp16_compress_hook)
     if name in PLAIN:
         return Way(name, ddp)
-    hook = ddp_comm_hook(load_config(name))
-    hook.register(ddp)
-    return Way(Path(name).stem, ddp, hook)
+    return Way(Path(name).stem, ddp, compress_ddp(ddp, name))
 
 
 def batch(size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -142,7 +140,7 @@ def row(way: Way, error: float, num_steps: int, numel: int) -> dict[str, Any]:
     p20, p50, p80 = (float(times.quantile(q)) for q in (0.2, 0.5, 0.8))
     counted = None
     if way.hook is not None:
-        counted = way.hook.stats()["wire_nbytes"] / (num_steps + 1)
+        counted = way.hook.stats()["dense"]["wire_nbytes"] / (num_steps + 1)
     return {
         "way": way.name,
         "world_size": dist.get_world_size(),

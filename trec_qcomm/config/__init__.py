@@ -1,17 +1,14 @@
 """Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
 
-from trec_qcomm.config.gradients import GradientRule, TableGradientRule
-from trec_qcomm.config.read import (
-    codec_from_dict,
-    codec_to_dict,
-    config_from_dict,
-    config_to_dict,
-    load_config,
-)
+from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
+from trec_qcomm.config.presets import load_preset, presets, read_config
+from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
 from trec_qcomm.config.tables import HopCodecs, TableRule, UniqueBagsChoice
 from trec_qcomm.config.tree import Config
+from trec_qcomm.config.write import codec_to_dict, config_to_dict
 
 __all__ = [
+    "AllReduceRule",
     "Config",
     "GradientRule",
     "HopCodecs",
@@ -23,4 +20,7 @@ __all__ = [
     "config_from_dict",
     "config_to_dict",
     "load_config",
+    "load_preset",
+    "presets",
+    "read_config",
 ]

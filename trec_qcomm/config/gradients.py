@@ -17,11 +17,13 @@ OnResize = Literal["sum", "reset"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableGradientRule:
-    """Of DATA_PARALLEL tables. Rows that no rank touched in a step are not sent.
+class AllReduceRule:
+    """Settings that every all-reduce of gradients has.
 
-    Args: codec: of rows; on CUDA one of fixed size.  algorithm: `auto` is the fastest by the model
-        of `link`.  link: see Link.
+    Args:
+        codec: codec of the values; on CUDA one whose frames have a fixed size.
+        algorithm: name of the algorithm; `auto` is the fastest one by the model of `link`.
+        link: latency and bandwidth between two ranks, for `auto`.
     """
 
     codec: Codec
@@ -39,15 +41,28 @@ class TableGradientRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientRule(TableGradientRule):
-    """Of replicated parameters.
+class TableGradientRule(AllReduceRule):
+    """Rule of the gradients of DATA_PARALLEL tables.
 
-    Args: codec, algorithm, link: as above; a row is a block of adjacent values.
-        block: how many.  min_numel: parameters of fewer values are sent as float32, as is what is
-        left of the others behind the last block.  error_feedback: add what the codec kept back to
-        the next step's gradients.  refresh: sets the codec's threshold, for each parameter
-        or (scope: global) for all together.  on_resize: what a resumed run of another world size
-        does with what was kept back: `sum` goes on with that of all ranks, `reset` with nothing.
+    A row of a table is a row to the codec. Rows that no rank touched in a step are not sent.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientRule(AllReduceRule):
+    """Rule of the gradients of replicated parameters.
+
+    A block of adjacent values of a parameter is a row to the codec.
+
+    Args:
+        block: number of values in a block.
+        min_numel: smallest parameter that is coded. Smaller ones are sent as float32, and so are
+            the values of a parameter behind its last whole block.
+        error_feedback: whether what the codec kept back is added to the next step's gradients.
+        refresh: finder of the codec's threshold while training; None keeps the codec's own.
+        scope: `layer` finds a threshold for each parameter, `global` one for all together.
+        on_resize: what a resumed run of another world size does with what was kept back: `sum`
+            goes on with the sum over all ranks, `reset` with nothing.
     """
 
     block: int = 128

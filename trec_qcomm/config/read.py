@@ -1,4 +1,6 @@
-"""Reading: YAML <-> frozen dataclasses that hold codecs. Errors name file, field and choices.
+"""Reading of a config: YAML or a dict -> frozen dataclasses that hold codecs.
+
+Errors name file, field and allowed values.
 
     embedding:                    # the first rule with a pattern that matches a table holds for it
       - tables: ["*"]             # shell patterns on table names
@@ -13,36 +15,40 @@
     dense:                        # optional: the all-reduce of the replicated part's gradients
       codec: {codec: rowwise, bits: 4}
       error_feedback: true        # and what else a GradientRule has
-    data_parallel:                # optional: that of DATA_PARALLEL tables
+    data_parallel:                # optional: the all-reduce of DATA_PARALLEL tables' gradients
       codec: {codec: cast, dtype: bf16}
-    seed: 0                       # of stochastic rounding
+    seed: 0                       # seed of stochastic rounding
     measure_error: false          # record max_abs_err of every table in stats(); slow
+
+Where a codec is expected, its name alone is short for a mapping with one key: `codec: float6` is
+`codec: {codec: float6}`, and `tables: "*"` is `tables: ["*"]`.
 
 Knows: codec names and fields through the registry. Does not know: TorchRec, process groups.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-from trec_qcomm.config.gradients import GradientRule, TableGradientRule
+from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
 from trec_qcomm.control.cost_model import Link
 from trec_qcomm.control.error_bound import OnlineClasses
-from trec_qcomm.control.schedule import schedule_from_dict, schedule_to_dict
+from trec_qcomm.control.schedule import schedule_from_dict
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.registry import codec_names, codec_type
 
 T = TypeVar("T")
+R = TypeVar("R", bound=AllReduceRule)
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a YAML file. Raises ValueError naming file, field and allowed values."""
+    """Read a config from a YAML file. Raises ValueError naming file, field and allowed values."""
     try:
         data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except _UNREADABLE as error:
@@ -54,72 +60,45 @@ def load_config(path: str | Path) -> Config:
 
 
 def config_from_dict(data: object, *, source: str = "config") -> Config:
-    """A parsed YAML document -> Config. Raises ValueError naming field and allowed values."""
+    """Return the config that a parsed YAML document describes.
+
+    Args:
+        data: the document, a mapping such as {"embedding": [...], "dense": {...}}.
+        source: where it comes from, for errors.
+
+    Raises: ValueError: naming the field and what is allowed there.
+    """
     values = _checked_keys(Config, data, where="", hidden=("source",))
     rules = values.get("embedding", [])
-    if not isinstance(rules, list):
+    if not isinstance(rules, list | tuple):
         raise ValueError(f"embedding: expected a list of rules, got {rules!r}")
     if "embedding" in values and not rules:
         raise ValueError("embedding: expected a list of one or more rules")
     values["embedding"] = tuple(_rule(rule, f"embedding[{n}]") for n, rule in enumerate(rules))
-    for name, kind in (("dense", GradientRule), ("data_parallel", TableGradientRule)):
-        if name in values:
-            values[name] = _gradient_rule(kind, values[name], name)
+    if "dense" in values:
+        values["dense"] = _gradient_rule(GradientRule, values["dense"], "dense")
+    if "data_parallel" in values:
+        tables = values["data_parallel"]
+        values["data_parallel"] = _gradient_rule(TableGradientRule, tables, "data_parallel")
     return Config(**values, source=source)
 
 
-def config_to_dict(config: Config) -> dict[str, Any]:
-    """The inverse of `config_from_dict`, ready for YAML."""
-    data: dict[str, Any] = {}
-    if config.embedding:
-        data["embedding"] = [_rule_to_dict(rule) for rule in config.embedding]
-    for name in ("dense", "data_parallel"):
-        if getattr(config, name) is not None:
-            data[name] = _gradient_rule_to_dict(getattr(config, name))
-    return data | {"seed": config.seed, "measure_error": config.measure_error}
-
-
-def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
-    """What differs from the default, and always the codecs."""
-    data: dict[str, Any] = {"tables": list(rule.tables)} | _pair_to_dict(rule)
-    if rule.intra != HopCodecs():
-        data["intra"] = _pair_to_dict(rule.intra)
-    if rule.unique_bags is not False:
-        data["unique_bags"] = rule.unique_bags
-    if rule.schedule is not None:
-        data["schedule"] = schedule_to_dict(rule.schedule)
-    for name in ("classes", "refresh"):
-        control = getattr(rule, name)
-        if control is not None:
-            data[name] = asdict(control)
-    return data
-
-
-def _gradient_rule_to_dict(rule: TableGradientRule) -> dict[str, Any]:
-    """The codec and what differs from the default."""
-    data: dict[str, Any] = {"codec": codec_to_dict(rule.codec)}
-    for known in fields(rule):
-        value = getattr(rule, known.name)
-        if known.name != "codec" and value != known.default:
-            nested = isinstance(value, Link | ThresholdRefresh)
-            data[known.name] = asdict(value) if nested else value
-    return data
-
-
-def _pair_to_dict(pair: HopCodecs | TableRule) -> dict[str, Any]:
-    return {"forward": codec_to_dict(pair.forward), "backward": codec_to_dict(pair.backward)}
-
-
-def codec_to_dict(codec: Codec) -> dict[str, Any]:
-    """A codec as its YAML mapping: its name and all its fields."""
-    own = {f.name: getattr(codec, f.name) for f in fields(codec)}  # type: ignore[arg-type]
-    return {"codec": codec.name, **own}
-
-
 def codec_from_dict(data: object, *, where: str = "codec") -> Codec:
-    """The inverse. Raises ValueError naming the field under `where` and the allowed values."""
-    if not isinstance(data, dict) or "codec" not in data:
-        raise ValueError(f"{where}: expected {{codec: one of {', '.join(codec_names())}, ...}}")
+    """Return the codec that a mapping, or a name alone, describes; `codec_to_dict` undoes it.
+
+    Args:
+        data: {"codec": name, and fields}, or a name.
+        where: name of the field that holds it, for errors.
+
+    Raises: ValueError: naming the field under `where` and the allowed values.
+    """
+    if isinstance(data, str):
+        data = {"codec": data}
+    if not isinstance(data, Mapping) or "codec" not in data:
+        raise ValueError(
+            f"{where}: expected the name of a codec or {{codec: name, ...}}; "
+            f"codecs: {', '.join(codec_names())}"
+        )
     kind = _located(where, lambda: codec_type(str(data["codec"])))
     options = {key: value for key, value in data.items() if key != "codec"}
     values = _checked_keys(kind, options, where=f"{where}.")
@@ -128,15 +107,13 @@ def codec_from_dict(data: object, *, where: str = "codec") -> Codec:
 
 def _rule(data: object, where: str) -> TableRule:
     values = _checked_keys(TableRule, data, where=f"{where}.")
-    tables = values["tables"]
-    values["tables"] = tuple(tables) if isinstance(tables, list) else (tables,)
     for name in ("forward", "backward"):
         values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
     if "schedule" in values:
         values["schedule"] = schedule_from_dict(values["schedule"], where=f"{where}.schedule")
-    for name, of in (("classes", OnlineClasses), ("refresh", ThresholdRefresh)):
+    for name, kind in (("classes", OnlineClasses), ("refresh", ThresholdRefresh)):
         if name in values:
-            values[name] = _nested(of, values[name], f"{where}.{name}")
+            values[name] = _nested(kind, values[name], f"{where}.{name}")
     if "intra" in values:
         hop = _checked_keys(HopCodecs, values["intra"], where=f"{where}.intra.")
         intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}
@@ -144,18 +121,18 @@ def _rule(data: object, where: str) -> TableRule:
     return _located(where, lambda: TableRule(**values))
 
 
-def _gradient_rule(kind: type[TableGradientRule], data: object, where: str) -> TableGradientRule:
+def _gradient_rule(kind: type[R], data: object, where: str) -> R:
     values = _checked_keys(kind, data, where=f"{where}.")
     values["codec"] = codec_from_dict(values["codec"], where=f"{where}.codec")
-    for name, of in (("link", Link), ("refresh", ThresholdRefresh)):
+    for name, nested in (("link", Link), ("refresh", ThresholdRefresh)):
         if name in values:
-            values[name] = _nested(of, values[name], f"{where}.{name}")
+            values[name] = _nested(nested, values[name], f"{where}.{name}")
     return _located(where, lambda: kind(**values))
 
 
 def _nested(kind: type[Any], data: object, where: str) -> Any:
-    own = _checked_keys(kind, data, where=f"{where}.")
-    return _located(where, lambda: kind(**own))
+    values = _checked_keys(kind, data, where=f"{where}.")
+    return _located(where, lambda: kind(**values))
 
 
 def _located(where: str, make: Callable[[], T]) -> T:
@@ -168,7 +145,7 @@ def _located(where: str, make: Callable[[], T]) -> T:
 def _checked_keys(
     kind: type[Any], data: object, *, where: str, hidden: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """The mapping as keyword arguments of a dataclass, none unknown and none missing."""
+    """Return the mapping as keyword arguments of a dataclass, none unknown and none missing."""
     known = {f.name: f for f in fields(kind) if f.name not in hidden}
     if not isinstance(data, Mapping):
         place = where.removesuffix(".") or "top level"
@@ -183,7 +160,7 @@ def _checked_keys(
     return dict(data)
 
 
-# What PyYAML raises on a bad scalar or nesting, beside YAMLError.
+# Errors that reading a file raises; PyYAML has more of them than YAMLError.
 _UNREADABLE = (
     OSError,
     yaml.YAMLError,
@@ -196,7 +173,7 @@ _UNREADABLE = (
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe YAML in which a repeated key is an error, not the last one's victory."""
+    """Reader of safe YAML in which a repeated key is an error."""
 
 
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:

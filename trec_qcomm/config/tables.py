@@ -3,6 +3,7 @@
 Knows: codecs, what controls their tolerances. Does not know: YAML, TorchRec, process groups.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -32,7 +33,12 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class HopCodecs:
-    """Codecs of one hop. Args: forward: of rows.  backward: of their gradients."""
+    """Codecs of one hop.
+
+    Args:
+        forward: codec of the rows.
+        backward: codec of the gradients of the rows.
+    """
 
     forward: Codec = field(default=Identity())
     backward: Codec = field(default=Identity())
@@ -43,18 +49,24 @@ class HopCodecs:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRule:
-    """Codecs of the embedding exchanges for all tables that match one of the patterns.
+    """Rule of the embedding exchanges of all tables that match one of the patterns.
 
-    Args: tables: shell patterns (`*`, `?`, `[..]`), case-sensitive.  forward: codec of rows.
-        backward: codec of their gradients.  intra: codecs of the hop inside a node, which only
-        table_row_wise and grid_shard tables have; `forward` and `backward` are then those of the
-        hop between nodes.  unique_bags: look up and send equal bags of a batch once. Exact; true
-        is an error where it would not be, auto is used where it is and where bags repeat.
-        schedule: multiplies the error bound of `forward`.  classes: sets it, table by table, from
-        the rows that each rank sends.  refresh: sets the threshold of a forward topk likewise.
+    Args:
+        tables: one shell pattern (`*`, `?`, `[..]`), case-sensitive, or a sequence of them; a
+            tuple afterwards.
+        forward: codec of the rows.
+        backward: codec of the gradients of the rows.
+        intra: codecs of the hop inside a node, which only table_row_wise and grid_shard tables
+            have; `forward` and `backward` are then the codecs of the hop between nodes.
+        unique_bags: whether equal bags of a batch are looked up and sent once. This is exact; True
+            is an error where it would not be, "auto" uses it where it is and where bags repeat.
+        schedule: factor of the error bound of `forward`, step by step.
+        classes: finder of the error bound of `forward`, table by table, from the rows that each
+            rank sends.
+        refresh: finder of the threshold of a `forward` that is topk, from the same rows.
     """
 
-    tables: tuple[str, ...]
+    tables: Sequence[str]
     forward: Codec
     backward: Codec
     intra: HopCodecs = field(default=HopCodecs())
@@ -64,10 +76,7 @@ class TableRule:
     refresh: ThresholdRefresh | None = None
 
     def __post_init__(self) -> None:
-        if type(self.tables) is not tuple or not self.tables:
-            raise ValueError("tables: expected a list of one or more patterns")
-        if not all(type(pattern) is str and pattern for pattern in self.tables):
-            raise ValueError("tables: expected a list of one or more patterns")
+        object.__setattr__(self, "tables", _patterns(self.tables))
         _check_codecs(self)
         if not isinstance(self.intra, HopCodecs):
             raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
@@ -93,5 +102,16 @@ class TableRule:
             raise ValueError(f"schedule: starts with a relative bound of {largest * factor:g} >= 1")
 
     def matches(self, table: str) -> bool:
-        """Whether this rule speaks of that table."""
+        """Return whether one of the patterns matches the table's name."""
         return any(fnmatchcase(table, pattern) for pattern in self.tables)
+
+
+def _patterns(tables: object) -> tuple[str, ...]:
+    patterns = (tables,) if isinstance(tables, str) else tables
+    if (
+        not isinstance(patterns, Sequence)
+        or not patterns
+        or not all(type(pattern) is str and pattern for pattern in patterns)
+    ):
+        raise ValueError(f"tables: expected a pattern or a list of patterns, got {tables!r}")
+    return tuple(patterns)

@@ -1,9 +1,9 @@
-"""Config: one way to train.
+"""Config: all settings of compressed communication for one model.
 
 Knows: rules. Does not know: YAML, TorchRec, process groups.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -13,15 +13,19 @@ from trec_qcomm.config.tables import TableRule
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One way to train.
+    """Settings of compressed communication for one model.
 
-    Args: embedding: rules, the first match holds.  dense: of the gradients of the replicated part;
-        None: DDP's own all-reduce.  data_parallel: of DATA_PARALLEL tables, likewise.
-        seed: of stochastic rounding, 0..2^63 - 1.  measure_error: record the largest error of every
-        table in stats(); slow.  source: file name, for errors.
+    Args:
+        embedding: a sequence of rules of the embedding exchanges, a tuple afterwards; for each
+            table the first rule with a pattern that matches holds.
+        dense: rule of the gradients of the replicated part; None leaves them to DDP.
+        data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
+        seed: seed of stochastic rounding, 0..2^63 - 1.
+        measure_error: whether stats() has the largest error of every table; slow.
+        source: name of the file or preset, for errors.
     """
 
-    embedding: tuple[TableRule, ...] = ()
+    embedding: Sequence[TableRule] = ()
     dense: GradientRule | None = None
     data_parallel: TableGradientRule | None = None
     seed: int = 0
@@ -29,8 +33,10 @@ class Config:
     source: str = "config"
 
     def __post_init__(self) -> None:
-        if not all(isinstance(r, TableRule) for r in self.embedding):
+        rules: object = self.embedding
+        if not isinstance(rules, Sequence) or not all(isinstance(r, TableRule) for r in rules):
             raise ValueError("embedding: expected a list of rules")
+        object.__setattr__(self, "embedding", tuple(rules))
         for name, kind in (("dense", GradientRule), ("data_parallel", TableGradientRule)):
             rule = getattr(self, name)
             if rule is not None and type(rule) is not kind:
@@ -43,7 +49,7 @@ class Config:
             raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
 
     def rule_for(self, table: str) -> TableRule:
-        """The rule of that table. Raises ValueError where none matches."""
+        """Return the rule that holds for a table. Raises ValueError where none matches."""
         for rule in self.embedding:
             if rule.matches(table):
                 return rule

@@ -15,7 +15,8 @@ from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config, TableRule, config_to_dict
 from trec_qcomm.core.counters import BagCounts, Traffic, summary
-from trec_qcomm.integration.gradients.all_reduce import DenseGradients, GradientAllReduce
+from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
+from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.tables import TableGradients
 from trec_qcomm.integration.tolerances import ForwardTolerances
 

@@ -15,7 +15,7 @@ from trec_qcomm import GradientRule
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.counters import Traffic
-from trec_qcomm.integration.gradients.all_reduce import make_reduction
+from trec_qcomm.integration.gradients.dense import make_dense_reduction
 
 
 class EmulatedAllReduce:
@@ -36,7 +36,7 @@ class EmulatedAllReduce:
         if rule is not None:
             self._parts = [ParameterShape(n, p.numel(), rule.block) for n, p in parameters.items()]
             self._reductions = [
-                make_reduction(rule, self._parts, rank, num_ranks, traffic, seed=seed)
+                make_dense_reduction(rule, self._parts, rank, num_ranks, traffic, seed=seed)
                 for rank, traffic in enumerate(self.traffic)
             ]
 

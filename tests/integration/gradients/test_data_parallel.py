@@ -35,12 +35,12 @@ def qcomm_of(codec, algorithm="two_shot", **options):
 
 
 def stock_and_ours():
-    found = {}
+    runs = {}
     for name, case in CASES.items():
         for algorithm in ALGORITHMS:
             ours = run(case, qcomm_of(Identity(), algorithm))
-            found[name, algorithm] = (run(case, None), ours)
-    return found
+            runs[name, algorithm] = (run(case, None), ours)
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def ranks():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", CASES)
 def test_identity_equals_stock_bit_for_bit(ranks, name, algorithm):
-    pairs = [found[name, algorithm] for found in ranks]
+    pairs = [runs[name, algorithm] for runs in ranks]
     assert_same(CASES[name], *zip(*pairs, strict=True))
     for _, ours in pairs:
         dense = ours.stats["dense"]
@@ -60,7 +60,7 @@ def test_identity_equals_stock_bit_for_bit(ranks, name, algorithm):
 
 
 def bytes_of_touched_rows():
-    """Of one step, and how many rows some rank touched."""
+    """Return the statistics of one step, and the numbers of touched and of all values."""
     case = replace(CASES["pooled"], batch=(3, 2), max_length=1)
     qcomm = qcomm_of(Identity())
     dmp = shard(case, qcomm)
@@ -85,10 +85,10 @@ def test_rows_that_nobody_touched_are_not_sent():
 
 
 def lossy_with_bypass():
-    """Bytes of a step without and with `bypass`."""
+    """Return the statistics of a step without and of one with `bypass`."""
     qcomm = qcomm_of(Rowwise(4))
     dmp = shard(CASES["mixed"], qcomm)
-    found = []
+    stats = []
     for step in range(2):
         qcomm.reset_stats()
         if step:
@@ -96,8 +96,8 @@ def lossy_with_bypass():
                 train(dmp, CASES["mixed"], 1, linear=True)
         else:
             train(dmp, CASES["mixed"], 1, linear=True)
-        found.append(qcomm.stats())
-    return found
+        stats.append(qcomm.stats())
+    return stats
 
 
 @pytest.mark.dist

@@ -1,4 +1,4 @@
-"""DDP's all-reduce in a GPU's memory: that of the CPU, bit for bit; what is refused; on a device.
+"""DDP's all-reduce in a GPU's memory: equal to the CPU's bit for bit; refusals; on a device.
 
 Without a GPU the kernels are interpreted, and tensors are taken for ones that the host cannot read.
 """
@@ -20,7 +20,6 @@ from tests.integration.zoo.run import assert_same, run
 from tests.ops.stand_in import as_on_a_gpu
 from trec_qcomm import (
     Cast,
-    Config,
     ErrorBounded,
     Float6,
     GradientRule,
@@ -29,12 +28,12 @@ from trec_qcomm import (
     Sign,
     Threshold,
     TopK,
-    ddp_comm_hook,
 )
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.transport import DeviceTransport
 from trec_qcomm.integration.gradients import all_reduce
-from trec_qcomm.integration.gradients.all_reduce import _device_of, check_on_gpu
+from trec_qcomm.integration.gradients.dense import DenseGradients
+from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of
 from trec_qcomm.testing import run_ranks
 
 BOTH = "cpu:gloo,cuda:nccl"
@@ -43,11 +42,11 @@ BOTH = "cpu:gloo,cuda:nccl"
 INT4 = Rowwise(4)
 
 
-def hook_of(codec=INT4, algorithm="two_shot", error_feedback=True):
+def dense_gradients(codec=INT4, algorithm="two_shot", error_feedback=True):
     rule = GradientRule(
         codec=codec, block=16, min_numel=20, algorithm=algorithm, error_feedback=error_feedback
     )
-    return ddp_comm_hook(Config(dense=rule))
+    return DenseGradients(rule)
 
 
 def net(device="cpu"):
@@ -57,58 +56,57 @@ def net(device="cpu"):
 
 
 def train(ddp, steps):
-    """Gradients of each step, one vector each, on CPU."""
-    device, found = next(ddp.parameters()).device, []
+    """Train and return the gradients of each step, one vector each, on CPU."""
+    device, gradients = next(ddp.parameters()).device, []
     for step in steps:
         generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
         rows = torch.randn(8, 9, generator=generator).to(device)
         ddp.zero_grad()
         ddp(rows).square().mean().backward()
-        found.append(torch.cat([p.grad.flatten().cpu() for p in ddp.parameters()]))
+        gradients.append(torch.cat([p.grad.flatten().cpu() for p in ddp.parameters()]))
         with torch.no_grad():
             for p in ddp.parameters():
                 p -= 0.1 * p.grad
-    return found
+    return gradients
 
 
-def distributed(hook, device="cpu", **options):
+def distributed(gradients, device="cpu", **options):
     ddp = DistributedDataParallel(net(device), **{"bucket_cap_mb": 0.0001} | options)
-    hook.register(ddp)
+    gradients.register(ddp)
     return ddp
 
 
 @contextmanager
 def on_stand_ins():
-    def made(pg, device, checks):
-        return DeviceTransport(pg, device, checks)
-
-    with as_on_a_gpu(), mock.patch.object(all_reduce, "make_transport", made):
+    with as_on_a_gpu(), mock.patch.object(all_reduce, "make_transport", DeviceTransport):
         yield
 
 
-def both_ways():
-    """Gradients and states by the CPU's way, then as on a GPU, the last steps of which are resumed
-    by another DDP from a state of the first."""
-    hook = hook_of()
-    ddp = distributed(hook)
+def on_cpu_and_on_stand_ins():
+    """Return gradients and states on CPU, then as on a GPU.
+
+    There another DDP resumes the last step from a state of the first.
+    """
+    gradients = dense_gradients()
+    ddp = distributed(gradients)
     expected = train(ddp, range(3))
-    states = [hook.state_dict()]
+    states = [gradients.state_dict()]
     with on_stand_ins():
-        hook = hook_of()
-        ddp = distributed(hook)
-        found = train(ddp, range(2))
-        state, model = copy.deepcopy((hook.state_dict(), ddp.module.state_dict()))
-        hook = hook_of()
-        hook.load_state_dict(state)
-        ddp = distributed(hook)
+        gradients = dense_gradients()
+        ddp = distributed(gradients)
+        came = train(ddp, range(2))
+        state, model = copy.deepcopy((gradients.state_dict(), ddp.module.state_dict()))
+        gradients = dense_gradients()
+        gradients.load_state_dict(state)
+        ddp = distributed(gradients)
         ddp.module.load_state_dict(model)
-        found += train(ddp, [2])
-        states.append(hook.state_dict())
-    return expected, found, states
+        came += train(ddp, [2])
+        states.append(gradients.state_dict())
+    return expected, came, states
 
 
-def tables_both_ways():
-    """A DLRM whose tables are DATA_PARALLEL, by the CPU's way, then as on a GPU."""
+def tables_on_cpu_and_on_stand_ins():
+    """Train a DLRM whose tables are DATA_PARALLEL on CPU, then as on a GPU."""
     case, codec = CASES["pooled"], Rowwise(8)
     expected = run(case, qcomm_of(codec), 2)
     with on_stand_ins():
@@ -116,7 +114,7 @@ def tables_both_ways():
 
 
 def everything():
-    return both_ways(), tables_both_ways()
+    return on_cpu_and_on_stand_ins(), tables_on_cpu_and_on_stand_ins()
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +125,9 @@ def ranks():
 @pytest.mark.dist
 @pytest.mark.triton
 def test_a_dlrm_is_that_of_the_cpu(ranks):
-    expected, found = zip(*(tables for _, tables in ranks), strict=True)
-    assert_same(CASES["pooled"], expected, found)
-    for theirs, ours in zip(expected, found, strict=True):
+    expected, came = zip(*(tables for _, tables in ranks), strict=True)
+    assert_same(CASES["pooled"], expected, came)
+    for theirs, ours in zip(expected, came, strict=True):
         for kind in ("dense", "data_parallel"):
             assert ours.stats[kind]["num_calls"] > 0
             for key in ("wire_nbytes", "raw_nbytes", "header_nbytes", "num_calls"):
@@ -139,8 +137,8 @@ def test_a_dlrm_is_that_of_the_cpu(ranks):
 @pytest.mark.dist
 @pytest.mark.triton
 def test_gradients_and_residuals_are_those_of_the_cpu(ranks):
-    for expected, found, (theirs, ours) in (gradients for gradients, _ in ranks):
-        for a, b in zip(found, expected, strict=True):
+    for expected, came, (theirs, ours) in (gradients for gradients, _ in ranks):
+        for a, b in zip(came, expected, strict=True):
             assert torch.equal(a.view(torch.int32), b.view(torch.int32))
         ((key, theirs),) = theirs.items()
         residuals = ours[key]["residuals"]
@@ -164,7 +162,7 @@ def test_what_a_gpu_cannot_do_is_refused():
 
 
 class Placed(NamedTuple):
-    """What is asked of a parameter."""
+    """Stand-in for a parameter: all that `device_of` reads."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -172,29 +170,34 @@ class Placed(NamedTuple):
 
 def test_parameters_lie_on_one_device():
     here, there = (Placed(torch.device("cuda", n)) for n in range(2))
-    assert _device_of({there: "a.weight"}) == there.device
+    assert device_of({there: "a.weight"}) == there.device
     with pytest.raises(ValueError, match="one device only, got 'a' on cuda:0, 'b' on cuda:1"):
-        _device_of({here: "a", there: "b"})
+        device_of({here: "a", there: "b"})
     with pytest.raises(ValueError, match=r"gradients of 'a': .* on meta"):
-        _device_of({Placed(torch.device("meta")): "a"})
+        device_of({Placed(torch.device("meta")): "a"})
 
 
 # On a device.
 
 
 def alone_with_nccl():
-    """Of one rank, {case: (DDP's own gradients, ours)}, several buckets in flight; with a lossy
-    codec a step may not wait."""
+    """Return {algorithm: (DDP's own gradients, ours)} of one rank, several buckets in flight.
+
+    With a lossy codec the host may not wait for the device in a step.
+    """
     torch.cuda.set_device(0)
     pg = dist.new_group(backend="nccl", timeout=timedelta(seconds=60))
     options = {"device_ids": [0], "process_group": pg, "bucket_cap_mb": 0.0001}
     expected = train(DistributedDataParallel(net("cuda"), **options), range(4))
-    found = {}
+    by_algorithm = {}
     for algorithm in ALGORITHMS:
-        hook = hook_of(Identity(), algorithm, error_feedback=False)
-        found[algorithm] = expected, train(distributed(hook, "cuda", **options), range(4))
-        hook = hook_of(algorithm=algorithm)
-        ddp = distributed(hook, "cuda", **options)
+        gradients = dense_gradients(Identity(), algorithm, error_feedback=False)
+        by_algorithm[algorithm] = (
+            expected,
+            train(distributed(gradients, "cuda", **options), range(4)),
+        )
+        gradients = dense_gradients(algorithm=algorithm)
+        ddp = distributed(gradients, "cuda", **options)
         train(ddp, range(3))  # compiles, fetches residuals
         rows = torch.randn(8, 9, device="cuda")
         torch.cuda.synchronize()
@@ -203,16 +206,16 @@ def alone_with_nccl():
             ddp(rows).square().mean().backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        hook.state_dict()
+        gradients.state_dict()
     with pytest.raises(ValueError, match="has gloo there, and the all-reduce needs nccl"):
-        distributed(hook_of(), "cuda", device_ids=[0])
-    return found
+        distributed(dense_gradients(), "cuda", device_ids=[0])
+    return by_algorithm
 
 
 @pytest.mark.gpu
 @pytest.mark.dist
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_one_rank_of_nccl_does_what_ddp_does():
-    (found,) = run_ranks(alone_with_nccl, 1, timeout_s=200)
-    for algorithm, (expected, ours) in found.items():
+    (by_algorithm,) = run_ranks(alone_with_nccl, 1, timeout_s=200)
+    for algorithm, (expected, ours) in by_algorithm.items():
         assert all(map(torch.equal, ours, expected)), algorithm

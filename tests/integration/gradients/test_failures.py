@@ -1,4 +1,4 @@
-"""What the user of a DDP is told where an all-reduce fails, and that no state comes of it."""
+"""Errors that the user of a DDP gets where an all-reduce fails, and that no state comes of it."""
 
 import os
 from contextlib import contextmanager
@@ -8,7 +8,12 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from tests.integration.gradients.test_device import distributed, hook_of, on_stand_ins, train
+from tests.integration.gradients.test_device import (
+    dense_gradients,
+    distributed,
+    on_stand_ins,
+    train,
+)
 from trec_qcomm.comm import transport
 from trec_qcomm.testing import run_ranks
 
@@ -17,15 +22,18 @@ NUM_ROUNDS = 4  # of a step: two of each bucket
 
 
 def registered():
-    """A hook and its DDP, on a process group of its own, after two steps: DDP has put its buckets
-    together anew, of which there are several, and communicates in backward only."""
+    """Return gradients and their DDP, on a process group of its own, after two steps.
+
+    By then DDP has put its buckets together anew: there are several, and it communicates in
+    backward only.
+    """
     dist.barrier()
-    hook = hook_of()
+    gradients = dense_gradients()
     pg = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
-    ddp = distributed(hook, process_group=pg, bucket_cap_mb=0.0001)
+    ddp = distributed(gradients, process_group=pg, bucket_cap_mb=0.0001)
     train(ddp, range(2))
-    assert len(hook._reduction.error_feedback._buckets) == NUM_ROUNDS // 2
-    return hook, ddp
+    assert len(gradients._reduction.error_feedback._buckets) == NUM_ROUNDS // 2
+    return gradients, ddp
 
 
 def step(ddp):
@@ -33,14 +41,14 @@ def step(ddp):
 
 
 def error_of(call, *args):
-    """Its class and text."""
-    with pytest.raises(RuntimeError) as found:
+    """Return class and text of the error that a call raises."""
+    with pytest.raises(RuntimeError) as raised:
         call(*args)
-    return f"{found.type.__name__}: {found.value}"
+    return f"{raised.type.__name__}: {raised.value}"
 
 
 def damaging(run, number):
-    """Run rounds, and change what arrived in one."""
+    """Return a function that runs rounds and changes what arrived in one of them."""
     num_rounds = 0
 
     def damaged(*args):
@@ -57,7 +65,10 @@ def damaging(run, number):
 
 
 def damaged_on_rank_0():
-    """What two backwards say; rank 0 refuses a frame in the first, and rank 1 waits for rank 0."""
+    """Return the errors of two backwards.
+
+    Rank 0 refuses a frame in the first, and rank 1 waits for rank 0.
+    """
     _, ddp = registered()
     run = transport.run_round
     damaged = damaging(run, 1) if dist.get_rank() == 0 else run
@@ -65,39 +76,39 @@ def damaged_on_rank_0():
         return [error_of(step, ddp) for _ in range(2)]
 
 
-# As on a GPU.
+# On stand-ins for a GPU.
 
 
 @contextmanager
 def after_a_damaged_step():
-    """The hook and DDP of rank 0, after a step with a frame that was changed on its way."""
-    hook, ddp = registered()
+    """Yield gradients and DDP after a step in which rank 0 got a frame that was changed."""
+    gradients, ddp = registered()
     if dist.get_rank() == 0:
-        hook._transport._launch = damaging(hook._transport._launch, NUM_ROUNDS)
+        gradients._transport._launch = damaging(gradients._transport._launch, NUM_ROUNDS)
     step(ddp)
-    yield hook, ddp
+    yield gradients, ddp
     dist.barrier()
 
 
 def state_asked_for_first():
-    with after_a_damaged_step() as (hook, ddp):
+    with after_a_damaged_step() as (gradients, ddp):
         if dist.get_rank() == 0:
-            asked = [error_of(hook.state_dict) for _ in range(2)]
+            asked = [error_of(gradients.state_dict) for _ in range(2)]
             return [*asked, error_of(step, ddp)]
 
 
 def state_asked_for_after_a_step():
-    with after_a_damaged_step() as (hook, ddp):
+    with after_a_damaged_step() as (gradients, ddp):
         if dist.get_rank() == 0:
-            return [error_of(step, ddp), error_of(hook.state_dict)]
+            return [error_of(step, ddp), error_of(gradients.state_dict)]
 
 
 def everything():
-    found = {"cpu": damaged_on_rank_0()}
+    errors = {"cpu": damaged_on_rank_0()}
     with on_stand_ins():
-        found["state first"] = state_asked_for_first()
-        found["step first"] = state_asked_for_after_a_step()
-    return found
+        errors["state first"] = state_asked_for_first()
+        errors["step first"] = state_asked_for_after_a_step()
+    return errors
 
 
 @pytest.fixture(scope="module")

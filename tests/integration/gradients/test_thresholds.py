@@ -11,7 +11,7 @@ from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
-from trec_qcomm.integration.gradients.all_reduce import make_reduction
+from trec_qcomm.integration.gradients.dense import make_dense_reduction
 
 WORLD_SIZE, DENSITY = 2, 0.05
 PARAMETERS = tuple(ParameterShape(name, n, 1) for name, n in (("a", 4000), ("b", 6000), ("c", 100)))
@@ -34,7 +34,7 @@ def rule(*, error_feedback=False, **options):
 
 def ranks(of):
     return [
-        make_reduction(of, PARAMETERS, rank, WORLD_SIZE, Traffic("dense", ["all"]))
+        make_dense_reduction(of, PARAMETERS, rank, WORLD_SIZE, Traffic("dense", ["all"]))
         for rank in range(WORLD_SIZE)
     ]
 
@@ -136,7 +136,8 @@ def test_bytes_on_the_wire_are_as_few_as_dct_promises(density, least):
     of = rule(codec=Threshold(1.0, values="int8"), error_feedback=True, refresh=refresh)
     (layer,) = parameters = [ParameterShape("layer", 2**18, 1)]
     reductions = [
-        make_reduction(of, parameters, rank, 4, Traffic("dense", ["all"])) for rank in range(4)
+        make_dense_reduction(of, parameters, rank, 4, Traffic("dense", ["all"]))
+        for rank in range(4)
     ]
     for step in range(3):
         own = [

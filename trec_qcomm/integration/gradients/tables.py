@@ -10,16 +10,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.touched_rows import all_reduce_touched
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
+from trec_qcomm.integration.gradients.reduction import make_reduction
 
 
 class TableGradients(GradientAllReduce):
-    """Of one lookup of TorchRec: a row of a table is a row to the codec."""
+    """The all-reduce of one lookup of TorchRec: a row of a table is a row to the codec."""
 
-    def _parts_of(
+    def _shapes_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
     ) -> dict[nn.Parameter, list[ParameterShape]]:
         """Raises ValueError: a parameter whose tables are not known."""
@@ -29,13 +31,26 @@ class TableGradients(GradientAllReduce):
                 raise ValueError(f"data_parallel: the tables of {name!r} are unknown")
         return {parameter: tables[parameter] for parameter in names}
 
-    def _rounds(self, parameters: Sequence[ParameterShape], values: Tensor) -> Rounds:
-        return all_reduce_touched(self._reduction, parameters, values, exact=self._is_exact())
+    def _make_reduction(
+        self, shapes: Sequence[ParameterShape], rank: int, world_size: int
+    ) -> Reduction:
+        return make_reduction(
+            self.rule,
+            shapes,
+            rank,
+            world_size,
+            self.traffic,
+            seed=self._seed,
+            measure_error=self._measure_error,
+        )
+
+    def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor) -> Rounds:
+        return all_reduce_touched(self._reduction, shapes, values, exact=self._is_exact())
 
 
 def _tables_of(lookup: nn.Module) -> dict[nn.Parameter, list[ParameterShape]]:
-    """The tables that lie one behind the other in each parameter of the lookup's kernels."""
-    found = {}
+    """Return the tables that lie one behind the other in each parameter of the lookup's kernels."""
+    tables_by_parameter = {}
     kernels: Any = lookup._emb_modules
     for kernel in kernels:
         tables = [
@@ -44,5 +59,5 @@ def _tables_of(lookup: nn.Module) -> dict[nn.Parameter, list[ParameterShape]]:
         ]
         for _, parameter in kernel.named_parameters():
             if parameter.numel() == sum(table.numel for table in tables):
-                found[parameter] = tables
-    return found
+                tables_by_parameter[parameter] = tables
+    return tables_by_parameter

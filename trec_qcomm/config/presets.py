@@ -1,0 +1,63 @@
+"""Presets: the configs that ship, by name.
+
+In a checkout they are the files of configs/; a wheel carries the same files beside the package's
+own (setup.py puts them there).
+
+Knows: where the files lie. Does not know: what is in them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from os.path import isfile
+from pathlib import Path
+from typing import Any
+
+from trec_qcomm.config.read import config_from_dict, load_config
+from trec_qcomm.config.tree import Config
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def presets() -> tuple[str, ...]:
+    """Return the names of the configs that ship, such as "best" and "int4"."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def load_preset(name: str) -> Config:
+    """Return the config that ships under a name. Raises ValueError naming those that exist."""
+    if name not in presets():
+        raise ValueError(f"preset: {name!r} is not one of {', '.join(presets())}")
+    return replace(load_config(_folder() / f"{name}.yaml"), source=f"preset {name}")
+
+
+def read_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
+    """Return the config that a user names in one of four forms.
+
+    Args:
+        config: a Config, a mapping as YAML has it, the name of a preset, or the path of a YAML
+            file. A text is a preset if there is one of that name, else a path.
+
+    Raises: ValueError: naming what is allowed, or file, field and what is allowed there.
+    """
+    if isinstance(config, Config):
+        return config
+    if isinstance(config, Mapping):
+        return config_from_dict(config)
+    if isinstance(config, str) and config in presets():
+        return load_preset(config)
+    if isinstance(config, str) and not isfile(config):
+        raise ValueError(
+            f"config: {config!r} is neither a file nor a preset; presets: {', '.join(presets())}"
+        )
+    if isinstance(config, str | Path):
+        return load_config(config)
+    raise ValueError(
+        "config: expected a Config, a mapping, the path of a YAML file or the name of a preset, "
+        f"got {config!r}"
+    )
+
+
+def _folder() -> Path:
+    """Return the folder of the files: in the wheel, or else in the checkout."""
+    folder = _PACKAGE / "presets"
+    return folder if folder.is_dir() else _PACKAGE.parent / "configs"

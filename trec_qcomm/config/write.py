@@ -1,0 +1,64 @@
+"""Writing of a config: frozen dataclasses that hold codecs -> dicts that YAML can hold.
+
+Knows: rules, codecs. Does not know: files, TorchRec, process groups.
+"""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from trec_qcomm.config.gradients import AllReduceRule
+from trec_qcomm.config.tables import HopCodecs, TableRule
+from trec_qcomm.config.tree import Config
+from trec_qcomm.control.cost_model import Link
+from trec_qcomm.control.schedule import schedule_to_dict
+from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.core.codec import Codec
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """Return the config as a dict that YAML can hold; `config_from_dict` undoes it."""
+    data: dict[str, Any] = {}
+    if config.embedding:
+        data["embedding"] = [_rule_to_dict(rule) for rule in config.embedding]
+    for name in ("dense", "data_parallel"):
+        rule: AllReduceRule | None = getattr(config, name)
+        if rule is not None:
+            data[name] = _gradient_rule_to_dict(rule)
+    return data | {"seed": config.seed, "measure_error": config.measure_error}
+
+
+def codec_to_dict(codec: Codec) -> dict[str, Any]:
+    """Return the codec's name and all its fields as a dict; `codec_from_dict` undoes it."""
+    names = [f.name for f in fields(codec)]  # type: ignore[arg-type]
+    return {"codec": codec.name} | {name: getattr(codec, name) for name in names}
+
+
+def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
+    """Return the codecs and what differs from the default."""
+    data: dict[str, Any] = {"tables": list(rule.tables)} | _pair_to_dict(rule)
+    if rule.intra != HopCodecs():
+        data["intra"] = _pair_to_dict(rule.intra)
+    if rule.unique_bags is not False:
+        data["unique_bags"] = rule.unique_bags
+    if rule.schedule is not None:
+        data["schedule"] = schedule_to_dict(rule.schedule)
+    for name in ("classes", "refresh"):
+        control = getattr(rule, name)
+        if control is not None:
+            data[name] = asdict(control)
+    return data
+
+
+def _gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
+    """Return the codec and what differs from the default."""
+    data: dict[str, Any] = {"codec": codec_to_dict(rule.codec)}
+    for known in fields(rule):
+        value = getattr(rule, known.name)
+        if known.name != "codec" and value != known.default:
+            nested = isinstance(value, Link | ThresholdRefresh)
+            data[known.name] = asdict(value) if nested else value
+    return data
+
+
+def _pair_to_dict(pair: HopCodecs | TableRule) -> dict[str, Any]:
+    return {"forward": codec_to_dict(pair.forward), "backward": codec_to_dict(pair.backward)}

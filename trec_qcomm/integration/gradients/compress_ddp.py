@@ -1,0 +1,108 @@
+"""compress_ddp: compressed gradients for a DDP that TorchRec knows nothing of.
+
+Knows: configs, DDP. Does not know: TorchRec, algorithms.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from trec_qcomm.config import Config, read_config
+from trec_qcomm.core.counters import Traffic, summary
+from trec_qcomm.integration.checkpoint import load_of_all_ranks
+from trec_qcomm.integration.gradients.dense import DenseGradients
+
+
+def compress_ddp(
+    ddp: DistributedDataParallel, config: Config | Mapping[str, Any] | Path | str
+) -> "CompressedDDP":
+    """Let a DDP all-reduce its gradients as the `dense` of a config says. Collective.
+
+        ddp = DistributedDataParallel(model)
+        compressed = trec_qcomm.compress_ddp(ddp, "dense_float6")
+        ...  # train as before
+        print(compressed.stats())
+
+    Call it once for a DDP, on all ranks, before the first backward. What the config says of
+    embeddings and of DATA_PARALLEL tables is for TorchRec's modules, and is not used here.
+
+    Args:
+        ddp: the wrapped model, float32, on CPU with gloo or on one GPU with NCCL.
+        config: a Config, a mapping as YAML has it, the path of a YAML file, or the name of a config
+            that ships (`trec_qcomm.presets()`).
+
+    Raises: ValueError: not a DDP; a config of another type, one that cannot be read or one without
+        `dense`; what DDP or the codec cannot do, see GradientAllReduce.register; ranks whose
+        configs or parameters differ.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ValueError(f"ddp: expected a DistributedDataParallel, got a {type(ddp).__name__}")
+    return CompressedDDP(ddp, read_config(config))
+
+
+class CompressedDDP:
+    """Handle of a DDP whose gradients are compressed; `compress_ddp` makes it.
+
+    It is a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": it}.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, config: Config) -> None:
+        """Take over the all-reduce of the DDP. Collective. Raises ValueError: see compress_ddp."""
+        if config.dense is None:
+            raise ValueError(f"{config.source}: dense: missing")
+        self.config = config
+        self._exact = False
+        self._gradients = DenseGradients(
+            config.dense,
+            seed=config.seed,
+            measure_error=config.measure_error,
+            traffic=Traffic("dense", ["all"]),
+            is_exact=lambda: self._exact,
+        )
+        self._gradients.register(ddp)
+
+    def __repr__(self) -> str:
+        return f"CompressedDDP(dense={self.config.dense!r})"
+
+    @contextmanager
+    def bypass(self) -> Iterator[None]:
+        """Send exact gradients inside the block. All ranks enter it together."""
+        before, self._exact = self._exact, True
+        try:
+            yield
+        finally:
+            self._exact = before
+
+    def stats(self) -> dict[str, Any]:
+        """Return what this rank sent since construction or `reset_stats`; see QComm.stats."""
+        return {"dense": summary([self._gradients.traffic])}
+
+    def reset_stats(self) -> None:
+        """Set all counters to zero."""
+        self._gradients.traffic.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on as if it had not stopped.
+
+        It holds what this rank's codec kept back, thresholds and the number of calls, on CPU.
+
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state comes of it.
+        """
+        return self._gradients.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. Raises ValueError: it is of another model or world size."""
+        self._gradients.load_state_dict(state_dict)
+
+    def load_resized(self, checkpoint_id: str | Path, *, key: str = "trec_qcomm") -> None:
+        """Continue from a checkpoint that another number of ranks wrote. Collective.
+
+        What codecs kept back goes on as the config's `on_resize` says; thresholds are found anew.
+
+        Args: key: the name that this object was saved under.
+        Raises: ValueError: nothing was saved under it, or the state is of another model.
+        """
+        self.load_state_dict(load_of_all_ranks(checkpoint_id, key))

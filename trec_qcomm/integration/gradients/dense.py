@@ -1,0 +1,90 @@
+"""DenseGradients: the all-reduce of the gradients of parameters that all ranks hold.
+
+Knows: DDP, rules of the config, thresholds. Does not know: TorchRec, algorithms.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from trec_qcomm.comm.dense.all_reduce import Reduction
+from trec_qcomm.comm.dense.chunks import Chunks, ParameterShape
+from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.config import GradientRule
+from trec_qcomm.core.counters import Traffic
+from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
+from trec_qcomm.integration.gradients.reduction import make_reduction
+from trec_qcomm.integration.gradients.thresholds import (
+    GlobalThresholds,
+    GradientThresholds,
+    LayerThresholds,
+)
+
+
+class DenseGradients(GradientAllReduce):
+    """The all-reduce of replicated parameters: blocks of adjacent values are rows to the codec."""
+
+    def __init__(self, rule: GradientRule, **options: Any) -> None:
+        """Args: options: keyword arguments of GradientAllReduce."""
+        super().__init__(rule, **options)
+        self._rule = rule
+        self._sums_on_resize = rule.on_resize == "sum"
+
+    def _shapes_of(
+        self, module: nn.Module, names: Mapping[nn.Parameter, str]
+    ) -> dict[nn.Parameter, list[ParameterShape]]:
+        block = self._rule.block
+        return {p: [ParameterShape(name, p.numel(), block)] for p, name in names.items()}
+
+    def _make_reduction(
+        self, shapes: Sequence[ParameterShape], rank: int, world_size: int
+    ) -> Reduction:
+        return make_dense_reduction(
+            self._rule,
+            shapes,
+            rank,
+            world_size,
+            self.traffic,
+            seed=self._seed,
+            measure_error=self._measure_error,
+        )
+
+    def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor) -> Rounds:
+        return self._reduction.start(shapes, values, exact=self._is_exact())
+
+
+def make_dense_reduction(
+    rule: GradientRule,
+    parameters: Sequence[ParameterShape],
+    rank: int,
+    world_size: int,
+    traffic: Traffic,
+    *,
+    seed: int = 0,
+    measure_error: bool = False,
+) -> Reduction:
+    """Return the reduction of one rank that a rule of replicated parameters describes.
+
+    The arguments are those of `make_reduction`.
+    """
+    refresh, tolerance = rule.refresh, rule.codec.tolerance
+
+    def make_thresholds(chunks: Chunks, sites: Sequence[str]) -> GradientThresholds:
+        assert refresh is not None
+        assert tolerance is not None
+        kind = GlobalThresholds if rule.scope == "global" else LayerThresholds
+        return kind(refresh, tolerance, chunks, sites)
+
+    return make_reduction(
+        rule,
+        parameters,
+        rank,
+        world_size,
+        traffic,
+        min_numel=rule.min_numel,
+        error_feedback=rule.error_feedback,
+        make_tolerances=make_thresholds if refresh is not None else None,
+        seed=seed,
+        measure_error=measure_error,
+    )

@@ -1,0 +1,88 @@
+"""Where gradients lie, and over which process group they are reduced.
+
+Knows: devices, process groups. Does not know: DDP, rules, algorithms.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trec_qcomm.comm.transport import DeviceTransport, Transport
+from trec_qcomm.core.checks import Checks
+from trec_qcomm.core.codec import Codec, has_gpu_kernels
+
+
+def device_of(names: Mapping[nn.Parameter, str]) -> torch.device:
+    """Return the one device on which all parameters lie; the CPU where there are none.
+
+    Args: names: each parameter's name, for errors.
+    Raises: ValueError: a parameter that is not float32 on cpu or cuda, or several devices.
+    """
+    devices = {parameter.device: name for parameter, name in names.items()}
+    for parameter, name in names.items():
+        if parameter.dtype != torch.float32 or parameter.device.type not in ("cpu", "cuda"):
+            raise ValueError(
+                f"gradients of {name!r}: {parameter.dtype} on {parameter.device}; the "
+                "all-reduce exists for float32 on cpu and cuda only"
+            )
+    if len(devices) > 1:
+        places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
+        raise ValueError(f"gradients of one DDP: on one device only, got {places}")
+    return next(iter(devices), torch.device("cpu"))
+
+
+def check_on_gpu(codec: Codec, backends: str) -> None:
+    """Raise ValueError where gradients in a GPU's memory cannot be all-reduced with this codec.
+
+    Args: backends: backends of the process group, such as "cpu:gloo,cuda:nccl".
+    """
+    if not codec.fixed_size or not has_gpu_kernels(codec):
+        raise ValueError(
+            f"codec: {codec!r}: on cuda gradients are all-reduced with codecs of fixed size only: "
+            "identity, cast, float6, rowwise, sign, topk with a density"
+        )
+    backend = dict(pair.split(":") for pair in backends.split(",")).get("cuda")
+    if backend != "nccl":  # gloo does not send from a GPU's memory
+        raise ValueError(
+            f"gradients on cuda: the process group has {backend} there, and the all-reduce needs "
+            'nccl: init_process_group("cpu:gloo,cuda:nccl"), or dense, data_parallel: left out'
+        )
+
+
+def check_same_rules(pg: dist.ProcessGroup, description: str) -> None:
+    """Raise ValueError on all ranks where one has another rule: gloo would end the process.
+
+    Args: description: this rank's rule and parameters, as a text. Collective.
+    """
+    descriptions: list[str] = [""] * pg.size()
+    dist.all_gather_object(descriptions, description, group=pg)
+    for rank, other in enumerate(descriptions):
+        if other != descriptions[0]:
+            raise ValueError(
+                f"gradients: ranks 0 and {rank} of the group have different rules or parameters:\n"
+                f"{descriptions[0]}\n{other}"
+            )
+
+
+def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a new gloo group of the same ranks and timeout. Collective."""
+    ranks = dist.get_process_group_ranks(pg)
+    everyone = len(ranks) == dist.get_world_size()
+    timeout: timedelta = pg._get_backend(torch.device("cpu")).options._timeout
+    group: dist.ProcessGroup = dist.new_group(
+        ranks, timeout=timeout, backend="gloo", use_local_synchronization=not everyone
+    )
+    return group
+
+
+def make_transport(
+    pg: dist.ProcessGroup, device: torch.device, checks: Checks
+) -> Transport | DeviceTransport:
+    """Return what carries messages that lie in the memory of a device. Collective.
+
+    Args: checks: results of checks on a GPU, which the host reads later; see DeviceTransport.
+    """
+    return Transport(pg) if device.type == "cpu" else DeviceTransport(pg, device, checks)
