@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.distributed.sharding_plan import data_parallel
 
+from tests.integration import small_model
 from tests.integration.embedding.test_every_sharding import SUM_TABLES
 from tests.integration.zoo.cases import MIX, Case, batch
 from tests.integration.zoo.run import assert_same, run, shard, train
@@ -17,6 +19,7 @@ from trec_qcomm import (
     Rowwise,
     TableGradientRule,
     TableRule,
+    load_preset,
 )
 from trec_qcomm.testing import run_ranks
 
@@ -57,6 +60,30 @@ def test_identity_equals_stock_bit_for_bit(ranks, name, algorithm):
     for _, ours in pairs:
         dense = ours.stats["dense"]
         assert dense["wire_nbytes"] > dense["raw_nbytes"] > 0  # frames; the same values
+
+
+def best_and_ddp():
+    """Train with best.yaml, and with DDP's own all-reduce of DATA_PARALLEL tables in its place."""
+    best = load_preset("best")
+    plan = small_model.default_plan() | {"tw_last": data_parallel()}
+    runs = []
+    for config in (best, replace(best, data_parallel=None)):
+        qcomm = QComm(config)
+        dmp = small_model.shard(qcomm, plan=plan, optimizer="dense")
+        losses = small_model.train(dmp, small_model.dense_optimizer(dmp), range(12))
+        runs.append((losses, small_model.weights(dmp), qcomm.stats()["data_parallel"]))
+    return runs
+
+
+@pytest.mark.dist
+def test_best_trains_data_parallel_tables_as_ddp_does_with_2_ranks():
+    """With more ranks the sums are added up in another order than gloo's."""
+    for best, ddp in run_ranks(best_and_ddp, 2):
+        (losses, weights, stats), (ddp_losses, ddp_weights, ddp_stats) = best, ddp
+        assert small_model.same_weights(weights, ddp_weights)
+        assert losses == ddp_losses
+        assert all(torch.isfinite(w).all() for parts in weights.values() for w in parts)
+        assert stats["header_nbytes"] > 0 == ddp_stats["header_nbytes"]  # ours are frames
 
 
 def bytes_of_touched_rows():

@@ -1,0 +1,31 @@
+"""Training with configs that ship: the one for plans of two levels."""
+
+import pytest
+import torch
+
+from tests.integration.embedding.test_every_sharding import SUM_TABLES
+from tests.integration.zoo.cases import MIX, Case
+from tests.integration.zoo.run import run
+from trec_qcomm import QComm
+from trec_qcomm.testing import run_ranks
+
+CASE = Case(tables=SUM_TABLES, sharding=MIX, node_size=2, batch=(64,))
+
+
+def two_levels():
+    """Train on two nodes of two ranks, with the two-level config and with best.yaml."""
+    return [run(CASE, QComm.from_preset(name), 2, linear=True) for name in ("two_level", "best")]
+
+
+@pytest.mark.dist
+def test_two_level_narrows_the_hop_inside_a_node():
+    for two_level, best in run_ranks(two_levels, 4, timeout_s=250):
+        for kind in ("intra_embedding_forward", "intra_embedding_backward"):
+            ours, exact = two_level.stats[kind], best.stats[kind]
+            assert ours["raw_nbytes"] == exact["raw_nbytes"] > 0
+            payload = exact["wire_nbytes"] - exact["header_nbytes"]
+            assert 2 * (ours["wire_nbytes"] - ours["header_nbytes"]) == payload
+        for kind in ("embedding_forward", "embedding_backward"):
+            assert two_level.stats[kind]["wire_nbytes"] < two_level.stats[kind]["raw_nbytes"]
+        for parts in two_level.weights.values():
+            assert all(bool(torch.isfinite(weights).all()) for _, _, weights in parts)
