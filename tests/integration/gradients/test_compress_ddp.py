@@ -1,0 +1,130 @@
+"""compress_ddp: a DDP outside TorchRec, from every form of a config; bypass, statistics, state."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.integration.gradients.test_device import net, train
+from trec_qcomm import Config, GradientRule, Rowwise, compress_ddp
+from trec_qcomm.testing import run_ranks
+
+RULE = GradientRule(
+    codec=Rowwise(4), block=16, min_numel=20, algorithm="two_shot", error_feedback=True
+)
+MAPPING = {
+    "dense": {
+        "codec": {"codec": "rowwise", "bits": 4},
+        "block": 16,
+        "min_numel": 20,
+        "algorithm": "two_shot",
+        "error_feedback": True,
+    }
+}
+
+
+def compressed(config):
+    ddp = DistributedDataParallel(net())
+    return ddp, compress_ddp(ddp, config)
+
+
+def every_form(yaml):
+    """Return the gradients of two steps by every form of one config, and by a preset."""
+    forms = [Config(dense=RULE), MAPPING, yaml, str(yaml), "dense_float6"]
+    return [train(compressed(form)[0], range(2)) for form in forms]
+
+
+def exact_and_counted():
+    """Return DDP's own gradients, bypassed ones, and statistics without and with bypass."""
+    expected = train(DistributedDataParallel(net()), range(2))
+    ddp, handle = compressed(Config(dense=RULE))
+    with handle.bypass():
+        bypassed = train(ddp, range(2))
+    exact = handle.stats()
+    handle.reset_stats()
+    train(ddp, range(2))
+    return expected, bypassed, exact, handle.stats()
+
+
+def resumed(folder):
+    """Return the last steps of a run that did not stop, and of one that goes on from state."""
+    ddp, handle = compressed(Config(dense=RULE))
+    train(ddp, range(2))
+    model, state = copy.deepcopy((ddp.module.state_dict(), handle.state_dict()))
+    dcp.save({"model": model, "trec_qcomm": handle}, checkpoint_id=folder)
+    runs = [train(ddp, range(2, 4))]
+    for load in (
+        lambda again: again.load_state_dict(state),
+        lambda again: dcp.load({"trec_qcomm": again}, checkpoint_id=folder),
+        lambda again: again.load_resized(folder),
+    ):
+        ddp, again = compressed(Config(dense=RULE))
+        ddp.module.load_state_dict(model)
+        load(again)
+        runs.append(train(ddp, range(2, 4)))
+    return runs
+
+
+def refused(yaml):
+    """Call it with what it does not take; the DDP is as before."""
+    ddp = DistributedDataParallel(net())
+    for config, message in (
+        (5, "config: expected a Config, a mapping, the path of a YAML file or the name of a pre"),
+        (None, "config: expected a Config, .* got None"),
+        ("dense_int3", "'dense_int3' is neither a file nor a preset; presets: best, .*dense_int8"),
+        (yaml.with_name("none.yaml"), r"none\.yaml: cannot be read: .*No such file"),
+        ("int4", "preset int4: dense: missing"),
+        ({"dense": {"codec": "zip"}}, r"dense\.codec: unknown codec 'zip'; allowed: cast"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compress_ddp(ddp, config)
+    with pytest.raises(ValueError, match="ddp: expected a DistributedDataParallel, got a Sequen"):
+        compress_ddp(net(), "dense_float6")
+    compress_ddp(ddp, yaml)
+
+
+def everything(folder):
+    yaml = folder / "mine.yaml"
+    refused(yaml)
+    return every_form(yaml), exact_and_counted(), resumed(folder / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compress_ddp")
+    (folder / "mine.yaml").write_text(
+        "dense:\n  codec: {codec: rowwise, bits: 4}\n  block: 16\n  min_numel: 20\n"
+        "  algorithm: two_shot\n  error_feedback: true\n"
+    )
+    return run_ranks(everything, 2, folder)
+
+
+def same(a, b):
+    return all(map(torch.equal, a, b))
+
+
+@pytest.mark.dist
+def test_every_form_of_a_config_is_the_same(ranks):
+    for (config, *others, preset), _, _ in ranks:
+        assert all(same(config, other) for other in others)
+        assert not same(config, preset)
+    (one, *_), (other, *_) = (forms for forms, _, _ in ranks)
+    assert same(one, other)  # the ranks have equal gradients
+
+
+@pytest.mark.dist
+def test_bypass_is_what_ddp_does_and_stats_count_bytes(ranks):
+    for _, (expected, bypassed, exact, coded), _ in ranks:
+        assert same(expected, bypassed)
+        assert all(bool(gradients.any()) for gradients in bypassed)
+        assert 0 < coded["dense"]["wire_nbytes"] < exact["dense"]["wire_nbytes"]
+        assert coded["dense"]["raw_nbytes"] == exact["dense"]["raw_nbytes"]
+
+
+@pytest.mark.dist
+def test_state_and_checkpoints_resume_the_same_training(ranks):
+    for _, _, (straight, *others) in ranks:
+        assert len(others) == 3
+        assert all(same(straight, other) for other in others)
