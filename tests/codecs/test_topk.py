@@ -10,7 +10,7 @@ from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.config import HopCodecs, TableRule, codec_from_dict, codec_to_dict
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,

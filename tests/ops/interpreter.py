@@ -11,13 +11,13 @@ from unittest import mock
 import torch
 
 
-def quickly():
+def fast_interpreter():
     """A context."""
-    return nullcontext() if torch.cuda.is_available() else _quickly()
+    return nullcontext() if torch.cuda.is_available() else _fast_interpreter()
 
 
 @contextmanager
-def _quickly():
+def _fast_interpreter():
     from triton.runtime import interpreter
 
     call, prepared = interpreter.InterpretedFunction.__call__, set()

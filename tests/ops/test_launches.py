@@ -7,13 +7,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.ops.backends import device_of
-from tests.ops.interpreter import quickly
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.checks import Checks, deferring
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 
 NUM_TABLES, NUM_PEERS, DIM = 26, 64, 4
 
@@ -94,7 +94,7 @@ def test_kernels_and_waits(codec, monkeypatch):
     found = set()
     for num_segments in (1, NUM_TABLES * NUM_PEERS):
         costs = []
-        with default_backend("gpu"), quickly():
+        with default_backend("gpu"), fast_interpreter():
             for step in encode_and_decode(codec, num_segments, "cpu"):
                 with counting(monkeypatch) as counts:
                     step()

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
-from tests.ops.interpreter import quickly
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, Float6, Identity, Rowwise, Sign
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
@@ -214,7 +214,7 @@ def test_ten_thousand_segments_of_one_row(codec):
     sizes = codec.max_nbytes(segments)
     at, payloads, decoded = exclusive_cumsum(sizes)[:-1], [], []
     for backend in BACKENDS:
-        with default_backend(backend), quickly():
+        with default_backend(backend), fast_interpreter():
             own = rows.to(device_of(backend))
             payload = torch.full((int(sizes.sum()),), 7, dtype=torch.uint8, device=own.device)
             out = torch.full_like(own, 9.0)

@@ -12,7 +12,7 @@ from tests.ops.backends import BACKENDS, assert_equal, device_of
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import threshold
-from trec_qcomm.ops.binding import gpu_kernels
+from trec_qcomm.ops.dispatch import gpu_kernels
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 ON_CPU = ("reference", "cpu")

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.gradients.test_data_parallel import CASES, qcomm_of
 from tests.integration.zoo.run import assert_same, run
-from tests.ops.stand_in import as_on_a_gpu
+from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import (
     Cast,
     Config,
@@ -82,7 +82,7 @@ def on_stand_ins():
     def made(pg, device, checks):
         return DeviceTransport(pg, device, checks)
 
-    with as_on_a_gpu(), mock.patch.object(all_reduce, "make_transport", made):
+    with fake_gpu(), mock.patch.object(all_reduce, "make_transport", made):
         yield
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from tests.ops.interpreter import quickly
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.core import transfer
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.wire import frame
 
 READS = (
@@ -22,10 +22,10 @@ READS = (
 
 
 @contextmanager
-def as_on_a_gpu():
+def fake_gpu():
     """Within, CPU tensors take the way of a GPU's."""
     patched = mock.patch.object(frame, "is_on_gpu", return_value=True)
-    with patched, default_backend("gpu"), quickly():
+    with patched, default_backend("gpu"), fast_interpreter():
         yield
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ops.stand_in import HostReads
+from tests.ops.fake_gpu import HostReads
 
 WAITS = {
     "item": lambda x: x[0].item(),

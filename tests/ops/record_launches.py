@@ -9,7 +9,7 @@ import torch
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.ops.rows import add, choose, take
 from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
@@ -40,7 +40,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def recorded_launches() -> list[dict]:
+def record_launches() -> list[dict]:
     """Each kernel with each set of types and constants once."""
     found: dict[str, dict] = {}
     with recording(found), default_backend("gpu"):
