@@ -32,7 +32,7 @@ def is_jitted(node) -> bool:
 
 
 def kernels() -> set[str]:
-    """Names of the jitted functions that no jitted function calls."""
+    """Return the names of jitted functions that no jitted function calls."""
     functions = [
         node
         for path in PACKAGE.rglob("*.py")

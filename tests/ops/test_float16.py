@@ -1,4 +1,4 @@
-"""binary16 and bfloat16 by integer arithmetic, against torch."""
+"""ops.float16: binary16 and bfloat16 by integer arithmetic give what torch gives."""
 
 import numpy as np
 import pytest
