@@ -20,7 +20,7 @@ def fails_on_rank_1() -> int:
 
 @pytest.mark.dist
 def test_ranks_have_the_environment_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each call, though the server is that of the first."""
+    """The server starts with the first call; the environment is that of each call."""
     for value in ("one", "two"):
         monkeypatch.setenv("TREC_QCOMM_TEST", value)
         assert run_ranks(variable, 2) == [value, value]

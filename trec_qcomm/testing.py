@@ -1,7 +1,16 @@
-"""Conformance kit: what every codec must pass, and ranks to run collectives on.
+"""Conformance kit: checks that every codec must pass, and ranks to run collectives on.
 
-A codec's test is data plus calls of `check_codec` and `check_frame`; a collective's is a function
-for `run_ranks`. Everything here raises AssertionError with the case that failed.
+To test a codec of your own (core.codec.Codec says what one is):
+
+    from trec_qcomm.testing import check_codec, check_frame
+
+    def test_my_codec():
+        check_codec(MyCodec())  # sizes, places, determinism, and the promise of its contract
+        check_frame(MyCodec())  # damaged frames are refused
+
+An UNBIASED codec also calls `check_unbiased`. A check that fails raises AssertionError, with the
+codec and the case that failed. To test a collective, write a function and give it to `run_ranks`.
+All of this runs on CPU.
 """
 
 import math
@@ -33,16 +42,20 @@ def run_ranks(
 ) -> list[Any]:
     """Call `fn(*args)` on `world_size` new processes joined by a gloo process group.
 
-    They are forked from a server that has imported this package once and computed nothing: an
-    interpreter of its own takes 4 s to do that, and each rank is there after 20 ms. What is the
-    server's is equal on all ranks: the seed of string hashes, numpy's global generator, what a
-    module read from the environment when it was imported, and where stdout goes. The environment
-    itself is the caller's. The server starts with the first call of a process.
+    The processes are forked from a server, which the first call starts. It has imported this
+    package once and computed nothing: a new interpreter takes 4 s for that, a fork 20 ms. All ranks
+    inherit from the server, and so have in common: the seed of string hashes, numpy's global
+    generator, what a module read from the environment when it was imported, and where stdout goes.
+    The environment itself is the caller's.
 
-    Args:    fn: importable; dist.get_rank() tells it its rank.
-             timeout_s: of every collective, and of the whole.
-    Returns: what each rank returned, by rank.
-    Raises:  RuntimeError: with the traceback of the first rank that failed, or a timeout.
+    Args:
+        fn: a function of a module that the ranks can import (no lambda, no local function);
+            dist.get_rank() tells it its rank.
+        world_size: how many ranks.
+        args: arguments of `fn`, the same on each rank; they are pickled.
+        timeout_s: limit in seconds for each collective, and for the wait for results.
+    Returns: what `fn` returned on each rank, in rank order; it is pickled, too.
+    Raises: RuntimeError: a rank failed (its traceback is in the message), or the timeout passed.
     """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -96,7 +109,7 @@ def _rank_main(
 
 
 def _collect(pipes: Sequence[Connection], timeout_s: float) -> list[Any]:
-    """Wait for one message from each pipe. A rank that ends without one has failed, too."""
+    """Wait for one message from each pipe. A rank that ends without sending one has failed."""
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
         pending = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
@@ -117,7 +130,11 @@ def _collect(pipes: Sequence[Connection], timeout_s: float) -> list[Any]:
 
 
 def interleaved_segments(num_rows: int, num_tables: int, dim: int, gap: int = 3) -> Segments:
-    """Segments side by side in a [num_rows, num_tables * (dim + gap)] matrix, as tables are."""
+    """Return segments that lie side by side in one matrix, as the tables of a batch do.
+
+    The matrix is [num_rows, num_tables * (dim + gap)]; `gap` columns after each table belong to no
+    segment.
+    """
     width = num_tables * (dim + gap)
     return Segments(
         torch.arange(num_tables + 1) * num_rows,
@@ -128,21 +145,34 @@ def interleaved_segments(num_rows: int, num_tables: int, dim: int, gap: int = 3)
 
 
 def encode(codec: Codec, values: Tensor, segments: Segments, *, seed: int = 0) -> Encoded:
-    """Encode into a buffer of just the declared bytes, filled with garbage beforehand."""
+    """Encode rows into a buffer of exactly `max_nbytes`, which is filled with garbage beforehand.
+
+    Args:
+        values: float32 on CPU, contiguous, any shape.
+        segments: which rows of `values`.
+        seed: the seed of stochastic rounding.
+    """
     most = codec.max_nbytes(segments)
     payload = torch.full((int(most.sum()),), _CANARY, dtype=torch.uint8)
     return codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1], seed=seed)
 
 
 def round_trip(codec: Codec, values: Tensor, segments: Segments, *, seed: int = 0) -> Tensor:
-    """decode(encode(values)), same shape; values outside all segments come back as NaN."""
+    """Return decode(encode(values)), in the same shape; values outside all segments become NaN.
+
+    Args:
+        values: float32 on CPU, contiguous, any shape.
+        segments: which rows of `values`.
+        seed: the seed of stochastic rounding.
+    """
     out = torch.full_like(values, math.nan)
     codec.decode(encode(codec, values, segments, seed=seed), segments, out)
     return out
 
 
 def awkward_rows(dim: int) -> Tensor:
-    """[n, dim] float32: zeros of both signs, constants, subnormals, extremes, NaN and inf."""
+    """Return [n, dim] float32 rows that are hard to code: zeros of both signs, constants,
+    subnormals, extremes, NaN and inf."""
     tiny, huge = 1e-45, torch.finfo(torch.float32).max
     plain = torch.linspace(-1, 1, dim)
     rows = [torch.zeros(dim), -torch.zeros(dim), torch.full((dim,), 0.1), plain, -plain * 1e-30]
@@ -155,8 +185,16 @@ def awkward_rows(dim: int) -> Tensor:
 
 
 def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> None:
-    """Sizes, places, determinism and the contract of a codec, on plain and awkward data.
+    """Check the sizes, places, determinism and contract of a codec, on plain and awkward rows.
 
+    Sizes: never above `max_nbytes`, and exactly that if `fixed_size`. Places: strided rows are read
+    and written where they lie, nothing beside them is touched, and a segment decodes to the same
+    values alone and among others. Determinism: two encodings of the same rows are equal. Contract:
+    what core.codec.Contract says; NaN and inf arrive.
+
+    A BOUNDED codec must have the attributes that `error_bounds` reads.
+
+    Args: dims: the numbers of values a row to try.
     Raises: AssertionError: the codec breaks core.codec.Codec or its Contract.
     """
     generator = torch.Generator().manual_seed(0)
@@ -186,7 +224,7 @@ def _check_sizes(codec: Codec, rows: Tensor, segments: Segments) -> None:
 
 
 def _check_places(codec: Codec, matrix: Tensor, dim: int) -> None:
-    """Strided rows are read and written in place, and nothing beside them is touched."""
+    """Check that strided rows are read and written in place, and nothing beside them is touched."""
     segments = interleaved_segments(len(matrix), 3, dim)
     decoded = round_trip(codec, matrix, segments)
     inside = torch.zeros_like(matrix, dtype=torch.bool)
@@ -194,7 +232,7 @@ def _check_places(codec: Codec, matrix: Tensor, dim: int) -> None:
         block = segments.block(matrix, s).contiguous()
         alone = round_trip(codec, block, Segments.packed([len(block)], dim))
         segments.block(inside, s).fill_(True)
-        if codec.contract is not Contract.UNBIASED:  # its noise depends on the place
+        if codec.contract is not Contract.UNBIASED:  # there, the noise depends on the place
             same = _same_bits(segments.block(decoded, s), alone)
             assert same, f"{codec}: segment {s} decodes differently among others"
     assert bool(decoded[~inside].isnan().all()), f"{codec}: wrote outside its segments"
@@ -203,7 +241,7 @@ def _check_places(codec: Codec, matrix: Tensor, dim: int) -> None:
 
 def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
     decoded = round_trip(codec, rows, segments)
-    if mask_use(codec) is MaskUse.WRITES:  # NaN and inf come first, but only so many are kept
+    if mask_use(codec) is MaskUse.WRITES:  # NaN and inf are kept first, but a row may have too many
         assert bool((rows.isnan() | ~decoded.isnan()).all()), f"{codec}: made NaN"
         kept = decoded.isinf()
         assert torch.equal(decoded[kept], rows[kept]), f"{codec}: made inf"
@@ -221,10 +259,11 @@ def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
 
 
 def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:
-    """What a BOUNDED codec promises for each segment: [S] float64, from its `tolerance` and `mode`.
+    """Return [S] float64, the error bound that a BOUNDED codec promises for each segment.
 
-    Its attribute `mode` is `abs`, where `tolerance` is the bound itself, or `rel`, where `tolerance` is a
-    fraction of max - min over the finite values of the segment, taken in float64.
+    It is computed from two attributes of the codec. With `mode` "abs", `tolerance` is the bound
+    itself; with "rel", it is a fraction of max - min over the finite values of the segment, taken
+    in float64.
     """
     tolerance, mode = codec.tolerance, getattr(codec, "mode", None)
     assert tolerance is not None, f"{codec}: BOUNDED, without a bound"
@@ -240,10 +279,10 @@ def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:
 
 
 def max_error_in_bounds(codec: Codec, values: Tensor, decoded: Tensor, segments: Segments) -> float:
-    """The largest |value - decoded| of any finite value over the bound of its segment; 0 / 0 is 0.
+    """Return the largest error of any finite value, in units of its segment's bound; 0 / 0 is 0.
 
-    The difference is taken in float64, where it is exact unless it is far below the bound, or far
-    above it.
+    An error is |value - decoded|, taken in float64, where it is exact unless it is far below the
+    bound, or far above it.
     """
     worst = 0.0
     for s, bound in enumerate(error_bounds(codec, values, segments).tolist()):
@@ -258,7 +297,11 @@ def max_error_in_bounds(codec: Codec, values: Tensor, decoded: Tensor, segments:
 
 
 def check_unbiased(codec: Codec, *, num_seeds: int = 2000) -> None:
-    """The mean over seeds is the input, within 6 standard errors of each value."""
+    """Check that the mean of decoded values over seeds is the input, within 6 standard errors.
+
+    Args: num_seeds: how many seeds.
+    Raises: AssertionError: a mean is farther away.
+    """
     rows = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
     segments = Segments.packed([4], 16)
     draws = torch.stack(
@@ -266,13 +309,17 @@ def check_unbiased(codec: Codec, *, num_seeds: int = 2000) -> None:
     ).double()
     error = (draws.mean(0) - rows).abs()
     allowed = 6 * draws.std(0) / math.sqrt(num_seeds)
-    # A value within p steps of a code flips n p times in n draws: 14 unseen flips are a 1e-6 event.
+    # A value that lies p steps from a code becomes the other code n p times in n draws. That 14
+    # such draws are expected and none is seen has a probability of 1e-6.
     allowed += (draws - rows).abs().amax((0, 2))[:, None] * 14 / num_seeds
     assert bool((error <= allowed).all()), f"{codec}: biased by {(error / allowed).max():.1f}x"
 
 
 def frame_of(codec: Codec, rows: Tensor, num_rows: Sequence[int]) -> tuple[Tensor, Segments]:
-    """One sealed frame [W] uint8 with `rows` ([R, D]) in segments of these sizes."""
+    """Return one sealed frame, [W] uint8, of `rows`, and the segments in it.
+
+    Args: rows: [R, D] float32.  num_rows: rows of each segment; they sum to R.
+    """
     segments = Segments.packed(num_rows, rows.shape[1])
     at, sizes = frame.lay_out(codec.max_nbytes(segments), [len(num_rows)])
     buffer = torch.full((sizes[0],), _CANARY, dtype=torch.uint8)
@@ -293,7 +340,11 @@ def frame_of(codec: Codec, rows: Tensor, num_rows: Sequence[int]) -> tuple[Tenso
 
 
 def open_frame(codec: Codec, data: Tensor, segments: Segments) -> Tensor:
-    """Unseal and decode what `frame_of` made. Raises CorruptFrameError."""
+    """Return the [R, D] rows of a frame that `frame_of` made.
+
+    Args: data: [W] uint8, the frame, perhaps damaged.  segments: what the receiver expects in it.
+    Raises: CorruptFrameError: the frame is damaged.
+    """
     encoded, codecs = frame.unseal(
         data,
         [data.numel()],
@@ -311,9 +362,14 @@ def open_frame(codec: Codec, data: Tensor, segments: Segments) -> Tensor:
 
 
 def check_frame(codec: Codec, *, dim: int = 7, num_mutations: int = 300) -> None:
-    """Every truncated prefix, every flipped header bit and random flips are refused.
+    """Check that damaged frames of a codec are refused, and that no payload makes it crash.
 
-    Raises: AssertionError: something other than CorruptFrameError came out of damaged bytes.
+    Every truncated prefix, every flipped bit of the header and `num_mutations` random changes must
+    raise CorruptFrameError. Random payloads with a right checksum may also decode to something.
+
+    Args: dim: values a row.  num_mutations: how many random changes.
+    Raises: AssertionError: a damaged frame was accepted. Whatever else the codec raises for damaged
+        bytes comes through as it is.
     """
     generator = torch.Generator().manual_seed(2)
     rows = torch.randn(6, dim, generator=generator)
@@ -346,7 +402,7 @@ def _mutants(data: Tensor, num_random: int, generator: torch.Generator) -> Itera
 def _check_forged_payload(
     codec: Codec, data: Tensor, segments: Segments, generator: torch.Generator
 ) -> None:
-    """Random payload behind a valid checksum decodes to something or is refused; no crash."""
+    """Check that random payloads with a right checksum decode to something or are refused."""
     begin = frame.overhead_nbytes(segments.num_segments)
     for _ in range(100):
         forged = data.clone()
@@ -360,7 +416,7 @@ def _check_forged_payload(
 
 
 def reseal(data: Tensor) -> None:
-    """Make the checksum of a changed frame ([W] uint8, W >= 32, a multiple of 8) right again."""
+    """Correct the checksum of a changed frame. data: [W] uint8, W >= 32, a multiple of 8."""
     data[24:32].view(torch.int64)[0] = _as_int64(frame.checksum(data))
 
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Rowwise, Threshold, TopK
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.unique import unique_bags
 
 CODECS: dict[str, Codec] = {

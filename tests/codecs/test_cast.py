@@ -6,7 +6,7 @@ from trec_qcomm.codecs import Cast, Identity
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops import cast
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import check_codec, check_frame, round_trip
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -39,7 +39,7 @@ def test_damaged_frames(codec):
 
 @pytest.mark.parametrize("exponent", [-37, -30, -20, -7, 0, 5, 20, 30, 37])
 def test_same_size_at_every_scale(exponent):
-    """rel follows the data: a power of two changes no index; 10^k only by rounding."""
+    """With mode rel, scaling by a power of two changes no index; 10^k only by rounding."""
     rows = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
     segments = Segments.packed([256], 64)
     codec = ErrorBounded(0.01)
@@ -50,7 +50,7 @@ def test_same_size_at_every_scale(exponent):
 
 
 def test_a_small_table_beside_a_large_one():
-    """Scales 1 and 1e-3 in one buffer: each is coded as if it were alone."""
+    """Tables of scales 1 and 1e-3 in one buffer are each coded as if they were alone."""
     matrix = torch.randn(64, 2 * (16 + 3), generator=torch.Generator().manual_seed(0))
     segments = interleaved_segments(64, 2, 16)
     segments.block(matrix, 1).mul_(1e-3)
@@ -77,7 +77,7 @@ def test_never_larger_than_raw_and_a_header(codec, rows):
     assert int(encode(codec, rows, segments).nbytes[0]) <= raw + 8 + (-raw) % 8
 
 
-def test_params_replace_the_bound_of_each_segment():
+def test_tolerances_replace_the_bound_of_each_segment():
     rows = torch.randn(30, 16, generator=torch.Generator().manual_seed(0))
     segments, codec = Segments.packed([10, 10, 10], 16), ErrorBounded(0.01, mode="abs")
     most = codec.max_nbytes(segments)
@@ -103,7 +103,7 @@ def test_params_replace_the_bound_of_each_segment():
 
 @pytest.mark.parametrize(("bound", "ratio"), [(0.01, 6.0), (0.03, 8.0)])
 def test_ratio_of_normal_rows(bound, ratio):
-    """The module's figures."""
+    """The codec's docs state these ratios."""
     rows = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
     nbytes = int(encode(ErrorBounded(bound), rows, Segments.packed([512], 64)).nbytes[0])
     assert ratio <= 4 * rows.numel() / nbytes <= ratio * 1.1

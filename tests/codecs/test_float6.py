@@ -21,7 +21,8 @@ ROUNDING = 1 + 2.0**-23  # t + u is rounded to float32
 
 
 def spread_rows(dim: int) -> torch.Tensor:
-    """[40, dim]: magnitudes over 2^-20 to 1 in each row, rows from the smallest to the largest."""
+    """Return [40, dim]: magnitudes from 2^-20 to 1 in each row, rows from the smallest to the
+    largest."""
     generator = torch.Generator().manual_seed(dim)
     rows = torch.randn(40, dim, generator=generator)
     rows *= 2.0 ** torch.randint(-20, 1, rows.shape, generator=generator)
@@ -29,7 +30,7 @@ def spread_rows(dim: int) -> torch.Tensor:
 
 
 def grid_of(format: str) -> torch.Tensor:
-    """All magnitudes that codes have under an exponent of 0, by the text of FORMAT.md."""
+    """Return all magnitudes that codes have under an exponent of 0, by the text of FORMAT.md."""
     bits, mantissa = (4, 1) if format == "e4m1" else (3, 2)
     top, parts = 2**bits - 1, 2**mantissa
     small = [k * 2.0 ** (1 - top - mantissa) for k in range(parts)]
@@ -113,7 +114,8 @@ def test_the_op_refuses_what_it_does_not_know():
 
 
 def datasets(dim):
-    """Among them: one-row segments, none, rows apart, rows of more than a program, any bits."""
+    """Return rows and segments: one-row and empty segments, rows that lie apart, more rows than one
+    program takes, any bits."""
     generator = torch.Generator().manual_seed(dim)
     wide = torch.randn(9, 3 * (dim + 4), generator=generator)
     bits = torch.randint(-(2**31), 2**31, (75, dim), generator=generator).to(torch.int32)
@@ -138,9 +140,9 @@ def test_all_backends_write_the_same_bytes_and_read_them(exponent_bits, stochast
         sizes = float6.nbytes(segments)
         at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []
         for fill, backend in enumerate(BACKENDS):
-            own = rows.to(device_of(backend))
-            payload = torch.full((int(sizes.sum()),), fill, dtype=torch.uint8, device=own.device)
-            float6.encode(own, segments, payload, at, backend=backend, **options)
+            values = rows.to(device_of(backend))
+            payload = torch.full((int(sizes.sum()),), fill, dtype=torch.uint8, device=values.device)
+            float6.encode(values, segments, payload, at, backend=backend, **options)
             payloads.append(payload)
         assert_equal(payloads)
         for backend in BACKENDS:
@@ -155,7 +157,7 @@ def test_all_backends_write_the_same_bytes_and_read_them(exponent_bits, stochast
 @pytest.mark.parametrize("exponent_bits", float6.EXPONENT_BITS)
 @pytest.mark.parametrize("dim", [3, 8])
 def test_any_codes_are_read_alike(dim, exponent_bits):
-    """Under every exponent but 0, those that no encoder writes and bits behind rows included."""
+    """Every exponent but 0 is tried, with codes that no encoder writes and bits after the rows."""
     generator = torch.Generator().manual_seed(dim)
     segments = Segments.packed([253, 2], dim)
     sizes = float6.nbytes(segments)

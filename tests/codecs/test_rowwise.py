@@ -18,12 +18,12 @@ from trec_qcomm.testing import (
 
 ALL = [Rowwise(b, rounding=r) for b in (8, 4, 2) for r in ("nearest", "stochastic")]
 NEAREST = [Rowwise(b) for b in (8, 4, 2)]
-# At least this many dB for Gaussian rows of 64 values; the table in the docs of the codec.
+# Gaussian rows of 64 values have at least this many dB; the codec's docs have the table.
 SNR_DB = {8: 45.0, 4: 20.0, 2: 6.0}
 
 
 def row_step(rows: torch.Tensor, bits: int) -> torch.Tensor:
-    """[n, 1] float64, an upper bound of each row's scale by its definition.
+    """Return [n, 1] float64, an upper bound of each row's scale by its definition.
 
     low loses at most one part in 2^10 of the row's magnitude (float16, rounded down), scale
     gains one part in 2^10 (rounded up); below float16's normal range both lose 2^-24 of the unit
@@ -67,7 +67,7 @@ def test_same_quality_at_every_scale(bits, exponent):
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_a_small_table_beside_a_large_one(bits):
-    """Scales 1 and 1e-3 in one buffer: each is coded as if it were alone."""
+    """Tables of scales 1 and 1e-3 in one buffer are each coded as if they were alone."""
     matrix = torch.randn(64, 2 * (16 + 3), generator=torch.Generator().manual_seed(0))
     segments = interleaved_segments(64, 2, 16)
     segments.block(matrix, 1).mul_(1e-3)
@@ -101,7 +101,7 @@ def test_zero_rows_are_exact_and_constants_nearly(codec):
 
 @pytest.mark.parametrize("codec", ALL, ids=repr)
 def test_neighbours_of_nonfinite_values_keep_their_range(codec):
-    """The row has 3 codes fewer; with 2 bits that leaves one, the middle of its range."""
+    """A row with NaN or inf has 3 codes fewer; with 2 bits that leaves one, its range's middle."""
     rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
     rows[::2, 3], rows[::4, 7], rows[::8, 11] = math.nan, math.inf, -math.inf
     decoded = round_trip(codec, rows, Segments.packed([32], 16))
@@ -156,7 +156,7 @@ def test_size_at_dim_64(bits, ratio):
 
 
 def test_awkward_rows_come_with_many_segments():
-    """10,000 one-row segments, each with its own power of two."""
+    """There are 10,000 one-row segments, each with its own power of two."""
     rows = awkward_rows(3).repeat(715, 1)[:10_000]
     decoded = round_trip(Rowwise(8), rows, Segments.packed([1] * 10_000, 3))
     assert torch.equal(decoded.isnan(), rows.isnan())

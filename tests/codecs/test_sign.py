@@ -42,8 +42,8 @@ def test_128_values_take_20_bytes():
 
 
 def datasets(dim):
-    """Among them: one-row segments, none, rows that begin at multiples of 4, values whose sum
-    depends on the order, of which more than one program takes."""
+    """Return rows and segments: one-row and empty segments, rows that begin at multiples of 4, and
+    values whose sum depends on the order, more than one program takes."""
     generator = torch.Generator().manual_seed(dim)
     noise = torch.randn(140, dim, generator=generator)
     scaled = (noise * 10.0 ** torch.linspace(-44, 38, 140)[:, None]).clamp(-3e38, 3e38)
@@ -67,9 +67,9 @@ def test_all_backends_write_the_same_bytes_and_read_them(dim):
         sizes = sign.nbytes(segments)
         at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []
         for fill, backend in enumerate(BACKENDS):
-            own = rows.to(device_of(backend))
-            payload = torch.full((int(sizes.sum()),), fill, dtype=torch.uint8, device=own.device)
-            sign.encode(own, segments, payload, at, backend=backend)
+            values = rows.to(device_of(backend))
+            payload = torch.full((int(sizes.sum()),), fill, dtype=torch.uint8, device=values.device)
+            sign.encode(values, segments, payload, at, backend=backend)
             payloads.append(payload)
         assert_equal(payloads)
         for backend in BACKENDS:
@@ -101,7 +101,7 @@ def test_a_magnitude_below_zero_is_refused(backend):
 @pytest.mark.triton
 @pytest.mark.parametrize("dim", [3, 8])
 def test_any_bytes_are_read_alike(dim):
-    """Payloads of NaN, and bits behind the last column, included."""
+    """The bytes include the payloads of NaN, and bits after the last column."""
     generator = torch.Generator().manual_seed(dim)
     segments = Segments.packed([40, 3], dim)
     sizes = sign.nbytes(segments)

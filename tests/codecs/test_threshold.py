@@ -30,7 +30,7 @@ def test_what_is_below_is_zero_and_what_is_not_finite_is_kept():
     assert decoded[1].tolist() == [0, math.inf, 0, -1]
 
 
-def test_params_take_the_place_of_the_threshold():
+def test_tolerances_take_the_place_of_the_threshold():
     codec, rows = Threshold(100.0), torch.arange(1.0, 9.0).view(2, 4)
     segments = Segments.packed([1, 1], 4)
     most = codec.max_nbytes(segments)
@@ -46,7 +46,7 @@ def test_params_take_the_place_of_the_threshold():
 
 @pytest.mark.parametrize(("share", "least"), [(0.01, 60), (0.001, 400)])
 def test_ratio_of_dct(share, least):
-    """Of a layer of 512 x 512 normal values."""
+    """The values are those of a layer of 512 x 512 normal values."""
     rows = torch.randn(1, 2**18, generator=torch.Generator().manual_seed(0))
     limit = float(rows.abs().flatten().kthvalue(2**18 - int(share * 2**18)).values)
     encoded = encode(Threshold(limit, values="int8"), rows, Segments.packed([2**18], 1))

@@ -10,7 +10,7 @@ from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.config import HopCodecs, TableRule, codec_from_dict, codec_to_dict
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
@@ -28,7 +28,7 @@ BY_DENSITY = [TopK(density=d, values=v) for v in VALUES for d in (0.05, 0.25)]
 
 @dataclass(frozen=True)
 class AllColumns(ForwardMask):
-    """forward_mask with masks of all columns, so that the kit, which has none, can test it."""
+    """Codec forward_mask with masks of all columns, so that the kit, without any, can test it."""
 
     def max_nbytes(self, segments):
         return super().max_nbytes(marked(segments))
@@ -46,7 +46,7 @@ def marked(segments: Segments) -> Segments:
 
 
 def largest(rows: Tensor, k: int) -> Tensor:
-    """[n, D] bool, from the words of the docs: sort by magnitude, then by column."""
+    """Return [n, D] bool by the words of the docs: sort by magnitude, then by column."""
     keep = torch.zeros(rows.shape, dtype=torch.bool)
     for row, kept in zip(rows.tolist(), keep, strict=True):
         magnitudes = [math.inf if math.isnan(x) else abs(x) for x in row]
@@ -56,8 +56,8 @@ def largest(rows: Tensor, k: int) -> Tensor:
 
 
 def allowed_error(x: Tensor, values: str) -> Tensor:
-    """What ops.sparsify states, for the rows of one segment, plus the rounding of a product that
-    is subnormal (2^-150)."""
+    """Return the error that ops.sparsify allows the values of one segment, plus the rounding of a
+    product that is subnormal (2^-150)."""
     top = x.double().abs().max()
     if values == "fp32":
         return torch.zeros_like(x, dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_damaged_frames_of_forward_mask(values):
 @pytest.mark.parametrize("dim", [1, 7, 16, 64, 100, 300])
 @pytest.mark.parametrize("codec", BY_DENSITY, ids=repr)
 def test_density(codec, dim):
-    """k values a row arrive in their columns, the rest as +0; sizes are exact."""
+    """In each row k values arrive in their columns, and the rest as +0; sizes are exact."""
     k = max(1, math.ceil(round(codec.density * dim, 9)))
     assert codec.top_k(dim) == k
     noise = torch.randn(24, dim, generator=torch.Generator().manual_seed(dim))
@@ -152,7 +152,7 @@ def test_threshold():
         assert not codec.fixed_size
 
 
-def test_params_take_the_place_of_the_threshold():
+def test_tolerances_take_the_place_of_the_threshold():
     rows = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
     segments, codec = Segments.packed([10, 20], 8), TopK(threshold=9.0, values="fp32")
     most = codec.max_nbytes(segments)
@@ -210,7 +210,7 @@ def test_forward_mask_sends_what_topk_kept(stored):
 @pytest.mark.triton
 @pytest.mark.parametrize("codec", [TopK(density=0.2), TopK(threshold=1.0)], ids=repr)
 def test_masks_stay_on_the_device(codec):
-    """What topk keeps there, forward_mask sends: the same as on a CPU."""
+    """On a device, forward_mask sends what topk kept there: the same as on a CPU."""
     generator, back, ends = torch.Generator().manual_seed(0), ForwardMask("int8"), []
     rows, gradients = (torch.randn(7, 20, generator=generator) for _ in range(2))
     for backend in ("cpu", "gpu"):
@@ -227,7 +227,7 @@ def test_masks_stay_on_the_device(codec):
 
 
 def coded(codec, values, segments):
-    """decode(encode(values)), on the CPU."""
+    """Return decode(encode(values)), on the CPU."""
     most, out = codec.max_nbytes(segments), torch.full_like(values, math.nan)
     payload = torch.zeros(int(most.sum()), dtype=torch.uint8, device=values.device)
     encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1])
@@ -247,7 +247,7 @@ def test_forward_mask_cannot_work_alone():
 
 
 def test_ratio_of_dct():
-    """2048 rows of 128 values, 6 kept as fp16: 12 bytes and 6 x 7 bits a row; back 12 bytes."""
+    """A row of 128 values, 6 kept as fp16, takes 12 bytes and 6 x 7 bits; back, 12 bytes."""
     codec, segments = TopK(density=6 / 128), Segments.packed([2048], 128)
     forward, raw = int(codec.max_nbytes(segments)[0]), 2048 * 512
     assert forward == 8 * math.ceil((12 + 2048 * 12 + 2048 * 42 / 8) / 8)

@@ -16,7 +16,7 @@ ENCODERS = ("bitpack", "auto")
 
 
 def main() -> None:
-    """Print what was found; an exception ends it, with the seed to repeat it by."""
+    """Run the searches and print their results. An exception ends them; its seed repeats it."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz",
         description=__doc__,
@@ -24,7 +24,7 @@ def main() -> None:
     )
     parser.add_argument("--frames", type=int, default=10**6, help="default 10^6")
     parser.add_argument("--values", type=int, default=10**8, help="for each encoder; default 10^8")
-    parser.add_argument("--seed", type=int, default=0, help="of the damage; default 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the damage; default 0")
     options = parser.parse_args()
     with tqdm(total=options.frames, unit="frame") as bar:
         refused = search(options.frames, options.seed, bar.update)

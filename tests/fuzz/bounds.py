@@ -1,4 +1,5 @@
-"""The largest error of error_bounded, in units of its bound, over values that are hard to code."""
+"""Search for the largest error of error_bounded, in units of its bound, on values that are hard to
+code."""
 
 from collections.abc import Callable
 
@@ -18,13 +19,13 @@ FAMILIES = (
     "ties",
     "bits",
 )
-RELATIVE = (0.1, 0.01, 1e-3, 1e-5, 3e-7)  # the last is about an ulp of the data
+RELATIVE = (0.1, 0.01, 1e-3, 1e-5, 3e-7)  # the last bound is about an ulp of the data
 ABSOLUTE = (0.5, 0.1, 2e38, 1e-40, 2**-20)
 NUM_ROWS, DIM = 4096, 64
 
 
 def rows_of(family: str, seed: int) -> Tensor:
-    """[NUM_ROWS, DIM] float32 that is hard in one way."""
+    """Return [NUM_ROWS, DIM] float32 rows of one of FAMILIES."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(NUM_ROWS, DIM, generator=generator)
     if family == "normal":
@@ -49,9 +50,11 @@ def rows_of(family: str, seed: int) -> Tensor:
 def worst_error(
     num_values: int, encoder: str, progress: Callable[[int], object] = lambda _: None
 ) -> float:
-    """max |error| / bound over at least so many values, in float64.
+    """Return max |error| / bound over at least `num_values` values, in float64.
 
-    Raises: AssertionError: a NaN or infinity that did not arrive bit by bit.
+    Args: encoder: the `encoder` of ErrorBounded.  progress: called with the number of values done
+        since the last call.
+    Raises: AssertionError: a NaN or infinity did not arrive bit by bit.
     """
     codecs = [ErrorBounded(b, encoder=encoder) for b in RELATIVE]
     codecs += [ErrorBounded(b, mode="abs", encoder=encoder) for b in ABSOLUTE]

@@ -1,6 +1,6 @@
-"""Damaged frames of every codec: a CorruptFrameError or some rows, never anything else.
+"""Search with damaged frames of every codec: a decoder gives rows or a CorruptFrameError.
 
-Three of four mutants get a new checksum, so that the damage reaches the decoders.
+Three of four damaged frames get a new checksum, so that the damage reaches the decoders.
 """
 
 from collections.abc import Callable
@@ -41,20 +41,20 @@ SHAPES = (([5], 16), ([3, 0, 40], 7), ([200], 8))
 
 
 def subjects() -> list[tuple[Codec, Tensor, Segments]]:
-    """Sound frames: plain rows, repeated rows, and some that travel verbatim."""
-    found = []
+    """Return valid frames: plain rows, repeated rows, and some values that are sent verbatim."""
+    frames = []
     for codec in CODECS:
         for num_rows, dim in SHAPES:
             generator = torch.Generator().manual_seed(dim)
             rows = torch.randn(sum(num_rows), dim, generator=generator)
             rows[len(rows) // 2 :] = rows[: len(rows) - len(rows) // 2].round()
             rows[-1, 0] = torch.nan
-            found.append((codec, *frame_of(codec, rows, num_rows)))
-    return found
+            frames.append((codec, *frame_of(codec, rows, num_rows)))
+    return frames
 
 
 def mutant(frame: Tensor, generator: torch.Generator) -> Tensor:
-    """One to four bytes changed, or words swapped, or cut, or longer."""
+    """Return a damaged copy: one to four bytes changed, words swapped, cut, or longer."""
 
     def below(limit: int) -> int:
         return int(torch.randint(limit, (1,), generator=generator))
@@ -80,15 +80,16 @@ def mutant(frame: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def search(num_frames: int, seed: int, progress: Callable[[int], object] = lambda _: None) -> int:
-    """Open so many mutants. Returns how many were refused.
+    """Open `num_frames` damaged frames; return how many were refused.
 
+    Args: progress: called with the number of frames done since the last call.
     Raises: whatever a decoder raises that is no CorruptFrameError.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = subjects()
+    frames = subjects()
     refused = 0
     for n in range(num_frames):
-        codec, frame, segments = found[n % len(found)]
+        codec, frame, segments = frames[n % len(frames)]
         try:
             open_frame(codec, mutant(frame, generator), segments)
         except CorruptFrameError:

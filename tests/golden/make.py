@@ -34,7 +34,7 @@ NUM_ROWS = [3, 0, 2]
 
 
 def rows() -> torch.Tensor:
-    """[5, 7] float32: plain, tiny, constant, and one row with NaN and infinities."""
+    """Return [5, 7] float32: plain, tiny and constant rows, and one with NaN and infinities."""
     data = torch.arange(35).view(5, 7) * 0.37 - 4
     data[1] *= 1e-6
     data[2] = 0.1
@@ -43,12 +43,12 @@ def rows() -> torch.Tensor:
 
 
 def as_hex(data: torch.Tensor) -> str:
-    """The bytes of a tensor."""
+    """Return the bytes of a tensor in hexadecimal."""
     return bytes(data.contiguous().view(-1).view(torch.uint8).tolist()).hex()
 
 
 def main() -> None:
-    """One JSON file per codec."""
+    """Write one JSON file per codec."""
     folder = Path(__file__).parent / f"v{frame.VERSION}"
     folder.mkdir(exist_ok=True)
     for name, codec in CODECS.items():

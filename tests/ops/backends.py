@@ -1,4 +1,4 @@
-"""The backends of ops, and the memory that each works on. Without a GPU, "gpu" is interpreted."""
+"""Backends of ops, and the memory that each works on. Without a GPU, "gpu" is interpreted."""
 
 import torch
 
@@ -11,7 +11,7 @@ def device_of(backend: str) -> str:
 
 
 def assert_equal(tensors, case=""):
-    """All the same bits, wherever they are."""
+    """Assert that all tensors have the same bits, wherever they are."""
     first, *others = (tensor.cpu() for tensor in tensors)
     for other in others:
         assert torch.equal(first, other), case

@@ -21,13 +21,14 @@ def with_masks(segments: Segments, fill: int) -> Segments:
 
 
 def on_device(segments: Segments, backend: str) -> Segments:
-    """With a copy of the masks where this backend can read them."""
+    """Return the segments with a copy of their masks in memory that the backend can read."""
     bits = segments.masks.bits.to(device_of(backend), copy=True)
     return replace(segments, masks=Masks(bits, segments.masks.at))
 
 
 def encode(op, values, segments, size, backend, fill, **options):
-    """(encoded, its masks) in garbage of `fill`, of just the declared size."""
+    """Return what `op` encodes, and its masks, from memory of just the declared size that was full
+    of `fill`."""
     device = device_of(backend)
     payload = torch.full((int(size.sum()),), fill, dtype=torch.uint8, device=device)
     segments, at = on_device(segments, backend), exclusive_cumsum(size)[:-1]
@@ -41,7 +42,7 @@ def segment_bytes(encoded: Encoded) -> list[list[int]]:
 
 
 def decode(op, encoded, segments, backend, shape):
-    """(values, masks)."""
+    """Return the decoded values and masks."""
     segments = on_device(segments, backend)
     payload = encoded.payload.to(device_of(backend))
     out = torch.full(shape, 9.0, device=payload.device)

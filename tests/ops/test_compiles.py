@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ops.recorded import recorded_launches
+from tests.ops.record_launches import record_launches
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ PACKAGE = ROOT / "trec_qcomm"
 
 @pytest.fixture(scope="module")
 def launches():
-    return recorded_launches()
+    return record_launches()
 
 
 def is_jitted(node) -> bool:
@@ -32,7 +32,7 @@ def is_jitted(node) -> bool:
 
 
 def kernels() -> set[str]:
-    """Names of the jitted functions that no jitted function calls."""
+    """Return the names of jitted functions that no jitted function calls."""
     functions = [
         node
         for path in PACKAGE.rglob("*.py")

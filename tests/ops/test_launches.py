@@ -1,4 +1,4 @@
-"""What one encode or decode asks of a GPU does not depend on how many segments there are."""
+"""Kernels and waits of one encode or decode do not depend on the number of segments."""
 
 from contextlib import contextmanager
 
@@ -7,17 +7,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.ops.backends import device_of
-from tests.ops.interpreter import quickly
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.checks import Checks, deferring
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 
 NUM_TABLES, NUM_PEERS, DIM = 26, 64, 4
 
-# kernels of an encode, times that it waits for the device; the same of a decode
+# Kernels that an encode launches, times that it waits for the device; then both for a decode.
 COSTS = {
     Identity(): (1, 0, 1, 0),
     Cast("fp16"): (1, 0, 1, 0),
@@ -36,8 +36,10 @@ COSTS = {
 
 
 def batch(num_segments: int, device: str):
-    """Of one row each; of many segments most are empty, as a row costs the interpreter a tenth of a
-    second. With masks, which only some codecs look at."""
+    """Return values and segments of one row, or, if there are many, mostly empty segments.
+
+    A row costs the interpreter a tenth of a second. There are masks, which only some codecs read.
+    """
     num_rows = (torch.arange(num_segments) % max(1, num_segments // 52) == 0).to(torch.int64)
     offsets = exclusive_cumsum(num_rows)
     stride = torch.full_like(num_rows, DIM)
@@ -49,25 +51,25 @@ def batch(num_segments: int, device: str):
 
 
 def encode_and_decode(codec, num_segments: int, device: str):
-    """Two functions; the second decodes what the first has written, and checks nothing yet."""
+    """Return two functions: one encodes, the other decodes its result and defers the checks."""
     values, segments = batch(num_segments, device)
     most = codec.max_nbytes(segments)
     payload = torch.zeros(int(most.sum()), dtype=torch.uint8, device=device)
-    at, out, made = exclusive_cumsum(most)[:-1], torch.empty_like(values), []
+    at, out, encoded = exclusive_cumsum(most)[:-1], torch.empty_like(values), []
 
     def encode():
-        made[:] = [codec.encode(values, segments, payload, at, seed=1)]
+        encoded[:] = [codec.encode(values, segments, payload, at, seed=1)]
 
     def decode():
         with deferring(Checks()):
-            codec.decode(made[0], segments, out)
+            codec.decode(encoded[0], segments, out)
 
     return encode, decode
 
 
 @contextmanager
 def counting(monkeypatch):
-    """[kernels interpreted, waits] within."""
+    """Yield a list that counts [kernels interpreted, waits] inside the `with` block."""
     from triton.runtime.interpreter import GridExecutor
 
     counts, run, wait = [0, 0], GridExecutor.__call__, Download.wait
@@ -91,23 +93,23 @@ def counting(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts what the interpreter runs")
 @pytest.mark.parametrize("codec", COSTS, ids=repr)
 def test_kernels_and_waits(codec, monkeypatch):
-    found = set()
+    different_costs = set()
     for num_segments in (1, NUM_TABLES * NUM_PEERS):
         costs = []
-        with default_backend("gpu"), quickly():
+        with default_backend("gpu"), fast_interpreter():
             for step in encode_and_decode(codec, num_segments, "cpu"):
                 with counting(monkeypatch) as counts:
                     step()
                 costs += counts
-        found.add(tuple(costs))
-    assert found == {COSTS[codec]}
+        different_costs.add(tuple(costs))
+    assert different_costs == {COSTS[codec]}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("codec", COSTS, ids=repr)
 def test_nothing_else_waits_or_grows(codec):
-    """On a device: all that is launched, torch's own kernels and copies included."""
+    """On a real device nothing that is launched grows, torch's own kernels and copies included."""
     launched = set()
     for num_segments in (1, NUM_TABLES * NUM_PEERS):
         steps = encode_and_decode(codec, num_segments, device_of("gpu"))

@@ -1,4 +1,4 @@
-"""Every op: its backends write the same bytes and read each other's."""
+"""The backends of an op write the same bytes and read each other's."""
 
 import math
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
-from tests.ops.interpreter import quickly
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, Float6, Identity, Rowwise, Sign
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
@@ -75,7 +75,7 @@ def test_rowwise(bits, stochastic, dim):
 def test_only_what_is_finite_and_too_large_becomes_the_largest(
     exponent, scale, low, expected, backend
 ):
-    """One row of code 255 under a scale and a low that no encoder writes, as damage does."""
+    """A row of code 255 with a scale and a low that no encoder writes, as after damage."""
     segments, device = Segments.packed([1], 1), device_of(backend)
     header = [exponent & 0xFFFF, 0, 0, 0, scale, low]
     words = torch.tensor([*header, 0x00FF, 0], dtype=torch.int32).to(torch.int16)
@@ -86,7 +86,8 @@ def test_only_what_is_finite_and_too_large_becomes_the_largest(
 
 
 def more_for_cast(dim: int) -> list[tuple[torch.Tensor, Segments]]:
-    """Any bits, in segments of more than a program's values; rows that begin at multiples of 4."""
+    """Return rows of any bits in segments larger than one program's values, and rows that begin at
+    multiples of 4."""
     generator = torch.Generator().manual_seed(dim)
     bits = torch.randint(-(2**31), 2**31, (75, dim), generator=generator).to(torch.int32)
     gap = torch.randn(9, 3 * (dim + 4), generator=generator)
@@ -139,8 +140,8 @@ def test_cast_names_the_first_segment_that_overflows(backend):
     payload = torch.zeros(32, dtype=torch.uint8, device=values.device)
     for num_rows, first in [((2, 0, 1, 1), 2), ((2, 0), -1)]:
         segments, at = Segments.packed(num_rows, 1), 8 * torch.arange(len(num_rows))
-        _, found = cast.encode(values, segments, payload, at, dtype="fp16", backend=backend)
-        assert int(found) == first
+        _, overflow = cast.encode(values, segments, payload, at, dtype="fp16", backend=backend)
+        assert int(overflow) == first
 
 
 def test_bindings_refuse_what_kernels_cannot_take():
@@ -214,11 +215,11 @@ def test_ten_thousand_segments_of_one_row(codec):
     sizes = codec.max_nbytes(segments)
     at, payloads, decoded = exclusive_cumsum(sizes)[:-1], [], []
     for backend in BACKENDS:
-        with default_backend(backend), quickly():
-            own = rows.to(device_of(backend))
-            payload = torch.full((int(sizes.sum()),), 7, dtype=torch.uint8, device=own.device)
-            out = torch.full_like(own, 9.0)
-            codec.decode(codec.encode(own, segments, payload, at), segments, out)
+        with default_backend(backend), fast_interpreter():
+            values = rows.to(device_of(backend))
+            payload = torch.full((int(sizes.sum()),), 7, dtype=torch.uint8, device=values.device)
+            out = torch.full_like(values, 9.0)
+            codec.decode(codec.encode(values, segments, payload, at), segments, out)
         payloads.append(payload)
         decoded.append(out.view(torch.int32))
     assert_equal(payloads)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tests.ops.error_bounds import GPU, bytes_of, check, decode, encode, noise, verdict
 from tests.ops.index_coders import normal, with_outliers
-from tests.ops.interpreter import quickly
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import error_bound
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.triton
 
 @pytest.fixture(autouse=True)
 def quick_interpreter():
-    with quickly():
+    with fast_interpreter():
         yield
 
 

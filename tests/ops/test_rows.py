@@ -1,4 +1,4 @@
-"""Choosing, packing and adding rows: the backends agree, and are each other's adjoint."""
+"""Choosing, packing and adding rows: the backends agree, and adding is the adjoint of packing."""
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from trec_qcomm.ops.rows import Rows, add, choose, take
 
 
 def groups_of(sizes, dims, generator):
-    """Groups that lie behind one another with gaps, in an order of their own."""
+    """Return groups that lie behind one another with gaps, in random order, and the buffer's
+    size."""
     num_rows, dim = torch.tensor(sizes), torch.tensor(dims)
     stride = dim + torch.randint(0, 3, dim.shape, generator=generator)
     extent = num_rows * stride + 1
@@ -21,22 +22,22 @@ def groups_of(sizes, dims, generator):
 
 
 def check_all(chosen, groups, size, generator):
-    """Of integers, whose sums are exact. Returns the reference's rows."""
+    """Check `choose`, `take` and `add` on integers, whose sums are exact; return the reference's
+    rows."""
     rows, packed, sums = [], [], []
     values = torch.randint(-9, 9, (size,), generator=generator).float()
     for backend in BACKENDS:
-        found = choose(chosen.to(device_of(backend)), *groups, backend=backend)
-        out = torch.full((found.num_values,), 7.0, device=device_of(backend))
-        take(values.to(out.device), found, out, backend=backend)
-        rows.append(found)
+        rows.append(choose(chosen.to(device_of(backend)), *groups, backend=backend))
+        out = torch.full((rows[-1].num_values,), 7.0, device=device_of(backend))
+        take(values.to(out.device), rows[-1], out, backend=backend)
         packed.append(out)
-    assert_equal(found.counts for found in rows)
-    assert_equal(found.position for found in rows)
+    assert_equal(chosen_rows.counts for chosen_rows in rows)
+    assert_equal(chosen_rows.position for chosen_rows in rows)
     assert_equal(packed)
     other = torch.randint(-9, 9, packed[0].shape, generator=generator).float()
-    for found, backend in zip(rows, BACKENDS, strict=True):
+    for chosen_rows, backend in zip(rows, BACKENDS, strict=True):
         out = torch.ones(size, device=device_of(backend))
-        add(other.to(out.device), found, out, backend=backend)
+        add(other.to(out.device), chosen_rows, out, backend=backend)
         sums.append(out)
     assert_equal(sums)
     assert (packed[0] * other).sum() == (values * (sums[0] - 1)).sum()
@@ -62,8 +63,10 @@ def test_backends_agree_and_add_is_the_adjoint_of_take(shapes, share, seed):
 @pytest.mark.triton
 @pytest.mark.parametrize("dims", [(8, 4, 64), (7, 1, 33)], ids=["quads", "values"])
 def test_rows_of_several_ranks_side_by_side(dims):
-    """Three ranks have rows for the same columns of a matrix, whose samples are a group each; one
-    rank has fewer. More rows and values than one program takes, and groups without rows."""
+    """Three ranks have rows for the same columns of a matrix, one of them fewer rows.
+
+    There are more rows and values than one program takes, and groups without rows.
+    """
     generator = torch.Generator().manual_seed(0)
     num_samples, dim = 220, torch.tensor(dims)
     width = int(dim.sum()) + 3 * (dims[0] % 2)
@@ -118,12 +121,12 @@ def test_what_add_cannot_do_on_a_gpu():
     chosen, first = torch.ones(4, dtype=torch.bool, device=device), torch.tensor([0, 2])
     two, start = torch.tensor([2, 2]), torch.tensor([0, 0])
     for stride, dim in [([2, 3], [2, 2]), ([2, 2], [2, 1])]:
-        found = choose(
+        rows = choose(
             chosen, first, two, start, torch.tensor(stride), torch.tensor(dim), backend="gpu"
         )
-        packed = torch.zeros(found.num_values, device=device)
+        packed = torch.zeros(rows.num_values, device=device)
         with pytest.raises(ValueError, match="groups that begin at value 0 must have equal dim"):
-            add(packed, found, torch.zeros(9, device=device), backend="gpu")
+            add(packed, rows, torch.zeros(9, device=device), backend="gpu")
 
 
 @pytest.mark.triton
@@ -154,6 +157,6 @@ def test_what_does_not_fit_is_refused(backend):
         choose(ones[:1] == 1, one, one, one, one, one, backend=backend)
     with pytest.raises(ValueError, match="chosen: expected"):
         choose(ones, one, one, one, one, one, backend=backend)
-    found = choose(ones == 1, one, one, one, one, 5 * one, backend=backend)
+    long_row = choose(ones == 1, one, one, one, one, 5 * one, backend=backend)
     with pytest.raises(ValueError, match="beyond the 5 values"):
-        take(zeros[:5], found, zeros[:5], backend=backend)
+        take(zeros[:5], long_row, zeros[:5], backend=backend)

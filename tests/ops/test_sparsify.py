@@ -1,6 +1,7 @@
-"""All backends write the same bytes and masks, and read each other's; damage: the file beside this.
+"""The backends of sparsify write the same bytes and masks, and read each other's.
 
-A GPU's kernels are interpreted where there is none: slow, so they get fewer and smaller cases.
+Damaged bytes are in test_sparsify_damage.py. Without a GPU its kernels are interpreted, which is
+slow, so they get fewer and smaller cases.
 """
 
 from dataclasses import replace
@@ -48,32 +49,32 @@ def datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
 def check_parity(values, segments, size, *, backends=ON_CPU, stored, **choice):
     op = sparsify.encode_top_k if "k" in choice else sparsify.encode_above
     segments, options = with_masks(segments, 0), choice | {"stored": stored}
-    made = [
+    encodings = [
         encode(op, values, with_masks(segments, 0x5A + f), size, b, 0x5A + f, **options)
         for f, b in enumerate(backends)
     ]
-    first = made[0][0]
-    for encoded, masks in made[1:]:
+    first, first_masks = encodings[0]
+    for encoded, masks in encodings[1:]:
         assert segment_bytes(encoded) == segment_bytes(first)
-        assert torch.equal(masks, made[0][1])
+        assert torch.equal(masks, first_masks)
     decoded, masks = decode_by_each(sparsify.decode, first, segments, backends, values.shape)
-    assert torch.equal(masks, made[0][1])
+    assert torch.equal(masks, first_masks)
     segments = replace(segments, masks=Masks(masks, segments.masks.at))
     check_masked_parity(values, segments, stored, decoded, backends)
 
 
 def check_masked_parity(values, segments, stored, sent, backends=ON_CPU):
-    """What forward_mask makes of the same values and masks is what was sent with positions."""
-    sizes, made = [], []
+    """Check that forward_mask, given the masks, gives the values that were sent with positions."""
+    sizes, payloads = [], []
     for fill, backend in enumerate(backends):
         placed = on_device(segments, backend)
         sizes.append(sparsify.masked_nbytes(placed, stored, backend=backend))
         where = (values, segments, sizes[0], backend, fill)
         encoded, _ = encode(sparsify.encode_masked, *where, stored=stored)
         assert torch.equal(encoded.nbytes, sizes[0])
-        made.append(encoded.payload)
+        payloads.append(encoded.payload)
     assert_equal(sizes)
-    assert_equal(made)
+    assert_equal(payloads)
     decoded, _ = decode_by_each(sparsify.decode_masked, encoded, segments, backends, values.shape)
     assert torch.equal(decoded.view(torch.int32), sent.view(torch.int32))
 
@@ -99,7 +100,8 @@ def test_above(stored, dim):
 
 
 def small_datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
-    """As `datasets`, in few programs: of several segments, of one, and some beyond the last."""
+    """Return data like `datasets`, small enough for few programs: a program with rows of several
+    segments, one with those of a single segment, and one that reaches beyond the last row."""
     generator = torch.Generator().manual_seed(dim)
     bits = torch.randint(-(2**31), 2**31, (3, dim), generator=generator).to(torch.int32)
     few = torch.randint(-2, 3, (3, dim), generator=generator).float()
@@ -119,7 +121,7 @@ def small_datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
     [
         (1, "fp32", 1),
         (7, "int8", 2),
-        (40, "fp32", 20),  # more than are found one by one, and a bitmap
+        (40, "fp32", 20),  # more values than are found one by one; a bitmap
         (130, "fp16", 9),
     ],
 )
@@ -157,7 +159,7 @@ def test_above_on_a_gpu(dim, stored, threshold):
     stored=st.sampled_from(VALUES),
 )
 def test_any_bits(rows, dim, density, stored):
-    """Rows of any 32 bits each, among them NaN of every kind."""
+    """Values of any 32 bits, among them NaN of every kind."""
     words = torch.tensor(rows, dtype=torch.int64).to(torch.int32)
     values = words.repeat(dim)[: len(rows) // dim * dim].view(torch.float32).view(-1, dim)
     segments = Segments.packed([len(values)], dim)
@@ -166,7 +168,7 @@ def test_any_bits(rows, dim, density, stored):
 
 
 def test_search_of_the_level_ends_for_every_shape_of_row():
-    """Rows whose levels jump across all magnitudes, one equal value more or less than k."""
+    """The rows' levels jump across all magnitudes; each row has k - 1, k or k + 1 equal values."""
     dim, k = 24, 5
     exponents = torch.tensor([0, 120, -149, 127, -60, 3, -126, 90]).repeat(6)
     rows = torch.zeros(len(exponents), dim)
@@ -218,7 +220,7 @@ def test_bindings_refuse_what_kernels_cannot_take():
 
 @pytest.mark.parametrize("backend", EACH)
 def test_masks_need_not_be_noted(backend):
-    """They are found all the same, and are the same."""
+    """Without memory for masks, the same columns are kept."""
     values = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
     segments, device = Segments.packed([2, 3], 20), device_of(backend)
     size = sparsify.top_k_nbytes(segments, 3, "fp32")

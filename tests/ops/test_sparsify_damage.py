@@ -32,8 +32,8 @@ def outcome(op, encoded, segments, backend):
 
 
 def check_damage(dim, stored, backends, num_damages) -> int:
-    """Bytes changed in any place, and sizes that are not those the header implies; returns how many
-    were refused."""
+    """Check that backends agree on changed bytes and on sizes other than the header implies;
+    return how many damaged encodings were refused."""
     generator = torch.Generator().manual_seed(dim)
     values = torch.randn(9, dim, generator=generator)
     segments = with_masks(Segments.packed([4, 5], dim), 0)

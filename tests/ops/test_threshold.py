@@ -1,6 +1,6 @@
-"""All backends write the same bytes, read each other's, and refuse the same bytes.
+"""The backends of threshold write the same bytes, read each other's, and refuse the same bytes.
 
-A GPU's kernels are interpreted where there is none: slow, so they get fewer and smaller cases.
+Without a GPU its kernels are interpreted, which is slow, so they get fewer and smaller cases.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tests.ops.backends import BACKENDS, assert_equal, device_of
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import threshold
-from trec_qcomm.ops.binding import gpu_kernels
+from trec_qcomm.ops.dispatch import gpu_kernels
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 ON_CPU = ("reference", "cpu")
@@ -36,7 +36,7 @@ def datasets(dim):
 
 
 def encode(values, segments, limits, stored, backend, fill):
-    """In garbage of `fill`, of just the declared size."""
+    """Encode into memory of just the declared size that was full of `fill`."""
     most, device = threshold.max_nbytes(segments, stored), device_of(backend)
     payload = torch.full((int(most.sum()),), fill, dtype=torch.uint8, device=device)
     where = (values.to(device), segments, payload, exclusive_cumsum(most)[:-1])
@@ -58,15 +58,15 @@ def segment_bytes(encoded):
 
 
 def check_parity(values, segments, limits, stored, backends):
-    made = [
+    encodings = [
         encode(values, segments, limits, stored, backend, 0x5A + fill)
         for fill, backend in enumerate(backends)
     ]
-    for encoded in made[1:]:
-        assert segment_bytes(encoded) == segment_bytes(made[0])
-    outs = [decode(made[0], segments, backend, values.shape) for backend in backends]
+    for encoded in encodings[1:]:
+        assert segment_bytes(encoded) == segment_bytes(encodings[0])
+    outs = [decode(encodings[0], segments, backend, values.shape) for backend in backends]
     assert_equal([out.view(torch.int32) for out in outs])
-    return made[0]
+    return encodings[0]
 
 
 @pytest.mark.parametrize("stored", VALUES)
@@ -85,7 +85,7 @@ def form_of(encoded, segment):
 @pytest.mark.triton
 @pytest.mark.parametrize(("dim", "stored"), [(1, "fp16"), (7, "fp32"), (8, "int8")])
 def test_parity_of_a_gpu_on_short_segments(dim, stored):
-    """Many in one program, of all sizes, and with bitmaps as well as gaps."""
+    """One program has many segments of all sizes, with bitmaps and with gaps."""
     generator = torch.Generator().manual_seed(dim)
     bits = torch.randint(-(2**31), 2**31, (20, dim), generator=generator).to(torch.int32)
     rows = torch.cat([awkward_rows(dim), bits.view(torch.float32)])
@@ -100,10 +100,10 @@ def test_parity_of_a_gpu_on_short_segments(dim, stored):
 @pytest.mark.triton
 @pytest.mark.parametrize("stored", VALUES)
 def test_parity_of_a_gpu_on_long_segments(stored):
-    """Gaps that reach over chunks, and none; a bitmap of several chunks."""
+    """Some gaps reach over chunks, one segment has no gaps, one a bitmap of several chunks."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(5300, 1, generator=generator)
-    values[1200:2500] = 0  # no chunk of which keeps anything
+    values[1200:2500] = 0  # chunks that keep nothing
     values[4000:5300:700] = 9
     segments = Segments.packed([2700, 0, 1300, 1300], 1)
     limits = torch.tensor([2.2, 0.0, 0.9, 5.0], dtype=torch.float64)
@@ -194,7 +194,8 @@ def test_a_signalling_nan_alone_keeps_its_bits(backend):
 
 
 def check_damage(dim, stored, backends, num_damages) -> int:
-    """Bytes changed in any place; returns how many were refused."""
+    """Check that backends agree on bytes that are changed in any place; return how many damaged
+    encodings were refused."""
     generator, refused = torch.Generator().manual_seed(dim), 0
     values = torch.randn(70, dim, generator=generator)
     segments, limits = Segments.packed([30, 40], dim), torch.tensor([2.0, 0.7]).double()

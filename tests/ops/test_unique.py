@@ -1,4 +1,4 @@
-"""Distinct bags: the backends agree, taking and expanding gives every bag back."""
+"""Distinct bags: the backends agree, and taking and expanding gives every bag back."""
 
 from dataclasses import replace
 
@@ -21,20 +21,18 @@ def bags_of(generator, num_bags, *, longest, vocabulary, weighted=False, dtype=t
     return values, lengths.to(torch.int32), weights
 
 
-def found_by_all(values, lengths, counts, shares, weights=None):
-    """What the reference finds, and all that are equal to it."""
-    found = []
+def unique_bags_by_all(values, lengths, counts, shares, weights=None):
+    """Return the reference's distinct bags, after checking that all backends find the same."""
+    results = []
     for backend in BACKENDS:
         bags = (None if t is None else t.to(device_of(backend)) for t in (values, lengths, weights))
-        ids, own_lengths, own_weights = bags
-        found.append(
-            unique_bags(ids, own_lengths, counts, shares, weights=own_weights, backend=backend)
-        )
+        ids, sizes, factors = bags
+        results.append(unique_bags(ids, sizes, counts, shares, weights=factors, backend=backend))
     for name in ("first", "counts", "inverse"):
-        assert_equal((getattr(f, name) for f in found), name)
-    num_ids = [lengths[own].sum() for own in found[0].first.split(found[0].counts.tolist())]
-    assert found[-1].num_ids.tolist() == num_ids
-    return found[0]
+        assert_equal((getattr(result, name) for result in results), name)
+    first_by_group = results[0].first.split(results[0].counts.tolist())
+    assert results[-1].num_ids.tolist() == [lengths[first].sum() for first in first_by_group]
+    return results[0]
 
 
 def as_lists(values, lengths, weights):
@@ -68,13 +66,13 @@ def test_backends_agree_and_nothing_is_lost(
     )
     counts = torch.tensor(num_bags)
     shares = torch.full((len(num_bags),), share, dtype=torch.float64)
-    found = found_by_all(values, lengths, counts, shares, weights)
+    unique = unique_bags_by_all(values, lengths, counts, shares, weights)
     taken = []
-    for backend in (*BACKENDS, "gpu"):  # which waits for a number the first time
-        ids, own, first = (t.to(device_of(backend)) for t in (values, lengths, found.first))
+    for backend in (*BACKENDS, "gpu"):  # the first time, "gpu" waits for the number of ids
+        ids, sizes, first = (t.to(device_of(backend)) for t in (values, lengths, unique.first))
         also = {"weights": None if weights is None else weights.to(ids.device)}
-        num_ids = int(lengths[found.first].sum()) if len(taken) == len(BACKENDS) else None
-        taken.append(take_bags(ids, own, first, **also, num_ids=num_ids, backend=backend))
+        num_ids = int(lengths[unique.first].sum()) if len(taken) == len(BACKENDS) else None
+        taken.append(take_bags(ids, sizes, first, **also, num_ids=num_ids, backend=backend))
     for one, *others in zip(*taken, strict=True):
         for other in others:
             assert (one is None) == (other is None)
@@ -82,10 +80,10 @@ def test_backends_agree_and_nothing_is_lost(
         assert one is None or assert_equal([one, *others]) is None
     every, distinct = as_lists(values, lengths, weights), as_lists(*taken[0])
     begin, begin_distinct = 0, 0
-    for n, n_distinct in zip(num_bags, found.counts.tolist(), strict=True):
-        own = distinct[begin_distinct : begin_distinct + n_distinct]
-        inverse = found.inverse[begin : begin + n].tolist()
-        assert [own[i] for i in inverse] == every[begin : begin + n]
+    for n, n_distinct in zip(num_bags, unique.counts.tolist(), strict=True):
+        group = distinct[begin_distinct : begin_distinct + n_distinct]
+        inverse = unique.inverse[begin : begin + n].tolist()
+        assert [group[i] for i in inverse] == every[begin : begin + n]
         different = len({str(bag) for bag in every[begin : begin + n]})
         assert n_distinct == (different if different <= share * n else n)
         begin, begin_distinct = begin + n, begin_distinct + n_distinct
@@ -98,9 +96,9 @@ def test_equal_hashes_are_told_apart():
     one = torch.ones(1, dtype=torch.float64)
     assert int(unique_bags(values, lengths, torch.tensor([70_000]), one).counts) == 70_000
     twice, lengths = values.repeat(2), lengths.repeat(2)
-    found = unique_bags(twice, lengths, torch.tensor([140_000]), one)
-    assert int(found.counts) == 70_000
-    assert torch.equal(found.inverse, torch.arange(70_000).repeat(2))
+    unique = unique_bags(twice, lengths, torch.tensor([140_000]), one)
+    assert int(unique.counts) == 70_000
+    assert torch.equal(unique.inverse, torch.arange(70_000).repeat(2))
 
 
 @pytest.mark.triton
@@ -110,14 +108,14 @@ def test_one_hot_columns_of_more_than_a_program(vocabulary):
     num_bags, shares = [300, 1, 0, 129, 128], torch.tensor([1.0, 0.9, 1, 0.5, 0])
     values = torch.randint(0, vocabulary, (sum(num_bags),), generator=generator)
     lengths = torch.ones(sum(num_bags), dtype=torch.int32)
-    found = found_by_all(values, lengths, torch.tensor(num_bags), shares.double())
+    unique = unique_bags_by_all(values, lengths, torch.tensor(num_bags), shares.double())
     expected = {1: [1, 1, 0, 1, 128], 40: [40, 1, 0, 38, 128], 2**40: num_bags}
-    assert found.counts.tolist() == expected[vocabulary]
+    assert unique.counts.tolist() == expected[vocabulary]
 
 
 @pytest.mark.triton
 def test_which_bag_is_first_does_not_depend_on_which_came_first(monkeypatch):
-    """Programs run in any order on a GPU: here the table holds the last of equal bags already."""
+    """Programs run in any order on a GPU. Here the table already holds the last of equal bags."""
     from trec_qcomm.ops.unique import gpu
 
     def late(kernel, programs, *args, **options):
@@ -132,15 +130,15 @@ def test_which_bag_is_first_does_not_depend_on_which_came_first(monkeypatch):
     monkeypatch.setattr(gpu, "launch", late)
     values = torch.randint(0, 40, (200,), generator=torch.Generator().manual_seed(0))
     one = torch.ones(1, dtype=torch.float64)
-    found_by_all(values, torch.ones_like(values), torch.tensor([200]), one)
+    unique_bags_by_all(values, torch.ones_like(values), torch.tensor([200]), one)
 
 
 @pytest.mark.triton
 def test_ids_that_differ_in_their_upper_bits_only():
     values, lengths = (torch.arange(512) << 40).repeat(2), torch.ones(1024, dtype=torch.int64)
     one = torch.ones(1, dtype=torch.float64)
-    found = found_by_all(values, lengths, torch.tensor([1024]), one)
-    assert torch.equal(found.inverse, torch.arange(512).repeat(2))
+    unique = unique_bags_by_all(values, lengths, torch.tensor([1024]), one)
+    assert torch.equal(unique.inverse, torch.arange(512).repeat(2))
 
 
 @pytest.mark.triton
@@ -152,8 +150,8 @@ def test_order_and_weights_are_part_of_a_bag(backend):
             for t in ([1, 2, 2, 1, 1, 2], lengths, weights)
         )
         one, num_bags = torch.ones(1, dtype=torch.float64), torch.tensor([3])
-        found = unique_bags(values, tensors[0], num_bags, one, weights=tensors[1], backend=backend)
-        return found.inverse.tolist()
+        bags = unique_bags(values, tensors[0], num_bags, one, weights=tensors[1], backend=backend)
+        return bags.inverse.tolist()
 
     assert inverse([2, 2, 2]) == [0, 1, 0]
     assert inverse([2, 2, 2], [1.0, 1, 1, 1, 1, 2]) == [0, 1, 2]
@@ -162,7 +160,8 @@ def test_order_and_weights_are_part_of_a_bag(backend):
 
 
 def blocks_of(num_rows, dims, groups):
-    """Packed blocks in this order; their columns in the opposite order, with a gap between."""
+    """Return blocks packed in this order, whose columns lie in the opposite order with gaps
+    between."""
     num_rows, dims = torch.tensor(num_rows), torch.tensor(dims)
     sizes = num_rows * dims
     columns = (dims + 1).flip(0).cumsum(0).flip(0) - (dims + 1)
@@ -200,9 +199,9 @@ def test_rows_are_expanded_and_gradients_summed(dims, num_samples):
         column = int(blocks.column[s])
         index = inverse[group]
         assert torch.equal(out[0][:, column : column + dim], packed[s].view(n, dim)[index])
-        mine = gradient[:, column : column + dim].double()
-        expected = torch.zeros(n, dim, dtype=torch.float64).index_add(0, index, mine)
-        magnitude = torch.zeros(n, dim, dtype=torch.float64).index_add(0, index, mine.abs())
+        block = gradient[:, column : column + dim].double()
+        expected = torch.zeros(n, dim, dtype=torch.float64).index_add(0, index, block)
+        magnitude = torch.zeros(n, dim, dtype=torch.float64).index_add(0, index, block.abs())
         error = (exact[s].view(n, dim) - expected).abs()
         assert bool((error <= num_samples * 2.0**-24 * magnitude).all())
     outside = torch.ones(width, dtype=torch.bool)
@@ -213,7 +212,8 @@ def test_rows_are_expanded_and_gradients_summed(dims, num_samples):
 
 @pytest.mark.triton
 def test_sums_of_many_samples_are_in_their_order():
-    """Of large values that cancel and small ones; of none, NaN and negative zeros, too."""
+    """The values are large ones that cancel, small ones, NaN and negative zeros; one bag has no
+    sample."""
     generator = torch.Generator().manual_seed(0)
     num_samples = 100
     inverse = torch.randint(0, 3, (2, num_samples), generator=generator)
@@ -236,7 +236,7 @@ def test_sums_of_many_samples_are_in_their_order():
 
 @pytest.mark.triton
 def test_bags_that_are_not_there_are_left_out():
-    """Numbers beyond a block's rows are no bag of it, and nothing is read or written for them."""
+    """A number beyond a block's rows is no bag of it: nothing is read or written for it."""
     device = device_of("gpu")
     blocks = blocks_of([2], [4], [0])
     inverse = torch.tensor([[1, -1, 2, 2**40, 0]], device=device)

@@ -1,4 +1,4 @@
-"""Codecs: the configured form of ops. Importing this package registers all of them."""
+"""Codecs: frozen dataclasses that configure the ops. Importing this package registers them all."""
 
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded

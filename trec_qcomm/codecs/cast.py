@@ -1,6 +1,6 @@
-"""identity: the rows as they are. cast: rows as fp16 or bf16, 2x. ZionEX sends forward in fp16 and
-backward in bf16.
+"""Codecs identity (rows as they are) and cast (rows as fp16 or bf16, half the size).
 
+ZionEX sends forward in fp16 and backward in bf16.
 Source: Mudigere et al. 2021, reduced precision communication.
 """
 
@@ -14,7 +14,7 @@ from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import cast
-from trec_qcomm.ops.binding import check_sizes
+from trec_qcomm.ops.dispatch import check_sizes
 
 Dtype = Literal["fp16", "bf16"]
 Overflow = Literal["inf", "raise"]
@@ -22,7 +22,7 @@ Overflow = Literal["inf", "raise"]
 
 @dataclass(frozen=True)
 class Identity:
-    """Float32 bits unchanged, in the frames of any codec: the baseline, and what `bypass` sends."""
+    """Codec that sends float32 bits unchanged: the baseline, and what `bypass` sends."""
 
     name: ClassVar[str] = "identity"
     fixed_size: ClassVar[bool] = True
@@ -32,7 +32,7 @@ class Identity:
     contract: ClassVar[Contract] = Contract.EXACT
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64, exact. See core.codec.Codec for all methods."""
+        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
         return cast.nbytes(segments, "fp32")
 
     def encode(
@@ -49,18 +49,19 @@ class Identity:
         return cast.encode(values, segments, payload, at, dtype="fp32")[0]
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Copy them back."""
+        """Copy the bits back to the rows' places."""
         check_sizes(encoded, self.max_nbytes(segments))
         cast.decode(encoded, segments, out, dtype="fp32")
 
 
 @dataclass(frozen=True)
 class Cast:
-    """Rounded to nearest even; NaN and inf survive.
+    """Codec that rounds to fp16 or bf16, to nearest even; NaN and inf survive.
 
-    Args: dtype: fp16 (11 bits of precision, up to 65504) or bf16 (8 bits, range of float32).
-        overflow: what a finite value beyond the format becomes: `inf`, which training code such
-        as a loss scaler sees, or `raise`, an UnencodableError. It is never clamped.
+    Args:
+        dtype: fp16 (11 bits of precision, up to 65504) or bf16 (8 bits, the range of float32).
+        overflow: what a finite value beyond the format becomes: `inf`, which training code such as
+            a loss scaler sees, or `raise`, an UnencodableError. It is never clamped.
     """
 
     dtype: Dtype
@@ -78,11 +79,11 @@ class Cast:
 
     @property
     def wire_id(self) -> int:
-        """2 for fp16, 3 for bf16."""
+        """Id in the frame: 2 for fp16, 3 for bf16."""
         return 2 if self.dtype == "fp16" else 3
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64, exact. See core.codec.Codec for all methods."""
+        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
         return cast.nbytes(segments, self.dtype)
 
     def encode(
@@ -95,7 +96,7 @@ class Cast:
         seed: int = 0,
         tolerances: Tensor | None = None,
     ) -> Encoded:
-        """Round and write the rows."""
+        """Round and write the rows. Raise UnencodableError for an overflow if so configured."""
         encoded, overflow = cast.encode(values, segments, payload, at, dtype=self.dtype)
         if self.overflow == "raise" and (first := int(overflow)) >= 0:  # waits for a GPU
             reason = f"a value beyond the range of {self.dtype} (overflow: raise)"

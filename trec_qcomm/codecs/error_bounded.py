@@ -1,7 +1,8 @@
-"""error_bounded: every value within a bound that you state. 6x at 1 % of the range, 8x at 3 %.
+"""Codec error_bounded: every value within a bound that you state.
 
+With bitpack, normally distributed rows become 6x smaller at 1 % of the range, and 8x at 3 %.
 Source: Feng et al., SC'24 (error-bounded compression of the embedding all-to-all, one bound a
-table); SZ3 (a quantizer that checks each value). The ratios: normally distributed rows, bitpack.
+table); SZ3 (a quantizer that checks each value).
 """
 
 import math
@@ -22,20 +23,23 @@ Encoder = Literal["bitpack", "vector_lz", "rans", "auto"]
 
 @dataclass(frozen=True)
 class ErrorBounded:
-    """|x - decoded| <= error bound for every finite value, without slack; NaN and inf survive.
+    """Codec that keeps |x - decoded| <= error bound for every finite value, without slack.
 
-    Args: bound: with mode `rel`, the error bound as a fraction of max - min over the finite values
-        of the segment: the rows that one rank sends one peer for one table in one step. So each
-        table, and each step, is coded at its own scale; 0 < bound < 1, and 0.01 is 1 %.
-        With mode `abs`, the error bound itself, in units of the values.
-        encoder: how the integers round(x / (2 error bound)) become bytes: `bitpack`, at the speed
-        of memory; `rans`, entropy coded, a tenth to a fifth smaller and several times slower;
-        `vector_lz`, bitpack with repeated rows sent once; `auto`, for every segment whichever of
-        them is the smallest.
+    NaN and inf survive. Rows that would not become smaller are sent as they are, with 8 bytes more
+    for the segment. A segment arrives exactly if its finite values are all equal, or if its bound
+    is too small or too large for float32 (a step of 2 error bounds and its inverse must be normal
+    numbers).
 
-    Rows that would not become smaller are sent as they are, at 8 bytes a segment. A segment whose
-    finite values are all equal, or whose bound is too small or too large for float32 (a step of
-    2 error bounds and its inverse must be normal numbers), arrives exactly.
+    Args:
+        bound: with mode `rel`, the error bound as a fraction of max - min over the finite values of
+            the segment: the rows that one rank sends one peer for one table in one step. So each
+            table, and each step, is coded at its own scale. 0 < bound < 1; 0.01 is 1 %.
+            With mode `abs`, the error bound itself, in units of the values.
+        mode: `rel` or `abs`, what `bound` means.
+        encoder: how the integers round(x / (2 error bound)) become bytes. `bitpack`: at the speed
+            of memory. `rans`: entropy coded, a tenth to a fifth smaller and several times slower.
+            `vector_lz`: bitpack with repeated rows sent once. `auto`: for each segment the smallest
+            of these.
     """
 
     bound: float
@@ -65,11 +69,12 @@ class ErrorBounded:
 
     @property
     def has_gpu_kernels(self) -> bool:
-        """With bitpack and rans; the others look for copies, one row after the other."""
+        """Whether it runs on a GPU: bitpack and rans do; the other encoders look for copies, one
+        row after the other."""
         return self.encoder in error_bound.GPU_ENCODERS
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64, what raw rows take. See core.codec.Codec for all methods."""
+        """Return [S] int64, what raw rows take in bytes. All methods: core.codec.Codec."""
         return error_bound.max_nbytes(segments)
 
     def encode(
@@ -82,7 +87,8 @@ class ErrorBounded:
         seed: int = 0,
         tolerances: Tensor | None = None,
     ) -> Encoded:
-        """Quantize and write the rows. tolerances: each segment's bound, >= 0; 0 sends it exactly."""
+        """Quantize and write the rows. tolerances: each segment's bound, >= 0; with 0 the segment
+        arrives exactly."""
         bounds = tolerances
         if bounds is None:
             bounds = torch.full((segments.num_segments,), self.tolerance, dtype=torch.float64)
@@ -92,7 +98,7 @@ class ErrorBounded:
         )
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows back; bound, mode and encoder are the sender's."""
+        """Write the rows back, whatever bound, mode and encoder their sender used."""
         error_bound.decode(encoded, segments, out)
 
 

@@ -1,6 +1,6 @@
-"""float6: floats of 6 bits under an exponent a row. 5.3x at 128 values a row.
+"""Codec float6: floats of 6 bits under an exponent a row. 5.3x at 128 values a row.
 
-Source: Rouhani et al. 2023 (microscaling formats); see ops.float6 for what is ours.
+Source: Rouhani et al. 2023 (microscaling formats); ops.float6 says what is ours.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from trec_qcomm.core.codec import Contract, check_choice
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import float6
-from trec_qcomm.ops.binding import check_sizes
+from trec_qcomm.ops.dispatch import check_sizes
 
 Format = Literal["e4m1", "e3m2"]
 Rounding = Literal["nearest", "stochastic"]
@@ -21,11 +21,14 @@ _WIRE_IDS = {"e4m1": 12, "e3m2": 13}
 
 @dataclass(frozen=True)
 class Float6:
-    """Each value within a part of itself, down to a small part of its row's largest; see
-    ops.float6. NaN and inf arrive as such.
+    """Codec whose error is a fraction of each value, down to a small fraction of its row's largest.
 
-    Args: format: e4m1, within 1/4 of itself, down to 2^-13 of the row's largest; or e3m2, within
-        1/8, down to 2^-5.  rounding: nearest, or stochastic: within twice that, and UNBIASED.
+    NaN and inf arrive as such. The exact bound of the error is in ops.float6.
+
+    Args:
+        format: e4m1: the error is at most 1/4 of the value, for values down to 2^-13 of the row's
+            largest. e3m2: 1/8, for values down to 2^-5.
+        rounding: `nearest`, or `stochastic`: at most twice that error, and UNBIASED.
     """
 
     format: Format = "e4m1"
@@ -42,16 +45,16 @@ class Float6:
 
     @property
     def contract(self) -> Contract:
-        """UNBIASED with stochastic rounding, else BIASED."""
+        """Promise of this configuration: UNBIASED with stochastic rounding, else BIASED."""
         return Contract.UNBIASED if self.rounding == "stochastic" else Contract.BIASED
 
     @property
     def wire_id(self) -> int:
-        """12 for e4m1, 13 for e3m2."""
+        """Id in the frame: 12 for e4m1, 13 for e3m2."""
         return _WIRE_IDS[self.format]
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64, exact. See core.codec.Codec for all methods."""
+        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
         return float6.nbytes(segments)
 
     def encode(

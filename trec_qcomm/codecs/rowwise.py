@@ -1,5 +1,6 @@
-"""rowwise: 8, 4 or 2 bits a value, one float16 scale and low a row. 3.8x, 7.1x, 12.8x at dim 64.
+"""Codec rowwise: 8, 4 or 2 bits a value, with a float16 scale and low a row.
 
+At dim 64 it is 3.8x, 7.1x and 12.8x smaller than float32.
 Source: Yang et al. 2020, fine-grain quantization of the all-to-all, with rows as the grain.
 """
 
@@ -13,7 +14,7 @@ from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import rowwise
-from trec_qcomm.ops.binding import check_sizes
+from trec_qcomm.ops.dispatch import check_sizes
 
 Bits = Literal[8, 4, 2]
 Rounding = Literal["nearest", "stochastic"]
@@ -23,12 +24,16 @@ _WIRE_IDS = {2: 4, 4: 5, 8: 6}
 
 @dataclass(frozen=True)
 class Rowwise:
-    """Each value within half a step of its own row (nearest) or one step (stochastic); what a step
-    is, see ops.rowwise.
+    """Codec that quantizes each row with its own step, to within half a step or one step.
 
-    Args: bits: fewer is smaller and coarser.  rounding: stochastic is UNBIASED and noisier.
-        nonfinite: NaN, +inf and -inf arrive as such (`keep`; that row has 3 codes fewer for its
-        other values) or `raise` an UnencodableError.
+    Half a step is the bound with rounding to nearest, one step with stochastic rounding. What a
+    step is: ops.rowwise.
+
+    Args:
+        bits: 8, 4 or 2; fewer is smaller and coarser.
+        rounding: `nearest`, or `stochastic`: UNBIASED and noisier.
+        nonfinite: `keep`: NaN, +inf and -inf arrive as such, and their row has 3 codes fewer for
+            its other values. `raise`: they raise an UnencodableError.
     """
 
     bits: Bits
@@ -47,16 +52,16 @@ class Rowwise:
 
     @property
     def contract(self) -> Contract:
-        """UNBIASED with stochastic rounding, else BIASED."""
+        """Promise of this configuration: UNBIASED with stochastic rounding, else BIASED."""
         return Contract.UNBIASED if self.rounding == "stochastic" else Contract.BIASED
 
     @property
     def wire_id(self) -> int:
-        """4, 5 or 6 for 2, 4 or 8 bits."""
+        """Id in the frame: 4, 5 or 6 for 2, 4 or 8 bits."""
         return _WIRE_IDS[self.bits]
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64, exact. See core.codec.Codec for all methods."""
+        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
         return rowwise.nbytes(segments, self.bits)
 
     def encode(
@@ -69,7 +74,7 @@ class Rowwise:
         seed: int = 0,
         tolerances: Tensor | None = None,
     ) -> Encoded:
-        """Quantize and write the rows."""
+        """Quantize and write the rows. Raise UnencodableError for NaN or inf if so configured."""
         encoded, nonfinite = rowwise.encode(
             values,
             segments,

@@ -1,6 +1,6 @@
-"""sign: one bit a value and one magnitude a row, 25.6x smaller than float32 at 128 values a row.
+"""Codec sign: one bit a value and one magnitude a row. 25.6x at 128 values a row.
 
-For gradients with error feedback; without it small values never get through.
+It is for gradients with error feedback; without that, small values never get through.
 Source: Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019 (the mean magnitude as scale).
 """
 
@@ -13,12 +13,15 @@ from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import sign
-from trec_qcomm.ops.binding import check_sizes
+from trec_qcomm.ops.dispatch import check_sizes
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Values decode to plus or minus the mean magnitude of their row; NaN and inf, see ops.sign."""
+    """Codec that sends each value as plus or minus the mean magnitude of its row.
+
+    What becomes of NaN and inf: ops.sign.
+    """
 
     name: ClassVar[str] = "sign"
     wire_id: ClassVar[int] = 11
@@ -28,7 +31,7 @@ class Sign:
     has_gpu_kernels: ClassVar[bool] = True
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64, exact. See core.codec.Codec for all methods."""
+        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
         return sign.nbytes(segments)
 
     def encode(

@@ -1,7 +1,8 @@
-"""threshold: the values of at least some magnitude, wherever they are. For gradients.
+"""Codec threshold: the values of at least some magnitude, wherever they are. For gradients.
 
-Of independent normal values 1 % kept as int8 take 18 bits each, 177x less than float32; 0.1 % take
-21 bits, 1490x. What is not sent should be added to the next step's: error feedback.
+With independent normal values: 1 % kept as int8 take 18 bits each, 177x less than float32 for all;
+0.1 % take 21 bits each, 1490x less. What is not sent should be added to the next step's values:
+error feedback.
 Source: Gupta et al. 2021 (DCT, data parallel).
 """
 
@@ -22,12 +23,15 @@ from trec_qcomm.ops.sparsify import Values
 
 @dataclass(frozen=True)
 class Threshold:
-    """Values |x| >= threshold, and NaN; the others decode to 0. `topk` does the same row by row
-    and can be undone by `forward_mask`; this is smaller where few values are kept.
+    """Codec that sends the values with |x| >= threshold, and NaN; the others decode to 0.
 
-    Args: threshold: >= 0, of the unit of the values; a rule's `refresh` finds others while
-        training.  values: what is sent of each: fp32, fp16 or int8 with a scale of the segment's,
-        see ops.sparsify.
+    `topk` with a threshold keeps the same values row by row, and `forward_mask` can then send the
+    gradients of just these; this codec is smaller where few values are kept.
+
+    Args:
+        threshold: >= 0, in units of the values; a rule's `refresh` finds other ones while training.
+        values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment
+            (ops.sparsify).
     """
 
     threshold: float
@@ -47,11 +51,11 @@ class Threshold:
 
     @property
     def tolerance(self) -> float:
-        """The threshold."""
+        """The threshold, as the number that control may set."""
         return self.threshold
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64. See core.codec.Codec for all methods."""
+        """Return [S] int64, sizes in bytes, never exceeded. All methods: core.codec.Codec."""
         return threshold.max_nbytes(segments, self.values)
 
     def encode(
@@ -64,7 +68,7 @@ class Threshold:
         seed: int = 0,
         tolerances: Tensor | None = None,
     ) -> Encoded:
-        """Write what is kept. Raises ValueError: tolerances that are no thresholds."""
+        """Write the kept values. Raise ValueError for tolerances that are no thresholds."""
         if tolerances is None:
             tolerances = torch.full((segments.num_segments,), self.threshold, dtype=torch.float64)
         return threshold.encode(
@@ -72,7 +76,7 @@ class Threshold:
         )
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows, with zeros."""
+        """Write the rows back, with zeros where nothing was kept."""
         threshold.decode(encoded, segments, out)
 
 

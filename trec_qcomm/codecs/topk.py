@@ -1,9 +1,9 @@
-"""topk: the columns of largest magnitude of each row; forward_mask: the same columns of gradients.
+"""Codecs topk (each row's columns of largest magnitude) and forward_mask (the same of gradients).
 
-With 6 of 128 columns as fp16 forward is 29.7x and backward 42.7x smaller than float32.
-Source: Gupta et al. 2021 (DCT, model parallel): per sample only the most relevant neurons are sent
-forward, and gradients only for these backward. A later study warns that a model trained with
-top-k activations serves well only if the codec stays on at inference: evaluate both.
+With 6 of 128 columns as fp16, forward is 29.7x and backward 42.7x smaller than float32.
+Source: Gupta et al. 2021 (DCT, model parallel): for each sample only the most relevant neurons are
+sent forward, and backward only their gradients. A later study warns that a model trained with top-k
+activations serves well only if the codec stays on at inference: evaluate both.
 """
 
 import math
@@ -24,16 +24,19 @@ from trec_qcomm.ops.sparsify import Values
 
 @dataclass(frozen=True)
 class TopK:
-    """The other columns decode to 0. Give either `density` or `threshold`.
+    """Codec that sends the columns of largest magnitude of each row; the others decode to 0.
 
-    NaN and inf count as larger than all finite values, so a row that holds some still does after
-    decoding; with `density` only the first k of them where there are more than k.
+    Give either `density` or `threshold`. NaN and inf count as larger than all finite values, so a
+    row that holds some still does after decoding. With `density`, if a row has more than k of them,
+    only the first k arrive.
 
-    Args: density: 0 < density <= 1; keep the k = max(1, ceil(density * dim)) values of largest
-        magnitude of each row (lowest columns first where equal), of the density as written: 0.07
-        of 100 is 7.  threshold: >= 0; keep all values with |x| >= threshold, as many as there are.
-        values: what is sent of each: fp32, fp16 or int8 with a scale of the segment's, see
-        ops.sparsify.
+    Args:
+        density: 0 < density <= 1; keep the k = max(1, ceil(density * dim)) values of largest
+            magnitude of each row (lowest columns first where equal). The product is that of the
+            decimal number as written: 0.07 of 100 is 7.
+        threshold: >= 0; keep all values with |x| >= threshold, as many as there are.
+        values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment
+            (ops.sparsify).
     """
 
     density: float | None = None
@@ -59,22 +62,24 @@ class TopK:
 
     @property
     def fixed_size(self) -> bool:
-        """Whether every row keeps as many values."""
+        """Whether every row keeps the same number of values, as with `density`."""
         return self.density is not None
 
     @property
     def tolerance(self) -> float | None:
-        """The threshold."""
+        """The threshold, as the number that control may set; None with `density`."""
         return self.threshold
 
     def top_k(self, dim: int) -> int:
-        """How many columns of a row of `dim` values `density` keeps. ValueError without one."""
+        """Return how many columns of a row of `dim` values are kept. Raise ValueError without a
+        density."""
         if self.density is None:
             raise ValueError("topk: has a threshold and no density")
         return max(1, math.ceil(Fraction(repr(self.density)) * dim))
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64. See core.codec.Codec for all methods."""
+        """Return [S] int64, sizes in bytes: exact with a density, else never exceeded. All methods:
+        core.codec.Codec."""
         if self.density is None:
             return sparsify.max_nbytes(segments, self.values)
         return sparsify.top_k_nbytes(segments, self.top_k(segments.dim), self.values)
@@ -106,19 +111,20 @@ class TopK:
         )
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows, with zeros; note the kept columns in the masks, if any."""
+        """Write the rows back, with zeros where no column was kept; note the masks, if any."""
         sparsify.decode(encoded, segments, out)
 
 
 @dataclass(frozen=True)
 class ForwardMask:
-    """For gradients of rows that `topk` coded: the columns that it kept, without saying which.
+    """Codec for gradients of rows that `topk` coded: it sends just the columns that `topk` kept.
 
-    The ends of an exchange remember the masks of forward (`Segments.masks`); without them encode
-    and decode raise ValueError, and `max_nbytes` is that of all columns. Needs a table- or
-    column-wise sharding: row-wise, one gradient goes to all ranks, which kept other columns each.
+    Which columns these are is not sent: both ends of an exchange remember the masks of forward
+    (`Segments.masks`). Without masks `encode` and `decode` raise ValueError, and `max_nbytes` is
+    the size of all columns. It needs a table- or column-wise sharding: with row-wise sharding one
+    gradient goes to all ranks, and each of them kept other columns.
 
-    Args: values: as for TopK.
+    Args: values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment.
     """
 
     values: Values = "fp16"
@@ -135,7 +141,7 @@ class ForwardMask:
         check_choice("forward_mask.values", self.values, get_args(Values))
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64, exact with masks. See core.codec.Codec for all methods."""
+        """Return [S] int64, sizes in bytes, exact with masks. All methods: core.codec.Codec."""
         return sparsify.masked_nbytes(segments, self.values)
 
     def encode(
@@ -152,12 +158,12 @@ class ForwardMask:
         return sparsify.encode_masked(values, segments, payload, at, stored=self.values)
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write them back, with zeros in the others."""
+        """Write the columns back, with zeros in the others."""
         sparsify.decode_masked(encoded, segments, out)
 
 
 def _is_number(value: float) -> bool:
-    """Not bool, NaN, inf or what YAML may give instead."""
+    """Return whether a value from YAML is a finite int or float: not a bool, string, NaN or inf."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 

@@ -1,4 +1,7 @@
-"""Kernels, one folder an op. `__init__` checks and dispatches; reference.py (torch) is the
-definition; cpu.py (numba) and gpu.py (Triton) give the same bytes faster, on rows in the memory
-of the one or the other. Kernels neither allocate what the caller owns nor raise.
+"""Kernels, one folder for each op.
+
+`__init__.py` of an op checks the arguments and dispatches. reference.py (plain torch) is the
+definition. cpu.py (numba) and gpu.py (Triton) give the same bytes faster: cpu.py for rows in the
+memory of a CPU, gpu.py for rows in that of a GPU. Kernels neither raise nor allocate what the
+caller owns.
 """

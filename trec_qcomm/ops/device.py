@@ -1,9 +1,9 @@
-"""How Triton kernels get at segments, and how they are launched. Imports triton.
+"""Segments on a GPU: how Triton kernels find their rows, and how kernels are launched.
 
-A kernel goes through the coded rows of all segments in blocks of BLOCK_ROWS, whatever segments
-these belong to, so one launch takes 10,000 segments of one row as well as one of a million.
+A kernel goes through the coded rows of all segments in blocks of BLOCK_ROWS, whatever segments the
+rows belong to. So one launch takes 10,000 segments of one row as well as one segment of a million.
 
-`TRITON_INTERPRET=1`, set before triton is imported, runs the kernels on CPU tensors.
+Imports triton. `TRITON_INTERPRET=1`, set before that, runs the kernels on CPU tensors.
 """
 
 from collections.abc import Sequence
@@ -24,29 +24,34 @@ _TILE = 4096  # values that one program holds
 def launch(
     kernel: Any, num_programs: int, *args: Any, num_warps: int = 4, **constants: Any
 ) -> None:
-    """Run `kernel` as a one-dimensional grid; nothing where it is empty.
+    """Run `kernel` as a one-dimensional grid of `num_programs`; do nothing if that is 0.
 
-    Never with fused multiply-adds: they round once where reference.py rounds twice.
+    Fused multiply-adds are off: they round once where reference.py rounds twice.
     """
     if num_programs:
         kernel[(num_programs,)](*args, **constants, num_warps=num_warps, enable_fp_fusion=False)
 
 
 def words(payload: Tensor, dtype: torch.dtype) -> Tensor:
-    """[W] uint8 as words of another size, without the last bytes, which no segment reaches."""
+    """View [W] uint8 as words of `dtype`, less the last W % 8 bytes, which no segment reaches."""
     return payload[: payload.numel() // ALIGNMENT * ALIGNMENT].view(dtype)
 
 
 def no_segment(device: torch.device) -> Tensor:
-    """[1] int32 of -1: what `note_first` writes to."""
+    """Return [1] int32 of -1 (no segment is bad), which `note_first` writes to."""
     return torch.full((1,), -1, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True, eq=False)
-class OnDevice:
-    """A batch of segments for kernels.
+class DeviceSegments:
+    """A batch of segments whose vectors lie on the device, as kernels take them.
 
-    Args: offsets: [S + 1], start, stride, at: [S] int64 on the device.  num_rows: R.  dim: D.
+    Args:
+        offsets: [S + 1] int64 on the device; offsets, start and stride are those of Segments.
+        start, stride: [S] int64 on the device.
+        at: [S] int64 on the device, where the segments' bytes begin.
+        num_rows: R, rows of all segments.
+        dim: D, values of a row.
         vector: 4 or 1, a divisor of every start and stride; with 4, rows are moved in 16 bytes.
     """
 
@@ -59,8 +64,10 @@ class OnDevice:
     vector: int
 
     @classmethod
-    def of(cls, segments: Segments, at: Tensor, device: torch.device) -> "OnDevice":
-        """Args: at: [S] int64 on CPU, where the segments' bytes are."""
+    def from_segments(
+        cls, segments: Segments, at: Tensor, device: torch.device
+    ) -> "DeviceSegments":
+        """Upload a batch of segments. Args: at: [S] int64 on CPU, where their bytes begin."""
         start, stride = segments.start, segments.stride
         vectors = upload(device, segments.offsets, start, stride, at)
         vector = 1 if bool(((start | stride) % 4).any()) else 4
@@ -68,13 +75,13 @@ class OnDevice:
 
     @property
     def num_segments(self) -> int:
-        """S."""
+        """Number of segments, S."""
         return self.start.numel()
 
     @property
     def tiling(self) -> dict[str, int]:
-        """Of kernels that go through all rows: a program holds BLOCK_ROWS whole ones; STEPS are
-        those of `segment_of`; rows begin at multiples of VECTOR values."""
+        """Constants of kernels that go through all rows: a program holds BLOCK_ROWS whole rows of
+        BLOCK_DIM values; `segment_of` takes STEPS; rows begin at multiples of VECTOR values."""
         dim = triton.next_power_of_2(self.dim)
         return {
             "BLOCK_ROWS": max(1, _TILE // dim),
@@ -85,16 +92,17 @@ class OnDevice:
 
     @property
     def num_blocks(self) -> int:
-        """Their programs."""
+        """Number of programs that go through all rows, BLOCK_ROWS each."""
         return -(-self.num_rows // self.tiling["BLOCK_ROWS"])
 
     def num_blocks_of(self, size: int) -> int:
-        """Programs that go through all segments, `size` each."""
+        """Return the number of programs that go through all segments, `size` each."""
         return -(-self.num_segments // size)
 
     @property
     def layout(self) -> Sequence[Any]:
-        """offsets, start, stride, at, num_segments, num_rows, dim: what every kernel takes."""
+        """Arguments that every kernel takes, in this order: offsets, start, stride, at,
+        num_segments, num_rows, dim."""
         return (
             self.offsets, self.start, self.stride, self.at, self.num_segments, self.num_rows,
             self.dim,
@@ -103,8 +111,11 @@ class OnDevice:
 
 @triton.jit
 def segment_of(row, offsets, num_segments, STEPS: tl.constexpr):
-    """The segment s of coded rows: offsets[s] <= row < offsets[s + 1]. By binary search: offsets
-    are few and stay in the first cache, a table with an entry a row would not."""
+    """Return the segment s of coded rows: offsets[s] <= row < offsets[s + 1].
+
+    A binary search: the offsets are few and stay in the first cache; a table with one entry for
+    each row would not.
+    """
     low = tl.zeros_like(row)
     high = low + num_segments - 1
     for _ in tl.static_range(STEPS):
@@ -117,7 +128,7 @@ def segment_of(row, offsets, num_segments, STEPS: tl.constexpr):
 
 @triton.jit
 def power_of_two(n):
-    """2^n as float32 for -126 <= n <= 127."""
+    """Return 2^n as float32, for -126 <= n <= 127."""
     return ((n + 127) << 23).to(tl.float32, bitcast=True)
 
 
@@ -126,8 +137,8 @@ def rows_of_block(
     offsets, start, stride, num_segments, num_rows,
     STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """For each coded row of this program, [BLOCK_ROWS]: whether there is one, its segment, its
-    number in that, and where its values begin."""
+    """Return for each coded row of this program, [BLOCK_ROWS]: whether there is one, its segment,
+    its number in the segment, and where its values begin."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     live = row < num_rows
     row = tl.minimum(row, num_rows - 1).to(tl.int64)
@@ -139,14 +150,14 @@ def rows_of_block(
 
 @triton.jit
 def note_first(flag, bad, segment):
-    """Lower flag [1] to the first segment that is bad. -1, where none is, is the largest uint32."""
+    """Lower flag [1] to the first segment that is bad. -1 (none is) is the largest uint32."""
     if tl.max(bad.to(tl.int32), 0) > 0:
         first = tl.min(tl.where(bad, segment, 0x7FFFFFFF), 0)
         tl.atomic_min(flag.to(tl.pointer_type(tl.uint32)), first.to(tl.uint32))
 
 
 __all__ = [
-    "OnDevice",
+    "DeviceSegments",
     "download",
     "launch",
     "no_segment",

@@ -34,7 +34,7 @@ from trec_qcomm.codecs import Cast, ErrorBounded, Float6, ForwardMask, Identity,
 from trec_qcomm.codecs import Threshold as Above
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
 from trec_qcomm.core.segments import Masks, Segments
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import max_error_in_bounds
 
 ENCODERS = ("bitpack", "vector_lz", "rans", "auto")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.comm.dense.reductions import gradients, parameters, played, reductions, same_bits
-from tests.ops.stand_in import HostReads, as_on_a_gpu
+from tests.ops.fake_gpu import HostReads, fake_gpu
 from trec_qcomm import Cast, Float6, Identity, Rowwise
 from trec_qcomm.comm import touched_rows
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
@@ -68,7 +68,7 @@ def several_steps(algorithm, world_size, case, device):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_bits_and_bytes_are_those_of_the_cpu(algorithm, world_size, case):
     expected, expected_counts = several_steps(algorithm, world_size, case, "cpu")
-    with as_on_a_gpu():
+    with fake_gpu():
         found, counts = several_steps(algorithm, world_size, case, DEVICE)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours.isnan(), theirs.isnan())
@@ -83,15 +83,15 @@ def test_bits_and_bytes_are_those_of_the_cpu(algorithm, world_size, case):
 def test_the_host_reads_nothing(algorithm):
     ranks = reductions(algorithm, 3, Rowwise(4, rounding="stochastic"), error_feedback=True)
     buckets = gradients(NUMELS, 3)
-    with as_on_a_gpu():
+    with fake_gpu():
         played(ranks, NUMELS, buckets)  # fetches the residuals
         reads = HostReads(*buckets)
         with reads.watching(), deferring(Checks()):
             of = parameters(NUMELS)
             play([r.start(of, bucket) for r, bucket in zip(ranks, buckets, strict=True)])
-            assert reads.found == []
+            assert reads.calls == []
             assert bool(buckets[0].isfinite().all())
-            assert reads.found == ["__bool__"]
+            assert reads.calls == ["__bool__"]
 
 
 def together(ranks):
@@ -188,7 +188,7 @@ def test_touched_rows_are_those_of_the_cpu():
     torch.manual_seed(0)
     expected, expected_nbytes = touched("cpu")
     torch.manual_seed(0)
-    with as_on_a_gpu():
+    with fake_gpu():
         found, nbytes = touched(DEVICE)
     assert nbytes == expected_nbytes
     for ours, theirs in zip(found, expected, strict=True):
@@ -200,7 +200,7 @@ def test_touched_rows_are_those_of_the_cpu():
 def test_bits_of_touched_rows_are_those_of_the_cpu(num_rows):
     chosen = torch.rand(num_rows, generator=torch.Generator().manual_seed(0)) < 0.5
     expected = touched_rows._packed(chosen)
-    with as_on_a_gpu():
+    with fake_gpu():
         found = touched_rows._packed(chosen.to(DEVICE))
         assert torch.equal(touched_rows._unpacked(found, num_rows).cpu(), chosen)
     assert torch.equal(found.cpu(), expected)
@@ -302,7 +302,7 @@ def damaging_a_frame():
 
 def everything():
     staging = mock.patch.object(dist, "batch_isend_irecv", staged) if SHARED else nullcontext()
-    with staging, as_on_a_gpu():
+    with staging, fake_gpu():
         return {"damaged": damaging_a_frame(), "lost": losing_a_rank()} | on_ranks()
 
 

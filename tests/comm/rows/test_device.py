@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.ops.backends import device_of
-from tests.ops.interpreter import quickly
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.comm import exchange
@@ -20,7 +20,7 @@ from trec_qcomm.comm.rows.collective import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import interleaved_segments, round_trip, run_ranks
 from trec_qcomm.wire import frame
 
@@ -81,7 +81,7 @@ def once(op, device):
 def as_on_a_gpu():
     """Within, CPU tensors take the way of a GPU's."""
     frame.is_on_gpu = lambda buffer: True
-    with default_backend("gpu"), quickly():
+    with default_backend("gpu"), fast_interpreter():
         yield
 
 

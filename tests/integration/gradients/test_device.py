@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.gradients.test_data_parallel import CASES, qcomm_of
 from tests.integration.zoo.run import assert_same, run
-from tests.ops.stand_in import as_on_a_gpu
+from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import (
     Cast,
     ErrorBounded,
@@ -78,7 +78,7 @@ def distributed(gradients, device="cpu", **options):
 
 @contextmanager
 def on_stand_ins():
-    with as_on_a_gpu(), mock.patch.object(all_reduce, "make_transport", DeviceTransport):
+    with fake_gpu(), mock.patch.object(all_reduce, "make_transport", DeviceTransport):
         yield
 
 

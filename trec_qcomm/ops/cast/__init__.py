@@ -1,20 +1,20 @@
 """Rows as fp32 (a copy of the bits), fp16 or bf16. Wire: FORMAT.md, "fp32, fp16, bf16".
 
-Numerics: nearest even; finite values beyond the format become inf; NaN keeps its sign, and its
-payload in fp32 only.
+Numerics: rounding to nearest even; finite values beyond the format become inf; NaN keeps its sign,
+and in fp32 its payload.
 """
 
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.cast import cpu, reference
+from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 
 _KINDS = {"fp32": cpu.FP32, "fp16": cpu.FP16, "bf16": cpu.BF16}
 
 
 def nbytes(segments: Segments, dtype: str) -> Tensor:
-    """[S] int64: the exact size of each segment."""
+    """Return [S] int64, the exact size of each segment in bytes. dtype: fp32, fp16 or bf16."""
     return aligned(segments.num_rows * (segments.dim * reference.DTYPES[dtype].itemsize))
 
 
@@ -27,10 +27,10 @@ def encode(
     dtype: str,
     backend: Backend | None = None,
 ) -> tuple[Encoded, int | Tensor]:
-    """Write the rows; returns them and the first segment with an overflow, or -1. On a GPU this is
-    [1] int32, which nothing has waited for.
+    """Encode the rows. Arguments: core.codec.Codec.encode, and dtype: fp32, fp16 or bf16.
 
-    Args: see core.codec.Codec.encode.  dtype: fp32, fp16 or bf16.
+    Returns: the bytes, and the first segment in which a finite value became inf, or -1. On a GPU
+        the second is [1] int32, which nothing has waited for.
     Raises: ValueError: a shape, dtype or device that the kernels do not take.
     """
     sizes = nbytes(segments, dtype)
@@ -48,7 +48,10 @@ def encode(
 def decode(
     encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str, backend: Backend | None = None
 ) -> None:
-    """Write the rows to `out`. The caller has checked that nbytes fit. Raises as `encode`."""
+    """Decode the rows into `out`. The caller has checked that nbytes fit.
+
+    Raises: ValueError: a shape, dtype or device that the kernels do not take.
+    """
     sizes = nbytes(segments, dtype)
     backend = check_buffers(out, segments, encoded.payload, encoded.at, sizes, backend)
     if backend != "cpu":

@@ -1,12 +1,14 @@
-"""Cast op in numba. Same bytes as reference.py; rows are read and written where they lie,
-run by run (ops.runs). Rows that lie one behind the other are one long row.
+"""Cast op in numba. Same bytes as reference.py.
+
+Rows are read and written where they lie, adjacent segments together (ops.adjacent). Rows that lie
+one behind the other are treated as one long row.
 """
 
 import numpy as np
 from numba import njit
 
-from trec_qcomm.ops.half import bfloat_bits, half_bits, half_value
-from trec_qcomm.ops.runs import run_end
+from trec_qcomm.ops.adjacent import group_end
+from trec_qcomm.ops.float16 import bfloat_bits, half_bits, half_value
 
 FP32, FP16, BF16 = 0, 1, 2
 _FINITE_MAX = np.uint32(0x7F7FFFFF)
@@ -17,7 +19,7 @@ _OVERFLOW_BF16 = np.uint32(0x7F7F8000)
 
 @njit(forceinline=True)
 def _overflows(row, least):
-    """Whether a finite value has a magnitude, as an integer, of at least `least`."""
+    """Return whether a finite value's magnitude, its bits as an integer, is at least `least`."""
     overflow = False
     for d in range(row.size):
         magnitude = np.uint32(np.float32(row[d]).view(np.uint32) & np.uint32(0x7FFFFFFF))
@@ -27,20 +29,21 @@ def _overflows(row, least):
 
 @njit(forceinline=True)
 def _lines(n, stride, dim):
-    """(number, values) of the lines to visit: rows one behind the other are a single long one."""
+    """Return how many lines to visit and how long each is: a line is a row, or all rows if they lie
+    one behind the other."""
     return (1, n * dim) if stride == dim else (n, dim)
 
 
 @njit(nogil=True, cache=True)
 def encode(values, offsets, start, stride, dim, payload, at, kind):
-    """Returns the first segment in which a finite value becomes inf, or -1."""
+    """Write the segments; return the first in which a finite value becomes inf, or -1."""
     words = values.view(np.uint32)
     words_out = payload[: payload.size // 4 * 4].view(np.uint32)
     halves_out = payload[: payload.size // 2 * 2].view(np.uint16)
     size = 4 if kind == FP32 else 2
     overflows, begin = np.zeros(start.size, np.bool_), 0
     while begin < start.size:
-        end = run_end(begin, offsets, start, stride, dim)
+        end = group_end(begin, offsets, start, stride, dim)
         n = offsets[begin + 1] - offsets[begin]
         for s in range(begin, end):
             payload[at[s] + n * dim * size : at[s] + (n * dim * size + 7) // 8 * 8] = 0
@@ -72,13 +75,13 @@ def encode(values, offsets, start, stride, dim, payload, at, kind):
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, offsets, start, stride, dim, out, kind):
-    """Writes the float32 rows."""
+    """Write the float32 rows."""
     words_out = out.view(np.uint32)
     words = payload[: payload.size // 4 * 4].view(np.uint32)
     halves = payload[: payload.size // 2 * 2].view(np.uint16)
     size, begin = 4 if kind == FP32 else 2, 0
     while begin < start.size:
-        end = run_end(begin, offsets, start, stride, dim)
+        end = group_end(begin, offsets, start, stride, dim)
         num_lines, length = _lines(offsets[begin + 1] - offsets[begin], stride[begin], dim)
         for i in range(num_lines):
             for s in range(begin, end):

@@ -1,7 +1,7 @@
-"""Cast op in Triton. Same bytes as reference.py, in one launch each way.
+"""Cast op in Triton. Same bytes as reference.py; one launch to encode, one to decode.
 
 A program takes adjacent values, whatever rows and segments they belong to. Everything but the
-rounding to float16 is done on the bits, which keeps NaN out of the hands of the processor.
+rounding to float16 is done on the bits: processors differ in what arithmetic makes of a NaN.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.device import launch, no_segment, note_first, upload, words
-from trec_qcomm.ops.tiles import lists_of_tile, row_and_column, tiling, vector_of
+from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling, vector_of
 
 _FP32, _FP16 = tl.constexpr(0), tl.constexpr(1)
 _KINDS = {"fp32": 0, "fp16": 1, "bf16": 2}
@@ -25,7 +25,7 @@ _OVERFLOW_BF16 = tl.constexpr(0x7F7F8000)
 def encode(
     values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, dtype: str
 ) -> int | Tensor:
-    """Write the segments; returns [1] int32, the first one that overflows, or -1."""
+    """Write the segments; return [1] int32, the first one that overflows, or -1."""
     places = words(payload, torch.int32 if dtype == "fp32" else torch.int16)
     overflow = no_segment(values.device)
     _launch(_encode, values, places, segments, at, dtype, overflow)
@@ -54,9 +54,9 @@ def _places_of_tile(
     first, start, stride, at, num_segments, dim, KIND: tl.constexpr, STEPS: tl.constexpr,
     WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For each VECTOR values of this program: whether there are any, their segment, where they are
-    in the buffer and in the payload, in words of the latter, and how many the segment has from
-    them on."""
+    """Return for each VECTOR values of this program: whether there are any, their segment, where
+    they lie in the buffer, where in the payload (in its words), and how many values the segment
+    still has, counted from them."""
     live, segment, number = lists_of_tile(first, num_segments, STEPS, VECTOR, BLOCK)
     row, column = row_and_column(number, dim, WIDE)
     value = tl.load(start + segment) + row * tl.load(stride + segment) + column
@@ -73,7 +73,7 @@ def _encode(
     KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """values: bits of float32. Behind the last one of a segment come its zeros."""
+    """Write the words, and zeros after the last one of a segment. values: bits of float32."""
     live, segment, value, place, left = _places_of_tile(
         first, start, stride, at, num_segments, dim, KIND, STEPS, WIDE, VECTOR, BLOCK
     )
@@ -108,7 +108,7 @@ def _decode(
     KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """values: bits of float32."""
+    """Write the rows. values: bits of float32."""
     live, _, value, place, _ = _places_of_tile(
         first, start, stride, at, num_segments, dim, KIND, STEPS, WIDE, VECTOR, BLOCK
     )

@@ -10,8 +10,8 @@ _QUIET_NAN = {"fp16": 0x7E00, "bf16": 0x7FC0}
 
 
 def encode(values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, dtype: str) -> int:
-    """Write each row in `dtype`, rounded to nearest even; returns the first segment that
-    overflows (a finite value becomes inf), or -1."""
+    """Write each row in `dtype`, rounded to nearest even; return the first segment that overflows
+    (a finite value becomes inf), or -1."""
     overflow = -1
     for s in range(segments.num_segments):
         rows = segments.block(values, s).contiguous()
@@ -38,7 +38,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> 
         data = encoded.payload[int(encoded.at[s]) : int(encoded.at[s]) + nbytes].clone()
         cast = data.view(DTYPES[dtype]).view(rows.shape)
         words = cast.float().view(torch.int32)
-        if dtype == "fp16":  # torch's NaN payload differs by code path; ours is the half's own
+        if dtype == "fp16":  # torch's NaN payload differs by code path; ours is that of the half
             half = cast.view(torch.int16).to(torch.int32)
             nan = (half & 0x3FF) << 13 | 0x7F800000 | (half & -0x8000) << 16
             words = torch.where(cast.isnan(), nan, words)

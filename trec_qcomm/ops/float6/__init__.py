@@ -1,9 +1,9 @@
 """Floats of 6 bits under an exponent a row. Wire: FORMAT.md, "float6".
 
 Rounding is relative to each value, not to the row's range, so small values beside large ones keep
-their size: what an optimizer that divides by a gradient's own magnitude (Adam) needs.
+their size. An optimizer that divides by a gradient's own magnitude (Adam) needs that.
 Source: block floating point; Rouhani et al. 2023 (microscaling formats: e3m2 under a shared
-power of two). e4m1, rows of any length, stochastic rounding, and what is not finite are ours.
+power of two). e4m1, rows of any length, stochastic rounding, and NaN and inf are ours.
 """
 
 import torch
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
+from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.float6 import cpu, reference
 
 EXPONENT_BITS = (4, 3)
 
 
 def nbytes(segments: Segments) -> Tensor:
-    """[S] int64: the exact size of each segment."""
+    """Return [S] int64, the exact size of each segment in bytes."""
     return aligned(segments.num_rows * (1 + (reference.BITS * segments.dim + 7) // 8))
 
 
@@ -33,16 +33,18 @@ def encode(
     seed: int = 0,
     backend: Backend | None = None,
 ) -> Encoded:
-    """Write the rows.
+    """Encode the rows. Arguments: core.codec.Codec.encode, and those below.
 
-    Args:     see core.codec.Codec.encode.  exponent_bits: 4 or 3; 5 less it are mantissa bits M.
-              stochastic: round by the dither of `seed` instead of to nearest (halves away from 0).
-    Numerics: let 2^e be the smallest power of two above the row's largest finite magnitude, -126 at
-              least. |x - decoded| <= h max(|x|, 2^(e + 2 - 2^exponent_bits)), with h = 2^-(M + 1)
-              for nearest, and < 2 h max(..) for stochastic rounding, which is UNBIASED; but 2^128
-              decodes to the largest float32, and all times 1 + 2^-23, as counting steps rounds. NaN
-              and inf arrive as such. The sign of 0 is lost.
-    Raises:   ValueError: a shape, dtype, device, exponent_bits or seed out of range.
+    Args:
+        exponent_bits: 4 or 3; the mantissa has M = 5 - exponent_bits bits.
+        stochastic: round by the dither of `seed` instead of to nearest (halves away from 0).
+    Numerics:
+        Let 2^e be the smallest power of two above the row's largest finite magnitude, e >= -126.
+        Nearest: |x - decoded| <= h max(|x|, 2^(e + 2 - 2^exponent_bits)), with h = 2^-(M + 1).
+        Stochastic: below twice that, and UNBIASED.
+        Both bounds times 1 + 2^-23, because the count of steps is rounded to float32. 2^128 decodes
+        to the largest float32. NaN and inf arrive as such. The sign of 0 is lost.
+    Raises: ValueError: a wrong shape, dtype or device; exponent_bits or seed out of range.
     """
     _check_exponent_bits(exponent_bits)
     if not 0 <= seed < 2**63:
@@ -69,10 +71,11 @@ def decode(
     exponent_bits: int,
     backend: Backend | None = None,
 ) -> None:
-    """Write the rows to `out`. The caller has checked that nbytes fit.
+    """Decode the rows into `out`. The caller has checked that nbytes fit.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: an exponent byte of 0; on a GPU when
-        core.checks says.
+    Raises:
+        ValueError: a wrong shape, dtype or device; exponent_bits out of range.
+        CorruptFrameError: an exponent byte of 0; on a GPU raised when core.checks says.
     """
     _check_exponent_bits(exponent_bits)
     backend = check_buffers(out, segments, encoded.payload, encoded.at, nbytes(segments), backend)

@@ -15,7 +15,7 @@ _1, _2 = np.uint64(1), np.uint64(2)
 
 @njit(forceinline=True)
 def _largest(words, at, dim):
-    """The largest bits of a magnitude in a row; magnitudes are ordered as their bits are."""
+    """Return the bits of a row's largest magnitude; magnitudes are ordered as their bits are."""
     largest = np.int32(0)
     for d in range(dim):
         largest = max(largest, words[at + np.uint64(d)] & _MAGNITUDE)
@@ -34,7 +34,7 @@ def _largest_finite(words, at, dim):
 
 @njit(forceinline=True)
 def _code(x, first, second, u, mantissa_bits, top):
-    """See reference.quantize. Of NaN and inf it means nothing."""
+    """Return the code of a finite value, as reference.quantize defines it."""
     bits = np.float32(np.float32(x * first) * second).view(np.int32)
     magnitude = np.int32(bits & _MAGNITUDE)
     f = max(np.int32((magnitude >> np.int32(23)) - np.int32(127) + top), np.int32(1))
@@ -56,7 +56,7 @@ def _mark_nonfinite(values, at, dim, infinite, q):
 
 @njit(forceinline=True)
 def _pack(q, packed, at, width):
-    """q: codes, zero-padded to a multiple of 4."""
+    """Write a row's codes in 6 bits each. q: codes, zero-padded to a multiple of 4."""
     whole = width // 3
     for j in range(whole):
         a, b, c, d = q[4 * j], q[4 * j + 1], q[4 * j + 2], q[4 * j + 3]
@@ -74,7 +74,8 @@ def _pack(q, packed, at, width):
 
 @njit(forceinline=True)
 def _unpack(packed, at, width, q):
-    """q: room for codes up to a multiple of 4; those of missing bytes mean nothing."""
+    """Read a row's codes into q, which has room for a multiple of 4. Codes after the last column
+    are arbitrary."""
     whole = width // 3
     for j in range(whole):
         place = at + np.uint64(3 * j)
@@ -97,7 +98,7 @@ def encode(
     values, offsets, start, stride, dim, payload, at, nbytes, exponent_bits, stochastic,
     seed_low, seed_high,
 ):  # fmt: skip
-    """nbytes: [S]."""
+    """Write the segments. nbytes: [S] int64, the size of each."""
     mantissa_bits, top = np.int32(5 - exponent_bits), np.int32((1 << exponent_bits) - 1)
     words, width = values.view(np.int32), (6 * dim + 7) // 8
     q = np.zeros(dim + 4, np.uint8)
@@ -132,10 +133,10 @@ def encode(
 
 @njit(forceinline=True)
 def _value(code, mantissa_bits, top):
-    """What a code of a finite value means where e is 0. Of the others it is nonsense.
+    """Return the value of a finite value's code under e = 0.
 
-    Its bits are put where float32 has them. Where the exponent's are 0, they are read as if they
-    were 1, and what that is too much is taken away.
+    The bits of the code are moved to where float32 has them. Exponent bits of 0 are first read as
+    if they were 1; what that adds is then subtracted.
     """
     magnitude = np.int32(code & np.int32(31))
     subnormal = (magnitude >> mantissa_bits) == 0
@@ -147,7 +148,8 @@ def _value(code, mantissa_bits, top):
 
 @njit(nogil=True, cache=True)
 def _unmark_nonfinite(q, dim, largest, out, at):
-    """Write what is not finite: `largest` + 1 is inf, what is above and a negative zero are NaN."""
+    """Write the values that are not finite: the code largest + 1 is inf; those above it and the
+    negative zero are NaN."""
     for d in range(dim):
         magnitude = q[d] & 31
         if magnitude == largest + 1:
@@ -158,7 +160,7 @@ def _unmark_nonfinite(q, dim, largest, out, at):
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, offsets, start, stride, dim, out, exponent_bits):
-    """Returns the first segment with an exponent byte of 0, or -1."""
+    """Write the rows; return the first segment with an exponent byte of 0, or -1."""
     mantissa_bits, top = np.int32(5 - exponent_bits), np.int32((1 << exponent_bits) - 1)
     largest, width = top << mantissa_bits, (6 * dim + 7) // 8
     q = np.zeros(dim + 4, np.uint8)
@@ -177,7 +179,7 @@ def decode(payload, at, offsets, start, stride, dim, out, exponent_bits):
                 x = np.float32(_value(code, mantissa_bits, top) * first) * second
                 out[begin + np.uint64(d)] = x
                 finite &= ((code & np.int32(31)) <= largest) & (code != _SIGN)
-            if e == 128:  # to 2^128 may have been rounded up
+            if e == 128:  # a value may have been rounded up to 2^128, which is no float32
                 for d in range(dim):
                     x = out[begin + np.uint64(d)]
                     out[begin + np.uint64(d)] = min(max(x, -_FLT_MAX), _FLT_MAX)

@@ -1,8 +1,8 @@
-"""Floats of 6 bits under an exponent a row, in Triton. Same bytes as reference.py, in one launch
-each way.
+"""Floats of 6 bits under an exponent a row, in Triton. Same bytes as reference.py; one launch to
+encode, one to decode.
 
-A program takes BLOCK_ROWS whole rows; four codes are three bytes, stored and loaded a byte a lane,
-which leaves alignment out of it.
+A program takes BLOCK_ROWS whole rows. Four codes are three bytes; each lane stores and loads one
+byte, so alignment does not matter.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.device import (
-    OnDevice,
+    DeviceSegments,
     launch,
     no_segment,
     note_first,
@@ -37,32 +37,35 @@ def encode(
     seed: int,
 ) -> None:
     """Write the segments."""
-    on = OnDevice.of(segments, at, values.device)
+    batch = DeviceSegments.from_segments(segments, at, values.device)
     launch(
-        _encode, on.num_blocks, values.detach().view(torch.int32), payload, *halves_of(seed),
-        *on.layout, EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic, **on.tiling,
+        _encode, batch.num_blocks, values.detach().view(torch.int32), payload, *halves_of(seed),
+        *batch.layout, EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic, **batch.tiling,
     )  # fmt: skip
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: int) -> Tensor:
-    """Write the rows; returns [1] int32, the first segment with an exponent byte of 0, or -1."""
-    on, wrong = OnDevice.of(segments, encoded.at, out.device), no_segment(out.device)
+    """Write the rows; return [1] int32, the first segment with an exponent byte of 0, or -1."""
+    batch = DeviceSegments.from_segments(segments, encoded.at, out.device)
+    wrong = no_segment(out.device)
     launch(
-        _decode, on.num_blocks, encoded.payload, out, wrong, *on.layout,
-        EXPONENT_BITS=exponent_bits, **on.tiling,
+        _decode, batch.num_blocks, encoded.payload, out, wrong, *batch.layout,
+        EXPONENT_BITS=exponent_bits, **batch.tiling,
     )  # fmt: skip
     return wrong
 
 
-# A seed of 1 must not become a constant, nor one of other divisibility another kernel.
+# Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def _encode(
     values, payload, seed_low, seed_high, offsets, start, stride, at, num_segments, num_rows, dim,
     EXPONENT_BITS: tl.constexpr, STOCHASTIC: tl.constexpr, STEPS: tl.constexpr,
     VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write the exponents and codes of the rows; behind the last of a segment, zeros. values: bits
-    of float32. The names are those of reference.quantize."""
+    """Write the exponents and codes of the rows, and zeros after a segment's last row.
+
+    The names are those of reference.quantize. values: bits of float32.
+    """
     M: tl.constexpr = 5 - EXPONENT_BITS
     TOP: tl.constexpr = (1 << EXPONENT_BITS) - 1
     live, segment, i, begin = rows_of_block(
@@ -116,7 +119,7 @@ def _decode(
     EXPONENT_BITS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows. What one with a bad exponent becomes means nothing."""
+    """Write the rows. A row with a bad exponent becomes anything."""
     M: tl.constexpr = 5 - EXPONENT_BITS
     TOP: tl.constexpr = (1 << EXPONENT_BITS) - 1
     LARGEST: tl.constexpr = TOP << M
@@ -145,7 +148,7 @@ def _decode(
     k = code - (f << M) + tl.where(f > 0, 1 << M, 0)
     y = k.to(tl.float32) * power_of_two(tl.maximum(f, 1) - TOP - M)
     first, second = factors_of(e)
-    x = tl.minimum(y * first[:, None] * second[:, None], _FLT_MAX)  # up to 2^128 may be rounded
+    x = tl.minimum(y * first[:, None] * second[:, None], _FLT_MAX)  # y may be 2^128, rounded up
     x = tl.where(code == LARGEST + 1, float("inf"), x)
     x = tl.where(q >= 32, -x, x)
     x = tl.where((code > LARGEST + 1) | (q == 32), float("nan"), x)

@@ -1,10 +1,10 @@
 """Floats of 6 bits under an exponent a row, in plain torch: the definition, written to be read.
 
-A code is a sign, E exponent bits f and M = 5 - E mantissa bits k. Of a row x, 2^e is the smallest
-power of two above max|x| (-126 <= e <= 128); a code with f, k means, with F = 2^E - 1,
+A code is a sign, E exponent bits f and M = 5 - E mantissa bits k. For a row x, 2^e is the smallest
+power of two above max|x| (-126 <= e <= 128). With F = 2^E - 1, a code with f, k means
     f > 0: (1 + k 2^-M) 2^(e - F + f)        f = 0: k 2^(e - F + 1 - M)
-The largest that is used, f = F and k = 0, is 2^e itself, to which values just below are rounded;
-k = 1 above it is inf, and the code of -0 is NaN. Shapes: n rows, D columns.
+The largest code in use, f = F and k = 0, is 2^e itself; values just below 2^e are rounded to it.
+The code f = F, k = 1 is inf, and the code of -0 is NaN. Shapes: n rows, D columns.
 """
 
 import math
@@ -23,30 +23,35 @@ _FLT_MAX = torch.finfo(torch.float32).max
 
 
 def exponents(x: Tensor) -> Tensor:
-    """[n, D] -> [n] int32: e of each row, of its finite values; -126 where these are 0."""
+    """[n, D] -> [n] int32: e of the finite values of each row; -126 where these are all 0."""
     amax = torch.where(x.isfinite(), x, 0).abs().amax(1)
     e = torch.frexp(amax)[1]  # amax = m 2^e with 1/2 <= m < 1
     return torch.where(amax == 0, MIN_EXPONENT, e).clamp(min=MIN_EXPONENT)
 
 
 def power_of_two(k: Tensor) -> Tensor:
-    """2^k of int32 k in -126..127, as float32."""
+    """Return 2^k as float32; k: int32 in -126..127."""
     return ((k + 127) << 23).view(torch.float32)
 
 
 def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
-    """x * 2^k for [n, 1] int32 k in -128..128, in two exact steps, because 2^k itself may be no
-    float32; the step that may leave the normal range comes last."""
+    """Return x * 2^k; k: [n, 1] int32 in -128..128.
+
+    Two exact steps, because 2^k itself may be no float32. The step that may leave the normal range
+    comes last.
+    """
     near = k.clamp(-126, 126)
     main, rest = power_of_two(near), power_of_two(k - near)
     return torch.where(k < 0, x * rest * main, x * main * rest)
 
 
 def quantize(y: Tensor, *, exponent_bits: int, u: Tensor | float) -> Tensor:
-    """[n, D] |y| < 1 where finite -> [n, D] uint8 codes.
+    """Quantize y, whose finite values are below 1 in magnitude, to [n, D] uint8 codes.
 
-    t = |y| / step, with steps of 2^-M of the power of two below |y|, and those of f = 1 below that;
-    floor(t + u) counts steps. u = 1/2: nearest. u: [n, D] in [0, 1): stochastic rounding.
+    A step is 2^-M times the power of two below |y|; below the normal numbers it is that of f = 1.
+    The code counts steps: floor(t + u) with t = |y| / step.
+
+    Args: y: [n, D] float32.  u: 1/2 for nearest, or [n, D] in [0, 1) for stochastic rounding.
     """
     mantissa_bits, top = BITS - 1 - exponent_bits, 2**exponent_bits - 1
     finite = y.isfinite()
@@ -61,7 +66,7 @@ def quantize(y: Tensor, *, exponent_bits: int, u: Tensor | float) -> Tensor:
 
 
 def dequantize(q: Tensor, *, exponent_bits: int) -> Tensor:
-    """The inverse: [n, D] uint8 -> float32, all within +-1 but inf and NaN."""
+    """Return the values of [n, D] uint8 codes as float32: within +-1, or inf, or NaN."""
     mantissa_bits, top = BITS - 1 - exponent_bits, 2**exponent_bits - 1
     code = q.to(torch.int32) & (SIGN - 1)
     f = code >> mantissa_bits
@@ -84,7 +89,7 @@ def pack(q: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, dim: int) -> Tensor:
-    """The inverse of `pack`: [n, dim] uint8."""
+    """Return [n, dim] uint8 codes: the inverse of `pack`."""
     packed = torch.nn.functional.pad(packed, (0, -packed.shape[1] % 3)).to(torch.int32)
     three = packed.reshape(len(packed), (dim + 3) // 4, 3) << (
         8 * torch.arange(3, dtype=torch.int32)
@@ -121,7 +126,7 @@ def encode(
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: int) -> int:
-    """Write the rows; returns the first segment with an exponent byte of 0, or -1."""
+    """Write the rows; return the first segment with an exponent byte of 0, or -1."""
     for s in range(segments.num_segments):
         n, dim = int(segments.num_rows[s]), segments.dim
         width = (BITS * dim + 7) // 8
@@ -131,6 +136,6 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: 
         e = data[:n, None].to(torch.int32) - BIAS
         y = dequantize(unpack(data[n:].view(n, width), dim), exponent_bits=exponent_bits)
         x = times_power_of_two(y, e)
-        beyond = x.isinf() & y.isfinite()  # 2^128, rounded up to
+        beyond = x.isinf() & y.isfinite()  # 2^128, to which a value was rounded up to
         segments.block(out, s).copy_(torch.where(beyond, x.sign() * _FLT_MAX, x))
     return -1

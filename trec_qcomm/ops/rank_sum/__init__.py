@@ -1,21 +1,24 @@
 """Sum of what several ranks sent, in rank order: ((part 0 + part 1) + part 2) + ...
 
-Numerics: float32, one rounding an addition, so the result does not depend on who arrived first
-and its error against exact sums is at most (P - 1) 2^-24 sum|x|. An addition that gives NaN gives
-0x7fc00000, as processors differ in what else it could be.
+Numerics: float32, one rounding an addition. So the result does not depend on which part arrived
+first, and its error against exact sums is at most (P - 1) 2^-24 sum|x|. Where an addition gives
+NaN, it is 0x7fc00000, because processors differ in the bits of such a NaN.
 Shapes: P parts of N values.
 """
 
 import torch
 from torch import Tensor
 
-from trec_qcomm.ops.binding import Backend, arrays, choose_backend, gpu_kernels
+from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 from trec_qcomm.ops.rank_sum import cpu, reference
 
 
 def rank_sum(parts: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
-    """Write the sums of [P, N] to `out`, any shape of N values; float32, contiguous, P >= 1.
+    """Write the sum of the parts to `out`.
 
+    Args:
+        parts: [P, N] float32, contiguous, P >= 1.
+        out: N float32 values in any shape, contiguous, in the same memory.
     Raises: ValueError: another shape, dtype or device.
     """
     if parts.dtype != torch.float32 or parts.dim() != 2 or not parts.is_contiguous():

@@ -1,5 +1,6 @@
-"""Sum in rank order in numba. Same bits as reference.py, in one pass over memory: a stretch of
-the output stays in the cache while all parts are added to it.
+"""Sum in rank order, in numba. Same bits as reference.py.
+
+One pass over memory: a stretch of the output stays in the cache while all parts are added to it.
 """
 
 import numpy as np
@@ -11,14 +12,14 @@ _NAN = np.float32(np.nan)
 
 @njit(forceinline=True)
 def plus(a, b):
-    """a + b; one NaN for all."""
+    """Return a + b; every NaN has the same bits."""
     total = a + b
     return total if total == total else _NAN
 
 
 @njit(nogil=True, cache=True)
 def rank_sum(parts, out):
-    """Writes out[i] = parts[0, i] + parts[1, i] + ... One-dimensional slices vectorize."""
+    """Write out[i] = parts[0, i] + parts[1, i] + ... One-dimensional slices vectorize."""
     num_parts, size = parts.shape
     for begin in range(0, size, _STRETCH):
         end = min(begin + _STRETCH, size)

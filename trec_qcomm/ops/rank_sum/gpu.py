@@ -1,5 +1,7 @@
-"""Sum in rank order in Triton. Same bits as reference.py, in one launch that reads every part and
-writes every sum once; a program holds BLOCK sums and adds part after part to them.
+"""Sum in rank order, in Triton. Same bits as reference.py.
+
+One launch reads every part once and writes every sum once: a program holds BLOCK sums and adds part
+after part to them.
 """
 
 import triton
@@ -12,7 +14,7 @@ _BLOCK = 2048
 
 
 def rank_sum(parts: Tensor, out: Tensor) -> None:
-    """[P, N] float32 -> N float32."""
+    """Write the sum of [P, N] float32 to `out`."""
     num_parts, size = parts.shape
     if num_parts == 1:  # a loop that Triton sees is empty breaks its compiler
         out.view(-1).copy_(parts[0])
@@ -23,14 +25,14 @@ def rank_sum(parts: Tensor, out: Tensor) -> None:
 
 @triton.jit
 def plus(a, b):
-    """a + b; one NaN for all."""
+    """Return a + b; every NaN has the same bits."""
     total = a + b
     return tl.where(total == total, total, float("nan"))
 
 
 @triton.jit
 def _rank_sum(parts, out, num_parts, size, VECTOR: tl.constexpr, BLOCK: tl.constexpr):
-    """VECTOR: a divisor of size, so that all parts begin at multiples of it."""
+    """Write the sums. VECTOR: a divisor of size, so that all parts begin at multiples of it."""
     q = tl.program_id(0).to(tl.int64) * (BLOCK // VECTOR) + tl.arange(0, BLOCK // VECTOR)
     i = (q * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
     live = (q * VECTOR < size)[:, None]

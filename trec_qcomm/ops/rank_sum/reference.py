@@ -1,4 +1,4 @@
-"""Sum in rank order in plain torch: the definition."""
+"""Sum in rank order, in plain torch: the definition."""
 
 import math
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def rank_sum(parts: Tensor, out: Tensor) -> None:
-    """[P, N] float32 -> N float32."""
+    """Write the sum of [P, N] float32 to `out`."""
     total = out.view(-1)
     total.copy_(parts[0])
     for part in parts[1:]:

@@ -1,8 +1,8 @@
-"""Some rows out of a buffer: which, packed one behind the other, and added back to their places.
+"""Some rows of a buffer: choose them, take them (packed), and add them back to their places.
 
 Rows lie in groups: row i of group g begins at value start[g] + i * stride[g]. `take` and `add` are
 each other's adjoint, so each is the other's backward.
-Numerics: one float32 rounding an addition; of NaN, see ops.rank_sum.
+Numerics: one float32 rounding an addition; for NaN see ops.rank_sum.
 Shapes: G groups of n_g rows, N in all; U chosen rows, in S segments of rows of equal length.
 """
 
@@ -12,29 +12,30 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
-from trec_qcomm.ops.binding import Backend, arrays, choose_backend, gpu_kernels
+from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 from trec_qcomm.ops.rows import cpu, reference
-from trec_qcomm.ops.rows.places import Groups, Places
+from trec_qcomm.ops.rows.destinations import Destinations, RowGroups
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """U rows in S segments.
+    """U chosen rows in S segments.
 
-    Args: counts: [S] int64 on CPU, rows in each.  dim: [S] int64 on CPU, values of a row.
-        position: [U] int64 in the memory of the rows, the first value of each in its buffer.
-        groups: what they were chosen from; `add` needs it on a GPU.
-    Derived: num_values: of all of them, packed.
+    Args:
+        counts: [S] int64 on CPU, rows in each segment.
+        dim: [S] int64 on CPU, values of a row.
+        position: [U] int64 in the memory of the rows, where each row begins in its buffer.
+        groups: the groups that the rows were chosen from; `add` needs them on a GPU.
     """
 
     counts: Tensor
     dim: Tensor
     position: Tensor
-    groups: Groups | None = None
+    groups: RowGroups | None = None
 
     @property
     def num_values(self) -> int:
-        """Sum of counts times dim."""
+        """Number of values of all rows, packed."""
         return int((self.counts * self.dim).sum())
 
 
@@ -48,11 +49,17 @@ def choose(
     *,
     backend: Backend | None = None,
 ) -> Rows:
-    """The chosen rows of each group, group by group, in ascending order. Waits for a GPU once.
+    """Return the chosen rows of each group, group by group, in ascending order.
 
-    Args:    chosen: [N] bool.  first, num_rows, start, stride, dim: [G] int64 on CPU; group g is
-             about chosen[first[g] : first[g] + num_rows[g]].  The groups may be in any order.
-    Raises:  ValueError: a shape, dtype or device that is not the above.
+    Waits for a GPU once.
+
+    Args:
+        chosen: [N] bool, which rows to choose.
+        first, num_rows: [G] int64 on CPU: chosen[first[g] : first[g] + num_rows[g]] is about the
+            rows of group g. The groups may be in any order.
+        start, stride: [G] int64 on CPU, where the rows of each group lie, in values.
+        dim: [G] int64 on CPU, values of a row.
+    Raises: ValueError: a shape, dtype or device that is not one of these.
     """
     if chosen.dtype != torch.bool or chosen.dim() != 1 or not chosen.is_contiguous():
         raise ValueError(f"chosen: expected contiguous 1-D bool, got {chosen.dtype}")
@@ -75,9 +82,9 @@ def choose(
         counts, position = reference.choose(chosen, first, num_rows, start, stride)
         return Rows(counts, dim, position)
     if backend == "gpu":
-        found = gpu_kernels(__name__).choose(chosen, first, num_rows, start, stride)
-        counts, position, number = found
-        return Rows(counts, dim, position, Groups(num_rows, start, stride, dim, number))
+        kernels = gpu_kernels(__name__)
+        counts, position, number = kernels.choose(chosen, first, num_rows, start, stride)
+        return Rows(counts, dim, position, RowGroups(num_rows, start, stride, dim, number))
     counts = torch.empty_like(num_rows)
     position = torch.empty(int(num_rows.sum()), dtype=torch.int64)
     total = cpu.choose(*arrays(chosen, first, num_rows, start, stride, counts, position))
@@ -85,10 +92,10 @@ def choose(
 
 
 def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
-    """Pack: copy each row from its position in `values` to `out`, one behind the other.
+    """Pack rows: copy each from its position in `values` to `out`, one behind the other.
 
-    Args:   values: float32, contiguous, any shape.  out: float32, [rows.num_values].
-    Raises: ValueError: a dtype, device or size, or a row beyond `values`.
+    Args: values: float32, contiguous, any shape.  out: float32, [rows.num_values].
+    Raises: ValueError: a wrong dtype, device or size, or a row beyond `values`.
     """
     backend = _check(values, rows, out, backend)
     if backend == "reference":
@@ -100,12 +107,14 @@ def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = N
 
 
 def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
-    """Unpack: add each packed row to what is at its position in `out`, in their order.
+    """Unpack rows: add each packed row to what is at its position in `out`, in order.
 
-    On a GPU the groups that the rows were chosen from must have the same places, if they begin at
-    the same value, or else none in common.
-    Args:     packed: float32, [rows.num_values].  out: float32, contiguous, any shape.
-    Raises:   ValueError: as `take`; on a GPU, rows that `choose` did not make there.
+    On a GPU, any two groups that the rows were chosen from must either begin at the same value and
+    then have the same places, or have no place in common.
+
+    Args: packed: float32, [rows.num_values].  out: float32, contiguous, any shape.
+    Raises: ValueError: a wrong dtype, device or size, a row beyond `out`, or, on a GPU, rows that
+        `choose` did not make there.
     """
     backend = _check(out, rows, packed, backend)
     if backend == "reference":
@@ -113,16 +122,17 @@ def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = No
     elif backend == "gpu":
         if rows.groups is None:
             raise ValueError("rows.add: rows.groups: expected, on a GPU, those of rows.choose")
-        places = Places.of(rows.groups)
+        destinations = Destinations.from_groups(rows.groups)
         gpu_kernels(__name__).add(
-            packed, rows, out, places, rows.groups.number, vector=_vector(rows)
+            packed, rows, out, destinations, rows.groups.number, vector=_vector(rows)
         )
     else:
         cpu.add(*arrays(packed, rows.position, exclusive_cumsum(rows.counts), rows.dim, out))
 
 
 def _vector(rows: Rows) -> int:
-    """4 where every row is known to begin at a multiple of it, packed and in its buffer, else 1."""
+    """Return 4 where every row is known to begin at a multiple of 4 values, packed and in its
+    buffer; else 1."""
     groups = rows.groups
     known = groups is not None and not bool(((groups.start | groups.stride) % 4).any())
     return 4 if known and not bool((rows.dim % 4).any()) else 1
@@ -144,12 +154,15 @@ def _check(values: Tensor, rows: Rows, packed: Tensor, backend: Backend | None) 
 
 
 def _span(rows: Rows) -> tuple[int, int]:
-    """Where their values lie; with groups those of all rows that could be chosen, as nobody waits
-    for positions on a GPU."""
+    """Return where the rows' lowest value lies, and the end of the highest.
+
+    With groups, it is the span of all rows that could have been chosen: reading the positions would
+    make the host wait for the GPU.
+    """
     if rows.groups is not None:
         return rows.groups.span
     ends = rows.position.cpu() + torch.repeat_interleave(rows.dim, rows.counts)
     return int(rows.position.min()), int(ends.max())
 
 
-__all__ = ["Groups", "Rows", "add", "choose", "take"]
+__all__ = ["RowGroups", "Rows", "add", "choose", "take"]

@@ -7,8 +7,10 @@ from trec_qcomm.ops.rank_sum.cpu import plus
 
 @njit(nogil=True, cache=True)
 def choose(chosen, first, num_rows, start, stride, counts, position):
-    """Fills counts and position; returns U. No branch: every row is written, the chosen ones
-    stay."""
+    """Fill counts and position, and return U.
+
+    There is no branch: every row's position is written, and only that of a chosen row is kept.
+    """
     total = 0
     for g in range(first.size):
         begin = total
@@ -24,7 +26,7 @@ def choose(chosen, first, num_rows, start, stride, counts, position):
 
 @njit(nogil=True, cache=True)
 def take(values, position, offsets, dim, out):
-    """offsets: [S + 1] of the segments' rows."""
+    """Copy the rows to `out`. offsets: [S + 1], the first row of each segment, and the end."""
     at = 0
     for s in range(dim.size):
         d = dim[s]
@@ -37,7 +39,7 @@ def take(values, position, offsets, dim, out):
 
 @njit(nogil=True, cache=True)
 def add(packed, position, offsets, dim, out):
-    """offsets: [S + 1] of the segments' rows."""
+    """Add the rows to `out`. offsets: [S + 1], the first row of each segment, and the end."""
     at = 0
     for s in range(dim.size):
         d = dim[s]

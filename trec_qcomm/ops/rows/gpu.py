@@ -2,8 +2,8 @@
 
 `choose` counts the chosen rows of each tile, torch sums these up, and a second pass over the flags
 numbers the rows; the host waits once, for how many there are. `take` and `add` are one launch each.
-`add` goes through places (ops.rows.places), and at each through the groups that have a row for it,
-in order, so that a place is read and written once and by one program.
+`add` goes through the places that rows are added to (ops.rows.destinations), and at each place
+through the groups that have a row for it, in order. So one program reads and writes a place, once.
 """
 
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ from torch import Tensor
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.ops.device import download, launch, upload
 from trec_qcomm.ops.rank_sum.gpu import plus
-from trec_qcomm.ops.tiles import lists_of_tile, row_and_column, tiling
+from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling
 
 if TYPE_CHECKING:
     from trec_qcomm.ops.rows import Rows
-    from trec_qcomm.ops.rows.places import Places
+    from trec_qcomm.ops.rows.destinations import Destinations
 
 _FLAGS = 512  # rows that one program of `choose` looks at
 
@@ -28,7 +28,8 @@ _FLAGS = 512  # rows that one program of `choose` looks at
 def choose(
     chosen: Tensor, first: Tensor, num_rows: Tensor, start: Tensor, stride: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(counts [G] int64 on CPU, position [U] int64, number [sum of num_rows] int32), see Groups."""
+    """Return counts [G] int64 on CPU and position [U] int64 (see Rows), and number [sum of
+    num_rows] int32 (see RowGroups)."""
     device, rows = chosen.device, exclusive_cumsum(num_rows)
     total = int(rows[-1])
     position = torch.empty(total, dtype=torch.int64, device=device)
@@ -49,7 +50,7 @@ def choose(
 
 
 def take(values: Tensor, rows: "Rows", out: Tensor, *, vector: int) -> None:
-    """vector: 4 or 1, a divisor of all positions and dims."""
+    """Copy the rows to `out`. vector: 4 or 1, a divisor of all positions and dims."""
     first = exclusive_cumsum(rows.counts * rows.dim)
     lists = upload(values.device, first, exclusive_cumsum(rows.counts)[:-1], rows.dim)
     programs, options = tiling(first, vector)
@@ -57,25 +58,35 @@ def take(values: Tensor, rows: "Rows", out: Tensor, *, vector: int) -> None:
 
 
 def add(
-    packed: Tensor, rows: "Rows", out: Tensor, places: "Places", number: Tensor, *, vector: int
+    packed: Tensor,
+    rows: "Rows",
+    out: Tensor,
+    destinations: "Destinations",
+    number: Tensor,
+    *,
+    vector: int,
 ) -> None:
-    """number: see `choose`.  vector: as in `take`."""
-    first = exclusive_cumsum(places.num_rows * places.dim)
+    """Add the packed rows to `out`.
+
+    Args: number: [sum of num_rows] int32 on the device, from `choose`.  vector: 4 or 1, a divisor
+        of all positions and dims.
+    """
+    first = exclusive_cumsum(destinations.num_rows * destinations.dim)
     # Where packed row 0 would be, if all rows had this group's length.
     value, row = (exclusive_cumsum(n)[:-1] for n in (rows.counts * rows.dim, rows.counts))
-    origin = (value - row * rows.dim)[places.members]
+    origin = (value - row * rows.dim)[destinations.members]
     lists = upload(
-        packed.device, first, places.dim, places.start, places.stride, places.first_member,
-        places.member_rows, places.member_number, origin,
+        packed.device, first, destinations.dim, destinations.start, destinations.stride,
+        destinations.first_member, destinations.member_rows, destinations.member_number, origin,
     )  # fmt: skip
     programs, options = tiling(first, vector)
-    launch(_add, programs, packed, number, out, *lists, len(places.dim), **options)
+    launch(_add, programs, packed, number, out, *lists, len(destinations.dim), **options)
 
 
 @triton.jit
 def _flags_of_tile(flags, first_row, first, num_groups, STEPS: tl.constexpr, BLOCK: tl.constexpr):
-    """For each row of this program: whether there is one, its group and number in that, and 1
-    where it is chosen."""
+    """Return for each row of this program: whether there is one, its group, its number in the
+    group, and 1 where it is chosen, else 0."""
     live, g, i = lists_of_tile(first_row, num_groups, STEPS, 1, BLOCK)
     flag = tl.load(flags + tl.load(first + g) + i, mask=live, other=0)
     return live, g, i, (flag != 0).to(tl.int64)
@@ -86,7 +97,7 @@ def _count(
     flags, in_tile, first_row, first, start, stride, num_groups,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How many rows of each tile are chosen."""
+    """Write to `in_tile` how many rows of each tile are chosen."""
     _, _, _, flag = _flags_of_tile(flags, first_row, first, num_groups, STEPS, BLOCK)
     tl.store(in_tile + tl.program_id(0), tl.sum(flag, 0))
 
@@ -96,8 +107,11 @@ def _number(
     flags, in_tile, up_to, position, number, ends, first_row, first, start, stride, num_groups,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Positions and numbers of the chosen rows; ends: [2, G], how many are chosen before each
-    group and up to its end. up_to: sums of in_tile."""
+    """Write the positions and numbers of the chosen rows.
+
+    Args: up_to: running sums of in_tile.  ends: [2, G], written: how many rows are chosen before
+        each group, and up to its end.
+    """
     tile = tl.program_id(0)
     live, g, i, flag = _flags_of_tile(flags, first_row, first, num_groups, STEPS, BLOCK)
     before = tl.load(up_to + tile) - tl.load(in_tile + tile) + tl.cumsum(flag, 0) - flag
@@ -130,7 +144,7 @@ def _add(
     first_member, member_rows, member_number, member_origin, num_places,
     STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """To each value of the places, what the members have for it, in their order."""
+    """Add to each value of the destinations what their member groups have for it, in order."""
     live, j, value = lists_of_tile(first, num_places, STEPS, VECTOR, BLOCK)
     dim = tl.load(dims + j)
     row, column = row_and_column(value, dim, WIDE)

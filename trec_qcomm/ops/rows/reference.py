@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def choose(
     chosen: Tensor, first: Tensor, num_rows: Tensor, start: Tensor, stride: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(counts, position), see Rows."""
+    """Return counts and position (see Rows) of the chosen rows."""
     groups = zip(first.tolist(), num_rows.tolist(), start.tolist(), stride.tolist(), strict=True)
     parts = [begin + step * chosen[at : at + n].nonzero().view(-1) for at, n, begin, step in groups]
     counts = torch.tensor([len(part) for part in parts], dtype=torch.int64)
@@ -22,7 +22,7 @@ def choose(
 
 
 def index(rows: "Rows") -> Tensor:
-    """[num_values] int64: the place of every packed value in the buffer."""
+    """Return [num_values] int64, the place of every packed value in the buffer."""
     dims = torch.repeat_interleave(rows.dim, rows.counts)
     ends = dims.cumsum(0)
     within = torch.arange(rows.num_values) - torch.repeat_interleave(ends - dims, dims)
@@ -30,12 +30,12 @@ def index(rows: "Rows") -> Tensor:
 
 
 def take(values: Tensor, rows: "Rows", out: Tensor) -> None:
-    """See ops.rows.take."""
+    """Copy the rows to `out`, one behind the other."""
     out.copy_(values.reshape(-1)[index(rows)].view_as(out))
 
 
 def add(packed: Tensor, rows: "Rows", out: Tensor) -> None:
-    """See ops.rows.add. Row by row, because equal positions are added in order."""
+    """Add the packed rows to `out`, row by row, because equal positions are added in order."""
     flat, at = out.view(-1), 0
     dims = torch.repeat_interleave(rows.dim, rows.counts)
     for position, dim in zip(rows.position.tolist(), dims.tolist(), strict=True):

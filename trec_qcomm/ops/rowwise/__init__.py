@@ -1,11 +1,11 @@
 """Row-wise quantization to 8, 4 or 2 bits. Wire: FORMAT.md, "rowwise".
 
-Each row gets one float16 scale and low; each segment is first multiplied by an exact power of
-two, so that float16 holds them at any magnitude of the segment. Any dim >= 1.
+Each row has a scale and a low, both float16. Each segment is first multiplied by an exact power of
+two, so that float16 can hold them whatever the segment's magnitude. Any dim >= 1.
 
 FBGEMM's Float{8Bit,NBit}Rowwise operators are no backend on CPU. They round low to nearest, so
-values clip; they want contiguous rows of even dims, lay a row out otherwise and lose NaN; and
-copying, scaling and placing rows for them makes a 4-bit round trip slower than the kernel here
+values clip. They want contiguous rows of even dims, have another layout of a row, and lose NaN.
+Copying, scaling and placing rows for them makes a 4-bit round trip slower than the kernel here
 (examples/bench/rowwise.py measures both).
 Source: Yang et al. 2020 (row-wise min/max quantization); scaling, rounding and NaN are ours.
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
+from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.rowwise import cpu, reference
 
 BITS = (8, 4, 2)
 
 
 def nbytes(segments: Segments, bits: int) -> Tensor:
-    """[S] int64: the exact size of each segment."""
+    """Return [S] int64, the exact size of each segment in bytes. bits: 8, 4 or 2."""
     row = 4 + -(-segments.dim * bits // 8)
     return aligned(reference.HEADER_NBYTES + segments.num_rows * row)
 
@@ -38,19 +38,22 @@ def encode(
     seed: int = 0,
     backend: Backend | None = None,
 ) -> tuple[Encoded, int | Tensor]:
-    """Write the rows; returns them and the first segment that holds NaN or inf, or -1. On a GPU
-    this is [1] int32, which nothing has waited for.
+    """Encode the rows. Arguments: core.codec.Codec.encode, and those below.
 
-    Args:     see core.codec.Codec.encode.  bits: 8, 4 or 2.  stochastic: round by the dither of
-              `seed` instead of to nearest.
-    Numerics: |x - decoded| <= scale / 2 (nearest) or < scale, plus float32 rounding, with
-              scale <= (max - min + 2^-10 |min|) / (2^bits - 1) * (1 + 2^-10) of the row, and at
-              least 2^-37 of the segment's largest magnitude where it is not 0. So a row far from
-              0 for its width, or 2^20 times smaller than its segment's largest, is coarser than
-              its range alone would make it, and one 2^120 times smaller decodes to 0.
-              Stochastic rounding is UNBIASED but in rows with NaN or inf at 2 bits, where one
-              code is left, and where values are subnormal.
-    Raises:   ValueError: a shape, dtype, device, bits or seed out of range.
+    Args:
+        bits: 8, 4 or 2.
+        stochastic: round by the dither of `seed` instead of to nearest.
+    Returns: the bytes, and the first segment that holds NaN or inf, or -1. On a GPU the second is
+        [1] int32, which nothing has waited for.
+    Numerics:
+        |x - decoded| <= scale / 2 (nearest) or < scale (stochastic), plus float32 rounding, with
+        scale <= (max - min + 2^-10 |min|) / (2^bits - 1) * (1 + 2^-10) of the row, and at least
+        2^-37 of the segment's largest magnitude where it is not 0. So a row is coarser than its
+        range alone would make it if it is far from 0 for its width, or 2^20 times smaller than its
+        segment's largest; a row 2^120 times smaller decodes to 0.
+        Stochastic rounding is UNBIASED, except in rows with NaN or inf at 2 bits, where one code is
+        left, and for subnormal values.
+    Raises: ValueError: a wrong shape, dtype or device; bits or seed out of range.
     """
     _check_bits(bits)
     if not 0 <= seed < 2**63:
@@ -78,10 +81,11 @@ def decode(
     bits: int,
     backend: Backend | None = None,
 ) -> None:
-    """Write the rows to `out`. The caller has checked that nbytes fit.
+    """Decode the rows into `out`. The caller has checked that nbytes fit.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes; on a GPU when
-        core.checks says.
+    Raises:
+        ValueError: a wrong shape, dtype or device; bits out of range.
+        CorruptFrameError: bytes that no encoder writes; on a GPU raised when core.checks says.
     """
     _check_bits(bits)
     sizes = nbytes(segments, bits)

@@ -1,16 +1,16 @@
 """Row-wise quantization in numba. Same bytes as reference.py.
 
-A run of segments (see ops.runs) is read twice: once for each row's smallest and largest value,
-once to quantize; rows that hold NaN or inf once more. Order is by integer keys (monotone in the
-float), which, unlike float min and max, LLVM vectorizes and which shows NaN and inf as the
-extremes. T segments, n rows each.
+A group of adjacent segments (ops.adjacent) is read twice: once for each row's smallest and largest
+value, once to quantize. Rows that hold NaN or inf are read once more. Values are compared by
+integer keys that are monotone in the float: LLVM vectorizes that, unlike float min and max, and NaN
+and inf are the extremes. Shapes: T segments in a group, n rows each.
 """
 
 import numpy as np
 from numba import njit
 
-from trec_qcomm.ops.half import half_bits_down, half_bits_up, half_value
-from trec_qcomm.ops.runs import largest_run, run_end
+from trec_qcomm.ops.adjacent import group_end, largest_group
+from trec_qcomm.ops.float16 import half_bits_down, half_bits_up, half_value
 
 MIN_EXPONENT, MAX_EXPONENT = -114, 162
 
@@ -18,8 +18,8 @@ _KEY_INF = np.int32(0x7F800000)
 _KEY_NEG_INF = np.int32(-0x7F800001)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _FLT_MAX = np.float32(3.4028234663852886e38)
-# From this exponent down y, which is below 2^24, may become inf: the largest float32 that was
-# rounded up, or damage.
+# Up to this exponent, y (below 2^24) may become inf: from the largest float32, rounded up, or from
+# damaged bytes.
 _CLAMPED = -105
 
 
@@ -30,7 +30,7 @@ def _value_of(key):
 
 @njit(forceinline=True)
 def _key_range(words):
-    """(smallest, largest) key of a row's int32 bits."""
+    """Return the smallest and the largest key of a row's int32 bits."""
     lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for d in range(words.size):
         key = words[d] ^ ((words[d] >> np.int32(31)) & np.int32(0x7FFFFFFF))
@@ -41,7 +41,7 @@ def _key_range(words):
 
 @njit(nogil=True, cache=True)
 def _finite_range(row):
-    """(lowest, highest) of a row's finite values, (0, 0) if it has none."""
+    """Return the lowest and the highest of a row's finite values; 0 and 0 if it has none."""
     smallest, largest = np.float32(np.inf), np.float32(-np.inf)
     for d in range(row.size):
         if np.isfinite(row[d]):
@@ -54,7 +54,7 @@ def _finite_range(row):
 
 @njit(nogil=True, cache=True)
 def _exponent(amax):
-    """k such that amax * 2^k lies in [2^13, 2^14); 0 for 0."""
+    """Return k such that amax * 2^k lies in [2^13, 2^14); 0 for 0."""
     if amax == 0:
         return np.int64(0)
     bits = np.int64(np.float32(amax).view(np.uint32) & _MAGNITUDE)
@@ -69,13 +69,16 @@ def _exponent(amax):
 
 @njit(forceinline=True)
 def _power_of_two(k):
-    """2^k for -126 <= k <= 127."""
+    """Return 2^k as float32, for -126 <= k <= 127."""
     return np.int32(np.int32(k + 127) << np.int32(23)).view(np.float32)
 
 
 @njit(forceinline=True)
 def factors_of(k):
-    """x * 2^k == x * first * second, the step that may leave the normal range last. |k| <= 252."""
+    """Return first and second such that x * 2^k == x * first * second, for |k| <= 252.
+
+    The multiplication that may leave the normal range is the second.
+    """
     near = min(max(k, -126), 126)
     main, rest = _power_of_two(near), _power_of_two(k - near)
     return (rest, main) if k < 0 else (main, rest)
@@ -83,7 +86,7 @@ def factors_of(k):
 
 @njit(forceinline=True)
 def dither(number, seed_low, seed_high):
-    """Of the value of that number, in [0, 1): see reference.dither."""
+    """Return the dither in [0, 1) of the value of this number, as reference.dither defines it."""
     h = np.uint32(np.uint32(number) + seed_low)
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))
     h = np.uint32(h ^ seed_high)
@@ -125,7 +128,7 @@ def _mark_nonfinite(values, at, dim, top, q):
 
 @njit(forceinline=True)
 def _pack(q, bits, packed, at, width):
-    """q: codes, zero-padded to whole bytes."""
+    """Write a row's codes. q: codes, zero-padded to whole bytes."""
     if bits == 8:
         for j in range(width):
             packed[at + np.uint64(j)] = q[j]
@@ -160,7 +163,7 @@ def _unpack(packed, at, width, bits, q):
 
 @njit(forceinline=True)
 def _grid(lo, hi, finite, top):
-    """(low, scale, largest code) of a row whose scaled values lie in lo..hi."""
+    """Return low, scale and the largest code of a row whose scaled values lie in lo..hi."""
     levels = top if finite else top - 3
     if levels == 0:
         middle = np.float32(lo * np.float32(0.5)) + np.float32(hi * np.float32(0.5))
@@ -172,10 +175,12 @@ def _grid(lo, hi, finite, top):
 
 @njit(nogil=True, cache=True)
 def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
-    """Range of every row of a run, and the largest finite magnitude of each segment.
+    """Find the range of every row of a group, and the largest finite magnitude of each segment.
 
-    words: values as int32.  start, amax: [T].  lows, highs, finite: [T, n]. What the first loop
-    writes of rows that are not finite is replaced by the second.
+    The first loop writes wrong ranges for rows with NaN or inf; the second replaces them.
+
+    Args: words: values as int32.  start: [T].  lows, highs, finite: [T, n], written.
+        amax: [T], written.
     """
     amax[:] = 0
     all_finite = True
@@ -200,8 +205,11 @@ def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
 
 @njit(nogil=True, cache=True)
 def _grids(first, second, top, lows, highs, finite, low_bits, scale_bits, inverses, levels):
-    """Each row's grid, [n]; lows becomes the decoded low. A loop of its own, so that the latencies
-    of the rows overlap: inside `_codes` it costs 14 of 46 ns a row of 64 values."""
+    """Write each row's low, scale and number of levels, [n]; `lows` becomes the decoded lows.
+
+    It is a loop of its own, so that the latencies of the rows overlap: inside `_codes` it costs 14
+    of 46 ns for a row of 64 values.
+    """
     for i in range(lows.size):
         lo = np.float32(lows[i] * first) * second
         hi = np.float32(highs[i] * first) * second
@@ -218,7 +226,7 @@ def _codes(
     values, start, stride, dim, factors, lows, inverses, levels, finite, payload, codes_at, bits,
     stochastic, number, seed_low, seed_high,
 ):  # fmt: skip
-    """Quantize and pack every row of a run. codes_at, number: [T].  factors: [T, 2]."""
+    """Quantize and pack every row of a group. codes_at, number: [T].  factors: [T, 2]."""
     top = (1 << bits) - 1
     width = (dim * bits + 7) // 8
     q = np.zeros(dim + 8, np.uint8)  # zero beyond dim: the padding of a row's last byte
@@ -242,8 +250,8 @@ def _codes(
 
 @njit(nogil=True, cache=True)
 def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, seed_low, seed_high):
-    """Returns the first segment that holds NaN or inf, or -1."""
-    most_segments, most_rows = largest_run(offsets, start, stride, dim)
+    """Write the segments; return the first one that holds NaN or inf, or -1."""
+    most_segments, most_rows = largest_group(offsets, start, stride, dim)
     lows, highs = np.empty(most_rows, np.float32), np.empty(most_rows, np.float32)
     inverses, levels = np.empty(most_rows, np.float32), np.empty(most_rows, np.int32)
     finite = np.empty(most_rows, np.bool_)
@@ -251,14 +259,16 @@ def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, s
     width = (dim * bits + 7) // 8
     words, first_nonfinite, begin = values.view(np.int32), -1, 0
     while begin < start.size:
-        end = run_end(begin, offsets, start, stride, dim)
+        end = group_end(begin, offsets, start, stride, dim)
         n = offsets[begin + 1] - offsets[begin]
         num, shape = (end - begin) * n, (end - begin, n)
-        run_lows, run_highs = lows[:num].reshape(shape), highs[:num].reshape(shape)
-        run_inverses, run_levels = inverses[:num].reshape(shape), levels[:num].reshape(shape)
-        run_finite = finite[:num].reshape(shape)
+        group_lows, group_highs = lows[:num].reshape(shape), highs[:num].reshape(shape)
+        group_inverses, group_levels = inverses[:num].reshape(shape), levels[:num].reshape(shape)
+        group_finite = finite[:num].reshape(shape)
         starts = start[begin:end]
-        _scan(values, words, starts, stride[begin], dim, run_lows, run_highs, run_finite, amax)
+        _scan(
+            values, words, starts, stride[begin], dim, group_lows, group_highs, group_finite, amax
+        )
         for t in range(end - begin):
             k = _exponent(amax[t])
             factors[t, 0], factors[t, 1] = factors_of(k)
@@ -268,15 +278,15 @@ def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, s
             data[size:] = 0
             data[:2].view(np.int16)[0] = k
             _grids(
-                factors[t, 0], factors[t, 1], (1 << bits) - 1, run_lows[t], run_highs[t],
-                run_finite[t], data[8 + 2 * n : 8 + 4 * n].view(np.uint16),
-                data[8 : 8 + 2 * n].view(np.uint16), run_inverses[t], run_levels[t],
+                factors[t, 0], factors[t, 1], (1 << bits) - 1, group_lows[t], group_highs[t],
+                group_finite[t], data[8 + 2 * n : 8 + 4 * n].view(np.uint16),
+                data[8 : 8 + 2 * n].view(np.uint16), group_inverses[t], group_levels[t],
             )  # fmt: skip
-            if first_nonfinite < 0 and not run_finite[t].all():
+            if first_nonfinite < 0 and not group_finite[t].all():
                 first_nonfinite = begin + t
         _codes(
-            values, starts, stride[begin], dim, factors, run_lows, run_inverses, run_levels,
-            run_finite, payload, at[begin:end] + (8 + 4 * n), bits, stochastic,
+            values, starts, stride[begin], dim, factors, group_lows, group_inverses, group_levels,
+            group_finite, payload, at[begin:end] + (8 + 4 * n), bits, stochastic,
             offsets[begin:end] * dim, seed_low, seed_high,
         )  # fmt: skip
         begin = end
@@ -296,7 +306,7 @@ def _unmark_nonfinite(q, top, out, at, dim):
 
 @njit(nogil=True, cache=True)
 def _rows(payload, halves, at, n, factors, clamp, start, stride, dim, out, bits, q):
-    """Decode every row of a run. halves: payload as [W / 2] uint16.  factors: [T, 2]."""
+    """Decode every row of a group. halves: payload as [W / 2] uint16.  factors: [T, 2]."""
     width = (dim * bits + 7) // 8
     for i in range(n):
         for t in range(start.size):
@@ -321,14 +331,14 @@ def _rows(payload, halves, at, n, factors, clamp, start, stride, dim, out, bits,
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, offsets, start, stride, dim, out, bits):
-    """Returns the first segment with an exponent that no encoder writes, or -1."""
-    most_segments, _ = largest_run(offsets, start, stride, dim)
+    """Write the rows; return the first segment with an exponent that no encoder writes, or -1."""
+    most_segments, _ = largest_group(offsets, start, stride, dim)
     factors, clamp = np.empty((most_segments, 2), np.float32), np.empty(most_segments, np.bool_)
     halves = payload[: payload.size // 2 * 2].view(np.uint16)
     q = np.empty(dim + 8, np.uint8)
     begin = 0
     while begin < start.size:
-        end = run_end(begin, offsets, start, stride, dim)
+        end = group_end(begin, offsets, start, stride, dim)
         for t in range(end - begin):
             k = np.int64(np.int16(halves[at[begin + t] // 2]))
             if k < MIN_EXPONENT or k > MAX_EXPONENT:

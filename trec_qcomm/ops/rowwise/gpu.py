@@ -1,9 +1,9 @@
 """Row-wise quantization in Triton. Same bytes as reference.py.
 
 Encoding reads the rows twice, in three launches: the largest magnitude of each segment, then the
-segments' headers (and the zeros behind their last byte), then the rows. Decoding is two. A program
-takes BLOCK_ROWS whole rows; codes are stored and loaded a byte a lane, which leaves alignment out
-of it.
+segments' headers (and the zeros after their last byte), then the rows. Decoding is two launches. A
+program takes BLOCK_ROWS whole rows. Each lane stores and loads one byte of codes, so alignment does
+not matter.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.device import (
-    OnDevice,
+    DeviceSegments,
     launch,
     no_segment,
     note_first,
@@ -29,7 +29,7 @@ _FLT_MAX = tl.constexpr(3.4028234663852886e38)
 _CLAMPED = tl.constexpr(-105)  # as in cpu.py
 _MIN_EXPONENT = tl.constexpr(MIN_EXPONENT)
 _MAX_EXPONENT = tl.constexpr(MAX_EXPONENT)
-_HEADERS = 128  # segments a program
+_HEADERS = 128  # segments whose headers one program writes or checks
 
 
 def encode(
@@ -42,31 +42,40 @@ def encode(
     stochastic: bool,
     seed: int,
 ) -> Tensor:
-    """Write the segments; returns [1] int32, the first one that holds NaN or inf, or -1."""
-    on = OnDevice.of(segments, at, values.device)
-    amax = torch.zeros(on.num_segments, dtype=torch.int32, device=values.device)
+    """Write the segments; return [1] int32, the first one that holds NaN or inf, or -1."""
+    batch = DeviceSegments.from_segments(segments, at, values.device)
+    amax = torch.zeros(batch.num_segments, dtype=torch.int32, device=values.device)
     nonfinite, halves = no_segment(values.device), words(payload, torch.int16)
     seeds = halves_of(seed)
-    launch(_largest, on.num_blocks, values, amax, nonfinite, *on.layout, **on.tiling)
+    launch(_largest, batch.num_blocks, values, amax, nonfinite, *batch.layout, **batch.tiling)
     launch(
-        _write_headers, on.num_blocks_of(_HEADERS), amax, payload, halves, *on.layout,
+        _write_headers, batch.num_blocks_of(_HEADERS), amax, payload, halves, *batch.layout,
         BITS=bits, BLOCK=_HEADERS,
     )  # fmt: skip
     launch(
-        _quantize, on.num_blocks, values, amax, payload, halves, *seeds, *on.layout,
-        BITS=bits, STOCHASTIC=stochastic, **on.tiling,
+        _quantize, batch.num_blocks, values, amax, payload, halves, *seeds, *batch.layout,
+        BITS=bits, STOCHASTIC=stochastic, **batch.tiling,
     )  # fmt: skip
     return nonfinite
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> Tensor:
-    """Write the rows back; returns [1] int32, the first segment with an exponent that no encoder
-    writes, or -1."""
-    on, payload = OnDevice.of(segments, encoded.at, out.device), encoded.payload
+    """Write the rows; return [1] int32, the first segment with an exponent that no encoder writes,
+    or -1."""
+    batch, payload = DeviceSegments.from_segments(segments, encoded.at, out.device), encoded.payload
     wrong, halves = no_segment(out.device), words(payload, torch.int16)
-    headers = on.num_blocks_of(_HEADERS)
-    launch(_check_headers, headers, halves, wrong, *on.layout, BLOCK=_HEADERS)
-    launch(_dequantize, on.num_blocks, payload, halves, out, *on.layout, BITS=bits, **on.tiling)
+    headers = batch.num_blocks_of(_HEADERS)
+    launch(_check_headers, headers, halves, wrong, *batch.layout, BLOCK=_HEADERS)
+    launch(
+        _dequantize,
+        batch.num_blocks,
+        payload,
+        halves,
+        out,
+        *batch.layout,
+        BITS=bits,
+        **batch.tiling,
+    )
     return wrong
 
 
@@ -75,8 +84,10 @@ def _largest(
     values, amax, first_bad, offsets, start, stride, at, num_segments, num_rows, dim,
     STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """amax [S] int32, 0 before: bits of each segment's largest finite magnitude. Magnitudes are
-    ordered as their bits are."""
+    """Raise amax [S] int32, 0 before, to the bits of each segment's largest finite magnitude.
+
+    Magnitudes are ordered as their bits are.
+    """
     live, segment, _, begin = rows_of_block(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )
@@ -96,9 +107,9 @@ def _largest(
 
 @triton.jit
 def _exponent(amax):
-    """k such that amax * 2^k lies in [2^13, 2^14), of the bits of amax; 0 for 0."""
+    """Return k such that amax * 2^k lies in [2^13, 2^14); 0 for 0. amax: its bits."""
     normal = 13 - ((amax >> 23) - 127)
-    # A denormal is its bits in units of 2^-149, and these are exact as a float.
+    # A denormal is its bits times 2^-149, and its bits are exact as a float.
     log = (amax.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     k = tl.where(amax >= (1 << 23), normal, 13 + 149 - log)
     return tl.where(amax == 0, 0, k)
@@ -106,7 +117,10 @@ def _exponent(amax):
 
 @triton.jit
 def factors_of(k):
-    """x * 2^k == x * first * second, the step that may leave the normal range last."""
+    """Return first and second such that x * 2^k == x * first * second.
+
+    The multiplication that may leave the normal range is the second.
+    """
     near = tl.minimum(tl.maximum(k, -126), 126)
     main, rest = power_of_two(near), power_of_two(k - near)
     return tl.where(k < 0, rest, main), tl.where(k < 0, main, rest)
@@ -117,7 +131,7 @@ def _write_headers(
     amax, payload, halves, offsets, start, stride, at, num_segments, num_rows, dim,
     BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The exponent of each segment, and zeros up to the next multiple of 8 behind its rows."""
+    """Write the exponent of each segment, and zeros after its rows up to a multiple of 8 bytes."""
     segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = segment < num_segments
     place = tl.load(at + segment, mask=live, other=0)
@@ -136,7 +150,7 @@ def _write_headers(
 
 @triton.jit
 def _half_down(x):
-    """Bits of the largest float16 <= x, as int32; zeros become +0."""
+    """Return the bits of the largest float16 <= x, as int32; zeros become +0."""
     h = x.to(tl.float16)
     bits = h.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     lower = tl.where(bits < 0x8000, bits - 1, bits + 1)
@@ -146,7 +160,7 @@ def _half_down(x):
 
 @triton.jit
 def _half_up(x):
-    """Bits of the smallest float16 >= x >= 0, as int32; zeros become +0."""
+    """Return the bits of the smallest float16 >= x >= 0, as int32; zeros become +0."""
     h = x.to(tl.float16)
     bits = h.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
     return tl.where(h.to(tl.float32) < x, bits + 1, bits)
@@ -154,19 +168,20 @@ def _half_up(x):
 
 @triton.jit
 def _half_value(bits):
-    """int32 bits of a float16 -> float32."""
+    """Return as float32 the float16 that has these int32 bits."""
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 def halves_of(seed: int) -> tuple[int, int]:
-    """The low and the high 32 bits, as signed numbers: always int32 to a kernel."""
+    """Return the low and the high 32 bits of a seed as signed numbers, so kernels take int32."""
     low, high = seed & 0xFFFFFFFF, seed >> 32
     return (low ^ 2**31) - 2**31, (high ^ 2**31) - 2**31
 
 
 @triton.jit
 def dither(number, seed_low, seed_high):
-    """Of the values of these numbers, all uint32: see reference.dither."""
+    """Return the dither of the values of these numbers, as reference.dither defines it. All
+    arguments are uint32."""
     h = number + seed_low
     h = (h ^ (h >> 16)) * 0x7FEB352D
     h = h ^ seed_high
@@ -174,7 +189,7 @@ def dither(number, seed_low, seed_high):
     return ((h ^ (h >> 16)) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
 
 
-# A seed of 1 must not become a constant, nor one of other divisibility another kernel.
+# Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def _quantize(
     values, amax, payload, halves, seed_low, seed_high,
@@ -255,7 +270,7 @@ def _dequantize(
     BITS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows. What those of a segment with a bad exponent become means nothing."""
+    """Write the rows. Rows of a segment with a bad exponent become anything."""
     TOP: tl.constexpr = (1 << BITS) - 1
     live, segment, i, begin = rows_of_block(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS

@@ -1,6 +1,6 @@
 """Row-wise quantization in plain torch: the definition, written to be read.
 
-A segment's rows x become y = x * 2^k with 2^13 <= max|y| < 2^14, then each row on its own:
+A segment's rows x become y = x * 2^k with 2^13 <= max|y| < 2^14. Then, for each row on its own:
     low = min y rounded down;  scale = (max y - low) / (2^bits - 1) rounded up
     q   = floor((y - low) / scale + u),  decoded (q * scale + low) * 2^-k
 Segment bytes: FORMAT.md, "rowwise". All arithmetic is float32, one rounding an operation.
@@ -19,13 +19,13 @@ _FLT_MAX = torch.finfo(torch.float32).max
 
 
 def power_of_two(x: Tensor) -> int:
-    """k such that max|finite x| * 2^k lies in [2^13, 2^14); 0 where there is none but 0."""
+    """Return k such that max|finite x| * 2^k lies in [2^13, 2^14); 0 where that maximum is 0."""
     amax = float(torch.where(x.isfinite(), x, 0).abs().max()) if x.numel() else 0.0
     return 0 if amax == 0 else 14 - math.frexp(amax)[1]
 
 
 def times_power_of_two(x: Tensor, k: int) -> Tensor:
-    """x * 2^k in two exact steps, because 2^k itself may be no float32."""
+    """Return x * 2^k in two exact steps, because 2^k itself may be no float32."""
     first = min(max(k, -126), 126)
     if k < 0:  # the step that may leave the normal range comes last
         return x * 2.0 ** (k - first) * 2.0**first
@@ -50,10 +50,12 @@ def half_up(x: Tensor) -> Tensor:
 
 
 def dither(seed: int, first: int, count: int) -> Tensor:
-    """[count] float32 in [0, 1), a function of the seed and the value's number in the batch.
+    """Return [count] float32 in [0, 1), a function of the seed and each value's number.
 
-    A 32-bit integer hash ("lowbias32" by C. Wellons, public domain) of the number, keyed by the
-    two halves of the seed; its upper 24 bits are the fraction.
+    It is a 32-bit integer hash ("lowbias32" by C. Wellons, public domain) of the value's number in
+    the batch, keyed by the two halves of the seed; its upper 24 bits are the fraction.
+
+    Args: first: the number of the first value.  count: how many values.
     """
 
     def times(a: Tensor, b: int) -> Tensor:
@@ -100,7 +102,10 @@ def quantize_rows(y: Tensor, *, bits: int, u: Tensor | float) -> tuple[Tensor, T
 
 
 def dequantize_rows(q: Tensor, scale: Tensor, low: Tensor, *, bits: int) -> Tensor:
-    """The inverse: [n, D] uint8 codes, [n] int16 and [n] float16 -> [n, D] float32."""
+    """Return [n, D] float32, the values of codes: the inverse of `quantize_rows`.
+
+    Args: q: [n, D] uint8.  scale: [n] int16.  low: [n] float16.
+    """
     step = (scale & 0x7FFF).view(torch.float16).float()
     y = q.float() * step[:, None] + low.float()[:, None]
     top = 2**bits - 1
@@ -120,7 +125,7 @@ def pack(q: Tensor, *, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, *, bits: int, dim: int) -> Tensor:
-    """The inverse of `pack`: [n, dim] uint8."""
+    """Return [n, dim] uint8 codes: the inverse of `pack`."""
     shifts = torch.arange(8 // bits, dtype=torch.int32) * bits
     q = torch.bitwise_right_shift(packed.to(torch.int32)[:, :, None], shifts) & (2**bits - 1)
     codes: Tensor = q.flatten(1)[:, :dim].to(torch.uint8)
@@ -137,7 +142,7 @@ def encode(
     stochastic: bool,
     seed: int,
 ) -> int:
-    """Write the segments; returns the first one that holds NaN or inf, or -1."""
+    """Write the segments; return the first one that holds NaN or inf, or -1."""
     nonfinite = -1
     for s in range(segments.num_segments):
         x = segments.block(values, s).contiguous()
@@ -159,8 +164,7 @@ def encode(
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> int:
-    """Write the rows back; returns the first segment with an exponent that no encoder writes, or
-    -1."""
+    """Write the rows; return the first segment with an exponent that no encoder writes, or -1."""
     for s in range(segments.num_segments):
         rows = segments.block(out, s)
         num_rows, dim = rows.shape

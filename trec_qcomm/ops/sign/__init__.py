@@ -1,23 +1,23 @@
 """The sign of each value and one magnitude a row. Wire: FORMAT.md, "sign".
 
-Numerics: a row's values decode to plus or minus its mean magnitude, summed up in float64 from the
-first column to the last and rounded to float32; of such numbers the mean is nearest in L2. A row
-with NaN or inf keeps which values these are and nothing else: one kind as such, several as NaN,
-and its finite values decode to 0.
+Numerics: a row's values decode to plus or minus its mean magnitude, summed in float64 from the
+first column to the last and rounded to float32; of all single magnitudes the mean has the least L2
+error. In a row with NaN or inf only the places of these arrive: if all are +inf, or all -inf, as
+such; otherwise each as NaN. Its finite values decode to 0.
 Source: Seide et al. 2014 (1-bit SGD) and Karimireddy et al. 2019 (scaled sign with error feedback);
-what is not finite is ours.
+the treatment of NaN and inf is ours.
 """
 
 from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
+from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.sign import cpu, reference
 
 
 def nbytes(segments: Segments) -> Tensor:
-    """[S] int64: the exact size of each segment."""
+    """Return [S] int64, the exact size of each segment in bytes."""
     return aligned(segments.num_rows * (4 + (segments.dim + 7) // 8))
 
 
@@ -29,7 +29,10 @@ def encode(
     *,
     backend: Backend | None = None,
 ) -> Encoded:
-    """Write the rows. See core.codec.Codec.encode. Raises ValueError: a shape, dtype or device."""
+    """Encode the rows. Arguments: core.codec.Codec.encode.
+
+    Raises: ValueError: a wrong shape, dtype or device.
+    """
     sizes = nbytes(segments)
     backend = check_buffers(values, segments, payload, at, sizes, backend)
     if backend == "cpu":
@@ -44,10 +47,11 @@ def encode(
 def decode(
     encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
 ) -> None:
-    """Write the rows to `out`.
+    """Decode the rows into `out`.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: a magnitude below 0; on a GPU when
-        core.checks says.
+    Raises:
+        ValueError: a wrong shape, dtype or device.
+        CorruptFrameError: a magnitude below 0; on a GPU raised when core.checks says.
     """
     backend = check_buffers(out, segments, encoded.payload, encoded.at, nbytes(segments), backend)
     if backend == "cpu":

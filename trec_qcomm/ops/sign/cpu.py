@@ -9,7 +9,8 @@ _NAN = np.int32(0x7FC00000)
 
 @njit(nogil=True, cache=True)
 def _special(row):
-    """The bits of +inf or -inf where these are all that is not finite, else of NaN."""
+    """Return the bits of +inf or -inf where no other value of the row is not finite; else of
+    NaN."""
     has_plus, has_minus, has_nan = False, False, False
     for d in range(row.size):
         has_nan |= row[d] != row[d]
@@ -22,7 +23,7 @@ def _special(row):
 
 @njit(nogil=True, cache=True)
 def encode(values, offsets, start, stride, dim, payload, at, nbytes):
-    """nbytes: [S]."""
+    """Write the segments. nbytes: [S] int64, the size of each."""
     words, width = values.view(np.int32), (dim + 7) // 8
     for s in range(start.size):
         n = offsets[s + 1] - offsets[s]
@@ -46,7 +47,7 @@ def encode(values, offsets, start, stride, dim, payload, at, nbytes):
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, offsets, start, stride, dim, out):
-    """Returns the first segment with a magnitude below 0, or -1."""
+    """Write the rows; return the first segment with a magnitude below 0, or -1."""
     width = (dim + 7) // 8
     for s in range(start.size):
         n = offsets[s + 1] - offsets[s]

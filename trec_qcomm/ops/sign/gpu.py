@@ -1,8 +1,9 @@
-"""Signs and a magnitude a row, in Triton. Same bytes as reference.py, in one launch each way.
+"""Signs and a magnitude a row, in Triton. Same bytes as reference.py; one launch to encode, one to
+decode.
 
-A magnitude is a sum in float64 from the first column to the last, so each lane goes along a row of
-its own, 4 columns in a load; the rest of a cache line waits in the first cache. Hence few rows, of
-many columns each, leave a GPU idle.
+A magnitude is a sum in float64 from the first column to the last. So each lane goes along a row of
+its own, 4 columns in a load; the rest of a cache line waits in the first cache. A batch of few rows
+with many columns each therefore leaves a GPU idle.
 """
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.device import (
-    OnDevice,
+    DeviceSegments,
     launch,
     no_segment,
     note_first,
@@ -20,26 +21,26 @@ from trec_qcomm.ops.device import (
     upload,
     words,
 )
-from trec_qcomm.ops.tiles import lists_of_tile, row_and_column, tiling, vector_of
+from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling, vector_of
 
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _NAN = tl.constexpr(0x7FC00000)
-_ROWS = 128  # of a program that encodes, one a lane
+_ROWS = 128  # rows of a program that encodes, one a lane
 
 
 def encode(values: Tensor, segments: Segments, payload: Tensor, at: Tensor) -> None:
     """Write the segments."""
-    on, dim = OnDevice.of(segments, at, values.device), segments.dim
+    batch, dim = DeviceSegments.from_segments(segments, at, values.device), segments.dim
     launch(
-        _encode, -(-on.num_rows // _ROWS), values.detach().view(torch.int32),
-        words(payload, torch.int32), payload, *on.layout, WORDS=dim % 32 == 0,
-        STEPS=on.tiling["STEPS"], VECTOR=1 if dim % 4 else on.vector, BLOCK_ROWS=_ROWS,
+        _encode, -(-batch.num_rows // _ROWS), values.detach().view(torch.int32),
+        words(payload, torch.int32), payload, *batch.layout, WORDS=dim % 32 == 0,
+        STEPS=batch.tiling["STEPS"], VECTOR=1 if dim % 4 else batch.vector, BLOCK_ROWS=_ROWS,
     )  # fmt: skip
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
-    """Write the rows; returns [1] int32, the first segment with a magnitude below 0, or -1."""
+    """Write the rows; return [1] int32, the first segment with a magnitude below 0, or -1."""
     start, stride, dim = segments.start, segments.stride, segments.dim
     first, payload = exclusive_cumsum(segments.num_rows * dim), encoded.payload
     layout, wrong = upload(out.device, first, start, stride, encoded.at), no_segment(out.device)
@@ -53,7 +54,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
 
 @triton.jit
 def _four(values, begin, live, c, dim, VECTOR: tl.constexpr):
-    """[R] int32 each: the bits of columns c to c + 3 of each row, 0 beyond the last."""
+    """Return four [R] int32: the bits of columns c to c + 3 of each row, 0 beyond the last."""
     at = tl.multiple_of(begin + c, VECTOR)
     j = tl.arange(0, 4)[None, :]
     mask = (live & (c < dim))[:, None] if VECTOR == 4 else live[:, None] & (c + j < dim)
@@ -66,7 +67,7 @@ def _four(values, begin, live, c, dim, VECTOR: tl.constexpr):
 
 @triton.jit
 def _store_word(words, payload, to, word, live, c, width, WORDS: tl.constexpr):
-    """The bits of columns c to c + 31 of each row, of which the first byte is at `to`."""
+    """Store the sign bits of columns c to c + 31 of each row, whose first byte is at `to`."""
     if WORDS:
         tl.store(words + (to + c // 8) // 4, word, mask=live)
     else:
@@ -81,8 +82,10 @@ def _encode(
     values, words, payload, offsets, start, stride, at, num_segments, num_rows, dim,
     WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the magnitude and the signs of each row; behind the last of a segment, zeros. values:
-    bits of float32. WORDS: whether the signs of a row fill words of 32 bits."""
+    """Write the magnitude and the signs of each row, and zeros after a segment's last row.
+
+    Args: values: bits of float32.  WORDS: whether the signs of a row fill words of 32 bits.
+    """
     live, segment, i, begin = rows_of_block(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )
@@ -133,7 +136,7 @@ def _decode(
     payload, words, out, first_bad, first, start, stride, at, num_segments, dim,
     STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows, as bits. What those with a magnitude below 0 become means nothing."""
+    """Write the rows, as bits. Rows with a magnitude below 0 become anything."""
     live, segment, number = lists_of_tile(first, num_segments, STEPS, VECTOR, BLOCK)
     row, column = row_and_column(number, dim, WIDE)
     place, size = tl.load(at + segment), tl.load(first + segment + 1) - tl.load(first + segment)

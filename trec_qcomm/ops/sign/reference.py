@@ -10,7 +10,7 @@ from trec_qcomm.ops.sparsify.reference import pack_bits, unpack_bits
 
 
 def magnitudes(x: Tensor) -> Tensor:
-    """[n, D] -> [n] float32: the mean of |x|, or what kind of not finite values the row has."""
+    """[n, D] -> [n] float32: the mean of |x|; for a row with NaN or inf, which kind it has."""
     mean = (x.double().abs().cumsum(1)[:, -1] / x.shape[1]).float()
     special = torch.where(x.isfinite(), 0, x)
     lowest, highest = special.amin(1), special.amax(1)  # NaN where there is one
@@ -32,7 +32,7 @@ def encode(values: Tensor, segments: Segments, payload: Tensor, at: Tensor) -> N
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> int:
-    """Write the rows; returns the first segment with a magnitude below 0, or -1."""
+    """Write the rows; return the first segment with a magnitude below 0, or -1."""
     for s in range(segments.num_segments):
         n, dim = int(segments.num_rows[s]), segments.dim
         width = (dim + 7) // 8

@@ -1,15 +1,16 @@
-"""Some columns of each row: the k of largest magnitude, those above a threshold, or those that a
-mask names. Wire: FORMAT.md, "topk" and "forward_mask".
+"""Sparse rows: only some columns of each row are coded. Wire: FORMAT.md, "topk", "forward_mask".
 
-Magnitudes are ordered |x| < inf < NaN, so what is not finite is kept first; equal ones by column.
-Columns that are not kept decode to 0. Those that are kept are stored as
+The kept columns are the k of largest magnitude, those above a threshold, or those that a mask
+names. Magnitudes are ordered |x| < inf < NaN, so NaN and inf are kept first; equal magnitudes are
+ordered by column. Columns that are not kept decode to 0. Kept values are stored as
     fp32  their bits.
-    fp16  x / scale, scale a power of two that puts the segment's largest finite magnitude into
-          [2^13, 2^14): 11 bits of precision for magnitudes down to 2^-27 of the largest, absolute
-          error 2^-38 of it below; gradients of 1e-5 keep theirs, and nothing finite becomes inf.
-    int8  round(x / scale), scale the segment's largest finite magnitude / 126: half a scale off
-          at most. One scale a segment and not a row: a row keeps some 6 values, and 2 bytes more
-          for each would be a third of it.
+    fp16  x / scale. The scale is a power of two that puts the segment's largest finite magnitude
+          into [2^13, 2^14). Magnitudes down to 2^-27 of the largest keep 11 bits of precision;
+          below, the absolute error is 2^-38 of the largest. So gradients of 1e-5 keep their
+          precision, and no finite value becomes inf.
+    int8  round(x / scale). The scale is the segment's largest finite magnitude / 126, so the error
+          is at most half a scale. There is one scale for each segment, not for each row: a row
+          keeps some 6 values, and a scale of 2 bytes would add a third to it.
 Source: Gupta et al. 2021 (DCT, model parallel); the format, scaling and NaN are ours.
 """
 
@@ -22,7 +23,7 @@ from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Masks, Segments, aligned, mask_nbytes
 from trec_qcomm.core.transfer import download
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers, choose_backend, gpu_kernels
+from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, choose_backend, gpu_kernels
 from trec_qcomm.ops.sparsify import cpu, reference
 from trec_qcomm.ops.sparsify.masks import masked_counts
 
@@ -39,7 +40,7 @@ _REASONS = {
 
 
 def top_k_nbytes(segments: Segments, k: int, values: Values) -> Tensor:
-    """[S] int64: the exact size of each segment with k columns a row."""
+    """Return [S] int64, the exact size in bytes of each segment with k columns a row."""
     num_kept = segments.num_rows * k
     columns = (num_kept * (segments.dim - 1).bit_length() + 7) // 8
     positions = torch.minimum(columns, segments.num_rows * mask_nbytes(segments.dim))
@@ -48,14 +49,17 @@ def top_k_nbytes(segments: Segments, k: int, values: Values) -> Tensor:
 
 
 def max_nbytes(segments: Segments, values: Values) -> Tensor:
-    """[S] int64: never exceeded, however many columns are kept."""
+    """Return [S] int64, sizes in bytes that are never exceeded, however many columns are kept."""
     row = segments.dim * reference.NBYTES[kind_of(values)] + mask_nbytes(segments.dim)
     return aligned(reference.HEADER_NBYTES + segments.num_rows * row)
 
 
 def masked_nbytes(segments: Segments, values: Values, *, backend: Backend | None = None) -> Tensor:
-    """[S] int64: the exact size of each segment's kept columns; without masks, of all columns.
-    Masks on a GPU are counted there, which is waited for."""
+    """Return [S] int64, the exact size in bytes of the columns that each segment's masks keep.
+
+    Without masks it is the size of all columns. Masks on a GPU are counted there, and the host
+    waits for the result.
+    """
     if segments.masks is None:
         return _masked_nbytes(segments.num_rows * segments.dim, kind_of(values))
     backend = choose_backend(backend, segments.masks.bits)
@@ -77,10 +81,12 @@ def encode_top_k(
     stored: Values,
     backend: Backend | None = None,
 ) -> Encoded:
-    """Write the k columns of largest magnitude of each row, and note them in the masks, if any.
+    """Encode the k columns of largest magnitude of each row, and note them in the masks, if any.
 
-    Args:   see core.codec.Codec.encode.  k: 1..D.  stored: see the module.
-    Raises: ValueError: a shape, dtype, device, k or stored out of range.
+    Arguments: core.codec.Codec.encode, and those below.
+
+    Args: k: 1..D, columns to keep in each row.  stored: fp32, fp16 or int8, how values are stored.
+    Raises: ValueError: a wrong shape, dtype or device; k or `stored` out of range.
     """
     if not 1 <= k <= segments.dim:
         raise ValueError(f"k: {k} is not in 1..{segments.dim}")
@@ -99,9 +105,14 @@ def encode_above(
     stored: Values,
     backend: Backend | None = None,
 ) -> Encoded:
-    """Write the columns with |x| >= threshold, and NaN; note them in the masks, if any.
+    """Encode the columns with |x| >= threshold, and NaN; note them in the masks, if any.
 
-    Args: thresholds: [S] float64, finite, >= 0.  The rest as `encode_top_k`.
+    Arguments: core.codec.Codec.encode, and those below.
+
+    Args:
+        thresholds: [S] float64, finite, >= 0.
+        stored: fp32, fp16 or int8, how values are stored.
+    Raises: ValueError: a wrong shape, dtype or device; a threshold or `stored` out of range.
     """
     most = max_nbytes(segments, stored)
     levels = levels_of(thresholds, segments)
@@ -109,7 +120,10 @@ def encode_above(
 
 
 def levels_of(thresholds: Tensor, segments: Segments) -> Tensor:
-    """`level_below` of each segment. Raises ValueError: not [S] float64, finite, >= 0."""
+    """Return the `level_below` of each segment's threshold.
+
+    Raises: ValueError: thresholds that are not [S] float64, finite, >= 0.
+    """
     if thresholds.dtype != torch.float64 or thresholds.shape != (segments.num_segments,):
         raise ValueError(f"thresholds: expected [{segments.num_segments}] float64")
     bad = ~(thresholds.isfinite() & (thresholds >= 0))
@@ -119,8 +133,8 @@ def levels_of(thresholds: Tensor, segments: Segments) -> Tensor:
 
 
 def level_below(thresholds: Tensor) -> Tensor:
-    """[S] float64 >= 0 -> [S] int64 such that exactly the x with |x| >= threshold, and NaN, have
-    keys above it."""
+    """Return [S] int64 levels such that exactly the x with |x| >= threshold, and NaN, have keys
+    above the level. thresholds: [S] float64, >= 0."""
     least = thresholds.abs().float()  # the smallest float32 that is not below the threshold
     rounded_down = least.double() < thresholds
     least = torch.where(rounded_down, torch.nextafter(least, torch.tensor(torch.inf)), least)
@@ -130,10 +144,11 @@ def level_below(thresholds: Tensor) -> Tensor:
 def decode(
     encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
 ) -> None:
-    """Write the rows to `out`, zeros in columns that were not kept; note the masks, if any.
+    """Decode the rows into `out`, with zeros in columns that were not kept; note the masks, if any.
 
-    Raises: ValueError as `encode_top_k`.  CorruptFrameError: bytes that no encoder writes; on a GPU
-        when core.checks says.
+    Raises:
+        ValueError: a wrong shape, dtype or device.
+        CorruptFrameError: bytes that no encoder writes; on a GPU raised when core.checks says.
     """
     backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
     if backend == "reference":
@@ -157,7 +172,10 @@ def encode_masked(
     stored: Values,
     backend: Backend | None = None,
 ) -> Encoded:
-    """Write the columns that `segments.masks` name. Raises ValueError where it is None."""
+    """Encode the columns that `segments.masks` name.
+
+    Raises: ValueError: no masks; a wrong shape, dtype or device; `stored` out of range.
+    """
     kind, masks = kind_of(stored), _masks(segments)
     segments.check_fits(values)
     backend = choose_backend(backend, values)
@@ -184,9 +202,11 @@ def encode_masked(
 def decode_masked(
     encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
 ) -> None:
-    """Write the rows to `out`, zeros in columns that the masks do not name.
+    """Decode the rows into `out`, with zeros in columns that the masks do not name.
 
-    Raises: ValueError: no masks, and as `encode_top_k`.  CorruptFrameError as `decode`.
+    Raises:
+        ValueError: no masks; a wrong shape, dtype or device.
+        CorruptFrameError: bytes that no encoder writes; on a GPU raised when core.checks says.
     """
     masks = _masks(segments)
     backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
@@ -216,7 +236,7 @@ def _encode(
     if backend != "cpu":
         kernels = _kernels(backend, segments)
         sizes = kernels.encode(values, segments, payload, at, kind=kind, k=k, levels=levels)
-        # With k they are known; a GPU's may be on their way.
+        # With k the sizes are known; those of a GPU may not have arrived yet.
         return Encoded(payload, at, most if k > 0 else download(sizes))
     masks = segments.masks or _scratch_masks(segments)
     sizes = torch.empty_like(at)
@@ -227,14 +247,17 @@ def _encode(
 
 
 def kind_of(values: str) -> int:
-    """The field `values` of the wire. Raises ValueError: no such way to store them."""
+    """Return the wire's code (field `values`) for a way to store values.
+
+    Raises: ValueError: not one of fp32, fp16, int8.
+    """
     if values not in _KINDS:
         raise ValueError(f"values: {values!r} is not one of {get_args(Values)}")
     return _KINDS[values]
 
 
 def error_of(bad: int) -> CorruptFrameError:
-    """Of 8 times the number of a segment, plus what is wrong with it."""
+    """Return the error that `bad` stands for: 8 times a segment's number plus its BAD_... code."""
     return CorruptFrameError(_REASONS[bad % 8], segment=bad // 8)
 
 

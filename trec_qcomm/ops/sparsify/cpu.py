@@ -1,7 +1,7 @@
 """Segments of kept columns in numba. Same bytes as reference.py.
 
-A segment is read once: each row's mask is found and noted, the values that it keeps are gathered
-into a buffer and then scaled and rounded together. Scratch is never larger than the rows.
+A segment is read once. Each row's mask is computed and noted, and the values that it keeps are
+gathered into a buffer, to be scaled and rounded together. Scratch is never larger than the rows.
 """
 
 import numpy as np
@@ -49,10 +49,11 @@ def _header(data, kind, form, scale):
 def encode(
     values, offsets, start, stride, dim, payload, at, kind, k, levels, bits, mask_at, nbytes
 ):  # fmt: skip
-    """nbytes: [S], written."""
+    """Write the segments. k: columns a row, or 0 to keep those above `levels`.  nbytes: [S] int64,
+    written."""
     words, keys = values.view(np.int32), np.empty(dim, np.int32)
     flags = np.zeros((dim + 7) // 8 * 8, np.uint8)
-    flag_words = flags.view(np.uint64)  # views cost some 20 ns each: none in the loop over rows
+    flag_words = flags.view(np.uint64)  # a view costs some 20 ns: none in the loop over rows
     most_rows = _most_rows(offsets)
     scratch = np.empty(most_rows * (k if k > 0 else dim), np.float32)
     columns, counts = np.empty(scratch.size, np.int32), np.empty(most_rows, np.int32)
@@ -85,7 +86,7 @@ def encode(
 def encode_masked(
     values, offsets, start, stride, dim, payload, at, kind, bits, mask_at, counts
 ):  # fmt: skip
-    """counts: [S], of the values that the masks keep."""
+    """Write the segments. counts: [S], how many values the masks keep."""
     scratch = np.empty(counts.max() if counts.size else 0, np.float32)
     for s in range(start.size):
         num_kept, place = 0, mask_at[s]
@@ -112,7 +113,7 @@ def _scatter_rows(kept, bits, place, start, stride, num_rows, dim, out):
 
 @njit(nogil=True, cache=True)
 def _bad_header(data, kind):
-    """What is wrong with the fields that both formats have, or OK."""
+    """Return what is wrong with the fields that both formats have, or OK."""
     if kind > INT8:
         return BAD_FORM
     scale = data[4:8].view(np.float32)[0]
@@ -123,7 +124,8 @@ def _bad_header(data, kind):
 
 @njit(nogil=True, cache=True)
 def _decode_segment(data, num_rows, dim, bits, place, scratch, columns, counts):
-    """(what is wrong, number of values in scratch)."""
+    """Read a segment's masks, and its values to scratch; return what is wrong (BAD_... or OK), and
+    how many values there are."""
     if data.size < 12:
         return BAD_SIZE, 0
     kind, form = data[0], data[1]
@@ -149,7 +151,7 @@ def _decode_segment(data, num_rows, dim, bits, place, scratch, columns, counts):
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at):
-    """Returns (what is wrong, segment)."""
+    """Write the rows; return what is wrong (BAD_... or OK), and in which segment."""
     most_rows = _most_rows(offsets)
     scratch, counts = np.empty(most_rows * dim, np.float32), np.empty(most_rows, np.int32)
     columns = np.empty(scratch.size, np.int32)
@@ -167,7 +169,8 @@ def decode(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at)
 
 @njit(nogil=True, cache=True)
 def decode_masked(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at, counts):
-    """Returns (what is wrong, segment). counts: as for `encode_masked`."""
+    """Write the rows; return what is wrong (BAD_... or OK), and in which segment. counts: [S], how
+    many values the masks keep."""
     scratch = np.empty(counts.max() if counts.size else 0, np.float32)
     for s in range(start.size):
         data, num_kept = payload[at[s] : at[s] + nbytes[s]], counts[s]

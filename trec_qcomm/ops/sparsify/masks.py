@@ -1,6 +1,6 @@
-"""Masks of rows in numba: count them, gather the columns they keep, scatter these again.
+"""Masks of rows, in numba: count kept columns, gather their values, scatter them again.
 
-A mask is read 64 columns at a time, as one word whose lowest bit set is the next column kept.
+A mask is read 64 columns at a time, as one word whose lowest set bit is the next column kept.
 """
 
 # mypy: ignore-errors
@@ -16,7 +16,7 @@ _LOWEST[[(0x03F79D71B4CB0A89 << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range
 
 @njit(forceinline=True)
 def _lowest(word):
-    """The number of the lowest bit set in a uint64 that is not 0."""
+    """Return the number of the lowest bit set in a uint64 that is not 0."""
     alone = word & (~word + _ONE)
     return np.int64(_LOWEST[(alone * _DE_BRUIJN) >> np.uint64(58)])
 
@@ -32,7 +32,7 @@ def _num_set(word):
 
 @njit(forceinline=True)
 def _mask_word(bits, place, first, dim):
-    """Columns first .. first + 63 of the row's mask at `place`, none beyond dim."""
+    """Return columns first .. first + 63 of the row's mask at `place`; 0 beyond dim."""
     left, word = dim - first, np.uint64(0)
     place += first // 8
     if left >= 64:
@@ -46,7 +46,7 @@ def _mask_word(bits, place, first, dim):
 
 @njit(nogil=True, cache=True)
 def count_masks(bits, place, num_rows, dim):
-    """How many columns the masks of these rows keep."""
+    """Return how many columns the masks of these rows keep."""
     count = 0
     for _ in range(num_rows):
         for first in range(0, dim, 64):
@@ -57,14 +57,14 @@ def count_masks(bits, place, num_rows, dim):
 
 @njit(nogil=True, cache=True)
 def masked_counts(offsets, dim, bits, mask_at, counts):
-    """How many values the masks keep in each segment. counts: [S]."""
+    """Count the values that the masks keep in each segment. counts: [S] int64, written."""
     for s in range(mask_at.size):
         counts[s] = count_masks(bits, mask_at[s], offsets[s + 1] - offsets[s], dim)
 
 
 @njit(forceinline=True)
 def gather(row, bits, place, kept, num_kept):
-    """Append the values that the mask at `place` keeps to kept; returns how many there are."""
+    """Append the values that the mask at `place` keeps to `kept`; return how many are in it."""
     for first in range(0, row.size, 64):
         word = _mask_word(bits, place, first, row.size)
         while word != 0:
@@ -76,7 +76,8 @@ def gather(row, bits, place, kept, num_kept):
 
 @njit(forceinline=True)
 def gather_columns(row, bits, place, kept, columns, num_kept):
-    """The same, and their columns."""
+    """Append the values that the mask at `place` keeps to `kept`, and their columns to `columns`;
+    return how many are in it."""
     for first in range(0, row.size, 64):
         word = _mask_word(bits, place, first, row.size)
         while word != 0:
@@ -89,7 +90,8 @@ def gather_columns(row, bits, place, kept, columns, num_kept):
 
 @njit(forceinline=True)
 def scatter(row, bits, place, kept, num_kept):
-    """The inverse of `gather`: the next values of kept, and 0 in the other columns."""
+    """Write the next values of `kept` to the columns that the mask at `place` keeps, and 0 to the
+    others; return how many have been written. The inverse of `gather`."""
     for d in range(row.size):
         row[d] = np.float32(0)
     for first in range(0, row.size, 64):

@@ -1,4 +1,4 @@
-"""Which columns are kept, as a bitmap or as packed numbers of columns, in numba."""
+"""Positions of kept columns, as a bitmap or as packed column numbers, in numba."""
 
 # mypy: ignore-errors
 
@@ -13,7 +13,7 @@ _ONE = np.uint64(1)
 
 @njit(nogil=True, cache=True)
 def bit_length(number):
-    """Bits up to the highest 1; 0 for 0."""
+    """Return the number of bits up to the highest 1; 0 for 0."""
     length = 0
     while number > 0:
         number >>= 1
@@ -23,7 +23,7 @@ def bit_length(number):
 
 @njit(forceinline=True)
 def positions_nbytes(form, num_rows, dim, num_kept):
-    """The size of the positions of a segment."""
+    """Return the size in bytes of the positions of a segment."""
     if form == BITMAP:
         return num_rows * ((dim + 7) // 8)
     nbytes = (num_kept * bit_length(dim - 1) + 7) // 8
@@ -34,9 +34,10 @@ def positions_nbytes(form, num_rows, dim, num_kept):
 
 @njit(nogil=True, cache=True)
 def pack(numbers, width, out):
-    """Numbers of `width` bits without gaps. out: exactly the bytes that they take.
+    """Pack numbers of `width` bits each, without gaps. out: exactly the bytes that they take.
 
-    Up to 8 bits, 8 numbers are `width` whole bytes, made at once: ten times faster than in turn.
+    Up to a width of 8, 8 numbers are `width` whole bytes and are made at once: ten times faster
+    than one after the other.
     """
     num_grouped = numbers.size // 8 * 8 if width <= 8 else 0
     shift = np.uint64(width)
@@ -61,7 +62,7 @@ def pack(numbers, width, out):
 
 @njit(nogil=True, cache=True)
 def unpack(data, width, numbers):
-    """The inverse. data: exactly the bytes that they take."""
+    """Unpack numbers: the inverse of `pack`. data: exactly the bytes that they take."""
     num_grouped = numbers.size // 8 * 8 if width <= 8 else 0
     shift = np.uint64(width)
     low_bits = (_ONE << shift) - _ONE
@@ -84,7 +85,10 @@ def unpack(data, width, numbers):
 
 @njit(nogil=True, cache=True)
 def write_columns(columns, counts, dim, form, out):
-    """columns: [K] int32.  counts: [n] int32.  out: exactly the bytes that they take."""
+    """Write packed column numbers, with the rows' counts if `form` says so.
+
+    Args: columns: [K] int32.  counts: [n] int32.  out: exactly the bytes that they take.
+    """
     begin = 0
     if form == COUNTED_COLUMNS:
         begin = (counts.size * bit_length(dim) + 7) // 8
@@ -94,8 +98,10 @@ def write_columns(columns, counts, dim, form, out):
 
 @njit(nogil=True, cache=True)
 def _read_columns(data, counts, dim, form, columns, bits, place):
-    """Set the masks. data: exactly the bytes that they take.  counts: [n], columns: [K]; scratch.
-    Returns whether the counts add up and each row's columns increase and exist."""
+    """Set the masks; return whether the counts add up and each row's columns increase and exist.
+
+    Args: data: exactly the bytes that they take.  counts: [n], columns: [K], both scratch.
+    """
     begin = 0
     if form == COUNTED_COLUMNS:
         begin = (counts.size * bit_length(dim) + 7) // 8
@@ -122,7 +128,7 @@ def _read_columns(data, counts, dim, form, columns, bits, place):
 
 @njit(nogil=True, cache=True)
 def read_positions(data, form, dim, counts, columns, bits, place):
-    """Set the masks; returns whether they keep as many values as there is room in columns."""
+    """Set the masks; return whether they keep as many values as there is room for in `columns`."""
     if form != BITMAP:
         return _read_columns(data, counts, dim, form, columns, bits, place)
     bits[place : place + data.size] = data

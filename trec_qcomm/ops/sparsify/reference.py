@@ -2,9 +2,10 @@
 
 Which columns: the k of largest magnitude, or all of at least some magnitude. Magnitudes are
 compared as the bits of |x|, so inf is above all finite values and NaN above inf.
-What is sent of them: as fp32, or scaled by a number of the segment's and rounded to fp16 or int8.
-Where they are: a bitmap, or packed column numbers. Segment bytes: FORMAT.md, "topk".
-All arithmetic is float32, one rounding an operation. n rows, D columns, K kept values.
+How values are sent: as fp32, or divided by a scale (one for the segment) and rounded to fp16 or
+int8. How positions are sent: as a bitmap, or as packed column numbers.
+Segment bytes: FORMAT.md, "topk". All arithmetic is float32, one rounding an operation.
+Shapes: n rows, D columns, K kept values.
 """
 
 import math
@@ -27,12 +28,12 @@ REASONS = {
     "columns": "positions that do not name the values kept",
 }
 
-INT8_TOP = 126  # 127, -127 and -128 are +inf, -inf and NaN
+INT8_TOP = 126  # the codes 127, -127 and -128 are +inf, -inf and NaN
 _FLT_MAX, _FLT_MIN = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 
 
 def keys_of(x: Tensor) -> Tensor:
-    """[..] float32 -> int32 that are ordered as the magnitudes: |x| < inf < NaN."""
+    """[..] float32 -> int32 keys, ordered as the magnitudes are: |x| < inf < NaN."""
     return x.view(torch.int32) & 0x7FFFFFFF
 
 
@@ -57,7 +58,7 @@ def pack_bits(bits: Tensor) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, num_bits: int) -> Tensor:
-    """The inverse: [.., ceil(N / 8)] uint8 -> [.., N] int64 of 0 and 1."""
+    """[.., ceil(N / 8)] uint8 -> [.., N] int64 of 0 and 1: the inverse of `pack_bits`."""
     bits = (packed[..., None].to(torch.int64) >> torch.arange(8)) & 1
     return bits.flatten(-2)[..., :num_bits]
 
@@ -68,18 +69,18 @@ def pack_numbers(numbers: Tensor, width: int) -> Tensor:
 
 
 def unpack_numbers(packed: Tensor, width: int, count: int) -> Tensor:
-    """The inverse: [count] int64."""
+    """Return [count] int64: the inverse of `pack_numbers`."""
     bits = unpack_bits(packed, count * width).view(count, width)
     return (bits << torch.arange(width)).sum(1)
 
 
 def packed_nbytes(count: int, width: int) -> int:
-    """The size of `count` packed numbers."""
+    """Return the size in bytes of `count` packed numbers."""
     return (count * width + 7) // 8
 
 
 def value_scale(kept: Tensor, values: int) -> float:
-    """What the stored numbers are multiplied by on decoding; 0, unused, for fp32.
+    """Return the scale, by which stored numbers are multiplied on decoding; 0, unused, for fp32.
 
     fp16: a power of two that puts the largest finite magnitude into [2^13, 2^14).
     int8: the largest finite magnitude / 126. Neither is below 2^-126, so both are normal.
@@ -94,7 +95,7 @@ def value_scale(kept: Tensor, values: int) -> float:
 
 
 def store_values(kept: Tensor, values: int, scale: float) -> Tensor:
-    """[K] float32 -> their [K * size] bytes."""
+    """[K] float32 -> [K * size] uint8, the bytes that store them."""
     if values == FP32:
         return kept.view(torch.uint8)
     if values == FP16:
@@ -108,8 +109,11 @@ def store_values(kept: Tensor, values: int, scale: float) -> Tensor:
 
 
 def load_values(data: Tensor, values: int, scale: float) -> Tensor:
-    """The inverse. A finite number that its scale would make infinite is the largest float32;
-    NaN is one quiet NaN but in fp32, which keeps all bits."""
+    """Return [K] float32: the inverse of `store_values`.
+
+    A finite number that the scale would make infinite becomes the largest float32. NaN becomes one
+    quiet NaN, except in fp32, which keeps all bits.
+    """
     if values == FP32:
         return data.view(torch.float32)
     if values == FP16:
@@ -123,7 +127,11 @@ def load_values(data: Tensor, values: int, scale: float) -> Tensor:
 
 
 def positions_of(keep: Tensor, *, counted: bool) -> tuple[int, Tensor]:
-    """[n, D] bool -> (form, bytes): the bitmap unless packed columns are smaller."""
+    """Return the form of the positions of [n, D] bool, and their bytes.
+
+    The form is the bitmap unless packed columns are smaller. counted: whether packed columns need
+    each row's count, as they do unless all rows keep k columns.
+    """
     num_rows, dim = keep.shape
     columns = pack_numbers(keep.nonzero()[:, 1], (dim - 1).bit_length())
     form = COLUMNS
@@ -136,8 +144,9 @@ def positions_of(keep: Tensor, *, counted: bool) -> tuple[int, Tensor]:
 
 
 def keep_of_positions(form: int, data: Tensor, num_rows: int, dim: int, num_kept: int) -> Tensor:
-    """The inverse: [n, D] bool. `data` may be anything.
+    """Return [n, D] bool, which columns were kept: the inverse of `positions_of`.
 
+    Args: data: any bytes.
     Raises: CorruptFrameError: bytes of another size, or that do not name `num_kept` columns.
     """
     if form == BITMAP:
@@ -164,8 +173,13 @@ def encode(
     values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, kind: int, k: int,
     levels: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Write the segments; returns [S] int64 nbytes. k: columns a row, or 0: those above the
-    [S] int64 `levels`."""
+    """Write the segments; return [S] int64 nbytes.
+
+    Args:
+        kind: how values are stored, the field `values`.
+        k: columns to keep in each row, or 0 to keep those with keys above `levels`.
+        levels: [S] int64.
+    """
     sizes = []
     for s in range(segments.num_segments):
         x = segments.block(values, s).contiguous()
@@ -186,7 +200,8 @@ def encode(
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> None:
-    """Write the rows, zeros where no column was kept. Raises CorruptFrameError."""
+    """Write the rows, with zeros where no column was kept. Raise CorruptFrameError for bytes that
+    no encoder writes."""
     for s in range(segments.num_segments):
         data = encoded.payload[int(encoded.at[s]) :][: int(encoded.nbytes[s])].clone()
         try:
@@ -218,7 +233,7 @@ def _decode_segment(data: Tensor, num_rows: int, dim: int) -> tuple[Tensor, Tens
 def encode_masked(
     values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, kind: int
 ) -> Tensor:
-    """Write what the segments' masks keep; returns [S] int64 nbytes."""
+    """Write the columns that the masks keep; return [S] int64 nbytes. kind: the field `values`."""
     sizes = []
     for s in range(segments.num_segments):
         kept = segments.block(values, s).contiguous()[read_mask(segments, s)]
@@ -230,7 +245,8 @@ def encode_masked(
 
 
 def decode_masked(encoded: Encoded, segments: Segments, out: Tensor) -> None:
-    """Write the rows, zeros where the masks keep no column. Raises CorruptFrameError."""
+    """Write the rows, with zeros where the masks keep no column. Raise CorruptFrameError for bytes
+    that no encoder writes."""
     for s in range(segments.num_segments):
         data = encoded.payload[int(encoded.at[s]) :][: int(encoded.nbytes[s])].clone()
         keep = read_mask(segments, s)
@@ -255,7 +271,7 @@ def write_mask(segments: Segments, segment: int, keep: Tensor) -> None:
 
 
 def read_mask(segments: Segments, segment: int) -> Tensor:
-    """The inverse: [n, D] bool."""
+    """Return [n, D] bool, the segment's mask."""
     assert segments.masks is not None
     num_rows, width = int(segments.num_rows[segment]), mask_nbytes(segments.dim)
     at = int(segments.masks.at[segment])
@@ -270,14 +286,14 @@ def _scattered(keep: Tensor, stored: Tensor, kind: int, scale: float) -> Tensor:
 
 
 def scale_of(data: Tensor, kind: int) -> float:
-    """The header's scale. Raises CorruptFrameError: one that no encoder writes."""
+    """Return the header's scale. Raise CorruptFrameError for one that no encoder writes."""
     scale = float(data[4:8].view(torch.float32))
     _check(kind == FP32 or (math.isfinite(scale) and scale >= _FLT_MIN), "scale")
     return scale
 
 
 def write(payload: Tensor, at: int, parts: list[Tensor]) -> int:
-    """Write the parts' bytes and the padding; returns the size."""
+    """Write the parts' bytes and the padding; return the size."""
     data = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
     end = int(aligned(torch.tensor(data.numel())))
     payload[at : at + end] = 0

@@ -1,8 +1,9 @@
-"""Which columns of a row to keep, in numba: the k of largest magnitude, or those above a level.
+"""Selection of the columns of a row to keep, in numba: the k largest, or those above a level.
 
 The k-th largest magnitude is found by bisection between integer keys: counting the keys above a
-level is a loop that LLVM vectorizes, and a level with exactly k above it ends the search. Begun at
-the level of the row before, it takes 3 to 5 steps for rows that are alike, never more than 40.
+level is a loop that LLVM vectorizes, and a level with exactly k keys above it ends the search. The
+search begins at the level of the row before. It takes 3 to 5 steps for rows that are alike, and
+never more than 40.
 """
 
 # mypy: ignore-errors
@@ -25,7 +26,7 @@ def _num_above(keys, level):
 
 @njit(forceinline=True)
 def _bounds(keys):
-    """(smallest, largest)."""
+    """Return the smallest and the largest key."""
     low, high = _MAGNITUDE, np.int32(0)
     for d in range(keys.size):
         low = min(low, keys[d])
@@ -35,16 +36,17 @@ def _bounds(keys):
 
 @njit(nogil=True, cache=True)
 def _top_level(keys, k, guess):
-    """(level, ties): the k largest are the keys above level, and the first `ties` equal to it.
+    """Return level and ties: the k largest are the keys above level, and the first `ties` of those
+    equal to it.
 
-    guess: >= 0, tried first. From there in growing steps until it lies between two levels, then
-    by halves; a level with exactly k keys above ends the search.
+    The search tries `guess` (>= 0) first. It goes on from there in growing steps until the level
+    lies between two known ones, and then halves the interval.
     """
     if k == keys.size:
         return np.int64(-1), np.int64(0)
     low, high, above_high = np.int64(-1), np.int64(_MAGNITUDE), 0
     middle, step, direction = min(np.int64(guess), high - 1), np.int64(1 << 20), 0
-    while high - low > 1:  # k or more above low, fewer above high
+    while high - low > 1:  # k or more keys are above low, fewer than k above high
         above = _num_above(keys, np.int32(middle))
         if above == k:
             return middle, np.int64(0)
@@ -77,7 +79,7 @@ def _mark(keys, level, ties, flags):
 
 @njit(forceinline=True)
 def _pack_flags(flag_words, bits, place):
-    """flag_words: eight flags of 0 or 1 each, as the bytes of a uint64."""
+    """Pack flags to bits. flag_words: uint64, each with eight flags of 0 or 1 as its bytes."""
     for b in range(flag_words.size):
         packed = (flag_words[b] * np.uint64(0x0102040810204080)) >> np.uint64(56)
         bits[place + b] = np.uint8(packed)
@@ -88,9 +90,13 @@ def select(
     values, words, start, stride, num_rows, k, level, bits, place, keys, flags, flag_words, kept,
     columns, counts,
 ):  # fmt: skip
-    """Note each row's mask and gather what it keeps, and where; returns how many values.
+    """Note each row's mask, and gather the values that it keeps and their columns; return how many
+    values are kept.
 
-    words: values as int32.  keys: [D], flags: [8 N], flag_words: the same as [N] uint64; scratch.
+    Args:
+        words: values as int32.
+        keys: [D], scratch.
+        flags: [8 N], scratch; flag_words: the same memory as [N] uint64.
     """
     num_kept, dim, level, ties = 0, keys.size, np.int64(level), np.int64(0)
     for i in range(num_rows):

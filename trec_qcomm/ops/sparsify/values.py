@@ -1,11 +1,11 @@
-"""Kept values as fp32, fp16 or int8 with a scale of their segment's, in numba."""
+"""Kept values stored as fp32, fp16 or int8 with one scale for each segment, in numba."""
 
 # mypy: ignore-errors
 
 import numpy as np
 from numba import njit
 
-from trec_qcomm.ops.half import half_bits, half_value
+from trec_qcomm.ops.float16 import half_bits, half_value
 
 FP32, FP16, INT8 = 0, 1, 2
 FLT_MAX, FLT_MIN = np.float32(3.4028234663852886e38), np.float32(2.0**-126)
@@ -14,13 +14,13 @@ _MAGNITUDE, _INF_KEY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 
 @njit(forceinline=True)
 def value_nbytes(kind):
-    """The size of one stored value."""
+    """Return the size of one stored value in bytes."""
     return 4 if kind == FP32 else (2 if kind == FP16 else 1)
 
 
 @njit(nogil=True, cache=True)
 def value_scale(kept, kind):
-    """What stored numbers are multiplied by on decoding; see reference.py."""
+    """Return the scale, by which stored numbers are multiplied on decoding (reference.py)."""
     if kind == FP32:
         return np.float32(0)
     words, largest = kept.view(np.int32), np.int32(0)
@@ -35,7 +35,7 @@ def value_scale(kept, kind):
 
 @njit(nogil=True, cache=True)
 def store_values(kept, kind, scale, place):
-    """kept: [K] float32.  place: exactly the bytes that they take."""
+    """Store values. kept: [K] float32.  place: exactly the bytes that they take."""
     if kind == FP32:
         words, out32 = kept.view(np.uint32), place.view(np.uint32)
         for j in range(words.size):
@@ -56,7 +56,7 @@ def store_values(kept, kind, scale, place):
 
 @njit(nogil=True, cache=True)
 def load_values(place, kind, scale, kept):
-    """The inverse."""
+    """Load stored values into `kept`: the inverse of `store_values`."""
     if kind == FP32:
         words, in32 = kept.view(np.uint32), place.view(np.uint32)
         for j in range(words.size):

@@ -1,8 +1,8 @@
 """Values of at least some magnitude, wherever they are in a segment. Wire: FORMAT.md, "threshold".
 
-Magnitudes are ordered |x| < inf < NaN, so what is not finite is kept whatever the threshold is. The
-others decode to 0. Values are stored as ops.sparsify says; their places as gaps, each in as many
-bits as the largest needs, or as a bitmap where that is smaller.
+Magnitudes are ordered |x| < inf < NaN, so NaN and inf are kept whatever the threshold is. Values
+that are not kept decode to 0. Kept values are stored as in ops.sparsify. Their places are stored as
+gaps, each in as many bits as the largest gap needs, or as a bitmap where that is smaller.
 Source: Gupta et al. 2021 (DCT, data parallel); the format is ours.
 """
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.core.transfer import download
-from trec_qcomm.ops.binding import Backend, arrays, check_buffers, gpu_kernels
+from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.sparsify import Values, error_of, kind_of, levels_of
 from trec_qcomm.ops.sparsify import reference as sparse
 from trec_qcomm.ops.threshold import cpu, reference
 
 
 def max_nbytes(segments: Segments, values: Values) -> Tensor:
-    """[S] int64: never exceeded, however many values are kept."""
+    """Return [S] int64, sizes in bytes that are never exceeded, however many values are kept."""
     numel = segments.num_rows * segments.dim
     size = sparse.NBYTES[kind_of(values)]
     return aligned(sparse.HEADER_NBYTES + numel * size + (numel + 7) // 8)
@@ -37,10 +37,13 @@ def encode(
     stored: Values,
     backend: Backend | None = None,
 ) -> Encoded:
-    """Write the values with |x| >= threshold, and NaN.
+    """Encode the values with |x| >= threshold, and NaN. Arguments: core.codec.Codec.encode, and
+    those below.
 
-    Args:   see core.codec.Codec.encode.  thresholds: [S] float64, finite, >= 0.  stored: how.
-    Raises: ValueError: a shape, dtype, device, threshold or stored out of range.
+    Args:
+        thresholds: [S] float64, finite, >= 0.
+        stored: fp32, fp16 or int8, how kept values are stored (ops.sparsify).
+    Raises: ValueError: a wrong shape, dtype or device; a threshold or `stored` out of range.
     """
     kind, levels = kind_of(stored), levels_of(thresholds, segments)
     backend = check_buffers(values, segments, payload, at, max_nbytes(segments, stored), backend)
@@ -58,10 +61,11 @@ def encode(
 def decode(
     encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
 ) -> None:
-    """Write the rows to `out`, zeros where nothing was kept.
+    """Decode the rows into `out`, with zeros where nothing was kept.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes; on a GPU when
-        core.checks says.
+    Raises:
+        ValueError: a wrong shape, dtype or device.
+        CorruptFrameError: bytes that no encoder writes; on a GPU raised when core.checks says.
     """
     backend = check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, backend)
     if backend == "reference":

@@ -1,6 +1,6 @@
 """Values above a threshold, in numba. Same bytes as reference.py.
 
-A segment is read once: what it keeps is gathered, with the gaps before it, and then stored.
+A segment is read once: its kept values are gathered, each with the gap before it, and then stored.
 """
 
 import numpy as np
@@ -42,9 +42,11 @@ def _any_above(words, at, size, level):
 
 @njit(nogil=True, cache=True)
 def _select(values, words, start, stride, num_rows, dim, level, kept, gaps):
-    """(how many are kept, the bits of all gaps together).
+    """Gather the kept values and their gaps; return how many there are, and all gaps combined by
+    OR.
 
-    Where few are kept most of the time is looking at the others: that is done a stretch at a time.
+    Where few values are kept, most of the time goes into looking at the others, so they are tested
+    a stretch at a time.
     """
     num_kept, bits, last = 0, np.int32(0), -1
     for i in range(num_rows):
@@ -73,7 +75,7 @@ def _write_bitmap(gaps, out):
 
 @njit(nogil=True, cache=True)
 def _read_bitmap(data, numel, gaps):
-    """Whether exactly `gaps.size` bits are set."""
+    """Read the gaps from a bitmap; return whether exactly `gaps.size` bits are set."""
     count, last = 0, -1
     for place in range(numel):
         if data[place // 8] >> (place % 8) & 1:
@@ -86,7 +88,7 @@ def _read_bitmap(data, numel, gaps):
 
 @njit(nogil=True, cache=True)
 def encode(values, offsets, start, stride, dim, payload, at, kind, levels, nbytes):
-    """nbytes: [S], written."""
+    """Write the segments. nbytes: [S] int64, written: the size of each."""
     words, most = values.view(np.int32), _most_values(offsets, dim)
     scratch, between = np.empty(most, np.float32), np.empty(most, np.int32)
     for s in range(start.size):
@@ -116,7 +118,8 @@ def encode(values, offsets, start, stride, dim, payload, at, kind, levels, nbyte
 
 @njit(nogil=True, cache=True)
 def _decode_segment(data, numel, scratch, between):
-    """(what is wrong, number of values in scratch)."""
+    """Read a segment's values to scratch and gaps to `between`; return what is wrong (BAD_... or
+    OK), and how many values there are."""
     if data.size < 12:
         return BAD_SIZE, 0
     kind, width = data[0], data[1]
@@ -149,7 +152,7 @@ def _decode_segment(data, numel, scratch, between):
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
-    """Returns (what is wrong, segment)."""
+    """Write the rows; return what is wrong (BAD_... or OK), and in which segment."""
     most = _most_values(offsets, dim)
     scratch, between = np.empty(most, np.float32), np.empty(most, np.int32)
     for s in range(start.size):

@@ -10,12 +10,12 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.ops.sparsify import reference as sparse
 
-BITMAP = 255  # in the place of a width
+BITMAP = 255  # stands where the width of gaps would
 MAX_WIDTH = 31
 
 
 def places_of(keep: Tensor) -> tuple[int, Tensor]:
-    """[N] bool -> (width of the gaps, or BITMAP; bytes)."""
+    """Return the width of the gaps, or BITMAP, and the bytes of the places. keep: [N] bool."""
     places = keep.nonzero().view(-1)
     gaps = torch.diff(places, prepend=torch.tensor([-1])) - 1
     width = int(gaps.max()).bit_length() if len(gaps) else 0
@@ -25,7 +25,10 @@ def places_of(keep: Tensor) -> tuple[int, Tensor]:
 
 
 def keep_of_places(width: int, data: Tensor, numel: int, num_kept: int) -> Tensor:
-    """The inverse: [N] bool. Raises CorruptFrameError: places that do not exist."""
+    """Return [N] bool, which values were kept: the inverse of `places_of`.
+
+    Raises: CorruptFrameError: places that do not exist.
+    """
     if width == BITMAP:
         keep = sparse.unpack_bits(data, numel) == 1
         _check(int(keep.sum()) == num_kept, "columns")
@@ -38,7 +41,8 @@ def keep_of_places(width: int, data: Tensor, numel: int, num_kept: int) -> Tenso
 def encode(
     values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, kind: int, levels: Tensor
 ) -> Tensor:
-    """Write the segments; returns [S] int64 nbytes. levels: [S] int64, keys above are kept."""
+    """Write the segments; return [S] int64 nbytes. levels: [S] int64, values with keys above are
+    kept."""
     sizes = []
     for s in range(segments.num_segments):
         x = segments.block(values, s).flatten()
@@ -57,7 +61,8 @@ def encode(
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> None:
-    """Write the rows, zeros where nothing was kept. Raises CorruptFrameError."""
+    """Write the rows, with zeros where nothing was kept. Raise CorruptFrameError for bytes that no
+    encoder writes."""
     for s in range(segments.num_segments):
         data = encoded.payload[int(encoded.at[s]) :][: int(encoded.nbytes[s])].clone()
         rows = segments.block(out, s)
@@ -80,7 +85,7 @@ def _decode_segment(data: Tensor, numel: int) -> Tensor:
     keep = keep_of_places(width, data[end : end + size], numel, num_kept)
     x = torch.zeros(numel)
     kept = sparse.load_values(data[sparse.HEADER_NBYTES : end], kind, scale)
-    x.view(torch.int32)[keep] = kept.view(torch.int32)  # as bits: a signalling NaN stays one
+    x.view(torch.int32)[keep] = kept.view(torch.int32)  # as bits, so a signalling NaN stays one
     return x
 
 

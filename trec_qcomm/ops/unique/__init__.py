@@ -1,10 +1,10 @@
-"""Distinct bags of ids: find them, take them, spread their rows over all samples and sum back.
+"""Distinct bags of ids: find them, take them, expand their rows to all samples, and sum back.
 
-A bag is the ordered ids, and per-sample weights where there are any, of one sample for one
-feature. Equal bags of one feature give equal rows whatever the weights of the table are, so only
-the distinct ones need to be looked up and sent; who owns the samples keeps `inverse`.
+A bag is the ids of one sample for one feature, in order, with their per-sample weights if there are
+any. Equal bags of one feature give equal rows, whatever the table holds. So only the distinct bags
+need to be looked up and sent; the rank that owns the samples keeps `inverse`.
 
-Exact: two bags are equal if their ids and the bits of their weights are, never by a hash alone.
+Exact: bags are equal if their ids and the bits of their weights are; a hash alone never decides.
 Shapes: G groups (features) of n_g bags, B bags in all; N ids; U distinct bags.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
-from trec_qcomm.ops.binding import Backend, arrays, choose_backend, gpu_kernels
+from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 from trec_qcomm.ops.unique import cpu, reference
 
 _IDS = (torch.int32, torch.int64)
@@ -24,11 +24,13 @@ _IDS = (torch.int32, torch.int64)
 class UniqueBags:
     """The distinct bags of every group, in order of first occurrence.
 
-    Args: first: [U] int64, the bag (of all B) that each distinct one occurs at first.
-        counts: [G] int64, how many are distinct in each group; they sum up to U.
-        inverse: [B] int64, the number within its group of the distinct bag that each bag equals.
-        num_ids: [G] int64, how many ids the distinct bags of each group have; only from a GPU.
-    counts and num_ids are on CPU, the others in the memory of the ids.
+    Args:
+        first: [U] int64, the number (among all B bags) of each distinct bag's first occurrence.
+        counts: [G] int64 on CPU, how many bags of each group are distinct; they sum to U.
+        inverse: [B] int64, for each bag the distinct bag that it equals: its number in the group.
+        num_ids: [G] int64 on CPU, how many ids the distinct bags of each group have; None unless
+            a GPU found them.
+    `first` and `inverse` are in the memory of the ids.
     """
 
     first: Tensor
@@ -48,13 +50,16 @@ def unique_bags(
 ) -> UniqueBags:
     """Find the distinct bags of each group. Waits for a GPU once.
 
-    Args:    values: [N] int32 or int64 ids.  lengths: [B] of the same types, ids in each bag.
-             num_bags: [G] int64 on CPU n_g >= 0, summing up to B.  max_share: [G] float64 on CPU;
-             a group of which more than this share is distinct is left as it is (all its bags count
-             as distinct): with 1 whatever repeats is merged, with 0 nothing, without a look.
-             weights: [N] float32 or None.
-    Raises:  ValueError: a shape, dtype or device that is not the above.
-    Speed:   3 to 5 ns an id where all bags of a group hold one id, on one core.
+    Args:
+        values: [N] int32 or int64, the ids.
+        lengths: [B] int32 or int64, how many ids each bag has.
+        num_bags: [G] int64 on CPU, how many bags each group has, >= 0; they sum to B.
+        max_share: [G] float64 on CPU. A group in which more than this share of the bags is distinct
+            is left as it is: all its bags count as distinct. With 1, all repeated bags are merged;
+            with 0, none, and the ids are not looked at.
+        weights: [N] float32, or None.
+    Raises: ValueError: a shape, dtype or device that is not one of these.
+    Speed: 3 to 5 ns an id where all bags of a group hold one id, on one core.
     """
     _check_bags(values, lengths, weights)
     backend = choose_backend(backend, values)
@@ -66,11 +71,11 @@ def unique_bags(
         return UniqueBags(first, counts, inverse)
     if backend == "gpu":
         kernels = gpu_kernels(__name__)
-        *found, num_ids, negative = kernels.unique_bags(values, lengths, num_bags, max_share, bits)
+        *fields, num_ids, negative = kernels.unique_bags(values, lengths, num_bags, max_share, bits)
         _check_sum(num_ids, values)
         if negative:
             raise ValueError("lengths: some are negative")
-        return UniqueBags(*found)
+        return UniqueBags(*fields)
     first, inverse = torch.empty(2, len(lengths), dtype=torch.int64)
     counts = torch.empty_like(num_bags)
     tensors = (values, lengths, num_bags, max_share, bits, first, counts, inverse)
@@ -90,12 +95,15 @@ def take_bags(
     num_ids: int | None = None,
     backend: Backend | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The ids, lengths and weights of some bags, one behind the other.
+    """Return the ids, lengths and weights of some bags, one bag behind the other.
 
-    Args:    as `unique_bags`.  bags: [U] int64, numbers of bags.  num_ids: how many ids these have,
-             where the caller knows; else a GPU is waited for.
-    Returns: values, lengths and weights (None without weights) of these, dtypes kept.
-    Raises:  ValueError: a shape, dtype or device that is not the above.
+    Args:
+        values, lengths, weights: all bags, as `unique_bags` takes them.
+        bags: [U] int64, numbers of the bags to take.
+        num_ids: how many ids these bags have, if the caller knows; None makes the host wait for a
+            GPU.
+    Returns: values, lengths and weights (None without weights) of the bags, in the same dtypes.
+    Raises: ValueError: a shape, dtype or device that is not one of these.
     """
     _check_bags(values, lengths, weights)
     backend = choose_backend(backend, values)
@@ -119,12 +127,17 @@ def take_bags(
 
 @dataclass(frozen=True, eq=False)
 class BagBlocks:
-    """Where the rows of S blocks lie: packed, distinct bag by distinct bag; and in a matrix of all
-    samples, where block s is the columns column[s] : column[s] + dim[s].
+    """Places of the rows of S blocks, each the rows of one feature's (or column shard's) bags.
 
-    Args: all [S] int64 on CPU.  start: of the packed rows in their buffer, in values.
-        num_rows: distinct bags.  dim: values a row.  column: in the matrix.  group: row of
-        `inverse`.
+    A block's rows lie in two buffers. Packed, there is one row for each distinct bag. In a matrix
+    with one row for each sample, block s is the columns column[s] : column[s] + dim[s].
+
+    Args:
+        start: [S] int64 on CPU, where the packed rows begin in their buffer, in values.
+        num_rows: [S] int64 on CPU, distinct bags.
+        dim: [S] int64 on CPU, values of a row.
+        column: [S] int64 on CPU, the first column in the matrix.
+        group: [S] int64 on CPU, the row of `inverse` that is about these bags.
     """
 
     start: Tensor
@@ -135,7 +148,7 @@ class BagBlocks:
 
     @property
     def vectors(self) -> tuple[Tensor, ...]:
-        """All five."""
+        """All five vectors, in the order of the fields."""
         return self.start, self.num_rows, self.dim, self.column, self.group
 
 
@@ -144,9 +157,13 @@ def expand(
 ) -> None:
     """Write the row of each sample's bag: out[b, columns of s] = rows of s [inverse[group, b]].
 
-    Args:   rows: 1-D float32, packed.  inverse: [F, B] int64.  out: [B, W] float32, contiguous;
-            columns of no block stay as they are.
-    Raises: ValueError: a shape, dtype or device, or a block beyond `rows`, `out` or `inverse`.
+    Args:
+        rows: 1-D float32, the packed rows of all blocks.
+        blocks: where each block's rows lie in `rows` and in `out`.
+        inverse: [F, B] int64, for each of B samples its distinct bag, one row for each group.
+        out: [B, W] float32, contiguous; columns that belong to no block stay as they are.
+    Raises: ValueError: a wrong shape, dtype or device, or a block beyond `rows`, `out` or
+        `inverse`.
     """
     backend = _check_blocks(rows, blocks, inverse, out, backend)
     if backend == "cpu":
@@ -164,10 +181,16 @@ def sum_by_bag(
     *,
     backend: Backend | None = None,
 ) -> None:
-    """The reverse of `expand`: each packed row becomes the sum over the samples that have it.
+    """Write to each packed row the sum over the samples that have its bag: the reverse of `expand`.
 
-    Args:     as `expand`, with the roles of rows and matrix exchanged; rows of no block stay.
-    Numerics: float32, in the order of the samples, added to 0; of NaN, see ops.rank_sum.
+    Args:
+        matrix: [B, W] float32, contiguous.
+        blocks: where each block's rows lie in `matrix` and in `out`.
+        inverse: [F, B] int64, for each of B samples its distinct bag, one row for each group.
+        out: 1-D float32, the packed rows; values that belong to no block stay as they are.
+    Numerics: float32, added to 0 in the order of the samples; for NaN see ops.rank_sum.
+    Raises: ValueError: a wrong shape, dtype or device, or a block beyond `out`, `matrix` or
+        `inverse`.
     """
     backend = _check_blocks(out, blocks, inverse, matrix, backend)
     if backend == "cpu":

@@ -1,7 +1,7 @@
 """Distinct bags in numba. Same results as reference.py.
 
-An open-addressing table of bag numbers for each group, cleared by one small memset; of 16-bit
-numbers where they do, it stays in the L1 cache for a batch of 2048.
+Each group has an open-addressing hash table of bag numbers, cleared by one small memset. With
+16-bit numbers, which are used where they suffice, it stays in the L1 cache for a batch of 2048.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ _EMPTY = -1
 
 @njit(forceinline=True)
 def _log2_slots(num_bags):
-    """Four slots a bag, so that few collide."""
+    """Return log2 of the number of slots: at least four slots a bag, so that few bags collide."""
     log2 = 4
     while (1 << log2) < 4 * num_bags:
         log2 += 1
@@ -24,11 +24,13 @@ def _log2_slots(num_bags):
 
 @njit(nogil=True, cache=True)
 def _unique_ids(ids, slots, shift, keys, firsts, inverse):
-    """Bags of one id each. keys, firsts: [n + 1]. Returns how many are distinct.
+    """Find the distinct ones of bags with one id each; return how many there are.
 
-    Whether an id is new is as good as random, and a wrong guess costs more than everything else
-    here. So both cases do the same: the next free number is prepared, and a new id is one that
-    finds it. Only a collision branches.
+    Whether an id is new is as good as random to the processor, and a mispredicted branch costs more
+    than everything else here. So both cases do the same work: the next free number is prepared, and
+    a new id is one that gets it. Only a collision branches.
+
+    Args: keys, firsts: [n + 1], written.
     """
     mask = np.int64(slots.size - 1)
     slots[:] = _EMPTY
@@ -39,8 +41,8 @@ def _unique_ids(ids, slots, shift, keys, firsts, inverse):
         keys[num_unique] = value
         firsts[num_unique] = b
         while True:
-            found = np.int64(slots[place])
-            number = num_unique if found < 0 else found
+            seen = np.int64(slots[place])
+            number = num_unique if seen < 0 else seen
             if keys[number] == value:
                 break
             place = (place + 1) & mask
@@ -77,7 +79,10 @@ def _hash(values, bits, begin, length):
 
 @njit(nogil=True, cache=True)
 def _unique_lists(values, bits, starts, slots, shift, firsts, inverse):
-    """Bags of any length: bag b of the group is values[starts[b] : starts[b + 1]]."""
+    """Find the distinct ones of bags of any length; return how many there are.
+
+    Bag b of the group is values[starts[b] : starts[b + 1]].
+    """
     mask = np.int64(slots.size - 1)
     slots[:] = _EMPTY
     num_unique = 0
@@ -103,7 +108,7 @@ def _unique_lists(values, bits, starts, slots, shift, firsts, inverse):
 
 @njit(nogil=True, cache=True)
 def all_ones(lengths):
-    """Whether every bag holds one id."""
+    """Return whether every bag holds one id."""
     different = 0
     for i in range(lengths.size):
         different |= lengths[i] ^ 1
@@ -112,19 +117,23 @@ def all_ones(lengths):
 
 @njit(nogil=True, cache=True)
 def _unique_groups(values, lengths, num_bags, max_share, bits, slots, most, first, counts, inverse):
-    """slots: signed integers that hold `most`, the bags of the largest group."""
+    """Find the distinct bags of all groups; return U, or -1 where lengths do not sum up to N.
+
+    Args: slots: the hash table, of signed integers that can hold `most`.  most: how many bags the
+        largest group has.
+    """
     keys, starts = np.empty(most, values.dtype), np.empty(most + 1, np.int64)
     total, begin, begin_id = 0, 0, 0
     for g in range(counts.size):
         n = num_bags[g]
-        own_lengths, own_inverse = lengths[begin : begin + n], inverse[begin : begin + n]
+        group_lengths, group_inverse = lengths[begin : begin + n], inverse[begin : begin + n]
         firsts = first[total : total + n]
         log2 = _log2_slots(n)
-        own_slots, shift = slots[: 1 << log2], np.uint64(64 - log2)
-        one_hot = bits.size == 0 and all_ones(own_lengths)
+        group_slots, shift = slots[: 1 << log2], np.uint64(64 - log2)
+        one_hot = bits.size == 0 and all_ones(group_lengths)
         starts[0] = begin_id
         for b in range(0 if one_hot else n):
-            starts[b + 1] = starts[b] + max(own_lengths[b], 0)
+            starts[b + 1] = starts[b] + max(group_lengths[b], 0)
         end_id = begin_id + n if one_hot else starts[n]
         if end_id > values.size:
             return -1
@@ -132,16 +141,16 @@ def _unique_groups(values, lengths, num_bags, max_share, bits, slots, most, firs
         if max_share[g] > 0:
             if one_hot:
                 ids = values[begin_id:end_id]
-                num_unique = _unique_ids(ids, own_slots, shift, keys, firsts, own_inverse)
+                num_unique = _unique_ids(ids, group_slots, shift, keys, firsts, group_inverse)
             else:
                 num_unique = _unique_lists(
-                    values, bits, starts[: n + 1], own_slots, shift, firsts, own_inverse
+                    values, bits, starts[: n + 1], group_slots, shift, firsts, group_inverse
                 )
         if num_unique > max_share[g] * n:
             num_unique = n
             for b in range(n):
                 firsts[b] = b
-                own_inverse[b] = b
+                group_inverse[b] = b
         for u in range(num_unique):
             firsts[u] += begin
         counts[g] = num_unique
@@ -153,7 +162,7 @@ def _unique_groups(values, lengths, num_bags, max_share, bits, slots, most, firs
 
 @njit(nogil=True, cache=True)
 def unique_bags(values, lengths, num_bags, max_share, bits, first, counts, inverse):
-    """Fills first, counts and inverse; returns U, or -1 where lengths do not sum up to N."""
+    """Write first, counts and inverse; return U, or -1 where lengths do not sum up to N."""
     most = 0
     for g in range(num_bags.size):
         most = max(most, num_bags[g])
@@ -171,7 +180,7 @@ def unique_bags(values, lengths, num_bags, max_share, bits, first, counts, inver
 
 @njit(nogil=True, cache=True)
 def positions(starts, bags, index):
-    """index: where the ids of these bags are. starts: [B + 1] of all bags."""
+    """Write to `index` where the ids of these bags are. starts: [B + 1], where all bags begin."""
     at = 0
     for u in range(bags.size):
         for i in range(starts[bags[u]], starts[bags[u] + 1]):
@@ -181,7 +190,7 @@ def positions(starts, bags, index):
 
 @njit(nogil=True, cache=True)
 def expand(rows, start, num_rows, dim, column, group, inverse, out):
-    """Sample by sample, so that the matrix is written in its own order."""
+    """Expand rows, sample by sample, so that the matrix is written in its own order."""
     flat, width = out.reshape(-1), out.shape[1]
     for b in range(out.shape[0]):
         for s in range(start.size):
@@ -195,7 +204,7 @@ def expand(rows, start, num_rows, dim, column, group, inverse, out):
 
 @njit(nogil=True, cache=True)
 def sum_by_bag(matrix, start, num_rows, dim, column, group, inverse, out):
-    """Sample by sample, too: each packed row gets its samples in their order."""
+    """Sum rows, sample by sample: each packed row gets its samples in their order."""
     flat, width = matrix.reshape(-1), matrix.shape[1]
     for s in range(start.size):
         out[start[s] : start[s] + num_rows[s] * dim[s]] = 0

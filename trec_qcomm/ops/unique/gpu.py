@@ -1,14 +1,14 @@
 """Distinct bags in Triton. Same results as reference.py.
 
-`unique_bags`: each group has a table of open addressing in device memory, two slots a bag or more.
-A slot belongs to the bags that equal the one that first took it, and holds the least number of
-these, whatever the order in which they came; so which bags are first is known, and counting them
-tile by tile gives the distinct ones their numbers. Five launches over all groups and some of torch
-between them; the host waits once, for what the sizes are.
+`unique_bags`: each group has an open-addressing hash table in device memory, two or more slots a
+bag. A slot is taken by a bag and then shared by all bags equal to it. It ends up with the least of
+their numbers, in whatever order programs run. So it is known which bags are first occurrences, and
+counting these tile by tile numbers the distinct bags. There are five launches over all groups, with
+some of torch's own between them; the host waits once, for the sizes.
 
-`take_bags`, `expand` and `sum_by_bag` are one launch each, the last one behind torch's sort of the
-samples by bag. Its sums go from sample to sample in order, so the one of a bag with many samples
-takes as many additions, one after the other; their loads go out _DEEP at a time.
+`take_bags`, `expand` and `sum_by_bag` are one launch each; before the last, torch sorts the samples
+by bag. `sum_by_bag` adds the samples of a bag in order. A bag with many samples thus needs as many
+additions, one after the other; their loads are issued _DEEP at a time.
 """
 
 from typing import TYPE_CHECKING
@@ -21,24 +21,27 @@ from torch import Tensor
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.ops.device import download, launch, segment_of, upload
 from trec_qcomm.ops.rank_sum.gpu import plus
-from trec_qcomm.ops.tiles import lists_of_tile, row_and_column, tiling, vector_of
+from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling, vector_of
 
 if TYPE_CHECKING:
     from trec_qcomm.ops.unique import BagBlocks
 
-_BAGS = 128  # of a tile
-_GROUPS = 128  # that one program decides about
+_BAGS = 128  # bags of a tile
+_GROUPS = 128  # groups that one program decides about
 _EMPTY = tl.constexpr(-1)
 _MIX = tl.constexpr(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplicative hashing
-_SUMS = 512  # values of a tile of sums
-_DEEP = tl.constexpr(16)  # samples that it loads at once, where a bag has more than a few
+_SUMS = 512  # sums that one program computes
+_DEEP = tl.constexpr(16)  # samples that it loads at once, where a bag has more than two
 
 
 def unique_bags(
     values: Tensor, lengths: Tensor, num_bags: Tensor, max_share: Tensor, weight_bits: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, bool]:
-    """first, counts (on CPU) and inverse, see UniqueBags; [G] int64 on CPU, how many ids the
-    distinct bags have; the sum of all lengths; whether one is negative. See reference.py."""
+    """Find the distinct bags; arguments: reference.py.
+
+    Returns: the four fields of UniqueBags, the sum of all lengths, and whether a length is
+        negative.
+    """
     device, num_groups = values.device, len(num_bags)
     tiles = exclusive_cumsum(-(-num_bags // _BAGS))
     first, inverse, rank = torch.empty(3, len(lengths), dtype=torch.int64, device=device)
@@ -54,23 +57,25 @@ def unique_bags(
     table = torch.full((int(slots.sum()),), -1, dtype=torch.int32, device=device)
     ends = lengths.cumsum(0, dtype=torch.int64)
     bags = (values, weight_bits, lengths, ends, len(values))
-    own = torch.empty(len(lengths), dtype=torch.int32, device=device)
+    bag_slot = torch.empty(len(lengths), dtype=torch.int32, device=device)
     in_tile = torch.empty(int(tiles[-1]), dtype=torch.int64, device=device)
-    # Counts and numbers of ids of the groups, whether a length is negative.
-    found = torch.zeros(2 * num_groups + 1, dtype=torch.int64, device=device)
+    # For each group its count; for each group its number of ids; whether a length is negative.
+    totals = torch.zeros(2 * num_groups + 1, dtype=torch.int64, device=device)
     layout, programs = (*groups, num_groups), len(in_tile)
     block = {"STEPS": num_groups.bit_length(), "BLOCK": _BAGS}
     weighted = {"WEIGHTED": len(weight_bits) > 0}
-    launch(_insert, programs, table, own, *bags, *layout, **block, **weighted)
-    launch(_count, programs, table, own, lengths, in_tile, found, *layout, **block)
+    launch(_insert, programs, table, bag_slot, *bags, *layout, **block, **weighted)
+    bag_first = bag_slot  # _count replaces each bag's slot by its first occurrence
+    launch(_count, programs, table, bag_first, lengths, in_tile, totals, *layout, **block)
     up_to = in_tile.cumsum(0)
-    launch(_decide, -(-num_groups // _GROUPS), up_to, found, *layout, BLOCK=_GROUPS)
-    last = found[:num_groups].cumsum(0)
+    launch(_decide, -(-num_groups // _GROUPS), up_to, totals, *layout, BLOCK=_GROUPS)
+    last = totals[:num_groups].cumsum(0)
     launch(
-        _number, programs, own, lengths, in_tile, up_to, found, last, first, rank, *layout, **block
-    )
-    launch(_invert, programs, own, rank, found, inverse, *layout, **block)
-    host = download(torch.cat([found, ends[-1:]]))
+        _number, programs, bag_first, lengths, in_tile, up_to, totals, last, first, rank, *layout,
+        **block,
+    )  # fmt: skip
+    launch(_invert, programs, bag_first, rank, totals, inverse, *layout, **block)
+    host = download(torch.cat([totals, ends[-1:]]))
     counts, num_ids = host[:num_groups], host[num_groups : 2 * num_groups]
     return first[: int(counts.sum())], counts, inverse, num_ids, int(host[-1]), bool(host[-2])
 
@@ -78,23 +83,24 @@ def unique_bags(
 def take_bags(
     values: Tensor, lengths: Tensor, bags: Tensor, weights: Tensor | None, num_ids: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """num_ids: of these bags; None: the host waits for it."""
+    """Return the ids, lengths and weights of some bags. num_ids: how many ids they have; None makes
+    the host wait for it."""
     taken, ends = lengths.index_select(0, bags), lengths.cumsum(0, dtype=torch.int64)
-    own_ends = taken.cumsum(0, dtype=torch.int64)
+    taken_ends = taken.cumsum(0, dtype=torch.int64)
     if num_ids is None:
-        num_ids = int(download(own_ends[-1:])) if len(bags) else 0
+        num_ids = int(download(taken_ends[-1:])) if len(bags) else 0
     ids = torch.empty(num_ids, dtype=values.dtype, device=values.device)
     picked = None if weights is None else torch.empty(num_ids, device=values.device)
     launch(
         _take, -(-len(bags) // _BAGS), values, values if weights is None else weights, bags, ends,
-        taken, own_ends, ids, ids if picked is None else picked, len(bags), len(values), num_ids,
+        taken, taken_ends, ids, ids if picked is None else picked, len(bags), len(values), num_ids,
         WEIGHTED=weights is not None, BLOCK=_BAGS,
     )  # fmt: skip
     return ids, taken, picked
 
 
 def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
-    """See ops.unique.expand."""
+    """Write the row of each sample's bag (ops.unique.expand)."""
     num_samples, width = out.shape
     first = exclusive_cumsum(num_samples * blocks.dim)
     programs, options = tiling(first, _vector(blocks, width))
@@ -106,7 +112,7 @@ def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> N
 
 
 def sum_by_bag(matrix: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
-    """See ops.unique.sum_by_bag."""
+    """Sum the rows of the samples of each bag (ops.unique.sum_by_bag)."""
     num_samples, width = matrix.shape
     most = torch.zeros(len(inverse), dtype=torch.int64)
     most = most.scatter_reduce(0, blocks.group, blocks.num_rows, "amax")
@@ -132,8 +138,9 @@ def _vector(blocks: "BagBlocks", width: int) -> int:
 
 @triton.jit
 def _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK: tl.constexpr):
-    """The group g of this program, and for each of its bags: whether there is one, its number in
-    the group, and among all. Where there is none, the group's last bag takes its place."""
+    """Return the group g of this program, and for each of its bags: whether there is one, its
+    number in the group, and its number among all. Where there is none, the numbers are those of the
+    group's last bag."""
     tile = tl.program_id(0).to(tl.int64)
     g = segment_of(tile, first_tile, num_groups, STEPS)
     i, n = (tile - tl.load(first_tile + g)) * BLOCK + tl.arange(0, BLOCK), tl.load(num_bags + g)
@@ -143,7 +150,7 @@ def _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK: tl.
 
 @triton.jit
 def _place_of(b, lengths, ends, num_ids):
-    """Where the ids of bags begin, and how many each has; never beyond the ids."""
+    """Return where the ids of bags begin, and how many each has; never beyond the ids."""
     length = tl.load(lengths + b).to(tl.int64)
     at = tl.load(ends + b) - length
     length = tl.minimum(tl.maximum(length, 0), num_ids)
@@ -158,7 +165,7 @@ def _mixed(h, number):
 
 @triton.jit
 def _hash(values, weight_bits, at, length, WEIGHTED: tl.constexpr):
-    """uint64, of which the upper bits are as good as random."""
+    """Return a uint64 hash of each bag, whose upper bits are as good as random."""
     h = length.to(tl.uint64) * _MIX
     k, longest = tl.cast(0, tl.int64), tl.max(length, 0)
     while k < longest:
@@ -173,7 +180,7 @@ def _hash(values, weight_bits, at, length, WEIGHTED: tl.constexpr):
 
 @triton.jit
 def _equal(values, weight_bits, at, length, other_at, other_length, asked, WEIGHTED: tl.constexpr):
-    """Which of the `asked` bags are equal to the others."""
+    """Return which of the `asked` bags are equal to the other bags."""
     same = asked & (length == other_length)
     k = tl.cast(0, tl.int64)
     while tl.max(tl.where(same, length, 0), 0) > k:
@@ -189,14 +196,17 @@ def _equal(values, weight_bits, at, length, other_at, other_length, asked, WEIGH
 
 @triton.jit
 def _insert(
-    table, own, values, weight_bits, lengths, ends, num_ids,
+    table, bag_slot, values, weight_bits, lengths, ends, num_ids,
     first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
     WEIGHTED: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """own: the slot of each bag in its group's table.
+    """Insert all bags into their groups' tables.
 
-    What is read of a slot may be old: then it is a bag equal to the one there now, or taking the
-    slot fails. Lanes that take none go through the motions at `own`, where 0 becomes 0.
+    What a lane reads of a slot may be outdated: then it is a bag equal to the one there now, or the
+    attempt to take the slot fails. Lanes that take no slot run the same instructions on `bag_slot`,
+    where they replace a 0 by 0.
+
+    Args: bag_slot: int32, written: the slot of each bag in its group's table.
     """
     g, live, i, b = _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK)
     bits = tl.load(log2 + g)
@@ -209,7 +219,7 @@ def _insert(
         while tl.max(pending.to(tl.int32), 0) > 0:
             seen = tl.load(slots + slot, mask=pending, other=0, cache_modifier=".cg")
             free = pending & (seen == _EMPTY)
-            where = tl.where(free, slots + slot, own + b)
+            where = tl.where(free, slots + slot, bag_slot + b)
             before = tl.atomic_cas(
                 where, tl.where(free, _EMPTY, 0), tl.where(free, number, 0), sem="relaxed"
             )
@@ -222,34 +232,39 @@ def _insert(
             tl.atomic_min(slots + slot, number, mask=equal & (number < seen), sem="relaxed")
             pending = asked & ~equal
             slot = tl.where(pending, (slot + 1) & ((1 << bits) - 1), slot)
-        tl.store(own + b, slot.to(tl.int32), mask=live)
+        tl.store(bag_slot + b, slot.to(tl.int32), mask=live)
 
 
 @triton.jit
 def _count(
-    table, own, lengths, in_tile, found,
+    table, bag_first, lengths, in_tile, totals,
     first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """own: becomes the first bag of the group that equals each. in_tile: how many are first."""
+    """Replace each bag's slot in `bag_first` by the first bag of the group that equals it.
+
+    Args: in_tile: written: how many bags of each tile are first occurrences.
+    """
     g, live, i, b = _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK)
     looked = live & (tl.load(log2 + g) > 0)
-    slot = tl.load(own + b, mask=looked, other=0)
+    slot = tl.load(bag_first + b, mask=looked, other=0)
     first = tl.load(table + tl.load(first_slot + g) + slot, mask=looked, other=0)
     first = tl.where(looked, first, i.to(tl.int32))
-    tl.store(own + b, first, mask=live)
+    tl.store(bag_first + b, first, mask=live)
     tl.store(in_tile + tl.program_id(0), tl.sum((live & (first == i)).to(tl.int64), 0))
     negative = tl.max((tl.load(lengths + b) < 0).to(tl.int32), 0) > 0
-    tl.store(found + 2 * num_groups, 1, mask=negative)
+    tl.store(totals + 2 * num_groups, 1, mask=negative)
 
 
 @triton.jit
 def _decide(
-    up_to, found, first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
+    up_to, totals, first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The counts: of the distinct bags, or of all where these are too many. up_to: sums of
-    in_tile."""
+    """Write each group's count: its distinct bags, or all its bags if too many are distinct.
+
+    Args: up_to: running sums of in_tile.
+    """
     g = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = g < num_groups
     n = tl.load(num_bags + g, mask=live, other=0)
@@ -259,22 +274,22 @@ def _decide(
     distinct = tl.load(up_to + end - 1, mask=some, other=0)
     distinct -= tl.load(up_to + begin - 1, mask=some & (begin > 0), other=0)
     most = tl.load(share + g, mask=live, other=0).to(tl.float64, bitcast=True) * n.to(tl.float64)
-    tl.store(found + g, tl.where(distinct.to(tl.float64) > most, n, distinct), mask=live)
+    tl.store(totals + g, tl.where(distinct.to(tl.float64) > most, n, distinct), mask=live)
 
 
 @triton.jit
 def _number(
-    own, lengths, in_tile, up_to, found, last, first, rank,
+    bag_first, lengths, in_tile, up_to, totals, last, first, rank,
     first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write which bags are distinct, and the number of each such bag in its group; add up their
-    ids. last: sums of the counts."""
+    ids. last: running sums of the counts."""
     tile = tl.program_id(0)
     g, live, i, b = _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK)
-    count, begin = tl.load(found + g), tl.load(first_tile + g)
+    count, begin = tl.load(totals + g), tl.load(first_tile + g)
     every = count == tl.load(num_bags + g)
-    distinct = live & (every | (tl.load(own + b) == i))
+    distinct = live & (every | (tl.load(bag_first + b) == i))
     flag = distinct.to(tl.int64)
     before = tl.load(up_to + tile) - tl.load(in_tile + tile)
     before -= tl.load(up_to + begin) - tl.load(in_tile + begin)
@@ -282,32 +297,33 @@ def _number(
     tl.store(first + tl.load(last + g) - count + k, b, mask=distinct)
     tl.store(rank + b, k, mask=distinct)
     num_ids = tl.sum(tl.load(lengths + b, mask=distinct, other=0).to(tl.int64), 0)
-    tl.atomic_add(found + num_groups + g, num_ids, sem="relaxed")
+    tl.atomic_add(totals + num_groups + g, num_ids, sem="relaxed")
 
 
 @triton.jit
 def _invert(
-    own, rank, found, inverse,
+    bag_first, rank, totals, inverse,
     first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Write for each bag the number of the distinct bag that it equals."""
     g, live, i, b = _bags_of_tile(first_tile, first_bag, num_bags, num_groups, STEPS, BLOCK)
-    every = tl.load(found + g) == tl.load(num_bags + g)
-    first = tl.where(every, i, tl.load(own + b))
+    every = tl.load(totals + g) == tl.load(num_bags + g)
+    first = tl.where(every, i, tl.load(bag_first + b))
     tl.store(inverse + b, tl.load(rank + tl.load(first_bag + g) + first), mask=live)
 
 
 @triton.jit
 def _take(
-    values, weights, bags, ends, taken, own_ends, ids, picked, num_bags, num_values, num_ids,
+    values, weights, bags, ends, taken, taken_ends, ids, picked, num_bags, num_values, num_ids,
     WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copy the ids, and weights, of BLOCK bags, a bag a lane."""
+    """Copy the ids, and weights, of BLOCK bags; each lane copies one bag."""
     u = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = u < num_bags
     length = tl.load(taken + u, mask=live, other=0).to(tl.int64)
     source = tl.load(ends + tl.load(bags + u, mask=live, other=0)) - length
-    target = tl.load(own_ends + u, mask=live, other=0) - length
+    target = tl.load(taken_ends + u, mask=live, other=0) - length
     length = tl.minimum(length, tl.minimum(num_values - source, num_ids - target))
     k, longest = tl.cast(0, tl.int64), tl.max(length, 0)
     while k < longest:
@@ -324,6 +340,7 @@ def _expand(
     num_blocks, num_samples, width,
     STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Write the row of each sample's bag; nothing for a bag that the block does not have."""
     live, s, number = lists_of_tile(first, num_blocks, STEPS, VECTOR, BLOCK)
     dim = tl.load(dims + s)
     sample, column = row_and_column(number, dim, WIDE)
@@ -341,7 +358,8 @@ def _expand(
 def _add_samples(
     total, matrix, order, k, end, skip, column, width, MANY: tl.constexpr, VECTOR: tl.constexpr
 ):
-    """To [Q, VECTOR], the rows of up to MANY samples: order[k], order[k + 1], ... less skip."""
+    """Add to `total`, [Q, VECTOR], the rows of up to MANY samples: order[k], order[k + 1], ...,
+    each less skip."""
     samples, rows = (), ()
     for t in tl.static_range(MANY):
         samples += (tl.load(order + k + t, mask=k + t < end, other=0),)
@@ -349,13 +367,14 @@ def _add_samples(
         at = tl.multiple_of((samples[t] - skip) * width + column, VECTOR)
         at = at[:, None] + tl.arange(0, VECTOR)[None, :]
         rows += (tl.load(matrix + at, mask=(k + t < end)[:, None], other=0.0),)
-    # No square ends in the bits 10. ptxas does not know, and so has to have all of them before the
-    # first addition; else it loads each just before it is added.
+    # The square of an integer never ends in the bits 10, so this changes nothing. ptxas does not
+    # know that, so it must load all rows before the first addition. Without this it loads each row
+    # just before adding it.
     word = rows[0].to(tl.int32, bitcast=True)
     for t in tl.static_range(1, MANY):
         word ^= rows[t].to(tl.int32, bitcast=True)
     total = tl.where(word * word == 2, 0.0, total)
-    # Zeros, of samples that are not there, change no sum that began with a zero.
+    # The zeros of samples that do not exist change no sum: all sums began with a zero.
     for t in tl.static_range(MANY):
         total = plus(total, rows[t])
     return total
@@ -367,19 +386,23 @@ def _sum(
     num_blocks, num_samples, width,
     STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """order: group times num_samples plus sample, sorted by bag; begins: where each bag begins."""
+    """Sum the rows of the samples of each bag.
+
+    Args: order: group times num_samples plus sample, sorted by bag.  begins: where in `order` each
+        bag begins.
+    """
     live, s, number = lists_of_tile(first, num_blocks, STEPS, VECTOR, BLOCK)
     dim = tl.load(dims + s)
-    row, own = row_and_column(number, dim, WIDE)
+    row, packed_column = row_and_column(number, dim, WIDE)
     bag = begins + tl.load(first_bag + s) + row
     k, end = tl.load(bag, mask=live, other=0), tl.load(bag + 1, mask=live, other=0)
-    skip, column = tl.load(groups + s) * num_samples, tl.load(columns + s) + own
+    skip, column = tl.load(groups + s) * num_samples, tl.load(columns + s) + packed_column
     total = tl.zeros([BLOCK // VECTOR, VECTOR], tl.float32)
     total = _add_samples(total, matrix, order, k, end, skip, column, width, 2, VECTOR)
     k += 2
     while tl.max(end - k, 0) > 0:
         total = _add_samples(total, matrix, order, k, end, skip, column, width, _DEEP, VECTOR)
         k += _DEEP
-    to = tl.multiple_of(tl.load(start + s) + row * dim + own, VECTOR)
+    to = tl.multiple_of(tl.load(start + s) + row * dim + packed_column, VECTOR)
     to = to[:, None] + tl.arange(0, VECTOR)[None, :]
     tl.store(out + to, total, mask=live[:, None])

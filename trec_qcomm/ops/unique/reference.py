@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def unique_bags(
     values: Tensor, lengths: Tensor, num_bags: Tensor, max_share: Tensor, weight_bits: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(first, counts, inverse), see UniqueBags. weight_bits: [N] int32, or [0] without weights."""
+    """Return first, counts and inverse (see UniqueBags). weight_bits: [N] int32, or [0] without
+    weights."""
     ids = torch.split(values, lengths.tolist())
     bits = torch.split(weight_bits, lengths.tolist()) if len(weight_bits) else ids
     bags = [(tuple(i.tolist()), tuple(w.tolist())) for i, w in zip(ids, bits, strict=True)]
@@ -22,27 +23,27 @@ def unique_bags(
     for size, share in zip(num_bags.tolist(), max_share.tolist(), strict=True):
         number: dict[object, int] = {}
         group = range(begin, begin + size)
-        own_inverse = [number.setdefault(bags[b], len(number)) for b in group]
-        own_first = [begin + own_inverse.index(n) for n in range(len(number))]
+        group_inverse = [number.setdefault(bags[b], len(number)) for b in group]
+        group_first = [begin + group_inverse.index(n) for n in range(len(number))]
         if len(number) > share * size:
-            own_first, own_inverse = list(group), list(range(size))
-        first += own_first
-        inverse += own_inverse
-        counts.append(len(own_first))
+            group_first, group_inverse = list(group), list(range(size))
+        first += group_first
+        inverse += group_inverse
+        counts.append(len(group_first))
         begin += size
     as_tensor = [torch.tensor(x, dtype=torch.int64) for x in (first, counts, inverse)]
     return as_tensor[0], as_tensor[1], as_tensor[2]
 
 
 def positions(lengths: Tensor, bags: Tensor) -> Tensor:
-    """[M] int64: where the ids of these bags are."""
+    """Return [M] int64, where the ids of these bags are."""
     ends = lengths.to(torch.int64).cumsum(0)
     parts = [torch.arange(int(ends[b] - lengths[b]), int(ends[b])) for b in bags.tolist()]
     return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
 def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
-    """See ops.unique.expand."""
+    """Write the row of each sample's bag (ops.unique.expand)."""
     for s, (n, dim, column) in enumerate(_shapes(blocks)):
         start = int(blocks.start[s])
         packed = rows[start : start + n * dim].view(n, dim)
@@ -50,7 +51,7 @@ def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> N
 
 
 def sum_by_bag(matrix: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
-    """See ops.unique.sum_by_bag."""
+    """Sum the rows of the samples of each bag (ops.unique.sum_by_bag)."""
     for s, (n, dim, column) in enumerate(_shapes(blocks)):
         start = int(blocks.start[s])
         packed = out[start : start + n * dim].view(n, dim)

@@ -1,9 +1,10 @@
-"""Which columns of a row to keep, in Triton: the k of largest magnitude, those above a level, or
+"""Selection of the columns of a row to keep, in Triton: the k largest, those above a level, or
 those that a mask names.
 
-The k-th largest magnitude is found by bisection between integer keys, all rows of a program at
-once; a level with exactly k keys above it ends the search of a row. A few are found one by one.
-Every step is a pass over registers, which makes the search the bound of `top_k`, and not memory.
+The k-th largest magnitude is found by bisection between integer keys, for all rows of a program at
+once; a level with exactly k keys above it ends the search of a row. If k is small, the largest keys
+are found one by one instead. Every step is a pass over registers, so the speed of `top_k` is bound
+by the search and not by memory.
 """
 
 # mypy: ignore-errors
@@ -11,8 +12,8 @@ Every step is a pass over registers, which makes the search the bound of `top_k`
 import triton
 import triton.language as tl
 
-from trec_qcomm.ops.sparsify.gpu.blocks import rows_of_program
-from trec_qcomm.ops.sparsify.gpu.numbers import bits_to_bytes, lowest_set, mask_words, num_set
+from trec_qcomm.ops.sparsify.gpu.packed_bits import bits_to_bytes, lowest_set, mask_words, num_set
+from trec_qcomm.ops.sparsify.gpu.row_blocks import rows_of_program
 from trec_qcomm.ops.sparsify.gpu.values import FP32, INF, MAGNITUDE, raise_largest
 
 
@@ -20,7 +21,8 @@ from trec_qcomm.ops.sparsify.gpu.values import FP32, INF, MAGNITUDE, raise_large
 def _note_masks(
     bits, begin, live, keep, dim, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr
 ):  # fmt: skip
-    """Write [R, D] as masks that begin at [R] int64; bits beyond the last column become 0."""
+    """Write keep, [R, D], as masks that begin at `begin`, [R] int64; bits beyond the last column
+    become 0."""
     m = tl.arange(0, BLOCK_DIM // 8)
     packed = bits_to_bytes(keep, BLOCK_ROWS, BLOCK_DIM // 8)
     there = live[:, None] & (m * 8 < dim)[None, :]
@@ -29,9 +31,10 @@ def _note_masks(
 
 @triton.jit
 def _keep_largest(key, live, k, FEW: tl.constexpr):
-    """[R, D] keys, -1 where there is no column -> the k largest of each row, by column if equal.
+    """Return [R, D], the k largest keys of each row; of equal keys those in the lowest columns.
 
-    FEW: whether k is so small that its k-th largest different key is sooner found one by one.
+    Args: key: [R, D] int32, -1 where there is no column.  FEW: whether k is so small that finding
+        the largest different keys one by one is faster.
     """
     high = tl.max(key, 1)
     if FEW:
@@ -44,7 +47,7 @@ def _keep_largest(key, live, k, FEW: tl.constexpr):
     else:
         low = tl.min(tl.where(key < 0, MAGNITUDE, key), 1) - 1
     low = tl.where(live, low, high)
-    # k or more keys above low and fewer above high, or just k above both.
+    # k or more keys are above low and fewer above high, or exactly k above both.
     while tl.max((low + 1 < high).to(tl.int32), 0) > 0:
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
         num_above = tl.sum((key > middle[:, None]).to(tl.int32), 1)
@@ -65,7 +68,7 @@ def top_k(
     KIND: tl.constexpr, FEW: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Note the k largest of each row in the masks, and the largest finite one in amax."""
+    """Note the k largest values of each row in the masks, and the largest finite one in amax."""
     live, _, segment, i, begin = rows_of_program(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )
@@ -87,8 +90,8 @@ def above(
     KIND: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """The same for the keys above the level of their segment; counts [R + 1]: how many there are
-    in each row, of which the first is number 1."""
+    """Note the values with keys above their segment's level in the masks, the largest finite one in
+    amax, and how many each row keeps in counts [R + 1], where row 0 is number 1."""
     live, row, segment, i, begin = rows_of_program(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )
@@ -110,7 +113,7 @@ def largest_masked(
     STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """amax of what the masks name."""
+    """Note in amax the largest finite magnitude of the columns that the masks name."""
     live, _, segment, i, begin = rows_of_program(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )
@@ -132,7 +135,7 @@ def count_masked(
     STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """counts, as for `above`, of what the masks name."""
+    """Count the columns that each row's mask names, in counts [R + 1], where row 0 is number 1."""
     live, row, segment, i, _ = rows_of_program(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )

@@ -1,8 +1,8 @@
 """Segments of kept columns, read in Triton.
 
-Nothing that bytes say becomes an address before it is known to be within the segment: a segment
-whose header is wrong counts as one that keeps nothing, and a value's number is compared with how
-many there are. What the rows of a bad segment become means nothing.
+No number from the bytes becomes an address before it is known to lie within the segment. A segment
+with a wrong header is treated as one that keeps nothing, and a value's number is compared with how
+many values there are. The rows of a bad segment become anything.
 """
 
 # mypy: ignore-errors
@@ -12,14 +12,14 @@ import triton.language as tl
 
 from trec_qcomm.ops.device import note_first
 from trec_qcomm.ops.sparsify import reference
-from trec_qcomm.ops.sparsify.gpu.blocks import rows_of_program
-from trec_qcomm.ops.sparsify.gpu.numbers import (
+from trec_qcomm.ops.sparsify.gpu.packed_bits import (
     lowest_set,
     mask_words,
     num_set,
     packed_number,
     store_mask_words,
 )
+from trec_qcomm.ops.sparsify.gpu.row_blocks import rows_of_program
 from trec_qcomm.ops.sparsify.gpu.values import (
     BAD_COUNT,
     BAD_FORM,
@@ -37,13 +37,15 @@ _BITMAP = tl.constexpr(reference.BITMAP)
 
 @triton.jit
 def note_codes(first_bad, segment, code):
-    """Note the first of these segments with a code that is not OK, times 8, plus that. [BLOCK]."""
+    """Note the first segment whose code is not OK, as 8 times its number plus the code. segment,
+    code: [BLOCK]."""
     note_first(first_bad, code != OK, segment * 8 + code)
 
 
 @triton.jit
 def header_words(words, at, nbytes, segment, live, NUM_BYTES: tl.constexpr):
-    """(whether it is there, place, nbytes, and the first words of each segment's header)."""
+    """Return for each segment whether its header is there, its place, its nbytes, and the header's
+    first three words (the third as int64)."""
     place = tl.load(at + segment, mask=live, other=0)
     size = tl.load(nbytes + segment, mask=live, other=0)
     there = live & (size >= NUM_BYTES)
@@ -60,8 +62,11 @@ def check_headers(
     offsets, start, stride, at, num_segments, num_rows, dim,
     WIDTH: tl.constexpr, COUNT_WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Note what is wrong. num_kept, positions_at [S] int64, kinds, forms [S] int32: what is right;
-    a bad segment is one of columns that keeps none."""
+    """Note the first bad segment, and write the headers' fields; a bad segment gets those of one
+    that keeps no column.
+
+    Args: num_kept, positions_at: [S] int64, written.  kinds, forms: [S] int32, written.
+    """
     segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = segment < num_segments
     there, place, size, fields, scale, count = header_words(
@@ -94,7 +99,8 @@ def check_masked_headers(
     offsets, start, stride, at, num_segments, num_rows, dim,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same of segments whose columns are known. kept: see write.py."""
+    """Check the headers of segments whose columns the masks name, and write their fields, as
+    `check_headers` does. kept: [R + 1], how many values all rows before a row keep."""
     segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = segment < num_segments
     there, _, size, fields, scale, _ = header_words(words, at, nbytes, segment, live, MASKED_HEADER)
@@ -118,7 +124,7 @@ def count_rows(
     COUNT_WIDTH: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """counts [R + 1]: how many values each row keeps, of which the first row is number 1."""
+    """Write counts [R + 1]: how many values each row keeps, where row 0 is number 1."""
     live, row, segment, i, _ = rows_of_program(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )
@@ -137,12 +143,16 @@ def count_rows(
 
 @triton.jit
 def _place_drawn(
-    payload, halves, words, place, own, left, kind, scale, out, word, WORDS: tl.constexpr
+    payload, halves, words, place, earlier, left, kind, scale, out, word, WORDS: tl.constexpr
 ):  # fmt: skip
-    """Write the values that [R, WORDS] masks keep to the rows `out`: a lane one in a turn.
+    """Write the values that [R, WORDS] masks keep to the rows `out`; each lane writes one in a
+    turn.
 
-    Args, each [R, 1]: place: of the segment's values.  own, left: values before the row, and how
-    many of it there may be.  kind, scale: of the segment.
+    Args, each [R, 1]:
+        place: where the segment's values begin.
+        earlier: how many values of the segment come before the row.
+        left: how many values the row may have.
+        kind, scale: fields of the segment's header.
     """
     count = num_set(word)
     j = tl.cumsum(count, 1) - count
@@ -150,18 +160,23 @@ def _place_drawn(
     while tl.max(tl.max(count, 1), 0) > 0:
         alone, bit = lowest_set(word)
         there = (count > 0) & (j < left)
-        x = load_values(payload, halves, words, place, own, j, kind, scale, there)
+        x = load_values(payload, halves, words, place, earlier, j, kind, scale, there)
         tl.store(out + first + bit, x, mask=there)
         word, count, j = word ^ alone, count - 1, j + 1
 
 
 @triton.jit
 def _place_numbered(
-    payload, halves, words, place, own, left, kind, scale, out, numbers, first_bad, segment, dim,
+    payload, halves, words, place, earlier, left, kind, scale, out, numbers, first_bad, segment,
+    dim,
     WIDTH: tl.constexpr, WORDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the values of columns whose packed numbers begin at byte `numbers`; returns the masks,
-    [R, WORDS]. Otherwise as `_place_drawn`: a row some in a turn, a lane two."""
+    """Write the values of columns whose packed numbers begin at byte `numbers`; return the masks,
+    [R, WORDS].
+
+    The other arguments are those of `_place_drawn`. In a turn each row writes SOME values, each
+    lane two.
+    """
     BYTES: tl.constexpr = (WIDTH + 14) // 8
     SOME: tl.constexpr = min(max(64 // BLOCK_ROWS, 1), 16)
     w = tl.arange(0, WORDS)[None, None, :]
@@ -170,17 +185,17 @@ def _place_numbered(
     while t < most:
         j = t + tl.arange(0, SOME)[None, :]
         there = j < left
-        column = packed_number(payload, numbers, own, j, WIDTH, there, BYTES)
+        column = packed_number(payload, numbers, earlier, j, WIDTH, there, BYTES)
         follows = there & (j > 0)
-        last = packed_number(payload, numbers, own, j - 1, WIDTH, follows, BYTES)
+        last = packed_number(payload, numbers, earlier, j - 1, WIDTH, follows, BYTES)
         wrong = (there & (column >= dim)) | (follows & (column <= last))
         bad = tl.max(wrong.to(tl.int32), 1) > 0
         note_codes(first_bad, segment, tl.where(bad, BAD_PLACES, OK))
         there &= column < dim
-        x = load_values(payload, halves, words, place, own, j, kind, scale, there)
+        x = load_values(payload, halves, words, place, earlier, j, kind, scale, there)
         tl.store(out + column, x, mask=there)
-        ours = there[:, :, None] & ((column >> 5)[:, :, None] == w)
-        word |= tl.sum(tl.where(ours, (1 << (column & 31))[:, :, None], 0), 1)
+        in_word = there[:, :, None] & ((column >> 5)[:, :, None] == w)
+        word |= tl.sum(tl.where(in_word, (1 << (column & 31))[:, :, None], 0), 1)
         t += SOME
     return word
 
@@ -194,7 +209,7 @@ def rows(
     STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows, and their masks if NOTED. MASKED: the masks say what is kept."""
+    """Write the rows, and their masks if NOTED. MASKED: whether the masks say what is kept."""
     live, row, segment, i, begin = rows_of_program(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )
@@ -202,18 +217,18 @@ def rows(
     inside = live[:, None] & (d < dim)[None, :]
     tl.store(out + d[None, :], tl.zeros_like(inside.to(tl.int32)), mask=inside)
     before, num = tl.load(kept + row - i).to(tl.int64), tl.load(num_kept + segment)
-    own = tl.load(kept + row).to(tl.int64) - before
+    earlier = tl.load(kept + row).to(tl.int64) - before
     end = tl.load(kept + row + 1).to(tl.int64) - before
-    left = tl.where(live, tl.maximum(tl.minimum(end, num) - own, 0), 0).to(tl.int32)
+    left = tl.where(live, tl.maximum(tl.minimum(end, num) - earlier, 0), 0).to(tl.int32)
     mask, place = i * ((dim + 7) // 8), tl.load(at + segment)
     scale = tl.load(words + (place >> 2) + 1, mask=num > 0, other=0)[:, None]
     place += MASKED_HEADER if MASKED else HEADER
-    own, place, kind = own[:, None], place[:, None], tl.load(kinds + segment)[:, None]
-    tl.debug_barrier()  # the zeros are there
+    earlier, place, kind = earlier[:, None], place[:, None], tl.load(kinds + segment)[:, None]
+    tl.debug_barrier()  # all zeros are written before a value is
     if MASKED:
         word = mask_words(bits, tl.load(mask_at + segment) + mask, live, dim, WORDS)
         _place_drawn(
-            payload, halves, words, place, own, left[:, None], kind, scale, out, word, WORDS
+            payload, halves, words, place, earlier, left[:, None], kind, scale, out, word, WORDS
         )
     else:
         n, form = tl.load(offsets + segment + 1) - (row - i), tl.load(forms + segment)
@@ -222,12 +237,12 @@ def rows(
         drawn, numbers = live & (form == _BITMAP), tl.load(positions_at + segment)
         word = mask_words(payload, numbers + mask, drawn, dim, WORDS)
         _place_drawn(
-            payload, halves, words, place, own, left[:, None], kind, scale, out, word, WORDS
+            payload, halves, words, place, earlier, left[:, None], kind, scale, out, word, WORDS
         )
         numbers += tl.where(form == COUNTED_COLUMNS, (n * COUNT_WIDTH + 7) // 8, 0)
         left = tl.where(drawn, 0, left)[:, None]
         word |= _place_numbered(
-            payload, halves, words, place, own, left, kind, scale, out, numbers[:, None],
+            payload, halves, words, place, earlier, left, kind, scale, out, numbers[:, None],
             first_bad, segment, dim, WIDTH, WORDS, BLOCK_ROWS,
         )  # fmt: skip
         if NOTED:

@@ -1,7 +1,8 @@
-"""Kept values as fp32, fp16 or int8 with a scale of their segment's, in Triton.
+"""Kept values stored as fp32, fp16 or int8 with one scale for each segment, in Triton.
 
-A float32 is handled as its int32 bits, so that no step can change a NaN. `payload` comes in three
-views, of 1, 2 and 4 bytes a word; `place` is where the first value of a segment lies, in bytes.
+A float32 is handled as its int32 bits, so that no step can change a NaN. The payload comes in three
+views: `payload`, `halves` and `words`, of 1, 2 and 4 bytes an element. `place` is where the first
+value of a segment lies, in bytes.
 """
 
 # mypy: ignore-errors
@@ -33,26 +34,29 @@ _FLT_MIN = tl.constexpr(1.1754943508222875e-38)
 _HALF_NAN = tl.constexpr(0x7E00)
 _HALF_INF = tl.constexpr(0x7C00)
 _TOP = tl.constexpr(float(reference.INT8_TOP))
-# Adding it to |y| < 2^22 leaves no bits below 1, and its own lowest bits are y rounded.
+# 1.5 * 2^23: the sum with |y| < 2^22 has no bits below 1, so its lowest bits are y, rounded.
 _ROUNDER = tl.constexpr(12582912.0)
 _ROUNDER_BITS = tl.constexpr(0x4B400000)
 
 
 def views_of(payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`payload`, `halves` and `words` of the kernels."""
+    """Return the kernels' three views of a payload: `payload`, `halves` and `words`."""
     return payload, words(payload, torch.int16), words(payload, torch.int32)
 
 
 @triton.jit
 def value_nbytes(kind):
-    """The size of one stored value; kind: a tensor or a constant."""
+    """Return the size of one stored value in bytes; kind: a tensor or a constant."""
     return tl.where(kind == FP32, 4, tl.where(kind == FP16, 2, 1))
 
 
 @triton.jit
 def raise_largest(amax, live, segment, bits, kept):
-    """amax [S] int32, 0 before: the largest finite magnitude kept of each segment's rows, [R, D].
-    live: [R], which rows there are."""
+    """Raise amax to the bits of the largest finite magnitude that each segment keeps.
+
+    Args: amax: [S] int32, 0 before the first call.  bits, kept: [R, D].  live: [R], which rows
+        exist.
+    """
     key = bits & MAGNITUDE
     largest = tl.max(tl.where(kept & (key < INF), key, 0), 1)
     only = tl.min(segment, 0)
@@ -66,7 +70,7 @@ def raise_largest(amax, live, segment, bits, kept):
 
 @triton.jit
 def scale_of(largest, KIND: tl.constexpr):
-    """Bits of the scale of a segment whose largest finite magnitude kept has these bits."""
+    """Return the bits of a segment's scale. largest: the bits of its largest finite magnitude."""
     if KIND == FP16:
         scale = tl.maximum((largest >> 23) - 13, 1) << 23
     elif KIND == INT8:
@@ -79,9 +83,9 @@ def scale_of(largest, KIND: tl.constexpr):
 
 @triton.jit
 def store_values(payload, halves, words, place, first, j, bits, scale, kept, KIND: tl.constexpr):
-    """Store those kept as the values number first + j of their segment, first an int64.
+    """Store the values that are kept, as the values number first + j of their segment.
 
-    Args: scale: as `scale_of` has it.
+    Args: first: int64.  bits: values.  scale: bits of the segment's scale, from `scale_of`.
     """
     if KIND == FP32:
         tl.store(words + (place >> 2) + first + j, bits, mask=kept)
@@ -103,7 +107,8 @@ def store_values(payload, halves, words, place, first, j, bits, scale, kept, KIN
 
 @triton.jit
 def load_values(payload, halves, words, place, first, j, kind, scale, kept):
-    """The inverse: bits of those kept, 0 elsewhere. kind, scale: of the segment; any bits."""
+    """Return the bits of the values number first + j where kept, and 0 elsewhere: the inverse of
+    `store_values`. kind, scale: fields of the segment's header, which may be any bits."""
     bits = tl.load(words + (place >> 2) + first + j, mask=kept & (kind == FP32), other=0)
     half = tl.load(halves + (place >> 1) + first + j, mask=kept & (kind == FP16), other=0)
     code = tl.load(payload + place + first + j, mask=kept & (kind == INT8), other=0)
@@ -119,6 +124,6 @@ def load_values(payload, halves, words, place, first, j, kind, scale, kept):
 
 @triton.jit
 def bad_fields(kind, scale):
-    """What is wrong with the fields that all formats have, or OK. scale: bits."""
+    """Return what is wrong with the fields that all formats have, or OK. scale: its bits."""
     wrong = (kind != FP32) & ((scale < _LEAST_NORMAL) | (scale >= INF))
     return tl.where(kind > INT8, BAD_FORM, tl.where(wrong, BAD_SCALE, OK))

@@ -1,8 +1,8 @@
 """Segments of kept columns, written from their masks, in Triton: headers, values, positions.
 
 `kept` [R + 1] says how many values all rows before a row keep, so that rows, values and bytes can
-be written in any order. Bytes of positions are made one a lane, each from the numbers that have
-bits in it: nothing is written twice, and no lane waits for another.
+be written in any order. Each lane makes one byte of the positions, from the numbers that have bits
+in it: nothing is written twice, and no lane waits for another.
 """
 
 # mypy: ignore-errors
@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from trec_qcomm.ops.sparsify import reference
-from trec_qcomm.ops.sparsify.gpu.blocks import rows_of_program
-from trec_qcomm.ops.sparsify.gpu.numbers import lowest_set, mask_words, num_set, packed_byte
+from trec_qcomm.ops.sparsify.gpu.packed_bits import lowest_set, mask_words, num_set, packed_byte
+from trec_qcomm.ops.sparsify.gpu.row_blocks import rows_of_program
 from trec_qcomm.ops.sparsify.gpu.values import scale_of, store_values, value_nbytes
 
-MASKED = tl.constexpr(reference.BITMAP)  # a FORM, here: forward_mask, which has no positions
+MASKED = tl.constexpr(reference.BITMAP)  # as a FORM: forward_mask, which has no positions
 COLUMNS = tl.constexpr(reference.COLUMNS)
 COUNTED_COLUMNS = tl.constexpr(reference.COUNTED_COLUMNS)
 HEADER = tl.constexpr(reference.HEADER_NBYTES)
@@ -24,7 +24,8 @@ MASKED_HEADER = tl.constexpr(reference.MASKED_HEADER_NBYTES)
 
 @triton.jit
 def _num_kept(kept, offsets, segment, live):
-    """Of segments: rows, values that all before them keep, values that they keep."""
+    """Return for each segment: its rows, how many values all segments before it keep, and how many
+    it keeps."""
     begin = tl.load(offsets + segment, mask=live, other=0)
     end = tl.load(offsets + segment + 1, mask=live, other=0)
     before = tl.load(kept + begin, mask=live, other=0).to(tl.int64)
@@ -35,7 +36,8 @@ def _num_kept(kept, offsets, segment, live):
 def _sizes(
     n, count, dim, FORM: tl.constexpr, WIDTH: tl.constexpr, COUNT_WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Of segments: whether positions are numbers; bytes of the counts, and of all positions."""
+    """Return for each segment: whether its positions are numbers, how many bytes the rows' counts
+    take, and how many all positions take."""
     counts = n * 0
     if FORM == COUNTED_COLUMNS:
         counts = (n * COUNT_WIDTH + 7) // 8
@@ -50,7 +52,7 @@ def headers(
     KIND: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, COUNT_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The header of each segment, zeros up to the next multiple of 8 behind it, and nbytes [S]."""
+    """Write the header of each segment, the zeros that fill its last 8 bytes, and nbytes [S]."""
     segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = segment < num_segments
     n, _, count = _num_kept(kept, offsets, segment, live)
@@ -81,9 +83,12 @@ def rows(
     STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """The values that the masks keep; and, where positions are numbers, columns [K] int16: of
-    which columns they are. A lane has 32 columns, and in every turn stores one that it keeps:
-    where few are, there are few turns, and no more is loaded."""
+    """Write the values that the masks keep; where positions are numbers, also their columns, [K]
+    int16.
+
+    A lane has 32 columns and in each turn stores one that is kept. Where few are kept there are few
+    turns, and little is loaded.
+    """
     live, row, segment, i, begin = rows_of_program(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )
@@ -115,8 +120,11 @@ def positions(
     STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """The positions: never more bytes than a bitmap's, so for each row as many are written as it
-    has there."""
+    """Write the positions of kept columns.
+
+    They never take more bytes than a bitmap. So each row writes at most the bytes that it would
+    have in a bitmap.
+    """
     live, row, segment, i, _ = rows_of_program(
         offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
     )

@@ -1,8 +1,8 @@
 """Segments of values above a threshold, read in Triton.
 
-Nothing that bytes say becomes an address before it is known to be within the segment: a segment
-whose header is wrong counts as one that keeps nothing, and no place is written to that is not in
-it. What the values of a bad segment become means nothing.
+No number from the bytes becomes an address before it is known to lie within the segment. A segment
+with a wrong header is treated as one that keeps nothing, and no value is written outside its
+segment. The values of a bad segment become anything.
 """
 
 # mypy: ignore-errors
@@ -10,7 +10,7 @@ it. What the values of a bad segment become means nothing.
 import triton
 import triton.language as tl
 
-from trec_qcomm.ops.sparsify.gpu.numbers import num_set, packed_number
+from trec_qcomm.ops.sparsify.gpu.packed_bits import num_set, packed_number
 from trec_qcomm.ops.sparsify.gpu.read import header_words, note_codes
 from trec_qcomm.ops.sparsify.gpu.values import (
     BAD_COUNT,
@@ -23,7 +23,7 @@ from trec_qcomm.ops.sparsify.gpu.values import (
     value_nbytes,
 )
 from trec_qcomm.ops.threshold import reference
-from trec_qcomm.ops.threshold.gpu.chunks import all_places, chunks_of_program, places_of
+from trec_qcomm.ops.threshold.gpu.value_chunks import all_places, chunks_of_program, places_of
 from trec_qcomm.ops.threshold.gpu.write import BITMAP, HEADER
 
 _MAX_WIDTH = tl.constexpr(reference.MAX_WIDTH)
@@ -35,8 +35,11 @@ def check_headers(
     first, offsets, start, stride, at, num_segments, num_rows, dim,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Note what is wrong. num_kept [S] int64, kinds, widths [S] int32: what is right; a bad segment
-    is one that keeps nothing."""
+    """Note the first bad segment, and write the headers' fields; a bad segment gets those of one
+    that keeps nothing.
+
+    Args: num_kept: [S] int64, written.  kinds, widths: [S] int32, written.
+    """
     segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = segment < num_segments
     there, _, size, fields, scale, count = header_words(words, at, nbytes, segment, live, HEADER)
@@ -60,7 +63,8 @@ def check_headers(
 
 @triton.jit
 def _gaps(payload, places, width, begin, there, f):
-    """What gaps number begin + f, [SEVERAL, CHUNK], add to a place, int64; 0 where not there."""
+    """Return [SEVERAL, CHUNK] int64, how far the gaps number begin + f move a place; 0 where not
+    `there`."""
     gap = packed_number(payload, places[:, None], begin[:, None], f, width[:, None], there, 5)
     return tl.where(there, gap + 1, 0)
 
@@ -72,8 +76,11 @@ def add_up(
     STEPS: tl.constexpr, CHUNK: tl.constexpr, SEVERAL: tl.constexpr, CONTIGUOUS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """counts [C + 1] int64, the first chunk is number 1: with a bitmap, the values that are kept in
-    a chunk; with gaps, the places that are passed by as many gaps as it has values."""
+    """Write counts [C + 1] int64, in which the first chunk is number 1.
+
+    With a bitmap, a chunk counts its kept values. With gaps, the chunk that begins at value v of a
+    segment counts how many places its CHUNK gaps pass, from gap number v on.
+    """
     chunk, segment, numel, begin = chunks_of_program(
         first, offsets, num_segments, dim, STEPS, CHUNK, SEVERAL
     )
@@ -101,8 +108,10 @@ def fill(
     STEPS: tl.constexpr, CHUNK: tl.constexpr, SEVERAL: tl.constexpr, CONTIGUOUS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Write all values of bitmaps, and zeros for those of gaps. before [C + 1]: counts of all
-    chunks before each."""
+    """Write all values of segments with bitmaps, and zeros for all others.
+
+    Args: before: [C + 1], counts of all chunks before each.
+    """
     chunk, segment, numel, begin = chunks_of_program(
         first, offsets, num_segments, dim, STEPS, CHUNK, SEVERAL
     )
@@ -111,7 +120,7 @@ def fill(
     earlier, place = tl.load(before + tl.load(first + segment)), tl.load(at + segment)
     total = tl.load(before + chunk + 1) - earlier
     wrong = tl.where(drawn, total != count, total > numel)
-    wrong &= live & (begin + CHUNK >= numel)  # the last one of its segment
+    wrong &= live & (begin + CHUNK >= numel)  # at the last chunk of a segment
     note_codes(first_bad, segment, tl.where(wrong, BAD_PLACES, OK))
     x, drawn = tl.zeros([SEVERAL, CHUNK], tl.int32), live & drawn
     if tl.max(drawn.to(tl.int32), 0) > 0:
@@ -120,12 +129,12 @@ def fill(
         inside = drawn[:, None] & (f < (numel - begin)[:, None])
         byte = tl.load(payload + places[:, None] + f // 8, mask=inside, other=0).to(tl.int32)
         keep = inside & (((byte >> (f % 8)) & 1) > 0)
-        own, j = tl.load(before + chunk) - earlier, tl.cumsum(keep.to(tl.int32), 1) - 1
-        keep &= j < (count - own)[:, None]
+        first_kept, j = tl.load(before + chunk) - earlier, tl.cumsum(keep.to(tl.int32), 1) - 1
+        keep &= j < (count - first_kept)[:, None]
         scale = tl.load(words + (place >> 2) + 1, mask=count > 0, other=0)[:, None]
         x = load_values(
-            payload, halves, words, (place + HEADER)[:, None], own[:, None], j, kind[:, None],
-            scale, keep,
+            payload, halves, words, (place + HEADER)[:, None], first_kept[:, None], j,
+            kind[:, None], scale, keep,
         )  # fmt: skip
     to, inside = all_places(start, stride, segment, begin, numel, dim, CHUNK, CONTIGUOUS, VECTOR)
     tl.store(out + to, x, mask=inside)
@@ -138,7 +147,7 @@ def scatter(
     STEPS: tl.constexpr, CHUNK: tl.constexpr, SEVERAL: tl.constexpr, CONTIGUOUS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Write the values that come with gaps, none of them outside of its segment."""
+    """Write the values that come with gaps, none of them outside its segment."""
     chunk, segment, numel, begin = chunks_of_program(
         first, offsets, num_segments, dim, STEPS, CHUNK, SEVERAL
     )
@@ -149,8 +158,8 @@ def scatter(
         there = gaps[:, None] & (f[None, :] < (count - begin)[:, None])
         places = place + HEADER + count * value_nbytes(kind)
         passed = _gaps(payload, places, width, begin, there, f[None, :])
-        own = tl.load(before + chunk) - tl.load(before + tl.load(first + segment))
-        number = own[:, None] + tl.cumsum(passed, 1) - 1
+        earlier = tl.load(before + chunk) - tl.load(before + tl.load(first + segment))
+        number = earlier[:, None] + tl.cumsum(passed, 1) - 1
         there &= number < numel[:, None]
         scale = tl.load(words + (place >> 2) + 1, mask=count > 0, other=0)[:, None]
         x = load_values(

@@ -1,7 +1,7 @@
 """Segments of values above a threshold, written in Triton.
 
 `kept` [C + 1] says how many values all chunks before a chunk keep, so that chunks can be written in
-any order. The bytes of places are made one a lane, each from the gaps that have bits in it.
+any order. Each lane makes one byte of the places, from the gaps that have bits in it.
 """
 
 # mypy: ignore-errors
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from trec_qcomm.ops.sparsify import reference as sparse
-from trec_qcomm.ops.sparsify.gpu.numbers import bits_to_bytes, lowest_set, num_set, packed_byte
+from trec_qcomm.ops.sparsify.gpu.packed_bits import bits_to_bytes, lowest_set, num_set, packed_byte
 from trec_qcomm.ops.sparsify.gpu.values import (
     FP32,
     MAGNITUDE,
@@ -20,7 +20,7 @@ from trec_qcomm.ops.sparsify.gpu.values import (
     value_nbytes,
 )
 from trec_qcomm.ops.threshold import reference
-from trec_qcomm.ops.threshold.gpu.chunks import all_places, chunks_of_program, places_of
+from trec_qcomm.ops.threshold.gpu.value_chunks import all_places, chunks_of_program, places_of
 
 BITMAP = tl.constexpr(reference.BITMAP)
 HEADER = tl.constexpr(sparse.HEADER_NBYTES)
@@ -33,8 +33,13 @@ def mark(
     KIND: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, SEVERAL: tl.constexpr,
     CONTIGUOUS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Note what each chunk keeps in its CHUNK bits, how much it is in counts [C + 1], of which the
-    first chunk is number 1, and the largest finite magnitude in amax."""
+    """Mark which values are kept, count them, and find the largest finite magnitude.
+
+    Args:
+        bitmaps: written: CHUNK bits for each chunk.
+        counts: [C + 1], written: how many values each chunk keeps; the first chunk is number 1.
+        amax: [S] int32, raised to the bits of each segment's largest finite magnitude kept.
+    """
     chunk, segment, numel, begin = chunks_of_program(
         first, offsets, num_segments, dim, STEPS, CHUNK, SEVERAL
     )
@@ -56,8 +61,11 @@ def gather(
     KIND: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, SEVERAL: tl.constexpr,
     CONTIGUOUS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Store what is kept, and its places [K] int32 one behind the other. A lane has 32 values, and
-    in every turn stores one that it keeps: where few are, there are few turns."""
+    """Store the kept values, and their places [K] int32 one behind the other.
+
+    A lane has 32 values and in each turn stores one that is kept. Where few are kept there are few
+    turns.
+    """
     chunk, segment, numel, begin = chunks_of_program(
         first, offsets, num_segments, dim, STEPS, CHUNK, SEVERAL
     )
@@ -86,7 +94,7 @@ def widest_gaps(
     STEPS: tl.constexpr, CHUNK: tl.constexpr, SEVERAL: tl.constexpr, CONTIGUOUS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """widest [S] int32, 0 before: the largest gap."""
+    """Raise widest [S] int32, 0 before, to each segment's largest gap."""
     AT_ONCE: tl.constexpr = 2 * CHUNK // 32
     chunk, segment, numel, begin = chunks_of_program(
         first, offsets, num_segments, dim, STEPS, CHUNK, SEVERAL
@@ -110,7 +118,7 @@ def headers(
     first, offsets, start, stride, at, num_segments, num_rows, dim,
     KIND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The header of each segment, zeros up to the next multiple of 8 behind it, nbytes [S] and
+    """Write the header of each segment, the zeros that fill its last 8 bytes, nbytes [S] and
     widths [S] int32."""
     segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = segment < num_segments
@@ -143,8 +151,11 @@ def positions(
     KIND: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, SEVERAL: tl.constexpr,
     CONTIGUOUS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """The places: never more bytes than a bitmap's, so for each chunk as many are written as it has
-    there."""
+    """Write the places of kept values.
+
+    They never take more bytes than a bitmap. So each chunk writes at most the bytes that it would
+    have in a bitmap.
+    """
     chunk, segment, numel, begin = chunks_of_program(
         first, offsets, num_segments, dim, STEPS, CHUNK, SEVERAL
     )
@@ -154,7 +165,7 @@ def positions(
     size = tl.where(drawn, numel + 7, count * width + 7) // 8
     there = (begin < numel)[:, None] & (b < (size - skipped)[:, None])
     inside = there & ~drawn[:, None]
-    # How many gaps a byte may have bits of, of the chunks that write some.
+    # The most gaps that may have bits in one byte, over the chunks that write any.
     num = tl.where(skipped < size, (width + 6) // tl.maximum(width, 1) + 1, 0)
     num = tl.max(tl.where(drawn, 0, num), 0)
     byte = packed_byte(

@@ -1,6 +1,8 @@
-"""Which groups of rows have the same places in a buffer, so that sums can be taken place by place.
+"""Destinations of rows that are added to a buffer on a GPU, and which groups each is shared by.
 
-Shapes: G groups; L lists of places; M groups that have rows, their members, list by list.
+Several groups may have rows for the same places, for example one group a rank. To sum place by
+place, in order and without atomics, a kernel must know which groups share a destination.
+Shapes: G groups; L destinations; M groups that have rows: the members, destination by destination.
 """
 
 from dataclasses import dataclass
@@ -12,12 +14,13 @@ from trec_qcomm.core.segments import exclusive_cumsum
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
-    """The rows that some were chosen from, on a GPU.
+class RowGroups:
+    """Groups of rows on a GPU, from which some rows were chosen.
 
-    Args: num_rows, start, stride, dim: [G] int64 on CPU, see ops.rows.choose.
-        number: [sum of num_rows] int32 on the device: of each row of the first group, of the
-            second, ..., which of all the chosen ones it is, or -1.
+    Args:
+        num_rows, start, stride, dim: [G] int64 on CPU, as ops.rows.choose takes them.
+        number: [sum of num_rows] int32 on the device: for each row, group by group, its number
+            among all chosen rows, or -1 where it was not chosen.
     """
 
     num_rows: Tensor
@@ -28,7 +31,7 @@ class Groups:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The lowest of their values in a buffer, and the end of the highest."""
+        """Where the lowest value of the groups lies in a buffer, and the end of the highest."""
         used = self.num_rows > 0
         lasts = self.start + (self.num_rows - 1) * self.stride
         if not bool(used.any()):
@@ -37,12 +40,15 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Rows of a buffer, which no two lists share.
+class Destinations:
+    """Places in a buffer that rows are added to. No two destinations have a place in common.
 
-    Args: num_rows, start, stride, dim: [L] int64.  first_member: [L + 1] int64.
-        members: [M] int64, the groups whose rows these are, in their order for each list.
-        member_rows, member_number: [M] int64, how many rows each has, and where their numbers are.
+    Args:
+        num_rows, start, stride, dim: [L] int64, the rows of each destination.
+        first_member: [L + 1] int64, the first member of each destination, and the end.
+        members: [M] int64, the groups whose rows are added there, in order for each destination.
+        member_rows: [M] int64, how many rows each member has.
+        member_number: [M] int64, where its rows begin in `RowGroups.number`.
     """
 
     num_rows: Tensor
@@ -55,9 +61,11 @@ class Places:
     member_number: Tensor
 
     @classmethod
-    def of(cls, groups: Groups) -> "Places":
-        """Groups that begin at the same value have the same places, those that do not have none
-        in common: that is the caller's word.
+    def from_groups(cls, groups: RowGroups) -> "Destinations":
+        """Find the destinations of groups.
+
+        The caller promises that groups which begin at the same value have the same places, and that
+        others have none in common.
 
         Raises: ValueError: groups that begin at the same value, but differ in dim or stride.
         """
@@ -65,12 +73,12 @@ class Places:
         members = used[torch.argsort(groups.start[used], stable=True)]
         start, dim = groups.start[members], groups.dim[members]
         num_rows, stride = groups.num_rows[members], groups.stride[members]
-        stride = torch.where(num_rows > 1, stride, 0)  # of one row it means nothing
+        stride = torch.where(num_rows > 1, stride, 0)  # a single row has no stride
         begins = torch.ones_like(start, dtype=torch.bool)
         begins[1:] = start[1:] != start[:-1]
         first = begins.nonzero().view(-1)
         lists = begins.cumsum(0) - 1
-        most, step = (_largest(lists, len(first), values) for values in (num_rows, stride))
+        rows, step = (_largest(lists, len(first), values) for values in (num_rows, stride))
         wrong = (dim != dim[first][lists]) | ((stride != step[lists]) & (num_rows > 1))
         if bool(wrong.any()):
             raise ValueError(
@@ -78,7 +86,7 @@ class Places:
                 "equal dim and stride"
             )
         return cls(
-            num_rows=most,
+            num_rows=rows,
             start=start[first],
             stride=step,
             dim=dim[first],
@@ -90,6 +98,6 @@ class Places:
 
 
 def _largest(lists: Tensor, num_lists: int, values: Tensor) -> Tensor:
-    """[L] int64: the largest of each list's values >= 0."""
+    """Return [L] int64, the largest value of each list; all values are >= 0."""
     zeros = torch.zeros(num_lists, dtype=torch.int64)
     return zeros.scatter_reduce(0, lists, values, "amax")

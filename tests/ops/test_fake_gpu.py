@@ -1,9 +1,9 @@
-"""What stands in for a GPU's memory notes whatever would wait for one."""
+"""The fake GPU notes every call that would wait for a real one."""
 
 import pytest
 import torch
 
-from tests.ops.stand_in import HostReads
+from tests.ops.fake_gpu import HostReads
 
 WAITS = {
     "item": lambda x: x[0].item(),
@@ -25,7 +25,7 @@ WAITS = {
     "repeats alone": lambda x: torch.repeat_interleave(x),
     "repeats by name": lambda x: torch.repeat_interleave(input=x, repeats=x, dim=0),
 }
-DOES_NOT = {
+DOES_NOT_WAIT = {
     "sum": lambda x: (x + x).sum(),
     "to device": lambda x: x.to(x.device),
     "to dtype": lambda x: x.to(torch.float32),
@@ -41,18 +41,18 @@ DOES_NOT = {
 }
 
 
-def found_of(call):
+def waits_of(call):
     numbers = torch.tensor([1, 2, 3, 4])
     with HostReads(numbers) as reads:
         call(numbers)
-    return reads.found
+    return reads.calls
 
 
 @pytest.mark.parametrize("name", WAITS)
 def test_what_waits_is_noted(name):
-    assert len(found_of(WAITS[name])) == 1
+    assert len(waits_of(WAITS[name])) == 1
 
 
-@pytest.mark.parametrize("name", DOES_NOT)
-def test_what_does_not_is_not(name):
-    assert found_of(DOES_NOT[name]) == []
+@pytest.mark.parametrize("name", DOES_NOT_WAIT)
+def test_what_does_not_wait_is_not_noted(name):
+    assert waits_of(DOES_NOT_WAIT[name]) == []

@@ -1,7 +1,7 @@
-"""IEEE binary16 and bfloat16 bits from and to float32, as numba scalar functions.
+"""16-bit floats (IEEE binary16, here `half`, and bfloat16) from and to float32, as numba functions.
 
-All integer arithmetic, so that LLVM vectorizes the loops that call them and every machine gives
-the same bits. NaN becomes the quiet NaN of its sign (payloads are not kept).
+All arithmetic is on integers, so LLVM vectorizes the loops that call these functions and every
+machine gives the same bits. NaN becomes the quiet NaN of its sign (payloads are not kept).
 Source: F. Giesen, "float_to_half_fast3_rtne" and "half_to_float" (the method, public domain).
 """
 
@@ -19,7 +19,7 @@ _SMALL_MAGIC_F = np.float32(2.0**-14)
 
 @njit(forceinline=True)
 def half_bits(x):
-    """float32 -> uint16 bits of binary16, round to nearest even, overflow to inf."""
+    """Return the uint16 bits of a float32 as binary16: round to nearest even, overflow to inf."""
     bits = np.float32(x).view(np.uint32)
     sign = bits & np.uint32(0x80000000)
     mag = np.uint32(bits ^ sign)
@@ -36,7 +36,7 @@ def half_bits(x):
 
 @njit(forceinline=True)
 def half_value(h):
-    """uint16 bits of binary16 -> float32, exact."""
+    """Return the float32 that uint16 bits of binary16 mean; exact."""
     bits = np.uint32(h)
     mag = np.uint32((bits & np.uint32(0x7FFF)) << np.uint32(13))
     exponent = np.uint32(mag & np.uint32(0x7C00 << 13))
@@ -50,7 +50,7 @@ def half_value(h):
 
 @njit(forceinline=True)
 def half_bits_down(x):
-    """Finite float32 with |x| < 65504 -> the largest binary16 <= x; zeros become +0."""
+    """Return the bits of the largest binary16 <= x; x: finite, |x| < 65504. Zeros become +0."""
     h = np.int32(half_bits(x))
     if half_value(np.uint16(h)) > x:
         # One step towards -inf: magnitudes shrink when positive and grow when negative.
@@ -60,14 +60,14 @@ def half_bits_down(x):
 
 @njit(forceinline=True)
 def half_bits_up(x):
-    """float32 in [0, 65504) -> the smallest binary16 >= x; zeros become +0."""
+    """Return the bits of the smallest binary16 >= x; x: in [0, 65504). Zeros become +0."""
     h = np.int32(half_bits(x)) & 0x7FFF
     return np.uint16(h + 1 if half_value(np.uint16(h)) < x else h)
 
 
 @njit(forceinline=True)
 def bfloat_bits(x):
-    """float32 -> uint16 bits of bfloat16, round to nearest even, overflow to inf."""
+    """Return the uint16 bits of a float32 as bfloat16: round to nearest even, overflow to inf."""
     bits = np.float32(x).view(np.uint32)
     odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
     rounded = np.uint32(np.uint32(bits + odd) + np.uint32(0x7FFF)) >> np.uint32(16)

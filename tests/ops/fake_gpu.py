@@ -1,4 +1,8 @@
-"""CPU tensors that stand in for those in a GPU's memory, and what the host reads of them."""
+"""A fake GPU: CPU tensors that are treated as a GPU's, and a record of what would wait for a GPU.
+
+`fake_gpu()` makes the package take its GPU code for CPU tensors. `HostReads` notes each call that
+would make the host wait for a GPU if the tensors were there.
+"""
 
 import sys
 from contextlib import contextmanager
@@ -9,9 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from tests.ops.interpreter import quickly
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.core import transfer
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.wire import frame
 
 READS = (
@@ -22,16 +26,20 @@ READS = (
 
 
 @contextmanager
-def as_on_a_gpu():
-    """Within, CPU tensors take the way of a GPU's."""
+def fake_gpu():
+    """Treat CPU tensors as a GPU's inside the `with` block; kernels are interpreted."""
     patched = mock.patch.object(frame, "is_on_gpu", return_value=True)
-    with patched, default_backend("gpu"), quickly():
+    with patched, default_backend("gpu"), fast_interpreter():
         yield
 
 
 def _waits(name, args, kwargs):
-    """Whether that function of a GPU's tensors waits for it: to read them, or for the size of what
-    it makes. A device is "cpu" where the name stands in the code: that of a stand-in is, too."""
+    """Return whether this torch function, called with a GPU's tensors, waits for the GPU: to read
+    the tensors, or for the size of its result.
+
+    A copy to a device counts only where the code names "cpu": the tensors' own device is the CPU,
+    too.
+    """
     if name == "to":
         where = (*args[1:], kwargs.get("device"))
         return any(isinstance(device, str) and device == "cpu" for device in where)
@@ -47,12 +55,15 @@ def _waits(name, args, kwargs):
 
 
 class HostReads(TorchFunctionMode):
-    """Notes in `found` what makes the host wait for `given` tensors, or any that were made of them,
-    that kernels took or that were uploaded, were they a GPU's; see `_waits`. Use `watching`."""
+    """Record of the calls that would make the host wait for a GPU (`_waits`), in `calls`.
+
+    It watches the given tensors, all that are computed from these, all that kernels take, and all
+    that are uploaded. Use `watching()`.
+    """
 
     def __init__(self, *given: Tensor):
         super().__init__()
-        self.found: list[str] = []
+        self.calls: list[str] = []
         self._kept: list[Tensor] = []  # so that no other tensor gets their memory
         self._memory: set[int] = set()
         self._paused = False
@@ -71,11 +82,11 @@ class HostReads(TorchFunctionMode):
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         watched = any(t.untyped_storage().data_ptr() in self._memory for t in given)
         if watched and _waits(func.__name__, args, kwargs):
-            self.found.append(func.__name__)
-        made = func(*args, **kwargs)
+            self.calls.append(func.__name__)
+        result = func(*args, **kwargs)
         if watched:
-            self.add(made)
-        return made
+            self.add(result)
+        return result
 
     @contextmanager
     def watching(self):
@@ -96,11 +107,11 @@ class HostReads(TorchFunctionMode):
             self.add(copies)
             return copies
 
-        ours = [m for name, m in sys.modules.items() if name.startswith("trec_qcomm.")]
+        modules = [m for name, m in sys.modules.items() if name.startswith("trec_qcomm.")]
         with mock.patch.object(GridExecutor, "__call__", run_unwatched):
             patches = [
                 mock.patch.object(m, "upload", upload)
-                for m in ours
+                for m in modules
                 if getattr(m, "upload", None) is transfer.upload
             ]
             for patch in patches:

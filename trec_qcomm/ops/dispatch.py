@@ -1,8 +1,8 @@
-"""What every op's binding checks before a kernel runs, which kernel it is, and how tensors reach
-numba.
+"""Dispatch of ops: which backend a call runs on, the checks before it, and tensors for numba.
 
-All of it is in every call, so vectors of one number a segment are checked by compiled loops, which
-take less on vectors this short than a single call of numpy, and far less than one of torch.
+All of it runs in every call of an op. So vectors with one number a segment are checked by compiled
+loops: on vectors this short they take less time than one call of numpy, and far less than one of
+torch.
 """
 
 import importlib
@@ -20,16 +20,17 @@ from torch import Tensor
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments
 
-Backend = Literal["reference", "cpu", "gpu"]  # what they are: trec_qcomm/ops/__init__.py
-
+Backend = Literal["reference", "cpu", "gpu"]  # trec_qcomm/ops/__init__.py says what they are
 
 _default: ContextVar[Backend | None] = ContextVar("default_backend", default=None)
 
 
 @contextmanager
 def default_backend(backend: Backend) -> Iterator[None]:
-    """Within, calls that name no backend use this one; as tests and benchmarks need, which see
-    codecs and collectives and not their kernels."""
+    """Use this backend in all calls inside the `with` block that name none.
+
+    For tests and benchmarks, which call codecs and collectives and cannot name a backend there.
+    """
     token = _default.set(backend)
     try:
         yield
@@ -38,8 +39,8 @@ def default_backend(backend: Backend) -> Iterator[None]:
 
 
 def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
-    """The backend asked for, or, where None, `default_backend` or that of the memory in which
-    `values` lie.
+    """Return the backend to use: the one asked for, else that of `default_backend`, else the one
+    for the memory in which `values` lie.
 
     Raises: ValueError: no such backend, or one that cannot read this memory.
     """
@@ -55,8 +56,13 @@ def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
 
 
 def gpu_kernels(op: str) -> Any:
-    """The module of the Triton kernels of an op, named as its package; imported when needed, as
-    a CPU machine may be without triton. Raises ValueError where it is."""
+    """Import and return the module of an op's Triton kernels.
+
+    It is imported only when needed, because a machine without a GPU may have no triton.
+
+    Args: op: the op's package, for example "trec_qcomm.ops.cast".
+    Raises: ValueError: triton is not installed, or the op has no Triton kernels.
+    """
     try:
         return importlib.import_module(f"{op}.gpu")
     except ModuleNotFoundError as error:
@@ -79,9 +85,13 @@ def check_buffers(
 ) -> Backend:
     """Raise ValueError unless kernels may touch exactly what the arguments name.
 
-    Args:    values: float32 rows read or written.  payload: [W] uint8, in the same memory.
-             at, nbytes: [S] int64 on CPU.
-    Returns: the backend to use, see `choose_backend`.
+    Args:
+        values: float32, the buffer whose rows are read or written.
+        segments: which rows.
+        payload: [W] uint8, in the same memory.
+        at, nbytes: [S] int64 on CPU, where the bytes of each segment begin and how many there are.
+        backend: the backend asked for, or None.
+    Returns: the backend to use, from `choose_backend`.
     """
     segments.check_fits(values)
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
@@ -105,9 +115,11 @@ def check_buffers(
 
 
 def check_sizes(encoded: Encoded, expected: Tensor) -> None:
-    """What every decoder of a fixed-size format checks first.
+    """Raise CorruptFrameError at the first segment whose nbytes are not the expected ones.
 
-    Raises: CorruptFrameError: at the first segment whose nbytes are not the [S] expected ones.
+    Every decoder of a fixed-size format calls this first.
+
+    Args: encoded: what is to be decoded.  expected: [S] int64.
     """
     wrong = (encoded.nbytes != expected).nonzero()
     if len(wrong):
@@ -118,12 +130,12 @@ def check_sizes(encoded: Encoded, expected: Tensor) -> None:
 
 
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:
-    """The tensors as numpy arrays over the same memory, values flattened."""
+    """Return the tensors as one-dimensional numpy arrays over the same memory."""
     return tuple((t.detach() if t.requires_grad else t).numpy().reshape(-1) for t in tensors)
 
 
 def first_outside(numbers: Any, low: float, high: float) -> int:
-    """Index of the first of [S] float64 not in low..high, which NaN never is; -1: there is none."""
+    """Return the index of the first of [S] float64 outside low..high, or -1. NaN is outside."""
     return int(_find_outside(numbers, low, high))
 
 
@@ -131,10 +143,11 @@ _FITS, _BAD_PLACE, _BEYOND = range(3)
 
 
 def _misplaced(places: Any, sizes: Any, num_bytes: int) -> int:
-    """Whether segments start where they may, and end within the bytes."""
+    """Return whether all segments begin at allowed places and end within the bytes: _FITS,
+    _BAD_PLACE or _BEYOND."""
     bits = np.int64(0)
     for s in range(places.size):
-        bits |= places[s]  # keeps every low bit that is set, and a sign
+        bits |= places[s]  # one low bit or sign set in any place is set here, too
     if bits < 0 or bits % ALIGNMENT:
         return _BAD_PLACE
     for s in range(places.size):

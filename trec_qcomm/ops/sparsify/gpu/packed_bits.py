@@ -1,4 +1,4 @@
-"""Bitmaps and packed numbers of some bits each, in Triton: FORMAT.md, "topk"."""
+"""Bitmaps, and numbers packed in a few bits each, in Triton. Wire: FORMAT.md, "topk"."""
 
 # mypy: ignore-errors
 
@@ -15,7 +15,7 @@ def bits_to_bytes(flags, ROWS: tl.constexpr, BYTES: tl.constexpr):
 
 @triton.jit
 def num_set(word):
-    """How many bits are set in each int32."""
+    """Return how many bits are set in each int32."""
     word = word.to(tl.uint32, bitcast=True)
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
@@ -25,16 +25,17 @@ def num_set(word):
 
 @triton.jit
 def lowest_set(word):
-    """(the lowest bit that is set in each int32, alone; its number, or 0 where there is none)."""
+    """Return the lowest bit that is set in each int32, alone, and its number (0 if none is set)."""
     alone = word & -word
-    # A power of 2 as a float32 is its exponent.
+    # The exponent field of 2^n as a float32 is n + 127.
     power = alone.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
     return alone, tl.maximum((power >> 23) - 127, 0)
 
 
 @triton.jit
 def mask_words(bits, begin, live, dim, WORDS: tl.constexpr):
-    """[R, WORDS] int32: the masks of rows that begin at [R] int64; 0 beyond the last column."""
+    """Return [R, WORDS] int32, the rows' masks, 0 beyond the last column. begin: [R] int64, where
+    each mask begins."""
     w = tl.arange(0, WORDS)
     word = tl.zeros_like(begin[:, None] + w[None, :]).to(tl.int32)
     for t in tl.static_range(4):
@@ -42,13 +43,13 @@ def mask_words(bits, begin, live, dim, WORDS: tl.constexpr):
         byte = tl.load(bits + begin[:, None] + (w * 4 + t)[None, :], mask=there, other=0)
         word |= byte.to(tl.int32) << (8 * t)
     left = dim - w * 32
-    ours = tl.where(left < 32, (1 << tl.minimum(tl.maximum(left, 0), 31)) - 1, -1)
-    return word & ours[None, :]
+    columns = tl.where(left < 32, (1 << tl.minimum(tl.maximum(left, 0), 31)) - 1, -1)
+    return word & columns[None, :]
 
 
 @triton.jit
 def store_mask_words(bits, begin, live, word, dim, WORDS: tl.constexpr):
-    """The inverse."""
+    """Store the rows' masks: the inverse of `mask_words`."""
     w = tl.arange(0, WORDS)
     for t in tl.static_range(4):
         there = live[:, None] & (w * 32 + t * 8 < dim)[None, :]
@@ -58,12 +59,16 @@ def store_mask_words(bits, begin, live, word, dim, WORDS: tl.constexpr):
 
 @triton.jit
 def packed_byte(numbers, count, first, b, inside, width, NUMS, GAPS: tl.constexpr):
-    """Bytes number first + b of `count` packed numbers.
+    """Return the bytes number first + b of `count` packed numbers.
 
-    Args: first: an int64, may be below 0.  b: int32.  inside: where there are such bytes.
-        width: bits of a number, > 0.  NUMS: how many of them a byte touches at most.
-        GAPS: the numbers are increasing places, and what is packed is how many places were left
-        out before each.
+    Args:
+        numbers: pointer to the first number.
+        first: int64, may be below 0.
+        b: int32.
+        inside: where such bytes exist.
+        width: bits of a number, > 0.
+        NUMS: how many numbers have bits in one byte, at most.
+        GAPS: whether `numbers` are increasing places, of which the gaps before each are packed.
     """
     earlier = first * 8 // width
     bit = (first * 8 - earlier * width).to(tl.int32) + b * 8
@@ -76,7 +81,7 @@ def packed_byte(numbers, count, first, b, inside, width, NUMS, GAPS: tl.constexp
         if GAPS:
             before = tl.load(numbers + j - 1, mask=there & (j > 0), other=-1)
             x = tl.where(there, x - before - 1, 0)
-        shift = tl.minimum(shift, 8)  # of others there is no bit in it
+        shift = tl.minimum(shift, 8)  # a number further on has no bit in this byte
         byte |= tl.where(shift < 0, x >> tl.maximum(-shift, 0), x << tl.maximum(shift, 0))
         t += 1
     return byte & 0xFF
@@ -84,11 +89,12 @@ def packed_byte(numbers, count, first, b, inside, width, NUMS, GAPS: tl.constexp
 
 @triton.jit
 def packed_number(payload, place, first, j, width, there, BYTES: tl.constexpr):
-    """The inverse: numbers first + j of those that begin at byte `place`; 0 where not `there`.
-    An int32 up to 25 bits, and an int64 beyond.
+    """Return the packed numbers first + j, of those that begin at byte `place`; 0 where not
+    `there`. The inverse of `packed_byte`.
 
-    Touches no byte that holds none of its bits. Args: first: an int64.  j: int32.  BYTES: in how
-    many bytes a number's bits may be.
+    They are int32 up to 25 bits, int64 beyond. No byte is read that holds none of a number's bits.
+
+    Args: first: int64.  j: int32.  BYTES: how many bytes a number's bits may lie in.
     """
     early = first * width
     bit = (early & 7).to(tl.int32) + j * width

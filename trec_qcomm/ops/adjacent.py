@@ -1,17 +1,18 @@
-"""Runs: segments that lie side by side, to be visited row by row and not one after the other.
+"""Groups of adjacent segments: those that lie side by side in one matrix, to be visited together.
 
-In a [samples, columns] matrix a table's rows are far apart (a page each, for 26 tables of 64
+In a [samples, columns] matrix the rows of one table are far apart (a page each, for 26 tables of 64
 columns), so a kernel that visits table after table gets nothing from the prefetcher. Visiting all
-tables of a row before the next row reads the matrix in its own order.
+tables of a row before the next row reads the matrix in its own order. A segment without such
+neighbours is a group of its own.
 """
 
 from numba import njit
 
 
 @njit(nogil=True, cache=True)
-def run_end(first, offsets, start, stride, dim):
-    """The end (exclusive) of the longest run that begins at segment `first`: equal num_rows and
-    stride, starts increasing within one stride."""
+def group_end(first, offsets, start, stride, dim):
+    """Return the end (exclusive) of the longest group that begins at segment `first`: segments of
+    equal num_rows and stride, whose starts increase within one stride."""
     num_rows = offsets[first + 1] - offsets[first]
     end = first + 1
     while (
@@ -26,11 +27,11 @@ def run_end(first, offsets, start, stride, dim):
 
 
 @njit(nogil=True, cache=True)
-def largest_run(offsets, start, stride, dim):
-    """(most segments, most rows over all its segments) that any run has."""
+def largest_group(offsets, start, stride, dim):
+    """Return the most segments that any group has, and the most rows over all its segments."""
     most_segments, most_rows, first = 0, 0, 0
     while first < start.size:
-        end = run_end(first, offsets, start, stride, dim)
+        end = group_end(first, offsets, start, stride, dim)
         most_segments = max(most_segments, end - first)
         most_rows = max(most_rows, offsets[end] - offsets[first])
         first = end

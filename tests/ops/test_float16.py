@@ -1,14 +1,14 @@
-"""binary16 and bfloat16 by integer arithmetic, against torch."""
+"""ops.float16: binary16 and bfloat16 by integer arithmetic give what torch gives."""
 
 import numpy as np
 import pytest
 import torch
 from numba import njit
 
-from trec_qcomm.ops import half
+from trec_qcomm.ops import float16
 
-half_bits, half_value, bfloat_bits = half.half_bits, half.half_value, half.bfloat_bits
-half_bits_down, half_bits_up = half.half_bits_down, half.half_bits_up
+half_bits, half_value, bfloat_bits = float16.half_bits, float16.half_value, float16.bfloat_bits
+half_bits_down, half_bits_up = float16.half_bits_down, float16.half_bits_up
 
 
 @njit

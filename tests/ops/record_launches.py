@@ -1,4 +1,7 @@
-"""What all ops launch for some segments of usual dims, as compile_kernels.py takes it."""
+"""Recorded launches of the Triton kernels of all ops, in the form that compile_kernels.py takes.
+
+The kernels run under Triton's interpreter on a few segments of usual dims.
+"""
 
 import sys
 from contextlib import contextmanager
@@ -9,7 +12,7 @@ import torch
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
-from trec_qcomm.ops.binding import default_backend
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.ops.rows import add, choose, take
 from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
@@ -40,17 +43,17 @@ TYPES = {
 }  # fmt: skip
 
 
-def recorded_launches() -> list[dict]:
-    """Each kernel with each set of types and constants once."""
-    found: dict[str, dict] = {}
-    with recording(found), default_backend("gpu"):
+def record_launches() -> list[dict]:
+    """Return one launch for each kernel and each set of argument types and constants."""
+    launches: dict[str, dict] = {}
+    with recording(launches), default_backend("gpu"):
         for codec in CODECS:
             encode_and_decode(codec, 64)
         for codec in (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic"), Sign()):
             for dim in (1, 3):
                 encode_and_decode(codec, dim)
-        others()
-    return list(found.values())
+        launch_other_ops()
+    return list(launches.values())
 
 
 def encode_and_decode(codec, dim: int) -> None:
@@ -66,8 +69,8 @@ def encode_and_decode(codec, dim: int) -> None:
     codec.decode(encoded, segments, torch.empty_like(values))
 
 
-def others() -> None:
-    """Sums, distinct bags, chosen rows, frames."""
+def launch_other_ops() -> None:
+    """Run what no codec runs: sums, distinct bags, chosen rows, frames."""
     rank_sum(torch.randn(3, 40), torch.empty(40))
     ids, lengths = torch.arange(8) % 3, torch.ones(8, dtype=torch.int64)
     groups = torch.tensor([4, 4]), torch.ones(2, dtype=torch.float64)
@@ -76,25 +79,25 @@ def others() -> None:
         (ids, lengths, torch.ones(8)),
         (ids.int(), lengths.int(), None),
     ):
-        found = unique_bags(values, sizes, *groups, weights=weights)
-        take_bags(values, sizes, found.first, weights=weights)
+        bags = unique_bags(values, sizes, *groups, weights=weights)
+        take_bags(values, sizes, bags.first, weights=weights)
     for dim in (16, 7):
         dims = torch.full((2,), dim)
-        start = exclusive_cumsum(found.counts * dims)[:-1]
-        blocks = BagBlocks(start, found.counts, dims, torch.tensor([0, dim]), torch.arange(2))
-        packed, matrix = torch.randn(int((found.counts * dims).sum())), torch.empty(4, 2 * dim)
-        expand(packed, blocks, found.inverse.view(2, 4), matrix)
-        sum_by_bag(matrix, blocks, found.inverse.view(2, 4), packed)
+        start = exclusive_cumsum(bags.counts * dims)[:-1]
+        blocks = BagBlocks(start, bags.counts, dims, torch.tensor([0, dim]), torch.arange(2))
+        packed, matrix = torch.randn(int((bags.counts * dims).sum())), torch.empty(4, 2 * dim)
+        expand(packed, blocks, bags.inverse.view(2, 4), matrix)
+        sum_by_bag(matrix, blocks, bags.inverse.view(2, 4), packed)
         first, four = torch.tensor([0, 4]), torch.tensor([4, 4])
         places = four, torch.tensor([0, dim]), torch.tensor([2 * dim, 2 * dim]), dims
         rows = choose(torch.ones(8, dtype=torch.bool), first, *places)
         out = torch.empty(rows.num_values)
         take(matrix, rows, out)
         add(out, rows, matrix)
-    frames()
+    launch_frames()
 
 
-def frames() -> None:
+def launch_frames() -> None:
     nbytes = torch.tensor([16, 8])
     at, sizes = frame.lay_out(nbytes + 8, [1, 1])
     payload = torch.zeros(sum(sizes), dtype=torch.uint8)
@@ -107,14 +110,15 @@ def frames() -> None:
 
 
 @contextmanager
-def recording(found: dict[str, dict]):
+def recording(launches: dict[str, dict]):
+    """Add to `launches` what is launched inside the `with` block."""
     from triton.runtime.interpreter import GridExecutor
 
     run = GridExecutor.__call__
 
     def recorded(self, *args, **options):
         launch = launch_of(self, args, options)
-        found.setdefault(repr(launch | {"aligned": None}), launch)
+        launches.setdefault(repr(launch | {"aligned": None}), launch)
         return run(self, *args, **options)
 
     with mock.patch.object(GridExecutor, "__call__", recorded):
@@ -125,14 +129,15 @@ def launch_of(executor, args, options) -> dict:
     names = executor.arg_names
     given = dict(zip(names, args, strict=False)) | {k: v for k, v in options.items() if k in names}
     constants = {name: given.pop(name) for name in executor.constexprs}
-    kept = kept_as_they_are(executor.fn)
-    for name in [n for n, v in given.items() if type(v) is int and v == 1 and n not in kept]:
+    unspecialized = unspecialized_arguments(executor.fn)
+    ones = [n for n, v in given.items() if type(v) is int and v == 1 and n not in unspecialized]
+    for name in ones:
         constants[name] = given.pop(name)  # as Triton does on a GPU
     types = {name: type_of(value) for name, value in given.items()}
     aligned = [
         n
         for n, v in given.items()
-        if isinstance(v, torch.Tensor) or (n not in kept and v % 16 == 0)
+        if isinstance(v, torch.Tensor) or (n not in unspecialized and v % 16 == 0)
     ]
     return {
         "module": executor.fn.__module__,
@@ -143,8 +148,8 @@ def launch_of(executor, args, options) -> dict:
     }
 
 
-def kept_as_they_are(function) -> list[str]:
-    """Arguments that a kernel asks not to be specialized."""
+def unspecialized_arguments(function) -> list[str]:
+    """Return the arguments that a kernel asks Triton not to specialize."""
     kernel = getattr(sys.modules[function.__module__], function.__name__)
     return kernel.kwargs.get("do_not_specialize") or []
 
