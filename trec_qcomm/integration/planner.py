@@ -50,6 +50,7 @@ from trec_qcomm.integration.compat import (
     Topology,
     get_num_poolings,
 )
+from trec_qcomm.integration.compat.private import set_bandwidths
 
 Throughputs = Throughput | Mapping[str | Codec, Throughput]
 ALL_TO_ALL = frozenset({CollectiveType.ALL_TO_ALL})
@@ -73,6 +74,7 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         super().__init__(topology, constraints)
         _check_throughput(throughput, topology.compute_device)
         self._config = config
+        self._cluster, self._table_constraints = topology, constraints or {}
         self._throughput = throughput
         self._without = {
             collectives: EmbeddingPerfEstimator(_with_free(topology, collectives), constraints)
@@ -134,7 +136,7 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         return coded_ms
 
     def _hop(self, so: ShardingOption, collectives: frozenset[CollectiveType]) -> "_Hop":
-        world_size, node_size = self._topology.world_size, self._topology.intra_group_size
+        world_size, node_size = self._cluster.world_size, self._cluster.intra_group_size
         is_sum = collectives is REDUCTION and so.is_pooled
         if so.sharding_type not in TWO_LEVEL:
             is_split = so.sharding_type == ShardingType.ROW_WISE.value and not so.is_pooled
@@ -145,10 +147,10 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
 
     def _rows_per_peer(self, so: ShardingOption, hop: "_Hop") -> tuple[int, ...]:
         """Rows of each feature that a rank sends one peer."""
-        limits = (self._constraints or {}).get(so.name)
+        limits = self._table_constraints.get(so.name)
         batches = (limits and limits.batch_sizes) or [so.batch_size] * so.num_inputs
         lengths = [min(1.0, n) for n in so.input_lengths] if so.is_pooled else so.input_lengths
-        poolings = get_num_poolings(self._constraints, so)
+        poolings = get_num_poolings(self._table_constraints, so)
         columns = zip(batches, lengths, poolings, strict=True)
         return tuple(math.ceil(b * n * p * hop.num_batches) for b, n, p in columns)
 
@@ -212,7 +214,7 @@ class _FreeCollectives(GeneralizedCommsBandwidth):
 def _with_free(topology: Topology, collectives: frozenset[CollectiveType]) -> Topology:
     """The topology, but for the cost of these collectives."""
     changed = copy.copy(topology)
-    changed._comms_bandwidths = _FreeCollectives(topology.comms_bandwidths, collectives)
+    set_bandwidths(changed, _FreeCollectives(topology.comms_bandwidths, collectives))
     return changed
 
 

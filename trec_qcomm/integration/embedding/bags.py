@@ -19,6 +19,7 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
     ShardingType,
 )
+from trec_qcomm.integration.compat.private import input_dists, lookups, sharding_order
 from trec_qcomm.integration.embedding.shardings import POOLED
 from trec_qcomm.integration.embedding.wiring import wire
 from trec_qcomm.integration.ids.padded_lookups import pad_lookups
@@ -35,14 +36,14 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def __init__(self, *args: Any, **options: Any) -> None:
         """As the base class."""
         super().__init__(*args, **options)
-        for lookup in self._lookups:  # which TorchRec keeps out of the module's children
+        for lookup in lookups(self):  # which TorchRec keeps out of the module's children
             pad_lookups(lookup)
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """As the base class; the output dist will want to know what was sent."""
         awaitable = super().input_dist(ctx, features)
-        hand_over_ids(ctx.sharding_contexts, self._input_dists)
-        hand_over_bags(ctx.sharding_contexts, self._input_dists)
+        hand_over_ids(ctx.sharding_contexts, input_dists(self))
+        hand_over_bags(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
@@ -118,7 +119,7 @@ class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             device=device,
             qcomm_codecs_registry=wiring,
             module_fqn=module_fqn,
-            sharded_module_order_overwrite=self._sharded_module_order_overwrite,
+            sharded_module_order_overwrite=sharding_order(self),
         )
 
     @property

@@ -16,6 +16,13 @@ from trec_qcomm.integration.compat import (
     ShardedEmbeddingCollection,
     ShardingEnv,
 )
+from trec_qcomm.integration.compat.private import (
+    input_dists,
+    local_groups,
+    shardings,
+    turn_on_index_dedup,
+    uses_index_dedup,
+)
 from trec_qcomm.integration.embedding.shardings import SEQUENCE
 from trec_qcomm.integration.embedding.wiring import Wiring, wire
 from trec_qcomm.integration.ids.exactness import max_shares, obstacle_to_merging
@@ -36,20 +43,20 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         super().__init__(*args, **options)
         self._wiring: Wiring = self.qcomm_codecs_registry
         self._max_shares: list[Tensor] | None = None
-        shardings = list(self._sharding_type_to_sharding.values())
+        own_shardings = shardings(self)
         self._tables = [
             [table.name for table in s.embedding_tables() for _ in table.feature_names]
-            for s in shardings
+            for s in own_shardings
         ]
         rule_for = self._wiring.session.config.rule_for
         choices = [[rule_for(name).unique_bags for name in names] for names in self._tables]
         if not any(any(own) for own in choices):
             return
-        groups = [list(sharding._grouped_embedding_configs) for sharding in shardings]
+        groups = [local_groups(sharding) for sharding in own_shardings]
         obstacle = obstacle_to_merging(groups, held=self._wiring.held)
         if obstacle is None:
             self._max_shares = [torch.tensor(max_shares(c), dtype=torch.float64) for c in choices]
-            self._use_index_dedup = True
+            turn_on_index_dedup(self)
         elif any(True in own for own in choices):
             raise ValueError(f"unique_bags: true: {obstacle}; allowed here: false, auto")
 
@@ -95,7 +102,7 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """As the base class; the output dist will want to know how many ids went where."""
         awaitable = super().input_dist(ctx, features)
-        hand_over_ids(ctx.sharding_contexts, self._input_dists)
+        hand_over_ids(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
 
@@ -133,7 +140,7 @@ class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
                 self.fused_params,
                 self._held,
             ),
-            use_index_dedup=self._use_index_dedup,
+            use_index_dedup=uses_index_dedup(self),
             module_fqn=module_fqn,
         )
 

@@ -29,6 +29,12 @@ from trec_qcomm.integration.compat import (
     ShardedManagedCollisionCollection,
     ShardingEnv,
 )
+from trec_qcomm.integration.compat.private import (
+    input_dists,
+    nested_sharder,
+    output_dists,
+    set_tower_sharder,
+)
 from trec_qcomm.integration.embedding.bags import (
     CodedEmbeddingBagCollectionSharder,
     CodedFusedEmbeddingBagCollectionSharder,
@@ -81,7 +87,7 @@ class _Named:
         module_fqn: str | None = None,
     ) -> Any:
         """As the base class."""
-        inside: Any = getattr(self, "_e_sharder", None) or self._ebc_sharder  # type: ignore[attr-defined]
+        inside = nested_sharder(self)
         inside.name_of_holder = module_fqn
         try:
             return super().shard(module, params, env, device, module_fqn)  # type: ignore[misc]
@@ -116,12 +122,12 @@ class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
         """The rest as TorchRec's."""
         super().__init__(*args, **options)
         self._session = session
-        for output_dist in self._output_dists:
+        for output_dist in output_dists(self):
             watch_remapped_ids(output_dist, session.counters["input"])
 
     def _create_input_dists(self, *args: Any, **options: Any) -> None:
         super()._create_input_dists(*args, **options)
-        for input_dist in self._input_dists:
+        for input_dist in input_dists(self):
             watch_ids(input_dist, self._session.counters["input"])
 
     def input_dist(
@@ -129,7 +135,7 @@ class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
     ) -> Awaitable[Awaitable[Any]]:
         """As the base class; the output dist will want to know how many ids went where."""
         awaitable = super().input_dist(ctx, features, *args, **options)
-        hand_over_ids(ctx.sharding_contexts, self._input_dists)
+        hand_over_ids(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
 
@@ -183,4 +189,4 @@ class CodedEmbeddingTowerCollectionSharder(EmbeddingTowerCollectionSharder):
 
     def __init__(self, tower: CodedEmbeddingTowerSharder) -> None:
         super().__init__(fused_params=tower.fused_params)
-        self._tower_sharder = tower
+        set_tower_sharder(self, tower)

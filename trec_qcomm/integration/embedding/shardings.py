@@ -29,6 +29,17 @@ from trec_qcomm.integration.compat import (
     TwRwPooledEmbeddingSharding,
     TwSequenceEmbeddingSharding,
 )
+from trec_qcomm.integration.compat.private import (
+    column_shard_dims,
+    column_shard_names,
+    global_rank,
+    groups_per_node,
+    groups_per_rank,
+    node_process_groups,
+    output_callbacks,
+    process_group,
+    set_collectives,
+)
 from trec_qcomm.integration.embedding.dists import (
     CodedAllToAll,
     CodedReduceScatter,
@@ -52,8 +63,6 @@ class _Coded:
     """What all of them share; mixed into TorchRec's classes, whose attributes it uses."""
 
     sharding_name: ClassVar[str]
-    _pg: Any
-    _grouped_embedding_configs_per_rank: Any
     _max_shares: list[float] | None = None  # of distinct bags, by feature
     _merge_after_lookup = False
     _can_merge_after_lookup: ClassVar[bool] = False
@@ -104,7 +113,7 @@ class _Coded:
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
         """What each rank looks up by one kernel each, of all ranks."""
-        return list(self._grouped_embedding_configs_per_rank)
+        return groups_per_rank(self)
 
     def _blocks(self) -> list[FeatureShard]:
         """The columns of a sample, in the order of the features that the input dist takes."""
@@ -131,14 +140,19 @@ class _CodedTwFamily(_Coded):
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
         """TorchRec's, over coded all-to-alls; its column permute stays."""
         output_dist: Any = super().create_output_dist(device)  # type: ignore[misc]
-        collective = self._collective(PooledAllToAll, self._pg, self._layout())
-        session, permutes = self._wiring.session, output_dist._callbacks or []
-        output_dist._dist = CodedAllToAll(collective, session, permutes)
-        output_dist._variable_dist = CodedVariableAllToAll(collective, session)
+        collective = self._collective(PooledAllToAll, process_group(self), self._layout())
+        session, permutes = self._wiring.session, output_callbacks(output_dist)
+        set_collectives(
+            output_dist,
+            CodedAllToAll(collective, session, permutes),
+            CodedVariableAllToAll(collective, session),
+        )
         if self._merge_after_lookup:
-            own = self._layout().blocks[self._pg.rank()]
+            own = self._layout().blocks[process_group(self).rank()]
             shares = max_shares([session.config.rule_for(b.table).unique_bags for b in own])
-            select_bags(output_dist, [block.dim for block in own], shares, self._pg.size())
+            select_bags(
+                output_dist, [block.dim for block in own], shares, process_group(self).size()
+            )
         expand_bags(output_dist, [block.dim for block in self._blocks()], permutes)
         return output_dist
 
@@ -170,7 +184,7 @@ class CodedRwPooledEmbeddingSharding(_Coded, RwPooledEmbeddingSharding):
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
         """A coded reduce-scatter without the empty rows."""
-        collective = self._collective(PooledReduceScatter, self._pg, self._layout())
+        collective = self._collective(PooledReduceScatter, process_group(self), self._layout())
         output_dist = CodedRowWiseDist(CodedReduceScatter(collective, self._wiring.session))
         expand_bags(output_dist, [block.dim for block in self._blocks()], [])
         return output_dist
@@ -182,22 +196,18 @@ class CodedRwPooledEmbeddingSharding(_Coded, RwPooledEmbeddingSharding):
 class _CodedTwoLevel(_Coded):
     """A reduce-scatter inside the node, then an all-to-all between nodes."""
 
-    _grouped_embedding_configs_per_node: Any
-    _intra_pg: Any
-    _cross_pg: Any
-    _rank: int
-
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
         """Ours, with the column permute of TorchRec's."""
         stock: Any = super().create_output_dist(device)  # type: ignore[misc]
-        session, nodes = self._wiring.session, self._grouped_embedding_configs_per_node
-        local_size = self._intra_pg.size()
-        here = layout_of([nodes[self._rank // local_size]] * local_size)
-        intra = self._collective(PooledReduceScatter, self._intra_pg, here, "intra")
-        cross = self._collective(PooledAllToAll, self._cross_pg, self._layout(), "cross")
-        permutes = getattr(stock, "_callbacks", None) or []
+        session, (intra_pg, cross_pg) = self._wiring.session, node_process_groups(self)
+        local_size = intra_pg.size()
+        node = groups_per_node(self)[global_rank(self) // local_size]
+        here = layout_of([node] * local_size)
+        intra = self._collective(PooledReduceScatter, intra_pg, here, "intra")
+        cross = self._collective(PooledAllToAll, cross_pg, self._layout(), "cross")
+        permutes = output_callbacks(stock)
         output_dist = CodedTwoLevelDist(
             CodedReduceScatter(intra, session),
             CodedAllToAll(cross, session, permutes),
@@ -208,7 +218,7 @@ class _CodedTwoLevel(_Coded):
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
         """Of the nodes: ranks of a node look up parts of the same tables."""
-        return list(self._grouped_embedding_configs_per_node)
+        return groups_per_node(self)
 
 
 class CodedTwRwPooledEmbeddingSharding(_CodedTwoLevel, TwRwPooledEmbeddingSharding):
@@ -225,11 +235,11 @@ class CodedGridPooledEmbeddingSharding(_CodedTwoLevel, GridPooledEmbeddingShardi
     def uncombined_embedding_dims(self) -> list[int]:
         """Of the column shards, which a variable batch per feature needs; TorchRec has it from
         1.9 on."""
-        return list(self._embedding_dims)
+        return column_shard_dims(self)
 
     def uncombined_embedding_names(self) -> list[str]:
         """As the dims."""
-        return list(self._embedding_names)
+        return column_shard_names(self)
 
 
 class _CodedSequence(_Coded):
@@ -239,7 +249,7 @@ class _CodedSequence(_Coded):
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
         """A coded sequence all-to-all."""
-        collective = self._collective(SequenceAllToAll, self._pg, self._layout())
+        collective = self._collective(SequenceAllToAll, process_group(self), self._layout())
         return CodedSequenceDist(collective, self._wiring.session)
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from trec_qcomm.core.stats import Traffic
-from trec_qcomm.integration.compat import KeyedJaggedTensor, input_dist_tensors
+from trec_qcomm.integration.compat import KeyedJaggedTensor
+from trec_qcomm.integration.compat.private import inner_dist, input_dist_tensors, process_group
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +31,9 @@ def watch_ids(input_dist: Any, traffic: Traffic) -> None:
     sent, rank by rank, is left in `input_dist.sent` until the next call. The hook sits on the inner
     all-to-all, whose `forward` (and not `__call__`) is what TrainPipelineSparseDist replaces.
     """
-    inner = input_dist._dist
-    rank, world_size = inner._pg.rank(), inner._pg.size()
+    inner = inner_dist(input_dist)
+    pg = process_group(inner)
+    rank, world_size = pg.rank(), pg.size()
 
     def after(_inner: nn.Module, args: tuple[KeyedJaggedTensor], awaitable: Any) -> None:
         (features,) = args
@@ -62,7 +64,7 @@ def watch_remapped_ids(output_dist: Any, traffic: Traffic) -> None:
 
     def after(_dist: nn.Module, args: tuple[Tensor, Any], _awaitable: Any) -> None:
         ids, context = args
-        rank = output_dist._dist._pg.rank()
+        rank = process_group(inner_dist(output_dist)).rank()
         splits = context.output_splits
         num_ids = sum(splits) - splits[rank]
         count = torch.tensor([num_ids * ids.element_size() * (ids.numel() // max(len(ids), 1))])
