@@ -26,9 +26,13 @@ def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
         name = None
         if isinstance(node, ast.Attribute):
             name = node.attr
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in ("getattr", "setattr", "hasattr") and len(node.args) > 1:
-                name = getattr(node.args[1], "value", None)  # a literal's
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("getattr", "setattr", "hasattr")
+            and len(node.args) > 1
+        ):
+            name = getattr(node.args[1], "value", None)  # a literal's
         if isinstance(name, str) and is_private(name):
             yield node.lineno, name
 

@@ -44,18 +44,17 @@ def global_rank(sharding: Any) -> int:
 
 
 def groups_per_rank(sharding: Any) -> GroupsByPlace:
-    """Return the groups of tables that each rank looks up, of all ranks."""
-    return list(sharding._grouped_embedding_configs_per_rank)
+    """Return the groups of tables that each rank looks up, of all ranks.
+
+    DATA_PARALLEL shardings have one list, as all ranks look up the same.
+    """
+    groups = getattr(sharding, "_grouped_embedding_configs_per_rank", None)
+    return [sharding._grouped_embedding_configs] if groups is None else list(groups)
 
 
 def groups_per_node(sharding: Any) -> GroupsByPlace:
     """Return the groups of tables that the ranks of each node look up, of all nodes."""
     return list(sharding._grouped_embedding_configs_per_node)
-
-
-def local_groups(sharding: Any) -> list[GroupedEmbeddingConfig]:
-    """Return the groups of tables that this rank looks up."""
-    return list(sharding._grouped_embedding_configs)
 
 
 def column_shard_dims(sharding: Any) -> list[int]:

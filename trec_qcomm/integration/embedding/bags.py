@@ -22,9 +22,8 @@ from trec_qcomm.integration.compat import (
 from trec_qcomm.integration.compat.private import input_dists, lookups, sharding_order
 from trec_qcomm.integration.embedding.shardings import POOLED
 from trec_qcomm.integration.embedding.wiring import wire
+from trec_qcomm.integration.ids.batch_notes import hand_over_notes, note_received
 from trec_qcomm.integration.ids.padded_lookups import pad_lookups
-from trec_qcomm.integration.ids.unique_bags import hand_over_bags
-from trec_qcomm.integration.ids.watch import hand_over_ids
 from trec_qcomm.integration.session import Session
 
 _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
@@ -42,19 +41,18 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """As the base class; the output dist will want to know what was sent."""
         awaitable = super().input_dist(ctx, features)
-        hand_over_ids(ctx.sharding_contexts, input_dists(self))
-        hand_over_bags(ctx.sharding_contexts, input_dists(self))
+        hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
         """As the base class; the output dist will want to know what was received."""
-        _hand_over_received(ctx.sharding_contexts, dist_input)
+        note_received(ctx.sharding_contexts, dist_input)
         found: list[torch.Tensor] = super().compute(ctx, dist_input)
         return found
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """As `compute`."""
-        _hand_over_received(ctx.sharding_contexts, input)
+        note_received(ctx.sharding_contexts, input)
         return super().compute_and_output_dist(ctx, input)
 
     @classmethod
@@ -79,15 +77,10 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         options: dict[str, Any] = {"qcomm_codecs_registry": qcomm_codecs_registry}
         if sharding.sharding_name in _PERMUTED:
             options["permute_embeddings"] = permute_embeddings
-        made: Any = sharding(sharding_infos, env, device, **options)
-        made.allow_merging(device or torch.device("cpu"))
-        found: EmbeddingSharding[Any, Any, Any, Any] = made
-        return found
-
-
-def _hand_over_received(sharding_contexts: list[Any], received: Any) -> None:
-    for context, features in zip(sharding_contexts, received, strict=True):
-        context.received = features
+        coded: EmbeddingSharding[Any, Any, Any, Any] = sharding(
+            sharding_infos, env, device, **options
+        )
+        return coded
 
 
 class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):

@@ -27,6 +27,7 @@ from trec_qcomm.integration.compat import (
     get_gradient_division,
 )
 from trec_qcomm.integration.embedding.wiring import refuse_sync_collectives
+from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.session import Session
 from trec_qcomm.ops.rows import Rows
 
@@ -234,7 +235,7 @@ class CodedSequenceDist(
 
         Raises: ValueError: as `_options`; a context that did not come through our module.
         """
-        sent = getattr(sharding_ctx, "sent", None)
+        sent = notes_on(sharding_ctx).sent
         if sharding_ctx is None or sent is None:
             raise ValueError("the batch's context lacks what was sent: was input_dist replaced?")
         pending = self.collective.start(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trec_qcomm.integration.compat import BaseEmbeddingDist, EmbeddingShardingContext
 from trec_qcomm.integration.embedding.dists import CodedReduceScatter, RowsAwaitable, eager
+from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_expect, rows_to_send
 
 
@@ -34,7 +35,8 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         Raises: ValueError: as CodedReduceScatter.
         """
         ctx: Any = sharding_ctx
-        sent, received = getattr(ctx, "sent", None), getattr(ctx, "received", None)
+        notes = notes_on(ctx)
+        sent, received = notes.sent, notes.received
         if sent is None or received is None:
             return self._all_rows(local_embs, ctx)
         variable = received.variable_stride_per_key()

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trec_qcomm.integration.compat import (
     Awaitable,
@@ -17,17 +16,17 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
 )
 from trec_qcomm.integration.compat.private import (
+    groups_per_rank,
     input_dists,
-    local_groups,
     shardings,
     turn_on_index_dedup,
     uses_index_dedup,
 )
 from trec_qcomm.integration.embedding.shardings import SEQUENCE
 from trec_qcomm.integration.embedding.wiring import Wiring, wire
-from trec_qcomm.integration.ids.exactness import max_shares, obstacle_to_merging
+from trec_qcomm.integration.ids.bag_merging import plan_merging
+from trec_qcomm.integration.ids.batch_notes import hand_over_notes
 from trec_qcomm.integration.ids.unique_ids import distinct_ids
-from trec_qcomm.integration.ids.watch import hand_over_ids
 from trec_qcomm.integration.session import Session
 
 
@@ -42,35 +41,27 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         """As TorchRec's. Raises ValueError: `unique_bags: true` where it is not exact."""
         super().__init__(*args, **options)
         self._wiring: Wiring = self.qcomm_codecs_registry
-        self._max_shares: list[Tensor] | None = None
-        own_shardings = shardings(self)
         self._tables = [
-            [table.name for table in s.embedding_tables() for _ in table.feature_names]
-            for s in own_shardings
+            [table.name for table in sharding.embedding_tables() for _ in table.feature_names]
+            for sharding in shardings(self)
         ]
-        rule_for = self._wiring.session.config.rule_for
-        choices = [[rule_for(name).unique_bags for name in names] for names in self._tables]
-        if not any(any(own) for own in choices):
-            return
-        groups = [local_groups(sharding) for sharding in own_shardings]
-        obstacle = obstacle_to_merging(groups, held=self._wiring.held)
-        if obstacle is None:
-            self._max_shares = [torch.tensor(max_shares(c), dtype=torch.float64) for c in choices]
+        self._merging = plan_merging(
+            self._wiring.session.config,
+            [groups for sharding in shardings(self) for groups in groups_per_rank(sharding)],
+            is_nested=self._wiring.held,
+        )
+        if self._merging.point is not None:
             turn_on_index_dedup(self)
-        elif any(True in own for own in choices):
-            raise ValueError(f"unique_bags: true: {obstacle}; allowed here: false, auto")
 
     def _dedup_indices(self, ctx: Any, input_feature_splits: list[Any]) -> list[Any]:
-        if self._max_shares is None:
+        if self._merging.point is None:
             stock: list[Any] = super()._dedup_indices(ctx, input_feature_splits)
             return stock
         bags, distinct = self._wiring.session.bags, []
-        for features, shares, tables in zip(
-            input_feature_splits, self._max_shares, self._tables, strict=True
-        ):
-            found, ids, reverse = distinct_ids(features, shares)
+        for features, tables in zip(input_feature_splits, self._tables, strict=True):
+            unique, ids, reverse = distinct_ids(features, self._merging.shares_of(tables))
             num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)
-            bags.add(bags.numbers_of(tables), num_ids, found.counts)
+            bags.add(bags.numbers_of(tables), num_ids, unique.counts)
             ctx.input_features.append(features)
             ctx.reverse_indices.append(reverse)
             distinct.append(ids)
@@ -102,7 +93,7 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """As the base class; the output dist will want to know how many ids went where."""
         awaitable = super().input_dist(ctx, features)
-        hand_over_ids(ctx.sharding_contexts, input_dists(self))
+        hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
 

@@ -40,7 +40,8 @@ from trec_qcomm.integration.embedding.bags import (
     CodedFusedEmbeddingBagCollectionSharder,
 )
 from trec_qcomm.integration.embedding.sequences import CodedEmbeddingCollectionSharder
-from trec_qcomm.integration.ids.watch import hand_over_ids, watch_ids, watch_remapped_ids
+from trec_qcomm.integration.ids.batch_notes import hand_over_notes
+from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, record_sent_ids
 from trec_qcomm.integration.session import Session
 
 
@@ -123,19 +124,19 @@ class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
         super().__init__(*args, **options)
         self._session = session
         for output_dist in output_dists(self):
-            watch_remapped_ids(output_dist, session.counters["input"])
+            count_remapped_ids(output_dist, session.counters["input"])
 
     def _create_input_dists(self, *args: Any, **options: Any) -> None:
         super()._create_input_dists(*args, **options)
         for input_dist in input_dists(self):
-            watch_ids(input_dist, self._session.counters["input"])
+            record_sent_ids(input_dist, self._session.counters["input"])
 
     def input_dist(
         self, ctx: Any, features: Any, *args: Any, **options: Any
     ) -> Awaitable[Awaitable[Any]]:
         """As the base class; the output dist will want to know how many ids went where."""
         awaitable = super().input_dist(ctx, features, *args, **options)
-        hand_over_ids(ctx.sharding_contexts, input_dists(self))
+        hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
 

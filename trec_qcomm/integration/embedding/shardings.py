@@ -19,10 +19,12 @@ from trec_qcomm.integration.compat import (
     BaseSparseFeaturesDist,
     CwPooledEmbeddingSharding,
     CwSequenceEmbeddingSharding,
+    EmbeddingShardingInfo,
     GridPooledEmbeddingSharding,
     GroupedEmbeddingConfig,
     RwPooledEmbeddingSharding,
     RwSequenceEmbeddingSharding,
+    ShardingEnv,
     ShardingType,
     TwCwPooledEmbeddingSharding,
     TwPooledEmbeddingSharding,
@@ -50,22 +52,19 @@ from trec_qcomm.integration.embedding.dists import (
 )
 from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
 from trec_qcomm.integration.embedding.wiring import Wiring
-from trec_qcomm.integration.ids.exactness import (
-    max_shares,
-    obstacle_to_merging,
+from trec_qcomm.integration.ids.bag_merging import (
+    MergePoint,
     obstacle_to_variable_batches,
+    plan_merging,
 )
+from trec_qcomm.integration.ids.id_traffic import record_sent_ids
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
-from trec_qcomm.integration.ids.watch import watch_ids
 
 
 class _Coded:
     """What all of them share; mixed into TorchRec's classes, whose attributes it uses."""
 
     sharding_name: ClassVar[str]
-    _max_shares: list[float] | None = None  # of distinct bags, by feature
-    _merge_after_lookup = False
-    _can_merge_after_lookup: ClassVar[bool] = False
 
     @property
     def _wiring(self) -> Wiring:
@@ -73,43 +72,10 @@ class _Coded:
         return wiring
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
-        """TorchRec's dist of ids, watched, and of distinct bags where these are merged."""
+        """Make TorchRec's dist of ids; what it sends is counted and noted."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
-        session = self._wiring.session
-        watch_ids(input_dist, session.counters["input"])
-        if self._max_shares is not None:
-            tables = session.bags.numbers_of([block.table for block in self._blocks()])
-            merge_bags(
-                input_dist,
-                self._max_shares,
-                tables,
-                session.bags,
-                after_lookup=self._merge_after_lookup,
-            )
+        record_sent_ids(input_dist, self._wiring.session.counters["input"])
         return input_dist
-
-    def allow_merging(self, device: torch.device) -> None:
-        """Merge equal bags where the config says so. Call it before the first batch.
-
-        Raises: ValueError: `unique_bags: true` where it is not possible or not exact.
-        """
-        config = self._wiring.session.config
-        choices = [config.rule_for(block.table).unique_bags for block in self._blocks()]
-        groups = self._groups()
-        if not any(choices):
-            return
-        obstacle = obstacle_to_merging(groups, held=self._wiring.held)
-        to_lookup = obstacle_to_variable_batches(groups, device)
-        if not self._can_merge_after_lookup:
-            obstacle = obstacle or to_lookup
-        if obstacle is None:
-            self._max_shares = max_shares(choices)
-            self._merge_after_lookup = to_lookup is not None
-        elif True in choices:
-            table = self._blocks()[choices.index(True)].table
-            raise ValueError(
-                f"unique_bags: true for table {table!r}: {obstacle}; allowed here: false, auto"
-            )
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
         """What each rank looks up by one kernel each, of all ranks."""
@@ -130,30 +96,63 @@ class _Coded:
         )
 
 
-class _CodedTwFamily(_Coded):
-    """Pooled rows from the owners of whole columns."""
+class _CodedPooled(_Coded):
+    """Base of the shardings of pooled rows, which may merge equal bags."""
+
+    _can_merge_after_lookup: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        **options: Any,
+    ) -> None:
+        """Raises ValueError: `unique_bags: true` where merging is impossible or not exact."""
+        super().__init__(sharding_infos, env, device, **options)  # type: ignore[call-arg]
+        groups = self._groups()
+        self._merging = plan_merging(
+            self._wiring.session.config,
+            groups,
+            is_nested=self._wiring.held,
+            variable_batch_obstacle=obstacle_to_variable_batches(
+                groups, device or torch.device("cpu")
+            ),
+            can_merge_after_lookup=self._can_merge_after_lookup,
+        )
+
+    def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
+        """Make TorchRec's dist of ids, which finds distinct bags where the policy says so."""
+        input_dist = super().create_input_dist(device)
+        if self._merging.point is not None:
+            merge_bags(input_dist, self._merging, self._blocks(), self._wiring.session.bags)
+        return input_dist
+
+
+class _CodedTwFamily(_CodedPooled):
+    """Shardings whose owners send whole columns of pooled rows."""
 
     _can_merge_after_lookup = True  # who has a bag has all its ids
 
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """TorchRec's, over coded all-to-alls; its column permute stays."""
+        """Make TorchRec's output dist over coded all-to-alls; its column permute stays."""
         output_dist: Any = super().create_output_dist(device)  # type: ignore[misc]
-        collective = self._collective(PooledAllToAll, process_group(self), self._layout())
-        session, permutes = self._wiring.session, output_callbacks(output_dist)
+        pg, session, permutes = (
+            process_group(self),
+            self._wiring.session,
+            output_callbacks(output_dist),
+        )
+        collective = self._collective(PooledAllToAll, pg, self._layout())
         set_collectives(
             output_dist,
             CodedAllToAll(collective, session, permutes),
             CodedVariableAllToAll(collective, session),
         )
-        if self._merge_after_lookup:
-            own = self._layout().blocks[process_group(self).rank()]
-            shares = max_shares([session.config.rule_for(b.table).unique_bags for b in own])
-            select_bags(
-                output_dist, [block.dim for block in own], shares, process_group(self).size()
-            )
-        expand_bags(output_dist, [block.dim for block in self._blocks()], permutes)
+        if self._merging.point is MergePoint.LOOKUP:
+            select_bags(output_dist, self._merging, self._layout().blocks[pg.rank()], pg.size())
+        expand_bags(output_dist, self._blocks(), permutes)
         return output_dist
 
 
@@ -175,7 +174,7 @@ class CodedTwCwPooledEmbeddingSharding(_CodedTwFamily, TwCwPooledEmbeddingShardi
     sharding_name = ShardingType.TABLE_COLUMN_WISE.value
 
 
-class CodedRwPooledEmbeddingSharding(_Coded, RwPooledEmbeddingSharding):
+class CodedRwPooledEmbeddingSharding(_CodedPooled, RwPooledEmbeddingSharding):
     """Row-wise."""
 
     sharding_name = ShardingType.ROW_WISE.value
@@ -186,14 +185,14 @@ class CodedRwPooledEmbeddingSharding(_Coded, RwPooledEmbeddingSharding):
         """A coded reduce-scatter without the empty rows."""
         collective = self._collective(PooledReduceScatter, process_group(self), self._layout())
         output_dist = CodedRowWiseDist(CodedReduceScatter(collective, self._wiring.session))
-        expand_bags(output_dist, [block.dim for block in self._blocks()], [])
+        expand_bags(output_dist, self._blocks(), [])
         return output_dist
 
     def _blocks(self) -> list[FeatureShard]:
         return list(self._layout().blocks[0])  # every rank has part of all
 
 
-class _CodedTwoLevel(_Coded):
+class _CodedTwoLevel(_CodedPooled):
     """A reduce-scatter inside the node, then an all-to-all between nodes."""
 
     def create_output_dist(
@@ -213,7 +212,7 @@ class _CodedTwoLevel(_Coded):
             CodedAllToAll(cross, session, permutes),
             CodedVariableAllToAll(cross, session),
         )
-        expand_bags(output_dist, [block.dim for block in self._blocks()], permutes)
+        expand_bags(output_dist, self._blocks(), permutes)
         return output_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:

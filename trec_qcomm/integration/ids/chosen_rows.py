@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.integration.compat import KeyedJaggedTensor
-from trec_qcomm.integration.ids.watch import Sent
+from trec_qcomm.integration.ids.batch_notes import SentIds
 from trec_qcomm.ops.rows import Rows, choose
 
 
@@ -53,7 +53,7 @@ def rows_to_send(chosen: Tensor, sizes: Tensor, dims: Tensor, *, variable: bool)
 
 
 def rows_to_expect(
-    sent: Sent, dims: Tensor, num_ranks: int, *, variable: bool
+    sent: SentIds, dims: Tensor, num_ranks: int, *, variable: bool
 ) -> tuple[Rows, tuple[int, ...]]:
     """Where the partial rows of all ranks belong in this rank's result, and the result's shape.
 
@@ -61,13 +61,13 @@ def rows_to_expect(
         dims: [F] int64.
     """
     num_rows = torch.tensor(sent.num_bags, dtype=torch.int64)
-    own, width = num_rows[: len(dims)], int(dims.sum())
+    num_samples, width = num_rows[: len(dims)], int(dims.sum())
     if variable:
-        start, stride = exclusive_cumsum(own * dims)[:-1], dims
-        shape: tuple[int, ...] = (int((own * dims).sum()),)
+        start, stride = exclusive_cumsum(num_samples * dims)[:-1], dims
+        shape: tuple[int, ...] = (int((num_samples * dims).sum()),)
     else:
         start, stride = exclusive_cumsum(dims)[:-1], torch.full_like(dims, width)
-        shape = (int(own[0]) if len(own) else 0, width)
+        shape = (int(num_samples[0]) if len(num_samples) else 0, width)
     first = exclusive_cumsum(num_rows)[:-1]
     places = (tensor.repeat(num_ranks) for tensor in (start, stride, dims))
     return choose(sent.lengths != 0, first, num_rows, *places), shape

@@ -23,15 +23,15 @@ def distinct_ids(
     values = features.values()
     num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)
     one_each = torch.ones_like(values, dtype=torch.int32)
-    found = unique_bags(values, one_each, num_ids, shares)
-    first = exclusive_cumsum(found.counts)[:-1]
+    unique = unique_bags(values, one_each, num_ids, shares)
+    first = exclusive_cumsum(unique.counts)[:-1]
     before = torch.repeat_interleave(first, num_ids)
-    reverse = found.inverse + before.to(values.device)
-    lengths = _spread(found.counts, features.stride()).to(features.lengths())
+    reverse = unique.inverse + before.to(values.device)
+    lengths = _spread(unique.counts, features.stride()).to(features.lengths())
     distinct = KeyedJaggedTensor(
-        features.keys(), values.index_select(0, found.first), lengths=lengths.reshape(-1)
+        features.keys(), values.index_select(0, unique.first), lengths=lengths.reshape(-1)
     )
-    return found, distinct, reverse
+    return unique, distinct, reverse
 
 
 def _spread(counts: Tensor, num_samples: int) -> Tensor:
