@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.integration.zoo import unique_indices
-from tests.integration.zoo.cases import CW, RW, TW, Case, Table
-from tests.integration.zoo.run import assert_same, qcomm_of, run
+from tests.integration.sharded_models import unique_indices
+from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table
+from tests.integration.sharded_models.run import assert_same, qcomm_of, run
 from trec_qcomm import Identity, Rowwise
 from trec_qcomm.testing import run_ranks
 

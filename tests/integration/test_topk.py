@@ -3,9 +3,24 @@
 import pytest
 import torch
 
-from tests.integration.zoo.cases import CW, LEARNING_RATE, RW, TW, Case, Table, batch, full_table
-from tests.integration.zoo.exact import assembled, incidence, output_keys, rounding, uses_of
-from tests.integration.zoo.run import run, shard
+from tests.integration.sharded_models.cases import (
+    CW,
+    LEARNING_RATE,
+    RW,
+    TW,
+    Case,
+    Table,
+    batch,
+    full_table,
+)
+from tests.integration.sharded_models.exact import (
+    assembled,
+    incidence,
+    output_keys,
+    rounding,
+    uses_of,
+)
+from tests.integration.sharded_models.run import run, shard
 from trec_qcomm import Config, ForwardMask, QComm, Rowwise, TableRule, TopK
 from trec_qcomm.testing import run_ranks
 

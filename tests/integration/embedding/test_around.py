@@ -11,9 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
-from tests.cells import results_of, run_cells
 from tests.integration.embedding.test_every_sharding import NARROW_TABLES, TABLES
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.cases import (
     CPU,
     DP,
     GRID,
@@ -31,8 +30,8 @@ from tests.integration.zoo.cases import (
     local_tables,
     output_keys,
 )
-from tests.integration.zoo.exact import assembled, incidence, updated
-from tests.integration.zoo.run import (
+from tests.integration.sharded_models.exact import assembled, incidence, updated
+from tests.integration.sharded_models.run import (
     Run,
     assert_same,
     dense_optimizer,
@@ -42,6 +41,7 @@ from tests.integration.zoo.run import (
     train,
     weights,
 )
+from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Cast, Identity, Rowwise
 
 pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
@@ -186,7 +186,7 @@ def cells(request):
     jobs = {(way, name): (way, case) for way in WAYS for name, case in MODELS.items()}
     jobs |= {("bf16", name): ("bf16", case) for name, case in BF16.items()}
     jobs |= {("stats", name): ("stats", case) for name, case in STATS.items()}
-    return run_cells(run_cell, request.param, jobs, timeout_s=600)
+    return run_programs(run_cell, request.param, jobs, timeout_s=600)
 
 
 @pytest.mark.dist

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.cells import results_of, run_cells
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.cases import (
     CW,
     DP,
     GRID,
@@ -27,8 +26,9 @@ from tests.integration.zoo.cases import (
     batch,
     full_table,
 )
-from tests.integration.zoo.exact import assembled, outputs, updated
-from tests.integration.zoo.run import OPTIMIZERS, assert_same, qcomm_of, run
+from tests.integration.sharded_models.exact import assembled, outputs, updated
+from tests.integration.sharded_models.run import OPTIMIZERS, assert_same, qcomm_of, run
+from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Identity
 
 pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
@@ -113,7 +113,7 @@ def cells(request):
     parity, exact = parity_cases(request.param), exact_cases()
     jobs = {("parity", name): ("parity", case) for name, case in parity.items()}
     jobs |= {("exact", name): ("exact", case) for name, case in exact.items()}
-    return run_cells(run_cell, request.param, jobs, timeout_s=600)
+    return run_programs(run_cell, request.param, jobs, timeout_s=600)
 
 
 @pytest.mark.dist

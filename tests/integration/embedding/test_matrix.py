@@ -19,9 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cells import Failed, run_cells
-from tests.integration.zoo.bounds import Hops, backward_error, forward_error
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.bounds import Hops, backward_error, forward_error
+from tests.integration.sharded_models.cases import (
     CW,
     GRID,
     MIX,
@@ -34,9 +33,10 @@ from tests.integration.zoo.cases import (
     batch,
     output_keys,
 )
-from tests.integration.zoo.exact import assembled, incidence
-from tests.integration.zoo.run import run
-from tests.integration.zoo.traffic import frames_of, stats_problems
+from tests.integration.sharded_models.exact import assembled, incidence
+from tests.integration.sharded_models.run import run
+from tests.integration.sharded_models.traffic import frames_of, stats_problems
+from tests.rank_programs import Failed, run_programs
 from trec_qcomm import Cast, Config, ErrorBounded, Identity, QComm, Rowwise, TableRule
 from trec_qcomm.config import HopCodecs
 
@@ -237,7 +237,7 @@ def verdicts_of(pytestconfig):
     def judged(world_size: int) -> dict[Cell, list[str]]:
         coded = coded_cells(world_size)
         cells = {cell: (cell, world_size) for cell in plain_cells(world_size) + coded}
-        found = run_cells(run_cell, world_size, cells, timeout_s=600)
+        found = run_programs(run_cell, world_size, cells, timeout_s=600)
         problems_of = {}
         for cell in coded:
             plain = found[Cell(cell.row, cell.shape)]

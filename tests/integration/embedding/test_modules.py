@@ -6,11 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cells import results_of, run_cells
 from tests.integration.embedding.test_every_sharding import assert_near
-from tests.integration.zoo import itep, towers
-from tests.integration.zoo.cases import CW, DP, GRID, RW, SEQUENCE, TW, TWCW, TWRW, Case, Table
-from tests.integration.zoo.run import assert_same, qcomm_of, run
+from tests.integration.sharded_models import itep, towers
+from tests.integration.sharded_models.cases import (
+    CW,
+    DP,
+    GRID,
+    RW,
+    SEQUENCE,
+    TW,
+    TWCW,
+    TWRW,
+    Case,
+    Table,
+)
+from tests.integration.sharded_models.run import assert_same, qcomm_of, run
+from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Identity
 
 pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
@@ -108,7 +119,7 @@ def cells(request):
         ("parity", name): ("parity", case) for name, case in parity_cases(request.param).items()
     }
     jobs |= {("exact", name): ("exact", case) for name, case in exact_cases().items()}
-    return run_cells(run_cell, request.param, jobs, timeout_s=600)
+    return run_programs(run_cell, request.param, jobs, timeout_s=600)
 
 
 @pytest.mark.dist

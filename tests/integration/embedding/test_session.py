@@ -7,8 +7,18 @@ from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from tests.integration.zoo.cases import CPU, MODULES, RW, TW, Case, Model, Table, batch, plan
-from tests.integration.zoo.run import fused_params, qcomm_of, shard, train
+from tests.integration.sharded_models.cases import (
+    CPU,
+    MODULES,
+    RW,
+    TW,
+    Case,
+    Model,
+    Table,
+    batch,
+    plan,
+)
+from tests.integration.sharded_models.run import fused_params, qcomm_of, shard, train
 from trec_qcomm import Identity, Rowwise
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.testing import run_ranks

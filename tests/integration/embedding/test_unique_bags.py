@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cells import results_of, run_cells
 from tests.integration.embedding.test_every_sharding import (
     BY_NODE,
     SEQUENCE_TABLES,
@@ -20,7 +19,7 @@ from tests.integration.embedding.test_every_sharding import (
     assert_near,
     node_sizes,
 )
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.cases import (
     CW,
     POOLED,
     RW,
@@ -30,7 +29,8 @@ from tests.integration.zoo.cases import (
     batch,
     shards,
 )
-from tests.integration.zoo.run import assert_same, run
+from tests.integration.sharded_models.run import assert_same, run
+from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, Identity, QComm, TableRule
 from trec_qcomm.testing import run_ranks
 
@@ -110,7 +110,7 @@ def cells(request):
     jobs = {("parity", n): ("parity", case) for n, case in parity_cases(request.param).items()}
     jobs |= {("exact", name): ("exact", case) for name, case in exact_cases().items()}
     jobs["choices"] = ("choices", CHOICES)
-    return run_cells(run_cell, request.param, jobs, timeout_s=500)
+    return run_programs(run_cell, request.param, jobs, timeout_s=500)
 
 
 CHOICES = Case(tables=SUM_TABLES, sharding=TW, batch=(40, 33))

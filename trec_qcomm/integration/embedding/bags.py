@@ -20,8 +20,8 @@ from trec_qcomm.integration.compat import (
     ShardingType,
 )
 from trec_qcomm.integration.compat.private import input_dists, lookups, sharding_order
+from trec_qcomm.integration.embedding.session_registry import register_module
 from trec_qcomm.integration.embedding.shardings import POOLED
-from trec_qcomm.integration.embedding.wiring import wire
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes, note_received
 from trec_qcomm.integration.ids.padded_lookups import pad_lookups
 from trec_qcomm.integration.session import Session
@@ -33,25 +33,24 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As the base class."""
         super().__init__(*args, **options)
         for lookup in lookups(self):  # which TorchRec keeps out of the module's children
             pad_lookups(lookup)
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
-        """As the base class; the output dist will want to know what was sent."""
+        """Send the ids, and note for the output dist what was sent."""
         awaitable = super().input_dist(ctx, features)
         hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
-        """As the base class; the output dist will want to know what was received."""
+        """Look up the rows, and note for the output dist what was received."""
         note_received(ctx.sharding_contexts, dist_input)
-        found: list[torch.Tensor] = super().compute(ctx, dist_input)
-        return found
+        rows: list[torch.Tensor] = super().compute(ctx, dist_input)
+        return rows
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """As `compute`."""
+        """Look up the rows and send them; note before what was received."""
         note_received(ctx.sharding_contexts, input)
         return super().compute_and_output_dist(ctx, input)
 
@@ -64,10 +63,10 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         permute_embeddings: bool = False,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
-        """Ours for all sharding types that communicate rows, TorchRec's for DATA_PARALLEL.
+        """Make a coded sharding, or TorchRec's where no rows are sent (DATA_PARALLEL).
 
         Raises: ValueError: a sharding type that TorchRec does not have; `unique_bags: true` where
-            it is not possible or not exact.
+            merging is impossible or not exact.
         """
         sharding = POOLED.get(sharding_infos[0].param_sharding.sharding_type)
         if sharding is None:
@@ -86,12 +85,17 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
     """Drop-in for TorchRec's EmbeddingBagCollectionSharder."""
 
-    def __init__(self, session: Session, *, held: bool = False, **options: Any) -> None:
-        """held: see embedding.wiring.Wiring.  options: those of TorchRec's sharder, without its
-        qcomm_codecs_registry."""
+    def __init__(self, session: Session, *, is_nested: bool = False, **options: Any) -> None:
+        """Make one sharder for any number of collections.
+
+        Args:
+            is_nested: whether the collections are inside modules that do more with ids than look
+                them up
+            options: options of TorchRec's sharder, without its qcomm_codecs_registry
+        """
         super().__init__(**options)
-        self._session, self._held = session, held
-        self.name_of_holder: str | None = None  # of the module that the next collection is in
+        self._session, self._is_nested = session, is_nested
+        self.parent_fqn: str | None = None  # path of the module around the next collection
 
     def shard(
         self,
@@ -101,23 +105,31 @@ class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> CodedShardedEmbeddingBagCollection:
-        """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
-        name = module_fqn or self.name_of_holder
-        wiring = wire(self._session, params, env, device, name, self.fused_params, self._held)
+        """Shard as planned. Raises ValueError as `session_registry.register_module` does."""
+        name = module_fqn or self.parent_fqn
+        registry = register_module(
+            self._session,
+            params,
+            env,
+            device,
+            name,
+            self.fused_params,
+            is_nested=self._is_nested,
+        )
         return CodedShardedEmbeddingBagCollection(
             module=module,
             table_name_to_parameter_sharding=params,
             env=env,
             fused_params=self.fused_params,
             device=device,
-            qcomm_codecs_registry=wiring,
+            qcomm_codecs_registry=registry,
             module_fqn=module_fqn,
             sharded_module_order_overwrite=sharding_order(self),
         )
 
     @property
     def sharded_module_type(self) -> type[CodedShardedEmbeddingBagCollection]:
-        """For TorchRec's lookup of sharders by module."""
+        """Class of the sharded module, by which TorchRec looks up sharders."""
         return CodedShardedEmbeddingBagCollection
 
 
@@ -142,8 +154,8 @@ class CodedFusedEmbeddingBagCollectionSharder(FusedEmbeddingBagCollectionSharder
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> CodedShardedFusedEmbeddingBagCollection:
-        """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
-        wiring = wire(self._session, params, env, device, module_fqn, None)
+        """Shard as planned. Raises ValueError as `session_registry.register_module` does."""
+        registry = register_module(self._session, params, env, device, module_fqn, None)
         return CodedShardedFusedEmbeddingBagCollection(
-            module, params, env, device, qcomm_codecs_registry=wiring
+            module, params, env, device, qcomm_codecs_registry=registry
         )

@@ -1,7 +1,7 @@
-"""TorchRec's shardings with coded output dists and watched input dists.
+"""TorchRec's shardings with coded output dists and counted input dists.
 
-Each class takes the dist that TorchRec makes and puts our collectives where it would create its
-own at the first batch (`_dist`, `_variable_dist`, `_intra_dist`, `_cross_dist`).
+Table- and column-wise shardings keep the output dist that TorchRec makes, and our collectives go
+where it would create its own at the first batch. The others get an output dist of ours.
 """
 
 from typing import Any, ClassVar
@@ -51,7 +51,7 @@ from trec_qcomm.integration.embedding.dists import (
     layout_of,
 )
 from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
-from trec_qcomm.integration.embedding.wiring import Wiring
+from trec_qcomm.integration.embedding.session_registry import SessionRegistry
 from trec_qcomm.integration.ids.bag_merging import (
     MergePoint,
     obstacle_to_variable_batches,
@@ -62,36 +62,36 @@ from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, sele
 
 
 class _Coded:
-    """What all of them share; mixed into TorchRec's classes, whose attributes it uses."""
+    """Base of all coded shardings: a mixin for TorchRec's classes."""
 
     sharding_name: ClassVar[str]
 
     @property
-    def _wiring(self) -> Wiring:
-        wiring: Wiring = self.qcomm_codecs_registry  # type: ignore[attr-defined]
-        return wiring
+    def _registry(self) -> SessionRegistry:
+        registry: SessionRegistry = self.qcomm_codecs_registry  # type: ignore[attr-defined]
+        return registry
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
         """Make TorchRec's dist of ids; what it sends is counted and noted."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
-        record_sent_ids(input_dist, self._wiring.session.counters["input"])
+        record_sent_ids(input_dist, self._registry.session.counters["input"])
         return input_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
-        """What each rank looks up by one kernel each, of all ranks."""
+        """Return the groups of tables that each rank looks up, of all ranks."""
         return groups_per_rank(self)
 
     def _blocks(self) -> list[FeatureShard]:
-        """The columns of a sample, in the order of the features that the input dist takes."""
+        """Return a sample's columns in the order of the features that the input dist takes."""
         return [block for blocks in self._layout().blocks for block in blocks]
 
     def _layout(self) -> Layout:
         return layout_of(self._groups())
 
     def _collective(self, kind: type[RowCollective], pg: Any, layout: Layout, hop: str = "") -> Any:
-        module = self._wiring.module_name
+        module = self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
-        return self._wiring.session.collective(
+        return self._registry.session.collective(
             kind, pg, layout, module=module, name=name, intra=hop == "intra"
         )
 
@@ -112,9 +112,9 @@ class _CodedPooled(_Coded):
         super().__init__(sharding_infos, env, device, **options)  # type: ignore[call-arg]
         groups = self._groups()
         self._merging = plan_merging(
-            self._wiring.session.config,
+            self._registry.session.config,
             groups,
-            is_nested=self._wiring.held,
+            is_nested=self._registry.is_nested,
             variable_batch_obstacle=obstacle_to_variable_batches(
                 groups, device or torch.device("cpu")
             ),
@@ -125,7 +125,7 @@ class _CodedPooled(_Coded):
         """Make TorchRec's dist of ids, which finds distinct bags where the policy says so."""
         input_dist = super().create_input_dist(device)
         if self._merging.point is not None:
-            merge_bags(input_dist, self._merging, self._blocks(), self._wiring.session.bags)
+            merge_bags(input_dist, self._merging, self._blocks(), self._registry.session.bags)
         return input_dist
 
 
@@ -139,11 +139,8 @@ class _CodedTwFamily(_CodedPooled):
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
         """Make TorchRec's output dist over coded all-to-alls; its column permute stays."""
         output_dist: Any = super().create_output_dist(device)  # type: ignore[misc]
-        pg, session, permutes = (
-            process_group(self),
-            self._wiring.session,
-            output_callbacks(output_dist),
-        )
+        pg, session = process_group(self), self._registry.session
+        permutes = output_callbacks(output_dist)
         collective = self._collective(PooledAllToAll, pg, self._layout())
         set_collectives(
             output_dist,
@@ -157,34 +154,34 @@ class _CodedTwFamily(_CodedPooled):
 
 
 class CodedTwPooledEmbeddingSharding(_CodedTwFamily, TwPooledEmbeddingSharding):
-    """Table-wise."""
+    """Coded table-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.TABLE_WISE.value
 
 
 class CodedCwPooledEmbeddingSharding(_CodedTwFamily, CwPooledEmbeddingSharding):
-    """Column-wise."""
+    """Coded column-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.COLUMN_WISE.value
 
 
 class CodedTwCwPooledEmbeddingSharding(_CodedTwFamily, TwCwPooledEmbeddingSharding):
-    """Column-wise inside one node."""
+    """Coded sharding of pooled rows, column-wise inside one node."""
 
     sharding_name = ShardingType.TABLE_COLUMN_WISE.value
 
 
 class CodedRwPooledEmbeddingSharding(_CodedPooled, RwPooledEmbeddingSharding):
-    """Row-wise."""
+    """Coded row-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.ROW_WISE.value
 
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """A coded reduce-scatter without the empty rows."""
+        """Make a coded reduce-scatter that sends no empty rows."""
         collective = self._collective(PooledReduceScatter, process_group(self), self._layout())
-        output_dist = CodedRowWiseDist(CodedReduceScatter(collective, self._wiring.session))
+        output_dist = CodedRowWiseDist(CodedReduceScatter(collective, self._registry.session))
         expand_bags(output_dist, self._blocks(), [])
         return output_dist
 
@@ -193,14 +190,18 @@ class CodedRwPooledEmbeddingSharding(_CodedPooled, RwPooledEmbeddingSharding):
 
 
 class _CodedTwoLevel(_CodedPooled):
-    """A reduce-scatter inside the node, then an all-to-all between nodes."""
+    """Base of the two-level shardings: a reduce-scatter in the node, an all-to-all between nodes.
+
+    The config codes the two hops apart: a rule's `intra` has the codecs of the first, its
+    `forward` and `backward` are those of the second. Without `intra` the first sends float32.
+    """
 
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """Ours, with the column permute of TorchRec's."""
+        """Make a coded dist of two hops, with the column permute of TorchRec's dist."""
         stock: Any = super().create_output_dist(device)  # type: ignore[misc]
-        session, (intra_pg, cross_pg) = self._wiring.session, node_process_groups(self)
+        session, (intra_pg, cross_pg) = self._registry.session, node_process_groups(self)
         local_size = intra_pg.size()
         node = groups_per_node(self)[global_rank(self) // local_size]
         here = layout_of([node] * local_size)
@@ -216,56 +217,58 @@ class _CodedTwoLevel(_CodedPooled):
         return output_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
-        """Of the nodes: ranks of a node look up parts of the same tables."""
+        """Return the groups of each node, as its ranks look up parts of the same tables."""
         return groups_per_node(self)
 
 
 class CodedTwRwPooledEmbeddingSharding(_CodedTwoLevel, TwRwPooledEmbeddingSharding):
-    """Row-wise inside one node."""
+    """Coded sharding of pooled rows, row-wise inside one node."""
 
     sharding_name = ShardingType.TABLE_ROW_WISE.value
 
 
 class CodedGridPooledEmbeddingSharding(_CodedTwoLevel, GridPooledEmbeddingSharding):
-    """Column shards, each row-wise inside a node."""
+    """Coded grid sharding of pooled rows: column shards, each row-wise inside a node."""
 
     sharding_name = ShardingType.GRID_SHARD.value
 
     def uncombined_embedding_dims(self) -> list[int]:
-        """Of the column shards, which a variable batch per feature needs; TorchRec has it from
-        1.9 on."""
+        """Return the dim of every column shard, which a variable batch per feature needs.
+
+        TorchRec has this method from 1.9 on.
+        """
         return column_shard_dims(self)
 
     def uncombined_embedding_names(self) -> list[str]:
-        """As the dims."""
+        """Return the embedding name of every column shard."""
         return column_shard_names(self)
 
 
 class _CodedSequence(_Coded):
-    """Unpooled rows."""
+    """Base of the shardings of unpooled rows."""
 
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """A coded sequence all-to-all."""
+        """Make a coded all-to-all of unpooled rows."""
         collective = self._collective(SequenceAllToAll, process_group(self), self._layout())
-        return CodedSequenceDist(collective, self._wiring.session)
+        return CodedSequenceDist(collective, self._registry.session)
 
 
 class CodedTwSequenceEmbeddingSharding(_CodedSequence, TwSequenceEmbeddingSharding):
-    """Table-wise, unpooled."""
+    """Coded table-wise sharding of unpooled rows."""
 
     sharding_name = ShardingType.TABLE_WISE.value
 
 
 class CodedCwSequenceEmbeddingSharding(_CodedSequence, CwSequenceEmbeddingSharding):
-    """Column-wise, unpooled."""
+    """Coded column-wise sharding of unpooled rows."""
 
     sharding_name = ShardingType.COLUMN_WISE.value
 
 
 class CodedRwSequenceEmbeddingSharding(_CodedSequence, RwSequenceEmbeddingSharding):
-    """Row-wise, unpooled."""
+    """Coded row-wise sharding of unpooled rows."""
 
     sharding_name = ShardingType.ROW_WISE.value
 

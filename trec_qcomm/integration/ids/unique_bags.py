@@ -160,7 +160,7 @@ def _expanded(rows: Tensor, blocks: BagBlocks, inverse: Tensor, width: int) -> T
 
 
 class _Expand(Function):
-    """Forward: rows of distinct bags -> [B, W] of all samples. Backward: sums over equal bags."""
+    """Function from rows of distinct bags to [B, W] of all samples; backward sums equal bags."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, blocks: BagBlocks, inverse: Tensor, width: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.cases import (
     GRID,
     LEARNING_RATE,
     RW,

@@ -23,7 +23,7 @@ class Failed:
     reason: str
 
 
-def run_cells(
+def run_programs(
     fn: Callable[[Any], Any],
     world_size: int,
     cells: Mapping[Hashable, Any],

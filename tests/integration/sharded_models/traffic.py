@@ -9,8 +9,8 @@ from collections import defaultdict
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.zoo.bounds import TWO_LEVEL, WHOLE_COLUMNS, Hops
-from tests.integration.zoo.cases import RW, Case, Shard, Table, batch, shards
+from tests.integration.sharded_models.bounds import TWO_LEVEL, WHOLE_COLUMNS, Hops
+from tests.integration.sharded_models.cases import RW, Case, Shard, Table, batch, shards
 from trec_qcomm import Cast, Codec, Identity
 
 Frame = list[tuple[Table, int, int]]

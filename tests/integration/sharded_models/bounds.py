@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.cases import (
     CW,
     DP,
     GRID,
@@ -28,7 +28,7 @@ from tests.integration.zoo.cases import (
     full_table,
     shards,
 )
-from tests.integration.zoo.exact import U, block_of, uses_of
+from tests.integration.sharded_models.exact import U, block_of, uses_of
 from trec_qcomm import Cast, Codec, ErrorBounded, Identity, Rowwise
 
 WHOLE_COLUMNS = (TW, CW, TWCW)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from tests.integration.zoo.cases import MODULES, Case
+from tests.integration.sharded_models.cases import MODULES, Case
 
 WIDTH = 8  # of what a tower makes of a sample
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection
 from torchrec.modules.itep_modules import GenericITEPModule
 
-from tests.integration.zoo.cases import MODULES, Case, Model
+from tests.integration.sharded_models.cases import MODULES, Case, Model
 
 MAX_STEPS = 2
 

@@ -25,7 +25,7 @@ from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectio
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.cases import (
     CPU,
     LEARNING_RATE,
     Case,
