@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 
 from tests.integration.embedding.test_every_sharding import SUM_TABLES
-from tests.integration.sharded_models.cases import MIX, Case, batch
-from tests.integration.sharded_models.run import assert_same, run, shard, train
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import MIX, Case
+from tests.integration.sharded_models.training import assert_same, run, shard, train
 from trec_qcomm import (
     Config,
     GradientRule,
