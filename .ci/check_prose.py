@@ -36,7 +36,9 @@ _NOTE_WORD = re.compile(
     r"(?:of|as|see|by|likewise|that of|those of|ditto|the same|its|their)\b", re.IGNORECASE
 )
 _SECTION = re.compile(r"^\s*(Args|Returns|Raises|Derived|Attributes):")
-_COMMENT = re.compile(r"(?:Of|As|By|Likewise|Ditto|That of|Those of)\b(?! (?:a |the )?(?:far|long|soon))")
+_COMMENT = re.compile(
+    r"(?:Of|As|By|Likewise|Ditto|That of|Those of)\b(?! (?:a |the )?(?:far|long|soon))"
+)
 
 
 def problems_of(path: Path) -> Iterator[tuple[int, str]]:

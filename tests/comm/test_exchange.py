@@ -121,5 +121,5 @@ def test_a_sum_of_bounded_values_needs_a_bound_to_divide():
         tolerance = None
 
     codecs = {"a": Unbounded(), "b": Identity(), "c": Identity()}
-    with pytest.raises(ValueError, match="table 'a': .* is BOUNDED and has no tolerance"):
+    with pytest.raises(ValueError, match=r"table 'a': .* is BOUNDED and has no tolerance"):
         send(codecs, num_summands=2)

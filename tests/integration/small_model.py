@@ -151,7 +151,7 @@ def train(dmp, optimizer, steps: range) -> list[float]:
 
 
 def weights(dmp: DistributedModelParallel) -> dict[str, list[Tensor]]:
-    """This rank's part of every parameter."""
+    """Return this rank's part of every parameter."""
     return {
         name: [shard.tensor.clone() for shard in value.local_shards()]
         if hasattr(value, "local_shards")

@@ -11,7 +11,7 @@ from torchrec.distributed.comm_ops import set_use_sync_collectives
 
 from tests.integration.small_model import batch, qcomm_of, shard
 from trec_qcomm import Cast, Config, ErrorBounded, Identity, QComm, Rowwise, TableRule, TopK
-from trec_qcomm.integration.embedding.wiring import _check_device
+from trec_qcomm.integration.embedding.session_registry import _check_device
 from trec_qcomm.testing import run_ranks
 
 

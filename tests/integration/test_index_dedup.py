@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.integration.zoo import unique_indices
-from tests.integration.zoo.cases import CW, RW, TW, Case, Table
-from tests.integration.zoo.run import assert_same, qcomm_of, run
+from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table
+from tests.integration.sharded_models.training import assert_same, qcomm_of, run
 from trec_qcomm import Identity, Rowwise
 from trec_qcomm.testing import run_ranks
 
@@ -23,8 +23,46 @@ CASES = {
 }
 
 
+def jagged_unique_indices(
+    hash_size_cumsum: Tensor, hash_size_offsets: Tensor, offsets: Tensor, indices: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Find the distinct ids of each table, over all its features.
+
+    Their number is spread over the table's bags.
+
+    Args:    hash_size_cumsum: [F + 1], equal for features of one table.  hash_size_offsets:
+             [F + 1], the features of each table.  offsets: [F * B + 1], B > 0.  indices: [N].
+    Returns: lengths: [F * B].  offsets: [F * B + 1].  unique ids: [U].  inverse: [N].
+    """
+    bags_per_feature = (offsets.numel() - 1) // (hash_size_cumsum.numel() - 1)
+    low = torch.repeat_interleave(hash_size_cumsum[:-1], offsets[::bags_per_feature].diff())
+    linear, inverse = torch.unique(indices + low, return_inverse=True)
+    lengths = torch.zeros(offsets.numel() - 1, dtype=offsets.dtype)
+    unique = linear.clone()
+    for begin, end in zip(hash_size_offsets.tolist(), hash_size_offsets[1:].tolist(), strict=False):
+        if begin == end:
+            continue
+        first, last = hash_size_cumsum[begin], hash_size_cumsum[end]
+        inside = (linear >= first) & (linear < last)
+        unique[inside] -= first
+        each, rest = divmod(int(inside.sum()), (end - begin) * bags_per_feature)
+        spread = lengths[begin * bags_per_feature : end * bags_per_feature]
+        spread.fill_(each)
+        spread[:rest] += 1
+    ends = torch.zeros(offsets.numel(), dtype=offsets.dtype)
+    torch.cumsum(lengths, 0, out=ends[1:])
+    return lengths, ends, unique, inverse
+
+
+def register_unique_indices() -> None:
+    """Register the operator of use_index_dedup for CPU; FBGEMM has it for CUDA only."""
+    name = "fbgemm::jagged_unique_indices"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
+        torch.library.impl(name, "CPU")(jagged_unique_indices)
+
+
 def all_runs():
-    unique_indices.register()
+    register_unique_indices()
     return {
         name: {
             "stock": run(case, None),

@@ -71,10 +71,10 @@ def options_of(estimator, where, *, module=None, sharder=None, constraints=None)
     enumerator = EmbeddingEnumerator(
         where, BATCH, constraints, estimator=[estimator, EmbeddingStorageEstimator(where)]
     )
-    found = enumerator.enumerate(module, [sharder or EmbeddingBagCollectionSharder()])
+    options = enumerator.enumerate(module, [sharder or EmbeddingBagCollectionSharder()])
     return {
         (so.name, so.sharding_type): so
-        for so in found
+        for so in options
         if so.compute_kernel in ("fused", "dense")
         and (so.compute_kernel == "fused" or so.sharding_type == "data_parallel")
     }
@@ -82,8 +82,10 @@ def options_of(estimator, where, *, module=None, sharder=None, constraints=None)
 
 def perfs(estimator, where, **options):
     """{sharding type: Perf of the first shard} of table t."""
-    found = options_of(estimator, where, **options)
-    return {kind: copy.copy(so.shards[0].perf) for (name, kind), so in found.items() if name == "t"}
+    priced = options_of(estimator, where, **options)
+    return {
+        kind: copy.copy(so.shards[0].perf) for (name, kind), so in priced.items() if name == "t"
+    }
 
 
 def stock_perfs(where):
@@ -176,11 +178,11 @@ def test_tables_and_directions_have_their_own_codecs() -> None:
             TableRule(tables=("*",), forward=Identity(), backward=Identity()),
         )
     )
-    found = options_of(
+    priced = options_of(
         QComm(config).estimator(where, throughput=FREE), where, module=tables("t", "u")
     )
-    small = found["t", "table_wise"].shards[0].perf
-    large = found["u", "table_wise"].shards[0].perf
+    small = priced["t", "table_wise"].shards[0].perf
+    large = priced["u", "table_wise"].shards[0].perf
     assert small.fwd_comms == pytest.approx(WORLD * wire_nbytes(Rowwise(4), (BATCH,), DIM) / INTER)
     assert small.bwd_comms == pytest.approx(
         WORLD * wire_nbytes(Cast("bf16"), (BATCH,), DIM) / INTER
@@ -196,9 +198,9 @@ def test_constraints_give_batches_and_poolings() -> None:
         )
     }
     estimator = qcomm(Rowwise(4)).estimator(where, constraints, throughput=FREE)
-    found = perfs(estimator, where, constraints=constraints)
+    priced = perfs(estimator, where, constraints=constraints)
     expected = WORLD * wire_nbytes(Rowwise(4), (300,), DIM) / INTER
-    assert found["table_wise"].fwd_comms == pytest.approx(expected)
+    assert priced["table_wise"].fwd_comms == pytest.approx(expected)
 
 
 def test_throughputs_by_codec_or_by_name() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.integration.embedding.test_every_sharding import SUM_TABLES
-from tests.integration.zoo.cases import MIX, Case
-from tests.integration.zoo.run import run
+from tests.integration.sharded_models.cases import MIX, Case
+from tests.integration.sharded_models.training import run
 from trec_qcomm import QComm
 from trec_qcomm.testing import run_ranks
 

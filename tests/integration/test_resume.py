@@ -86,8 +86,8 @@ def with_residuals():
 
 def owed_by_all_ranks(qcomm):
     """{parameter: [n] float64}, what is owed to the mean."""
-    (own,) = qcomm.state_dict()["gradients"]["dense"].values()
-    total = {name: owed(sites).double() for name, sites in own["residuals"].items()}
+    (state,) = qcomm.state_dict()["gradients"]["dense"].values()
+    total = {name: owed(sites).double() for name, sites in state["residuals"].items()}
     for residual in total.values():
         dist.all_reduce(residual)
     return total
@@ -105,11 +105,11 @@ def loaded_by_others(folder):
     dcp.load({"model": (model := dmp.state_dict())}, checkpoint_id=folder)
     dmp.load_state_dict(model)
     qcomm.load_resized(folder)
-    found = owed_by_all_ranks(qcomm)
+    residuals = owed_by_all_ranks(qcomm)
     train(dmp, dense_optimizer(dmp), range(3, 4))
     with pytest.raises(ValueError, match="nothing is saved under 'other'"):
         qcomm.load_resized(folder, key="other")
-    return found, qcomm.state_dict()["steps"]
+    return residuals, qcomm.state_dict()["steps"]
 
 
 @pytest.mark.dist

@@ -90,9 +90,9 @@ def test_int4_trains_nearly_alike_and_not_equally(ranks, optimizer):
 @pytest.mark.dist
 def test_bypass_is_exact_and_ends(ranks):
     for results in ranks:
-        found = results["evaluations"]
-        assert torch.equal(found["bypassed"], found["stock"])
-        assert torch.equal(found["after"], found["coded"])
+        outputs = results["evaluations"]
+        assert torch.equal(outputs["bypassed"], outputs["stock"])
+        assert torch.equal(outputs["after"], outputs["coded"])
     first = ranks[0]["evaluations"]
     assert not torch.equal(first["coded"], first["stock"])
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.integration.zoo.cases import CW, RW, TW, Case, Table, batch
-from tests.integration.zoo.run import shard, train
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table
+from tests.integration.sharded_models.training import shard, train
 from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule, TopK
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import Drop

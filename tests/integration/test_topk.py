@@ -3,9 +3,24 @@
 import pytest
 import torch
 
-from tests.integration.zoo.cases import CW, LEARNING_RATE, RW, TW, Case, Table, batch, full_table
-from tests.integration.zoo.exact import assembled, incidence, output_keys, rounding, uses_of
-from tests.integration.zoo.run import run, shard
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import (
+    CW,
+    LEARNING_RATE,
+    RW,
+    TW,
+    Case,
+    Table,
+    full_table,
+)
+from tests.integration.sharded_models.expected import (
+    assembled,
+    incidence,
+    output_keys,
+    rounding,
+    uses_of,
+)
+from tests.integration.sharded_models.training import run, shard
 from trec_qcomm import Config, ForwardMask, QComm, Rowwise, TableRule, TopK
 from trec_qcomm.testing import run_ranks
 
@@ -42,17 +57,17 @@ CASES = {
 
 
 def everything():
-    found = {
+    results = {
         name: run(case, qcomm_of(ForwardMask("fp32"), unique_bags=merge), 1, linear=True)
         for name, (case, merge) in CASES.items()
     }
     for sharding, backward in ((RW, ForwardMask()), (RW, Rowwise(8)), (CW, ForwardMask())):
         try:
             shard(case_of(sharding), qcomm_of(backward))
-            found[sharding, backward.name] = "accepted"
+            results[sharding, backward.name] = "accepted"
         except ValueError as error:
-            found[sharding, backward.name] = str(error)
-    return found
+            results[sharding, backward.name] = str(error)
+    return results
 
 
 @pytest.fixture(scope="module")

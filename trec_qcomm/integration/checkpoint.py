@@ -1,6 +1,6 @@
-"""Checkpoints of another world size: what torch.distributed.checkpoint does not load by itself.
+"""Checkpoints of another world size, which torch.distributed.checkpoint does not load by itself.
 
-It gives a rank the names that the rank asks for, and state of gradients is each rank's own. Here
+It gives a rank the names that the rank asks for, and each rank has gradient state of its own. Here
 a rank asks for the names of all ranks that wrote the checkpoint.
 
 Knows: torch.distributed.checkpoint. Does not know: what the state means.
@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 
 def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
-    """All that lies under `key` in a checkpoint, nested as it was saved. Collective.
+    """Load everything under `key` in a checkpoint, nested as it was saved. Collective.
 
     Raises: ValueError: there is nothing of that name.
     """
@@ -28,11 +28,11 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
     if not wanted:
         raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")
     load(wanted, checkpoint_id=checkpoint_id)
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, tensor in wanted.items():
         path = metadata.planner_data[name][1:]
-        place = found
+        place = state
         for step in path[:-1]:
             place = place.setdefault(step, {})
         place[path[-1]] = tensor
-    return found
+    return state

@@ -14,6 +14,7 @@ from trec_qcomm.integration.compat import (
     ShardedModule,
     ShardingEnv,
 )
+from trec_qcomm.integration.compat.private import dense_module, lookups
 from trec_qcomm.integration.session import Session
 
 
@@ -24,10 +25,11 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         """Raises ValueError: the config's `dense`, and an `allreduce_comm_precision` beside it."""
         super().__init__(**options)
         self._session = session
-        if session.config.dense is not None and self._allreduce_comm_precision is not None:
+        self._precision: str | None = options.get("allreduce_comm_precision")
+        if session.config.dense is not None and self._precision is not None:
             raise ValueError(
                 f"{session.config.source}: dense and allreduce_comm_precision "
-                f"{self._allreduce_comm_precision!r} exclude one another"
+                f"{self._precision!r} exclude one another"
             )
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
@@ -39,9 +41,9 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         _check_all_sharded(dmp)
         super().wrap(dmp, env, device)
         self._session.check_patterns()
-        dense = dmp._dmp_wrapped_module
+        dense = dense_module(dmp)
         if isinstance(dense, DistributedDataParallel) and not self._session.add_dense(dense):
-            narrow = self._allreduce_comm_precision in ("fp16", "bf16")
+            narrow = self._precision in ("fp16", "bf16")
             _count(dense, self._session.counters["dense"], wire_itemsize=2 if narrow else 4)
         for lookup in _data_parallel_lookups(dmp):
             if not self._session.add_lookup(lookup):
@@ -50,7 +52,7 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
 
 def _check_all_sharded(dmp: DistributedModelParallel) -> None:
     for path in dmp.plan.plan:
-        module = dmp._dmp_wrapped_module.get_submodule(path)
+        module = dense_module(dmp).get_submodule(path)
         if not isinstance(module, ShardedModule):
             raise ValueError(
                 f"plan: {path!r} is a {type(module).__name__}, for which no sharder was given; "
@@ -60,8 +62,8 @@ def _check_all_sharded(dmp: DistributedModelParallel) -> None:
 
 def _data_parallel_lookups(dmp: DistributedModelParallel) -> list[DistributedDataParallel]:
     """The DDPs of DATA_PARALLEL tables, each once: modules around a collection list them, too."""
-    lookups = [lookup for module in dmp.modules() for lookup in getattr(module, "_lookups", [])]
-    return list(dict.fromkeys(x for x in lookups if isinstance(x, DistributedDataParallel)))
+    all_lookups = [lookup for module in dmp.modules() for lookup in lookups(module)]
+    return list(dict.fromkeys(x for x in all_lookups if isinstance(x, DistributedDataParallel)))
 
 
 def _count(ddp: DistributedDataParallel, traffic: Traffic, *, wire_itemsize: int = 4) -> None:

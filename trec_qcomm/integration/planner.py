@@ -1,4 +1,4 @@
-"""TorchRec's estimate of a sharding option, with our codecs priced as they are.
+"""CodecPerfEstimator: TorchRec's estimate of a sharding option, with our codecs' real prices.
 
 TorchRec prices a codec by the element size of its dtype: the same for all tables, no scales, no
 headers, no time, and a smaller dtype makes the LOOKUP look cheaper too. Here the lookup keeps
@@ -50,6 +50,7 @@ from trec_qcomm.integration.compat import (
     Topology,
     get_num_poolings,
 )
+from trec_qcomm.integration.compat.private import set_bandwidths
 
 Throughputs = Throughput | Mapping[str | Codec, Throughput]
 ALL_TO_ALL = frozenset({CollectiveType.ALL_TO_ALL})
@@ -60,7 +61,7 @@ DIRECTIONS = {"forward": "fwd_comms", "backward": "bwd_comms"}
 
 
 class CodecPerfEstimator(EmbeddingPerfEstimator):
-    """Drop-in for TorchRec's EmbeddingPerfEstimator; see the module and `QComm.estimator`."""
+    """Drop-in for TorchRec's EmbeddingPerfEstimator that prices hops with the config's codecs."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         super().__init__(topology, constraints)
         _check_throughput(throughput, topology.compute_device)
         self._config = config
+        self._cluster, self._table_constraints = topology, constraints or {}
         self._throughput = throughput
         self._without = {
             collectives: EmbeddingPerfEstimator(_with_free(topology, collectives), constraints)
@@ -114,7 +116,7 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         collectives: frozenset[CollectiveType],
         stock_ms: float,
     ) -> float:
-        """What becomes of one hop of one shard that TorchRec gives `stock_ms`."""
+        """Return the ms of one hop of one shard, which without codecs takes `stock_ms`."""
         hop = self._hop(so, collectives)
         codec = self._codec(so.name, direction, intra=hop.is_intra)
         dim, rows = shard.size[1], self._rows_per_peer(so, hop)
@@ -132,7 +134,7 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         return coded_ms
 
     def _hop(self, so: ShardingOption, collectives: frozenset[CollectiveType]) -> "_Hop":
-        world_size, node_size = self._topology.world_size, self._topology.intra_group_size
+        world_size, node_size = self._cluster.world_size, self._cluster.intra_group_size
         is_sum = collectives is REDUCTION and so.is_pooled
         if so.sharding_type not in TWO_LEVEL:
             is_split = so.sharding_type == ShardingType.ROW_WISE.value and not so.is_pooled
@@ -142,11 +144,11 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         return _Hop(world_size // node_size, 1.0, False, False)
 
     def _rows_per_peer(self, so: ShardingOption, hop: "_Hop") -> tuple[int, ...]:
-        """Rows of each feature that a rank sends one peer."""
-        limits = (self._constraints or {}).get(so.name)
+        """Return the rows of each feature that a rank sends one peer."""
+        limits = self._table_constraints.get(so.name)
         batches = (limits and limits.batch_sizes) or [so.batch_size] * so.num_inputs
         lengths = [min(1.0, n) for n in so.input_lengths] if so.is_pooled else so.input_lengths
-        poolings = get_num_poolings(self._constraints, so)
+        poolings = get_num_poolings(self._table_constraints, so)
         columns = zip(batches, lengths, poolings, strict=True)
         return tuple(math.ceil(b * n * p * hop.num_batches) for b, n, p in columns)
 
@@ -169,11 +171,14 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
 
 @dataclass(frozen=True)
 class _Hop:
-    """Who takes part in one collective of a sharding.
+    """One collective of a sharding.
 
-    Args: num_peers: ranks, this one included.  num_batches: how many ranks' rows go to each peer:
-        inside a node those of all nodes; of sequences a rank has only a share.  is_intra: inside a
-        node.  is_sum: the forward adds up; then the backward sends all peers the same.
+    Args:
+        num_peers: number of ranks that take part, this one included
+        num_batches: number of ranks whose rows go to each peer: inside a node those of all nodes;
+            for sequences less than 1, as a rank has a share of the rows
+        is_intra: whether it is the hop inside a node
+        is_sum: whether the forward adds rows up; then the backward sends all peers the same
     """
 
     num_peers: int
@@ -183,7 +188,7 @@ class _Hop:
 
 
 class _FreeCollectives(GeneralizedCommsBandwidth):
-    """A network on which some kinds of collective take no time."""
+    """Network on which some kinds of collective take no time."""
 
     def __init__(self, real: GeneralizedCommsBandwidth, free: frozenset[CollectiveType]) -> None:
         self._real, self._free = real, free
@@ -191,26 +196,26 @@ class _FreeCollectives(GeneralizedCommsBandwidth):
     def get_bw(
         self, local_world_size: int, world_size: int, collective_type: CollectiveType
     ) -> float:
-        """Bytes/ms."""
+        """Return bytes/ms."""
         if collective_type in self._free:
             return math.inf
         return float(self._real.get_bw(local_world_size, world_size, collective_type))
 
     @property
     def intra_host_bw(self) -> float:
-        """Bytes/ms, of the real network."""
+        """Bandwidth of the real network, in bytes/ms."""
         return float(self._real.intra_host_bw)
 
     @property
     def inter_host_bw(self) -> float:
-        """Bytes/ms, of the real network."""
+        """Bandwidth of the real network, in bytes/ms."""
         return float(self._real.inter_host_bw)
 
 
 def _with_free(topology: Topology, collectives: frozenset[CollectiveType]) -> Topology:
-    """The topology, but for the cost of these collectives."""
+    """Return a copy of the topology on which these collectives cost nothing."""
     changed = copy.copy(topology)
-    changed._comms_bandwidths = _FreeCollectives(topology.comms_bandwidths, collectives)
+    set_bandwidths(changed, _FreeCollectives(topology.comms_bandwidths, collectives))
     return changed
 
 
@@ -231,7 +236,10 @@ def _check_throughput(throughput: object, compute_device: str) -> None:
 
 
 def _check_sharders(arguments: list[Any]) -> None:
-    """TorchRec hands over sharders (1.6) or snapshots of them, by module type."""
+    """Raise ValueError at a sharder with TorchRec's codecs.
+
+    TorchRec hands over sharders (1.6) or snapshots of them, by module type.
+    """
     for name, sharder in ((n, s) for a in arguments if isinstance(a, dict) for n, s in a.items()):
         stock = getattr(sharder, "qcomm_dtype_sizes", None)
         stock = stock or getattr(sharder, "qcomm_codecs_registry", None)

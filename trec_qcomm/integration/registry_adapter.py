@@ -1,4 +1,4 @@
-"""Our cast codecs as TorchRec's own registry, for users who stay with stock sharders.
+"""CastCommCodec: our cast codecs in TorchRec's own registry, for users of stock sharders.
 
 TorchRec encodes a flat buffer in which tables are interleaved and its row-wise shardings add
 encoded values, so only a cast means the same there. Unlike TorchRec's own, BF16 is BF16 on gloo.
@@ -17,45 +17,45 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class CastCommCodec(QuantizedCommCodec[None]):
-    """One `cast` (or `identity`) codec behind TorchRec's interface."""
+    """Codec `cast` or `identity` behind TorchRec's interface."""
 
     def __init__(self, codec: Cast | Identity) -> None:
         self._dtype = _DTYPES[codec.dtype] if isinstance(codec, Cast) else torch.float32
         self._raises = isinstance(codec, Cast) and codec.overflow == "raise"
 
     def encode(self, input_tensor: Tensor, ctx: None = None) -> Tensor:
-        """float32 -> the dtype. Raises UnencodableError on overflow if the config says so."""
+        """Convert float32 to the dtype. Raises UnencodableError: an overflow, where refused."""
         encoded = input_tensor.to(self._dtype)
         if self._raises and bool((encoded.isinf() & input_tensor.isfinite()).any()):
             raise UnencodableError(f"a value beyond the range of {self._dtype}", segment=0)
         return encoded
 
     def decode(self, input_grad: Tensor, ctx: None = None) -> Tensor:
-        """The dtype -> float32."""
+        """Convert to float32."""
         return input_grad.to(torch.float32)
 
     @property
     def quantized_dtype(self) -> torch.dtype:
-        """What travels."""
+        """Dtype of the values that are sent."""
         return self._dtype
 
     def calc_quantized_size(self, input_len: int, ctx: None = None) -> int:
-        """Elements stay elements."""
+        """Return the number of encoded elements: one for each element."""
         return input_len
 
     def create_context(self) -> None:
-        """No context."""
+        """Return None: a cast needs no context."""
         return None
 
     def padded_size(
         self, input_tensor: Tensor, dim_per_rank: list[int], my_rank: int, qcomm_ctx: None
     ) -> tuple[int, int]:
-        """No padding."""
+        """Return the length of a row and its padding, which is 0."""
         return input_tensor.shape[-1], 0
 
 
 def codecs_registry(config: Config) -> dict[str, QuantizedCommCodecs]:
-    """TorchRec's registry for all its collectives.
+    """Return TorchRec's registry for all its collectives.
 
     Raises: ValueError: a codec that is not `cast` or `identity`, or that differs by table;
         unique_bags, which stock sharders do not have.

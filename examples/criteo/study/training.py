@@ -27,7 +27,7 @@ from study.dense import EmulatedAllReduce
 from trec_qcomm import Config, GradientRule, Identity, TableRule
 from trec_qcomm.comm.emulate import EmulatedExchange
 from trec_qcomm.core.segments import exclusive_cumsum
-from trec_qcomm.integration.ids.exactness import max_shares
+from trec_qcomm.integration.ids.bag_merging import max_shares
 from trec_qcomm.integration.tolerances import ForwardTolerances
 from trec_qcomm.ops.unique import UniqueBags, unique_bags
 

@@ -4,8 +4,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.integration.zoo.cases import RW, TW, Case, Table, batch
-from tests.integration.zoo.run import dense_optimizer, loss_of, qcomm_of, shard, weights
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import RW, TW, Case, Table
+from tests.integration.sharded_models.training import (
+    dense_optimizer,
+    loss_of,
+    qcomm_of,
+    shard,
+    weights,
+)
 from trec_qcomm import Rowwise
 from trec_qcomm.testing import run_ranks
 

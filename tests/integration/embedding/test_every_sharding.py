@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.cells import results_of, run_cells
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import (
     CW,
     DP,
     GRID,
@@ -24,11 +24,11 @@ from tests.integration.zoo.cases import (
     TWRW,
     Case,
     Table,
-    batch,
     full_table,
 )
-from tests.integration.zoo.exact import assembled, outputs, updated
-from tests.integration.zoo.run import OPTIMIZERS, assert_same, qcomm_of, run
+from tests.integration.sharded_models.expected import assembled, outputs, updated
+from tests.integration.sharded_models.training import OPTIMIZERS, assert_same, qcomm_of, run
+from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Identity
 
 pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
@@ -57,7 +57,7 @@ def node_sizes(sharding, world_size):
 
 
 def parity_cases(world_size):
-    """By name: all that stock can run."""
+    """Return by name all cases that stock can run."""
     cases = {}
     for sharding in POOLED:
         for node_size in node_sizes(sharding, world_size) if sharding in BY_NODE else (0,):
@@ -82,7 +82,7 @@ def parity_cases(world_size):
 
 
 def exact_cases():
-    """By name: long bags, and uneven batches, also of no samples."""
+    """Return cases by name: long bags, and uneven batches, also of no samples."""
     cases = {}
     for sharding in POOLED:
         # TorchRec's own divisor of means fails on a rank that has no samples.
@@ -101,45 +101,45 @@ def exact_cases():
     return cases
 
 
-def run_cell(cell):
-    kind, case = cell
+def run_program(program):
+    kind, case = program
     if kind == "exact":
         return run(case, qcomm_of(Identity()), 1, linear=True)
     return run(case, None), run(case, qcomm_of(Identity()))
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def cells(request):
+def outcomes(request):
     parity, exact = parity_cases(request.param), exact_cases()
     jobs = {("parity", name): ("parity", case) for name, case in parity.items()}
     jobs |= {("exact", name): ("exact", case) for name, case in exact.items()}
-    return run_cells(run_cell, request.param, jobs, timeout_s=600)
+    return run_programs(run_program, request.param, jobs, timeout_s=600)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", parity_cases(4))
-def test_identity_equals_stock_bit_for_bit(cells, name):
-    if ("parity", name) not in cells:
+def test_identity_equals_stock_bit_for_bit(outcomes, name):
+    if ("parity", name) not in outcomes:
         pytest.skip("no such node size")
-    found = results_of(cells["parity", name])
-    assert_same(parity_cases(4)[name], *zip(*found, strict=True))
+    pairs = results_of(outcomes["parity", name])
+    assert_same(parity_cases(4)[name], *zip(*pairs, strict=True))
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", exact_cases())
-def test_identity_is_as_near_as_float32_can_be(cells, name):
-    assert_near(exact_cases()[name], results_of(cells["exact", name]))
+def test_identity_is_as_near_as_float32_can_be(outcomes, name):
+    assert_near(exact_cases()[name], results_of(outcomes["exact", name]))
 
 
 def assert_near(case, runs):
     batches = [batch(case, 0, rank) for rank in range(len(runs))]
     weights = {table.name: full_table(table) for table in case.tables}
-    for rank, found in enumerate(runs):
+    for rank, result in enumerate(runs):
         for key, expected in outputs(case, weights, batches[rank]).items():
-            assert expected.holds(found.outputs[0][key]), f"rank {rank}, output {key}"
+            assert expected.holds(result.outputs[0][key]), f"rank {rank}, output {key}"
     after = updated(case, weights, batches)
     for table in case.tables:
-        whole = assembled(table, [part for found in runs for part in found.weights[table.name]])
+        whole = assembled(table, [part for result in runs for part in result.weights[table.name]])
         untrained = set(table.features) <= set(case.empty)
         assert torch.equal(whole, weights[table.name]) == untrained, table.name
         assert after[table.name].holds(whole), table.name

@@ -50,7 +50,7 @@ class Model(nn.Module):
 
 
 def losses(kind: str, *, coded: bool) -> list[float]:
-    """Of a few steps on one GPU."""
+    """Return the losses of a few steps on one GPU."""
     torch.manual_seed(0)
     device = torch.device("cuda:0")
     sparse: nn.Module = bags(device)
@@ -84,14 +84,14 @@ def losses(kind: str, *, coded: bool) -> list[float]:
     if kind == "prefetch":
         pipeline, feed = PrefetchTrainPipelineSparseDist(dmp, optimizer, device), iter(batches)
         return [float(pipeline.progress(feed)) for _ in batches]
-    found = []
+    values = []
     for features in batches:
         optimizer.zero_grad()
         loss, _ = dmp(features)
         loss.backward()
         optimizer.step()
-        found.append(float(loss))
-    return found
+        values.append(float(loss))
+    return values
 
 
 def ids(step: int, device) -> KeyedJaggedTensor:

@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cells import Failed, run_cells
-from tests.integration.zoo.bounds import Hops, backward_error, forward_error
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.bounds import Hops, backward_error, forward_error
+from tests.integration.sharded_models.cases import (
     CW,
     GRID,
     MIX,
@@ -31,12 +31,12 @@ from tests.integration.zoo.cases import (
     TWRW,
     Case,
     Table,
-    batch,
     output_keys,
 )
-from tests.integration.zoo.exact import assembled, incidence
-from tests.integration.zoo.run import run
-from tests.integration.zoo.traffic import frames_of, stats_problems
+from tests.integration.sharded_models.expected import assembled, incidence
+from tests.integration.sharded_models.expected_traffic import frames_of, stats_problems
+from tests.integration.sharded_models.training import run
+from tests.rank_programs import Failed, run_programs
 from trec_qcomm import Cast, Config, ErrorBounded, Identity, QComm, Rowwise, TableRule
 from trec_qcomm.config import HopCodecs
 
@@ -103,11 +103,11 @@ def case_of(cell: Cell, world_size: int) -> Case:
 
 
 def hops_of(cell: Cell, case: Case) -> dict[str, dict[str, Hops]]:
-    """Codecs by direction, then table."""
+    """Return the codecs of each hop by direction, then table."""
     coded = ROWS[cell.row][2]
     codecs = CODECS[cell.codec] if cell.codec else (Identity(),)
-    found: dict[str, dict[str, Hops]] = {"forward": {}, "backward": {}}
-    for direction, by_table in found.items():
+    hops: dict[str, dict[str, Hops]] = {"forward": {}, "backward": {}}
+    for direction, by_table in hops.items():
         for n, table in enumerate(case.tables):
             on = cell.direction in (direction, "both")
             codec = codecs[n % len(codecs)] if on else Identity()
@@ -115,7 +115,7 @@ def hops_of(cell: Cell, case: Case) -> dict[str, dict[str, Hops]]:
                 main=codec if coded in ("main", "both") else Identity(),
                 intra=codec if coded in ("intra", "both") else Identity(),
             )
-    return found
+    return hops
 
 
 def qcomm_of(cell: Cell, case: Case) -> QComm:
@@ -172,35 +172,38 @@ def weight_bounds(case: Case, world_size: int, table: Table, hops: Hops):
     return backward_error(case, table, batches_of(case, world_size), hops)
 
 
-def problems(cell: Cell, found: list, plain: list) -> list[str]:
-    """What is wrong with a cell. Args: found, plain: its runs and those with identity, by rank."""
-    case = case_of(cell, len(found))
+def problems(cell: Cell, coded: list, plain: list) -> list[str]:
+    """Say what is wrong with a cell.
+
+    Args: coded, plain: each rank's result with the cell's codecs, and with identity
+    """
+    case = case_of(cell, len(coded))
     hops = hops_of(cell, case)
-    wrong = _output_problems(case, hops["forward"], found, plain)
-    wrong += _weight_problems(case, hops["backward"], found, plain)
-    for rank, of in enumerate(found):
-        frames = frames_of(case, rank, len(found))
-        wrong += [f"rank {rank}: {text}" for text in stats_problems(of.stats, frames, hops)]
+    wrong = _output_problems(case, hops["forward"], coded, plain)
+    wrong += _weight_problems(case, hops["backward"], coded, plain)
+    for rank, result in enumerate(coded):
+        frames = frames_of(case, rank, len(coded))
+        wrong += [f"rank {rank}: {text}" for text in stats_problems(result.stats, frames, hops)]
     return wrong
 
 
-def _output_problems(case: Case, hops: dict[str, Hops], found: list, plain: list) -> list[str]:
+def _output_problems(case: Case, hops: dict[str, Hops], coded: list, plain: list) -> list[str]:
     moved = {table: Moved() for table in case.tables}
     for key, table, _ in output_keys(case):
-        for rank, (coded, exact) in enumerate(zip(found, plain, strict=True)):
-            bound = output_bounds(case, len(found), rank, key, hops[table.name])
-            moved[table].add(coded.outputs[0][key], exact.outputs[0][key], bound)
+        for rank, (ours, theirs) in enumerate(zip(coded, plain, strict=True)):
+            bound = output_bounds(case, len(coded), rank, key, hops[table.name])
+            moved[table].add(ours.outputs[0][key], theirs.outputs[0][key], bound)
     return _verdicts("outputs", case, hops, moved)
 
 
-def _weight_problems(case: Case, hops: dict[str, Hops], found: list, plain: list) -> list[str]:
+def _weight_problems(case: Case, hops: dict[str, Hops], coded: list, plain: list) -> list[str]:
     moved = {table: Moved() for table in case.tables}
     for table in case.tables:
-        coded, exact = (
-            assembled(table, [part for of in runs for part in of.weights[table.name]])
-            for runs in (found, plain)
+        ours, theirs = (
+            assembled(table, [part for result in runs for part in result.weights[table.name]])
+            for runs in (coded, plain)
         )
-        moved[table].add(coded, exact, weight_bounds(case, len(found), table, hops[table.name]))
+        moved[table].add(ours, theirs, weight_bounds(case, len(coded), table, hops[table.name]))
     return _verdicts("weights", case, hops, moved)
 
 
@@ -220,11 +223,13 @@ class Moved:
 
 def _verdicts(what: str, case: Case, hops: dict[str, Hops], moved: dict[Table, Moved]) -> list[str]:
     wrong = []
-    for table, found in moved.items():
+    for table, differences in moved.items():
         coded = hops[table.name].changes(case.kind(table))
-        if coded and not 0.25 <= found.share <= 1:
-            wrong.append(f"{what} of {table.name}: off by {found.share:.3g} of the codec's error")
-        if not coded and not found.equal:
+        if coded and not 0.25 <= differences.share <= 1:
+            wrong.append(
+                f"{what} of {table.name}: off by {differences.share:.3g} of the codec's error"
+            )
+        if not coded and not differences.equal:
             wrong.append(f"{what} of {table.name}: not coded, but differ")
     return wrong
 
@@ -237,12 +242,12 @@ def verdicts_of(pytestconfig):
     def judged(world_size: int) -> dict[Cell, list[str]]:
         coded = coded_cells(world_size)
         cells = {cell: (cell, world_size) for cell in plain_cells(world_size) + coded}
-        found = run_cells(run_cell, world_size, cells, timeout_s=600)
+        results = run_programs(run_cell, world_size, cells, timeout_s=600)
         problems_of = {}
         for cell in coded:
-            plain = found[Cell(cell.row, cell.shape)]
-            failed = [run.reason for run in (plain, found[cell]) if isinstance(run, Failed)]
-            problems_of[cell] = failed or problems(cell, found[cell], plain)
+            plain = results[Cell(cell.row, cell.shape)]
+            failed = [run.reason for run in (plain, results[cell]) if isinstance(run, Failed)]
+            problems_of[cell] = failed or problems(cell, results[cell], plain)
         folder = pytestconfig.cache.mkdir("matrix")
         table = as_markdown(problems_of, world_size)
         (folder / f"world_size_{world_size}.md").write_text(table)

@@ -6,11 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cells import results_of, run_cells
 from tests.integration.embedding.test_every_sharding import assert_near
-from tests.integration.zoo import itep, towers
-from tests.integration.zoo.cases import CW, DP, GRID, RW, SEQUENCE, TW, TWCW, TWRW, Case, Table
-from tests.integration.zoo.run import assert_same, qcomm_of, run
+from tests.integration.sharded_models import itep, towers
+from tests.integration.sharded_models.cases import (
+    CW,
+    DP,
+    GRID,
+    RW,
+    SEQUENCE,
+    TW,
+    TWCW,
+    TWRW,
+    Case,
+    Table,
+)
+from tests.integration.sharded_models.training import assert_same, qcomm_of, run
+from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Identity
 
 pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
@@ -29,7 +40,7 @@ NARROW_UNSHARED = tuple(replace(table, dim=16) for table in UNSHARED)
 
 
 def parity_cases(world_size=4):
-    """By name: what stock can run, towers and ITEP with a little help."""
+    """Return by name what stock can run, towers and ITEP with a little help."""
     cases = {}
     for sharding in (*WHOLE, *SPLIT):
         two = {"tables": TABLES, "sharding": sharding, "node_size": 2}
@@ -71,8 +82,11 @@ def parity_cases(world_size=4):
 
 
 def exact_cases():
-    """By name: other numbers of distinct bags on each rank, which gloo cannot reduce-scatter;
-    grid_shard takes a variable batch in stock TorchRec from 1.9 on only."""
+    """Return cases by name that stock TorchRec cannot run on gloo.
+
+    Each rank has another number of distinct bags, which gloo cannot reduce-scatter. grid_shard
+    takes a variable batch in stock TorchRec from 1.9 on only.
+    """
     return {
         f"uneven_vbe/{sharding}": Case(
             tables=TABLES,
@@ -87,8 +101,8 @@ def exact_cases():
     }
 
 
-def run_cell(cell):
-    kind, case = cell
+def run_program(program):
+    kind, case = program
     if kind == "exact":
         return run(case, qcomm_of(Identity()), 1, linear=True)
     qcomms = None, qcomm_of(Identity())
@@ -103,24 +117,24 @@ def run_cell(cell):
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def cells(request):
+def outcomes(request):
     jobs = {
         ("parity", name): ("parity", case) for name, case in parity_cases(request.param).items()
     }
     jobs |= {("exact", name): ("exact", case) for name, case in exact_cases().items()}
-    return run_cells(run_cell, request.param, jobs, timeout_s=600)
+    return run_programs(run_program, request.param, jobs, timeout_s=600)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", parity_cases())
-def test_module_equals_stock_bit_for_bit(cells, name):
-    found = results_of(cells["parity", name])
+def test_module_equals_stock_bit_for_bit(outcomes, name):
+    pairs = results_of(outcomes["parity", name])
     # FBGEMM for CPU has no gradient of how TorchRec repeats the rows of a variable batch.
     trains = not name.startswith("sequence_vbe")
-    assert_same(parity_cases()[name], *zip(*found, strict=True), trains=trains)
+    assert_same(parity_cases()[name], *zip(*pairs, strict=True), trains=trains)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", exact_cases())
-def test_uneven_variable_batches_are_as_near_as_float32_can_be(cells, name):
-    assert_near(exact_cases()[name], results_of(cells["exact", name]))
+def test_uneven_variable_batches_are_as_near_as_float32_can_be(outcomes, name):
+    assert_near(exact_cases()[name], results_of(outcomes["exact", name]))

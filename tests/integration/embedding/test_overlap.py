@@ -11,8 +11,9 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from tests.integration.zoo.cases import CW, RW, TW, Case, Table, batch, plan
-from tests.integration.zoo.run import fused_params, qcomm_of
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table, plan
+from tests.integration.sharded_models.training import fused_params, qcomm_of
 from trec_qcomm import Rowwise
 from trec_qcomm.testing import run_ranks
 

@@ -50,12 +50,12 @@ def batch(sizes, weighted):
 
 def train(lookup, sizes, weighted):
     """The rows of two steps and the tables after them."""
-    found = []
+    rows_by_step = []
     for _ in range(2):
         rows = lookup(**batch(sizes, weighted), batch_size_per_feature_per_rank=sizes)
         rows.backward(torch.randn(rows.shape, generator=torch.Generator().manual_seed(2)))
-        found.append(rows.detach())
-    return found + [weights.clone() for weights in lookup.split_embedding_weights()]
+        rows_by_step.append(rows.detach())
+    return rows_by_step + [weights.clone() for weights in lookup.split_embedding_weights()]
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
@@ -65,8 +65,8 @@ def test_equals_fbgemm(name, pooling, weighted):
     dims, sizes = SIZES[name]
     plain, padded = lookup_of(dims, pooling), lookup_of(dims, pooling)
     pad_lookups(torch.nn.ModuleList([padded]))
-    expected, found = train(plain, sizes, weighted), train(padded, sizes, weighted)
-    assert all(map(torch.equal, expected, found))
+    expected, ours = train(plain, sizes, weighted), train(padded, sizes, weighted)
+    assert all(map(torch.equal, expected, ours))
 
 
 def test_asks_nothing_for_each_bag():

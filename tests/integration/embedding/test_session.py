@@ -7,8 +7,9 @@ from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from tests.integration.zoo.cases import CPU, MODULES, RW, TW, Case, Model, Table, batch, plan
-from tests.integration.zoo.run import fused_params, qcomm_of, shard, train
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import CPU, MODULES, RW, TW, Case, Model, Table, plan
+from tests.integration.sharded_models.training import fused_params, qcomm_of, shard, train
 from trec_qcomm import Identity, Rowwise
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.testing import run_ranks
@@ -119,14 +120,14 @@ def errors_of_a_bad_frame():
     ((name, op),) = by_name.items()
     error = CorruptFrameError("made up", rank=1)
     op.checks.add(torch.tensor([0], dtype=torch.int32), lambda _segment: error)
-    found = []
+    errors = []
     for _ in range(3):
         with pytest.raises(CorruptFrameError) as raised:
             qcomm.state_dict()
-        found.append(str(raised.value))
-        if len(found) == 2:
+        errors.append(str(raised.value))
+        if len(errors) == 2:
             session.collective(type(op), op.pg, op.layout, module=module, name=name)
-    return found
+    return errors
 
 
 def everything():

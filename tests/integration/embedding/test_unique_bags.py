@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cells import results_of, run_cells
 from tests.integration.embedding.test_every_sharding import (
     BY_NODE,
     SEQUENCE_TABLES,
@@ -20,17 +19,10 @@ from tests.integration.embedding.test_every_sharding import (
     assert_near,
     node_sizes,
 )
-from tests.integration.zoo.cases import (
-    CW,
-    POOLED,
-    RW,
-    SEQUENCE,
-    TW,
-    Case,
-    batch,
-    shards,
-)
-from tests.integration.zoo.run import assert_same, run
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import CW, POOLED, RW, SEQUENCE, TW, Case, shards
+from tests.integration.sharded_models.training import assert_same, run
+from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, Identity, QComm, TableRule
 from trec_qcomm.testing import run_ranks
 
@@ -40,7 +32,7 @@ SHARDINGS = tuple(sharding for sharding in POOLED if sharding != "data_parallel"
 
 
 def qcomm_of(*choices):
-    """Identity. Choices: (pattern, unique_bags)."""
+    """Return a QComm of identity codecs. choices: pairs of pattern and unique_bags."""
     rules = [
         TableRule(tables=(p,), forward=Identity(), backward=Identity(), unique_bags=choice)
         for p, choice in choices
@@ -53,8 +45,11 @@ def merged():
 
 
 def parity_cases(world_size):
-    """By name. TABLES are of both poolings, so that a rank of a table-wise sharding has several
-    kernels, which on CPU take no batch size for every feature: merged after the lookup."""
+    """Return cases by name.
+
+    TABLES have both poolings, so that a rank of a table-wise sharding has several kernels, which on
+    CPU take no batch size for every feature. Their bags are merged after the lookup.
+    """
     cases = {}
     for sharding in SHARDINGS:
         for node_size in node_sizes(sharding, world_size) if sharding in BY_NODE else (0,):
@@ -83,7 +78,7 @@ def parity_cases(world_size):
 
 
 def exact_cases():
-    """By name: what stock cannot run, and weighted bags, which all differ but the empty ones."""
+    """Return by name cases that stock cannot run, and weighted bags, which seldom repeat."""
     cases = {}
     for sharding in SHARDINGS:
         case = Case(tables=SUM_TABLES, sharding=sharding, node_size=2, batch=(40, 33))
@@ -95,8 +90,8 @@ def exact_cases():
     return cases
 
 
-def run_cell(cell):
-    kind, case = cell
+def run_program(program):
+    kind, case = program
     if kind == "parity":
         return run(case, None, linear=True), run(case, merged(), linear=True)
     if kind == "exact":
@@ -106,11 +101,11 @@ def run_cell(cell):
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def cells(request):
+def outcomes(request):
     jobs = {("parity", n): ("parity", case) for n, case in parity_cases(request.param).items()}
     jobs |= {("exact", name): ("exact", case) for name, case in exact_cases().items()}
     jobs["choices"] = ("choices", CHOICES)
-    return run_cells(run_cell, request.param, jobs, timeout_s=500)
+    return run_programs(run_program, request.param, jobs, timeout_s=500)
 
 
 CHOICES = Case(tables=SUM_TABLES, sharding=TW, batch=(40, 33))
@@ -118,29 +113,29 @@ CHOICES = Case(tables=SUM_TABLES, sharding=TW, batch=(40, 33))
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", parity_cases(4))
-def test_training_equals_stock_bit_for_bit_where_sums_are_exact(cells, name):
-    if ("parity", name) not in cells:
+def test_training_equals_stock_bit_for_bit_where_sums_are_exact(outcomes, name):
+    if ("parity", name) not in outcomes:
         pytest.skip("no such node size")
-    stock, ours = zip(*results_of(cells["parity", name]), strict=True)
+    stock, ours = zip(*results_of(outcomes["parity", name]), strict=True)
     assert_same(parity_cases(4)[name], stock, ours)
-    for found in ours:
-        bags = found.stats["input"]["bags"]
+    for result in ours:
+        bags = result.stats["input"]["bags"]
         assert bags["num_sent"] < bags["num_bags"] or not bags["num_bags"]
-    assert any(found.stats["input"]["bags"]["num_bags"] for found in ours)
+    assert any(result.stats["input"]["bags"]["num_bags"] for result in ours)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", exact_cases())
-def test_merging_changes_nothing_but_the_order_of_sums(cells, name):
-    assert_near(exact_cases()[name], results_of(cells["exact", name]))
+def test_merging_changes_nothing_but_the_order_of_sums(outcomes, name):
+    assert_near(exact_cases()[name], results_of(outcomes["exact", name]))
 
 
 def num_distinct(case, rank, feature, shard=None):
-    """Bags of that rank's first batch that differ; of a row-wise shard, those with an id in it."""
-    of = batch(case, 0, rank)[feature]
-    weights = of.weights_or_none()
-    ids = [bag.tolist() for bag in of.values().split(of.lengths().tolist())]
-    parts = weights.split(of.lengths().tolist()) if weights is not None else [[]] * len(ids)
+    """Count the distinct bags of a rank's first batch, or those with ids in a row-wise shard."""
+    jagged = batch(case, 0, rank)[feature]
+    weights = jagged.weights_or_none()
+    ids = [bag.tolist() for bag in jagged.values().split(jagged.lengths().tolist())]
+    parts = weights.split(jagged.lengths().tolist()) if weights is not None else [[]] * len(ids)
     different = {(tuple(bag), str(list(w))) for bag, w in zip(ids, parts, strict=True)}
     if shard is None or case.sharding != RW:
         return len(different)
@@ -151,12 +146,12 @@ def num_distinct(case, rank, feature, shard=None):
 @pytest.mark.dist
 @pytest.mark.parametrize("sharding", [TW, CW, RW])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_one_row_for_each_distinct_bag_is_sent(cells, sharding, weighted):
+def test_one_row_for_each_distinct_bag_is_sent(outcomes, sharding, weighted):
     """Owners send each peer a row for each of its distinct bags, and get as many gradients."""
     name = f"{sharding}/{'weighted' if weighted else 'uneven'}"
-    runs, case = results_of(cells["exact", name]), exact_cases()[name]
+    runs, case = results_of(outcomes["exact", name]), exact_cases()[name]
     owned = [(t, s) for t in case.tables for s in shards(case, t, len(runs))]
-    for rank, found in enumerate(runs):
+    for rank, result in enumerate(runs):
         expected = {"embedding_forward": 0, "embedding_backward": 0}
         for table, owner in owned:
             for peer in set(range(len(runs))) - {rank}:
@@ -168,18 +163,18 @@ def test_one_row_for_each_distinct_bag_is_sent(cells, sharding, weighted):
                         rows = num_distinct(case, rank, feature, owner)
                         expected["embedding_backward"] += rows * owner.num_cols * 4
         for kind, nbytes in expected.items():
-            assert found.stats[kind]["raw_nbytes"] == nbytes
-            assert found.stats[kind]["wire_nbytes"] - found.stats[kind]["header_nbytes"] >= nbytes
-        bags = found.stats["input"]["bags"]
+            assert result.stats[kind]["raw_nbytes"] == nbytes
+            assert result.stats[kind]["wire_nbytes"] - result.stats[kind]["header_nbytes"] >= nbytes
+        bags = result.stats["input"]["bags"]
         assert bags["num_sent"] < bags["num_bags"]
 
 
 @pytest.mark.dist
-def test_choices_by_table(cells):
-    runs = results_of(cells["choices"])
+def test_choices_by_table(outcomes):
+    runs = results_of(outcomes["choices"])
     assert_near(CHOICES, runs)
-    for rank, found in enumerate(runs):
-        tables = found.stats["input"]["bags"]["tables"]
+    for rank, result in enumerate(runs):
+        tables = result.stats["input"]["bags"]["tables"]
         for table in CHOICES.tables:
             bags = CHOICES.batch_size(rank) * len(table.features)
             distinct = sum(num_distinct(CHOICES, rank, f) for f in table.features)
@@ -188,17 +183,17 @@ def test_choices_by_table(cells):
 
 
 def refusals():
-    """What is said of each case that cannot be merged, on rank 0; and that auto takes it."""
-    found = {}
+    """Return the error of each case that cannot be merged; check that auto takes the case."""
+    errors = {}
     for name, case in REFUSED.items():
         try:
             run(case, merged(), 1)
-            found[name] = "accepted"
+            errors[name] = "accepted"
         except ValueError as error:
-            found[name] = str(error)
+            errors[name] = str(error)
         stats = run(case, qcomm_of(("*", "auto")), 1).stats
         assert stats["input"]["bags"]["num_bags"] == 0, name
-    return found
+    return errors
 
 
 _CASE = Case(tables=SUM_TABLES, sharding=RW, batch=(40,))
@@ -214,6 +209,6 @@ REFUSED = {
 
 @pytest.mark.dist
 def test_true_is_refused_and_auto_is_off_where_merging_is_not_exact():
-    (found,) = run_ranks(refusals, 1)
-    for pattern, said in found.items():
+    (errors,) = run_ranks(refusals, 1)
+    for pattern, said in errors.items():
         assert re.search(f"unique_bags: true for table '.*': {pattern}.*allowed here: false", said)

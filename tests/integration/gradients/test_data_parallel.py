@@ -9,8 +9,9 @@ from torchrec.distributed.sharding_plan import data_parallel
 
 from tests.integration import small_model
 from tests.integration.embedding.test_every_sharding import SUM_TABLES
-from tests.integration.zoo.cases import MIX, Case, batch
-from tests.integration.zoo.run import assert_same, run, shard, train
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import MIX, Case
+from tests.integration.sharded_models.training import assert_same, run, shard, train
 from trec_qcomm import (
     Config,
     GradientRule,

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.gradients.test_data_parallel import CASES, qcomm_of
-from tests.integration.zoo.run import assert_same, run
+from tests.integration.sharded_models.training import assert_same, run
 from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import (
     Cast,

@@ -19,11 +19,11 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
     ShardingType,
 )
+from trec_qcomm.integration.compat.private import input_dists, lookups, sharding_order
+from trec_qcomm.integration.embedding.session_registry import register_module
 from trec_qcomm.integration.embedding.shardings import POOLED
-from trec_qcomm.integration.embedding.wiring import wire
+from trec_qcomm.integration.ids.batch_notes import hand_over_notes, note_received
 from trec_qcomm.integration.ids.padded_lookups import pad_lookups
-from trec_qcomm.integration.ids.unique_bags import hand_over_bags
-from trec_qcomm.integration.ids.watch import hand_over_ids
 from trec_qcomm.integration.session import Session
 
 _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
@@ -33,27 +33,25 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As the base class."""
         super().__init__(*args, **options)
-        for lookup in self._lookups:  # which TorchRec keeps out of the module's children
+        for lookup in lookups(self):  # which TorchRec keeps out of the module's children
             pad_lookups(lookup)
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
-        """As the base class; the output dist will want to know what was sent."""
+        """Send the ids, and note for the output dist what was sent."""
         awaitable = super().input_dist(ctx, features)
-        hand_over_ids(ctx.sharding_contexts, self._input_dists)
-        hand_over_bags(ctx.sharding_contexts, self._input_dists)
+        hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
-        """As the base class; the output dist will want to know what was received."""
-        _hand_over_received(ctx.sharding_contexts, dist_input)
-        found: list[torch.Tensor] = super().compute(ctx, dist_input)
-        return found
+        """Look up the rows, and note for the output dist what was received."""
+        note_received(ctx.sharding_contexts, dist_input)
+        rows: list[torch.Tensor] = super().compute(ctx, dist_input)
+        return rows
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """As `compute`."""
-        _hand_over_received(ctx.sharding_contexts, input)
+        """Look up the rows and send them; note before what was received."""
+        note_received(ctx.sharding_contexts, input)
         return super().compute_and_output_dist(ctx, input)
 
     @classmethod
@@ -65,10 +63,10 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         permute_embeddings: bool = False,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
-        """Ours for all sharding types that communicate rows, TorchRec's for DATA_PARALLEL.
+        """Make a coded sharding, or TorchRec's where no rows are sent (DATA_PARALLEL).
 
         Raises: ValueError: a sharding type that TorchRec does not have; `unique_bags: true` where
-            it is not possible or not exact.
+            merging is impossible or not exact.
         """
         sharding = POOLED.get(sharding_infos[0].param_sharding.sharding_type)
         if sharding is None:
@@ -78,26 +76,26 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         options: dict[str, Any] = {"qcomm_codecs_registry": qcomm_codecs_registry}
         if sharding.sharding_name in _PERMUTED:
             options["permute_embeddings"] = permute_embeddings
-        made: Any = sharding(sharding_infos, env, device, **options)
-        made.allow_merging(device or torch.device("cpu"))
-        found: EmbeddingSharding[Any, Any, Any, Any] = made
-        return found
-
-
-def _hand_over_received(sharding_contexts: list[Any], received: Any) -> None:
-    for context, features in zip(sharding_contexts, received, strict=True):
-        context.received = features
+        coded: EmbeddingSharding[Any, Any, Any, Any] = sharding(
+            sharding_infos, env, device, **options
+        )
+        return coded
 
 
 class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
     """Drop-in for TorchRec's EmbeddingBagCollectionSharder."""
 
-    def __init__(self, session: Session, *, held: bool = False, **options: Any) -> None:
-        """held: see embedding.wiring.Wiring.  options: those of TorchRec's sharder, without its
-        qcomm_codecs_registry."""
+    def __init__(self, session: Session, *, is_nested: bool = False, **options: Any) -> None:
+        """Make one sharder for any number of collections.
+
+        Args:
+            is_nested: whether the collections are inside modules that do more with ids than look
+                them up
+            options: options of TorchRec's sharder, without its qcomm_codecs_registry
+        """
         super().__init__(**options)
-        self._session, self._held = session, held
-        self.name_of_holder: str | None = None  # of the module that the next collection is in
+        self._session, self._is_nested = session, is_nested
+        self.parent_fqn: str | None = None  # path of the module around the next collection
 
     def shard(
         self,
@@ -107,23 +105,31 @@ class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> CodedShardedEmbeddingBagCollection:
-        """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
-        name = module_fqn or self.name_of_holder
-        wiring = wire(self._session, params, env, device, name, self.fused_params, self._held)
+        """Shard as planned. Raises ValueError as `session_registry.register_module` does."""
+        name = module_fqn or self.parent_fqn
+        registry = register_module(
+            self._session,
+            params,
+            env,
+            device,
+            name,
+            self.fused_params,
+            is_nested=self._is_nested,
+        )
         return CodedShardedEmbeddingBagCollection(
             module=module,
             table_name_to_parameter_sharding=params,
             env=env,
             fused_params=self.fused_params,
             device=device,
-            qcomm_codecs_registry=wiring,
+            qcomm_codecs_registry=registry,
             module_fqn=module_fqn,
-            sharded_module_order_overwrite=self._sharded_module_order_overwrite,
+            sharded_module_order_overwrite=sharding_order(self),
         )
 
     @property
     def sharded_module_type(self) -> type[CodedShardedEmbeddingBagCollection]:
-        """For TorchRec's lookup of sharders by module."""
+        """Class of the sharded module, by which TorchRec looks up sharders."""
         return CodedShardedEmbeddingBagCollection
 
 
@@ -148,8 +154,8 @@ class CodedFusedEmbeddingBagCollectionSharder(FusedEmbeddingBagCollectionSharder
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> CodedShardedFusedEmbeddingBagCollection:
-        """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
-        wiring = wire(self._session, params, env, device, module_fqn, None)
+        """Shard as planned. Raises ValueError as `session_registry.register_module` does."""
+        registry = register_module(self._session, params, env, device, module_fqn, None)
         return CodedShardedFusedEmbeddingBagCollection(
-            module, params, env, device, qcomm_codecs_registry=wiring
+            module, params, env, device, qcomm_codecs_registry=registry
         )

@@ -1,8 +1,12 @@
 """Drop-ins for the collectives inside TorchRec's output dists, over comm.rows.
 
-CodedAllToAll, CodedVariableAllToAll and CodedReduceScatter have TorchRec's call signatures and go
-where its own would be. The dists of two levels and of sequences replace TorchRec's whole, because
-they need more of the batch's context than it passes on.
+CodedAllToAll, CodedVariableAllToAll and CodedReduceScatter have TorchRec's call signatures and
+stand where its own would. The dists of two levels and of sequences replace TorchRec's whole dists,
+because they need more of the batch's context than it passes on.
+
+Sums: a reduce-scatter adds partial rows in float32 in the order of ranks, TorchRec's in another.
+With the identity codec the sum therefore equals TorchRec's bit for bit where at most two of a
+bag's partial rows are not 0, as in bags of at most two ids; else to within float32 rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +30,8 @@ from trec_qcomm.integration.compat import (
     SequenceShardingContext,
     get_gradient_division,
 )
-from trec_qcomm.integration.embedding.wiring import refuse_sync_collectives
+from trec_qcomm.integration.embedding.session_registry import refuse_sync_collectives
+from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.session import Session
 from trec_qcomm.ops.rows import Rows
 
@@ -36,12 +41,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def eager(method: F) -> F:
-    """Left out of torch.compile's graphs: it does not see through numba and gloo."""
+    """Leave a method out of torch.compile's graphs, which cannot contain numba and gloo."""
     return torch.compiler.disable(method)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def layout_of(groups_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> Layout:
-    """The columns of each rank's lookup: groups, then tables, then features, in that order."""
+    """Return the columns of each rank's lookup: groups, then tables, then features."""
     return Layout(
         tuple(
             tuple(
@@ -61,7 +66,7 @@ def _first_column(table: object) -> int:
 
 
 class RowsAwaitable(Awaitable[Tensor]):
-    """TorchRec's handle on rows that are on their way."""
+    """Awaitable of TorchRec for rows that are on their way."""
 
     def __init__(
         self, pending: PendingRows | PendingSum, callbacks: Sequence[Callback] = ()
@@ -76,14 +81,14 @@ class RowsAwaitable(Awaitable[Tensor]):
 
 
 class _CodedDist(nn.Module, Generic[C]):
-    """What the drop-ins share."""
+    """Base of the drop-ins: a collective, and the options that each of its calls takes."""
 
     def __init__(self, collective: C, session: Session, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__()
         self.collective, self._session, self._callbacks = collective, session, callbacks
 
     def _options(self) -> dict[str, Any]:
-        """Of the collective's start, for this call.
+        """Return the keyword options with which the collective starts this call.
 
         Raises: ValueError: synchronous collectives, or a config pattern that matches no table.
         """
@@ -102,16 +107,18 @@ class _CodedDist(nn.Module, Generic[C]):
 
 
 class CodedAllToAll(_CodedDist[PooledAllToAll]):
-    """For PooledEmbeddingsAllToAll."""
+    """Drop-in for PooledEmbeddingsAllToAll."""
 
     @eager
     def forward(
         self, local_embs: Tensor, batch_size_per_rank: list[int] | None = None
     ) -> RowsAwaitable:
-        """[B, D_rank] -> awaitable of [B_rank, D]; equal batches unless sizes are given.
+        """Start the all-to-all.
 
-        Raises: ValueError: as `_options`; B is not a multiple of the world size and no sizes
-            are given.
+        Args:    local_embs: [B, D_rank].  batch_size_per_rank: sizes of all ranks; None: equal
+        Returns: an awaitable of [B_rank, D]
+        Raises:  ValueError: synchronous collectives; a config pattern that matches no table; no
+                 sizes, and B is not a multiple of the world size.
         """
         sizes = self._batch_sizes(local_embs.shape[0], batch_size_per_rank)
         pending = self.collective.start(local_embs, sizes, **self._options())
@@ -119,7 +126,7 @@ class CodedAllToAll(_CodedDist[PooledAllToAll]):
 
 
 class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
-    """For VariableBatchPooledEmbeddingsAllToAll: a batch size for every feature."""
+    """Drop-in for VariableBatchPooledEmbeddingsAllToAll: every feature has a batch size."""
 
     @eager
     def forward(
@@ -128,7 +135,10 @@ class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
         batch_size_per_rank_per_feature: list[list[int]],
         batch_size_per_feature_pre_a2a: list[int],
     ) -> RowsAwaitable:
-        """[N] -> awaitable of [M], see PooledAllToAll.start_variable."""
+        """Start the all-to-all of [N] values; returns an awaitable of [M].
+
+        The layout of both is that of `PooledAllToAll.start_variable`.
+        """
         sizes = batch_size_per_rank_per_feature or [[]] * self.collective.world_size
         pending = self.collective.start_variable(
             local_embs.view(-1), sizes, batch_size_per_feature_pre_a2a, **self._options()
@@ -137,7 +147,7 @@ class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
 
 
 class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
-    """For PooledEmbeddingsReduceScatter and, by its other arguments, its variable-batch kin."""
+    """Drop-in for PooledEmbeddingsReduceScatter, and for its variant of variable batches."""
 
     @eager
     def forward(
@@ -147,9 +157,11 @@ class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
         *,
         batch_size_per_rank_per_feature: list[list[int]] | None = None,
     ) -> RowsAwaitable:
-        """[B, D] -> awaitable of [B_rank, D], or [N] -> [M], see PooledReduceScatter.
+        """Start the sum of [B, D] over ranks; returns an awaitable of [B_rank, D].
 
-        Raises: ValueError: as CodedAllToAll.
+        With a batch size for every feature, values are 1-D, laid out as in
+        `PooledReduceScatter.start_variable`.
+        Raises: ValueError: the same as `CodedAllToAll.forward`.
         """
         if batch_size_per_rank_per_feature is not None:
             sizes = batch_size_per_rank_per_feature or [[]] * self.collective.world_size
@@ -162,7 +174,13 @@ class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
     def some_rows(
         self, local_embs: Tensor, sent: Rows, received: Rows, shape: tuple[int, ...]
     ) -> RowsAwaitable:
-        """As `forward`, with those rows that hold anything; see PooledReduceScatter."""
+        """Start the sum of the rows that are not empty; returns an awaitable of `shape`.
+
+        Args:
+            sent: the rows of `local_embs` that are sent to each rank
+            received: the place of each received row in the result
+            shape: the shape of the result
+        """
         pending = self.collective.start_selected(
             local_embs, sent, received, shape, **self._options()
         )
@@ -170,10 +188,13 @@ class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
 
 
 class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
-    """For TwRwPooledEmbeddingDist and GridPooledEmbeddingDist: a sum inside the node, then an
-    all-to-all between the ranks of equal place in all nodes.
+    """Drop-in for TwRwPooledEmbeddingDist and GridPooledEmbeddingDist, in two hops.
 
-    TorchRec's own tell the hop inside only the sum over nodes of each feature's batch sizes,
+    The hop inside a node sums partial rows (reduce-scatter) and is coded by the rule's `intra`.
+    The hop between nodes is an all-to-all of the ranks with equal place in all nodes and is coded
+    by the rule's `forward` and `backward`.
+
+    TorchRec's own dists tell the hop inside only the sum over nodes of each feature's batch sizes,
     although the rows of one feature do not lie together: they could not be coded by table.
     """
 
@@ -189,8 +210,12 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
     def forward(
         self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
     ) -> RowsAwaitable:
-        """[B, D] of the node's columns -> awaitable of [B_rank, D of all nodes]; 1-D both where
-        every feature has a batch size of its own. Samples come local rank by local rank."""
+        """Sum inside the node, then start the all-to-all between nodes.
+
+        Args:    local_embs: [B, D of the node], samples local rank by local rank; 1-D where every
+                 feature has a batch size of its own
+        Returns: an awaitable of [B_rank, D of all nodes], or 1-D
+        """
         if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
             return self._forward_variable(local_embs, sharding_ctx)
         sizes: list[int] = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
@@ -203,7 +228,10 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
         return rows
 
     def _forward_variable(self, local_embs: Tensor, ctx: EmbeddingShardingContext) -> RowsAwaitable:
-        """As above; the context has [local rank, then node][feature]."""
+        """Do the same for a batch with a size for every feature.
+
+        The context has the sizes as [local rank, then node][feature].
+        """
         sizes: list[list[int]] = ctx.batch_size_per_rank_per_feature
         sizes = sizes or [[]] * (self._local_size * self._num_nodes)
         nodes = range(self._num_nodes)
@@ -224,17 +252,20 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
 class CodedSequenceDist(
     _CodedDist[SequenceAllToAll], BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]
 ):
-    """For TwSequenceEmbeddingDist and RwSequenceEmbeddingDist."""
+    """Drop-in for TwSequenceEmbeddingDist and RwSequenceEmbeddingDist."""
 
     @eager
     def forward(
         self, local_embs: Tensor, sharding_ctx: SequenceShardingContext | None = None
     ) -> RowsAwaitable:
-        """One row an id of the input dist -> awaitable of one row an id of this rank's batch.
+        """Start the all-to-all of unpooled rows.
 
-        Raises: ValueError: as `_options`; a context that did not come through our module.
+        Args:    local_embs: [N, D], a row for each id that the input dist brought
+        Returns: an awaitable of [M, D], a row for each id of this rank's batch
+        Raises:  ValueError: synchronous collectives; a config pattern that matches no table; a
+                 context that did not come through our module.
         """
-        sent = getattr(sharding_ctx, "sent", None)
+        sent = notes_on(sharding_ctx).sent
         if sharding_ctx is None or sent is None:
             raise ValueError("the batch's context lacks what was sent: was input_dist replaced?")
         pending = self.collective.start(
@@ -249,7 +280,7 @@ class CodedSequenceDist(
         return RowsAwaitable(pending, [lambda rows: rows.index_select(0, order)])
 
     def _rows_sent(self, ctx: SequenceShardingContext) -> Tensor:
-        """[F, P] int64: ids of each of this rank's features that each rank asked for."""
+        """Return [F, P] int64: ids of each of this rank's features that each rank asked for."""
         collective = self.collective
         num_blocks = len(collective.layout.blocks[collective.rank])
         lengths = ctx.lengths_after_input_dist

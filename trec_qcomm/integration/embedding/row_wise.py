@@ -7,15 +7,16 @@ from torch import Tensor
 
 from trec_qcomm.integration.compat import BaseEmbeddingDist, EmbeddingShardingContext
 from trec_qcomm.integration.embedding.dists import CodedReduceScatter, RowsAwaitable, eager
+from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_expect, rows_to_send
 
 
 class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
-    """For RwPooledEmbeddingDist.
+    """Drop-in for RwPooledEmbeddingDist that sends no empty partial rows.
 
     Both ends derive from the ids which of the partial rows are empty. A module that distributes
-    its ids by itself, as managed collisions do, leaves the samples' owner without that knowledge;
-    then all rows are sent, by all ranks, because all have the same modules.
+    its ids by itself, as managed collisions do, leaves the samples' owner without that knowledge.
+    Then all rows are sent, by all ranks, because all have the same modules.
     """
 
     def __init__(self, reduce_scatter: CodedReduceScatter) -> None:
@@ -29,12 +30,15 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
     def forward(
         self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
     ) -> RowsAwaitable:
-        """[B, D] -> awaitable of [B_rank, D]; 1-D both where features have batch sizes.
+        """Start the sum of partial rows over ranks.
 
-        Raises: ValueError: as CodedReduceScatter.
+        Args:    local_embs: [B, D], or 1-D where features have batch sizes of their own
+        Returns: an awaitable of [B_rank, D], or 1-D
+        Raises:  ValueError: the same as `CodedReduceScatter.forward`.
         """
         ctx: Any = sharding_ctx
-        sent, received = getattr(ctx, "sent", None), getattr(ctx, "received", None)
+        notes = notes_on(ctx)
+        sent, received = notes.sent, notes.received
         if sent is None or received is None:
             return self._all_rows(local_embs, ctx)
         variable = received.variable_stride_per_key()
@@ -45,9 +49,9 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
 
     def _all_rows(self, local_embs: Tensor, ctx: Any) -> RowsAwaitable:
         if ctx is not None and ctx.variable_batch_per_feature:
-            found: RowsAwaitable = self._dist(
+            rows: RowsAwaitable = self._dist(
                 local_embs, batch_size_per_rank_per_feature=ctx.batch_size_per_rank_per_feature
             )
-            return found
-        found = self._dist(local_embs, ctx.batch_size_per_rank if ctx is not None else None)
-        return found
+            return rows
+        rows = self._dist(local_embs, ctx.batch_size_per_rank if ctx is not None else None)
+        return rows

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trec_qcomm.integration.compat import (
     Awaitable,
@@ -16,11 +15,18 @@ from trec_qcomm.integration.compat import (
     ShardedEmbeddingCollection,
     ShardingEnv,
 )
+from trec_qcomm.integration.compat.private import (
+    groups_per_rank,
+    input_dists,
+    shardings,
+    turn_on_index_dedup,
+    uses_index_dedup,
+)
+from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
 from trec_qcomm.integration.embedding.shardings import SEQUENCE
-from trec_qcomm.integration.embedding.wiring import Wiring, wire
-from trec_qcomm.integration.ids.exactness import max_shares, obstacle_to_merging
+from trec_qcomm.integration.ids.bag_merging import plan_merging
+from trec_qcomm.integration.ids.batch_notes import hand_over_notes
 from trec_qcomm.integration.ids.unique_ids import distinct_ids
-from trec_qcomm.integration.ids.watch import hand_over_ids
 from trec_qcomm.integration.session import Session
 
 
@@ -32,38 +38,30 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As TorchRec's. Raises ValueError: `unique_bags: true` where it is not exact."""
+        """Shard the collection. Raises ValueError: `unique_bags: true` where it is not exact."""
         super().__init__(*args, **options)
-        self._wiring: Wiring = self.qcomm_codecs_registry
-        self._max_shares: list[Tensor] | None = None
-        shardings = list(self._sharding_type_to_sharding.values())
+        self._registry: SessionRegistry = self.qcomm_codecs_registry
         self._tables = [
-            [table.name for table in s.embedding_tables() for _ in table.feature_names]
-            for s in shardings
+            [table.name for table in sharding.embedding_tables() for _ in table.feature_names]
+            for sharding in shardings(self)
         ]
-        rule_for = self._wiring.session.config.rule_for
-        choices = [[rule_for(name).unique_bags for name in names] for names in self._tables]
-        if not any(any(own) for own in choices):
-            return
-        groups = [list(sharding._grouped_embedding_configs) for sharding in shardings]
-        obstacle = obstacle_to_merging(groups, held=self._wiring.held)
-        if obstacle is None:
-            self._max_shares = [torch.tensor(max_shares(c), dtype=torch.float64) for c in choices]
-            self._use_index_dedup = True
-        elif any(True in own for own in choices):
-            raise ValueError(f"unique_bags: true: {obstacle}; allowed here: false, auto")
+        self._merging = plan_merging(
+            self._registry.session.config,
+            [groups for sharding in shardings(self) for groups in groups_per_rank(sharding)],
+            is_nested=self._registry.is_nested,
+        )
+        if self._merging.point is not None:
+            turn_on_index_dedup(self)
 
     def _dedup_indices(self, ctx: Any, input_feature_splits: list[Any]) -> list[Any]:
-        if self._max_shares is None:
+        if self._merging.point is None:
             stock: list[Any] = super()._dedup_indices(ctx, input_feature_splits)
             return stock
-        bags, distinct = self._wiring.session.bags, []
-        for features, shares, tables in zip(
-            input_feature_splits, self._max_shares, self._tables, strict=True
-        ):
-            found, ids, reverse = distinct_ids(features, shares)
+        bags, distinct = self._registry.session.bags, []
+        for features, tables in zip(input_feature_splits, self._tables, strict=True):
+            unique, ids, reverse = distinct_ids(features, self._merging.shares_of(tables))
             num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)
-            bags.add(bags.numbers_of(tables), num_ids, found.counts)
+            bags.add(bags.numbers_of(tables), num_ids, unique.counts)
             ctx.input_features.append(features)
             ctx.reverse_indices.append(reverse)
             distinct.append(ids)
@@ -78,7 +76,7 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
-        """Ours for all sharding types that communicate rows, TorchRec's for DATA_PARALLEL.
+        """Make a coded sharding, or TorchRec's where no rows are sent (DATA_PARALLEL).
 
         Raises: ValueError: a sharding type that TorchRec does not have for sequences.
         """
@@ -87,27 +85,32 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             return super().create_embedding_sharding(
                 sharding_type, sharding_infos, env, device, qcomm_codecs_registry
             )
-        made: EmbeddingSharding[Any, Any, Any, Any] = sharding(
+        coded: EmbeddingSharding[Any, Any, Any, Any] = sharding(
             sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
         )
-        return made
+        return coded
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
-        """As the base class; the output dist will want to know how many ids went where."""
+        """Send the ids, and note for the output dist how many went where."""
         awaitable = super().input_dist(ctx, features)
-        hand_over_ids(ctx.sharding_contexts, self._input_dists)
+        hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
 
 class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
     """Drop-in for TorchRec's EmbeddingCollectionSharder."""
 
-    def __init__(self, session: Session, *, held: bool = False, **options: Any) -> None:
-        """held: see embedding.wiring.Wiring.  options: those of TorchRec's sharder, without its
-        qcomm_codecs_registry."""
+    def __init__(self, session: Session, *, is_nested: bool = False, **options: Any) -> None:
+        """Make one sharder for any number of collections.
+
+        Args:
+            is_nested: whether the collections are inside modules that do more with ids than look
+                them up
+            options: options of TorchRec's sharder, without its qcomm_codecs_registry
+        """
         super().__init__(**options)
-        self._session, self._held = session, held
-        self.name_of_holder: str | None = None  # of the module that the next collection is in
+        self._session, self._is_nested = session, is_nested
+        self.parent_fqn: str | None = None  # path of the module around the next collection
 
     def shard(
         self,
@@ -117,27 +120,27 @@ class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> CodedShardedEmbeddingCollection:
-        """Shard as planned. Raises ValueError: see embedding.wiring.wire."""
+        """Shard as planned. Raises ValueError as `session_registry.register_module` does."""
         return CodedShardedEmbeddingCollection(
             module,
             params,
             env,
             self.fused_params,
             device,
-            qcomm_codecs_registry=wire(
+            qcomm_codecs_registry=register_module(
                 self._session,
                 params,
                 env,
                 device,
-                module_fqn or self.name_of_holder,
+                module_fqn or self.parent_fqn,
                 self.fused_params,
-                self._held,
+                is_nested=self._is_nested,
             ),
-            use_index_dedup=self._use_index_dedup,
+            use_index_dedup=uses_index_dedup(self),
             module_fqn=module_fqn,
         )
 
     @property
     def sharded_module_type(self) -> type[CodedShardedEmbeddingCollection]:
-        """For TorchRec's lookup of sharders by module."""
+        """Class of the sharded module, by which TorchRec looks up sharders."""
         return CodedShardedEmbeddingCollection

@@ -1,8 +1,8 @@
-"""All sharders of one Session: those of bags and sequences, and of the modules that hold them.
+"""All sharders of one Session: of bags, of sequences, and of the modules around these.
 
 TorchRec's sharders of managed collision, feature processed and ITEP modules take the sharder of
-the collection inside. Its tower sharders make their own, so they are subclassed. What a tower
-sends between nodes is the output of its interaction module, not rows: it stays as it is.
+the collection inside. Its tower sharders make their own, so they are subclassed. A tower sends the
+output of its interaction module between nodes, not rows: that is not coded.
 """
 
 from typing import Any
@@ -29,47 +29,62 @@ from trec_qcomm.integration.compat import (
     ShardedManagedCollisionCollection,
     ShardingEnv,
 )
+from trec_qcomm.integration.compat.private import (
+    input_dists,
+    nested_sharder,
+    output_dists,
+    set_tower_sharder,
+)
 from trec_qcomm.integration.embedding.bags import (
     CodedEmbeddingBagCollectionSharder,
     CodedFusedEmbeddingBagCollectionSharder,
 )
 from trec_qcomm.integration.embedding.sequences import CodedEmbeddingCollectionSharder
-from trec_qcomm.integration.ids.watch import hand_over_ids, watch_ids, watch_remapped_ids
+from trec_qcomm.integration.ids.batch_notes import hand_over_notes
+from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, record_sent_ids
 from trec_qcomm.integration.session import Session
 
 
 def all_sharders(
     session: Session, *, fused_params: dict[str, Any] | None, use_index_dedup: bool
 ) -> list[ModuleSharder[Any]]:
-    """One for each module of TorchRec that shards embeddings. Args: see QComm.sharders."""
+    """Make a sharder for each module of TorchRec that shards embeddings.
+
+    Args:
+        fused_params: parameters of the fused optimizer, as TorchRec's sharders take them
+        use_index_dedup: whether collections of sequences send each id once (TorchRec's option)
+    """
     bags = CodedEmbeddingBagCollectionSharder(session, fused_params=fused_params)
-    held_bags = CodedEmbeddingBagCollectionSharder(session, held=True, fused_params=fused_params)
+    nested_bags = CodedEmbeddingBagCollectionSharder(
+        session, is_nested=True, fused_params=fused_params
+    )
     sequences = CodedEmbeddingCollectionSharder(
         session, fused_params=fused_params, use_index_dedup=use_index_dedup
     )
-    held_sequences = CodedEmbeddingCollectionSharder(
-        session, held=True, fused_params=fused_params, use_index_dedup=use_index_dedup
+    nested_sequences = CodedEmbeddingCollectionSharder(
+        session, is_nested=True, fused_params=fused_params, use_index_dedup=use_index_dedup
     )
     collisions = CodedManagedCollisionCollectionSharder(session)
-    tower = CodedEmbeddingTowerSharder(held_bags, held_sequences)
+    tower = CodedEmbeddingTowerSharder(nested_bags, nested_sequences)
     return [
         bags,
         sequences,
         CodedFusedEmbeddingBagCollectionSharder(session),
-        _NamedManagedCollisionEmbeddingBagCollectionSharder(held_bags, collisions),
-        _NamedManagedCollisionEmbeddingCollectionSharder(held_sequences, collisions),
-        FeatureProcessedEmbeddingBagCollectionSharder(held_bags),
-        _NamedITEPEmbeddingBagCollectionSharder(held_bags),
-        _NamedITEPEmbeddingCollectionSharder(held_sequences),
+        CodedManagedCollisionEmbeddingBagCollectionSharder(nested_bags, collisions),
+        CodedManagedCollisionEmbeddingCollectionSharder(nested_sequences, collisions),
+        FeatureProcessedEmbeddingBagCollectionSharder(nested_bags),
+        CodedITEPEmbeddingBagCollectionSharder(nested_bags),
+        CodedITEPEmbeddingCollectionSharder(nested_sequences),
         tower,
         CodedEmbeddingTowerCollectionSharder(tower),
     ]
 
 
-class _Named:
-    """Tells the sharder of the collection inside the module's name, which TorchRec keeps from it.
+class _PassesFqnOn:
+    """Mixin that tells the sharder of the collection inside the path of the module around it.
 
-    Two modules may have tables of the same names, and their noise and state must not mix.
+    TorchRec does not. Two modules may have tables of equal names, and their noise and state must
+    not mix.
     """
 
     def shard(
@@ -80,61 +95,60 @@ class _Named:
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """As the base class."""
-        inside: Any = getattr(self, "_e_sharder", None) or self._ebc_sharder  # type: ignore[attr-defined]
-        inside.name_of_holder = module_fqn
+        """Shard as planned."""
+        inside = nested_sharder(self)
+        inside.parent_fqn = module_fqn
         try:
             return super().shard(module, params, env, device, module_fqn)  # type: ignore[misc]
         finally:
-            inside.name_of_holder = None
+            inside.parent_fqn = None
 
 
-class _NamedManagedCollisionEmbeddingBagCollectionSharder(
-    _Named, ManagedCollisionEmbeddingBagCollectionSharder
+class CodedManagedCollisionEmbeddingBagCollectionSharder(
+    _PassesFqnOn, ManagedCollisionEmbeddingBagCollectionSharder
 ):
-    """TorchRec's."""
+    """Sharder of ManagedCollisionEmbeddingBagCollection with a coded collection inside."""
 
 
-class _NamedManagedCollisionEmbeddingCollectionSharder(
-    _Named, ManagedCollisionEmbeddingCollectionSharder
+class CodedManagedCollisionEmbeddingCollectionSharder(
+    _PassesFqnOn, ManagedCollisionEmbeddingCollectionSharder
 ):
-    """TorchRec's."""
+    """Sharder of ManagedCollisionEmbeddingCollection with a coded collection inside."""
 
 
-class _NamedITEPEmbeddingBagCollectionSharder(_Named, ITEPEmbeddingBagCollectionSharder):
-    """TorchRec's."""
+class CodedITEPEmbeddingBagCollectionSharder(_PassesFqnOn, ITEPEmbeddingBagCollectionSharder):
+    """Sharder of ITEPEmbeddingBagCollection with a coded collection inside."""
 
 
-class _NamedITEPEmbeddingCollectionSharder(_Named, ITEPEmbeddingCollectionSharder):
-    """TorchRec's."""
+class CodedITEPEmbeddingCollectionSharder(_PassesFqnOn, ITEPEmbeddingCollectionSharder):
+    """Sharder of ITEPEmbeddingCollection with a coded collection inside."""
 
 
 class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
-    """TorchRec's, which has dists of ids of its own: they are watched, too."""
+    """ShardedManagedCollisionCollection whose own dists of ids are counted, too."""
 
     def __init__(self, *args: Any, session: Session, **options: Any) -> None:
-        """The rest as TorchRec's."""
         super().__init__(*args, **options)
         self._session = session
-        for output_dist in self._output_dists:
-            watch_remapped_ids(output_dist, session.counters["input"])
+        for output_dist in output_dists(self):
+            count_remapped_ids(output_dist, session.counters["input"])
 
     def _create_input_dists(self, *args: Any, **options: Any) -> None:
         super()._create_input_dists(*args, **options)
-        for input_dist in self._input_dists:
-            watch_ids(input_dist, self._session.counters["input"])
+        for input_dist in input_dists(self):
+            record_sent_ids(input_dist, self._session.counters["input"])
 
     def input_dist(
         self, ctx: Any, features: Any, *args: Any, **options: Any
     ) -> Awaitable[Awaitable[Any]]:
-        """As the base class; the output dist will want to know how many ids went where."""
+        """Send the ids, and note for the output dist how many went where."""
         awaitable = super().input_dist(ctx, features, *args, **options)
-        hand_over_ids(ctx.sharding_contexts, self._input_dists)
+        hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable
 
 
 class CodedManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
-    """Drop-in for TorchRec's."""
+    """Drop-in for TorchRec's ManagedCollisionCollectionSharder."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -162,7 +176,7 @@ class CodedManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
 
 
 class CodedEmbeddingTowerSharder(EmbeddingTowerSharder):
-    """TorchRec's; the tables of a tower, which lie in one node, are coded."""
+    """Drop-in for TorchRec's EmbeddingTowerSharder; a tower's tables all lie in one node."""
 
     def __init__(
         self, bags: CodedEmbeddingBagCollectionSharder, sequences: CodedEmbeddingCollectionSharder
@@ -171,16 +185,16 @@ class CodedEmbeddingTowerSharder(EmbeddingTowerSharder):
         self._bags, self._sequences = bags, sequences
 
     def embedding_sharder(self, module: EmbeddingTower) -> BaseEmbeddingSharder[nn.Module]:
-        """Ours for the collection inside."""
-        inside: Any = self._bags
+        """Return the coded sharder of the collection inside."""
+        sharder: Any = self._bags
         if isinstance(module.embedding, EmbeddingCollection):
-            inside = self._sequences
-        return inside
+            sharder = self._sequences
+        return sharder
 
 
 class CodedEmbeddingTowerCollectionSharder(EmbeddingTowerCollectionSharder):
-    """TorchRec's, with our sharder of each tower."""
+    """Drop-in for TorchRec's EmbeddingTowerCollectionSharder, over CodedEmbeddingTowerSharder."""
 
     def __init__(self, tower: CodedEmbeddingTowerSharder) -> None:
         super().__init__(fused_params=tower.fused_params)
-        self._tower_sharder = tower
+        set_tower_sharder(self, tower)

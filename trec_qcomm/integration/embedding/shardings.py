@@ -1,7 +1,7 @@
-"""TorchRec's shardings with coded output dists and watched input dists.
+"""TorchRec's shardings with coded output dists and counted input dists.
 
-Each class takes the dist that TorchRec makes and puts our collectives where it would create its
-own at the first batch (`_dist`, `_variable_dist`, `_intra_dist`, `_cross_dist`).
+Table- and column-wise shardings keep the output dist that TorchRec makes, and our collectives go
+where it would create its own at the first batch. The others get an output dist of ours.
 """
 
 from typing import Any, ClassVar
@@ -19,15 +19,28 @@ from trec_qcomm.integration.compat import (
     BaseSparseFeaturesDist,
     CwPooledEmbeddingSharding,
     CwSequenceEmbeddingSharding,
+    EmbeddingShardingInfo,
     GridPooledEmbeddingSharding,
     GroupedEmbeddingConfig,
     RwPooledEmbeddingSharding,
     RwSequenceEmbeddingSharding,
+    ShardingEnv,
     ShardingType,
     TwCwPooledEmbeddingSharding,
     TwPooledEmbeddingSharding,
     TwRwPooledEmbeddingSharding,
     TwSequenceEmbeddingSharding,
+)
+from trec_qcomm.integration.compat.private import (
+    column_shard_dims,
+    column_shard_names,
+    global_rank,
+    groups_per_node,
+    groups_per_rank,
+    node_process_groups,
+    output_callbacks,
+    process_group,
+    set_collectives,
 )
 from trec_qcomm.integration.embedding.dists import (
     CodedAllToAll,
@@ -38,225 +51,224 @@ from trec_qcomm.integration.embedding.dists import (
     layout_of,
 )
 from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
-from trec_qcomm.integration.embedding.wiring import Wiring
-from trec_qcomm.integration.ids.exactness import (
-    max_shares,
-    obstacle_to_merging,
+from trec_qcomm.integration.embedding.session_registry import SessionRegistry
+from trec_qcomm.integration.ids.bag_merging import (
+    MergePoint,
     obstacle_to_variable_batches,
+    plan_merging,
 )
+from trec_qcomm.integration.ids.id_traffic import record_sent_ids
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
-from trec_qcomm.integration.ids.watch import watch_ids
 
 
 class _Coded:
-    """What all of them share; mixed into TorchRec's classes, whose attributes it uses."""
+    """Base of all coded shardings: a mixin for TorchRec's classes."""
 
     sharding_name: ClassVar[str]
-    _pg: Any
-    _grouped_embedding_configs_per_rank: Any
-    _max_shares: list[float] | None = None  # of distinct bags, by feature
-    _merge_after_lookup = False
-    _can_merge_after_lookup: ClassVar[bool] = False
 
     @property
-    def _wiring(self) -> Wiring:
-        wiring: Wiring = self.qcomm_codecs_registry  # type: ignore[attr-defined]
-        return wiring
+    def _registry(self) -> SessionRegistry:
+        registry: SessionRegistry = self.qcomm_codecs_registry  # type: ignore[attr-defined]
+        return registry
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
-        """TorchRec's dist of ids, watched, and of distinct bags where these are merged."""
+        """Make TorchRec's dist of ids; what it sends is counted and noted."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
-        session = self._wiring.session
-        watch_ids(input_dist, session.counters["input"])
-        if self._max_shares is not None:
-            tables = session.bags.numbers_of([block.table for block in self._blocks()])
-            merge_bags(
-                input_dist,
-                self._max_shares,
-                tables,
-                session.bags,
-                after_lookup=self._merge_after_lookup,
-            )
+        record_sent_ids(input_dist, self._registry.session.counters["input"])
         return input_dist
 
-    def allow_merging(self, device: torch.device) -> None:
-        """Merge equal bags where the config says so. Call it before the first batch.
-
-        Raises: ValueError: `unique_bags: true` where it is not possible or not exact.
-        """
-        config = self._wiring.session.config
-        choices = [config.rule_for(block.table).unique_bags for block in self._blocks()]
-        groups = self._groups()
-        if not any(choices):
-            return
-        obstacle = obstacle_to_merging(groups, held=self._wiring.held)
-        to_lookup = obstacle_to_variable_batches(groups, device)
-        if not self._can_merge_after_lookup:
-            obstacle = obstacle or to_lookup
-        if obstacle is None:
-            self._max_shares = max_shares(choices)
-            self._merge_after_lookup = to_lookup is not None
-        elif True in choices:
-            table = self._blocks()[choices.index(True)].table
-            raise ValueError(
-                f"unique_bags: true for table {table!r}: {obstacle}; allowed here: false, auto"
-            )
-
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
-        """What each rank looks up by one kernel each, of all ranks."""
-        return list(self._grouped_embedding_configs_per_rank)
+        """Return the groups of tables that each rank looks up, of all ranks."""
+        return groups_per_rank(self)
 
     def _blocks(self) -> list[FeatureShard]:
-        """The columns of a sample, in the order of the features that the input dist takes."""
+        """Return a sample's columns in the order of the features that the input dist takes."""
         return [block for blocks in self._layout().blocks for block in blocks]
 
     def _layout(self) -> Layout:
         return layout_of(self._groups())
 
     def _collective(self, kind: type[RowCollective], pg: Any, layout: Layout, hop: str = "") -> Any:
-        module = self._wiring.module_name
+        module = self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
-        return self._wiring.session.collective(
+        return self._registry.session.collective(
             kind, pg, layout, module=module, name=name, intra=hop == "intra"
         )
 
 
-class _CodedTwFamily(_Coded):
-    """Pooled rows from the owners of whole columns."""
+class _CodedPooled(_Coded):
+    """Base of the shardings of pooled rows, which may merge equal bags."""
+
+    _can_merge_after_lookup: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        **options: Any,
+    ) -> None:
+        """Raises ValueError: `unique_bags: true` where merging is impossible or not exact."""
+        super().__init__(sharding_infos, env, device, **options)  # type: ignore[call-arg]
+        groups = self._groups()
+        self._merging = plan_merging(
+            self._registry.session.config,
+            groups,
+            is_nested=self._registry.is_nested,
+            variable_batch_obstacle=obstacle_to_variable_batches(
+                groups, device or torch.device("cpu")
+            ),
+            can_merge_after_lookup=self._can_merge_after_lookup,
+        )
+
+    def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
+        """Make TorchRec's dist of ids, which finds distinct bags where the policy says so."""
+        input_dist = super().create_input_dist(device)
+        if self._merging.point is not None:
+            merge_bags(input_dist, self._merging, self._blocks(), self._registry.session.bags)
+        return input_dist
+
+
+class _CodedTwFamily(_CodedPooled):
+    """Shardings whose owners send whole columns of pooled rows."""
 
     _can_merge_after_lookup = True  # who has a bag has all its ids
 
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """TorchRec's, over coded all-to-alls; its column permute stays."""
+        """Make TorchRec's output dist over coded all-to-alls; its column permute stays."""
         output_dist: Any = super().create_output_dist(device)  # type: ignore[misc]
-        collective = self._collective(PooledAllToAll, self._pg, self._layout())
-        session, permutes = self._wiring.session, output_dist._callbacks or []
-        output_dist._dist = CodedAllToAll(collective, session, permutes)
-        output_dist._variable_dist = CodedVariableAllToAll(collective, session)
-        if self._merge_after_lookup:
-            own = self._layout().blocks[self._pg.rank()]
-            shares = max_shares([session.config.rule_for(b.table).unique_bags for b in own])
-            select_bags(output_dist, [block.dim for block in own], shares, self._pg.size())
-        expand_bags(output_dist, [block.dim for block in self._blocks()], permutes)
+        pg, session = process_group(self), self._registry.session
+        permutes = output_callbacks(output_dist)
+        collective = self._collective(PooledAllToAll, pg, self._layout())
+        set_collectives(
+            output_dist,
+            CodedAllToAll(collective, session, permutes),
+            CodedVariableAllToAll(collective, session),
+        )
+        if self._merging.point is MergePoint.LOOKUP:
+            select_bags(output_dist, self._merging, self._layout().blocks[pg.rank()], pg.size())
+        expand_bags(output_dist, self._blocks(), permutes)
         return output_dist
 
 
 class CodedTwPooledEmbeddingSharding(_CodedTwFamily, TwPooledEmbeddingSharding):
-    """Table-wise."""
+    """Coded table-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.TABLE_WISE.value
 
 
 class CodedCwPooledEmbeddingSharding(_CodedTwFamily, CwPooledEmbeddingSharding):
-    """Column-wise."""
+    """Coded column-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.COLUMN_WISE.value
 
 
 class CodedTwCwPooledEmbeddingSharding(_CodedTwFamily, TwCwPooledEmbeddingSharding):
-    """Column-wise inside one node."""
+    """Coded sharding of pooled rows, column-wise inside one node."""
 
     sharding_name = ShardingType.TABLE_COLUMN_WISE.value
 
 
-class CodedRwPooledEmbeddingSharding(_Coded, RwPooledEmbeddingSharding):
-    """Row-wise."""
+class CodedRwPooledEmbeddingSharding(_CodedPooled, RwPooledEmbeddingSharding):
+    """Coded row-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.ROW_WISE.value
 
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """A coded reduce-scatter without the empty rows."""
-        collective = self._collective(PooledReduceScatter, self._pg, self._layout())
-        output_dist = CodedRowWiseDist(CodedReduceScatter(collective, self._wiring.session))
-        expand_bags(output_dist, [block.dim for block in self._blocks()], [])
+        """Make a coded reduce-scatter that sends no empty rows."""
+        collective = self._collective(PooledReduceScatter, process_group(self), self._layout())
+        output_dist = CodedRowWiseDist(CodedReduceScatter(collective, self._registry.session))
+        expand_bags(output_dist, self._blocks(), [])
         return output_dist
 
     def _blocks(self) -> list[FeatureShard]:
         return list(self._layout().blocks[0])  # every rank has part of all
 
 
-class _CodedTwoLevel(_Coded):
-    """A reduce-scatter inside the node, then an all-to-all between nodes."""
+class _CodedTwoLevel(_CodedPooled):
+    """Base of the two-level shardings: a reduce-scatter in the node, an all-to-all between nodes.
 
-    _grouped_embedding_configs_per_node: Any
-    _intra_pg: Any
-    _cross_pg: Any
-    _rank: int
+    The config codes the two hops apart: a rule's `intra` has the codecs of the first, its
+    `forward` and `backward` are those of the second. Without `intra` the first sends float32.
+    """
 
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """Ours, with the column permute of TorchRec's."""
+        """Make a coded dist of two hops, with the column permute of TorchRec's dist."""
         stock: Any = super().create_output_dist(device)  # type: ignore[misc]
-        session, nodes = self._wiring.session, self._grouped_embedding_configs_per_node
-        local_size = self._intra_pg.size()
-        here = layout_of([nodes[self._rank // local_size]] * local_size)
-        intra = self._collective(PooledReduceScatter, self._intra_pg, here, "intra")
-        cross = self._collective(PooledAllToAll, self._cross_pg, self._layout(), "cross")
-        permutes = getattr(stock, "_callbacks", None) or []
+        session, (intra_pg, cross_pg) = self._registry.session, node_process_groups(self)
+        local_size = intra_pg.size()
+        node = groups_per_node(self)[global_rank(self) // local_size]
+        here = layout_of([node] * local_size)
+        intra = self._collective(PooledReduceScatter, intra_pg, here, "intra")
+        cross = self._collective(PooledAllToAll, cross_pg, self._layout(), "cross")
+        permutes = output_callbacks(stock)
         output_dist = CodedTwoLevelDist(
             CodedReduceScatter(intra, session),
             CodedAllToAll(cross, session, permutes),
             CodedVariableAllToAll(cross, session),
         )
-        expand_bags(output_dist, [block.dim for block in self._blocks()], permutes)
+        expand_bags(output_dist, self._blocks(), permutes)
         return output_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
-        """Of the nodes: ranks of a node look up parts of the same tables."""
-        return list(self._grouped_embedding_configs_per_node)
+        """Return the groups of each node, as its ranks look up parts of the same tables."""
+        return groups_per_node(self)
 
 
 class CodedTwRwPooledEmbeddingSharding(_CodedTwoLevel, TwRwPooledEmbeddingSharding):
-    """Row-wise inside one node."""
+    """Coded sharding of pooled rows, row-wise inside one node."""
 
     sharding_name = ShardingType.TABLE_ROW_WISE.value
 
 
 class CodedGridPooledEmbeddingSharding(_CodedTwoLevel, GridPooledEmbeddingSharding):
-    """Column shards, each row-wise inside a node."""
+    """Coded grid sharding of pooled rows: column shards, each row-wise inside a node."""
 
     sharding_name = ShardingType.GRID_SHARD.value
 
     def uncombined_embedding_dims(self) -> list[int]:
-        """Of the column shards, which a variable batch per feature needs; TorchRec has it from
-        1.9 on."""
-        return list(self._embedding_dims)
+        """Return the dim of every column shard, which a variable batch per feature needs.
+
+        TorchRec has this method from 1.9 on.
+        """
+        return column_shard_dims(self)
 
     def uncombined_embedding_names(self) -> list[str]:
-        """As the dims."""
-        return list(self._embedding_names)
+        """Return the embedding name of every column shard."""
+        return column_shard_names(self)
 
 
 class _CodedSequence(_Coded):
-    """Unpooled rows."""
+    """Base of the shardings of unpooled rows."""
 
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """A coded sequence all-to-all."""
-        collective = self._collective(SequenceAllToAll, self._pg, self._layout())
-        return CodedSequenceDist(collective, self._wiring.session)
+        """Make a coded all-to-all of unpooled rows."""
+        collective = self._collective(SequenceAllToAll, process_group(self), self._layout())
+        return CodedSequenceDist(collective, self._registry.session)
 
 
 class CodedTwSequenceEmbeddingSharding(_CodedSequence, TwSequenceEmbeddingSharding):
-    """Table-wise, unpooled."""
+    """Coded table-wise sharding of unpooled rows."""
 
     sharding_name = ShardingType.TABLE_WISE.value
 
 
 class CodedCwSequenceEmbeddingSharding(_CodedSequence, CwSequenceEmbeddingSharding):
-    """Column-wise, unpooled."""
+    """Coded column-wise sharding of unpooled rows."""
 
     sharding_name = ShardingType.COLUMN_WISE.value
 
 
 class CodedRwSequenceEmbeddingSharding(_CodedSequence, RwSequenceEmbeddingSharding):
-    """Row-wise, unpooled."""
+    """Coded row-wise sharding of unpooled rows."""
 
     sharding_name = ShardingType.ROW_WISE.value
 

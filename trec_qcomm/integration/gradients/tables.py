@@ -6,7 +6,6 @@ Knows: TorchRec's lookups, DDP. Does not know: algorithms, codecs.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.touched_rows import all_reduce_touched
+from trec_qcomm.integration.compat.private import embedding_kernels
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.reduction import make_reduction
 
@@ -51,8 +51,7 @@ class TableGradients(GradientAllReduce):
 def _tables_of(lookup: nn.Module) -> dict[nn.Parameter, list[ParameterShape]]:
     """Return the tables that lie one behind the other in each parameter of the lookup's kernels."""
     tables_by_parameter = {}
-    kernels: Any = lookup._emb_modules
-    for kernel in kernels:
+    for kernel in embedding_kernels(lookup):
         tables = [
             ParameterShape(t.name, t.local_rows * t.local_cols, t.local_cols)
             for t in kernel.config.embedding_tables

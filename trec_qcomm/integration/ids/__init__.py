@@ -1,1 +1,1 @@
-"""Ids on their way to the owners of the tables: counted, remembered, each bag sent once."""
+"""Ids on the way to the owners of their tables: counted, noted, equal bags merged."""

@@ -1,8 +1,8 @@
-"""Which rows of a lookup's result are sent, as both ends derive it from the ids they have.
+"""Choice of the rows of a lookup's result that are sent. Both ends derive it from their ids.
 
-A row-wise sharded table gives every rank a partial row for every bag; where none of the bag's ids
-lie on that rank it is 0, and not sent. Where equal bags are merged after the lookup, only the
-first of them is.
+A row-wise sharded table gives every rank a partial row for every bag. Where none of the bag's ids
+lie on that rank it is 0, and not sent. Where equal bags are merged after the lookup, only the row
+of the first of them is sent.
 Shapes: F features of a rank's lookup, P ranks, B_r samples of rank r and B in all. A lookup's
 result is [B, D] with samples rank by rank; or, where every feature has a batch size of its own,
 the rows of rank 0's first feature, of its second, ..., of rank 1's first feature, ...
@@ -15,15 +15,16 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.integration.compat import KeyedJaggedTensor
-from trec_qcomm.integration.ids.watch import Sent
+from trec_qcomm.integration.ids.batch_notes import SentIds
 from trec_qcomm.ops.rows import Rows, choose
 
 
 def batch_sizes(received: KeyedJaggedTensor, per_rank: Sequence[int], num_ranks: int) -> Tensor:
-    """[F, P] int64: how many bags of each feature came from each rank.
+    """Return [F, P] int64: how many bags of each feature came from each rank.
 
-    Args: received: the ids after the input dist.  per_rank: P batch sizes, or none where they are
-        equal or differ by feature.
+    Args:
+        received: the ids after the input dist
+        per_rank: P batch sizes; empty where they are equal or differ by feature
     """
     num_features = len(received.keys())
     if received.variable_stride_per_key():
@@ -34,10 +35,13 @@ def batch_sizes(received: KeyedJaggedTensor, per_rank: Sequence[int], num_ranks:
 
 
 def rows_to_send(chosen: Tensor, sizes: Tensor, dims: Tensor, *, variable: bool) -> Rows:
-    """Rows of a lookup, for each rank, for each feature.
+    """Return the chosen rows of a lookup's result, for each rank, for each feature.
 
-    Args: chosen: [F B] bool, feature by feature, samples rank by rank.  sizes: [F, P] int64.
-        dims: [F] int64.  variable: the result has a batch size for every feature.
+    Args:
+        chosen: [F B] bool, feature by feature, samples rank by rank
+        sizes: [F, P] int64, bags of each feature from each rank
+        dims: [F] int64, the length of each feature's rows
+        variable: whether the result has a batch size for every feature
     """
     first = exclusive_cumsum(sizes.reshape(-1))[:-1].view(sizes.shape).T
     num_rows, dim = sizes.T, dims.expand(sizes.shape[1], -1)
@@ -53,21 +57,23 @@ def rows_to_send(chosen: Tensor, sizes: Tensor, dims: Tensor, *, variable: bool)
 
 
 def rows_to_expect(
-    sent: Sent, dims: Tensor, num_ranks: int, *, variable: bool
+    sent: SentIds, dims: Tensor, num_ranks: int, *, variable: bool
 ) -> tuple[Rows, tuple[int, ...]]:
-    """Where the partial rows of all ranks belong in this rank's result, and the result's shape.
+    """Return where all ranks' partial rows belong in this rank's result, and its shape.
 
-    Args: sent: ids of each of F features, split over the P ranks that have part of its table.
-        dims: [F] int64.
+    Args:
+        sent: ids of each of F features, split over the P ranks that have part of its table
+        dims: [F] int64, the length of each feature's rows
+        variable: whether the result has a batch size for every feature
     """
     num_rows = torch.tensor(sent.num_bags, dtype=torch.int64)
-    own, width = num_rows[: len(dims)], int(dims.sum())
+    num_samples, width = num_rows[: len(dims)], int(dims.sum())
     if variable:
-        start, stride = exclusive_cumsum(own * dims)[:-1], dims
-        shape: tuple[int, ...] = (int((own * dims).sum()),)
+        start, stride = exclusive_cumsum(num_samples * dims)[:-1], dims
+        shape: tuple[int, ...] = (int((num_samples * dims).sum()),)
     else:
         start, stride = exclusive_cumsum(dims)[:-1], torch.full_like(dims, width)
-        shape = (int(own[0]) if len(own) else 0, width)
+        shape = (int(num_samples[0]) if len(num_samples) else 0, width)
     first = exclusive_cumsum(num_rows)[:-1]
     places = (tensor.repeat(num_ranks) for tensor in (start, stride, dims))
     return choose(sent.lengths != 0, first, num_rows, *places), shape

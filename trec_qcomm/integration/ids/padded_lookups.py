@@ -1,10 +1,10 @@
-"""A batch size for every feature in FBGEMM's lookups on CPU, without what only a GPU needs.
+"""Padding of FBGEMM's lookups on CPU, where every feature has a batch size of its own.
 
-For such a batch FBGEMM 1.8 makes a table of all bags that its kernels for CUDA read, on CPU too,
-with some operators of torch's a bag: half of a step of 2 x 2048 samples of 26 features.
-The lookup itself then pads every feature to the largest one's size with empty bags and takes the
-rows out of the result. Here the same is done before and after it, so that FBGEMM sees a whole
-batch. Bit-equal, forward and backward.
+For such a batch FBGEMM 1.8 makes a table of all bags that only its CUDA kernels read, on CPU too,
+with several torch operators for each bag: half of a step of 2 x 2048 samples of 26 features.
+Then the lookup pads every feature with empty bags to the size of the largest one, and takes the
+rows out of the result. Here the same is done before and after the lookup, so that FBGEMM sees a
+batch of one size. Equal bit for bit, forward and backward.
 
 Shapes: F features with rows of D_f values, W in all; P ranks; B bags in all, M of the largest one.
 """
@@ -23,7 +23,7 @@ _SIZES = "batch_size_per_feature_per_rank"
 
 
 def pad_lookups(module: nn.Module) -> None:
-    """From now on pad, in all fused lookups of pooled rows in the module that are on CPU."""
+    """From now on pad the batches of all fused lookups of pooled rows in the module, on CPU."""
     for lookup in module.modules():
         if isinstance(lookup, SplitTableBatchedEmbeddingBagsCodegen) and lookup.use_cpu:
             _pad(lookup)
@@ -56,9 +56,11 @@ def _pad(lookup: Any) -> None:
 
 
 def padded_offsets(offsets: Tensor, num_bags: Tensor) -> Tensor:
-    """[F M + 1], with empty bags behind the last one of each feature.
+    """Return [F M + 1] offsets, with empty bags behind the last bag of each feature.
 
-    Args: offsets: [B + 1].  num_bags: [F] int64, of each feature.
+    Args:
+        offsets: [B + 1], where each bag's ids begin
+        num_bags: [F] int64, bags of each feature
     """
     most = int(num_bags.max()) if len(num_bags) else 0
     begins = exclusive_cumsum(num_bags)[:-1, None]
@@ -67,9 +69,11 @@ def padded_offsets(offsets: Tensor, num_bags: Tensor) -> Tensor:
 
 
 def rows_of(sizes: Tensor, dims: Tensor) -> Rows:
-    """The rows that are no padding in a result [M, W], for each rank, for each feature.
+    """Return the rows of a result [M, W] that are no padding, for each rank, for each feature.
 
-    Args: sizes: [F, P] int64, bags of each feature from each rank.  dims: [F] int64.
+    Args:
+        sizes: [F, P] int64, bags of each feature from each rank
+        dims: [F] int64, the length of each feature's rows
     """
     width, columns = int(dims.sum()), exclusive_cumsum(dims)[:-1, None]
     start = (sizes.cumsum(1) - sizes) * width + columns

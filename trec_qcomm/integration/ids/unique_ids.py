@@ -1,5 +1,7 @@
-"""Distinct ids of unpooled features: each is looked up and sent once, as TorchRec's use_index_dedup
-does, but with a choice for every table and on CPU, where FBGEMM has no operator for it.
+"""Distinct ids of unpooled features: each is looked up and sent once.
+
+TorchRec's use_index_dedup does the same, but not table by table, and not on CPU, where FBGEMM has
+no operator for it.
 """
 
 import torch
@@ -13,29 +15,29 @@ from trec_qcomm.ops.unique import UniqueBags, unique_bags
 def distinct_ids(
     features: KeyedJaggedTensor, shares: Tensor
 ) -> tuple[UniqueBags, KeyedJaggedTensor, Tensor]:
-    """The distinct ids of each of F features.
+    """Find the distinct ids of each of F features.
 
-    Args:    shares: [F] float64, see ops.unique.unique_bags, of which each id is a bag here.
-    Returns: what was found; a batch of as many samples that holds each id once, spread over its
-             samples, of which none means anything; and [N] int64, which id of that batch each of
-             the N ids is.
+    Args:    shares: [F] float64, the largest share of distinct ids at which equal ones are merged
+    Returns: the distinct ids, each as a bag of one; a batch that holds each of them once, spread
+             evenly over as many samples as before; and [N] int64, the place in that batch of each
+             of the N ids.
     """
     values = features.values()
     num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)
     one_each = torch.ones_like(values, dtype=torch.int32)
-    found = unique_bags(values, one_each, num_ids, shares)
-    first = exclusive_cumsum(found.counts)[:-1]
+    unique = unique_bags(values, one_each, num_ids, shares)
+    first = exclusive_cumsum(unique.counts)[:-1]
     before = torch.repeat_interleave(first, num_ids)
-    reverse = found.inverse + before.to(values.device)
-    lengths = _spread(found.counts, features.stride()).to(features.lengths())
+    reverse = unique.inverse + before.to(values.device)
+    lengths = _spread(unique.counts, features.stride()).to(features.lengths())
     distinct = KeyedJaggedTensor(
-        features.keys(), values.index_select(0, found.first), lengths=lengths.reshape(-1)
+        features.keys(), values.index_select(0, unique.first), lengths=lengths.reshape(-1)
     )
-    return found, distinct, reverse
+    return unique, distinct, reverse
 
 
 def _spread(counts: Tensor, num_samples: int) -> Tensor:
-    """[F] counts -> [F, B] that sum up to them, as even as can be."""
+    """Return [F, B] lengths that add up to the [F] counts, as even as can be."""
     sample = torch.arange(num_samples)
     if not num_samples:
         return counts.new_zeros(len(counts), 0)

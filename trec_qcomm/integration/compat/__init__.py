@@ -1,14 +1,13 @@
-"""Every name of TorchRec and FBGEMM that the package uses, and the differences of their versions.
+"""Every public name of TorchRec and FBGEMM that the package uses.
 
+The attributes whose names begin with an underscore are in `compat.private`. No other file of the
+package imports TorchRec or reads such an attribute (tests/integration/test_compat.py).
 Written against torchrec 1.8.0; `make test-versions` runs it from 1.6.1 to 1.9.2.
 """
-
-from typing import Any
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import (
@@ -143,16 +142,4 @@ __all__ = [
     "get_gradient_division",
     "get_num_poolings",
     "get_use_sync_collectives",
-    "input_dist_tensors",
 ]
-
-
-def input_dist_tensors(awaitable: Any) -> list[tuple[list[int], Tensor]]:
-    """What an input dist sends: each tensor with its split over the ranks.
-
-    TrainPipelineSparseDist replaces the awaitable by a dataclass with public names.
-    """
-    splits = getattr(awaitable, "input_splits", None)
-    if splits is not None:
-        return list(zip(splits, awaitable.input_tensors, strict=True))
-    return list(zip(awaitable._input_splits, awaitable._input_tensors, strict=True))

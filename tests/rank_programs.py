@@ -1,7 +1,7 @@
 """Many small collective programs on ranks that are spawned once; one that fails fails alone.
 
 A rank that leaves a collective in the middle would let its peers wait. So after an error it ends,
-which closes its connections and so ends the peers; the cells not yet run get fresh ranks.
+which closes its connections and so ends the peers. The programs not yet run get fresh ranks.
 """
 
 import traceback
@@ -18,41 +18,46 @@ MAX_RESTARTS = 4
 
 @dataclass(frozen=True)
 class Failed:
-    """In the place of a result. reason: a traceback, by rank where it is known."""
+    """Failure of a program, in the place of its result. reason: a traceback for each rank known."""
 
     reason: str
 
 
-def run_cells(
+def run_programs(
     fn: Callable[[Any], Any],
     world_size: int,
-    cells: Mapping[Hashable, Any],
+    programs: Mapping[Hashable, Any],
     *,
     timeout_s: float = 120.0,
 ) -> dict[Hashable, list[Any] | Failed]:
-    """What `fn(argument)` returns on every rank, for each of the named arguments.
+    """Return by name what `fn(argument)` returns on every rank, for each named argument.
 
-    Args: fn: importable.  timeout_s: of a collective, and of all cells together.
+    Args:
+        fn: an importable function
+        programs: the arguments, by name
+        timeout_s: the limit for one collective, and for all programs together
     """
-    found: dict[Hashable, list[Any] | Failed] = {}
+    finished: dict[Hashable, list[Any] | Failed] = {}
     for _ in range(1 + MAX_RESTARTS):
-        left = {name: argument for name, argument in cells.items() if name not in found}
+        left = {name: argument for name, argument in programs.items() if name not in finished}
         if not left:
             break
         try:
             ranks = run_ranks(_on_rank, world_size, fn, left, timeout_s=timeout_s)
         except RuntimeError as error:  # a rank that died: no telling where
-            return found | dict.fromkeys(left, Failed(str(error)))
+            return finished | dict.fromkeys(left, Failed(str(error)))
         for name in left:
             if not any(name in results for results in ranks):
                 break
-            found[name] = _joined([results.get(name) for results in ranks])
-    return found | {name: Failed("not run: too many failed") for name in cells if name not in found}
+            finished[name] = _joined([results.get(name) for results in ranks])
+    return finished | {
+        name: Failed("not run: too many failed") for name in programs if name not in finished
+    }
 
 
-def _on_rank(fn: Callable[[Any], Any], cells: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+def _on_rank(fn: Callable[[Any], Any], programs: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
     results: dict[Hashable, Any] = {}
-    for name, argument in cells.items():
+    for name, argument in programs.items():
         try:
             results[name] = fn(argument)
         except Exception:
@@ -70,8 +75,8 @@ def _joined(results: list[Any]) -> list[Any] | Failed:
     return Failed("\n".join(failed)) if failed else results
 
 
-def results_of(cell: list[Any] | Failed) -> list[Any]:
-    """By rank. Fails the test where the cell failed."""
-    if isinstance(cell, Failed):
-        pytest.fail(cell.reason, pytrace=False)
-    return cell
+def results_of(outcome: list[Any] | Failed) -> list[Any]:
+    """Return a program's result on each rank. Fail the test where the program failed."""
+    if isinstance(outcome, Failed):
+        pytest.fail(outcome.reason, pytrace=False)
+    return outcome

@@ -1,5 +1,5 @@
-"""What happens around the embeddings: evaluation, checkpointed activations, gradient division, the
-training pipeline, resharding, data-parallel tables. With identity all equals stock bit for bit.
+"""Modes of training: evaluation, checkpointed activations, gradient division, the training
+pipeline, data-parallel tables. With identity all equals stock bit for bit.
 """
 
 from dataclasses import replace
@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
-from tests.cells import results_of, run_cells
 from tests.integration.embedding.test_every_sharding import NARROW_TABLES, TABLES
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import (
     CPU,
     DP,
     GRID,
@@ -26,14 +26,13 @@ from tests.integration.zoo.cases import (
     TWRW,
     Case,
     Model,
-    batch,
     full_table,
     local_tables,
     output_keys,
 )
-from tests.integration.zoo.exact import assembled, incidence, updated
-from tests.integration.zoo.run import (
-    Run,
+from tests.integration.sharded_models.expected import assembled, incidence, updated
+from tests.integration.sharded_models.training import (
+    RankResult,
     assert_same,
     dense_optimizer,
     qcomm_of,
@@ -42,6 +41,7 @@ from tests.integration.zoo.run import (
     train,
     weights,
 )
+from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Cast, Identity, Rowwise
 
 pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
@@ -58,16 +58,16 @@ def evaluated(case, qcomm):
     dmp.eval()
     with torch.no_grad():
         for step in (7, 8):
-            found = dmp(batch(case, step, dist.get_rank()))
-            assert not any(rows.requires_grad for rows in found.values())
-            outputs.append(found)
+            rows_by_key = dmp(batch(case, step, dist.get_rank()))
+            assert not any(rows.requires_grad for rows in rows_by_key.values())
+            outputs.append(rows_by_key)
     dmp.train()
     outputs += train(dmp, case, 2, linear=False)
-    return Run(outputs, weights(dmp, case), {})
+    return RankResult(outputs, weights(dmp, case), {})
 
 
 class CheckpointedModel(Model):
-    """Its dense part, or all of it, is computed a second time in backward."""
+    """Model whose dense part, or all of it, is computed a second time in backward."""
 
     def __init__(self, case, part):
         super().__init__(case)
@@ -95,17 +95,17 @@ def undivided(case, qcomm):
 
 
 class PipelineModel(Model):
-    """(loss, outputs), and traceable."""
+    """Model that returns (loss, outputs) and can be traced."""
 
     def __init__(self, case):
         super().__init__(case)
         self.sequence = case.sequence
 
     def forward(self, features):
-        found = self.sparse(features)
+        rows_by_key = self.sparse(features)
         outputs, loss = {}, torch.zeros(())
         for key, scale in self.scale.items():
-            rows = found[key].values() if self.sequence else found[key]
+            rows = rows_by_key[key].values() if self.sequence else rows_by_key[key]
             outputs[key] = rows * scale
             loss = loss + (outputs[key] ** 2).sum() / 64
         return loss, outputs
@@ -116,19 +116,19 @@ def pipelined(case, qcomm):
     pipeline = TrainPipelineSparseDist(dmp, dense_optimizer(dmp), CPU)
     batches = iter([batch(case, step, dist.get_rank()) for step in range(5)])
     outputs = [pipeline.progress(batches) for _ in range(5)]
-    return Run([detached(found) for found in outputs], weights(dmp, case), stats_of(qcomm))
+    return RankResult([detached(rows) for rows in outputs], weights(dmp, case), stats_of(qcomm))
 
 
 def unpipelined(case, qcomm):
     dmp = shard(case, qcomm, PipelineModel(case))
     optimizer, outputs = dense_optimizer(dmp), []
     for step in range(5):
-        loss, found = dmp(batch(case, step, dist.get_rank()))
+        loss, rows = dmp(batch(case, step, dist.get_rank()))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        outputs.append(detached(found))
-    return Run(outputs, weights(dmp, case), stats_of(qcomm))
+        outputs.append(detached(rows))
+    return RankResult(outputs, weights(dmp, case), stats_of(qcomm))
 
 
 def detached(outputs):
@@ -139,7 +139,7 @@ def stats_of(qcomm):
     return qcomm.stats() if qcomm is not None else {}
 
 
-WAYS = {
+MODES = {
     "evaluated": evaluated,
     "checkpointed dense": checkpointed("dense"),
     "checkpointed all": checkpointed("all"),
@@ -149,14 +149,14 @@ WAYS = {
 }
 
 
-def run_cell(cell):
-    way, *arguments = cell
-    if way == "bf16":
+def run_program(program):
+    mode, *arguments = program
+    if mode == "bf16":
         return all_1e5(*arguments)
-    if way == "stats":
+    if mode == "stats":
         return run(*arguments, qcomm_of(Rowwise(4)), 2).stats
     (case,) = arguments
-    return WAYS[way](case, None), WAYS[way](case, qcomm_of(Identity()))
+    return MODES[mode](case, None), MODES[mode](case, qcomm_of(Identity()))
 
 
 def all_1e5(case):
@@ -167,7 +167,7 @@ def all_1e5(case):
             tensor.fill_(1e5)
     outputs = dmp(batch(case, 0, dist.get_rank()))
     sum((rows * 1e5).sum() for rows in outputs.values()).backward()
-    return Run([detached(outputs)], weights(dmp, case), {})
+    return RankResult([detached(outputs)], weights(dmp, case), {})
 
 
 ONE_ID_TABLES = tuple(replace(table, features=(table.name,)) for table in NARROW_TABLES[:3])
@@ -182,24 +182,24 @@ STATS = {"data_parallel": replace(POOLED, sharding=DP), "mix": POOLED}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def cells(request):
-    jobs = {(way, name): (way, case) for way in WAYS for name, case in MODELS.items()}
+def outcomes(request):
+    jobs = {(mode, name): (mode, case) for mode in MODES for name, case in MODELS.items()}
     jobs |= {("bf16", name): ("bf16", case) for name, case in BF16.items()}
     jobs |= {("stats", name): ("stats", case) for name, case in STATS.items()}
-    return run_cells(run_cell, request.param, jobs, timeout_s=600)
+    return run_programs(run_program, request.param, jobs, timeout_s=600)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("way", WAYS)
-def test_identity_equals_stock_bit_for_bit(cells, way, name):
-    assert_same(MODELS[name], *zip(*results_of(cells[way, name]), strict=True))
+@pytest.mark.parametrize("mode", MODES)
+def test_identity_equals_stock_bit_for_bit(outcomes, mode, name):
+    assert_same(MODELS[name], *zip(*results_of(outcomes[mode, name]), strict=True))
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", MODELS)
-def test_pipelined_training_equals_unpipelined_and_is_counted_alike(cells, name):
-    pipelined, plain = (results_of(cells[way, name]) for way in ("pipelined", "unpipelined"))
+def test_pipelined_training_equals_unpipelined_and_is_counted_alike(outcomes, name):
+    pipelined, plain = (results_of(outcomes[mode, name]) for mode in ("pipelined", "unpipelined"))
     assert_same(MODELS[name], [ours for _, ours in plain], [ours for _, ours in pipelined])
     for (_, a), (_, b) in zip(pipelined, plain, strict=True):
         for kind in a.stats:
@@ -208,44 +208,44 @@ def test_pipelined_training_equals_unpipelined_and_is_counted_alike(cells, name)
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_undivided_where_torchrec_is_told_so(cells, name):
-    case, found = MODELS[name], results_of(cells["undivided", name])
-    batches = [batch(case, 0, rank) for rank in range(len(found))]
+def test_gradients_are_undivided_where_torchrec_is_told_so(outcomes, name):
+    case, pairs = MODELS[name], results_of(outcomes["undivided", name])
+    batches = [batch(case, 0, rank) for rank in range(len(pairs))]
     initial = {table.name: full_table(table) for table in case.tables}
     expected = updated(case, initial, batches, divisor=1)
     for table in case.tables:
         if case.kind(table) != DP:  # DDP always averages
-            whole = assembled(table, [p for _, ours in found for p in ours.weights[table.name]])
+            whole = assembled(table, [p for _, ours in pairs for p in ours.weights[table.name]])
             assert expected[table.name].holds(whole), table.name
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", BF16)
-def test_bf16_is_no_fp16(cells, name):
-    case, runs = BF16[name], results_of(cells["bf16", name])
+def test_bf16_is_no_fp16(outcomes, name):
+    case, runs = BF16[name], results_of(outcomes["bf16", name])
     rounded = 195 * 512.0
     batches = [batch(case, 0, rank) for rank in range(len(runs))]
     uses = {table: torch.zeros(table.num_rows) for table in case.tables}
     for key, table, feature in output_keys(case):
-        for found, features in zip(runs, batches, strict=True):
+        for result, features in zip(runs, batches, strict=True):
             matrix = incidence(case, table, feature, features).float()
             expected = (matrix.sum(1, keepdim=True) * rounded).expand(-1, table.dim)
-            assert torch.equal(found.outputs[0][key], expected)
+            assert torch.equal(result.outputs[0][key], expected)
             uses[table] += matrix.sum(0)
     for table in case.tables:
-        whole = assembled(table, [part for found in runs for part in found.weights[table.name]])
+        whole = assembled(table, [part for result in runs for part in result.weights[table.name]])
         expected = 1e5 - LEARNING_RATE * uses[table] * rounded / len(runs)
         assert torch.equal(whole, expected[:, None].expand(-1, table.dim))
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", STATS)
-def test_data_parallel_tables_are_counted(cells, name):
-    case, stats = STATS[name], results_of(cells["stats", name])
+def test_data_parallel_tables_are_counted(outcomes, name):
+    case, stats = STATS[name], results_of(outcomes["stats", name])
     numel = sum(t.num_rows * t.dim for t in case.tables if case.kind(t) == DP)
     dense = sum(table.dim for _, table, _ in output_keys(case))
     num_ranks, num_steps = len(stats), 2
-    for found in stats:
+    for counted in stats:
         for kind, values in (("data_parallel", numel), ("dense", dense)):
             nbytes = num_steps * (2 * (num_ranks - 1) * values * 4 // num_ranks)
-            assert found[kind]["wire_nbytes"] == found[kind]["raw_nbytes"] == nbytes > 0
+            assert counted[kind]["wire_nbytes"] == counted[kind]["raw_nbytes"] == nbytes > 0

@@ -1,4 +1,6 @@
-"""What a Case must give, in float64 from unsharded weights, and how far float32 may be from it.
+"""Outputs and weights that a Case must give, and how far float32 may be from them.
+
+They are computed in float64 from unsharded weights.
 
 A feature's batch is an incidence matrix A [rows out, rows of the table]: A[b, i] is the weight with
 which bag b uses row i. Then outputs are A @ W and gradients A^T @ G.
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.batches import coefficients
+from tests.integration.sharded_models.cases import (
     GRID,
     LEARNING_RATE,
     RW,
@@ -23,7 +26,6 @@ from tests.integration.zoo.cases import (
     Case,
     Shard,
     Table,
-    coefficients,
     output_keys,
 )
 
@@ -32,36 +34,36 @@ U = 2.0**-24
 
 @dataclass(frozen=True)
 class Expected:
-    """values and the largest error of each, float64."""
+    """Values and the largest error of each, float64."""
 
     values: Tensor
     tolerance: Tensor
 
-    def holds(self, found: Tensor) -> bool:
-        """Whether all of `found` is within the tolerance."""
-        same_shape = found.shape == self.values.shape
-        return same_shape and bool(((found.double() - self.values).abs() <= self.tolerance).all())
+    def holds(self, values: Tensor) -> bool:
+        """Return whether all values are within the tolerance."""
+        same_shape = values.shape == self.values.shape
+        return same_shape and bool(((values.double() - self.values).abs() <= self.tolerance).all())
 
 
 def rounding(num_terms: float, magnitude: Tensor) -> Tensor:
-    """Bound of a sum of that many terms whose absolute values add up to `magnitude`."""
+    """Return the bound of a sum of so many terms whose absolute values add up to `magnitude`."""
     return num_terms * U / (1 - num_terms * U) * magnitude
 
 
 def incidence(case: Case, table: Table, feature: str, features: KeyedJaggedTensor) -> Tensor:
-    """[rows out, num_rows] float64. Rows out are samples, or ids where there is no pooling."""
-    of = features[feature]
-    ids, lengths = of.values(), of.lengths()
+    """Return [rows out, num_rows] float64. Rows out are samples, or ids without pooling."""
+    jagged = features[feature]
+    ids, lengths = jagged.values(), jagged.lengths()
     if case.sequence:
         return torch.nn.functional.one_hot(ids, table.num_rows).double()
     bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    weights = of.weights().double() if case.weighted else torch.ones(len(ids)).double()
-    found = torch.zeros(len(lengths), table.num_rows, dtype=torch.float64)
-    found.index_put_((bags, ids), weights, accumulate=True)
+    weights = jagged.weights().double() if case.weighted else torch.ones(len(ids)).double()
+    matrix = torch.zeros(len(lengths), table.num_rows, dtype=torch.float64)
+    matrix.index_put_((bags, ids), weights, accumulate=True)
     if table.pooling == "mean":
-        found /= _divisors(case, table, lengths)[:, None]
+        matrix /= _divisors(case, table, lengths)[:, None]
     inverse = features.inverse_indices_or_none()
-    return found if inverse is None else found[inverse[1][case.features.index(feature)]]
+    return matrix if inverse is None else matrix[inverse[1][case.features.index(feature)]]
 
 
 def _divisors(case: Case, table: Table, lengths: Tensor) -> Tensor:
@@ -75,14 +77,19 @@ def _divisors(case: Case, table: Table, lengths: Tensor) -> Tensor:
 def outputs(
     case: Case, weights: dict[str, Tensor], features: KeyedJaggedTensor
 ) -> dict[str, Expected]:
-    """One rank's outputs. Terms: the ids of a bag; one rounding for its weights, two for a mean."""
-    found = {}
+    """Return one rank's outputs.
+
+    Terms: the ids of a bag; one rounding for its weights, two for a mean.
+    """
+    expected = {}
     for key, table, feature in output_keys(case):
         matrix, rows = incidence(case, table, feature, features), weights[table.name].double()
         most = 1 if case.sequence else case.max_length
         extra = case.weighted + 2 * (table.pooling == "mean")
-        found[key] = Expected(matrix @ rows, rounding(most - 1 + extra, matrix.abs() @ rows.abs()))
-    return found
+        expected[key] = Expected(
+            matrix @ rows, rounding(most - 1 + extra, matrix.abs() @ rows.abs())
+        )
+    return expected
 
 
 def updated(
@@ -93,13 +100,13 @@ def updated(
     step: int = 0,
     divisor: float | None = None,
 ) -> dict[str, Expected]:
-    """Weights after one step of SGD on the linear loss, whose gradients are `coefficients`.
+    """Return the weights after a step of SGD on the linear loss, with gradients `coefficients`.
 
-    Args: batches: by rank.  divisor: of gradients; the number of ranks if not given.
+    Args: batches: one of each rank.  divisor: divides gradients; None: the number of ranks
     Terms: a row's uses, each rounded when weighted or divided; the step; the difference.
     """
     divisor = divisor or len(batches)
-    found = {}
+    expected = {}
     for table in case.tables:
         rows = weights[table.name].double()
         gradient, magnitude, uses = torch.zeros_like(rows), rows.abs(), torch.zeros(len(rows))
@@ -108,25 +115,25 @@ def updated(
             magnitude = magnitude + LEARNING_RATE / divisor * matrix.T.abs() @ coefficient.abs()
             uses += (matrix != 0).sum(0) * case.max_length
         terms = float(uses.max()) + 4
-        found[table.name] = Expected(
+        expected[table.name] = Expected(
             rows - LEARNING_RATE * gradient / divisor, rounding(terms, magnitude)
         )
-    return found
+    return expected
 
 
 def uses_of(
     case: Case, table: Table, batches: Sequence[KeyedJaggedTensor], step: int
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """For each feature of the table on each rank: output key, incidence, gradient (float64)."""
-    found = []
+    """Return output key, incidence and float64 gradient of each feature of a table on each rank."""
+    uses = []
     for key, owner, feature in output_keys(case):
         if owner != table:
             continue
         for rank, features in enumerate(batches):
             matrix = incidence(case, table, feature, features)
             shape = (matrix.shape[0], table.dim)
-            found.append((key, matrix, coefficients(case, step, rank, key, shape).double()))
-    return found
+            uses.append((key, matrix, coefficients(case, step, rank, key, shape).double()))
+    return uses
 
 
 def block_of(shard: Shard) -> tuple[slice, slice]:

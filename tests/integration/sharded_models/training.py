@@ -1,4 +1,4 @@
-"""Shard a Case of the zoo with stock sharders or ours, train it, and bring back what came out."""
+"""Training of a Case with stock sharders or ours; each rank brings back what came out."""
 
 import logging
 import os
@@ -25,14 +25,13 @@ from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectio
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.batches import batch, coefficients
+from tests.integration.sharded_models.cases import (
     CPU,
     LEARNING_RATE,
     Case,
     Model,
     Table,
-    batch,
-    coefficients,
     fill,
     full_table,
     local_tables,
@@ -53,8 +52,8 @@ Parts = dict[str, list[tuple[int, int, Tensor]]]
 
 
 @dataclass
-class Run:
-    """What one rank brings back. outputs: of each step, by key."""
+class RankResult:
+    """Result of one rank. outputs: the outputs of each step, by key."""
 
     outputs: list[dict[str, Tensor]]
     weights: Parts
@@ -68,7 +67,7 @@ def qcomm_of(forward: Codec, backward: Codec | None = None, **options: Any) -> Q
 
 
 def emulate_nodes(node_size: int) -> None:
-    """Let TorchRec take consecutive `node_size` ranks for a node; 0 is all. Collective."""
+    """Let TorchRec take `node_size` consecutive ranks for a node; 0: all ranks. Collective."""
     size = node_size or dist.get_world_size()
     os.environ["LOCAL_WORLD_SIZE"] = str(size)
     os.environ["TORCHREC_RESOLVED_POD_SIZE"] = "1"  # nodes; it warns of every use if it is unset
@@ -101,7 +100,7 @@ def fused_params(case: Case) -> dict[str, Any]:
 def shard(
     case: Case, qcomm: QComm | None, model: nn.Module | None = None
 ) -> DistributedModelParallel:
-    """The model of that case with our sharders, or with TorchRec's where qcomm is None."""
+    """Shard the model of a case with our sharders, or with TorchRec's where qcomm is None."""
     emulate_nodes(case.node_size)
     options: dict[str, Any] = {"sharders": stock_sharders(case)}
     if qcomm is not None:
@@ -121,14 +120,14 @@ def shard(
 
 
 def dense_optimizer(dmp: DistributedModelParallel) -> torch.optim.Optimizer:
-    """SGD for all that no fused optimizer trains."""
+    """Return SGD for all parameters that no fused optimizer trains."""
     fused = {id(p) for group in dmp.fused_optimizer.param_groups for p in group["params"]}
     fused |= {id(p) for p in dmp.fused_optimizer.params.values()}
     return torch.optim.SGD([p for p in dmp.parameters() if id(p) not in fused], lr=LEARNING_RATE)
 
 
 def loss_of(case: Case, step: int, outputs: dict[str, Tensor], *, linear: bool) -> Tensor:
-    """Linear: gradients are no function of the outputs, so what rounds them stays out."""
+    """Return the loss. A linear one has gradients that do not depend on rounded outputs."""
     rank, total = dist.get_rank(), torch.zeros(())
     for key, rows in outputs.items():
         total = total + (rows * coefficients(case, step, rank, key, rows.shape)).sum()
@@ -140,9 +139,9 @@ def loss_of(case: Case, step: int, outputs: dict[str, Tensor], *, linear: bool) 
 def train(
     dmp: DistributedModelParallel, case: Case, num_steps: int, *, linear: bool
 ) -> list[dict[str, Tensor]]:
-    """Outputs of each step on this rank. With a linear loss the scales stay 1."""
+    """Return the outputs of each step on this rank. With a linear loss the scales stay 1."""
     optimizer = dense_optimizer(dmp)
-    found = []
+    outputs_by_step = []
     for step in range(num_steps):
         outputs = dmp(batch(case, step, dist.get_rank()))
         optimizer.zero_grad()
@@ -150,8 +149,8 @@ def train(
         if linear:
             _forget_scales(dmp)
         optimizer.step()
-        found.append({key: rows.detach().clone() for key, rows in outputs.items()})
-    return found
+        outputs_by_step.append({key: rows.detach().clone() for key, rows in outputs.items()})
+    return outputs_by_step
 
 
 def _forget_scales(dmp: DistributedModelParallel) -> None:
@@ -161,7 +160,7 @@ def _forget_scales(dmp: DistributedModelParallel) -> None:
 
 
 def weights(dmp: DistributedModelParallel, case: Case) -> Parts:
-    """This rank's blocks of each table."""
+    """Return the blocks of each table that this rank has."""
     return {
         table.name: [(row, col, tensor.clone()) for row, col, tensor in parts]
         for table, parts in local_tables(dmp.state_dict(), case)
@@ -175,19 +174,19 @@ def run(
     *,
     linear: bool = False,
     model: nn.Module | None = None,
-) -> Run:
-    """Shard and train."""
+) -> RankResult:
+    """Shard a case and train it."""
     dmp = shard(case, qcomm, model)
     outputs = train(dmp, case, num_steps, linear=linear)
-    return Run(outputs, weights(dmp, case), qcomm.stats() if qcomm is not None else {})
+    return RankResult(outputs, weights(dmp, case), qcomm.stats() if qcomm is not None else {})
 
 
 def assert_same(
-    case: Case, theirs: Sequence[Run], ours: Sequence[Run], *, trains: bool = True
+    case: Case, theirs: Sequence[RankResult], ours: Sequence[RankResult], *, trains: bool = True
 ) -> None:
-    """All ranks' outputs and weights equal bit for bit, and every table was trained that has ids.
+    """Assert that all ranks' outputs and weights are equal and that tables with ids were trained.
 
-    Args: trains: False for what TorchRec itself does not train on CPU.
+    Args: trains: False for a model that TorchRec itself does not train on CPU
     """
     for rank, (stock, coded) in enumerate(zip(theirs, ours, strict=True)):
         assert len(stock.outputs) == len(coded.outputs) > 0
@@ -199,7 +198,7 @@ def assert_same(
             for (row, col, a), (_, _, b) in zip(parts, coded.weights[name], strict=True):
                 assert torch.equal(a, b), f"rank {rank}, table {name} at {row}, {col}"
     for table in case.tables:
-        parts = [part for found in ours for part in found.weights.get(table.name, ())]
+        parts = [part for result in ours for part in result.weights.get(table.name, ())]
         expected = trains and not set(table.features) <= set(case.empty)
         assert _trained(table, parts) == expected, f"table {table.name} was trained, or not"
 

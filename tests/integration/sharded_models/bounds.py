@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.zoo.cases import (
+from tests.integration.sharded_models.cases import (
     CW,
     DP,
     GRID,
@@ -28,7 +28,7 @@ from tests.integration.zoo.cases import (
     full_table,
     shards,
 )
-from tests.integration.zoo.exact import U, block_of, uses_of
+from tests.integration.sharded_models.expected import U, block_of, uses_of
 from trec_qcomm import Cast, Codec, ErrorBounded, Identity, Rowwise
 
 WHOLE_COLUMNS = (TW, CW, TWCW)
@@ -37,13 +37,13 @@ TWO_LEVEL = (TWRW, GRID)
 
 @dataclass(frozen=True)
 class Hops:
-    """The codecs of one direction of one table. main: its only hop, or that between nodes."""
+    """Codecs of one direction of one table. main: the only hop, or the hop between nodes."""
 
     main: Codec = field(default=Identity())
     intra: Codec = field(default=Identity())
 
     def changes(self, kind: str) -> bool:
-        """Whether rows of a table of that sharding may come out different."""
+        """Return whether rows of a table of that sharding may come out different."""
         codecs = {DP: (), TWRW: (self.main, self.intra), GRID: (self.main, self.intra)}
         return any(codec != Identity() for codec in codecs.get(kind, (self.main,)))
 
@@ -78,32 +78,35 @@ def codec_error(
 def forward_error(case: Case, table: Table, matrix: Tensor, hops: Hops, world_size: int) -> Tensor:
     """[rows out, dim] float64: |output - output with the identity codec| is at most that.
 
-    Args: matrix: see exact.incidence.
+    Args: matrix: [rows out, num_rows], the feature's `expected.incidence`
     """
     weights = full_table(table).double()
     kind, parts = case.kind(table), shards(case, table, world_size)
-    found = torch.zeros(matrix.shape[0], table.dim, dtype=torch.float64)
+    error = torch.zeros(matrix.shape[0], table.dim, dtype=torch.float64)
     for first in {shard.col: shard for shard in parts}.values():
         blocks = [block_of(shard) for shard in parts if shard.col == first.col]
         partial = [matrix[:, rows] @ weights[rows, columns] for rows, columns in blocks]
         whole, columns = sum(partial), blocks[0][1]
         if kind in WHOLE_COLUMNS or case.sequence:
-            found[:, columns] = codec_error(hops.main, whole)
+            error[:, columns] = codec_error(hops.main, whole)
         elif kind == RW:
-            found[:, columns] = sum(
+            error[:, columns] = sum(
                 codec_error(hops.main, part, num_summands=len(partial)) for part in partial
             )
         else:
             inside = sum(
                 codec_error(hops.intra, part, num_summands=len(partial)) for part in partial
             )
-            found[:, columns] = inside + codec_error(hops.main, whole, inside)
-    return found + _rounding(matrix, weights, len(parts))
+            error[:, columns] = inside + codec_error(hops.main, whole, inside)
+    return error + _rounding(matrix, weights, len(parts))
 
 
 def _rounding(matrix: Tensor, weights: Tensor, num_parts: int) -> Tensor:
-    """Of float32: lookups (a bag's ids) and their sums, twice as both runs have them; coding does
-    3 operations to find a code and 2 to decode it, with errors relative to the row's largest."""
+    """Return the rounding of float32 in lookups (a bag's ids) and their sums, in both runs.
+
+    Coding adds 3 operations to find a code and 2 to decode it, with errors relative to the row's
+    largest value.
+    """
     ids = float((matrix != 0).sum(1).max()) if matrix.numel() else 0.0
     terms = 2 * (ids + num_parts) + 5
     magnitude = (matrix.abs() @ weights.abs()).amax(1, True)

@@ -1,4 +1,4 @@
-"""Towers: tables of one node under an interaction module, for the zoo.
+"""Towers: tables of one node under an interaction module.
 
 TorchRec tells the DDP around an interaction its device as if it were a GPU, which on CPU is an
 error; `run_on_cpu` leaves that out, for stock sharders and ours alike.
@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from tests.integration.zoo.cases import MODULES, Case
+from tests.integration.sharded_models.cases import MODULES, Case
 
-WIDTH = 8  # of what a tower makes of a sample
+WIDTH = 8  # numbers that a tower makes of a sample
 
 
 class Interaction(nn.Module):
-    """Embeddings to WIDTH numbers a sample."""
+    """Module from embeddings to WIDTH numbers a sample."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Interaction(nn.Module):
 
 
 class TowerModel(nn.Module):
-    """One tower of all tables, or two towers of every other table, for the two nodes."""
+    """Model of one tower with all tables, or of two with every other table, for the two nodes."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def tower(case: Case) -> EmbeddingTower:
 
 
 def run_on_cpu() -> None:
-    """Changes this process."""
+    """Leave the device out in this process."""
     tower_sharding.DistributedDataParallel = _without_device
 
 

@@ -1,11 +1,11 @@
-"""Every TorchRec module under every sharding, small: modules, plans, weights and batches.
+"""Every TorchRec module under every sharding, small: modules, plans and weights.
 
-Knows: TorchRec's modules and plans. Does not know: codecs; what is expected of a run (exact.py).
-Weights and batches are functions of names, so that plans, sharders and world sizes compare.
+Knows: TorchRec's modules and plans. Does not know: codecs; what is expected of a run (expected.py).
+Weights are functions of names, so that plans, sharders and world sizes compare.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,7 @@ MIXES = {MIX: (TW, RW, CW, TWRW, GRID, DP, TWCW), SEQUENCE_MIX: (TW, RW, CW)}
 
 @dataclass(frozen=True)
 class Table:
-    """One table. pooling is of bags only."""
+    """Embedding table. pooling: for bags only."""
 
     name: str
     dim: int
@@ -59,13 +59,19 @@ class Table:
 class Case:
     """One sharded model and its batches.
 
-    Args: module: a key of MODULES, or of a model of its own.  sharding: of all tables, or a key of
-        MIXES.  node_size: ranks of an emulated node; 0 is all ranks.  batch: samples by rank,
-        repeated over the ranks.  max_length: ids of a bag. Where it is 2, at most two partial sums
-        are not 0, so that the order in which a sharding adds them up changes no bit.  empty: these
-        features have no ids.  vbe: distinct bags a feature, see `vbe_batch`.  uneven_vbe: and
-        other numbers on each rank.  fused_params: more of the fused optimizer's.  whole_gradients:
-        of a linear loss they are integers, whose float32 sums are exact in any order.
+    Args:
+        module: a key of MODULES, or the name of another model
+        sharding: one sharding for all tables, or a key of MIXES
+        node_size: ranks of an emulated node; 0: all ranks
+        batch: samples of each rank, repeated over the ranks
+        max_length: the most ids of a bag. Where it is 2, at most two partial sums are not 0, so
+            that the order in which a sharding adds them up changes no bit
+        empty: features without ids
+        vbe: whether each feature has a number of distinct bags (`vbe_batch`)
+        uneven_vbe: whether that number differs by rank, too
+        fused_params: further parameters of the fused optimizer
+        whole_gradients: whether a linear loss has integers for gradients, whose float32 sums are
+            exact in any order
     """
 
     tables: tuple[Table, ...]
@@ -85,7 +91,7 @@ class Case:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Each once, in the order of the batch, which is not that of the tables."""
+        """Features, each once, in the order of the batch, which is not that of the tables."""
         return tuple(sorted({f for table in self.tables for f in table.features}, reverse=True))
 
     @property
@@ -96,14 +102,14 @@ class Case:
         return self.batch[rank % len(self.batch)]
 
     def kind(self, table: Table) -> str:
-        """The sharding of that table."""
+        """Return the sharding of a table."""
         kinds = MIXES.get(self.sharding, (self.sharding,))
         return kinds[self.tables.index(table) % len(kinds)]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A block of a table."""
+    """Block of a table on one rank."""
 
     row: int
     col: int
@@ -113,34 +119,36 @@ class Shard:
 
 
 def seeded(*words: object) -> torch.Generator:
-    """The same numbers for the same words, in every process."""
+    """Return a generator of equal numbers for equal words, in every process."""
     return torch.Generator().manual_seed(zlib.crc32(repr(words).encode()))
 
 
 def full_table(table: Table) -> Tensor:
-    """[num_rows, dim] initial weights; rows differ in width, tables in magnitude."""
+    """Return [num_rows, dim] initial weights; rows differ in width, tables in magnitude."""
     rows = torch.randn(table.num_rows, table.dim, generator=seeded("weights", table.name))
     widths = 1.0 + torch.arange(table.num_rows)[:, None] % 5
     return rows * widths * 10.0 ** (zlib.crc32(table.name.encode()) % 3 - 1)
 
 
 def row_blocks(num_rows: int, num_blocks: int) -> list[tuple[int, int]]:
-    """(first, number) as TorchRec splits rows: ceil(num_rows / num_blocks) each while they last."""
+    """Return (first, number) as TorchRec splits rows: ceil(num_rows / num_blocks) each."""
     block = -(-num_rows // num_blocks)
     firsts = [min(n * block, num_rows) for n in range(num_blocks)]
     return [(first, min(block, num_rows - first)) for first in firsts]
 
 
 def column_blocks(dim: int, num_blocks: int) -> list[tuple[int, int]]:
-    """(first, number): multiples of 4, as TorchRec demands, the first ones larger."""
+    """Return (first, number): multiples of 4, as TorchRec demands, the first ones larger."""
     quads, num_blocks = dim // 4, min(num_blocks, dim // 4)
     sizes = [4 * (quads // num_blocks + (n < quads % num_blocks)) for n in range(num_blocks)]
     return [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
 
 
 def _column_wise_blocks(case: Case, dim: int, world_size: int) -> list[tuple[int, int]]:
-    """Two a rank where all are of one size: TorchRec has only one size of a table on a rank, and
-    only one in an EmbeddingCollection."""
+    """Return two blocks a rank where all are of one size, else one.
+
+    TorchRec has one size of a table's blocks on a rank, and one in an EmbeddingCollection.
+    """
     quads, most = dim // 4, 2 * world_size
     if case.sequence:
         return column_blocks(dim, max(n for n in range(1, most + 1) if quads % n == 0))
@@ -148,7 +156,7 @@ def _column_wise_blocks(case: Case, dim: int, world_size: int) -> list[tuple[int
 
 
 def shards(case: Case, table: Table, world_size: int) -> list[Shard]:
-    """Where that table lies; [] for data_parallel."""
+    """Return the shards of a table; none for data_parallel."""
     kind, number = case.kind(table), case.tables.index(table)
     node_size = case.node_size or world_size
     num_nodes = world_size // node_size
@@ -179,8 +187,8 @@ def shards(case: Case, table: Table, world_size: int) -> list[Shard]:
 
 
 def plan(case: Case, world_size: int) -> EmbeddingModuleShardingPlan:
-    """The plan of the model's one embedding module, with fused kernels."""
-    found = EmbeddingModuleShardingPlan()
+    """Return the plan of the model's one embedding module, with fused kernels."""
+    module_plan = EmbeddingModuleShardingPlan()
     for table in case.tables:
         parts = shards(case, table, world_size)
         metadata = [
@@ -188,13 +196,13 @@ def plan(case: Case, world_size: int) -> EmbeddingModuleShardingPlan:
             for s in parts
         ]
         kernel = EmbeddingComputeKernel.FUSED if parts else EmbeddingComputeKernel.DENSE
-        found[table.name] = ParameterSharding(
+        module_plan[table.name] = ParameterSharding(
             sharding_type=case.kind(table),
             compute_kernel=kernel.value,
             ranks=[s.rank for s in parts] if parts else list(range(world_size)),
             sharding_spec=EnumerableShardingSpec(metadata) if parts else None,
         )
-    return found
+    return module_plan
 
 
 def _ebc(case: Case) -> nn.Module:
@@ -277,7 +285,7 @@ def _options(table: Table) -> dict[str, object]:
 
 
 def output_keys(case: Case) -> Iterator[tuple[str, Table, str]]:
-    """(key, table, feature) of every output: TorchRec adds the table's name to shared features."""
+    """Yield (key, table, feature) of every output; a shared feature's key names the table, too."""
     seen = [f for table in case.tables for f in table.features]
     for table in case.tables:
         for feature in table.features:
@@ -298,17 +306,17 @@ class Model(nn.Module):
         return self.scaled(self.rows(features))
 
     def rows(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
-        found = _waited(self.sparse(features))
-        found = _waited(found[0]) if isinstance(found, tuple) else found  # with remapped ids
-        rows = found if isinstance(found, dict) else found.to_dict()
+        result = _waited(self.sparse(features))
+        result = _waited(result[0]) if isinstance(result, tuple) else result  # with remapped ids
+        rows = result if isinstance(result, dict) else result.to_dict()
         return {k: r.values() if isinstance(r, JaggedTensor) else r for k, r in rows.items()}
 
     def scaled(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         return {key: rows[key] * scale for key, scale in self.scale.items()}
 
 
-def _waited(found: object) -> object:
-    return found.wait() if isinstance(found, Awaitable) else found
+def _waited(value: object) -> object:
+    return value.wait() if isinstance(value, Awaitable) else value
 
 
 def fill(state_dict: dict[str, object], case: Case) -> None:
@@ -323,7 +331,7 @@ def fill(state_dict: dict[str, object], case: Case) -> None:
 def local_tables(
     state_dict: dict[str, object], case: Case
 ) -> Iterator[tuple[Table, list[tuple[int, int, Tensor]]]]:
-    """Each table with this rank's blocks of it: (first row, first column, the live tensor)."""
+    """Yield each table with this rank's blocks of it: (first row, first column, live tensor)."""
     for name, value in state_dict.items():
         for table in case.tables:
             if not name.endswith(f".{table.name}.weight"):
@@ -333,68 +341,3 @@ def local_tables(
             else:
                 parts = [(0, 0, value)]
             yield table, [(row, col, tensor.detach()) for row, col, tensor in parts]
-
-
-def batch(case: Case, step: int, rank: int) -> KeyedJaggedTensor:
-    """0 to max_length ids a bag, some twice; those of managed collisions lie beyond the table."""
-    if case.vbe:
-        return vbe_batch(case, step, rank)
-    generator = seeded("batch", step, rank)
-    lengths = {f: _lengths(case, f, case.batch_size(rank), generator) for f in case.features}
-    return _kjt(case, lengths, generator)
-
-
-def vbe_batch(case: Case, step: int, rank: int) -> KeyedJaggedTensor:
-    """Each feature has its own number of distinct bags, of which the samples are repetitions."""
-    generator = seeded("vbe", step, rank)
-    samples = case.batch_size(rank)
-    turn = rank if case.uneven_vbe else 0
-    distinct = {f: 1 + (n + turn) % 3 for n, f in enumerate(case.features)}
-    lengths = {f: _lengths(case, f, distinct[f], generator) for f in case.features}
-    inverse = [torch.randint(distinct[f], (samples,), generator=generator) for f in case.features]
-    return _kjt(
-        case,
-        lengths,
-        generator,
-        stride_per_key_per_rank=[[distinct[f]] for f in case.features],
-        inverse_indices=(list(case.features), torch.stack(inverse)),
-    )
-
-
-def _lengths(case: Case, feature: str, num_bags: int, generator: torch.Generator) -> Tensor:
-    lengths = torch.randint(0, case.max_length + 1, (num_bags,), generator=generator)
-    return lengths * (feature not in case.empty)
-
-
-def _kjt(
-    case: Case, lengths: dict[str, Tensor], generator: torch.Generator, **options: object
-) -> KeyedJaggedTensor:
-    limits = num_ids(case)
-    values = [
-        torch.randint(limits[f], (int(lengths[f].sum()),), generator=generator)
-        for f in case.features
-    ]
-    total = sum(v.numel() for v in values)
-    weights = torch.rand(total, generator=generator) + 0.5
-    return KeyedJaggedTensor(
-        list(case.features),
-        torch.cat(values),
-        lengths=torch.cat([lengths[f] for f in case.features]).to(torch.int32),
-        weights=weights if case.weighted or case.module == "fp_ebc" else None,
-        **options,
-    )
-
-
-def num_ids(case: Case) -> dict[str, int]:
-    """Of a feature: the rows of its smallest table; more where ids are mapped to rows."""
-    if case.module.startswith("mc_"):
-        return dict.fromkeys(case.features, 1000)
-    rows = {f: min(t.num_rows for t in case.tables if f in t.features) for f in case.features}
-    return {f: 2 * n for f, n in rows.items()} if case.module == "itep_ebc" else rows
-
-
-def coefficients(case: Case, step: int, rank: int, key: str, shape: Sequence[int]) -> Tensor:
-    """The gradient of a linear loss with respect to that output: no function of the weights."""
-    widths = 1.0 + torch.arange(shape[0])[:, None] % 3
-    found = torch.randn(shape, generator=seeded("loss", step, rank, key)) * widths
-    return (4 * found).round() if case.whole_gradients else found

@@ -1,8 +1,8 @@
-"""How a Session reaches TorchRec's shardings, and what is checked before one is made.
+"""SessionRegistry: carries the Session from sharders to shardings, through TorchRec's own code.
 
-TorchRec hands its `qcomm_codecs_registry` from sharder to module to sharding through constructors
-and classmethods that we do not own. Ours rides along: `Wiring`, an empty registry, so stock code
-sees no codecs, that carries the Session.
+TorchRec hands its `qcomm_codecs_registry` from sharder to module to sharding, by constructors and
+classmethods that we do not own. Ours is such a registry. It is empty, so that stock code sees no
+codecs, and has the Session as an attribute.
 """
 
 from collections.abc import Mapping
@@ -21,30 +21,33 @@ from trec_qcomm.integration.compat import (
 from trec_qcomm.integration.session import Session
 
 
-class Wiring(dict[str, QuantizedCommCodecs]):
-    """An empty TorchRec codec registry that carries a Session to the shardings of one module.
+class SessionRegistry(dict[str, QuantizedCommCodecs]):
+    """Empty TorchRec codec registry that carries a Session to the shardings of one module.
 
-    Args: module_name: keys the state of the module's collectives.  held: the collection is inside
-        of a module that does more with its ids than look them up.
+    Args:
+        module_name: key of the state of the module's collectives
+        is_nested: whether the collection is inside a module that does more with its ids than look
+            them up
     """
 
-    def __init__(self, session: Session, module_name: str, held: bool) -> None:
+    def __init__(self, session: Session, module_name: str, *, is_nested: bool) -> None:
         super().__init__()
-        self.session, self.module_name, self.held = session, module_name, held
+        self.session, self.module_name, self.is_nested = session, module_name, is_nested
 
 
-def wire(
+def register_module(
     session: Session,
     params: Mapping[str, ParameterSharding],
     env: ShardingEnv,
     device: torch.device | None,
     module_fqn: str | None,
     fused_params: Mapping[str, Any] | None,
-    held: bool = False,
-) -> Wiring:
-    """Check what a module is to be sharded by, and make its Wiring. Collective over env's group.
+    *,
+    is_nested: bool = False,
+) -> SessionRegistry:
+    """Check how a module is to be sharded and add it to the session. Collective over env's group.
 
-    Where TorchRec does not tell the module's name (inside of towers), its tables name it.
+    Args: module_fqn: the module's path; None inside of towers, where its tables name it
     Raises: ValueError: a device or output dtype that is not supported, a codec without kernels
         for the device, synchronous collectives, a table that no pattern of the config matches, or
         ranks whose configs differ.
@@ -57,12 +60,14 @@ def wire(
     session.add_module(env.process_group, module_name, params)
     if device is not None:
         _check_device(device, {table: session.config.rule_for(table) for table in params})
-    return Wiring(session, module_name, held)
+    return SessionRegistry(session, module_name, is_nested=is_nested)
 
 
 def refuse_sync_collectives() -> None:
-    """Raise ValueError where torchrec's switch for torch.compile's collectives is on: stock
-    codecs under it freeze the embeddings without a word."""
+    """Raise ValueError where TorchRec's switch for torch.compile's collectives is on.
+
+    Stock codecs under it freeze the embeddings without a word.
+    """
     if get_use_sync_collectives():
         raise ValueError("torchrec's use_sync_collectives is not supported by trec_qcomm")
 
@@ -82,7 +87,7 @@ def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
 def _check_output_dtype(
     params: Mapping[str, ParameterSharding], fused_params: Mapping[str, Any] | None
 ) -> None:
-    """Codecs take float32 rows."""
+    """Raise ValueError unless lookups give float32, the only dtype that codecs take."""
     options: list[tuple[str, Any]] = [("fused_params", (fused_params or {}).get("output_dtype"))]
     options += [(f"table {t!r}", getattr(p, "output_dtype", None)) for t, p in params.items()]
     for where, dtype in options:

@@ -1,0 +1,107 @@
+"""TorchRec's names stand in `integration.compat` alone, the private ones in `compat.private`.
+
+The check reads the source. A private attribute (`x._name`, also in getattr and setattr) must be
+defined by our own code: in the same file, or in a module of ours that the file imports.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "trec_qcomm"
+COMPAT = PACKAGE / "integration" / "compat"
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if COMPAT not in path.parents]
+OPERATORS = "_foreach_"  # torch's own, over lists of tensors
+BACKEND = {"_get_backend", "_timeout"}  # torch's own, of a process group
+OVERRIDDEN = {"_wait_impl", "_dedup_indices", "_create_input_dists"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line number, name) of every private attribute that is read or written."""
+    for node in ast.walk(tree):
+        name = None
+        if isinstance(node, ast.Attribute):
+            name = node.attr
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("getattr", "setattr", "hasattr")
+            and len(node.args) > 1
+        ):
+            name = getattr(node.args[1], "value", None)  # a literal's
+        if isinstance(name, str) and is_private(name):
+            yield node.lineno, name
+
+
+def definitions(tree: ast.Module) -> set[str]:
+    """Return the private names that a file's functions, classes and `self` define."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id == "self":
+                names.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return {name for name in names if is_private(name)}
+
+
+def imported_files(tree: ast.Module) -> Iterator[Path]:
+    """Yield the files of the package that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trec_qcomm."):
+            assert node.module is not None
+            place = PACKAGE.joinpath(*node.module.split(".")[1:])
+            yield place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def foreign_uses(path: Path) -> list[str]:
+    """Return "line: name" of each private attribute that no code of ours defines."""
+    tree = parsed(path)
+    known = definitions(tree) | BACKEND | OVERRIDDEN
+    for other in imported_files(tree):
+        if COMPAT not in other.parents:
+            known |= definitions(parsed(other))
+    return [
+        f"{line}: {name}"
+        for line, name in private_uses(tree)
+        if name not in known and not name.startswith(OPERATORS)
+    ]
+
+
+def test_private_attributes_of_torchrec_are_read_in_compat_alone():
+    uses = {str(path.relative_to(PACKAGE)): foreign_uses(path) for path in FILES}
+    assert {path: lines for path, lines in uses.items() if lines} == {}
+
+
+def imports_torchrec(path: Path) -> bool:
+    nodes = list(ast.walk(parsed(path)))
+    names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return any(name.split(".")[0] == "torchrec" for name in names)
+
+
+def test_torchrec_is_imported_in_compat_alone():
+    assert [str(path.relative_to(PACKAGE)) for path in FILES if imports_torchrec(path)] == []
+
+
+def test_a_foreign_private_attribute_is_seen(tmp_path):
+    source = tmp_path / "source.py"
+    source.write_text(
+        "from trec_qcomm.core.counters import Traffic\n"
+        "class C:\n"
+        "    def __init__(self, other):\n"
+        "        self._own_one = getattr(other, '_lookups')\n"
+        "        other._dist = self._own_one._pg\n"
+        "        self._theirs()\n"
+    )
+    assert foreign_uses(source) == ["4: _lookups", "5: _dist", "5: _pg", "6: _theirs"]

@@ -1,0 +1,175 @@
+"""Every private attribute of TorchRec that the package reads or writes, each behind a function.
+
+A version of TorchRec that renames one of them changes this file alone. All exist under these names
+from torchrec 1.6.1 to 1.9.2. Beside them our subclasses override three private methods:
+`Awaitable._wait_impl`, `ShardedEmbeddingCollection._dedup_indices` and
+`ShardedManagedCollisionCollection._create_input_dists`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trec_qcomm.integration.compat import (
+    EmbeddingTowerCollectionSharder,
+    EmbeddingTowerSharder,
+    GeneralizedCommsBandwidth,
+    GroupedEmbeddingConfig,
+    Topology,
+)
+
+Callback = Callable[[Tensor], Tensor]
+GroupsByPlace = list[list[GroupedEmbeddingConfig]]  # by rank or by node; each group is one kernel
+
+
+# Shardings
+
+
+def process_group(sharding_or_dist: Any) -> dist.ProcessGroup:
+    """Return the process group of a sharding, or of the all-to-all inside a dist."""
+    group: dist.ProcessGroup = sharding_or_dist._pg
+    return group
+
+
+def node_process_groups(sharding: Any) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return a two-level sharding's groups: ranks of one node, then equal local ranks of all."""
+    return sharding._intra_pg, sharding._cross_pg
+
+
+def global_rank(sharding: Any) -> int:
+    """Return this rank's number in a two-level sharding, over all nodes."""
+    return int(sharding._rank)
+
+
+def groups_per_rank(sharding: Any) -> GroupsByPlace:
+    """Return the groups of tables that each rank looks up, of all ranks.
+
+    DATA_PARALLEL shardings have one list, as all ranks look up the same.
+    """
+    groups = getattr(sharding, "_grouped_embedding_configs_per_rank", None)
+    return [sharding._grouped_embedding_configs] if groups is None else list(groups)
+
+
+def groups_per_node(sharding: Any) -> GroupsByPlace:
+    """Return the groups of tables that the ranks of each node look up, of all nodes."""
+    return list(sharding._grouped_embedding_configs_per_node)
+
+
+def column_shard_dims(sharding: Any) -> list[int]:
+    """Return the dim of every column shard of a grid sharding, before shards are joined."""
+    return list(sharding._embedding_dims)
+
+
+def column_shard_names(sharding: Any) -> list[str]:
+    """Return the embedding name of every column shard of a grid sharding."""
+    return list(sharding._embedding_names)
+
+
+# Dists
+
+
+def inner_dist(id_dist: Any) -> Any:
+    """Return the all-to-all module inside a dist of ids."""
+    return id_dist._dist
+
+
+def set_collectives(output_dist: Any, collective: nn.Module, variable: nn.Module) -> None:
+    """Put modules where a pooled output dist would create its own at the first batch.
+
+    variable: the module for batches with a size for every feature
+    """
+    output_dist._dist = collective
+    output_dist._variable_dist = variable
+
+
+def output_callbacks(output_dist: Any) -> list[Callback]:
+    """Return what an output dist does with received rows: the permute of column shards."""
+    return getattr(output_dist, "_callbacks", None) or []  # row-wise in a node has none
+
+
+def input_dist_tensors(awaitable: Any) -> list[tuple[list[int], Tensor]]:
+    """Return what an input dist sends: each tensor with its split over the ranks.
+
+    TrainPipelineSparseDist replaces the awaitable by a dataclass with public names.
+    """
+    splits = getattr(awaitable, "input_splits", None)
+    if splits is not None:
+        return list(zip(splits, awaitable.input_tensors, strict=True))
+    return list(zip(awaitable._input_splits, awaitable._input_tensors, strict=True))
+
+
+# Sharded modules
+
+
+def lookups(module: Any) -> Sequence[nn.Module]:
+    """Return the lookups of a sharded collection, none for any other module.
+
+    They lie in a plain list, out of reach of `nn.Module.modules`. A lookup of DATA_PARALLEL tables
+    is a DistributedDataParallel.
+    """
+    return getattr(module, "_lookups", [])
+
+
+def embedding_kernels(lookup: Any) -> Sequence[Any]:
+    """Return the kernels of a lookup; each has the `config` of its group of tables."""
+    kernels: Sequence[Any] = lookup._emb_modules
+    return kernels
+
+
+def input_dists(module: Any) -> list[Any]:
+    """Return the input dists of a sharded module, one a sharding; made at the first batch."""
+    return list(module._input_dists)
+
+
+def output_dists(module: Any) -> list[Any]:
+    """Return the output dists of a sharded module, one a sharding."""
+    return list(module._output_dists)
+
+
+def shardings(collection: Any) -> list[Any]:
+    """Return the shardings of a sharded EmbeddingCollection, in the order of its dists."""
+    return list(collection._sharding_type_to_sharding.values())
+
+
+def turn_on_index_dedup(collection: Any) -> None:
+    """Make a sharded EmbeddingCollection call `_dedup_indices` on every batch."""
+    collection._use_index_dedup = True
+
+
+def dense_module(dmp: Any) -> nn.Module:
+    """Return the model inside a DistributedModelParallel: a DDP once its dense part is wrapped."""
+    module: nn.Module = dmp._dmp_wrapped_module
+    return module
+
+
+# Sharders and the planner
+
+
+def uses_index_dedup(sharder: Any) -> bool:
+    """Return the use_index_dedup that an EmbeddingCollectionSharder was made with."""
+    return bool(sharder._use_index_dedup)
+
+
+def sharding_order(sharder: Any) -> list[str] | None:
+    """Return the sharded_module_order_overwrite of an EmbeddingBagCollectionSharder."""
+    order: list[str] | None = sharder._sharded_module_order_overwrite
+    return order
+
+
+def nested_sharder(sharder: Any) -> Any:
+    """Return the sharder of the collection inside a managed collision or an ITEP module."""
+    return getattr(sharder, "_e_sharder", None) or sharder._ebc_sharder
+
+
+def set_tower_sharder(
+    sharder: EmbeddingTowerCollectionSharder, tower_sharder: EmbeddingTowerSharder
+) -> None:
+    """Replace the sharder of each tower, which a sharder of towers makes itself."""
+    sharder._tower_sharder = tower_sharder
+
+
+def set_bandwidths(topology: Topology, bandwidths: GeneralizedCommsBandwidth) -> None:
+    """Replace the network that a topology describes."""
+    topology._comms_bandwidths = bandwidths

@@ -1,0 +1,91 @@
+"""BatchNotes: what this rank knows about the ids of one batch in one sharding.
+
+Noted in the input dist and before the lookup, read in the output dist. TorchRec hands a sharding
+context along with each batch, through pipelines too, so the notes lie on it, under one attribute.
+An input dist has no context: what it notes lies on the dist, under the same attribute, until the
+sharded module hands it over.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trec_qcomm.integration.compat import KeyedJaggedTensor
+from trec_qcomm.ops.unique import UniqueBags
+
+_ATTRIBUTE = "trec_qcomm_notes"
+
+
+@dataclass(frozen=True, eq=False)
+class SentIds:
+    """Ids that one rank sent the owners of the tables: for each rank, for each of its features.
+
+    Args:
+        num_ids: number of ids of each
+        num_bags: number of bags of each
+        lengths: [bags] int, ids in each bag, in the same order
+    """
+
+    num_ids: list[int]
+    num_bags: list[int]
+    lengths: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MergedBags:
+    """Distinct bags of a batch's features.
+
+    Args:
+        bags: the distinct bags, and which of them each sample has
+        in_lookup: whether they alone are looked up; else their rows are selected after the lookup
+    """
+
+    bags: UniqueBags
+    in_lookup: bool
+
+
+@dataclass(eq=False)
+class BatchNotes:
+    """Notes on one batch in one sharding.
+
+    Args:
+        sent: what the input dist sent; None where it is not one of ours
+        merged: the distinct bags; None where no bags are merged
+        received: the ids after the input dist, which this rank looks up; None before that
+    """
+
+    sent: SentIds | None = None
+    merged: MergedBags | None = None
+    received: KeyedJaggedTensor | None = None
+
+
+def notes_on(carrier: Any) -> BatchNotes:
+    """Return the notes on an input dist or a sharding context; new ones where there are none."""
+    notes: BatchNotes | None = getattr(carrier, _ATTRIBUTE, None)
+    if notes is None:
+        notes = BatchNotes()
+        if carrier is not None:
+            setattr(carrier, _ATTRIBUTE, notes)
+    return notes
+
+
+def hand_over_notes(sharding_contexts: Iterable[Any], input_dists: Iterable[Any]) -> None:
+    """Move each input dist's notes to its context, before the next batch's take their place.
+
+    A batch of distinct bags has another size for every feature, which the context is told.
+    """
+    for context, input_dist in zip(sharding_contexts, input_dists, strict=True):
+        notes = notes_on(input_dist)
+        setattr(context, _ATTRIBUTE, notes)
+        setattr(input_dist, _ATTRIBUTE, None)
+        if notes.merged is not None and notes.merged.in_lookup:
+            context.variable_batch_per_feature = True
+            context.batch_size_per_feature_pre_a2a = notes.merged.bags.counts.tolist()
+
+
+def note_received(sharding_contexts: Iterable[Any], received: Iterable[Any]) -> None:
+    """Note for each sharding the ids that this rank looks up."""
+    for context, ids in zip(sharding_contexts, received, strict=True):
+        notes_on(context).received = ids
