@@ -236,15 +236,15 @@ def test_quantiles(p, degrees, expected):
 
 
 def test_interval_of_known_numbers():
-    change = Change.of([1.0, 2.0, 3.0, 4.0, 5.0])  # standard error sqrt(2.5 / 5)
+    change = Change.from_percents([1.0, 2.0, 3.0, 4.0, 5.0])  # standard error sqrt(2.5 / 5)
     error = 0.5**0.5
     assert change.mean == 3.0
     assert change.low == pytest.approx(3 - 2.776 * error, abs=2e-3)
     assert change.high == pytest.approx(3 + 2.776 * error, abs=2e-3)
     assert change.upper == pytest.approx(3 + 2.132 * error, abs=2e-3)
-    assert Change.of([1.0, 2.0]) == Change(2, 1.5)
+    assert Change.from_percents([1.0, 2.0]) == Change(2, 1.5)
     with pytest.raises(ValueError, match="percents"):
-        Change.of([])
+        Change.from_percents([])
 
 
 def test_gates():

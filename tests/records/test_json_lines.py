@@ -40,7 +40,7 @@ EVERY_KIND = (
         sent_nbytes=(1.0, 2), sent_packets=(3, 4), traffic=(TRAFFIC, TRAFFIC), **SHARED,
     ),
     records.StudyRecord(
-        configuration="int4", num_ranks=4, seconds=2.5, config_sha256="0",
+        configuration="int4", num_ranks=4, seconds=2.5,
         training=records.SeedTraining(
             steps=2, progressive_logloss=0.5, metrics={"ne": 1}, metrics_exact={"ne": 1}
         ),
@@ -116,10 +116,14 @@ def test_a_kind_of_a_program_of_its_own(tmp_path: Path) -> None:
 
 def test_only_a_few_fields_are_needed(tmp_path: Path) -> None:
     path = tmp_path / "few.jsonl"
-    text = '{"kind": "training", "version": 1, "configuration": "a", "steps": 2}\n'
-    path.write_text(text)
+    path.write_text('{"kind": "training", "version": 1, "configuration": "a", "steps": 2}\n')
     (record,) = records.read(path)
     assert record == records.TrainingRecord(configuration="a", steps=2)
+    records.append(path, record)
+    assert json.loads(path.read_text().splitlines()[1]) == {
+        "kind": "training", "version": 1, "configuration": "a", "steps": 2, "seed": 0,
+        "num_ranks": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

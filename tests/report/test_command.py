@@ -1,6 +1,6 @@
 """The command `python -m trec_qcomm.report`, and its page in a real browser."""
 
-import json
+import dataclasses
 import re
 import sys
 from html.parser import HTMLParser
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.report import browser, made
+import trec_qcomm
+from tests.report import browser, sample_records
+from trec_qcomm.records import ProgressRecord, TrainingRecord, append, read_all
 from trec_qcomm.report.__main__ import main
-from trec_qcomm.report.figures import KINDS
-from trec_qcomm.report.records import read_all
+from trec_qcomm.report.figures import FIGURE_KINDS
 from trec_qcomm.report.runs import runs_of
 from trec_qcomm.report.style import DIGEST, Looks
 
@@ -27,7 +28,7 @@ EVIL = "<script>alert('x')</script>&\"$_{\x07"
 
 def report(folder, records, *words):
     """The page that these records make."""
-    source = made.write(folder / "records.jsonl", records)
+    source = sample_records.write(folder / "records.jsonl", records)
     assert main([str(source), "--out", str(folder / "page.html"), *words]) == 0
     return (folder / "page.html").read_text()
 
@@ -69,13 +70,16 @@ class Elements(HTMLParser):
 def whole(tmp_path_factory):
     """A folder with the page of records of every kind."""
     folder = tmp_path_factory.mktemp("whole")
-    report(folder, made.everything(), "--png", str(folder / "png"), "--title", "A <title>")
+    report(
+        folder, sample_records.everything(), "--png", str(folder / "png"), "--title", "A <title>"
+    )
     return folder
 
 
 def test_every_kind_of_record_becomes_a_figure_in_page_and_png(whole):
     page = (whole / "page.html").read_text()
-    assert re.findall(r'<section id="([a-z-]+)"><h2>', page) == [*KEYS, "records"]
+    sections = re.findall(r'<section id="([a-z-]+)"[^>]*><h2>', page)
+    assert sections == [*KEYS, "findings", "records"]
     for key in KEYS:
         assert (whole / "png" / f"{key}.png").read_bytes().startswith(b"\x89PNG")
     assert page.count("<details>") == page.count("<figcaption>") == page.count("<svg ") == len(KEYS)
@@ -91,8 +95,8 @@ def test_tables_say_what_the_records_say(whole):
     for row in (
         "int4|100 Mbit/s|3960|4000|4040|2|1.1 Gbit/s",
         "int4|no limit|2376|2400|2424|0.833333|1.1 Gbit/s",
-        "float32, all bags|0.3|0.3|0.3|0.1|1|–|1",
-        "int4|0.03|0.03|0.3|0.1|0.46|0.46|2.17391",
+        "float32, all bags|0.6|0.6|0.3|0.1|1.6|–|–|1",
+        "int4|0.03|0.03|0.3|0.1|0.46|1|0.46|3.47826",
         "stock|0|3|0.7|0.6|0.5|0",
         "fp32|small|4|–|0.03|32",
         "1|ours|yes|8|1|2|4|1|3|5|0.75|1.5",
@@ -116,13 +120,19 @@ def test_the_page_asks_for_nothing(whole):
 
 
 def test_the_same_records_make_the_same_page(tmp_path):
-    first, second = (report(tmp_path, [made.codec(), made.training()]) for _ in range(2))
+    first, second = (
+        report(tmp_path, [sample_records.codec(), sample_records.training()]) for _ in range(2)
+    )
     assert first == second
 
 
 def test_what_comes_from_a_file_is_escaped(tmp_path):
-    records = [r | {"way": EVIL} if r.get("way") == "int4" else r for r in made.everything()]
-    records += [made.codec(EVIL), made.training() | {"commit": EVIL}]
+    environment = dataclasses.replace(sample_records.ENVIRONMENT, commit=EVIL)
+    records = [
+        dataclasses.replace(r, configuration=EVIL) if r.configuration == "int4" else r
+        for r in sample_records.everything()
+    ]
+    records += [sample_records.codec(EVIL), sample_records.training(environment=environment)]
     page = report(tmp_path, records, "--title", EVIL)
     elements = Elements(page)
     assert "script" not in elements.names
@@ -132,9 +142,9 @@ def test_what_comes_from_a_file_is_escaped(tmp_path):
 
 
 def test_a_kind_without_records_is_named(tmp_path, capsys):
-    page = report(tmp_path, [made.codec()])
+    page = report(tmp_path, [sample_records.codec()])
     said = capsys.readouterr()
-    absent = [kind.name for kind in KINDS if kind.name != "codec throughput"]
+    absent = [kind.name for kind in FIGURE_KINDS if kind.name != "codec throughput"]
     for name in absent:
         assert f"missing: {name}; it needs " in said.err
         assert name in page[page.index('id="missing"') :]
@@ -144,27 +154,48 @@ def test_a_kind_without_records_is_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("changes", "message"),
     [
-        ('{"shape": 1}', "not a record that is known, by its fields: shape"),
-        ('{"bench": "other", "name": "a"}', "not a record that is known"),
-        ('{"kind": "fin', "not JSON"),
-        ("[1]", "expected an object, got list"),
-        (json.dumps(made.codec(ratio="8")), "ratio, of a codec record: expected a number, got '8'"),
-        (json.dumps(made.codec(dim=True)), "dim, of a codec record: expected an integer, got True"),
-        (json.dumps(made.network(rate="fast")), "rate: expected a number and bit"),
-        (json.dumps(made.network(sent_nbytes=[])), "sent_nbytes: expected a number a host"),
-        (json.dumps(made.network(counted={"dense": {}})), "a field is missing or of another type"),
-        (json.dumps(made.training(metrics={"on": {}})), "metrics.on.ne: missing"),
-        (json.dumps({"simulate": "scale", "way": "a"}), "num_gpus, of a scale record: missing"),
+        ({"rate": "fast"}, "rate: expected a number and bit"),
+        ({"sent_nbytes": ()}, "sent_nbytes: expected a number a host"),
     ],
 )
-def test_a_line_that_is_no_record_names_its_file_and_place(tmp_path, capsys, line, message):
+def test_a_record_that_cannot_be_drawn_names_its_file_and_line(tmp_path, capsys, changes, message):
+    """What a record may hold is tested where it is read, in tests/records."""
     path = tmp_path / "odd.jsonl"
-    path.write_text(f"{json.dumps(made.codec())}\n\n{line}\n")
-    error = refused(tmp_path, capsys, path)
-    assert "odd.jsonl, line 3" in error
-    assert message in error
+    sample_records.write(path, [sample_records.codec(), sample_records.network(**changes)])
+    assert f"odd.jsonl, line 2, {message}" in refused(tmp_path, capsys, path)
+    path.write_text('{"shape": 1}\n')
+    assert "odd.jsonl, line 1: version: missing" in refused(tmp_path, capsys, path)
+
+
+def test_at_most_six_findings_are_in_short_and_the_others_below(whole):
+    page = (whole / "page.html").read_text()
+    short, below = page.index("In short"), page.index("More findings")
+    assert page[short : page.index("</ul>", short)].count("<li>") == 6
+    num_more = page[below : page.index("</ul>", below)].count("<li>")
+    assert f"{num_more} more findings stand below the figures" in page
+    assert num_more > 0
+
+
+def test_two_trainings_of_a_users_own_are_drawn(tmp_path):
+    """In three lines each; without any option of the examples."""
+    path = tmp_path / "runs" / "mine.jsonl"
+    qcomm = trec_qcomm.QComm.from_yaml(ROOT / "configs" / "int4.yaml")
+    sent = sample_records.traffic(dense=(4e6, 4e6, 1e6))
+    for name, plugin, ne in (("stock", None, 0.8), ("mine", qcomm, 0.81)):
+        record = TrainingRecord.from_qcomm(
+            plugin, name=name, setup={"batch_size": 32}, losses=[0.7, 0.6, 0.5], metrics={"ne": ne},
+            traffic=sent if plugin else None,
+        )  # fmt: skip
+        append(path, record)
+    assert main([str(path), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    sections = re.findall(r'<section id="([a-z-]+)"[^>]*><h2>', page)
+    assert sections == ["rate-distortion", "traffic", "losses", "missing", "records"]
+    assert "1 rank, 32 samples each, 3 steps|mine|0|0|1|0|1|4|–|4|" in "|".join(
+        Elements(page).cells
+    )
 
 
 def test_what_cannot_be_read_or_drawn_is_said(tmp_path, capsys, monkeypatch):
@@ -172,9 +203,9 @@ def test_what_cannot_be_read_or_drawn_is_said(tmp_path, capsys, monkeypatch):
     empty.mkdir()
     assert "no *.jsonl in this folder" in refused(tmp_path, capsys, empty)
     assert "no such file or folder" in refused(tmp_path, capsys, tmp_path / "absent.jsonl")
-    made.write(empty / "a.jsonl", [])
+    sample_records.write(empty / "a.jsonl", [])
     assert "the files hold no record" in refused(tmp_path, capsys, empty)
-    made.write(empty / "a.jsonl", [{"kind": "progress", "step": 1}])
+    sample_records.write(empty / "a.jsonl", [ProgressRecord(configuration="a", step=1)])
     assert "no figure can be made of these 1 records" in refused(tmp_path, capsys, empty)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "pip install 'matplotlib>=3.8'" in refused(tmp_path, capsys, empty)
@@ -183,8 +214,9 @@ def test_what_cannot_be_read_or_drawn_is_said(tmp_path, capsys, monkeypatch):
 def test_folders_are_searched_and_earlier_and_open_runs_are_told(tmp_path):
     inside = tmp_path / "runs" / "deep"
     inside.mkdir(parents=True)
-    progress = {"kind": "progress", "step": 1, "name": "stopped"}
-    made.write(inside / "a.jsonl", [made.training(ne=0.8), made.training(), progress])
+    progress = ProgressRecord(configuration="a", step=1, run="stopped")
+    trainings = [sample_records.training(ne=0.8), sample_records.training()]
+    sample_records.write(inside / "a.jsonl", [*trainings, progress])
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "1 runs were measured again later" in page
@@ -202,8 +234,8 @@ def test_pictures_of_a_page_show_its_records(name, page):
     """Their numbers, that is; `make pictures` draws them again."""
     records = read_all([RESULTS / "net.jsonl", ROOT / "examples/criteo/results/dense.jsonl"])
     runs, _ = runs_of(records)
-    looks = Looks(run.way for run in runs)
-    figures = [figure for kind in KINDS for figure in kind.build(records, runs, looks)]
+    looks = Looks(run.configuration for run in runs)
+    figures = [figure for kind in FIGURE_KINDS for figure in kind.build(records, runs, looks)]
     (figure,) = (figure for figure in figures if figure.key == name)
     picture = RESULTS / f"{name}.png"
     assert png_texts(picture) == {DIGEST: figure.digest}
@@ -214,14 +246,14 @@ def test_pictures_of_a_page_show_its_records(name, page):
 
 def png_texts(path):
     """The tEXt chunks: length, type, keyword, 0, text, checksum."""
-    data, at, found = path.read_bytes(), 8, {}
+    data, at, texts = path.read_bytes(), 8, {}
     while at < len(data):
         size, kind = int.from_bytes(data[at : at + 4]), data[at + 4 : at + 8]
         if kind == b"tEXt":
             name, _, text = data[at + 8 : at + 8 + size].partition(b"\0")
-            found[name.decode()] = text.decode()
+            texts[name.decode()] = text.decode()
         at += size + 12
-    return found
+    return texts
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,14 @@
 """The numbers of figures, without drawing: those of the records, joined as the page says."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.report import made
+from tests.report import sample_records as samples
+from trec_qcomm.records import SeedEvaluation, SeedTraining
 from trec_qcomm.report.__main__ import notes
 from trec_qcomm.report.figures import (
+    break_even,
     codecs,
     losses,
     simulation,
@@ -12,40 +16,46 @@ from trec_qcomm.report.figures import (
     traffic,
 )
 from trec_qcomm.report.figures import tables as by_table
-from trec_qcomm.report.figures.quality import intervals, rate_distortion
-from trec_qcomm.report.records import Record, kind_of
-from trec_qcomm.report.runs import fingerprint, runs_of, told_apart
+from trec_qcomm.report.figures.quality import intervals, joined, rate_distortion
+from trec_qcomm.report.figures.quality.studies import StudySetup
+from trec_qcomm.report.runs import fingerprint, renamed, runs_of, setup_labels
 from trec_qcomm.report.style import Looks
 
-STUDY = {"ranks": "4", "batch_size": "64", "embedding_dim": "8"}
+STUDY = {"batch_size": 64, "embedding_dim": 8}
 ELSEWHERE = "quality shown to be kept (in another setup, 4 ranks x 64, dim 8)"
+INT8, INT2 = (samples.INT4.replace("bits: 4", f"bits: {bits}") for bits in (8, 2))
 
 
-def records(*fields):
-    return [Record(kind_of(f), f, "made.jsonl", n) for n, f in enumerate(fields, start=1)]
+def trained(ne):
+    metrics = {"ne": ne, "logloss": ne, "auc": 0.75}
+    return SeedTraining(steps=3, progressive_logloss=ne, metrics=metrics, metrics_exact=metrics)
 
 
-def runs(*fields):
-    return runs_of(records(*fields))[0]
+def study_setup(num_ranks=4, **setup):
+    return StudySetup(num_ranks, tuple(sorted((STUDY | setup).items())))
 
 
-def build(figures, made_records):
-    return figures.build(made_records, Looks(["stock", "int4", "b"]))
+def runs(*records):
+    return runs_of(samples.placed(*records))[0]
 
 
-def curve(way, *times):
-    """Of seconds at 100 Mbit/s, 1 Gbit/s and without a limit."""
+def build(figures, given):
+    return figures.build(given, Looks(["stock", "int4", "b"]))
+
+
+def curve(name, *times):
+    """Return runs that take these seconds at 100 Mbit/s, 1 Gbit/s and without a limit."""
     rates = ("100mbit", "1gbit", "none")
-    return [made.network(way, rate, s) for rate, s in zip(rates, times, strict=True)]
+    return [samples.network(name, rate, s) for rate, s in zip(rates, times, strict=True)]
 
 
 def test_break_even_lies_where_the_lines_over_1_by_rate_meet():
     """stock takes 1 + 400 / rate, int4 1.5 + 200 / rate: equal at 400 Mbit/s."""
     every = runs(*curve("stock", 5.0, 1.4, 1.0), *curve("int4", 3.5, 1.7, 1.5))
-    (found,) = step_time.all_crossings(every).values()
-    assert [c.rate_mbit for c in found.rates] == [pytest.approx(400)]
-    assert found.rates[0].is_clear
-    assert str(found) == "400 Mbit/s"
+    (crossed,) = break_even.all_crossings(every).values()
+    assert [c.rate_mbit for c in crossed.rates] == [pytest.approx(400)]
+    assert crossed.rates[0].is_clear
+    assert str(crossed) == "400 Mbit/s"
 
 
 @pytest.mark.parametrize(
@@ -59,13 +69,13 @@ def test_break_even_lies_where_the_lines_over_1_by_rate_meet():
 )
 def test_break_even_is_told_apart_from_scatter_and_from_none(times, said):
     every = runs(*curve("stock", 5.0, 1.4, 1.0), *curve("int4", *times))
-    assert said in str(step_time.all_crossings(every)["int4"])
+    assert said in str(break_even.all_crossings(every)["int4"])
 
 
 def test_step_times_name_the_fastest_and_what_keeps_quality():
     fast, kept = curve("fast", 1.0, 1.0, 1.0), curve("kept", 2.0, 1.2, 1.0)
     every = runs(*curve("stock", 4.0, 1.4, 1.0), *fast, *kept)
-    quality = {"kept": rate_distortion.Kept([STUDY])}
+    quality = {"kept": joined.Passing([study_setup()])}
     (figure,) = step_time.build(every, Looks(["stock", "fast", "kept"]), quality)
     slow, _, free = figure.findings
     assert "stock takes 4000 ms, of fast 1000 ms, 4.0 times as fast" in slow.text
@@ -78,52 +88,61 @@ def test_step_times_name_the_fastest_and_what_keeps_quality():
     ("changes", "said"),
     [
         ({}, ELSEWHERE),
-        ({"ranks": "2", "batch_size": "64"}, "quality shown to be kept (2 ranks x 64, dim 8)"),
+        ({"num_ranks": 2}, "quality shown to be kept (2 ranks x 64, dim 8)"),
     ],
 )
 def test_where_quality_was_shown_is_said_of_speed_and_of_bytes(changes, said):
-    """Also of the way that is the best of all. made's networks are of 2 hosts x 64, dim 8."""
-    quality = {"int4": rate_distortion.Kept([STUDY | changes])}
-    counts = made.counted(dense=(1e6, 5e5))
-    int4 = made.network("int4", p50_s=0.5, sent=5e5, counted=counts, config=made.INT4)
-    every = runs(made.network(), int4)
+    """The samples' networks have 2 hosts x 64, dim 8."""
+    quality = {"int4": joined.Passing([study_setup(**changes)])}
+    counts = samples.both_hosts(dense=(1e6, 1e6, 5e5))
+    int4 = samples.network("int4", p50_s=0.5, sent=5e5, traffic=counts, config=samples.INT4)
+    every = runs(samples.network(), int4)
     (speed,) = step_time.build(every, Looks(["stock", "int4"]), quality)[0].findings
     assert f"of int4 500 ms, 2.0 times as fast, with {said}" in speed.text
     sent = traffic.build(every, quality)[0].findings[0]
     assert f"with int4 0.50 MB, 2.0 times less, with {said}" in sent.text
-    every += runs(made.network("less", sent=1e5, counted=counts))
+    every += runs(samples.network("less", sent=1e5, traffic=counts))
     sent = traffic.build(every, quality)[0].findings[0]
     assert f"less 0.10 MB, 10.0 times less, and with {said} int4 0.50 MB, 2.0 times" in sent.text
 
 
 def test_bytes_by_kind_are_those_counted_and_what_float32_takes():
-    counts = made.counted(embedding_forward=(8e6, 1e6), dense=(4e6, 4e6), input=(1e6, 1e6))
-    int4 = made.network("int4", sent=6e6, counted=counts, config=made.INT4)
-    (figure,) = traffic.build(runs(made.network(sent=13e6), int4), {})
-    before, stock, own = figure.rows
-    assert before[1:] == ("float32, all bags", 8.0, 0.0, 4.0, 1.0, 13.0, None, 1.0)
-    assert stock[1:] == ("stock", None, None, None, None, None, 13.0, 1.0)
-    assert own[1:] == ("int4", 1.0, 0.0, 4.0, 1.0, 6.0, 6.0, 13 / 6)
-    merged = made.network("m", counted=counts, config=made.INT4 + "    unique_bags: auto\n")
-    (figure,) = traffic.build(runs(merged), {})
-    assert figure.rows[0][1] == "float32, bags merged"
+    counts = samples.both_hosts(
+        embedding_forward=(8e6, 2e6, 1e6), dense=(4e6, 4e6, 4e6), input=(1e6, 1e6, 1e6)
+    )
+    int4 = samples.network("int4", sent=6e6, traffic=counts, config=samples.INT4)
+    (figure,) = traffic.build(runs(samples.network(sent=13e6), int4), {})
+    before, stock, plugin = figure.rows
+    assert before[1:] == ("float32, all bags", 8.0, 0.0, 4.0, 1.0, 13.0, None, None, 1.0)
+    assert stock[1:] == ("stock", None, None, None, None, None, None, 13.0, 1.0)
+    assert plugin[1:] == ("int4", 1.0, 0.0, 4.0, 1.0, 6.0, 7.0, 6.0, 13 / 6)
+
+
+def test_without_a_count_of_all_bags_before_is_of_what_is_sent():
+    """As in records from before raw bytes were counted; where one has it, it holds for all."""
+    old = samples.both_hosts(embedding_forward=(None, 2e6, 1e6))
+    (figure,) = traffic.build(runs(samples.network("m", traffic=old)), {})
+    assert figure.rows[0][1:3] == ("float32, bags merged", 2.0)
+    new = samples.both_hosts(embedding_forward=(8e6, 8e6, 8e6))
+    both = runs(samples.network("m", traffic=old), samples.network("whole", traffic=new))
+    (figure,) = traffic.build(both, {})
+    assert figure.rows[0][1:3] == ("float32, all bags", 8.0)
 
 
 def test_counts_that_are_apart_do_not_hold():
-    counts = made.counted(dense=(1e6, 9e5))
-    every = runs(made.network("int4", sent=1e6, counted=counts, config=made.INT4))
+    counts = samples.both_hosts(dense=(1e6, 1e6, 9e5))
+    every = runs(samples.network("int4", sent=1e6, traffic=counts, config=samples.INT4))
     (figure,) = traffic.build(every, {})
     assert [f.mark for f in figure.findings if "kernel" in f.text] == ["does not hold"]
 
 
 def test_a_study_gets_its_bytes_by_the_meaning_of_configs_not_by_name():
-    sha = fingerprint(made.INT4)
-    other_words = made.INT4.replace("bits: 4", "bits: 4, rounding: nearest")
-    networks = [made.network(sent=8e6), made.network("int4", sent=1e6, config=other_words)]
-    seeds = [made.study("fp32", s, 1.0, "sha of fp32") for s in range(50)]
-    seeds += [made.study("a2a", s, 1.0001 + 1e-6 * (s % 2), sha) for s in range(50)]
-    seeds += [made.study("int4", s, 1.1, "another sha") for s in range(50)]
-    every = records(*networks, *seeds)
+    other_words = samples.INT4.replace("bits: 4", "bits: 4, rounding: nearest")
+    networks = [samples.network(sent=8e6), samples.network("int4", sent=1e6, config=other_words)]
+    seeds = [samples.study("fp32", s, 1.0) for s in range(50)]
+    seeds += [samples.study("a2a", s, 1.0001 + 1e-6 * (s % 2), samples.INT4) for s in range(50)]
+    seeds += [samples.study("int4", s, 1.1, INT8) for s in range(50)]
+    every = samples.placed(*networks, *seeds)
     (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
     rows = {row[1]: row for row in figure.rows if row[0].startswith("Study")}
     assert rows["a2a"][2:5] == ("int4", 1.0, 50)
@@ -131,16 +150,15 @@ def test_a_study_gets_its_bytes_by_the_meaning_of_configs_not_by_name():
     assert rows["fp32"][2:6] == ("stock", 8.0, 50, 0.0)
     assert rows["int4"][2:4] == (None, None)
     assert any("without bytes" in note and "int4" in note for note in figure.notes)
-    assert list(rate_distortion.kept(every, runs_of(every)[0])) == ["int4"]
+    assert list(joined.passing(every, runs_of(every)[0])) == ["int4"]
     (finding,) = figure.findings
     assert finding.mark == "holds"
 
 
 def test_too_few_seeds_show_nothing():
-    sha = fingerprint(made.INT4)
-    seeds = [made.study("fp32", s, 1.0, "0") for s in range(10)]
-    seeds += [made.study("int4", s, 1.0, sha) for s in range(10)]
-    every = records(made.network(), made.network("int4", config=made.INT4), *seeds)
+    seeds = [samples.study("fp32", s, 1.0) for s in range(10)]
+    seeds += [samples.study("int4", s, 1.0, samples.INT4) for s in range(10)]
+    every = samples.placed(samples.network(), samples.network("int4", config=samples.INT4), *seeds)
     (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
     assert [f.mark for f in figure.findings] == ["not shown"]
     assert "not shown (10 of 50 seeds)" in figure.findings[0].text
@@ -148,32 +166,28 @@ def test_too_few_seeds_show_nothing():
 
 def test_quality_is_kept_only_by_what_passes_the_whole_gate():
     """Test loss as before, and a progressive loss that is worse."""
-    sha = fingerprint(made.INT4)
-    seeds = [made.study("fp32", s, 1.0, "0") for s in range(50)]
+    seeds = [samples.study("fp32", s, 1.0) for s in range(50)]
     for s in range(50):
-        record = made.study("int4", s, 1.0, sha)
-        record["training"]["progressive_logloss"] = 1.001 + 1e-6 * (s % 2)
-        seeds.append(record)
-    every = records(made.network(), made.network("int4", config=made.INT4), *seeds)
+        record = samples.study("int4", s, 1.0, samples.INT4)
+        worse = replace(record.training, progressive_logloss=1.001 + 1e-6 * (s % 2))
+        seeds.append(replace(record, training=worse))
+    every = samples.placed(samples.network(), samples.network("int4", config=samples.INT4), *seeds)
     (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
     assert [f.mark for f in figure.findings] == ["not shown"]
     assert "progressive mean > 0.02" in figure.findings[0].text
-    assert rate_distortion.kept(every, runs_of(every)[0]) == {}
+    assert joined.passing(every, runs_of(every)[0]) == {}
 
 
 def test_quality_is_kept_only_by_what_passes_in_every_study():
-    sha = fingerprint(made.INT4)
-    seeds = [made.study("fp32", s, 1.0, "0") for s in range(50)]
-    seeds += [made.study("int4", s, 1.0, sha) for s in range(50)]
-    larger = [r | {"options": {"ranks": "8"}} for r in seeds]
-    for record in larger[50:]:
-        test = {"ne": 1.01, "logloss": 1.01, "auc": 0.75}
-        record["training"] = {"test": {"on": test, "off": test}, "progressive_logloss": 1.01}
-    network = made.network("int4", config=made.INT4)
-    both, one = records(network, *seeds, *larger), records(network, *seeds)
-    assert rate_distortion.kept(both, runs_of(both)[0]) == {}
-    (own,) = rate_distortion.kept(one, runs_of(one)[0]).values()
-    assert own.studies == [{"ranks": "4"}]
+    seeds = [samples.study("fp32", s, 1.0) for s in range(50)]
+    seeds += [samples.study("int4", s, 1.0, samples.INT4) for s in range(50)]
+    larger = [replace(seed, num_ranks=8) for seed in seeds]
+    larger[50:] = [replace(seed, training=trained(1.01)) for seed in larger[50:]]
+    network = samples.network("int4", config=samples.INT4)
+    both, one = samples.placed(network, *seeds, *larger), samples.placed(network, *seeds)
+    assert joined.passing(both, runs_of(both)[0]) == {}
+    (passed,) = joined.passing(one, runs_of(one)[0]).values()
+    assert passed.setups == [StudySetup(4, ())]
 
 
 def test_each_measure_has_its_own_gate():
@@ -185,42 +199,41 @@ def test_each_measure_has_its_own_gate():
 
 def test_two_names_of_one_config_are_one():
     """A cell of 16 seeds, measured again under the name of its file with 50."""
-    sha = fingerprint(made.INT4)
-    seeds = [made.study("fp32", s, 1.0, "0") for s in range(50)]
-    seeds += [made.study("cell", s, 1.01, sha) for s in range(16)]
-    seeds += [made.study("int4", s, 1.0, sha) for s in range(50)]
-    every = records(made.network(), made.network("int4", config=made.INT4), *seeds)
+    seeds = [samples.study("fp32", s, 1.0) for s in range(50)]
+    seeds += [samples.study("cell", s, 1.01, samples.INT4) for s in range(16)]
+    seeds += [samples.study("int4", s, 1.0, samples.INT4) for s in range(50)]
+    every = samples.placed(samples.network(), samples.network("int4", config=samples.INT4), *seeds)
     (line,) = intervals.lines_of(every[2:])
     assert (line.name, line.num_seeds, line.training) == ("int4", 50, "PASS")
-    assert list(rate_distortion.kept(every, runs_of(every)[0])) == ["int4"]
+    assert list(joined.passing(every, runs_of(every)[0])) == ["int4"]
 
 
 def test_one_name_of_two_configs_is_two_points_of_a_study():
     """Seed 1 of one, seeds 1 and 2 of the other, of which seed 2 is there twice."""
-    two = made.study("a", 2, 1.3, "2" * 64)
-    every = [made.study("fp32", s, 1.0, f"{s}") for s in (1, 2)]
-    every += [made.study("a", 1, 1.1, "1" * 64), made.study("a", 1, 1.2, "2" * 64), two, two]
-    (panel,) = rate_distortion.study_panels(records(*every), [])
-    found = {p.name: (p.change.n, p.change.mean) for p in panel.points}
-    assert found == {
-        "fp32": (2, 0.0), "a (11111111)": (1, pytest.approx(10)),
-        "a (22222222)": (2, pytest.approx(25)),
+    two = samples.study("a", 2, 1.3, INT2)
+    every = [samples.study("fp32", s, 1.0) for s in (1, 2)]
+    every += [samples.study("a", 1, 1.1, INT8), samples.study("a", 1, 1.2, INT2), two, two]
+    (study,) = joined.joined_studies(samples.placed(*every), [])
+    changes = {p.name: (p.change.n, p.change.mean) for p in study.points}
+    assert changes == {
+        "fp32": (2, 0.0), f"a ({fingerprint(INT8)[:8]})": (1, pytest.approx(10)),
+        f"a ({fingerprint(INT2)[:8]})": (2, pytest.approx(25)),
     }  # fmt: skip
 
 
-def a_study(**more):
+def a_study(**changes):
     """50 seeds: `good` is .01 % off by turns, `bad` 1 % worse; the null run has five seeds."""
-    seeds = [made.study("fp32", s, 1.0 + s / 8, "0") | more for s in range(50)]
-    seeds += [made.study("null", s, 1.0 + s / 8, "1") | more for s in range(5)]
+    seeds = [samples.study("fp32", s, 1.0 + s / 8, **changes) for s in range(50)]
+    seeds += [samples.study("null", s, 1.0 + s / 8, **changes) for s in range(5)]
     for s in range(50):
         fp32 = 1.0 + s / 8
-        seeds.append(made.study("good", s, fp32 * (1 + 1e-4 * (-1) ** s), "2") | more)
-        seeds.append(made.study("bad", s, fp32 * (1.01 + 1e-4 * (-1) ** s), "3") | more)
+        seeds.append(samples.study("good", s, fp32 * (1 + 1e-4 * (-1) ** s), **changes))
+        seeds.append(samples.study("bad", s, fp32 * (1.01 + 1e-4 * (-1) ** s), **changes))
     return seeds
 
 
 def test_a_study_alone_has_a_line_a_config():
-    (figure,) = intervals.build(records(*a_study()))
+    (figure,) = intervals.build(samples.placed(*a_study()))
     assert figure.key == "quality"
     measures = ("seeds", "mean [%]", "low [%]", "high [%]", "upper [%]")
     assert figure.columns[1:6] == tuple(f"test log loss, {measure}" for measure in measures)
@@ -237,19 +250,19 @@ def test_a_study_alone_has_a_line_a_config():
 
 
 def test_each_study_has_a_figure_of_its_own():
-    sgd = a_study(options={"ranks": "4", "dense_optimizer": "sgd"})
-    one, other = intervals.build(records(*a_study(), *sgd))
+    sgd = a_study(setup={"dense_optimizer": "sgd"})
+    one, other = intervals.build(samples.placed(*a_study(), *sgd))
     assert (one.key, other.key) == ("quality", "quality-2")
-    assert other.title.endswith("4 ranks x ?, dim ?, dense layers by sgd")
+    assert other.title.endswith("4 ranks, dense layers by sgd")
     assert one.rows == other.rows
 
 
 def test_evaluation_only_is_compared_with_the_same_model_exact():
-    seeds = [made.study("fp32", s, 1.0, "0") for s in range(10)]
+    seeds = [samples.study("fp32", s, 1.0) for s in range(10)]
     for s in range(10):
-        switched = made.study("int4", s, 1.0, "1") | {"training": None}
-        seeds.append(switched | {"eval_only": {"on": {"ne": 2.002 + s}, "off": {"ne": 2.0 + s}}})
-    (figure,) = intervals.build(records(*seeds))
+        evaluation = SeedEvaluation(metrics={"ne": 2.002 + s}, metrics_exact={"ne": 2.0 + s})
+        seeds.append(samples.study("int4", s, 1.0, training=None, evaluation=evaluation))
+    (figure,) = intervals.build(samples.placed(*seeds))
     (row,) = figure.rows
     assert figure.columns[2] == "evaluation only: NE, mean [%]"
     assert row[1] == 10
@@ -258,31 +271,31 @@ def test_evaluation_only_is_compared_with_the_same_model_exact():
     assert row[-1] == "not shown (NE upper > 0.02)"
 
 
-def test_options_that_change_nothing_or_are_not_set_make_no_other_setup():
-    """A record from before --tensorboard beside one with it, and one that says null."""
-    newer = [
-        made.training(options=made.OPTIONS | {"config": f"{n}.yaml", "tensorboard": value} | more)
-        for n, value, more in (("a", None, {"plan": None}), ("b", "runs/tensorboard", {}))
-    ]
-    assert len({run.setup for run in runs(made.training(), *newer)}) == 1
-    other = made.training(options=made.OPTIONS | {"config": "c.yaml", "plan": "row_wise"})
-    assert len({run.setup for run in runs(made.training(), *newer, other)}) == 2
+def test_runs_are_compared_where_the_whole_setup_is_equal():
+    """The order of the values makes no difference; any other value does."""
+    turned = samples.training(setup=dict(reversed(samples.SETUP.items())))
+    assert len({run.setup for run in runs(samples.training(), turned)}) == 1
+    other = samples.training(setup=samples.SETUP | {"anything": "else"})
+    setups = {run.setup for run in runs(samples.training(), turned, other)}
+    assert len(setups) == 2
+    labels = setup_labels(list(setups)).values()
+    assert sorted(label.endswith(", anything else") for label in labels) == [False, True]
 
 
-def test_one_name_of_two_configs_is_two_ways():
+def test_one_name_of_two_configs_is_two_configurations():
     """An earlier int4 on the slow link, and one of today on the fast one; then both on both."""
-    today, then = made.INT4, made.INT4.replace("bits: 4", "bits: 2")
+    today, then = samples.INT4, samples.INT4.replace("bits: 4", "bits: 2")
     other_words = today.replace("bits: 4", "bits: 4, rounding: nearest")
     old, new = (
-        [made.network("int4", rate, s, config=text) for rate in rates]
+        [samples.network("int4", rate, s, config=text) for rate in rates]
         for text, rates, s in ((then, ["100mbit", "none"], 3.0), (today, ["none", "1gbit"], 2.0))
     )
-    again = made.network("int4", "none", 1.0, config=other_words)
-    found, earlier = runs_of(records(made.network(), *old, *new, again))
+    again = samples.network("int4", "none", 1.0, config=other_words)
+    every, earlier = runs_of(samples.placed(samples.network(), *old, *new, again))
     assert earlier == 1
     names = {text: f"int4 ({fingerprint(text)[:8]})" for text in (then, today)}
-    assert told_apart(found) == [names[then], names[today]]
-    times = {(run.way, run.rate_mbit): run.step_s["p50"] for run in found}
+    assert renamed(every) == [names[then], names[today]]
+    times = {(run.configuration, run.rate_mbit): run.step_s["p50"] for run in every}
     assert times == {
         ("stock", 1000.0): 1.0, (names[then], 100.0): 3.0, (names[then], None): 3.0,
         (names[today], None): 1.0, (names[today], 1000.0): 2.0,
@@ -290,23 +303,42 @@ def test_one_name_of_two_configs_is_two_ways():
 
 
 def test_a_config_that_is_none_today_is_told_by_its_text():
-    every = runs(*(made.training("old") | {"config": f"bits_of_yore: {n}"} for n in (3, 4, 4)))
-    assert len({run.way for run in every}) == len(every) == 2
+    every = runs(*(samples.training("old", config=f"bits_of_yore: {n}") for n in (3, 4, 4)))
+    assert len({run.configuration for run in every}) == len(every) == 2
 
 
 def test_quality_without_the_codec_is_not_that_with_it():
-    """Of plain TorchRec "off" is all there is."""
-    stock = made.training("stock", metrics={"off": {"ne": 0.5}}) | {"config": None}
-    off, both = ({"off": {"ne": 0.6}}, {"on": {"ne": 0.75}, "off": {"ne": 0.6}})
-    every = runs(stock, made.training("a", metrics=off), made.training("b", metrics=both))
+    exact_only = samples.training("a", metrics={}, metrics_exact={"ne": 0.6})
+    stock, both = samples.training("stock", 0.5, config=None), samples.training("b", 0.75)
+    every = runs(stock, exact_only, both)
     assert [run.ne for run in every] == [0.5, None, 0.75]
     panel = rate_distortion.run_panel(every, "")
     assert [(p.name, p.change.mean) for p in panel.points] == [("stock", 0.0), ("b", 50.0)]
-    assert "codec off only (--eval-codec), and so not in quality" in notes([], every, 0)[0]
+    assert "measured with the codecs on, and so not in quality" in notes([], every, 0)[0]
+
+
+def test_points_that_another_beats_in_both_numbers_are_not_on_the_front():
+    points = [(1.0, 0.5), (2.0, 0.1), (3.0, 0.2), (4.0, 0.1), (5.0, -0.1)]
+    assert joined.pareto_front(points) == [(1.0, 0.5), (2.0, 0.1), (5.0, -0.1)]
+    assert joined.pareto_front([]) == []
+
+
+def test_axes_say_in_which_setups_quality_and_bytes_were_measured():
+    network = samples.network("int4", config=samples.INT4)
+    setup = {"embedding_dim": 16, "batch_size": 128}
+    seeds = [samples.study("fp32", s, 1.0, setup=setup) for s in range(2)]
+    seeds += [samples.study("int4", s, 1.0, samples.INT4, setup=setup) for s in range(2)]
+    every = samples.placed(network, *seeds)
+    source = joined.bytes_source(every, runs_of(every)[0])
+    (study,) = joined.joined_studies(every, source)
+    panel = rate_distortion.study_panel(study, source, setup_labels([source[0].setup]))
+    assert panel.quality_at == "dim 16, 128 samples a rank"
+    assert panel.bytes_at == "dim 8, 64 samples a rank"
+    assert "These are two setups" in panel.notes[0]
 
 
 def test_tables_have_bits_bounds_and_the_ratio_with_merged_bags():
-    (figure,) = by_table.build(runs(made.training("dual")))
+    (figure,) = by_table.build(runs(samples.training("dual")))
     assert figure.rows == [
         ("dual", "large", 32.0, 16.0, None, 640 / 480),
         ("dual", "small", 4.0, None, 0.03, 8 * 4),
@@ -315,55 +347,64 @@ def test_tables_have_bits_bounds_and_the_ratio_with_merged_bags():
 
 
 def test_losses_are_compared_step_by_step():
-    lower = made.training("int4", losses=[0.7, 0.6, 0.45])
-    (figure,) = losses.build(runs(made.training(), lower), Looks(["fp32", "int4"]))
+    lower = samples.training("int4", losses=(0.7, 0.6, 0.45))
+    (figure,) = losses.build(runs(samples.training(), lower), Looks(["fp32", "int4"]))
     assert figure.rows[1][4:] == (0.7, pytest.approx(0.5833333), 0.45, pytest.approx(-10.0))
     assert losses.smooth([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
 
 
 def test_codecs_that_nobody_beats_are_named():
-    others = [made.codec("fast", False, 5.0, ratio=2.0), made.codec("small", False, 1.0, ratio=9.0)]
-    beaten = made.codec("beaten", True, 1.0, ratio=1.5)
-    (figure,) = codecs.build(records(made.codec(), beaten, *others))
+    others = [
+        samples.codec("fast", False, 5.0, ratio=2.0),
+        samples.codec("small", False, 1.0, ratio=9.0),
+    ]
+    beaten = samples.codec("beaten", True, 1.0, ratio=1.5)
+    (figure,) = codecs.build(samples.placed(samples.codec(), beaten, *others))
     assert "in both ratio and speed of encoding: ours (errors" in figure.findings[0].text
     assert figure.findings[0].mark == ""  # one that nobody beats is easily found
     ours = (1, "ours", "yes", 8.0, 1.0, 2.0, 4.0, 1.0, 3.0, 5.0, 0.75, 1.5)
     assert figure.rows[1] == ours
-    dims = codecs.build(records(made.codec(), made.codec(dim=16), made.codec(threads=2)))
+    dims = codecs.build(
+        samples.placed(samples.codec(), samples.codec(dim=16), samples.codec(threads=2))
+    )
     assert [(f.key, len(f.rows)) for f in dims] == [("codecs", 1), ("codecs-2", 2)]
-    (figure,) = codecs.build(records(made.codec(error_over_bound=1.25)))
+    (figure,) = codecs.build(samples.placed(samples.codec(error_over_bound=1.25)))
     assert figure.findings[-1].mark == "does not hold"
 
 
 def test_a_codec_of_two_bounds_is_two_points_of_the_front():
     """The wide bound beats `theirs`; the narrow one is beaten."""
-    wide, narrow = made.codec(bound=0.1, ratio=9.0), made.codec(bound=0.01, encode=0.5, ratio=2.0)
-    theirs = made.codec("theirs", False, 1.0, ratio=3.0)
-    for own in ([wide, narrow, theirs], [narrow, wide, theirs]):
-        assert codecs.front(records(*own)) == [("ours", 0.1)]
-    (figure,) = codecs.build(records(wide, narrow, theirs))
+    wide, narrow = (
+        samples.codec(bound=0.1, ratio=9.0),
+        samples.codec(bound=0.01, encode=0.5, ratio=2.0),
+    )
+    theirs = samples.codec("theirs", False, 1.0, ratio=3.0)
+    for order in ([wide, narrow, theirs], [narrow, wide, theirs]):
+        assert codecs.front(samples.placed(*order)) == [("ours", 0.1)]
+    (figure,) = codecs.build(samples.placed(wide, narrow, theirs))
     assert "of encoding: ours at 0.1 (errors" in figure.findings[0].text
     assert [row[1] for row in figure.rows] == ["ours at 0.1", "theirs", "ours at 0.01"]
 
 
 def test_records_of_two_machines_or_trainings_are_two_figures():
-    other = {"hardware": {"cpu": "another"}}
-    figures = codecs.build(records(made.codec(), made.codec(**other), made.codec(seed=1)))
+    other = replace(samples.ENVIRONMENT, hardware={"cpu": "another"})
+    every = samples.codec(), samples.codec(environment=other), samples.codec(seed=1)
+    figures = codecs.build(samples.placed(*every))
     assert [len(figure.rows) for figure in figures] == [1, 1, 1]
     assert len({figure.title for figure in figures}) == 3
-    assert [f.title for f in codecs.build(records(made.codec()))] == [
+    assert [f.title for f in codecs.build(samples.placed(samples.codec()))] == [
         "Codec throughput: rows, dim 64"
     ]
 
 
 def test_what_was_measured_again_is_told():
-    (figure,) = codecs.build(records(made.codec(), made.codec(encode=4.0, commit="def5678")))
+    (figure,) = codecs.build(samples.placed(samples.codec(), samples.codec(encode=4.0)))
     assert [row[5] for row in figure.rows] == [4.0]
     assert "1 measured again later are not shown (commit abc1234)." in figure.notes[-1]
 
 
 def test_predictions_count_where_the_model_was_not_fitted():
-    figures = build(simulation, records(*made.simulated()))
+    figures = build(simulation, samples.placed(*samples.simulated()))
     assert [f.key for f in figures] == ["predicted", "scale", "communication", "break-even"]
     assert all(figure.is_model for figure in figures)
     assert "1 of 2 measurements" in figures[0].findings[0].text

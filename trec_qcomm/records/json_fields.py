@@ -21,15 +21,27 @@ class MistypedError(ValueError):
 
 
 def to_json(value: Any) -> Any:
-    """Return the value as dicts, lists and scalars. Fields that JSON leaves out are not in it."""
+    """Return the value as dicts, lists and scalars.
+
+    Left out are fields that are None, or empty where that is the default, and those with
+    `metadata={"stored": False}`.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        pairs = ((field.name, getattr(value, field.name)) for field in stored_fields(type(value)))
-        return {name: to_json(item) for name, item in pairs}
+        pairs = ((field, getattr(value, field.name)) for field in stored_fields(type(value)))
+        return {field.name: to_json(item) for field, item in pairs if not _is_left_out(field, item)}
     if isinstance(value, Mapping):
         return {str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [to_json(item) for item in value]
     return value
+
+
+def _is_left_out(field: dataclasses.Field[Any], value: Any) -> bool:
+    has_default = not (
+        field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    )
+    is_empty = isinstance(value, Mapping | tuple) and not value
+    return has_default and (value is None or is_empty)
 
 
 def from_json(expected: Any, value: Any, where: str) -> Any:

@@ -208,14 +208,12 @@ class StudyRecord(Record, kind="study"):
         training: a training with this configuration; None where there was none.
         evaluation: the float32 model of this seed, evaluated with this configuration.
         seconds: time that this seed took.
-        config_sha256: SHA-256 of the config's meaning, in records whose `config` is not known.
     """
 
     num_ranks: int
     training: SeedTraining | None = None
     evaluation: SeedEvaluation | None = None
     seconds: float | None = None
-    config_sha256: str | None = None
 
 
 def traffic_of(stats: Any, num_steps: int) -> dict[str, TrafficBytes]:

@@ -1,14 +1,13 @@
-"""Write one page of figures from records of measurements: JSON lines, told apart by their fields.
+"""Write one page of figures from records of measurements, the JSON lines of trec_qcomm.records.
 
 examples:
   python -m trec_qcomm.report runs/
   python -m trec_qcomm.report examples/bench/results/net.jsonl --out runs/net.html --title "Net"
   python -m trec_qcomm.report runs/ examples/criteo/results/dense.jsonl --png pictures/
 
-Known are the records of examples/criteo/train.py and accuracy.py, of make bench-net and make
-bench-codec, and of python -m trec_qcomm.simulate; of a folder all *.jsonl in it. A line that is
-none of these is an error. A kind of picture that has no records is named, on the page and on
-stderr.
+A training of yours leaves such a record with records.TrainingRecord.from_qcomm and records.append;
+of a folder all *.jsonl in it are read. A line that is no record is an error. A kind of figure that
+has no records is named, on the page and on stderr.
 The page needs nothing beside it; the PNGs are the same figures for elsewhere. Needs matplotlib
 (pip install 'matplotlib>=3.8').
 """
@@ -18,17 +17,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trec_qcomm.report.figures import KINDS
+from trec_qcomm.records import (
+    BreakEvenRecord,
+    ProgressRecord,
+    Record,
+    ScaleRecord,
+    TrainingRecord,
+    ValidationRecord,
+    read_all,
+)
+from trec_qcomm.report.figures import FIGURE_KINDS
 from trec_qcomm.report.page import Drawn, page_html
-from trec_qcomm.report.records import Record, read_all
-from trec_qcomm.report.runs import Run, runs_of, told_apart
+from trec_qcomm.report.runs import Run, renamed, runs_of
 from trec_qcomm.report.style import Looks, matplotlib, render
 
-_MODELLED = ("validation", "scale", "break_even")
+_PREDICTED = (ValidationRecord, ScaleRecord, BreakEvenRecord)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trec_qcomm.report",
         description=__doc__,
@@ -43,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Read, draw, write; returns the last line.
+    """Read, draw and write; return the last line to print.
 
     Raises: ValueError naming the option, the file and its line, or what is missing.
     """
@@ -75,12 +82,12 @@ def run(arguments: argparse.Namespace) -> str:
 def draw_all(
     records: Sequence[Record], runs: Sequence[Run], png: Path | None
 ) -> tuple[list[Drawn], dict[str, str]]:
-    """All figures, and by kind what would make the records of those that are missing."""
-    modelled = [record["way"] for record in records if record.kind in _MODELLED]
-    looks = Looks([*(run.way for run in runs), *modelled])
+    """Return all figures, and what would make the records of the kinds that are missing."""
+    predicted = [record.configuration for record in records if isinstance(record, _PREDICTED)]
+    looks = Looks([*(run.configuration for run in runs), *predicted])
     drawn, missing = [], {}
-    for number, kind in enumerate(KINDS, start=1):
-        print(f"{number} of {len(KINDS)}: {kind.name}", file=sys.stderr, flush=True)
+    for number, kind in enumerate(FIGURE_KINDS, start=1):
+        print(f"{number} of {len(FIGURE_KINDS)}: {kind.name}", file=sys.stderr, flush=True)
         figures = kind.build(records, runs, looks)
         drawn += [Drawn(figure, render(figure, png)) for figure in figures]
         if not figures:
@@ -90,32 +97,38 @@ def draw_all(
 
 
 def notes(records: Sequence[Record], runs: Sequence[Run], earlier: int) -> list[str]:
-    """What was read and not drawn, or under another name."""
-    found = []
+    """Return what was read and not drawn, or drawn under another name."""
+    texts = []
     if earlier:
-        found.append(f"{earlier} runs were measured again later in the files; the last one counts.")
-    if apart := told_apart(runs):
-        found.append(
+        texts.append(f"{earlier} runs were measured again later in the files; the last one counts.")
+    if names := renamed(runs):
+        texts.append(
             "One name stands for several configs in these records, so that each bears the "
-            f"beginning of its config's SHA-256: {', '.join(apart)}."
+            f"beginning of its config's SHA-256: {', '.join(names)}."
         )
-    if off := dict.fromkeys(run.way for run in runs if run.ne is None):
-        found.append(
-            "Scored with the codec off only (--eval-codec), and so not in quality against bytes: "
-            f"{', '.join(off)}."
+    if unscored := dict.fromkeys(run.configuration for run in runs if run.ne is None):
+        texts.append(
+            'Without a metric "ne" that was measured with the codecs on, and so not in quality '
+            f"against bytes: {', '.join(unscored)}."
         )
-    finished = {(r.file, r.get("name")) for r in records if r.kind == "training"}
-    progress = [(r.file, r.get("name")) for r in records if r.kind == "progress"]
+    trainings = [record for record in records if isinstance(record, TrainingRecord)]
+    progress = [record for record in records if isinstance(record, ProgressRecord)]
     if progress:
-        found.append(f"{len(progress)} lines of progress are not drawn: final records have it all.")
-    open_ended = dict.fromkeys(str(n or f) for f, n in progress if (f, n) not in finished)
-    if open_ended:
-        found.append(f"Without a final record, and so in no figure: {', '.join(open_ended)}.")
-    return found
+        texts.append(f"{len(progress)} lines of progress are not drawn: final records have it all.")
+    finished = {_training_name(record) for record in trainings}
+    names_by_training = {_training_name(record): record.run for record in progress}
+    unfinished = [str(n or key[0]) for key, n in names_by_training.items() if key not in finished]
+    if unfinished:
+        texts.append(f"Without a final record, and so in no figure: {', '.join(unfinished)}.")
+    return texts
+
+
+def _training_name(record: TrainingRecord | ProgressRecord) -> tuple[str, str | None]:
+    return ("" if record.origin is None else record.origin.file, record.run)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """As the command line says; a mistake in it, or in a record, ends with status 2."""
+    """Run the command. A mistake in its words, or in a record, ends with status 2."""
     parser = build_parser()
     arguments = parser.parse_args(words)
     try:

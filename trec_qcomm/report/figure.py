@@ -11,8 +11,7 @@ Cell = str | float | int | None  # None is an empty cell
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the summary. Args: mark: what it says of what was promised; "" where it
-    only tells."""
+    """One sentence about a figure. Args: mark: whether a promise holds; "" where none was made."""
 
     text: str
     mark: Literal["holds", "not shown", "does not hold", ""] = ""
@@ -20,9 +19,17 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Args: key: its id in the page, and the name of its PNG.  caption: what one should see.
-    alt: the same for who cannot see it.  notes: what was joined, left out or assumed.
-    draw: draws on a matplotlib figure of `size` inches.  is_model: predicted, not measured.
+    """A picture with its words and numbers.
+
+    Args:
+        key: id in the page, and name of the PNG.
+        caption: what one should see.
+        alt: text for those who cannot see it.
+        columns, rows: the numbers.
+        draw: function that draws on a matplotlib figure of `size` inches.
+        notes: what was joined, left out or assumed.
+        findings: sentences for the summary, the most important first.
+        is_model: predicted, not measured.
     """
 
     key: str
@@ -39,24 +46,24 @@ class Figure:
 
     @property
     def digest(self) -> str:
-        """Of the title and the numbers as the page shows them: PNGs say whose picture they are."""
+        """SHA-256 of the title and the numbers as the page shows them, which each PNG bears."""
         lines = [self.title, *("|".join(map(cell_text, row)) for row in (self.columns, *self.rows))]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def cell_text(value: Cell) -> str:
-    """As it stands in a table: numbers to six digits."""
+    """Return the text of a table's cell: numbers to six digits."""
     if value is None:
         return "–"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def short(text: str, most: int = 30) -> str:
-    """The text, cut to what a picture has room for, without characters that no font has."""
+    """Return the text cut to what a picture has room for, without characters no font has."""
     text = re.sub("[\x00-\x1f\x7f]", "\ufffd", text)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def verdict(holds: bool) -> Literal["holds", "does not hold"]:
-    """The mark of what is one or the other."""
+    """Return the mark of a promise that holds, or does not."""
     return "holds" if holds else "does not hold"

@@ -5,17 +5,20 @@ from a record is escaped. Knows figures, not how they came about.
 """
 
 import html
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
+from trec_qcomm.records import Environment, Record
 from trec_qcomm.report.figure import Cell, Figure, Finding, cell_text
-from trec_qcomm.report.records import Record
+from trec_qcomm.report.runs import grouped
 from trec_qcomm.report.style import DARK, variable
 
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_UNKNOWN = "not in the records"
+MOST_IN_SHORT = 6  # findings at the top of the page; the others stand below the figures
 _STYLES = {"holds": "holds", "not shown": "unsure", "does not hold": "fails"}
 
 
@@ -35,8 +38,17 @@ def page_html(
     missing: Mapping[str, str],
     notes: Sequence[str],
 ) -> str:
-    """The whole page. Args: missing: by kind of picture, what would make its records."""
-    names = list(dict.fromkeys(record.file for record in records))
+    """Return the whole page.
+
+    Args:
+        title: title of the page.
+        drawn: figures in their order.
+        records: all records that were read.
+        missing: what would make the records of a kind of figure that is not there, by kind.
+        notes: what was read and not drawn.
+    """
+    names = list(dict.fromkeys(_file_name(record) for record in records))
+    short, more = _split(drawn)
     parts = [
         "<!DOCTYPE html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
@@ -46,8 +58,9 @@ def page_html(
         f"<style>{_css()}</style></head><body>",
         f'<header><h1>{escape(title)}</h1><p class="sub">{len(records)} records from '
         f"{escape(', '.join(names))}</p></header>",
-        _summary(drawn, missing),
+        _summary(drawn, short, more, missing),
         *(_section(one) for one in drawn),
+        _more(more),
         _missing(missing),
         _origin(records, notes),
         "</body></html>",
@@ -56,12 +69,12 @@ def page_html(
 
 
 def escape(value: object) -> str:
-    """Text for HTML, without characters that HTML does not have."""
+    """Return text for HTML, without characters that HTML does not have."""
     return html.escape(re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\ufffd", str(value)))
 
 
 def table_html(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table that scrolls where it is too wide."""
+    """Return a table that scrolls where it is too wide."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return (
@@ -82,19 +95,52 @@ def _css() -> str:
     return themes + (files("trec_qcomm.report") / "page.css").read_text(encoding="utf-8")
 
 
-def _summary(drawn: Sequence[Drawn], missing: Mapping[str, str]) -> str:
-    lines = [
-        _finding(finding, one.figure) for one in drawn for finding in one.figure.findings
+Placed = tuple[Finding, Figure]  # a finding, and the figure that it is about
+
+
+def _split(drawn: Sequence[Drawn]) -> tuple[list[Placed], list[Placed]]:
+    """Return the findings of the summary, and the others, both in the order of the figures.
+
+    The first finding of each figure comes before the second of any.
+    """
+    placed = [
+        (rank, number, (finding, one.figure))
+        for number, one in enumerate(drawn) for rank, finding in enumerate(one.figure.findings)
     ]  # fmt: skip
+    chosen = sorted(sorted(placed, key=lambda p: p[:2])[:MOST_IN_SHORT], key=lambda p: (p[1], p[0]))
+    others = [p for p in placed if p not in chosen]
+    return [finding for *_, finding in chosen], [finding for *_, finding in others]
+
+
+def _summary(
+    drawn: Sequence[Drawn],
+    short: Sequence[Placed],
+    more: Sequence[Placed],
+    missing: Mapping[str, str],
+) -> str:
+    lines = "".join(_finding(*placed) for placed in short)
+    said = []
+    if more:
+        failed = sum(finding.mark == "does not hold" for finding, _ in more)
+        text = f"{len(more)} more findings stand below the figures"
+        text += f"; of these {failed} do not hold" if failed else ""
+        said.append(f'<a href="#findings">{text}</a>.')
     if missing:
-        text = f'{escape(", ".join(missing))}; <a href="#missing">see</a>'
-        lines.append(_line("unsure", "missing", text))
+        said.append(f'Missing: {escape(", ".join(missing))}; <a href="#missing">see</a>.')
     links = ", ".join(
         f'<a href="#{one.figure.key}">{escape(one.figure.title)}</a>' for one in drawn
     )
+    said.append(f"Figures: {links}.")
+    texts = "".join(f"<p>{text}</p>" for text in said)
+    return f'<section class="summary"><h2>In short</h2><ul>{lines}</ul>{texts}</section>'
+
+
+def _more(findings: Sequence[Placed]) -> str:
+    if not findings:
+        return ""
+    lines = "".join(_finding(*placed) for placed in findings)
     return (
-        f'<section class="summary"><h2>In short</h2><ul>{"".join(lines)}</ul>'
-        f"<p>Figures: {links}.</p></section>"
+        f'<section id="findings" class="summary"><h2>More findings</h2><ul>{lines}</ul></section>'
     )
 
 
@@ -133,50 +179,33 @@ def _missing(missing: Mapping[str, str]) -> str:
 
 
 def _origin(records: Sequence[Record], notes: Sequence[str]) -> str:
-    """What was measured with what, by file and kind."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        groups.setdefault((record.file, record.kind), []).append(record)
+    """Return what was measured with what, by file and kind."""
+    groups = grouped(records, lambda record: (_file_name(record), record.kind))
     rows: list[tuple[Cell, ...]] = [
-        (*key, len(own), *map(_distinct, _made_with(own))) for key, own in groups.items()
+        (*key, len(group), *map(_distinct, _made_with(group))) for key, group in groups.items()
     ]
     columns = ("file", "kind of record", "records", "commit", "versions", "hardware", "data")
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     return f'<section id="records"><h2>The records</h2>{table_html(columns, rows)}{said}</section>'
 
 
+def _file_name(record: Record) -> str:
+    return "" if record.origin is None else Path(record.origin.file).name
+
+
 def _made_with(records: Sequence[Record]) -> tuple[list[str], ...]:
-    """Commits, versions, hardware and data of each."""
-    versions = [_mapping(r.get("versions") or _mapping_of(r, "torch")) for r in records]
-    data = [_data(r) for r in records]
+    """Return commit, versions, hardware and data of each record."""
+    environments = [record.environment or Environment() for record in records]
     return (
-        [str(r.get("commit", "not in the records")) for r in records],
-        versions,
-        [_mapping(r.get("hardware")) for r in records],
-        data,
+        [environment.commit or _UNKNOWN for environment in environments],
+        [_listed(environment.versions) for environment in environments],
+        [_listed(environment.hardware) for environment in environments],
+        [str(record.setup.get("data", _UNKNOWN)) for record in records],
     )
 
 
-def _mapping_of(record: Record, name: str) -> Mapping[str, object] | None:
-    value = record.get(name)
-    return None if value is None else {name: value}
-
-
-def _mapping(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(
-            f"{k} {v if isinstance(v, str | int | float) else json.dumps(v)}"
-            for k, v in value.items()
-        )
-    return "not in the records" if value is None else str(value)
-
-
-def _data(record: Record) -> str:
-    options = record.get("options", {})
-    data = options.get("data", record.get("data"))
-    if data in (None, "None"):
-        return "synthetic rows" if "rows" in options else "not in the records"
-    return str(data).rsplit("/", maxsplit=1)[-1]
+def _listed(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items()) or _UNKNOWN
 
 
 def _distinct(values: Sequence[str]) -> str:

@@ -1,214 +1,166 @@
-"""Runs: trainings on a network (bench-net) and without (train.py), in one shape.
+"""Runs: trainings with and without a network of a given speed, in one shape.
 
 Knows: records, and that two configs are the same if they mean the same. A setup is all that must be
-equal for two runs to be compared; a way is what differs: a config, or plain TorchRec.
+equal for two runs to be compared; a configuration is what differs: a config, or plain TorchRec.
 """
 
 import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TypeVar
 
 import yaml
 
 from trec_qcomm.config import config_from_dict, config_to_dict
-from trec_qcomm.report.records import Record
+from trec_qcomm.records import (
+    TRAFFIC_GROUPS,
+    NetworkRecord,
+    Record,
+    Scalar,
+    Traffic,
+    TrainingRecord,
+)
 
-KINDS = {
-    "rows forward": ("embedding_forward", "intra_embedding_forward"),
-    "gradients backward": ("embedding_backward", "intra_embedding_backward"),
-    "dense gradients": ("dense", "data_parallel"),
-    "ids": ("input",),
-}
-BASES = ("stock", "fp32")  # what others are compared with: the first that is there
-# Options that change neither what is learned nor what is sent.
-_NO_MATTER = {
-    "config", "out", "name", "log_every", "dump_rows", "timeout", "checkpoint_dir",
-    "checkpoint_every", "resume", "eval_codec", "seed", "device", "ranks", "steps", "tensorboard",
-}  # fmt: skip
+BASELINES = ("stock", "fp32")  # what others are compared with: the first that is there
 _UNITS = {"": 1e-6, "k": 1e-3, "m": 1.0, "g": 1e3, "t": 1e6}
+_DISPLAYED = (  # keys of a setup that titles show where they are there
+    ("batch_size", "{} samples each"),
+    ("embedding_dim", "dim {}"),
+    ("plan", "{}"),
+)
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Args: hosts: or ranks.  is_network: links of a given speed.  steps: of the training."""
+    """All that must be equal for two runs to be compared.
 
-    hosts: int
+    Args:
+        num_ranks: number of ranks, or of hosts.
+        is_network: links have a given speed.
+        steps: steps of the training.
+        delay: delay of the links; None without.
+        values: the records' `setup`, sorted by name.
+    """
+
+    num_ranks: int
     is_network: bool
     steps: int
     delay: str | None
-    options: tuple[tuple[str, str], ...]
+    values: tuple[tuple[str, Scalar], ...]
+
+    def get(self, name: str) -> Scalar | None:
+        """Return a value of the records' `setup`; None where it is not there."""
+        return dict(self.values).get(name)
 
     def __str__(self) -> str:
-        options = dict(self.options)
-        hosts = f"{self.hosts} {'hosts' if self.is_network else 'ranks'}"
-        delay = f", delay {self.delay}" if self.delay else ""
-        return (
-            f"{hosts}{delay}, {options.get('batch_size', '?')} samples each, "
-            f"dim {options.get('embedding_dim', '?')}, {self.steps} steps"
-        )
+        noun = "host" if self.is_network else "rank"
+        parts = [f"{self.num_ranks} {noun}{'s' * (self.num_ranks != 1)}"]
+        parts += [f"delay {self.delay}"] if self.delay else []
+        parts += displayed(dict(self.values))
+        return ", ".join([*parts, f"{self.steps} steps"])
+
+
+def displayed(values: Mapping[str, Scalar]) -> list[str]:
+    """Return what a title says of a setup: what is there of the few names that are shown."""
+    return [
+        text.format(str(values[name]).replace("_", "-"))
+        for name, text in _DISPLAYED if name in values
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Run:
-    """Args: rate_mbit: of each link; None without a limit, or without a network.  sent_nbytes: a
-    step and host, None if not known.  raw, wire: by kind of KINDS, likewise.  ne: of the test, as
-    the way codes it; None where it was scored without its codecs only."""
+    """A training as figures need it.
 
-    record: Record
-    way: str
+    Args:
+        record: the record that it was read from.
+        configuration: name, followed by a hash where it stands for several configs.
+        setup: all that must be equal for it to be compared.
+        seed: seed of the training.
+        rate_mbit: Mbit/s of each link; None without a limit, or without a network.
+        sent_nbytes: bytes that a host sends in a step; None where they are not known.
+        raw, distinct, wire: bytes by group of traffic: float32 of all bags, float32 of what is
+            sent, and what is sent; None where they are not known.
+        ne: normalized entropy of the test with the codecs on; None where it was not measured.
+        losses: training loss of each step.
+    """
+
+    record: NetworkRecord | TrainingRecord
+    configuration: str
     setup: Setup
     seed: int
     rate_mbit: float | None
     sent_nbytes: float | None
     raw: Mapping[str, float] | None
+    distinct: Mapping[str, float] | None
     wire: Mapping[str, float] | None
     ne: float | None
     losses: Sequence[float]
 
     @property
     def step_s(self) -> Mapping[str, float]:
-        """p20, p50, p80. Of a network only."""
-        times: Mapping[str, float] = self.record["step_s"]
-        return times
+        """Seconds of a step: p20, p50, p80. Raises ValueError: they were not measured."""
+        if self.record.step_s is None:
+            raise ValueError(f"{self.record.origin}: step_s is missing")
+        return vars(self.record.step_s)
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the config's meaning; None of plain TorchRec, or where it is no config today."""
-        text = self.record.get("config")
-        return None if text is None else fingerprint(text)
-
-    @property
-    def merges_bags(self) -> bool:
-        """Whether some table's equal bags are sent once."""
-        config = self.record.get("config")
-        return config is not None and _merges_bags(config)
+        """Hash of what the config means; None of plain TorchRec, or where it is no config today."""
+        return None if self.record.config is None else fingerprint(self.record.config)
 
 
 def runs_of(records: Iterable[Record]) -> tuple[list[Run], int]:
-    """Of each measurement the last record, in the order of the files; and how many came before.
+    """Return the last record of each measurement as a run, and how many others came before.
 
     Where one name stands for two configs, both bear the beginning of theirs: `best (5408990b)`.
     """
-    found: dict[tuple[Any, ...], Run] = {}
-    earlier = 0
+    runs: dict[tuple[object, ...], Run] = {}
+    num_earlier = 0
     for record in records:
-        if record.kind in ("network", "training"):
-            run = _run(record)
-            key = (run.setup, run.way, _config_id(record), run.rate_mbit, run.seed)
-            earlier += found.pop(key, None) is not None
-            found[key] = run
-    return _told_apart(list(found.values())), earlier
+        if not isinstance(record, NetworkRecord | TrainingRecord):
+            continue
+        run = _network_run(record) if isinstance(record, NetworkRecord) else _training_run(record)
+        key = (run.setup, run.configuration, config_id(record), run.rate_mbit, run.seed)
+        num_earlier += runs.pop(key, None) is not None
+        runs[key] = run
+    return _with_hashes(list(runs.values())), num_earlier
 
 
-def _told_apart(runs: Sequence[Run]) -> list[Run]:
-    meanings: dict[str, set[str]] = {}
+def _with_hashes(runs: Sequence[Run]) -> list[Run]:
+    ids: dict[str, set[str]] = {}
     for run in runs:
-        meanings.setdefault(run.way, set()).add(_config_id(run.record))
+        ids.setdefault(run.configuration, set()).add(config_id(run.record))
     return [
-        run if len(meanings[run.way]) == 1
-        else replace(run, way=f"{run.way} ({_config_id(run.record)[:8]})")
+        run if len(ids[run.configuration]) == 1
+        else replace(run, configuration=f"{run.configuration} ({config_id(run.record)[:8]})")
         for run in runs
     ]  # fmt: skip
 
 
-def told_apart(runs: Iterable[Run]) -> list[str]:
-    """The ways that runs_of gave another name than their records do."""
-    return list(dict.fromkeys(run.way for run in runs if run.way != _way(run.record)))
+def renamed(runs: Iterable[Run]) -> list[str]:
+    """Return the configurations that runs_of gave another name than their records have."""
+    names = (r.configuration for r in runs if r.configuration != r.record.configuration)
+    return list(dict.fromkeys(names))
 
 
-def _config_id(record: Record) -> str:
-    """The fingerprint of its config; of one that is none today, that of its text."""
-    text = record.get("config")
-    if text is None:
+def config_id(record: Record) -> str:
+    """Return the hash of what a record's config means; where it is no config today, of its text."""
+    if record.config is None:
         return "plain"
-    return fingerprint(text) or hashlib.sha256(text.encode()).hexdigest()
-
-
-def _way(record: Record) -> str:
-    if record.kind == "network":
-        return str(record["way"])
-    return Path(record["options"]["config"]).stem
-
-
-def _run(record: Record) -> Run:
-    try:
-        return _network_run(record) if record.kind == "network" else _training_run(record)
-    except (AttributeError, KeyError, TypeError) as error:
-        where = f"{record.file}, line {record.line}"
-        raise ValueError(f"{where}: a field is missing or of another type: {error!r}") from None
-
-
-def _network_run(record: Record) -> Run:
-    counted = record.get("counted")
-    raw, wire = (
-        {kind: fmean(map(sum, zip(*(counted[p][name] for p in parts), strict=True)))
-         for kind, parts in KINDS.items()} if counted else None
-        for name in ("raw_nbytes", "wire_nbytes")
-    )  # fmt: skip
-    setup = Setup(
-        record["hosts"], True, len(record["losses"]), record.get("delay"), _options(record)
-    )
-    rate = _rate_mbit(record)
-    sent = fmean(record["sent_nbytes"])
-    return Run(
-        record, _way(record), setup, _seed(record), rate, sent, raw, wire,
-        record["metrics"]["ne"], record["losses"],
-    )  # fmt: skip
-
-
-def _training_run(record: Record) -> Run:
-    counted = record.get("nbytes_per_step")
-    raw, wire = (
-        {kind: sum(counted[p][name] for p in parts) for kind, parts in KINDS.items()}
-        if counted else None
-        for name in ("raw_nbytes", "wire_nbytes")
-    )  # fmt: skip
-    metrics = record["metrics"]
-    if not metrics.keys() & {"on", "off"}:
-        raise ValueError(f"{record.file}, line {record.line}, metrics: expected on or off")
-    is_plain = record.get("config") is None  # TorchRec alone, which has only "off"
-    coded = metrics.get("on") or (metrics["off"] if is_plain else None)
-    setup = Setup(record["world_size"], False, record["step"], None, _options(record))
-    sent = sum(wire.values()) if wire else None
-    ne = None if coded is None else coded["ne"]
-    return Run(
-        record, _way(record), setup, _seed(record), None, sent, raw, wire, ne, record["losses"]
-    )
-
-
-def _options(record: Record) -> tuple[tuple[str, str], ...]:
-    """Those that matter and are set: what is null now may be unknown to older records."""
-    items = sorted(record["options"].items())
-    known = ((name, value) for name, value in items if value is not None)
-    return tuple((name, str(value)) for name, value in known if name not in _NO_MATTER)
-
-
-def _seed(record: Record) -> int:
-    return int(record["options"].get("seed", 0))
-
-
-def _rate_mbit(record: Record) -> float | None:
-    text = record["rate"]
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", text)
-    if found and float(found[1]) > 0:
-        return float(found[1]) * _UNITS[found[2]]
-    if text == "none":
-        return None
-    raise ValueError(
-        f"{record.file}, line {record.line}, rate: expected a number and bit, kbit, mbit, gbit or "
-        f"tbit, or none, got {text!r}"
-    )
+    return fingerprint(record.config) or hashlib.sha256(record.config.encode()).hexdigest()
 
 
 @functools.lru_cache
 def fingerprint(config: str) -> str | None:
-    """What examples/criteo/accuracy.py calls config_sha256. None where it is no config today."""
+    """Return the SHA-256 of what a config means; None where the text is no config today."""
     try:
         meaning = config_to_dict(config_from_dict(yaml.safe_load(config)))
     except (ValueError, yaml.YAMLError):
@@ -216,53 +168,108 @@ def fingerprint(config: str) -> str | None:
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
-@functools.lru_cache
-def _merges_bags(config: str) -> bool:
-    try:
-        rules = config_from_dict(yaml.safe_load(config)).embedding
-    except (ValueError, yaml.YAMLError):
-        return "unique_bags:" in config
-    return any(rule.unique_bags for rule in rules)
+def _network_run(record: NetworkRecord) -> Run:
+    if not record.sent_nbytes:
+        raise ValueError(f"{record.origin}, sent_nbytes: expected a number a host, got none")
+    return Run(
+        record=record,
+        configuration=record.configuration,
+        setup=Setup(
+            record.num_hosts, True, len(record.losses), record.delay, record.setup_key
+        ),
+        seed=record.seed,
+        rate_mbit=_rate_mbit(record),
+        sent_nbytes=fmean(record.sent_nbytes),
+        **_by_group(record.traffic),
+        ne=record.metrics.get("ne"),
+        losses=record.losses,
+    )  # fmt: skip
+
+
+def _training_run(record: TrainingRecord) -> Run:
+    by_group = _by_group(None if record.traffic is None else [record.traffic])
+    return Run(
+        record=record,
+        configuration=record.configuration,
+        setup=Setup(record.num_ranks, False, record.steps, None, record.setup_key),
+        seed=record.seed,
+        rate_mbit=None,
+        sent_nbytes=None if by_group["wire"] is None else sum(by_group["wire"].values()),
+        **by_group,
+        ne=record.metrics.get("ne"),
+        losses=record.losses,
+    )
+
+
+def _by_group(hosts: Sequence[Traffic] | None) -> dict[str, dict[str, float] | None]:
+    """Return raw, distinct and wire bytes by group, the mean over hosts."""
+    names = {"raw": "raw_nbytes", "distinct": "distinct_nbytes", "wire": "wire_nbytes"}
+    return {name: _summed(hosts, field) if hosts else None for name, field in names.items()}
+
+
+def _summed(hosts: Sequence[Traffic], field: str) -> dict[str, float] | None:
+    """Return one number by group; None where a kind of traffic was not counted."""
+    sums = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
+    for group, kinds in TRAFFIC_GROUPS.items():
+        for traffic in hosts:
+            for kind in kinds:
+                nbytes = getattr(traffic[kind], field) if kind in traffic else 0.0
+                if nbytes is None:
+                    return None
+                sums[group] += nbytes / len(hosts)
+    return sums
+
+
+def _rate_mbit(record: NetworkRecord) -> float | None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", record.rate)
+    if match and float(match[1]) > 0:
+        return float(match[1]) * _UNITS[match[2]]
+    if record.rate == "none":
+        return None
+    raise ValueError(
+        f"{record.origin}, rate: expected a number and bit, kbit, mbit, gbit or tbit, or none, "
+        f"got {record.rate!r}"
+    )
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their key, both in the order in which they came."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def by_setup(runs: Iterable[Run]) -> dict[Setup, list[Run]]:
-    """In the order of the files."""
-    found: dict[Setup, list[Run]] = {}
-    for run in runs:
-        found.setdefault(run.setup, []).append(run)
-    return found
+    """Return the runs by setup, in the order of the files."""
+    return grouped(runs, lambda run: run.setup)
 
 
-def ways_of(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """By way, in the order of the files."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(run.way, []).append(run)
-    return found
+def by_configuration(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return the runs by configuration, in the order of the files."""
+    return grouped(runs, lambda run: run.configuration)
 
 
-def base_of(ways: Iterable[str]) -> str | None:
-    """The way that others are compared with; None where none is there."""
-    there = set(ways)
-    return next((base for base in BASES if base in there), None)
+def baseline_of(configurations: Iterable[str]) -> str | None:
+    """Return the configuration that others are compared with; None where none is there."""
+    there = set(configurations)
+    return next((baseline for baseline in BASELINES if baseline in there), None)
 
 
 def setup_labels(setups: Sequence[Setup]) -> dict[Setup, str]:
-    """What to call each; options that tell two of the same name apart are added."""
+    """Return what to call each setup; values that tell two of the same name apart are added."""
     labels = {}
     for setup in setups:
-        twins = [s for s in setups if str(s) == str(setup)]
-        differing = {
-            name for name, value in setup.options
-            if any(dict(twin.options).get(name) != value for twin in twins)
-        }  # fmt: skip
-        more = [f"{name} {value}" for name, value in setup.options if name in differing]
+        twins = [other for other in setups if str(other) == str(setup)]
+        names = sorted({name for twin in twins for name, _ in twin.values})
+        differing = [name for name in names if len({twin.get(name) for twin in twins}) > 1]
+        more = [f"{name} {setup.get(name)}" for name in differing if setup.get(name) is not None]
         labels[setup] = ", ".join([str(setup), *more])
     return labels
 
 
 def rate_text(rate_mbit: float | None) -> str:
-    """100.0 -> 100 Mbit/s."""
+    """Return a rate with its unit: 100.0 is "100 Mbit/s"."""
     if rate_mbit is None:
         return "no limit"
     if rate_mbit >= 1e6:

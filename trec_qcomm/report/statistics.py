@@ -25,7 +25,10 @@ MAX_UPPER = {"training": 0.05, "eval-only": 0.02}  # percent, one-sided 95 % lim
 class Change:
     """Paired changes of n seeds, in percent. Positive is worse.
 
-    Args: low, high: 95 % interval of the mean.  upper: one-sided 95 % limit. None where n < 5.
+    Args:
+        mean: mean over seeds.
+        low, high: 95 % interval of the mean; None where n < 5.
+        upper: one-sided 95 % limit of the mean; None where n < 5.
     """
 
     n: int
@@ -35,8 +38,8 @@ class Change:
     upper: float | None = None
 
     @classmethod
-    def of(cls, percents: Sequence[float]) -> Change:
-        """Of one number a seed. Raises ValueError: there are none."""
+    def from_percents(cls, percents: Sequence[float]) -> Change:
+        """Return the change of one number a seed. Raises ValueError: there are none."""
         n = len(percents)
         if not n:
             raise ValueError("percents: expected one number a seed, got none")
@@ -54,25 +57,30 @@ class Change:
 
 
 def paired_changes(values: Mapping[str, Mapping[int, float]], base: str) -> dict[str, Change]:
-    """Of each name against the base, of the seeds that both have; names without such are left out.
+    """Return the change of each name against the base, over the seeds that both have.
 
-    Args: values: by name, then by seed, so that a run that is there twice counts once.
+    Names that have no seed in common with the base are left out.
+    Args: values: one number by name, then by seed, so a run that is there twice counts once.
     """
-    other, found = values.get(base, {}), {}
+    base_values, changes = values.get(base, {}), {}
     for name, by_seed in values.items():
-        both = [seed for seed in sorted(by_seed) if seed in other]
-        if both:
-            found[name] = Change.of([percent(by_seed[seed], other[seed]) for seed in both])
-    return found
+        seeds = [seed for seed in sorted(by_seed) if seed in base_values]
+        if seeds:
+            percents = [percent(by_seed[seed], base_values[seed]) for seed in seeds]
+            changes[name] = Change.from_percents(percents)
+    return changes
 
 
 def percent(value: float, baseline: float) -> float:
-    """The relative change in percent."""
+    """Return the relative change in percent."""
     return 100 * (value / baseline - 1)
 
 
 def training_gate(test: Change, progressive: Change) -> str:
-    """PASS, or "not shown" and why: mean <= .02 % and upper limit <= .05 %, both losses."""
+    """Return PASS, or "not shown" and why.
+
+    The mean change of both losses may be .02 %, its one-sided upper limit .05 %.
+    """
     reasons = _too_few(test, "training")
     for name, change in (("test", test), ("progressive", progressive)):
         if change.mean > MAX_MEAN:
@@ -82,12 +90,15 @@ def training_gate(test: Change, progressive: Change) -> str:
 
 
 def eval_only_gate(ne: Change) -> str:
-    """PASS, or "not shown" and why: upper limit <= .02 %."""
+    """Return PASS, or "not shown" and why. The one-sided upper limit may be .02 %."""
     return _verdict(_too_few(ne, "eval-only") + _upper("NE", ne, MAX_UPPER["eval-only"]))
 
 
 def t_quantile(p: float, degrees: int) -> float:
-    """Student's t quantile, see the module. Raises ValueError: fewer than 4 degrees of freedom."""
+    """Return Student's t quantile, as the module says.
+
+    Raises: ValueError: fewer than 4 degrees of freedom.
+    """
     if degrees < MIN_FOR_INTERVAL - 1:
         raise ValueError(f"degrees {degrees}: the expansion is poor below {MIN_FOR_INTERVAL - 1}")
     z, v = NormalDist().inv_cdf(p), degrees

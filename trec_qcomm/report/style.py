@@ -1,4 +1,4 @@
-"""How figures look: one colour, marker and dash a way throughout; SVG for the page, PNG beside it.
+"""How figures look: one colour, marker and dash for each configuration; SVG and PNG.
 
 Knows: matplotlib, which is imported only here. Colours are told apart by the colour-blind (after
 Okabe and Ito, and Tol), and never carry a meaning alone. In the page they are CSS variables, so
@@ -17,8 +17,8 @@ from typing import Any
 from trec_qcomm.report.figure import Figure
 
 INK, MUTED, GRID, BAND = "#1f2328", "#59636e", "#d1d9e0", "#eaeef2"
-OURS, THEIRS = "#0072b2", "#8c959f"  # of codecs
-# By colour in the light theme: that in the dark one.
+OURS, THEIRS = "#0072b2", "#8c959f"  # colours of codecs
+# Colours of the dark theme, by the colour of the light one.
 DARK = {
     INK: "#e6edf3", MUTED: "#a3adb8", GRID: "#3a424c", BAND: "#262d36", THEIRS: "#768390",
     "#0072b2": "#58b2f0", "#d55e00": "#ff8f4d", "#009e73": "#35d1a5", "#b0558b": "#e8a0cb",
@@ -45,7 +45,7 @@ DIGEST = "numbers-sha256"  # the text of a PNG that says which numbers it shows
 
 @dataclass(frozen=True)
 class Look:
-    """Of one way."""
+    """Colour, marker and dash of a configuration."""
 
     color: str
     marker: str
@@ -53,27 +53,29 @@ class Look:
 
 
 class Looks:
-    """The look of each way: baselines are grey, the others in the order of their names here."""
+    """Looks of all configurations: baselines are grey, the others coloured in the order given."""
 
-    def __init__(self, ways: Iterable[str]) -> None:
+    def __init__(self, configurations: Iterable[str]) -> None:
         self._looks: dict[str, Look] = {}
         number = 0
-        for way in dict.fromkeys(ways):
-            if way in _BASES:
-                marker = _MARKERS[list(_BASES).index(way) % len(_MARKERS)]
-                self._looks[way] = Look(_BASES[way], marker, _DASHES[2] if way != "stock" else "-")
+        for name in dict.fromkeys(configurations):
+            if name in _BASES:
+                marker = _MARKERS[list(_BASES).index(name) % len(_MARKERS)]
+                self._looks[name] = Look(
+                    _BASES[name], marker, _DASHES[2] if name != "stock" else "-"
+                )
                 continue
             place, turn = number % len(_COLORS), number // len(_COLORS)
             marker = _MARKERS[(place + turn) % len(_MARKERS)]
-            self._looks[way] = Look(_COLORS[place], marker, _DASHES[turn % len(_DASHES)])
+            self._looks[name] = Look(_COLORS[place], marker, _DASHES[turn % len(_DASHES)])
             number += 1
 
-    def __getitem__(self, way: str) -> Look:
-        return self._looks[way]
+    def __getitem__(self, name: str) -> Look:
+        return self._looks[name]
 
 
 def matplotlib() -> Any:
-    """The module, without a display. Raises ValueError: it is not installed."""
+    """Return the module, set up without a display. Raises ValueError: it is not installed."""
     try:
         module = importlib.import_module("matplotlib")
     except ImportError:
@@ -83,7 +85,7 @@ def matplotlib() -> Any:
 
 
 def render(figure: Figure, png: Path | None) -> str:
-    """The figure as <svg> for a page; as a PNG in the folder, too, where there is one."""
+    """Return the figure as <svg> for a page, and write a PNG into the folder, if there is one."""
     package = matplotlib()
     with package.rc_context(_RC | {"svg.hashsalt": figure.key}):
         canvas = importlib.import_module("matplotlib.figure").Figure(
@@ -99,7 +101,7 @@ def render(figure: Figure, png: Path | None) -> str:
 
 
 def _write_png(canvas: Any, figure: Figure, folder: Path) -> None:
-    """In 256 colours, which these figures do with and which makes it a third of the size."""
+    """Write a PNG of 256 colours, which is enough and a third of the size."""
     file = io.BytesIO()
     canvas.savefig(file, format="png", dpi=_DPI, metadata={"Software": None})
     image = importlib.import_module("PIL.Image")  # matplotlib brings it
@@ -114,19 +116,19 @@ def _write_png(canvas: Any, figure: Figure, folder: Path) -> None:
 
 
 def grid(axes: Any, axis: str = "both") -> None:
-    """Fine lines behind the data."""
+    """Draw fine lines behind the data."""
     axes.grid(True, axis=axis)
     axes.tick_params(length=0)
 
 
 def square(x: float, y: float, color: str) -> Any:
-    """A patch of size 1 with its corner at (x, y)."""
+    """Return a patch of size 1 with its corner at (x, y)."""
     patches = importlib.import_module("matplotlib.patches")
     return patches.Rectangle((x, y), 1, 1, facecolor=color, edgecolor="#ffffff", linewidth=0.6)
 
 
 def plain_ticks(axis: Any, subs: tuple[float, ...] = (1, 2, 5)) -> None:
-    """Of a log axis: 0.5, 1, 2, 5, 10 and so on as plain numbers."""
+    """Write the ticks of a log axis as plain numbers: 0.5, 1, 2, 5, 10 and so on."""
     ticker = importlib.import_module("matplotlib.ticker")
     axis.set_major_locator(ticker.LogLocator(subs=subs))
     axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
@@ -134,9 +136,11 @@ def plain_ticks(axis: Any, subs: tuple[float, ...] = (1, 2, 5)) -> None:
 
 
 def label_points(axes: Any, points: Iterable[tuple[float, float, str, str]]) -> None:
-    """Names beside points, where they hide none of the others. The layout has to be settled.
+    """Write names beside points, where they hide none of the others.
 
-    Args: points: x, y, name, colour.
+    The layout has to be settled before.
+
+    Args: points: x, y, name and colour of each.
     """
     points = list(points)
     pixels = [axes.transData.transform(point[:2]) for point in points]
@@ -181,8 +185,10 @@ def _overlap(a: Box, b: Box) -> bool:
 
 
 def _for_page(svg: str, figure: Figure) -> str:
-    """Without prolog, names of namespaces, metadata and fixed size; ids are the figure's own, and
-    colours variables."""
+    """Return the <svg> alone, for a page: no prolog, no namespaces, no metadata, no fixed size.
+
+    Ids begin with the figure's key, and colours are CSS variables.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
@@ -201,5 +207,5 @@ def _for_page(svg: str, figure: Figure) -> str:
 
 
 def variable(color: str) -> str:
-    """The CSS variable of a colour in the light theme."""
+    """Return the name of the CSS variable of a colour in the light theme."""
     return f"--c{color[1:]}"

@@ -1,11 +1,13 @@
-"""A file a kind of picture: what its records say (plain numbers), then how that is drawn.
+"""Figures: one file for each kind, first what its records say (plain numbers), then the drawing.
 
-Knows: records and runs. A new kind is a file here, or in a folder of its own, and a line in KINDS.
+Knows: records and runs. A new kind is a file here, or in a folder of its own, and a line in
+FIGURE_KINDS.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trec_qcomm.records import Record
 from trec_qcomm.report.figure import Figure
 from trec_qcomm.report.figures import (
     codecs,
@@ -15,8 +17,7 @@ from trec_qcomm.report.figures import (
     tables,
     traffic,
 )
-from trec_qcomm.report.figures.quality import intervals, rate_distortion
-from trec_qcomm.report.records import Record
+from trec_qcomm.report.figures.quality import intervals, joined, rate_distortion
 from trec_qcomm.report.runs import Run
 from trec_qcomm.report.style import Looks
 
@@ -24,56 +25,56 @@ Builder = Callable[[Sequence[Record], Sequence[Run], Looks], list[Figure]]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Args: needs: what makes its records, said where there are none."""
+class FigureKind:
+    """A kind of figure. Args: needs: what makes its records, said where there are none."""
 
     name: str
     needs: str
     build: Builder
 
 
-KINDS = (
-    Kind(
+FIGURE_KINDS = (
+    FigureKind(
         "quality of each configuration",
-        "a study (examples/criteo/accuracy.py)",
+        "a study (make accuracy)",
         lambda records, runs, looks: intervals.build(records),
     ),
-    Kind(
+    FigureKind(
         "quality against bytes",
-        "a study (examples/criteo/accuracy.py) and runs of equal configs (make bench-net, or "
-        "examples/criteo/train.py), or several such runs with a baseline, stock or fp32, beside",
+        "a study (make accuracy) and runs of equal configs (make bench-net), or several trainings "
+        "of one setup with a baseline, stock or fp32, beside",
         rate_distortion.build,
     ),
-    Kind(
+    FigureKind(
         "step time against link rate",
         "runs on networks (make bench-net)",
         lambda records, runs, looks: step_time.build(
-            runs, looks, rate_distortion.kept(records, runs)
+            runs, looks, joined.passing(records, runs)
         ),
     ),
-    Kind(
+    FigureKind(
         "bytes by kind of traffic",
-        "runs with the plugin (make bench-net, or examples/criteo/train.py)",
-        lambda records, runs, looks: traffic.build(runs, rate_distortion.kept(records, runs)),
+        "trainings with the plugin (records.TrainingRecord, make bench-net)",
+        lambda records, runs, looks: traffic.build(runs, joined.passing(records, runs)),
     ),
-    Kind(
+    FigureKind(
         "loss curves",
-        "runs (make bench-net, or examples/criteo/train.py)",
+        "trainings with their losses (records.TrainingRecord, make bench-net)",
         lambda records, runs, looks: losses.build(runs, looks),
     ),
-    Kind(
+    FigureKind(
         "bits, bounds and ratio by table",
-        "final records of examples/criteo/train.py with the plugin",
+        "trainings with traffic by table (records.TrainingRecord)",
         lambda records, runs, looks: tables.build(runs),
     ),
-    Kind(
+    FigureKind(
         "codec throughput",
         "codec records (make bench-codec)",
         lambda records, runs, looks: codecs.build(records),
     ),
-    Kind(
+    FigureKind(
         "predictions of the model",
-        "simulation records (python -m trec_qcomm.simulate --out FILE)",
+        "predictions (python -m trec_qcomm.simulate --out FILE)",
         lambda records, runs, looks: simulation.build(records, looks),
     ),
-)
+)  # fmt: skip

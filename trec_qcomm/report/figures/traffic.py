@@ -1,37 +1,54 @@
-"""Bytes that a host sends in a step by kind of traffic: before, as float32, and after.
+"""Bytes that a host sends in a step by group of traffic: before, as float32, and after.
 
-Before is the largest raw count of each kind among the ways of a setup: that of a way that sends all
-bags, where there is one (a raw count is of the rows that are sent at all). Of plain TorchRec only
-the sum is known, by the kernel's count, which also holds for the others.
+Before is float32 of all rows, which is what plain TorchRec sends: the largest count among the
+configurations of a setup. Where no record has it, it is float32 of the rows that were sent at all.
+Of plain TorchRec only the sum is known, by the kernel's count, which also holds for the others.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trec_qcomm.records import TRAFFIC_GROUPS
 from trec_qcomm.report.figure import Cell, Figure, Finding, short, verdict
-from trec_qcomm.report.figures.quality.rate_distortion import Kept
-from trec_qcomm.report.runs import KINDS, Run, Setup, base_of, by_setup, setup_labels, ways_of
+from trec_qcomm.report.figures.quality.joined import Passing
+from trec_qcomm.report.runs import (
+    Run,
+    Setup,
+    baseline_of,
+    by_configuration,
+    by_setup,
+    setup_labels,
+)
 from trec_qcomm.report.style import INK, MUTED, grid
 
-# Of kinds, not of ways: a hatch tells them apart without colour.
-_KINDS = dict(zip(KINDS, (("#2f7f86", ""), ("#5aa5a8", "///"), ("#98a1ab", ""), ("#b5a03f", "...")),
-                  strict=True))  # fmt: skip
+_NAMES = {
+    "forward": "rows forward", "backward": "gradients backward", "dense": "dense gradients",
+    "ids": "ids",
+}  # fmt: skip
+# A hatch tells groups apart without colour.
+_FILLS = {
+    "forward": ("#2f7f86", ""), "backward": ("#5aa5a8", "///"), "dense": ("#98a1ab", ""),
+    "ids": ("#b5a03f", "..."),
+}  # fmt: skip
 _WHOLE, _MERGED = "float32, all bags", "float32, bags merged"
 _MOST_APART = 0.03  # between the kernel's count and ours
 
 
-def build(runs: Sequence[Run], kept: Mapping[str, Kept]) -> list[Figure]:
-    """One figure, a panel a setup; setups in which nothing was counted are left out.
+def build(runs: Sequence[Run], passing: Mapping[str, Passing]) -> list[Figure]:
+    """Return one figure, a panel a setup; setups in which nothing was counted are left out.
 
-    Args: kept: ways that are shown to keep quality.
+    Args: passing: configurations that are shown to keep quality.
     """
-    found = {setup: _of_ways(own) for setup, own in by_setup(runs).items()}
-    setups = {s: own for s, own in found.items() if any(run.wire for run in own)}
+    all_setups = {setup: _one_each(group) for setup, group in by_setup(runs).items()}
+    setups = {
+        setup: group for setup, group in all_setups.items()
+        if any(run.wire and sum(run.wire.values()) for run in group)
+    }  # fmt: skip
     if not setups:
         return []
     labels = setup_labels(list(setups))
-    rows = [row for setup, own in setups.items() for row in _rows(labels[setup], own)]
-    num_bars = sum(len(own) + 1 for own in setups.values())
+    rows = [row for setup, group in setups.items() for row in _rows(labels[setup], group)]
+    num_bars = sum(len(group) + 1 for group in setups.values())
     return [
         Figure(
             key="traffic",
@@ -44,97 +61,101 @@ def build(runs: Sequence[Run], kept: Mapping[str, Kept]) -> list[Figure]:
             ),
             alt=f"Bytes a step by kind. {_alt(rows)}",
             columns=(
-                "setup", "configuration", *(f"{kind} [MB]" for kind in KINDS), "sum [MB]",
-                "kernel's count [MB]", "times less than before",
+                "setup", "configuration", *(f"{_NAMES[group]} [MB]" for group in TRAFFIC_GROUPS),
+                "sum [MB]", "float32 of what is sent [MB]", "kernel's count [MB]",
+                "times less than before",
             ),
             rows=rows,
             draw=lambda canvas: _draw(canvas, setups, labels),
             size=(9.2, 0.9 * len(setups) + 0.34 * num_bars + 0.7),
             notes=(
                 "Before: of each kind the largest float32 count among the configurations of the "
-                "same setup. Where all of them merge equal bags, it is of merged ones, too, and "
-                "the gain of merging is not in this figure.",
+                "same setup, of all bags where some record has it. Float32 of what is sent: after "
+                "equal bags are merged; from there to the sum is the codecs' part.",
             ),
             findings=[
-                f for s, own in setups.items() for f in _findings(labels[s], own, kept)
+                finding for setup, group in setups.items()
+                for finding in _findings(labels[setup], group, passing)
             ],
         )
     ]  # fmt: skip
 
 
 def before(runs: Sequence[Run]) -> dict[str, float]:
-    """Bytes of a step by kind, as float32 and without merging."""
-    return {kind: max(run.raw[kind] for run in runs if run.raw) for kind in KINDS}
+    """Return the bytes of a step by group, as float32 and, where it is known, without merging."""
+    counts = [run.raw for run in runs if run.raw] or [r.distinct for r in runs if r.distinct]
+    return {group: max((count[group] for count in counts), default=0.0) for group in TRAFFIC_GROUPS}
 
 
 def before_name(runs: Sequence[Run]) -> str:
-    """Whether that is of all bags: one of the ways that were counted merges none."""
-    return _WHOLE if any(run.raw and not run.merges_bags for run in runs) else _MERGED
+    """Return whether that is of all bags: some record counted them."""
+    return _WHOLE if any(run.raw for run in runs) else _MERGED
 
 
-def _of_ways(runs: Sequence[Run]) -> list[Run]:
-    """One run a way: bytes hardly depend on rate and seed."""
-    return [own[0] for own in ways_of(runs).values()]
+def _one_each(runs: Sequence[Run]) -> list[Run]:
+    """Return one run a configuration: bytes hardly depend on rate and seed."""
+    return [group[0] for group in by_configuration(runs).values()]
 
 
 def _rows(label: str, runs: Sequence[Run]) -> list[Sequence[Cell]]:
     raw = before(runs)
     most = sum(raw.values())
     rows: list[Sequence[Cell]] = [
-        (label, before_name(runs), *_megabytes(raw), most / 1e6, None, 1.0)
+        (label, before_name(runs), *_megabytes(raw), most / 1e6, None, None, 1.0)
     ]
     for run in runs:
-        own = sum(run.wire.values()) if run.wire else None
+        wire = sum(run.wire.values()) if run.wire else None
+        distinct = sum(run.distinct.values()) if run.distinct else None
         counted = run.sent_nbytes if run.setup.is_network else None
-        total = own or counted
+        total = wire or counted
         rows.append(
             (
                 label,
-                run.way,
-                *(_megabytes(run.wire) if run.wire else [None] * len(KINDS)),
-                None if own is None else own / 1e6,
-                None if counted is None else counted / 1e6,
+                run.configuration,
+                *(_megabytes(run.wire) if run.wire else [None] * len(TRAFFIC_GROUPS)),
+                *(None if nbytes is None else nbytes / 1e6 for nbytes in (wire, distinct, counted)),
                 None if total is None else most / total,
             )
         )
     return rows
 
 
-def _megabytes(by_kind: Mapping[str, float]) -> list[float]:
-    return [by_kind[kind] / 1e6 for kind in KINDS]
+def _megabytes(by_group: Mapping[str, float]) -> list[float]:
+    return [by_group[group] / 1e6 for group in TRAFFIC_GROUPS]
 
 
-def _findings(label: str, runs: Sequence[Run], kept: Mapping[str, Kept]) -> list[Finding]:
-    return [*_fewest(label, runs, kept), *_counts(label, runs)]
+def _findings(label: str, runs: Sequence[Run], passing: Mapping[str, Passing]) -> list[Finding]:
+    return [*_fewest(label, runs, passing), *_counts(label, runs)]
 
 
-def _fewest(label: str, runs: Sequence[Run], kept: Mapping[str, Kept]) -> list[Finding]:
-    """Of the ways with the fewest bytes, of all and of those that keep quality."""
-    base = next((r for r in runs if r.way == base_of(run.way for run in runs)), None)
-    sent = {run.way: run.sent_nbytes for run in runs if run.sent_nbytes and run is not base}
+def _fewest(label: str, runs: Sequence[Run], passing: Mapping[str, Passing]) -> list[Finding]:
+    """Return who sends the fewest bytes, of all and of those that keep quality."""
+    baseline_name = baseline_of(run.configuration for run in runs)
+    baseline = next((run for run in runs if run.configuration == baseline_name), None)
+    sent = {r.configuration: r.sent_nbytes for r in runs if r.sent_nbytes and r is not baseline}
     if not sent:
         return []
-    most, name = sum(before(runs).values()), before_name(runs)
-    if base is not None and base.sent_nbytes is not None:
-        most, name = base.sent_nbytes, base.way
+    most, most_name = sum(before(runs).values()), before_name(runs)
+    if baseline is not None and baseline.sent_nbytes is not None:
+        most, most_name = baseline.sent_nbytes, baseline.configuration
 
-    def gain(way: str) -> str:
-        return f"{way} {sent[way] / 1e6:.2f} MB, {most / sent[way]:.1f} times less"
+    def gain(name: str) -> str:
+        return f"{name} {sent[name] / 1e6:.2f} MB, {most / sent[name]:.1f} times less"
 
     fewest = min(sent, key=sent.__getitem__)
-    text = f"In a step a host sends {most / 1e6:.2f} MB ({name}), with {gain(fewest)}"
-    keeping = [way for way in sent if way in kept]
-    if fewest in kept:
-        text += f", with {kept[fewest].told(runs[0].setup)}"
+    text = f"In a step a host sends {most / 1e6:.2f} MB ({most_name}), with {gain(fewest)}"
+    keeping = [name for name in sent if name in passing]
+    if fewest in passing:
+        text += f", with {passing[fewest].described(runs[0].setup)}"
     elif keeping:
         best = min(keeping, key=sent.__getitem__)
-        text += f", and with {kept[best].told(runs[0].setup)} {gain(best)}"
+        text += f", and with {passing[best].described(runs[0].setup)} {gain(best)}"
     return [Finding(f"{text} ({label}).", verdict(sent[fewest] < most))]
 
 
 def _counts(label: str, runs: Sequence[Run]) -> list[Finding]:
     apart = {
-        run.way: abs(1 - sum(run.wire.values()) / run.sent_nbytes)
+        run.configuration: abs(1 - sum(run.wire.values()) / run.sent_nbytes)
         for run in runs if run.wire and run.setup.is_network and run.sent_nbytes
     }  # fmt: skip
     if not apart:
@@ -148,12 +169,12 @@ def _counts(label: str, runs: Sequence[Run]) -> list[Finding]:
 
 
 def _alt(rows: Sequence[Sequence[Cell]]) -> str:
-    totals = [(row[1], row[-3] if row[-3] is not None else row[-2]) for row in rows]
+    totals = [(row[1], row[-4] if row[-4] is not None else row[-2]) for row in rows]
     return "; ".join(f"{name} {total:.2f} MB" for name, total in totals if total is not None)
 
 
 def _draw(canvas: Any, setups: Mapping[Setup, Sequence[Run]], labels: Mapping[Setup, str]) -> None:
-    heights = [len(own) + 2.2 for own in setups.values()]
+    heights = [len(group) + 2.2 for group in setups.values()]
     panels = canvas.subplots(len(setups), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (setup, runs) in zip(panels, setups.items(), strict=True):
         axes.set_title(short(labels[setup], 95))
@@ -166,18 +187,18 @@ def _panel(axes: Any, runs: Sequence[Run]) -> None:
     bars: list[tuple[str, Mapping[str, float] | None, float | None]] = [
         (before_name(runs), before(runs), None)
     ]
-    bars += [(r.way, r.wire, r.sent_nbytes if r.setup.is_network else None) for r in runs]
-    most = max(sum(by_kind.values()) for _, by_kind, _ in bars if by_kind)
+    bars += [(r.configuration, r.wire, r.sent_nbytes if r.setup.is_network else None) for r in runs]
+    most = max(sum(by_group.values()) for _, by_group, _ in bars if by_group)
     most = max(most, *(counted or 0.0 for _, _, counted in bars)) / 1e6
-    for place, (_, by_kind, counted) in enumerate(bars):
+    for place, (_, by_group, counted) in enumerate(bars):
         end = 0.0
-        for kind, (color, hatch) in _KINDS.items() if by_kind else ():
-            size = (by_kind or {})[kind] / 1e6
-            label = kind if place == 0 else None
+        for group, (color, hatch) in _FILLS.items() if by_group else ():
+            size = (by_group or {})[group] / 1e6
+            label = _NAMES[group] if place == 0 else None
             axes.barh(place, size, left=end, color=color, hatch=hatch, edgecolor="#ffffff",
                       linewidth=0.5, height=0.7, label=label)  # fmt: skip
             end += size
-        if not by_kind and counted:
+        if not by_group and counted:
             end = counted / 1e6
             axes.barh(place, end, color="none", edgecolor=MUTED, hatch="xx", linewidth=0.8,
                       height=0.7, label="not split" if place == 1 else None)  # fmt: skip

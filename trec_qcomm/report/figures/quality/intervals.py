@@ -1,12 +1,12 @@
-"""Intervals: what each config of a study costs, a line a config, beside the limits of the gates."""
+"""Intervals: what each configuration of a study costs, beside the limits of the gates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trec_qcomm.records import Record, StudyRecord
 from trec_qcomm.report.figure import Cell, Figure, Finding, short
 from trec_qcomm.report.figures.quality import studies
-from trec_qcomm.report.records import Record
 from trec_qcomm.report.statistics import (
     BASELINE,
     MAX_MEAN,
@@ -31,8 +31,12 @@ _TICKS = (-1, -0.1, 0, 0.1, 1, 10)
 
 @dataclass(frozen=True)
 class Line:
-    """A config. Args: changes: see studies.changes.  training, eval_only: what the gates say, ""
-    where there is nothing to say it of."""
+    """A configuration, one line of the figure.
+
+    Args:
+        changes: what studies.changes returns.
+        training, eval_only: what the gates say; "" where there are no records for them.
+    """
 
     name: str
     changes: Mapping[str, Change]
@@ -40,36 +44,36 @@ class Line:
     eval_only: str = ""
 
     def passed(self, measure: str) -> bool:
-        """Whether it passed the gate that this measure is part of."""
+        """Return whether it passed the gate that this measure is part of."""
         return (self.eval_only if measure == "eval_only" else self.training) == PASS
 
     @property
     def main(self) -> Change:
-        """Of the trainings' test loss, or, without trainings, of the evaluation."""
+        """Change of the trainings' test loss; without trainings, of the evaluation."""
         return self.changes["test" if "test" in self.changes else "eval_only"]
 
     @property
     def num_seeds(self) -> int:
-        """Of the main change."""
+        """Number of seeds of the main change."""
         return self.main.n
 
 
 def build(records: Sequence[Record]) -> list[Figure]:
-    """A figure a study."""
-    found: list[Figure] = []
-    for options, own in studies.by_options(records):
-        lines = lines_of(own)
+    """Return a figure for each study."""
+    figures: list[Figure] = []
+    for setup, group in studies.by_setup(records).items():
+        lines = lines_of(group)
         if lines:
-            key = "quality" if not found else f"quality-{len(found) + 1}"
-            found.append(figure(key, studies.title(options), lines))
-    return found
+            key = "quality" if not figures else f"quality-{len(figures) + 1}"
+            figures.append(figure(key, str(setup), lines))
+    return figures
 
 
-def lines_of(records: Sequence[studies.Fields]) -> list[Line]:
-    """The configs of one study by name, the null run first; float32 is what all is against."""
-    by_config, lines = studies.by_config(records), []
-    for name in sorted(by_config, key=lambda name: (name != NULL, name)):
-        changes = studies.changes(by_config[name], by_config.get(BASELINE, []))
+def lines_of(records: Sequence[StudyRecord]) -> list[Line]:
+    """Return the configurations of one study by name, the null run first, against float32."""
+    groups, lines = studies.by_configuration(records), []
+    for name in sorted(groups, key=lambda name: (name != NULL, name)):
+        changes = studies.changes(groups[name], groups.get(BASELINE, []))
         if name == BASELINE or not changes:
             continue
         training = eval_only = ""
@@ -82,7 +86,7 @@ def lines_of(records: Sequence[studies.Fields]) -> list[Line]:
 
 
 def figure(key: str, title: str, lines: Sequence[Line]) -> Figure:
-    """Of one study. Args: title: what tells it from other studies."""
+    """Return the figure of one study. Args: title: what tells it from other studies."""
     measures = [m for m in _MEASURES if any(m in line.changes for line in lines)]
     ends = ("mean [%]", "low [%]", "high [%]", "upper [%]")
     return Figure(
@@ -143,14 +147,14 @@ def _alt(lines: Sequence[Line]) -> str:
 
 
 def _draw(canvas: Any, lines: Sequence[Line], measures: Sequence[str]) -> None:
-    every = canvas.subplots(1, len(measures), sharey=True, squeeze=False)[0]
+    panels = canvas.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     null = next((line.changes for line in lines if line.name == NULL), {})
-    for axes, measure in zip(every, measures, strict=True):
+    for axes, measure in zip(panels, measures, strict=True):
         _panel(axes, lines, measure, null.get(measure))
-    every[0].set_yticks(
+    panels[0].set_yticks(
         range(len(lines)), [f"{short(line.name, 34)} ({line.num_seeds})" for line in lines]
     )
-    every[0].set_ylim(len(lines), -1)
+    panels[0].set_ylim(len(lines), -1)
     canvas.supxlabel("change [%]; dotted: the limit of the one-sided upper limit", fontsize=9.5)
 
 

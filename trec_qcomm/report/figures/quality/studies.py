@@ -1,90 +1,99 @@
-"""Studies: records of paired seeds (examples/criteo/accuracy.py), and what each config changed.
+"""Studies of quality: paired trainings, several seeds of each configuration.
 
-Knows: the fields of a study's records. A study is the records whose options are equal.
+Knows: the records of a study. A study is the records of one setup and number of ranks.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from operator import getitem
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
 
-from trec_qcomm.report.records import Record
+from trec_qcomm.records import Record, Scalar, StudyRecord
+from trec_qcomm.report.runs import config_id, grouped
 from trec_qcomm.report.statistics import BASELINE, NULL, Change, paired_changes
 
-_TRAINED = {
-    "test": ("test", "on", "logloss"),
-    "test_off": ("test", "off", "logloss"),
-    "auc": ("test", "on", "auc"),
-    "progressive": ("progressive_logloss",),
-}
-Options = Mapping[str, str]
+
+@dataclass(frozen=True)
+class StudySetup:
+    """What the trainings of a study have in common. Args: values: the records' `setup`, sorted."""
+
+    num_ranks: int
+    values: tuple[tuple[str, Scalar], ...]
+
+    def get(self, name: str) -> Scalar | None:
+        """Return a value of the records' `setup`; None where it is not there."""
+        return dict(self.values).get(name)
+
+    def __str__(self) -> str:
+        """Return a title such as "4 ranks x 128, dim 16, dense layers by adam"."""
+        batch, dim, dense = map(self.get, ("batch_size", "embedding_dim", "dense_optimizer"))
+        ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
+        parts = [ranks if batch is None else f"{ranks} x {batch}"]
+        parts += [] if dim is None else [f"dim {dim}"]
+        parts += [] if dense is None else [f"dense layers by {dense}"]
+        return ", ".join(parts)
 
 
-class Fields(Protocol):
-    """A record, or its fields."""
-
-    def __getitem__(self, name: str, /) -> Any: ...
-
-    def get(self, name: str, /) -> Any: ...
-
-
-F = TypeVar("F", bound=Fields)
-
-
-def by_options(records: Sequence[Record]) -> list[tuple[Options, list[Record]]]:
-    """The studies among the records."""
-    found: dict[tuple[tuple[str, str], ...], list[Record]] = {}
-    for record in records:
-        if record.kind == "study":
-            options = {name: str(value) for name, value in record["options"].items()}
-            found.setdefault(tuple(sorted(options.items())), []).append(record)
-    return [(dict(options), own) for options, own in found.items()]
-
-
-def title(options: Options) -> str:
-    """4 ranks x 128, dim 16, dense layers by adam."""
-    ranks, batch, dim = (options.get(n, "?") for n in ("ranks", "batch_size", "embedding_dim"))
-    dense = options.get("dense_optimizer")
-    return f"{ranks} ranks x {batch}, dim {dim}" + (f", dense layers by {dense}" if dense else "")
-
-
-def by_config(records: Sequence[F]) -> dict[str, list[F]]:
-    """Of one study. Names of equal configs are one, by the name of most records; where one name
-    stands for two configs, each bears the beginning of its SHA-256."""
-    found: dict[str, list[F]] = {}
-    for r in records:
-        alone = r["config"] in (BASELINE, NULL)  # by name, as the null run's config is float32's
-        found.setdefault(r["config"] if alone else r["config_sha256"], []).append(r)
-    most = {
-        key: Counter(r["config"] for r in own).most_common(1)[0][0] for key, own in found.items()
-    }
-    twice = {name for name, count in Counter(most.values()).items() if count > 1}
-    return {
-        f"{most[key]} ({key[:8]})" if most[key] in twice else most[key]: own
-        for key, own in found.items()
-    }
-
-
-def changes(own: Sequence[Fields], fp32: Sequence[Fields]) -> dict[str, Change]:
-    """Paired changes of one config's records against fp32's, of the seeds that both have. That
-    of eval_only is with the codec on against off, of fp32's model.
-
-    Keys, where there are records of them: test, test_off, auc, progressive, eval_only.
-    """
-    trained, base = (
-        {r["seed"]: r["training"] for r in of if r.get("training")} for of in (own, fp32)
+def by_setup(records: Sequence[Record]) -> dict[StudySetup, list[StudyRecord]]:
+    """Return the studies among the records."""
+    return grouped(
+        (record for record in records if isinstance(record, StudyRecord)),
+        lambda record: StudySetup(record.num_ranks, record.setup_key),
     )
-    pairs = {key: (_each(trained, path), _each(base, path)) for key, path in _TRAINED.items()}
-    switched = {r["seed"]: r["eval_only"] for r in own if r["seed"] in base and r.get("eval_only")}
-    pairs["eval_only"] = (_each(switched, ("on", "ne")), _each(switched, ("off", "ne")))
-    found = {
-        key: paired_changes({"own": ours, BASELINE: theirs}, BASELINE).get("own")
-        for key, (ours, theirs) in pairs.items()
+
+
+def by_configuration(records: Sequence[StudyRecord]) -> dict[str, list[StudyRecord]]:
+    """Return the records of one study by configuration.
+
+    Names of equal configs are one, by the name of most records. Where one name stands for two
+    configs, each bears the beginning of its hash.
+    """
+
+    def key(record: StudyRecord) -> str:
+        # The null run has float32's config, so only its name tells it apart.
+        is_alone = record.configuration in (BASELINE, NULL)
+        return record.configuration if is_alone else config_id(record)
+
+    groups = grouped(records, key)
+    names = {
+        key: Counter(record.configuration for record in group).most_common(1)[0][0]
+        for key, group in groups.items()
     }
-    return {key: change for key, change in found.items() if change is not None}
+    ambiguous = {name for name, count in Counter(names.values()).items() if count > 1}
+    return {
+        f"{names[key]} ({key[:8]})" if names[key] in ambiguous else names[key]: group
+        for key, group in groups.items()
+    }
 
 
-def _each(by_seed: Mapping[int, Any], path: Sequence[str]) -> dict[int, float]:
-    """The number that lies there, of every seed."""
-    return {seed: reduce(getitem, path, fields) for seed, fields in by_seed.items()}
+def changes(records: Sequence[StudyRecord], fp32: Sequence[StudyRecord]) -> dict[str, Change]:
+    """Return the paired changes of one configuration against float32, of the seeds both have.
+
+    Args:
+        records: the configuration's records.
+        fp32: float32's records of the same study.
+    Returns: changes of test, test_off (codecs off), auc and progressive of trainings, and of
+        eval_only: float32's model with the codecs on against off. Those without records are absent.
+    """
+    base_seeds = {record.seed for record in fp32 if record.training}
+    ours, base = _trained(records), _trained(fp32)
+    pairs = {name: (ours[name], base[name]) for name in ours}
+    evaluated = {r.seed: r.evaluation for r in records if r.evaluation and r.seed in base_seeds}
+    pairs["eval_only"] = (
+        {seed: evaluation.metrics["ne"] for seed, evaluation in evaluated.items()},
+        {seed: evaluation.metrics_exact["ne"] for seed, evaluation in evaluated.items()},
+    )
+    return {
+        name: paired_changes({"ours": values, BASELINE: base_values}, BASELINE)["ours"]
+        for name, (values, base_values) in pairs.items() if values.keys() & base_values.keys()
+    }  # fmt: skip
+
+
+def _trained(records: Sequence[StudyRecord]) -> dict[str, Mapping[int, float]]:
+    """Return what is compared of trainings, by name and seed."""
+    trained = {record.seed: record.training for record in records if record.training}
+    return {
+        "test": {seed: t.metrics["logloss"] for seed, t in trained.items()},
+        "test_off": {seed: t.metrics_exact["logloss"] for seed, t in trained.items()},
+        "auc": {seed: t.metrics["auc"] for seed, t in trained.items()},
+        "progressive": {seed: t.progressive_logloss for seed, t in trained.items()},
+    }
