@@ -105,9 +105,9 @@ def test_every_kind_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_kind_of_a_program_of_its_own(tmp_path: Path) -> None:
-    own = OwnRecord(configuration="a", answer=42)
-    records.append(tmp_path / "own.jsonl", own)
-    assert records.read(tmp_path / "own.jsonl") == [own]
+    record = OwnRecord(configuration="a", answer=42)
+    records.append(tmp_path / "own.jsonl", record)
+    assert records.read(tmp_path / "own.jsonl") == [record]
     with pytest.raises(ValueError, match="kind 'codec': is already CodecRecord"):
 
         class Another(records.Record, kind="codec"):

@@ -103,7 +103,7 @@ def browser() -> Iterator[Browser]:
         try:
             assert driver.stdout is not None
             said = (re.search(r"successfully on port (\d+)", line) for line in driver.stdout)
-            port = next((found[1] for found in said if found), None)
+            port = next((match[1] for match in said if match), None)
             assert port is not None, "chromedriver did not start"
             give_up.cancel()
             session = Browser(f"http://127.0.0.1:{port}", profile)

@@ -20,7 +20,7 @@ time.sleep(60)
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Of a chromedriver that has one session; notes what it was asked."""
+    """A chromedriver that has one session and notes what it was asked."""
 
     def _answer(self):
         size = int(self.headers.get("Content-Length") or 0)
@@ -39,12 +39,12 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    with HTTPServer(("127.0.0.1", 0), Answers) as found:
-        found.asked = []
-        thread = threading.Thread(target=found.serve_forever, daemon=True)
+    with HTTPServer(("127.0.0.1", 0), Answers) as answering:
+        answering.asked = []
+        thread = threading.Thread(target=answering.serve_forever, daemon=True)
         thread.start()
-        yield found
-        found.shutdown()
+        yield answering
+        answering.shutdown()
         thread.join(10)
 
 
@@ -72,7 +72,7 @@ def test_a_proxy_is_not_asked(server, monkeypatch):
 
 
 def test_the_browser_lives_in_its_profile(driver, server):
-    """And is closed; its folder is gone in the end."""
+    """It is closed, and its folder is gone in the end."""
     with browser.browser():
         home = driver.read_text()
         assert os.path.isdir(home)

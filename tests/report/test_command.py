@@ -231,7 +231,7 @@ def test_folders_are_searched_and_earlier_and_open_runs_are_told(tmp_path):
     ],
 )  # fmt: skip
 def test_pictures_of_a_page_show_its_records(name, page):
-    """Their numbers, that is; `make pictures` draws them again."""
+    """The numbers must be equal; `make pictures` draws the pictures again."""
     records = read_all([RESULTS / "net.jsonl", ROOT / "examples/criteo/results/dense.jsonl"])
     runs, _ = runs_of(records)
     looks = Looks(run.configuration for run in runs)
@@ -309,7 +309,7 @@ def test_light_and_dark_are_readable(whole, chromium):
 
 
 def luminance(color):
-    """As WCAG defines it. Args: color: rgb(r, g, b)."""
+    """Return the luminance as WCAG defines it. Args: color: text such as rgb(r, g, b)."""
     channels = [int(c) / 255 for c in re.findall(r"\d+", color)[:3]]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

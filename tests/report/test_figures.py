@@ -119,7 +119,7 @@ def test_bytes_by_kind_are_those_counted_and_what_float32_takes():
 
 
 def test_without_a_count_of_all_bags_before_is_of_what_is_sent():
-    """As in records from before raw bytes were counted; where one has it, it holds for all."""
+    """Records from before raw bytes were counted have none; where one has it, it holds for all."""
     old = samples.both_hosts(embedding_forward=(None, 2e6, 1e6))
     (figure,) = traffic.build(runs(samples.network("m", traffic=old)), {})
     assert figure.rows[0][1:3] == ("float32, bags merged", 2.0)

@@ -1,10 +1,19 @@
-"""Records as examples/bench/net/run.py writes them, of steps that a known fit predicts exactly."""
+"""Network records, of steps that a known fit predicts exactly."""
 
-import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from trec_qcomm.simulate.records import HEADERS_NBYTES, KINDS, load_runs
+from trec_qcomm.records import (
+    TRAFFIC_KINDS,
+    NetworkRecord,
+    Percentiles,
+    Record,
+    Traffic,
+    TrafficBytes,
+    append,
+)
+from trec_qcomm.simulate.measured import HEADERS_NBYTES, load_steps
 from trec_qcomm.simulate.validation import Fit, predict_s
 
 BASE_S = 0.25
@@ -29,55 +38,80 @@ CONFIGS = {
 }
 STOCK = {"stock": 1.0, "stock_fp16": 2.0}
 
-Record = dict[str, Any]
+
+def network(
+    name: str,
+    num_hosts: int = 2,
+    rate: str = "100mbit",
+    step_s: float = 1.0,
+    *,
+    knows_raw: bool = False,
+) -> NetworkRecord:
+    """One configuration on one network. Args: knows_raw: all bags were counted, too."""
+    config, traffic, sent_nbytes = None, None, 0.0
+    if name in STOCK:
+        sent_nbytes = IDS + DENSE + 2 * ROWS / STOCK[name] + PACKETS * HEADERS_NBYTES
+    else:
+        config, share, forward, backward, dense = CONFIGS[name]
+        counts = {
+            "input": (IDS, share, 1.0),
+            "embedding_forward": (ROWS, share, forward),
+            "embedding_backward": (ROWS, share, backward),
+            "dense": (DENSE, 1.0, dense),
+        }
+        traffic = tuple(
+            traffic_of_host(counts, part, knows_raw)
+            for part in (*[0.9] * (num_hosts - 1), 1.0)  # the last host sends most
+        )
+    return NetworkRecord(
+        configuration=name,
+        config=config,
+        setup={"batch_size": 2048},
+        num_hosts=num_hosts,
+        rate=rate,
+        num_steps=3,
+        step_s=Percentiles(p20=step_s, p50=step_s, p80=step_s),
+        sent_nbytes=(sent_nbytes,) * num_hosts,
+        sent_packets=(PACKETS,) * num_hosts,
+        traffic=traffic,
+    )
 
 
-def record(way: str, hosts: int = 2, rate: str = "100mbit", step_s: float = 1.0) -> Record:
-    """One way on one network."""
-    found = {
-        "way": way,
-        "hosts": hosts,
-        "rate": rate,
-        "delay": None,
-        "options": {"config": way, "batch_size": 2048, "tensorboard": None},
-        "step_s": {"p50": step_s},
-    }
-    if way in STOCK:
-        nbytes = IDS + DENSE + 2 * ROWS / STOCK[way] + PACKETS * HEADERS_NBYTES
-        sent = {"sent_nbytes": [nbytes] * hosts, "sent_packets": [PACKETS] * hosts}
-        return found | sent | {"config": None, "counted": None}
-    text, share, forward, backward, dense = CONFIGS[way]
-    return found | {
-        "config": text,
-        "counted": {part: _counted(0, 1, hosts) for parts in KINDS.values() for part in parts}
-        | {
-            "input": _counted(IDS * share, 1, hosts),
-            "embedding_forward": _counted(ROWS * share, forward, hosts),
-            "embedding_backward": _counted(ROWS * share, backward, hosts),
-            "dense": _counted(DENSE, dense, hosts),
-        },
-    }
-
-
-def _counted(raw: float, ratio: float, hosts: int) -> dict[str, list[float]]:
-    """By host; the last one sends most."""
-    shares = [0.9] * (hosts - 1) + [1.0]
+def traffic_of_host(
+    counts: dict[str, tuple[float, float, float]], part: float, knows_raw: bool
+) -> Traffic:
+    """Bytes by kind. Args: counts: float32 of all bags, share that is sent, ratio, by kind."""
+    every = {kind: counts.get(kind, (0.0, 1.0, 1.0)) for kind in TRAFFIC_KINDS}
     return {
-        "raw_nbytes": [raw * s for s in shares],
-        "wire_nbytes": [raw / ratio * s for s in shares],
+        kind: TrafficBytes(
+            raw_nbytes=raw * part if knows_raw else None,
+            distinct_nbytes=raw * share * part,
+            wire_nbytes=raw * share * part / ratio,
+        )
+        for kind, (raw, share, ratio) in every.items()
     }
 
 
-def everything(path: Path) -> list[Record]:
-    """All ways on all networks, each step as long as TRUE says. Args: path: written on the way."""
+def timed(record: NetworkRecord, step_s: float) -> NetworkRecord:
+    """Return the record with another step time."""
+    return replace(record, step_s=Percentiles(p20=step_s, p50=step_s, p80=step_s))
+
+
+def everything(path: Path) -> list[NetworkRecord]:
+    """All configurations on all networks, each step as long as TRUE says.
+
+    Args: path: file that is written on the way.
+    """
     networks = [(hosts, rate) for hosts in (2, 4) for rate in ("none", "100mbit", "1gbit")]
-    found = [record(way, *network) for network in networks for way in (*STOCK, *CONFIGS)]
-    runs, _ = load_runs(write(path, found))
-    steps = {(r.way, r.hosts, r.rate): predict_s(r, BASE_S, TRUE) for r in runs}
-    return [r | {"step_s": {"p50": steps[r["way"], r["hosts"], r["rate"]]}} for r in found]
+    records = [network(name, *where) for where in networks for name in (*STOCK, *CONFIGS)]
+    steps, _ = load_steps(write(path, records))
+    seconds = {(s.configuration, s.num_hosts, s.rate): predict_s(s, BASE_S, TRUE) for s in steps}
+    return [timed(r, seconds[r.configuration, r.num_hosts, r.rate]) for r in records]
 
 
-def write(path: Path, records: list[Record]) -> Path:
-    """As JSON lines."""
-    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+def write(path: Path, records: Sequence[Record]) -> Path:
+    """Write a file anew."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    append(path, *records)
     return path

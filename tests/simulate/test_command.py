@@ -1,54 +1,55 @@
 """The command: what it prints and writes, and what it refuses."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.simulate import made
-from trec_qcomm.simulate.__main__ import MLPERF_DENSE_VALUES, main
-from trec_qcomm.simulate.records import load_runs
+from tests.simulate import sample_records
+from trec_qcomm.records import BreakEvenRecord, ScaleRecord, ValidationRecord, read
+from trec_qcomm.simulate.__main__ import main
+from trec_qcomm.simulate.measured import load_steps
+from trec_qcomm.simulate.options import MLPERF_DENSE_VALUES
 from trec_qcomm.simulate.report import limit_cell
 from trec_qcomm.simulate.step import BreakEven
-from trec_qcomm.simulate.validation import FIT_WAYS, validate
+from trec_qcomm.simulate.validation import FIT_CONFIGURATIONS, validate
 
 COMMITTED = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results" / "net.jsonl"
 
 
 @pytest.fixture(scope="module")
-def made_path(tmp_path_factory: Any) -> Path:
-    path: Path = tmp_path_factory.mktemp("made") / "net.jsonl"
-    return made.write(path, made.everything(path))
+def sample_path(tmp_path_factory: Any) -> Path:
+    path: Path = tmp_path_factory.mktemp("sample") / "net.jsonl"
+    return sample_records.write(path, sample_records.everything(path))
 
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_command_says_and_writes_all(
-    committed: bool, made_path: Path, tmp_path: Path, capsys: Any
+    committed: bool, sample_path: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    source, out = COMMITTED if committed else made_path, tmp_path / "simulate.jsonl"
+    source, out = COMMITTED if committed else sample_path, tmp_path / "simulate.jsonl"
     words = ["--records", str(source), "--out", str(out), "--gpus", "8,64", "--plans", "tw,twrw"]
     words += ["--network-gbit-s", "100,400"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    records = [json.loads(line) for line in out.read_text().splitlines()]
-    kinds = {k: [r for r in records if r["simulate"] == k] for k in ("validation", "scale")}
-    limits = [r for r in records if r["simulate"] == "break_even"]
-    assert len(kinds["scale"]) == 2 * 2 * 2 * 4
+    records = read(out)
+    scale = [record for record in records if isinstance(record, ScaleRecord)]
+    limits = [record for record in records if isinstance(record, BreakEvenRecord)]
+    assert len(scale) == 2 * 2 * 2 * 4
     assert len(limits) == 2 * 2 * 3
-    runs, _ = load_runs(source)
-    predictions = validate(runs, FIT_WAYS)[1]
-    assert len(kinds["validation"]) == len(predictions)
-    unseen = [p for p in predictions if p.run.hosts == 2 and not p.fitted]
+    steps, _ = load_steps(source)
+    predictions = validate(steps, FIT_CONFIGURATIONS)[1]
+    assert sum(isinstance(record, ValidationRecord) for record in records) == len(predictions)
+    unseen = [p for p in predictions if p.step.num_hosts == 2 and not p.is_fitted]
     within = sum(p.holds for p in unseen)
-    for record in kinds["scale"]:
-        assert record["step_s"] == pytest.approx(sum(record["parts_s"].values()))
-        assert record["assumed"]["encode_gb_s"] == 400
-        assert 0 < record["communication_share"] < 1
+    for record in scale:
+        assert record.step_s == pytest.approx(sum(record.parts_s.values()))
+        assert record.assumed["encode_gb_s"] == 400
+        assert 0 < record.communication_share < 1
     for limit in limits:
-        assert (limit["pays"] == "below") == (limit["network_gbit_s"] is not None)
-    assert printed.count("  fitted on") == len(FIT_WAYS)
+        assert (limit.pays == "below") == (limit.network_gbit_s is not None)
+    assert printed.count("  fitted on") == len(FIT_CONFIGURATIONS)
     assert "assumed, not measured: encode and decode throughput" in printed
     last = printed.splitlines()[-1]
     assert f"runs not fitted on: {within} of {len(unseen)} on 2 hosts" in last
@@ -57,17 +58,26 @@ def test_the_command_says_and_writes_all(
     assert last.endswith("; throughputs assumed")
 
 
-def test_at_the_break_even_steps_are_equal(made_path: Path, tmp_path: Path) -> None:
+def test_at_the_break_even_steps_are_equal(sample_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.jsonl"
-    words = ["--records", str(made_path), "--gpus", "64", "--plans", "tw", "--ways", "stock,int8"]
+    words = [
+        "--records",
+        str(sample_path),
+        "--gpus",
+        "64",
+        "--plans",
+        "tw",
+        "--configs",
+        "stock,int8",
+    ]
     assert main([*words, "--out", str(out)]) == 0
-    limit = json.loads(out.read_text().splitlines()[-1])
-    assert limit["simulate"] == "break_even"
-    at = repr(limit["network_gbit_s"])
+    limit = read(out)[-1]
+    assert isinstance(limit, BreakEvenRecord)
+    at = repr(limit.network_gbit_s)
     assert main([*words, "--out", str(out), "--force", "--network-gbit-s", at]) == 0
-    steps = [r for r in map(json.loads, out.read_text().splitlines()) if r["simulate"] == "scale"]
-    assert steps[0]["step_s"] == pytest.approx(steps[1]["step_s"], rel=1e-9)
-    assert steps[0]["parts_s"] != steps[1]["parts_s"]
+    one, other = (record for record in read(out) if isinstance(record, ScaleRecord))
+    assert one.step_s == pytest.approx(other.step_s, rel=1e-9)
+    assert one.parts_s != other.parts_s
 
 
 def test_values_of_mlperfs_layers() -> None:
@@ -89,8 +99,11 @@ def test_values_of_mlperfs_layers() -> None:
         (["--gpus", "0"], "gpus: 0 is not 1 to 8"),
         (["--gpus", "many"], "argument --gpus: invalid list of int value: 'many'"),
         (["--plans", "cw"], "plans: 'cw' is not one of tw, rw, twrw"),
-        (["--ways", "stock,int3"], "ways: 'int3' was not measured; expected of int8, unique_int4"),
-        (["--fit-ways", "int3"], "fit-ways: int3: expected of int8, unique_int4"),
+        (
+            ["--configs", "stock,int3"],
+            "configs: 'int3' was not measured; expected of int8, unique_int4",
+        ),
+        (["--fit-configs", "int3"], "fit-configs: int3: expected of int8, unique_int4"),
         (["--network-gbit-s", "100,0"], "network-gbit-s: 0.0 is not a finite number > 0"),
         (["--encode-gb-s", "inf"], "encode-gb-s: inf is not a finite number > 0"),
         (["--network-latency-us", "-1"], "network-latency-us: -1.0 is not a finite number >= 0"),
@@ -102,29 +115,24 @@ def test_values_of_mlperfs_layers() -> None:
         (["--out", "no/such/folder/a.jsonl"], "expected a file in a folder that exists"),
     ],
 )
-def test_a_mistake_is_named(words: list[str], message: str, made_path: Path, capsys: Any) -> None:
+def test_a_mistake_is_named(words: list[str], message: str, sample_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--records", str(made_path), *words])
+        main(["--records", str(sample_path), *words])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("{", "line 1: "),
-        ("[]", "line 1: "),
-        ('{"options": {}}', "line 1: 'counted' is missing"),
-        ("", "no run that can be used"),
-    ],
+    [("{", "line 1: not JSON"), ("", "no step that can be used")],
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "net.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        load_runs(path)
-    with pytest.raises(ValueError, match=r"records .*: cannot be read: "):
-        load_runs(tmp_path / "missing.jsonl")
+        load_steps(path)
+    with pytest.raises(ValueError, match=r"missing.jsonl: cannot be read: "):
+        load_steps(tmp_path / "missing.jsonl")
 
 
 def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path, capsys: Any) -> None:
@@ -139,15 +147,15 @@ def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path, capsys:
     for name in ("kept.jsonl", "new.jsonl"):
         with pytest.raises(SystemExit):
             main(["--records", str(missing), "--force", "--out", str(tmp_path / name)])
-        assert f"records {missing}: cannot be read" in capsys.readouterr().err
+        assert f"{missing}: cannot be read" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["kept.jsonl"]
     assert kept.read_text() == "mine"
 
 
 def test_a_limit_beyond_any_link_is_not_told() -> None:
-    found = [BreakEven(pays="below", gb_s=gb_s) for gb_s in (50.0, 1250.0, 1251.0, 45000.0)]
+    limits = [BreakEven(pays="below", gb_s=gb_s) for gb_s in (50.0, 1250.0, 1251.0, 45000.0)]
     cells = ["400", "10000", ">10000", ">10000", "never"]
-    assert [limit_cell(f) for f in [*found, BreakEven(pays="never")]] == cells
+    assert [limit_cell(f) for f in [*limits, BreakEven(pays="never")]] == cells
 
 
 def test_an_output_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:

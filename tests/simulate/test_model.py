@@ -10,12 +10,20 @@ import pytest
 from trec_qcomm.control.cost_model import Link, Throughput
 from trec_qcomm.simulate.links import Cluster, Hops
 from trec_qcomm.simulate.plans import PLANS, Model
-from trec_qcomm.simulate.step import PARTS, WORK, BreakEven, Device, Way, break_even, simulate
+from trec_qcomm.simulate.step import (
+    PARTS,
+    WORK,
+    BreakEven,
+    Configuration,
+    Device,
+    break_even,
+    simulate,
+)
 
 FREE = Link(latency_s=0.0, gb_s=1e30)
 MODEL = Model(num_ids=(1.0, 3.0), dim=4, batch_size=10, dense_values=1000)
-FLOAT32 = Way(name="fp32")
-INT4 = Way(name="int4", distinct=0.5, forward=8, backward=8, dense=8)
+FLOAT32 = Configuration(name="fp32")
+INT4 = Configuration(name="int4", distinct_share=0.5, forward=8, backward=8, dense=8)
 FAST = Throughput(encode_gb_s=math.inf, decode_gb_s=math.inf)
 
 
@@ -39,7 +47,7 @@ def test_an_all_to_all_is_as_slow_as_its_slower_level() -> None:
     sent = Hops(intra=1e9, inter=4e9)
     # 4 GPUs, 2 a node: 1 + 1/10 on the one level, 2 * 3 + 4/2 on the other.
     direct = cluster(4, intra=link(1.0, 10.0), inter=link(3.0, 2.0))
-    # The other way: 1 + (1 + 4/2)/10 and then 3 + 4/2.
+    # The other order: 1 + (1 + 4/2)/10 and then 3 + 4/2.
     assert direct.all_to_all_s(sent) == pytest.approx(min(8.0, 1.3 + 5.0))
     no_latency = cluster(4, intra=link(0.0, 10.0), inter=link(0.0, 2.0))
     assert no_latency.all_to_all_s(sent) == pytest.approx(2.0)
@@ -85,34 +93,34 @@ def test_nodes_are_full(num_gpus: int) -> None:
 
 
 def test_table_wise_bytes() -> None:
-    load = PLANS["tw"](MODEL, cluster(2), distinct=1.0, ours=True)
+    load = PLANS["tw"](MODEL, cluster(2), distinct=1.0, is_ours=True)
     assert load.rows == Hops(intra=160, inter=0)
     assert (load.encoded_nbytes, load.decoded_nbytes) == (2 * 160, 320)
     assert load.lookups == 2 * 10 * 3  # of the table of 3 ids
     assert load.ids == Hops(intra=10 * (3 * 8 + 4), inter=0)
-    four = PLANS["tw"](MODEL, cluster(4), distinct=0.5, ours=True)
+    four = PLANS["tw"](MODEL, cluster(4), distinct=0.5, is_ours=True)
     assert four.rows == Hops(intra=80, inter=160)  # two GPUs have nothing to do
     assert (four.encoded_nbytes, four.decoded_nbytes) == (320, 160)
 
 
 def test_row_wise_bytes() -> None:
-    full = PLANS["rw"](MODEL, cluster(4), distinct=1.0, ours=False)
+    full = PLANS["rw"](MODEL, cluster(4), distinct=1.0, is_ours=False)
     assert (full.rows, full.summed_nbytes) == (Hops(), 320)
     assert (full.encoded_nbytes, full.decoded_nbytes) == (4 * 320, 320)  # sums come out
     assert full.lookups == 10 * 4
     assert full.ids == Hops(intra=10 * (1 * 8 + 2 * 4), inter=2 * 10 * (1 * 8 + 2 * 4))
-    # Of a bag of 1 id a quarter of the GPUs have something, of one of 3 ids 1 - (3/4)^3.
-    filled = PLANS["rw"](MODEL, cluster(4), distinct=1.0, ours=True)
+    # A quarter of the GPUs have a sum of a bag of 1 id; 1 - (3/4)^3 of a bag of 3 ids.
+    filled = PLANS["rw"](MODEL, cluster(4), distinct=1.0, is_ours=True)
     assert filled.rows.intra == pytest.approx(160 * (0.25 + 37 / 64))
     assert filled.rows.inter == 2 * filled.rows.intra
     assert filled.summed_nbytes == 0
     assert filled.encoded_nbytes == filled.decoded_nbytes == 4 * filled.rows.intra
-    alone = PLANS["rw"](MODEL, cluster(1), distinct=1.0, ours=True)
+    alone = PLANS["rw"](MODEL, cluster(1), distinct=1.0, is_ours=True)
     assert (alone.rows, alone.encoded_nbytes) == (Hops(), 320)
 
 
 def test_table_row_wise_bytes() -> None:
-    load = PLANS["twrw"](MODEL, cluster(4), distinct=1.0, ours=True)
+    load = PLANS["twrw"](MODEL, cluster(4), distinct=1.0, is_ours=True)
     assert (
         load.reduced_nbytes == 4 * 160 / 2
     )  # one table, the whole batch, half of it for the other
@@ -131,13 +139,13 @@ def test_torchrec_codes_the_hop_in_a_node() -> None:
     assert (stock.reduced_nbytes, stock.rows) == (ours.reduced_nbytes, ours.rows)
     assert (stock.reduced_coded, ours.reduced_coded) == (True, False)
     assert (stock.encoded_nbytes, stock.decoded_nbytes) == (4 * 160 + 2 * 160, 2 * 160 + 320)
-    one_node = PLANS["twrw"](MODEL, cluster(2), distinct=1.0, ours=False)
+    one_node = PLANS["twrw"](MODEL, cluster(2), distinct=1.0, is_ours=False)
     assert (one_node.encoded_nbytes, one_node.decoded_nbytes) == (2 * 320, 320)
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_torchrec_codes_nothing_on_one_gpu(plan: str) -> None:
-    load = PLANS[plan](MODEL, cluster(1), distinct=1.0, ours=False)
+    load = PLANS[plan](MODEL, cluster(1), distinct=1.0, is_ours=False)
     assert load.encoded_nbytes == load.decoded_nbytes == 0
 
 
@@ -145,12 +153,12 @@ def test_balanced_plans_send_what_the_batch_needs() -> None:
     """With as many tables as GPUs a GPU sends each other GPU's share of its own batch, and all of
     what is looked up is looked up once."""
     model = Model(num_ids=(2.0,) * 8, dim=4, batch_size=10, dense_values=0)
-    own = 10 * 8 * 4 * 4
-    tw = PLANS["tw"](model, cluster(8), distinct=1.0, ours=False)
-    assert tw.rows.intra + tw.rows.inter == own * 7 / 8
-    twrw = PLANS["twrw"](model, cluster(8), distinct=1.0, ours=False)
-    assert twrw.rows.inter == own * 3 / 4
-    assert {PLANS[p](model, cluster(8), distinct=1.0, ours=False).lookups for p in PLANS} == {
+    batch_nbytes = 10 * 8 * 4 * 4
+    tw = PLANS["tw"](model, cluster(8), distinct=1.0, is_ours=False)
+    assert tw.rows.intra + tw.rows.inter == batch_nbytes * 7 / 8
+    twrw = PLANS["twrw"](model, cluster(8), distinct=1.0, is_ours=False)
+    assert twrw.rows.inter == batch_nbytes * 3 / 4
+    assert {PLANS[p](model, cluster(8), distinct=1.0, is_ours=False).lookups for p in PLANS} == {
         10 * 16
     }
 
@@ -162,9 +170,9 @@ def test_parts_of_a_step_by_hand() -> None:
     """4 GPUs, 2 a node, table-wise, links of 1 GB/s without latency."""
     unit = link(0.0, 1.0)
     speed = Throughput(encode_gb_s=2.0, decode_gb_s=4.0)
-    way = Way(name="w", forward=2, backward=4, dense=10)
+    configuration = Configuration(name="w", forward=2, backward=4, dense=10)
     step = simulate(
-        way, "tw", MODEL, cluster(4, intra=unit, inter=unit), device(speed, overlap=0.01)
+        configuration, "tw", MODEL, cluster(4, intra=unit, inter=unit), device(speed, overlap=0.01)
     )
     work_s = 6 * 1000 * 10 / 1e6 + 3 * (4 * 10 * 3) * 16 / 1e6
     dense_s = 1.5 * 400 / 1e9  # two-shot's: 3/4 of 400 bytes twice, of which 2/3 between nodes
@@ -188,25 +196,25 @@ def test_parts_of_a_step_by_hand() -> None:
 def test_plain_row_wise_and_two_level_by_hand() -> None:
     """4 GPUs, 2 a node, ratio 2 forward and 4 backward; 1 GB/s inside, 1 KB/s between nodes."""
     on = cluster(4, intra=link(0.0, 1.0), inter=link(0.0, 1e-6))
-    plain = Way(name="p", forward=2, backward=4)
+    plain = Configuration(name="p", forward=2, backward=4)
     rw = simulate(plain, "rw", MODEL, on, device()).parts_s
     assert rw["forward"] == pytest.approx(2 * 160 / 1e9 + 160 / 1e3)
     assert rw["backward"] == pytest.approx(2 * 80 / 1e9 + 80 / 1e3)
-    alike = simulate(replace(plain, ours=True), "rw", MODEL, on, device()).parts_s
+    alike = simulate(replace(plain, is_ours=True), "rw", MODEL, on, device()).parts_s
     filled = (0.25 + 37 / 64) / 2
     assert alike["forward"] == pytest.approx(2 * filled * 160 / 1e3, rel=1e-5)
     slow = cluster(4, intra=link(0.0, 1e-6), inter=link(0.0, 1.0))
     twrw = simulate(plain, "twrw", MODEL, slow, device()).parts_s
     assert twrw["forward"] == pytest.approx(320 / 2 / 1e3 + 160 / 2 / 1e9)
-    ours = simulate(replace(plain, ours=True), "twrw", MODEL, slow, device()).parts_s
+    ours = simulate(replace(plain, is_ours=True), "twrw", MODEL, slow, device()).parts_s
     assert ours["forward"] == pytest.approx(320 / 1e3 + 160 / 2 / 1e9)
 
 
 def test_sizes_that_go_first_are_messages_more() -> None:
-    """4 GPUs, 1 a node: 3 messages, and of a way of no fixed size 6 forward; bytes are the same."""
+    """4 GPUs, 1 a node: 3 messages, and with a codec of no fixed size 6 forward."""
     on = cluster(4, node=1, inter=link(0.5, 1e30))
-    way = replace(INT4, sizes_first=True)
-    for each, forward_s in ((INT4, 1.5), (way, 3.0)):
+    configuration = replace(INT4, sizes_first=True)
+    for each, forward_s in ((INT4, 1.5), (configuration, 3.0)):
         parts = simulate(each, "tw", MODEL, on, device()).parts_s
         assert parts["forward"] == pytest.approx(forward_s)
         assert parts["backward"] == pytest.approx(1.5)
@@ -250,25 +258,27 @@ def test_codecs_of_no_ratio_take_no_time() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("way", [FLOAT32, INT4, replace(INT4, ours=True, sizes_first=True)])
-def test_a_step_is_monotone(plan: str, way: Way) -> None:
+@pytest.mark.parametrize("tested", [FLOAT32, INT4, replace(INT4, is_ours=True, sizes_first=True)])
+def test_a_step_is_monotone(plan: str, tested: Configuration) -> None:
     """Faster links, faster codecs and higher ratios make no step longer; more GPUs no shorter."""
 
-    def step_s(way: Way, num: int = 64, gb_s: float = 10.0, codec_gb_s: float = 100.0) -> float:
+    def step_s(
+        tested: Configuration, num: int = 64, gb_s: float = 10.0, codec_gb_s: float = 100.0
+    ) -> float:
         links = {"intra": link(1e-6, 450.0), "inter": link(2e-6, gb_s)}
         speed = Throughput(encode_gb_s=codec_gb_s, decode_gb_s=codec_gb_s)
-        return simulate(way, plan, MODEL, cluster(num, node=8, **links), device(speed)).step_s
+        return simulate(tested, plan, MODEL, cluster(num, node=8, **links), device(speed)).step_s
 
     def falls(values: list[float]) -> bool:
         return all(a >= b - 1e-15 for a, b in pairwise(values))
 
-    assert falls([step_s(way, gb_s=speed) for speed in (0.1, 1, 10, 100, 1e6)])
-    assert step_s(way, gb_s=0.1) > step_s(way, gb_s=1e6)
-    assert falls([step_s(way, codec_gb_s=speed) for speed in (0.1, 1, 10, 1e6)])
+    assert falls([step_s(tested, gb_s=speed) for speed in (0.1, 1, 10, 100, 1e6)])
+    assert step_s(tested, gb_s=0.1) > step_s(tested, gb_s=1e6)
+    assert falls([step_s(tested, codec_gb_s=speed) for speed in (0.1, 1, 10, 1e6)])
     ratios = ("forward", "backward", "dense")
     assert falls([step_s(replace(INT4, **dict.fromkeys(ratios, r))) for r in (1.5, 2, 8, 32)])
-    assert falls([step_s(replace(way, distinct=share)) for share in (1.0, 0.5, 0.1)])
-    assert falls([step_s(way, num=num) for num in (4096, 512, 64, 8)])
+    assert falls([step_s(replace(tested, distinct_share=share)) for share in (1.0, 0.5, 0.1)])
+    assert falls([step_s(tested, num=num) for num in (4096, 512, 64, 8)])
 
 
 def test_break_even_is_that_of_the_closed_form() -> None:
@@ -276,16 +286,16 @@ def test_break_even_is_that_of_the_closed_form() -> None:
     H (1 - 1/r), where nothing but rows is sent, as many as are coded: half are another GPU's."""
     model = replace(MODEL, dense_values=0)
     speed = Throughput(encode_gb_s=3.0, decode_gb_s=6.0)
-    coded = Way(name="c", forward=4, backward=4)
+    coded = Configuration(name="c", forward=4, backward=4)
 
     def saved_s(gb_s: float) -> float:
         on = cluster(2, node=1, inter=link(0.0, gb_s))
         plain, other = (simulate(w, "tw", model, on, device(speed)) for w in (FLOAT32, coded))
         return plain.step_s - other.step_s
 
-    found = break_even(saved_s)
-    assert found.pays == "below"
-    assert found.gb_s == pytest.approx(2.0 * (1 - 1 / 4) / 2)  # each GPU codes its own rows, too
+    limit = break_even(saved_s)
+    assert limit.pays == "below"
+    assert limit.gb_s == pytest.approx(2.0 * (1 - 1 / 4) / 2)  # each GPU codes its own rows, too
 
 
 def test_break_even_at_both_ends() -> None:

@@ -19,7 +19,12 @@ from trec_qcomm.control.cost_model import Link
 
 @dataclass(frozen=True, kw_only=True)
 class Hops:
-    """Bytes that one GPU sends. Args: intra: to its node's others.  inter: to those beyond."""
+    """Bytes that one GPU sends.
+
+    Args:
+        intra: bytes to the other GPUs of its node.
+        inter: bytes to GPUs of other nodes.
+    """
 
     intra: float = 0.0
     inter: float = 0.0
@@ -27,9 +32,12 @@ class Hops:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """N GPUs in nodes of G. Args: intra: a GPU's link to its node's others.  inter: a GPU's link to
-    other nodes.
+    """A cluster of N GPUs in nodes of G.
 
+    Args:
+        num_gpus, gpus_per_node: N and G.
+        intra: link of a GPU to the others of its node.
+        inter: link of a GPU to other nodes.
     Raises: ValueError: num_gpus that do not fill their nodes; one node may be smaller.
     """
 
@@ -50,16 +58,18 @@ class Cluster:
 
     @property
     def node_size(self) -> int:
-        """G: GPUs that are in one node."""
+        """Number of GPUs in a node; fewer than G where there are not as many."""
         return min(self.num_gpus, self.gpus_per_node)
 
     @property
     def num_nodes(self) -> int:
-        """M."""
+        """Number of nodes, M."""
         return self.num_gpus // self.node_size
 
     def all_to_all_s(self, sent: Hops, *, rounds: int = 1) -> float:
-        """Each GPU sends every other one a message; the faster of two ways:
+        """Return the seconds in which each GPU sends every other one a message.
+
+        The faster of two algorithms counts:
 
         direct:        max((G-1) alpha_i + intra / beta_i, (N-G) alpha_x + inter / beta_x)
         hierarchical:  what is for GPU g of another node goes to GPU g of the own node first, so
@@ -67,7 +77,9 @@ class Cluster:
                        (G-1) alpha_i + (intra + inter (G-1)/G) / beta_i,
                        and then (M-1) alpha_x + inter / beta_x.
 
-        Args: rounds: exchanges that share these bytes, as sizes that go ahead of what they are of.
+        Args:
+            sent: bytes of one GPU.
+            rounds: number of exchanges that share these bytes, such as sizes and then rows.
         """
         inside, across = self.node_size - 1, self.num_gpus - self.node_size
         direct = max(
@@ -81,21 +93,29 @@ class Cluster:
         return min(direct, hierarchical)
 
     def inside_s(self, nbytes: float, *, rounds: int = 1) -> float:
-        """All-to-all, reduce-scatter or all-gather within a node, of which a GPU sends so much."""
+        """Return the seconds of an all-to-all, reduce-scatter or all-gather within a node.
+
+        Args: nbytes: bytes that a GPU sends.
+        """
         return _send_s(self.intra, rounds * (self.node_size - 1), nbytes)
 
     def across_s(self, nbytes: float, *, rounds: int = 1) -> float:
-        """All-to-all among the GPUs of equal place in their nodes; each sends so much."""
+        """Return the seconds of an all-to-all among the GPUs of equal place in their nodes.
+
+        Args: nbytes: bytes that a GPU sends.
+        """
         return _send_s(self.inter, rounds * (self.num_nodes - 1), nbytes)
 
     def reduce_scatter_s(self, nbytes: float) -> float:
-        """Each GPU gets the sum of all GPUs' messages to it; an all-gather is the same in reverse.
+        """Return the seconds until each GPU has the sum of all GPUs' messages to it.
+
+        An all-gather is the same in reverse. The faster of two algorithms counts:
 
         all-to-all:    N-1 messages, summed where they arrive
         hierarchical:  sums of the node first, (G-1) messages of M n bytes, then M-1 of n between
                        nodes: of these G times fewer
 
-        Args: nbytes: n, of one message as it is sent.
+        Args: nbytes: n, bytes of one message as it is sent.
         """
         inside, across = self.node_size - 1, self.num_gpus - self.node_size
         direct = self.all_to_all_s(Hops(intra=inside * nbytes, inter=across * nbytes))
@@ -103,11 +123,13 @@ class Cluster:
         return min(direct, in_node + self.across_s((self.num_nodes - 1) * nbytes))
 
     def all_reduce_s(self, nbytes: float) -> dict[str, float]:
-        """Seconds by algorithm. Args: nbytes: n, of one GPU's contribution as it is sent.
+        """Return the seconds of an all-reduce by algorithm.
 
         ring:          2 (N-1) messages of n/N on the slowest link of the ring
         two_shot:      twice an all-to-all of n/N for each peer
         hierarchical:  reduce-scatter in the node, ring among M nodes of n/G, all-gather in the node
+
+        Args: nbytes: n, bytes of one GPU's contribution as it is sent.
         """
         num, inside = self.num_gpus, self.node_size - 1
         slowest = self.inter if self.num_nodes > 1 else self.intra
@@ -123,7 +145,7 @@ class Cluster:
 
 
 def _send_s(link: Link, num_messages: int, nbytes: float) -> float:
-    """Of nothing to send there are no messages, either."""
+    """Return the seconds of messages; without bytes there are no messages, either."""
     if not nbytes:
         return 0.0
     return link.transfer_s(num_messages=num_messages, nbytes=nbytes)

@@ -1,4 +1,4 @@
-"""What a plan of the tables makes one GPU look up, code and send in a step.
+"""Sharding plans: what they make one GPU look up, code and send in a step.
 
 Three plans, as TorchRec has them: each table whole on one GPU (tw), the rows of each over all GPUs
 (rw), each table on one node and its rows over the GPUs there (twrw). All tables have the same plan.
@@ -7,9 +7,10 @@ A GPU is the busiest one: with T tables on U places (GPUs or nodes) it holds cei
 of lookups what the placement that balances them best must leave to somebody: the mean, or the
 largest table. So with more places than tables most of them have nothing to do.
 
-Partial sums of rows are added up in two ways. TorchRec's own: a reduce-scatter, backward an
-all-gather, of all sums, coded if at all before it and after it; in a node, too. Ours: an all-to-all
-of coded sums without those of no id, which are added after decoding; in a node they are not coded.
+Partial sums of rows are added up by one of two methods. TorchRec's own: a reduce-scatter, backward
+an all-gather, of all sums, coded if at all before it and after it; in a node, too. Ours: an
+all-to-all of coded sums without those of no id, which are added after decoding; in a node they are
+not coded.
 
 Knows: shapes. Does not know: seconds, links, codecs.
 Shapes: N GPUs, G a node, M nodes; T tables, D columns, L_t ids a bag; B samples a GPU.
@@ -30,7 +31,14 @@ ID_NBYTES, LENGTH_NBYTES = 8, 4  # an id; the number of ids of a bag
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Args: num_ids: L_t, by table.  dim: D.  batch_size: B.  dense_values: of all layers."""
+    """A recommendation model.
+
+    Args:
+        num_ids: L_t, ids of a bag, by table.
+        dim: D, columns of every table.
+        batch_size: B, samples a GPU.
+        dense_values: number of values of all dense layers.
+    """
 
     num_ids: tuple[float, ...]
     dim: int
@@ -47,16 +55,18 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """A step's work of the busiest GPU, in one direction; backward is the same in reverse.
+    """Work of the busiest GPU in a step, in one direction; backward is the same in reverse.
 
     Args:
         lookups: rows that it reads.
-        ids: bytes of ids and lengths, of the GPU that gets most.
-        reduced_nbytes: float32 that it sends in its node before the exchange.
-        reduced_coded: by the codec of the rows; else they are float32.
-        summed_nbytes: float32 for each GPU, of a reduce-scatter among all of them.
-        rows: float32 bytes of the exchange.  across: it is among GPUs of equal place in nodes.
-        encoded_nbytes, decoded_nbytes: float32 that pass the codec, what it sends itself included.
+        ids: bytes of ids and lengths, sent to the GPU that gets most.
+        reduced_nbytes: float32 bytes that it sends in its node before the exchange.
+        reduced_coded: whether those are coded by the codec of the rows.
+        summed_nbytes: float32 bytes for each GPU in a reduce-scatter among all of them.
+        rows: float32 bytes of the exchange.
+        across: whether the exchange is among GPUs of equal place in their nodes.
+        encoded_nbytes, decoded_nbytes: float32 bytes that pass the codec, with what it sends
+            itself.
     """
 
     lookups: float
@@ -70,12 +80,15 @@ class Load:
     decoded_nbytes: float
 
 
-def table_wise(model: Model, cluster: Cluster, *, distinct: float, ours: bool) -> Load:
-    """A table's GPU sends each GPU the rows of its B samples: ceil(T/N) B D 4 u bytes."""
+def table_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool) -> Load:
+    """Return the load where a table's GPU sends each GPU the rows of its B samples.
+
+    That is ceil(T/N) B D 4 u bytes for each GPU, of which u is the distinct share.
+    """
     num = cluster.num_gpus
     tables, ids = _busiest(model, num)
     to_each = distinct * model.batch_size * tables * model.dim * FLOAT32_NBYTES
-    coded = num > 1 or ours
+    coded = num > 1 or is_ours
     return Load(
         lookups=num * distinct * model.batch_size * ids,
         ids=_to_all(cluster, _ids_nbytes(model, ids, tables, distinct)),
@@ -85,42 +98,46 @@ def table_wise(model: Model, cluster: Cluster, *, distinct: float, ours: bool) -
     )
 
 
-def row_wise(model: Model, cluster: Cluster, *, distinct: float, ours: bool) -> Load:
-    """Each GPU has partial sums of all bags: for each GPU u B D 4 sum_t e_t bytes.
+def row_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool) -> Load:
+    """Return the load where each GPU has partial sums of all bags.
+
+    That is u B D 4 sum_t e_t bytes for each GPU.
 
     TorchRec's own reduce-scatters them, e_t = 1: N of them are encoded, one sum is decoded. Ours
     sends them all-to-all: e_t = 1 - (1 - 1/N)^L_t are of some id, ids falling anywhere.
     """
     num = cluster.num_gpus
-    filled = sum(1 - (1 - 1 / num) ** ids if ours and num > 1 else 1.0 for ids in model.num_ids)
+    filled = sum(1 - (1 - 1 / num) ** ids if is_ours and num > 1 else 1.0 for ids in model.num_ids)
     to_each = distinct * model.batch_size * filled * model.dim * FLOAT32_NBYTES
     ids = sum(model.num_ids) / num
-    coded = to_each if num > 1 or ours else 0.0
+    coded = to_each if num > 1 or is_ours else 0.0
     return Load(
         lookups=distinct * model.batch_size * sum(model.num_ids),
         ids=_to_all(cluster, _ids_nbytes(model, ids, len(model.num_ids), distinct)),
-        summed_nbytes=0.0 if ours else to_each,
-        rows=_to_all(cluster, to_each) if ours else Hops(),
+        summed_nbytes=0.0 if is_ours else to_each,
+        rows=_to_all(cluster, to_each) if is_ours else Hops(),
         encoded_nbytes=num * coded,
-        decoded_nbytes=num * coded if ours else coded,
+        decoded_nbytes=num * coded if is_ours else coded,
     )
 
 
-def table_row_wise(model: Model, cluster: Cluster, *, distinct: float, ours: bool) -> Load:
-    """Inside a node partial sums of the whole batch are reduced, of ceil(T/M) tables, empty ones,
-    too: N ceil(T/M) B D 4 u (G-1)/G bytes, coded by TorchRec's own. Then each GPU has the sums of M
-    batches and sends each GPU of its place its own: ceil(T/M) B D 4 u bytes.
+def table_row_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool) -> Load:
+    """Return the load where partial sums are reduced inside a node first.
+
+    These are of the whole batch and of ceil(T/M) tables, with empty ones: N ceil(T/M) B D 4 u
+    (G-1)/G bytes, coded in TorchRec's own reduction. Then each GPU has the sums of M batches and
+    sends each GPU of its place the sums of that GPU's batch: ceil(T/M) B D 4 u bytes.
     """
     tables, ids = _busiest(model, cluster.num_nodes)
     to_each = distinct * model.batch_size * tables * model.dim * FLOAT32_NBYTES
     others = (cluster.node_size - 1) / cluster.node_size
-    in_node = to_each if cluster.node_size > 1 and not ours else 0.0
-    across = cluster.num_nodes > 1 or ours
+    in_node = to_each if cluster.node_size > 1 and not is_ours else 0.0
+    across = cluster.num_nodes > 1 or is_ours
     return Load(
         lookups=cluster.num_nodes * distinct * model.batch_size * ids,
         ids=_to_all(cluster, _ids_nbytes(model, ids / cluster.node_size, tables, distinct)),
         reduced_nbytes=cluster.num_gpus * to_each * others,
-        reduced_coded=not ours,
+        reduced_coded=not is_ours,
         rows=Hops(inter=(cluster.num_nodes - 1) * to_each),
         across=True,
         encoded_nbytes=cluster.num_gpus * in_node + cluster.num_nodes * to_each * across,
@@ -136,19 +153,19 @@ PLANS: dict[str, Callable[..., Load]] = {
 
 
 def _busiest(model: Model, num_places: int) -> tuple[int, float]:
-    """Tables of the place that has most, ids of a sample of the place that has most."""
+    """Return the tables of the place with most tables, and a sample's ids where most are."""
     ids = max(sum(model.num_ids) / num_places, *model.num_ids)
     return math.ceil(len(model.num_ids) / num_places), ids
 
 
 def _ids_nbytes(model: Model, num_ids: float, num_tables: float, distinct: float) -> float:
-    """Of one GPU's batch for another one."""
+    """Return the bytes of ids and lengths in one GPU's batch for another GPU."""
     per_sample = num_ids * ID_NBYTES + num_tables * LENGTH_NBYTES
     return distinct * model.batch_size * per_sample
 
 
 def _own_nbytes(model: Model, distinct: float) -> float:
-    """float32 bytes of the rows of one GPU's batch, all tables."""
+    """Return the float32 bytes of the rows of one GPU's batch, all tables."""
     return distinct * model.batch_size * len(model.num_ids) * model.dim * FLOAT32_NBYTES
 
 

@@ -1,10 +1,10 @@
-"""What the simulation says: tables, a last line, records. See __main__ for their fields."""
+"""Output of the simulation: tables, a last line, records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from trec_qcomm.simulate.step import BreakEven, Step, Way
+from trec_qcomm.records import BreakEvenRecord, Scalar, ScaleRecord, ValidationRecord
+from trec_qcomm.simulate.step import BreakEven, Configuration, Step
 from trec_qcomm.simulate.validation import WITHIN, Fit, Prediction
 
 GBIT_S = 8.0  # a GB/s
@@ -18,9 +18,9 @@ ASSUMED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One simulated step. Args: network_gbit_s: between nodes, a GPU."""
+    """One simulated step. Args: network_gbit_s: Gbit/s of a GPU's link between nodes."""
 
-    way: str
+    configuration: str
     num_gpus: int
     plan: str
     network_gbit_s: float
@@ -29,26 +29,26 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Where a way stops to pay."""
+    """The link speed from which a configuration does not pay, on one cluster."""
 
-    way: str
+    configuration: str
     num_gpus: int
     plan: str
-    found: BreakEven
+    break_even: BreakEven
 
 
 def validation_text(fit: Fit, predictions: Sequence[Prediction]) -> str:
-    """A line a run, and what they come to."""
-    head = ("hosts", "link", "way", "predicted [ms]", "measured [ms]", "ratio", "")
+    """Return a line for each measured step, and what they come to."""
+    head = ("hosts", "link", "configuration", "predicted [ms]", "measured [ms]", "ratio", "")
     lines: list[tuple[str, ...]] = [head]
-    for p in sorted(predictions, key=lambda p: (p.run.hosts, p.run.gb_s)):
-        notes = (["fitted on"] if p.fitted else []) + ([] if p.holds else ["NOT WITHIN 20 %"])
-        milliseconds = (f"{1e3 * p.predicted_s:.0f}", f"{1e3 * p.run.step_s:.0f}")
-        where = (str(p.run.hosts), p.run.rate, p.run.way)
+    for p in sorted(predictions, key=lambda p: (p.step.num_hosts, p.step.gb_s)):
+        notes = (["fitted on"] if p.is_fitted else []) + ([] if p.holds else ["NOT WITHIN 20 %"])
+        milliseconds = (f"{1e3 * p.predicted_s:.0f}", f"{1e3 * p.step.step_s:.0f}")
+        where = (str(p.step.num_hosts), p.step.rate, p.step.configuration)
         lines.append((*where, *milliseconds, f"{p.ratio:.2f}", ", ".join(notes)))
     return "\n".join(
         [
-            "Validation: a step between emulated hosts, from the same way's step without a limit "
+            "Validation: a step between emulated hosts, from the same step without a limit "
             "(of what follows it tests the bytes that are sent, and overlap; no more)",
             table(lines),
             f"fitted: wait {fit.wait:g}, overlap {fit.overlap:g}; {validation_line(predictions)}",
@@ -57,34 +57,35 @@ def validation_text(fit: Fit, predictions: Sequence[Prediction]) -> str:
 
 
 def validation_line(predictions: Sequence[Prediction]) -> str:
-    """How many of the runs that the fit has not seen are predicted within 20 %, by hosts."""
+    """Return how many steps that the fit has not seen are predicted within 20 %, by hosts."""
     parts = []
-    for hosts in sorted({p.run.hosts for p in predictions}):
-        unseen = [p for p in predictions if p.run.hosts == hosts and not p.fitted]
+    for hosts in sorted({p.step.num_hosts for p in predictions}):
+        unseen = [p for p in predictions if p.step.num_hosts == hosts and not p.is_fitted]
         parts.append(f"{sum(p.holds for p in unseen)} of {len(unseen)} on {hosts} hosts")
     return f"predicted within {WITHIN:.0%}, runs not fitted on: {', '.join(parts)}"
 
 
-def ways_text(ways: Sequence[Way]) -> str:
-    """What was measured of each way."""
-    head = ("way", "distinct bags", "forward", "backward", "dense", "sizes first")
+def configurations_text(configurations: Sequence[Configuration]) -> str:
+    """Return what was measured of each configuration."""
+    head = ("configuration", "distinct bags", "forward", "backward", "dense", "sizes first")
     lines: list[tuple[str, ...]] = [head]
-    for w in ways:
-        ratios = (f"{ratio:.2f}x" for ratio in (w.forward, w.backward, w.dense))
-        lines.append((w.name, f"{w.distinct:.3f}", *ratios, "yes" if w.sizes_first else "no"))
+    for c in configurations:
+        ratios = (f"{ratio:.2f}x" for ratio in (c.forward, c.backward, c.dense))
+        sizes_first = "yes" if c.sizes_first else "no"
+        lines.append((c.name, f"{c.distinct_share:.3f}", *ratios, sizes_first))
     return f"Measured ratios, of what is left of the bags\n{table(lines)}"
 
 
 def scale_text(cases: Sequence[Case]) -> str:
-    """A table for each link between nodes: step in ms and share of communication, by way."""
-    ways = list(dict.fromkeys(case.way for case in cases))
+    """Return a table for each link between nodes: steps in ms and shares of communication."""
+    names = list(dict.fromkeys(case.configuration for case in cases))
     texts = []
     for speed in dict.fromkeys(case.network_gbit_s for case in cases):
         at = [case for case in cases if case.network_gbit_s == speed]
-        lines: list[tuple[str, ...]] = [("plan", "GPUs", *ways)]
+        lines: list[tuple[str, ...]] = [("plan", "GPUs", *names)]
         for plan, num in dict.fromkeys((case.plan, case.num_gpus) for case in at):
-            row = {c.way: c.step for c in at if (c.plan, c.num_gpus) == (plan, num)}
-            lines.append((plan, str(num), *(_cell(row[way]) for way in ways)))
+            row = {c.configuration: c.step for c in at if (c.plan, c.num_gpus) == (plan, num)}
+            lines.append((plan, str(num), *(_cell(row[name]) for name in names)))
         title = f"{speed:g} Gbit/s between nodes: step [ms], share of communication"
         texts.append(f"{title}\n{table(lines)}")
     return "\n\n".join(texts)
@@ -95,26 +96,26 @@ def _cell(step: Step) -> str:
 
 
 def limits_text(limits: Sequence[Limit], base: str) -> str:
-    """A line for each plan and number of GPUs, a column a way."""
-    ways = list(dict.fromkeys(limit.way for limit in limits))
-    lines: list[tuple[str, ...]] = [("plan", "GPUs", *ways)]
+    """Return a line for each plan and number of GPUs, a column for each configuration."""
+    names = list(dict.fromkeys(limit.configuration for limit in limits))
+    lines: list[tuple[str, ...]] = [("plan", "GPUs", *names)]
     for plan, num in dict.fromkeys((limit.plan, limit.num_gpus) for limit in limits):
-        row = {m.way: m.found for m in limits if (m.plan, m.num_gpus) == (plan, num)}
-        lines.append((plan, str(num), *(limit_cell(row[way]) for way in ways)))
+        row = {m.configuration: m.break_even for m in limits if (m.plan, m.num_gpus) == (plan, num)}
+        lines.append((plan, str(num), *(limit_cell(row[name]) for name in names)))
     title = f"Link between nodes [Gbit/s] above which a step is no shorter than {base}'s"
     return f"{title}\n{table(lines)}"
 
 
-def limit_cell(found: BreakEven) -> str:
-    """A speed, or a word: `always`: it pays on any link between nodes; `never`: on none."""
-    if found.gb_s is None:
-        return found.pays
-    gbit_s = found.gb_s * GBIT_S
+def limit_cell(break_even: BreakEven) -> str:
+    """Return a speed, or a word: it pays on any link between nodes (`always`), or on none."""
+    if break_even.gb_s is None:
+        return break_even.pays
+    gbit_s = break_even.gb_s * GBIT_S
     return f">{MOST_GBIT_S}" if gbit_s > MOST_GBIT_S else f"{gbit_s:.0f}"
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width."""
+    """Return lines with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -123,65 +124,62 @@ def table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def last_line(predictions: Sequence[Prediction], cases: Sequence[Case], base: str) -> str:
-    """Validation, and in how many cases each way makes a step shorter."""
-    steps = {(c.way, c.num_gpus, c.plan, c.network_gbit_s): c.step.step_s for c in cases}
+    """Return the validation, and in how many cases each configuration makes a step shorter."""
+    steps = {(c.configuration, c.num_gpus, c.plan, c.network_gbit_s): c.step.step_s for c in cases}
     text = validation_line(predictions)
-    for way in dict.fromkeys(c.way for c in cases if c.way != base):
-        own = [key for key in steps if key[0] == way]
-        shorter = sum(steps[key] < steps[base, *key[1:]] for key in own)
-        text += f"; {way} shorter than {base} in {shorter} of {len(own)} cases"
+    for name in dict.fromkeys(c.configuration for c in cases if c.configuration != base):
+        keys = [key for key in steps if key[0] == name]
+        shorter = sum(steps[key] < steps[base, *key[1:]] for key in keys)
+        text += f"; {name} shorter than {base} in {shorter} of {len(keys)} cases"
     return f"{text}; throughputs assumed"
 
 
-def validation_records(fit: Fit, predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    """Objects with "simulate": "validation"."""
+def validation_records(fit: Fit, predictions: Sequence[Prediction]) -> list[ValidationRecord]:
+    """Return the records of the predictions."""
     return [
-        {
-            "simulate": "validation",
-            "way": p.run.way,
-            "hosts": p.run.hosts,
-            "rate": p.run.rate,
-            "predicted_s": p.predicted_s,
-            "measured_s": p.run.step_s,
-            "fitted": p.fitted,
-            "fit": asdict(fit),
-        }
+        ValidationRecord(
+            configuration=p.step.configuration,
+            num_hosts=p.step.num_hosts,
+            rate=p.step.rate,
+            predicted_s=p.predicted_s,
+            measured_s=p.step.step_s,
+            is_fitted=p.is_fitted,
+            fit=asdict(fit),
+        )
         for p in predictions
     ]
 
 
-def scale_records(cases: Sequence[Case], assumed: dict[str, Any]) -> list[dict[str, Any]]:
-    """Objects with "simulate": "scale"."""
+def scale_records(cases: Sequence[Case], assumed: Mapping[str, Scalar | None]) -> list[ScaleRecord]:
+    """Return the records of the simulated steps."""
     return [
-        {
-            "simulate": "scale",
-            "way": c.way,
-            "num_gpus": c.num_gpus,
-            "plan": c.plan,
-            "network_gbit_s": c.network_gbit_s,
-            "step_s": c.step.step_s,
-            "communication_share": c.step.communication_share,
-            "parts_s": c.step.parts_s,
-            "assumed": assumed,
-        }
+        ScaleRecord(
+            configuration=c.configuration,
+            num_gpus=c.num_gpus,
+            plan=c.plan,
+            network_gbit_s=c.network_gbit_s,
+            step_s=c.step.step_s,
+            communication_share=c.step.communication_share,
+            parts_s=c.step.parts_s,
+            assumed=assumed,
+        )
         for c in cases
     ]
 
 
 def limit_records(
-    limits: Sequence[Limit], base: str, assumed: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Objects with "simulate": "break_even"."""
+    limits: Sequence[Limit], base: str, assumed: Mapping[str, Scalar | None]
+) -> list[BreakEvenRecord]:
+    """Return the records of the break-even links. Args: base: name of the baseline."""
     return [
-        {
-            "simulate": "break_even",
-            "way": m.way,
-            "against": base,
-            "num_gpus": m.num_gpus,
-            "plan": m.plan,
-            "pays": m.found.pays,
-            "network_gbit_s": None if m.found.gb_s is None else m.found.gb_s * GBIT_S,
-            "assumed": assumed,
-        }
+        BreakEvenRecord(
+            configuration=m.configuration,
+            against=base,
+            num_gpus=m.num_gpus,
+            plan=m.plan,
+            pays=m.break_even.pays,
+            network_gbit_s=None if m.break_even.gb_s is None else m.break_even.gb_s * GBIT_S,
+            assumed=assumed,
+        )
         for m in limits
     ]

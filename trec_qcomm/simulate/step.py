@@ -1,4 +1,4 @@
-"""One training step on a cluster: its parts, and the link speed at which a way stops to pay.
+"""One training step on a cluster: its parts, and the link speed from which coding does not pay.
 
     step = compute + lookup + encode + decode + ids + forward + backward + dense
 
@@ -34,27 +34,28 @@ LOWEST_GB_S, HIGHEST_GB_S = 1e-4, 1e6  # where a break-even is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """What of float32 a config sends.
+class Configuration:
+    """A config by what it leaves of float32 traffic.
 
     Args:
-        distinct: share of the bags that are sent, of the rows and ids, too.
-        forward, backward, dense: compression ratio of the rest, frame headers included.
-        ours: partial sums of rows are added as QComm does it, else as TorchRec does (plans.py).
+        name: name of the configuration.
+        distinct_share: share of bags, rows and ids that is sent.
+        forward, backward, dense: compression ratio of what is sent, frame headers included.
+        is_ours: partial sums of rows are added as QComm does it, else as TorchRec does (plans.py).
         sizes_first: the size of a coded row is not known to its receiver.
     """
 
     name: str
-    distinct: float = 1.0
+    distinct_share: float = 1.0
     forward: float = 1.0
     backward: float = 1.0
     dense: float = 1.0
-    ours: bool = False
+    is_ours: bool = False
     sizes_first: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.distinct <= 1:
-            raise ValueError(f"distinct: {self.distinct} is not a number in (0, 1]")
+        if not 0 < self.distinct_share <= 1:
+            raise ValueError(f"distinct_share: {self.distinct_share} is not a number in (0, 1]")
         for kind in ("forward", "backward", "dense"):
             if not 0 < getattr(self, kind) < math.inf:
                 raise ValueError(f"{kind}: {getattr(self, kind)} is not a finite number > 0")
@@ -65,8 +66,11 @@ class Device:
     """One GPU.
 
     Args:
-        tflop_s: what the dense layers reach.  memory_gb_s: what lookups reach.
-        throughput: of any codec.  overlap: see the module.  pipeline: likewise.
+        tflop_s: TFLOP/s that the dense layers reach.
+        memory_gb_s: GB/s of memory that lookups reach.
+        throughput: speed of any codec.
+        overlap: share of compute beside which dense gradients travel.
+        pipeline: ids of the next batch travel beside the rest of compute.
     """
 
     tflop_s: float
@@ -85,35 +89,41 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Args: parts_s: seconds that each of PARTS adds to the step."""
+    """Seconds of a step. Args: parts_s: seconds that each of PARTS adds to it."""
 
     parts_s: dict[str, float]
 
     @property
     def step_s(self) -> float:
-        """All parts."""
+        """Seconds of all parts."""
         return sum(self.parts_s.values())
 
     @property
     def communication_share(self) -> float:
-        """Of the step: all but compute and lookup; so encoding and decoding count, and what is sent
-        beside compute does not."""
+        """Share of the step that is neither compute nor lookup.
+
+        So encoding and decoding count as communication, and what is sent beside compute does not.
+        """
         return 1 - sum(self.parts_s[part] for part in WORK) / self.step_s if self.step_s else 0.0
 
 
-def simulate(way: Way, plan: str, model: Model, cluster: Cluster, device: Device) -> Step:
-    """A step. Args: plan: of PLANS."""
-    load = PLANS[plan](model, cluster, distinct=way.distinct, ours=way.ours)
+def simulate(
+    configuration: Configuration, plan: str, model: Model, cluster: Cluster, device: Device
+) -> Step:
+    """Return the step of a configuration. Args: plan: a key of PLANS."""
+    load = PLANS[plan](
+        model, cluster, distinct=configuration.distinct_share, is_ours=configuration.is_ours
+    )
     compute_s = FLOP_A_VALUE * model.dense_values * model.batch_size / (1e12 * device.tflop_s)
     row_nbytes = model.dim * FLOAT32_NBYTES
     lookup_s = PASSES_A_ROW * load.lookups * row_nbytes / (1e9 * device.memory_gb_s)
     work_s = compute_s + lookup_s
     ids_s = cluster.all_to_all_s(load.ids, rounds=ID_ROUNDS)
     dense_nbytes = model.dense_values * FLOAT32_NBYTES
-    dense_s = min(cluster.all_reduce_s(dense_nbytes / way.dense).values())
-    encoded, decoded = _coded_nbytes(way, load, dense_nbytes, cluster.num_gpus)
+    dense_s = min(cluster.all_reduce_s(dense_nbytes / configuration.dense).values())
+    encoded, decoded = _coded_nbytes(configuration, load, dense_nbytes, cluster.num_gpus)
     hidden_ids_s = (1 - device.overlap) * work_s if device.pipeline else 0.0
-    rounds = SIZES_AND_ROWS if way.sizes_first else 1
+    rounds = SIZES_AND_ROWS if configuration.sizes_first else 1
     return Step(
         parts_s={
             "compute": compute_s,
@@ -121,15 +131,15 @@ def simulate(way: Way, plan: str, model: Model, cluster: Cluster, device: Device
             "encode": device.throughput.codec_s(encoded_nbytes=encoded, decoded_nbytes=0),
             "decode": device.throughput.codec_s(encoded_nbytes=0, decoded_nbytes=decoded),
             "ids": max(0.0, ids_s - hidden_ids_s),
-            "forward": _rows_s(cluster, load, way.forward, rounds),
-            "backward": _rows_s(cluster, load, way.backward, 1),
+            "forward": _rows_s(cluster, load, configuration.forward, rounds),
+            "backward": _rows_s(cluster, load, configuration.backward, 1),
             "dense": max(0.0, dense_s - device.overlap * work_s),
         }
     )
 
 
 def _rows_s(cluster: Cluster, load: Load, ratio: float, rounds: int) -> float:
-    """The reductions and the exchange, or their reverse."""
+    """Return the seconds of the reductions and the exchange, or of their reverse."""
     sent = Hops(intra=load.rows.intra / ratio, inter=load.rows.inter / ratio)
     reduced_s = cluster.inside_s(load.reduced_nbytes / (ratio if load.reduced_coded else 1))
     reduced_s += cluster.reduce_scatter_s(load.summed_nbytes / ratio)
@@ -138,12 +148,18 @@ def _rows_s(cluster: Cluster, load: Load, ratio: float, rounds: int) -> float:
     return reduced_s + cluster.all_to_all_s(sent, rounds=rounds)
 
 
-def _coded_nbytes(way: Way, load: Load, dense_nbytes: float, num_gpus: int) -> tuple[float, float]:
-    """float32 bytes of a step that are encoded, and that are decoded. Backward the sender of rows
-    is who received them. The all-reduce counts as two-shot: n and the sum of n/N to encode, the
-    chunks of N and then all sums to decode; nothing on one GPU, which has no all-reduce."""
-    forward, backward = way.forward > LEAST_GAIN, way.backward > LEAST_GAIN
-    dense = dense_nbytes * (way.dense > LEAST_GAIN and num_gpus > 1)
+def _coded_nbytes(
+    configuration: Configuration, load: Load, dense_nbytes: float, num_gpus: int
+) -> tuple[float, float]:
+    """Return the float32 bytes of a step that are encoded, and that are decoded.
+
+    Backward, who received rows sends their gradients. The all-reduce counts as two-shot: n and the
+    sum of n/N to encode, the chunks of N and then all sums to decode; nothing on one GPU, which
+    has no all-reduce.
+    """
+    forward = configuration.forward > LEAST_GAIN
+    backward = configuration.backward > LEAST_GAIN
+    dense = dense_nbytes * (configuration.dense > LEAST_GAIN and num_gpus > 1)
     encoded = load.encoded_nbytes * forward + load.decoded_nbytes * backward
     decoded = load.decoded_nbytes * forward + load.encoded_nbytes * backward
     return encoded + dense * (1 + 1 / num_gpus), decoded + dense * 2
@@ -151,15 +167,23 @@ def _coded_nbytes(way: Way, load: Load, dense_nbytes: float, num_gpus: int) -> t
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
-    """Args: pays: on links `below` gb_s, `always` or `never`.  gb_s: None but for `below`."""
+    """The link speed from which a configuration does not pay.
+
+    Args:
+        pays: on links `below` gb_s, `always` or `never`.
+        gb_s: GB/s between nodes; None but for `below`.
+    """
 
     pays: Literal["below", "always", "never"]
     gb_s: float | None = None
 
 
 def break_even(saved_s: Callable[[float], float]) -> BreakEven:
-    """Where a way stops to pay. Args: saved_s: seconds a step that it saves, on links of so many
-    GB/s between nodes; a faster link makes them less."""
+    """Return the link speed from which a configuration does not pay.
+
+    Args: saved_s: function from GB/s between nodes to the seconds that a step saves; a faster link
+        makes them less.
+    """
     if saved_s(LOWEST_GB_S) <= 0:
         return BreakEven(pays="never")
     if saved_s(HIGHEST_GB_S) > 0:

@@ -19,25 +19,26 @@ Fitted: wait and overlap, two numbers, on a few runs. Predicted: all others. Thi
 of step.py, which has bytes and overlap in common with it. So what these runs do not test is: two
 link levels and latencies (links.py), row-wise and two-level plans (plans.py), and the times of
 codecs, lookups and dense layers, which are all in the base here.
-Knows: runs. Does not know: GPUs. Shapes: N hosts, n bytes of the busiest host, B of a link.
+Knows: measured steps. Does not know: GPUs.
+Shapes: N hosts, n bytes of the busiest host, B of a link.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trec_qcomm.simulate.records import Run
+from trec_qcomm.simulate.measured import MeasuredStep
 
 PACKET_NBYTES, PACKET_PAYLOAD_NBYTES = 1514, 1448
 BURST_NBYTES = 256 * 1024  # of examples/bench/net/hosts.py's links
 WITHIN = 0.2  # predicted / measured is asked to be this near to 1
-FIT_WAYS = ("stock", "unique_int4")  # one sends mostly rows, one mostly dense gradients
+FIT_CONFIGURATIONS = ("stock", "unique_int4")  # one sends mostly rows, one mostly dense gradients
 _GRID = 200
 _MOST_WAIT = 0.5  # both directions in turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The two numbers that are fitted. Args: wait, overlap: see the module."""
+    """The two numbers that are fitted, as the module explains them."""
 
     wait: float
     overlap: float
@@ -45,33 +46,33 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Args: run: what was measured.  predicted_s: of its step.  fitted: the fit has seen it."""
+    """A predicted step beside the measured one. Args: is_fitted: the fit has seen it."""
 
-    run: Run
+    step: MeasuredStep
     predicted_s: float
-    fitted: bool
+    is_fitted: bool
 
     @property
     def ratio(self) -> float:
-        """Predicted over measured."""
-        return self.predicted_s / self.run.step_s
+        """Predicted over measured seconds."""
+        return self.predicted_s / self.step.step_s
 
     @property
     def holds(self) -> bool:
-        """Within 20 %."""
+        """Whether the prediction is within 20 %."""
         return abs(self.ratio - 1) <= WITHIN
 
 
-def predict_s(run: Run, base_s: float, fit: Fit) -> float:
-    """A step on the run's network. Args: base_s: without a limit."""
-    if run.gb_s is None:
+def predict_s(step: MeasuredStep, base_s: float, fit: Fit) -> float:
+    """Return the seconds of a step on its network. Args: base_s: seconds without a limit."""
+    if step.gb_s is None:
         return base_s
-    turns = 1 / (1 - fit.wait ** (run.hosts - 1)) if run.hosts > 1 else 1.0
+    turns = 1 / (1 - fit.wait ** (step.num_hosts - 1)) if step.num_hosts > 1 else 1.0
     rows_s = sum(
-        _link_s(run.sent[kind], run.gb_s, burst)
-        for kind, burst in (("ids", BURST_NBYTES), ("forward", BURST_NBYTES), ("backward", 0))
+        _link_s(step.sent[group], step.gb_s, burst)
+        for group, burst in (("ids", BURST_NBYTES), ("forward", BURST_NBYTES), ("backward", 0))
     )
-    dense_s = _link_s(run.sent["dense"], run.gb_s, BURST_NBYTES)
+    dense_s = _link_s(step.sent["dense"], step.gb_s, BURST_NBYTES)
     return base_s + turns * rows_s + max(0.0, dense_s - fit.overlap * base_s)
 
 
@@ -80,40 +81,51 @@ def _link_s(nbytes: float, gb_s: float, burst_nbytes: float) -> float:
     return max(0.0, on_link - burst_nbytes) / (1e9 * gb_s)
 
 
-def pairs(runs: Sequence[Run]) -> list[tuple[Run, float]]:
-    """(a run with a limit, the step without one of the same way, hosts and setup), where there is
-    one."""
-    free = {_what(run): run.step_s for run in runs if run.gb_s is None}
-    limited = [run for run in runs if run.gb_s is not None]
-    return [(run, free[_what(run)]) for run in limited if _what(run) in free]
+def pairs(steps: Sequence[MeasuredStep]) -> list[tuple[MeasuredStep, float]]:
+    """Return each step with a limit beside the seconds of the same step without one.
+
+    Steps that were not measured without a limit are left out.
+    """
+    unlimited_s = {_key(step): step.step_s for step in steps if step.gb_s is None}
+    limited = [step for step in steps if step.gb_s is not None]
+    return [(step, unlimited_s[_key(step)]) for step in limited if _key(step) in unlimited_s]
 
 
-def _what(run: Run) -> tuple[object, ...]:
-    return run.way, run.hosts, run.setup, run.config
+def _key(step: MeasuredStep) -> tuple[object, ...]:
+    """Return what is the same on any link."""
+    return step.configuration, step.num_hosts, step.setup, step.config
 
 
-def choose(measured: Sequence[tuple[Run, float]], ways: Sequence[str]) -> list[int]:
-    """Which of the pairs to fit on: the ways named, at the fewest hosts and the slowest link.
+def choose(
+    measured: Sequence[tuple[MeasuredStep, float]], configurations: Sequence[str]
+) -> list[int]:
+    """Return which of the pairs to fit on: those named, at the fewest hosts and the slowest link.
 
-    Raises: ValueError: a way that has no run there.
+    Raises: ValueError: a configuration that was not measured there.
     """
     if not measured:
         raise ValueError(
-            "records: nothing to validate: expected runs with a limit, and the same without one"
+            "records: nothing to validate: expected steps with a limit, and the same without one"
         )
-    where = min((run.hosts, run.gb_s) for run, _ in measured)
-    there = {run.way: i for i, (run, _) in enumerate(measured) if (run.hosts, run.gb_s) == where}
-    missing = [way for way in ways if way not in there]
-    if missing or not ways:
+    where = min((step.num_hosts, step.gb_s) for step, _ in measured)
+    there = {
+        step.configuration: i
+        for i, (step, _) in enumerate(measured) if (step.num_hosts, step.gb_s) == where
+    }  # fmt: skip
+    missing = [name for name in configurations if name not in there]
+    if missing or not configurations:
         raise ValueError(
-            f"fit-ways: {', '.join(missing) or 'none given'}: expected of {', '.join(there)}, "
+            f"fit-configs: {', '.join(missing) or 'none given'}: expected of {', '.join(there)}, "
             f"measured on {where[0]} hosts and the slowest link"
         )
-    return [there[way] for way in ways]
+    return [there[name] for name in configurations]
 
 
-def fit(measured: Sequence[tuple[Run, float]]) -> Fit:
-    """The best of a grid, by the sum of squares of predicted / measured - 1; steps of 1/200."""
+def fit(measured: Sequence[tuple[MeasuredStep, float]]) -> Fit:
+    """Return the best of a grid, by the sum of squares of predicted / measured - 1.
+
+    Both numbers go in steps of 1/200.
+    """
     return min(
         (
             Fit(wait=wait / _GRID, overlap=overlap / _GRID)
@@ -121,17 +133,22 @@ def fit(measured: Sequence[tuple[Run, float]]) -> Fit:
             for overlap in range(_GRID + 1)
         ),
         key=lambda tried: sum(
-            (predict_s(run, base_s, tried) / run.step_s - 1) ** 2 for run, base_s in measured
+            (predict_s(step, base_s, tried) / step.step_s - 1) ** 2 for step, base_s in measured
         ),
     )
 
 
-def validate(runs: Sequence[Run], fit_ways: Sequence[str]) -> tuple[Fit, list[Prediction]]:
-    """Fit on a few runs, predict all that have a base. Raises ValueError: see choose."""
-    measured = pairs(runs)
-    chosen = choose(measured, fit_ways)
-    found = fit([measured[i] for i in chosen])
-    return found, [
-        Prediction(run=run, predicted_s=predict_s(run, base_s, found), fitted=i in chosen)
-        for i, (run, base_s) in enumerate(measured)
+def validate(
+    steps: Sequence[MeasuredStep], fit_configurations: Sequence[str]
+) -> tuple[Fit, list[Prediction]]:
+    """Fit on a few steps, and predict all that were also measured without a limit.
+
+    Raises: ValueError: a configuration to fit on that was not measured.
+    """
+    measured = pairs(steps)
+    chosen = choose(measured, fit_configurations)
+    best = fit([measured[i] for i in chosen])
+    return best, [
+        Prediction(step=step, predicted_s=predict_s(step, base_s, best), is_fitted=i in chosen)
+        for i, (step, base_s) in enumerate(measured)
     ]

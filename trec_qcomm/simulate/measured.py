@@ -1,0 +1,226 @@
+"""Measured steps: trainings between emulated hosts, and what they sent.
+
+Reads the network records of make bench-net. Of plain TorchRec (`stock*`) only the kernel's count of
+all bytes is known: its ids and dense gradients are the float32 ones that a config counted on as
+many hosts, and the rest is rows and their gradients, half each. Records from before raw bytes were
+counted know only what is left after equal bags were merged, so one that merges none has to be
+there.
+
+Knows: network records, configs. Does not know: models of time.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from trec_qcomm.config import Config, config_from_dict
+from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, Traffic, read
+from trec_qcomm.simulate.step import Configuration
+
+HEADERS_NBYTES = 66  # Ethernet, IP and TCP of a packet, which the kernel counts and we do not
+UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+NO_LIMIT = "none"
+
+Nbytes = dict[str, float]  # by group of traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """A step of one configuration on one network.
+
+    Args:
+        configuration: name of the configuration.
+        num_hosts: number of hosts.
+        rate: rate of each host's link, as tc writes it.
+        gb_s: GB/s of that rate; None without a limit.
+        step_s: median seconds of the slowest host.
+        config: what its YAML text says, as JSON of sorted keys; None of plain TorchRec.
+        setup: what else a step depends on, sorted by name.
+        sent: bytes of the host that sends most, by group.
+        distinct: float32 bytes of what is sent, by group.
+        raw: float32 bytes of all bags, by group; None where they were not counted.
+    """
+
+    configuration: str
+    num_hosts: int
+    rate: str
+    gb_s: float | None
+    step_s: float
+    config: str | None
+    setup: tuple[tuple[str, Scalar], ...]
+    sent: Nbytes
+    distinct: Nbytes
+    raw: Nbytes | None
+
+    def is_beside(self, other: "MeasuredStep") -> bool:
+        """Return whether both are of one setup and number of hosts."""
+        return (self.num_hosts, self.setup) == (other.num_hosts, other.setup)
+
+
+def load_steps(path: Path) -> tuple[list[MeasuredStep], list[str]]:
+    """Return all steps of a file, of equal ones the last; and which are left out, why.
+
+    Raises: ValueError naming file, line and field.
+    """
+    steps: dict[tuple[object, ...], MeasuredStep] = {}
+    left_out: list[str] = []
+    uncounted: list[tuple[MeasuredStep, NetworkRecord]] = []
+    for record in read(path):
+        if not isinstance(record, NetworkRecord):
+            continue
+        try:
+            step = _step(record)
+        except (ValueError, yaml.YAMLError) as error:
+            raise ValueError(f"{record.origin}: {error}") from error
+        if record.delay:
+            line = 0 if record.origin is None else record.origin.line
+            left_out.append(f"line {line}: {step.configuration}: a delay of {record.delay}")
+        elif record.traffic is None:
+            uncounted.append((step, record))
+        else:
+            steps[_key(step)] = step
+    for step, record in uncounted:
+        beside = [other for other in steps.values() if other.is_beside(step)]
+        name = f"{step.configuration}, {step.num_hosts} hosts, {step.rate}"
+        if not beside:
+            left_out.append(f"{name}: no config beside it")
+            continue
+        try:
+            steps[_key(step)] = _completed(step, record, beside)
+        except ValueError as error:
+            raise ValueError(f"{path}: {step.configuration}, {step.rate}: {error}") from error
+    if not steps:
+        raise ValueError(f"{path}: no step that can be used")
+    return list(steps.values()), left_out
+
+
+def parse_rate(rate: str) -> float | None:
+    """Return the GB/s of "100mbit"; None of "none". Raises ValueError: neither."""
+    for unit in sorted(UNITS, key=len, reverse=True):
+        number = rate.removesuffix(unit)
+        if number != rate and number.replace(".", "", 1).isdigit() and float(number) > 0:
+            return float(number) * UNITS[unit] / 8e9
+    if rate == NO_LIMIT:
+        return None
+    raise ValueError(f"rate: {rate!r} is not {NO_LIMIT} or a number with {', '.join(UNITS)}")
+
+
+def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuration:
+    """Return the ratios of a configuration, at the fewest hosts it was measured with.
+
+    The last of these steps counts.
+    Raises: ValueError naming the configuration and what there is.
+    """
+    named = [step for step in steps if step.configuration == name]
+    if not named:
+        known = ", ".join(dict.fromkeys(step.configuration for step in steps))
+        raise ValueError(f"configs: {name!r} was not measured; expected of {known}")
+    step = min(reversed(named), key=lambda step: step.num_hosts)
+    is_ours = step.config is not None
+    for group in ("forward", "backward", "dense"):
+        raw, sent = step.distinct[group], step.sent[group]
+        if not (raw > 0 and sent > 0):
+            raise ValueError(
+                f"configs: {name!r} has no ratio of {group}: {raw:.0f} bytes of float32 as "
+                f"{sent:.0f} bytes, on {step.num_hosts} hosts, {step.rate}; expected both > 0"
+            )
+    distinct_share = 1.0
+    if is_ours and _merges(step):
+        beside = [other for other in steps if other.is_beside(step)]
+        try:
+            all_bags = _all_bags(step, beside)
+        except ValueError as error:
+            raise ValueError(f"configs: {name!r}: {error}") from error
+        distinct_share = min(1.0, step.distinct["forward"] / all_bags["forward"])
+    return Configuration(
+        name=name,
+        distinct_share=distinct_share,
+        forward=step.distinct["forward"] / step.sent["forward"],
+        backward=step.distinct["backward"] / step.sent["backward"],
+        dense=step.distinct["dense"] / step.sent["dense"],
+        is_ours=is_ours,
+        sizes_first=is_ours and _sizes_first(step),
+    )
+
+
+def _step(record: NetworkRecord) -> MeasuredStep:
+    nothing = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
+    return MeasuredStep(
+        configuration=record.configuration,
+        num_hosts=record.num_hosts,
+        rate=record.rate,
+        gb_s=parse_rate(record.rate),
+        step_s=record.step_s.p50,
+        config=_meaning(record.config),
+        setup=record.setup_key,
+        sent=_busiest(record.traffic, "wire_nbytes") or nothing,
+        distinct=_busiest(record.traffic, "distinct_nbytes") or nothing,
+        raw=_busiest(record.traffic, "raw_nbytes"),
+    )
+
+
+def _busiest(hosts: Sequence[Traffic] | None, field: str) -> Nbytes | None:
+    """Return the bytes by group of the host that sends most of it; None where not counted."""
+    busiest = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
+    for traffic in hosts or ():
+        for group, kinds in TRAFFIC_GROUPS.items():
+            counts = [getattr(traffic[kind], field) for kind in kinds if kind in traffic]
+            if None in counts:
+                return None
+            busiest[group] = max(busiest[group], sum(counts))
+    return busiest if hosts else None
+
+
+def _meaning(text: str | None) -> str | None:
+    return None if text is None else json.dumps(yaml.safe_load(text), sort_keys=True)
+
+
+def _key(step: MeasuredStep) -> tuple[object, ...]:
+    return step.configuration, step.num_hosts, step.rate, step.setup, step.config
+
+
+def _completed(
+    step: MeasuredStep, record: NetworkRecord, beside: Sequence[MeasuredStep]
+) -> MeasuredStep:
+    """Return a step of plain TorchRec with the bytes that configs counted on as many hosts."""
+    sent = max(
+        nbytes - HEADERS_NBYTES * packets
+        for nbytes, packets in zip(record.sent_nbytes, record.sent_packets, strict=True)
+    )
+    raw = _all_bags(step, beside)
+    rows = (sent - raw["ids"] - raw["dense"]) / 2
+    return replace(
+        step, raw=raw, distinct=raw, sent=raw | {"forward": rows, "backward": rows}
+    )  # fmt: skip
+
+
+def _all_bags(step: MeasuredStep, beside: Sequence[MeasuredStep]) -> Nbytes:
+    """Return the float32 bytes of all bags by group.
+
+    Args: beside: steps of the same setup and number of hosts.
+    Raises: ValueError: none of them counted all bags, and all merge equal ones.
+    """
+    ours = [other for other in beside if other.config is not None]
+    counts = [other.raw or other.distinct for other in ours if other.raw or not _merges(other)]
+    if not counts:
+        merging = ", ".join(dict.fromkeys(other.configuration for other in ours))
+        raise ValueError(
+            f"the bytes of all bags are not known: on {step.num_hosts} hosts only {merging} was "
+            "measured, merging equal bags; expected a config with unique_bags: false beside it"
+        )
+    return {group: max(count[group] for count in counts) for group in TRAFFIC_GROUPS}
+
+
+def _config(step: MeasuredStep) -> Config:
+    return config_from_dict(json.loads(step.config or "null"))
+
+
+def _merges(step: MeasuredStep) -> bool:
+    return any(rule.unique_bags is not False for rule in _config(step).embedding)
+
+
+def _sizes_first(step: MeasuredStep) -> bool:
+    return any(not rule.forward.fixed_size for rule in _config(step).embedding)
