@@ -72,7 +72,7 @@ def test_a_proxy_is_not_asked(server, monkeypatch):
 
 
 def test_the_browser_lives_in_its_profile(driver, server):
-    """It is closed, and its folder is gone in the end."""
+    """The browser is closed, and its folder is gone in the end."""
     with browser.browser():
         home = driver.read_text()
         assert os.path.isdir(home)

@@ -134,7 +134,7 @@ def test_table_row_wise_bytes() -> None:
 def test_torchrec_codes_the_hop_in_a_node() -> None:
     """All partial sums are encoded for it, those of the M batches decoded; then as ours."""
     ours, stock = (
-        PLANS["twrw"](MODEL, cluster(4), distinct=1.0, ours=ours) for ours in (True, False)
+        PLANS["twrw"](MODEL, cluster(4), distinct=1.0, is_ours=is_ours) for is_ours in (True, False)
     )
     assert (stock.reduced_nbytes, stock.rows) == (ours.reduced_nbytes, ours.rows)
     assert (stock.reduced_coded, ours.reduced_coded) == (True, False)
