@@ -18,7 +18,7 @@ MAX_INDEX = 2**22
 
 
 def encode(q: np.ndarray) -> np.ndarray:
-    """cpu's bytes, written into just as many."""
+    """Return the bytes that cpu writes into a buffer of exactly their size."""
     out = np.full(4 * len(q) + 8, 0xA5, np.uint8)
     nbytes = cpu.encode_segment(q, 1, out)
     exact = np.full(nbytes + 16, 0xA5, np.uint8)
@@ -78,7 +78,7 @@ def test_zeros_cost_a_byte_for_1024():
 
 
 def test_the_size_is_what_the_format_says():
-    """Blocks of widths 3 and 5: header, 2 codes of 2 bits, 12 bytes and 20 bytes."""
+    """Blocks of widths 3 and 5: a header, 2 codes of 2 bits, 12 bytes and 20 bytes."""
     q = np.zeros(64, np.int32)
     q[0], q[33] = 2, -16
     data = encode(q)
@@ -131,15 +131,18 @@ def test_backends_accept_the_same_random_bytes(num_values):
 
 
 def check_on_gpu(parts: list[np.ndarray]) -> None:
-    """By way of error_bound, which has the only kernels: of a bound of 1/2, indices are values."""
+    """Check the bytes of a GPU, a segment for each part.
+
+    Only error_bound has kernels. With a bound of 1/2, indices are values.
+    """
     values = torch.from_numpy(np.concatenate(parts)).float()[:, None].to(device_of("gpu"))
     segments = Segments.packed([len(q) for q in parts], 1)
-    most = error_bound.max_nbytes(segments)
-    payload = torch.full((int(most.sum()),), 0xA5, dtype=torch.uint8, device=values.device)
+    max_sizes = error_bound.max_nbytes(segments)
+    payload = torch.full((int(max_sizes.sum()),), 0xA5, dtype=torch.uint8, device=values.device)
     bounds = torch.full((len(parts),), 0.5, dtype=torch.float64)
     encoded = error_bound.encode(
-        values, segments, payload, torch.cumsum(most, 0) - most, bounds=bounds, relative=False,
-        backend="gpu",
+        values, segments, payload, torch.cumsum(max_sizes, 0) - max_sizes, bounds=bounds,
+        relative=False, backend="gpu",
     )  # fmt: skip
     for q, at, nbytes in zip(parts, encoded.at.tolist(), encoded.nbytes.tolist(), strict=True):
         data = reference.encode_segment(torch.from_numpy(q), 1)
@@ -152,7 +155,7 @@ def check_on_gpu(parts: list[np.ndarray]) -> None:
 
 @pytest.mark.triton
 def test_every_width_on_a_gpu():
-    """Alone in a group, between narrow blocks, and of every length of the last block."""
+    """Each width alone in a group, between narrow blocks, and in last blocks of any length."""
     alone, beside = [], indices(0.3, 25 * 1024 + 40)
     for width in range(25):
         top = reference.unzigzag(torch.tensor([(1 << width) - 1, (1 << width) >> 1])).numpy()

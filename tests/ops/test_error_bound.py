@@ -16,7 +16,7 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.bitpack import cpu as bitpack
-from trec_qcomm.ops.error_bound import cpu, reference, whole
+from trec_qcomm.ops.error_bound import cpu, reference, segment_encoders
 from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
@@ -24,13 +24,13 @@ ULP = 2.0**-23
 
 
 def encode(values, segments, bounds, relative, backend="cpu", encoder="bitpack"):
-    most = error_bound.max_nbytes(segments)
-    payload = torch.full((int(most.sum()),), 0xA5, dtype=torch.uint8)
+    max_sizes = error_bound.max_nbytes(segments)
+    payload = torch.full((int(max_sizes.sum()),), 0xA5, dtype=torch.uint8)
     return error_bound.encode(
         values,
         segments,
         payload,
-        exclusive_cumsum(most)[:-1],
+        exclusive_cumsum(max_sizes)[:-1],
         bounds=torch.as_tensor(bounds, dtype=torch.float64).expand(segments.num_segments).clone(),
         relative=relative,
         encoder=encoder,
@@ -39,7 +39,10 @@ def encode(values, segments, bounds, relative, backend="cpu", encoder="bitpack")
 
 
 def check(values, segments, bounds, relative, encoder="bitpack"):
-    """Both backends: the same bytes, decoded to the same bits. Returns encoded and decoded."""
+    """Check that cpu and reference write the same bytes, and decode them to the same bits.
+
+    Returns: encoded and decoded rows.
+    """
     ours, theirs = (
         encode(values, segments, bounds, relative, b, encoder) for b in ("cpu", "reference")
     )
@@ -57,9 +60,11 @@ def check(values, segments, bounds, relative, encoder="bitpack"):
 
 
 def check_rule(rows: torch.Tensor, bound: float, relative: bool = False) -> list[bool]:
-    """Each value as the contract says, in rational numbers. Returns which are verbatim.
+    """Check each value against the contract, in rational numbers.
 
-    A value is verbatim by bits; the others are the index times the step, within the bound.
+    A verbatim value arrives bit by bit; others are index times step, within the bound.
+
+    Returns: which values are verbatim.
     """
     segments = Segments.packed([len(rows)], rows.shape[1])
     encoded, decoded = check(rows, segments, bound, relative)
@@ -131,24 +136,26 @@ def test_parity_over_shapes(num_rows, dim, gap, exponent, relative, specials, se
 
 
 def test_ties_and_their_neighbours():
-    """Exactly at (k + 1/2) step, and up to three ulps around: verbatim only beyond the bound."""
+    """Values at (k + 1/2) step and up to three ulps around: verbatim only beyond the bound."""
     bound = 0.1
     step = torch.tensor(2 * np.float32(0.1))
     ties = (torch.arange(-400, 400, dtype=torch.float64) + 0.5) * float(step)
     x = ties.to(torch.float32)
-    around = [x]
+    neighbours = [x]
     for direction in (-math.inf, math.inf):
         near = x
         for _ in range(3):
             near = torch.nextafter(near, torch.tensor(direction))
-            around.append(near)
-    verbatim = check_rule(torch.stack(around, 1), bound)
+            neighbours.append(near)
+    verbatim = check_rule(torch.stack(neighbours, 1), bound)
     assert 0 < sum(verbatim) < len(verbatim)
 
 
 def test_a_bound_that_is_a_power_of_two_has_its_ties_within():
-    """x - decoded is the bound itself: allowed, so nothing is verbatim. One ulp below the tie of
-    q = 1 is the case whose difference float32 rounds down to the bound."""
+    """For a tie x - decoded is the bound itself, which is allowed: nothing is verbatim.
+
+    One ulp below the tie of q = 1 float32 rounds the difference down to the bound.
+    """
     x = torch.arange(-64, 64)[:, None] + torch.tensor([[0.5, -0.5]])
     assert not any(check_rule(x, 0.5))
     for bound in (2.0**-30, 0.5, 2.0**40):
@@ -227,20 +234,25 @@ def test_indices_up_to_2_to_the_22_travel_and_beyond_are_verbatim():
 
 
 def test_the_whole_segment_path_gives_the_bytes_of_the_fused_one():
-    """Encoders other than bitpack go that way; with bitpack as theirs, both must agree."""
+    """With bitpack, segment_encoders gives the bytes of cpu.
+
+    Other encoders are only in segment_encoders, so this compares the two paths.
+    """
     generator = torch.Generator().manual_seed(0)
     for dim, stride, num_rows in [(16, 16, 200), (7, 11, 300), (64, 70, 3)]:
         values = torch.randn(num_rows * stride, generator=generator).numpy()
         values[::97] = np.nan
         num_values, out = num_rows * dim, []
-        bound, step, inverse = quantizer.steps_of(0.01, 6.0)
+        bound, step, inverse = quantizer.choose_step(0.01, 6.0)
         shape = (values, 0, stride, dim, num_values)
         for is_whole in (True, False):
             data = np.zeros(4 * num_values, np.uint8)
             positions = np.zeros(num_values, np.uint32)
-            rest = (bound, step, inverse, data, positions, cpu.workspace())
+            rest = (bound, step, inverse, data, positions, cpu.group_scratch())
             if is_whole:
-                nbytes, num_verbatim, kind = whole.encode_values(*shape, *rest, cpu.BITPACK)
+                nbytes, num_verbatim, kind = segment_encoders.quantize_and_encode(
+                    *shape, *rest, cpu.BITPACK
+                )
                 assert kind == cpu.BITPACK
             else:
                 nbytes, num_verbatim = cpu._encode_groups(*shape, *rest)
@@ -272,7 +284,7 @@ def test_every_encoder_gives_the_values_of_bitpack(encoder, dim):
 
 
 def test_forged_segments_are_refused_by_both_or_by_none():
-    """Every byte of the header changed, and random changes anywhere: no crash, the same verdict."""
+    """Change every byte of the header, and random bytes anywhere."""
     rows = torch.randn(9, 7, generator=torch.Generator().manual_seed(0))
     rows[2, 3], rows[5, 1] = math.nan, 1e30
     segments = Segments.packed([9], 7)
@@ -346,13 +358,13 @@ def test_bindings_refuse_what_kernels_cannot_take():
 
 
 def test_groups_near_the_end_of_the_buffer_write_nothing_beyond():
-    """Payload of exactly max_nbytes inside a larger buffer."""
+    """The payload is exactly max_nbytes, inside a larger buffer."""
     segments = Segments.packed([3, 40], 33)
     values = torch.randn(43, 33, generator=torch.Generator().manual_seed(0))
-    most = error_bound.max_nbytes(segments)
-    at = exclusive_cumsum(most)[:-1] + 8
+    max_sizes = error_bound.max_nbytes(segments)
+    at = exclusive_cumsum(max_sizes)[:-1] + 8
     for bound in (0.01, 1e-6, 1e-9):
-        payload = torch.full((int(most.sum()) + 16,), 0xA5, dtype=torch.uint8)
+        payload = torch.full((int(max_sizes.sum()) + 16,), 0xA5, dtype=torch.uint8)
         bounds = torch.full((2,), bound, dtype=torch.float64)
         error_bound.encode(values, segments, payload, at, bounds=bounds, relative=True)
         assert bool((payload[:8] == 0xA5).all())

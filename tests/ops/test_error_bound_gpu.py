@@ -1,5 +1,6 @@
-"""error_bound on a GPU: the bytes and the verdicts of cpu, which test_error_bound.py holds to those
-of reference.
+"""error_bound on a GPU: the same bytes, and the same segments refused, as on a CPU.
+
+test_error_bound.py compares cpu with reference.
 """
 
 import math
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.error_bounds import GPU, bytes_of, check, decode, encode, noise, verdict
+from tests.ops.error_bound_kernels import GPU, bytes_of, check, decode, encode, noise, verdict
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import error_bound
@@ -45,7 +46,7 @@ def test_many_segments_of_a_row_and_none():
     ("dim", "gap"), [(33, 3), (64, 4), (1000, 4), (1023, 3), (1024, 4), (1028, 3), (3000, 8)]
 )
 def test_rows_of_any_length_are_found(dim, gap):
-    """Groups begin and end anywhere in them."""
+    """Groups begin and end anywhere in a row."""
     num_rows = 2 + 1100 // dim
     values = noise(num_rows, 2 * (dim + gap))
     segments = interleaved_segments(num_rows, 2, dim, gap=gap)
@@ -54,10 +55,10 @@ def test_rows_of_any_length_are_found(dim, gap):
 
 @pytest.fixture
 def few_programs(monkeypatch):
-    """Several groups each, and sums of few groups at a time."""
+    """Give each program several groups, and add up the sizes of few groups at a time."""
     from trec_qcomm.ops.error_bound import gpu
 
-    monkeypatch.setattr(gpu.groups, "_MANY_CHUNKS", 4)
+    monkeypatch.setattr(gpu.grouped_batch, "_MANY_CHUNKS", 4)
     monkeypatch.setattr(gpu, "_FEW_GROUPS", 1)
     monkeypatch.setattr(gpu, "_MANY_GROUPS", 2)
 
@@ -97,23 +98,26 @@ def test_bounds_at_the_limits_of_float32():
 
 
 def test_ties_and_their_neighbours():
-    """Verbatim only beyond the bound, as float64 says in reference.py; the kernels have no float64
-    there. Up to three ulps around ties, with bounds that are a power of two and others."""
+    """Values are verbatim only beyond the bound, as float64 says in reference.py.
+
+    The kernels have no float64 there. Up to three ulps around ties, with bounds that are a
+    power of two and others.
+    """
     for bound in (0.1, 0.5, 6e-39, 1.7e30):
         step = 2 * np.float32(bound)
         if np.float64(step) / 2 > bound:
             step = np.nextafter(step, np.float32(0))
         ties = ((torch.arange(-60, 60, dtype=torch.float64) + 0.5) * float(step)).float()
-        around = [ties]
+        neighbours = [ties]
         for direction in (-math.inf, math.inf):
             for _ in range(3):
-                before = around[-1] if len(around) % 4 else ties
-                around.append(torch.nextafter(before, torch.tensor(direction)))
-        check(torch.stack(around, 1), Segments.packed([120], 7), bound)
+                before = neighbours[-1] if len(neighbours) % 4 else ties
+                neighbours.append(torch.nextafter(before, torch.tensor(direction)))
+        check(torch.stack(neighbours, 1), Segments.packed([120], 7), bound)
 
 
 def test_one_value_an_ulp_beyond_the_bound():
-    """Its inverse is rounded down, so that its index is 0, and nothing else is verbatim."""
+    """The inverse of the step is rounded down, so the index is 0; no other value is verbatim."""
     bound = np.float32(1.7)
     beyond = np.nextafter(bound, np.float32(2))
     assert beyond * (np.float32(0.5) / bound) == 0.5
@@ -139,8 +143,7 @@ def test_indices_up_to_2_to_the_22_travel_and_beyond_are_verbatim():
 
 
 def test_many_verbatim_values():
-    """More than a program looks at together, in every group, at either side of where raw is
-    shorter."""
+    """In every group more than a program handles together, just below and above the size of raw."""
     values = noise(1300, 2, seed=1)
     values[::5, 0], values[900:1000, 1] = math.nan, math.inf
     segments = Segments.packed([1300], 2)
@@ -197,7 +200,7 @@ def test_headers_of_just_the_right_size_that_no_encoder_writes(indices, num_valu
 
 
 def test_positions_that_do_not_increase_or_are_beyond_the_rows():
-    """At the ends of what one program looks at: two of them, 128 of 700 at a time."""
+    """Positions at the ends of what one program checks: two programs, 128 of 700 at a time."""
     rows = torch.full((1500, 1), 2.0)
     rows[1:1400:2] = math.nan
     segments = Segments.packed([1500], 1)
@@ -215,7 +218,7 @@ def test_positions_that_do_not_increase_or_are_beyond_the_rows():
 
 
 def test_random_bytes_do_no_harm():
-    """Behind sound headers, of groups after the first, too; several groups a segment."""
+    """Random bytes behind valid headers, also in later groups; several groups a segment."""
     rows = noise(2500, 1)
     segments = Segments.packed([2500], 1)
     sound = encode(rows, segments, 0.02, False, "cpu")
@@ -288,7 +291,7 @@ def test_other_encoders_are_for_cpus(encoder):
 
 
 def test_segments_that_are_too_large_are_refused():
-    from trec_qcomm.ops.error_bound.gpu.groups import Groups
+    from trec_qcomm.ops.error_bound.gpu.grouped_batch import GroupedBatch
 
     one, zero = torch.tensor([0, 1]), torch.tensor([0])
     for segments, field in [
@@ -296,4 +299,4 @@ def test_segments_that_are_too_large_are_refused():
         (Segments(one * 2, 1, zero, torch.tensor([2**31])), "stride"),
     ]:
         with pytest.raises(ValueError, match=f"Segments.{field}: 214.* values, and at most"):
-            Groups.of(segments, zero, zero, torch.device("cpu"))
+            GroupedBatch.from_segments(segments, zero, zero, torch.device("cpu"))

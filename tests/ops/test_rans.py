@@ -5,12 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.index_coders import MAX_INDEX, Coder, as_indices, awkward, normal, with_outliers
+from tests.ops.index_encoders import (
+    MAX_INDEX,
+    IndexEncoder,
+    as_indices,
+    awkward,
+    normal,
+    with_outliers,
+)
 from trec_qcomm.ops.rans import cpu, reference
 
-CODER = Coder(cpu, reference, dim=1)
+ENCODER = IndexEncoder(cpu, reference, dim=1)
 
-# One of each kind of bytes: 1, 2, 4, 8 states; low bits; escapes; one class; nothing to gain.
+# Indices for each kind of bytes: 1, 2, 4, 8 states; low bits; escapes; one class; nothing to gain.
 KINDS = [
     normal(2, 50),
     normal(2, 500),
@@ -31,7 +38,7 @@ def entropy_nbytes(q):
 @pytest.mark.parametrize("dim", [1, 7, 16])
 def test_awkward_indices(dim):
     for q in awkward(dim):
-        CODER.check(q)
+        ENCODER.check(q)
 
 
 @settings(deadline=None, max_examples=100)
@@ -42,7 +49,7 @@ def test_awkward_indices(dim):
     times=st.integers(1, 60),
 )
 def test_any_indices(q, times):
-    CODER.check(np.array(q * times, np.int32))
+    ENCODER.check(np.array(q * times, np.int32))
 
 
 @settings(deadline=None, max_examples=60)
@@ -53,56 +60,56 @@ def test_any_indices(q, times):
     share=st.sampled_from([0, 0.001, 0.1, 0.6]),
 )
 def test_any_distribution(num_values, sigma, center, share):
-    CODER.check(with_outliers(sigma, num_values, share) // 2 + np.int32(center))
+    ENCODER.check(with_outliers(sigma, num_values, share) // 2 + np.int32(center))
 
 
 @pytest.mark.parametrize("q", KINDS)
 def test_smaller_buffers_are_refused(q):
-    CODER.check_room(q)
+    ENCODER.check_room(q)
 
 
 @pytest.mark.parametrize("q", KINDS)
 def test_every_other_length_is_refused(q):
-    CODER.check_lengths(q)
+    ENCODER.check_lengths(q)
 
 
 @pytest.mark.parametrize("q", KINDS)
 def test_forged_bytes(q):
-    CODER.check_forged(q, 2000)
+    ENCODER.check_forged(q, 2000)
 
 
 def test_forged_headers_never_ask_for_more_than_is_there():
-    data = CODER.encode(with_outliers(3, 500))
+    data = ENCODER.encode(with_outliers(3, 500))
     assert data[0] <= reference.MAX_SHIFT
     for place, value in [(0, reference.MAX_SHIFT + 1), (0, 255), (1, 255), (2, 255), (3, 255)]:
         forged = data.copy()
         forged[place] = value
-        assert CODER.decode(forged, 500) is None
-        assert CODER.decode_reference(forged, 500) is None
+        assert ENCODER.decode(forged, 500) is None
+        assert ENCODER.decode_reference(forged, 500) is None
 
 
 def test_states_of_long_segments():
-    """16 and 32 of them; one stream and two, of which the last one is longer."""
+    """Segments of 16 and 32 states; of one stream and of two, the last one longer."""
     for num_values in (32_768, 65_535, 65_536, 131_071, 131_072, 180_001):
-        CODER.check(with_outliers(30, num_values, 0.001))
+        ENCODER.check(with_outliers(30, num_values, 0.001))
 
 
 def test_streams_end_where_their_words_do():
     num_values = 131_072
-    data = CODER.check(normal(1, num_values))
+    data = ENCODER.check(normal(1, num_values))
     assert data[0] == data[3] == 0  # neither low bits nor escapes
     taken = reference.read_weights(reference.to_bits(bytes(data[4:516])), data[1] + 1)[1]
     states_at = (4 + (taken + 7) // 8 + 1) // 2 * 2
     count_at = states_at + 4 * 2 * 32
     count = int(data[count_at : count_at + 4].view(np.uint32)[0])
-    most = (data.size - count_at - 4) // 2
-    assert 0 < count < most
-    forged = [(count_at, n) for n in (count - 1, count + 1, 0, most, most + 1, 2**32 - 1)]
+    max_words = (data.size - count_at - 4) // 2
+    assert 0 < count < max_words
+    forged = [(count_at, n) for n in (count - 1, count + 1, 0, max_words, max_words + 1, 2**32 - 1)]
     for place, word in [*forged, (states_at, 2**15 - 1), (count_at - 4, 2**31)]:
         other = data.copy()
         other[place : place + 4].view(np.uint32)[0] = word
-        assert CODER.decode(other, num_values) is None
-        assert CODER.decode_reference(other, num_values) is None
+        assert ENCODER.decode(other, num_values) is None
+        assert ENCODER.decode_reference(other, num_values) is None
 
 
 def test_frequencies_fill_the_table_and_drop_no_class():
@@ -127,18 +134,18 @@ def test_total_of_trained_like_tables_is_within_3_percent_of_their_entropies():
             sigma, n = generator.uniform(2, 20), int(num_rows) * dim
             draw = generator.normal if table % 2 else generator.laplace
             q = as_indices(draw(0, sigma / (1 if table % 2 else np.sqrt(2)), n))
-            nbytes = CODER.encode(q).size
+            nbytes = ENCODER.encode(q).size
             assert nbytes <= entropy_nbytes(q) + 48 + 0.02 * entropy_nbytes(q)
             total, entropy = total + nbytes, entropy + entropy_nbytes(q)
     assert total <= 1.03 * entropy
 
 
 def test_the_bytes_of_the_format_page():
-    """r, A - 1, base, E; weights 2, 12 and 2; padding; a state; a word."""
+    """The header r, A - 1, base, E; weights 2, 12 and 2; padding; a state; a word."""
     q = np.array([0, 0, 0, 1, 0, -1, 0, 0] * 2, np.int32)
-    assert CODER.check(q).tobytes().hex(" ") == "00 02 01 00 0c 23 01 00 95 fc 00 00 78 20"
+    assert ENCODER.check(q).tobytes().hex(" ") == "00 02 01 00 0c 23 01 00 95 fc 00 00 78 20"
 
 
 def test_equal_indices_cost_a_few_bytes():
-    assert CODER.encode(np.zeros(100_000, np.int32)).size == 4
-    assert CODER.encode(np.full(100_000, -MAX_INDEX, np.int32)).size <= 8
+    assert ENCODER.encode(np.zeros(100_000, np.int32)).size == 4
+    assert ENCODER.encode(np.full(100_000, -MAX_INDEX, np.int32)).size <= 8

@@ -1,5 +1,6 @@
-"""rANS on a GPU, within error_bound: the bytes and the verdicts of cpu, which test_rans.py holds to
-those of reference.
+"""rANS on a GPU, within error_bound: the same bytes, and the same segments refused, as on a CPU.
+
+test_rans.py compares cpu with reference.
 """
 
 import math
@@ -10,15 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.ops.error_bounds import GPU, bytes_of, check, decode, encode, noise, verdict
-from tests.ops.index_coders import normal, with_outliers
+from tests.ops.error_bound_kernels import GPU, bytes_of, check, decode, encode, noise, verdict
+from tests.ops.index_encoders import normal, with_outliers
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.rans import reference
-from trec_qcomm.ops.rans.gpu import numbers, table
+from trec_qcomm.ops.rans.gpu import arithmetic, coding_tables
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 pytestmark = pytest.mark.triton
@@ -35,7 +36,7 @@ def check_rans(values, segments, bound, relative=False):
 
 
 def check_indices(*parts):
-    """A segment of each, [N] of indices or what is rounded to them."""
+    """Encode a segment of each part, [N] of indices or of what is rounded to them."""
     values = torch.from_numpy(np.concatenate(parts).astype(np.float32))[:, None]
     return check_rans(values, Segments.packed([len(part) for part in parts], 1), 0.5)
 
@@ -44,9 +45,9 @@ def check_indices(*parts):
 def _numbers(n, lanes, logs, bits, SYMBOLS: tl.constexpr):
     i = tl.program_id(0)
     num_values = tl.load(n + i)
-    tl.store(lanes + i, numbers.num_lanes(num_values))
-    tl.store(logs + i, numbers.table_log(num_values, tl.full((), SYMBOLS, tl.int32)))
-    tl.store(bits + i, numbers.bit_count(num_values.to(tl.uint32)))
+    tl.store(lanes + i, arithmetic.num_lanes(num_values))
+    tl.store(logs + i, arithmetic.table_log(num_values, tl.full((), SYMBOLS, tl.int32)))
+    tl.store(bits + i, arithmetic.bit_count(num_values.to(tl.uint32)))
 
 
 def test_numbers_of_the_format():
@@ -61,27 +62,29 @@ def test_numbers_of_the_format():
 
 
 @triton.jit
-def _frequencies(weights, escapes, logs, found):
+def _frequencies(weights, escapes, logs, frequencies):
     i, s = tl.program_id(0), tl.arange(0, 256)
-    f, escape = table.frequencies_of(
+    f, escape = coding_tables.frequencies_of(
         tl.load(weights + 256 * i + s), tl.load(escapes + i), tl.load(logs + i)
     )
-    tl.store(found + 257 * i + s, f)
-    tl.store(found + 257 * i + 256, escape)
+    tl.store(frequencies + 257 * i + s, f)
+    tl.store(frequencies + 257 * i + 256, escape)
 
 
-def test_the_first_of_equal_frequencies_is_levelled():
-    """The escape is the last one, also where it is as frequent as a class."""
+def test_of_equal_frequencies_the_first_is_reduced():
+    """The escape symbol is the last one, also where it is as frequent as a class."""
     cases = [([64, 64], 64, 6), ([1, 5, 5], 5, 9), ([7, 7], 8, 5), ([1] * 40 + [90], 90, 7)]
     weights = torch.zeros(len(cases), 256, dtype=torch.int64, device=GPU)
-    for row, (own, _, _) in zip(weights, cases, strict=True):
-        row[: len(own)] = torch.tensor(own)
+    for row, (class_weights, _, _) in zip(weights, cases, strict=True):
+        row[: len(class_weights)] = torch.tensor(class_weights)
     escapes = torch.tensor([escapes for _, escapes, _ in cases], device=GPU)
     logs = torch.tensor([log for _, _, log in cases], dtype=torch.int32, device=GPU)
-    found = torch.zeros(len(cases), 257, dtype=torch.int32, device=GPU)
-    _frequencies[(len(cases),)](weights, escapes, logs, found)
-    for row, (own, most, log) in zip(found.tolist(), cases, strict=True):
-        assert [*row[: len(own)], row[-1]] == reference.frequencies_of([*own, most], log)
+    frequencies = torch.zeros(len(cases), 257, dtype=torch.int32, device=GPU)
+    _frequencies[(len(cases),)](weights, escapes, logs, frequencies)
+    for row, (class_weights, escape_weight, log) in zip(frequencies.tolist(), cases, strict=True):
+        assert [*row[: len(class_weights)], row[-1]] == reference.frequencies_of(
+            [*class_weights, escape_weight], log
+        )
 
 
 @pytest.mark.parametrize("dim", [1, 7])
@@ -105,7 +108,7 @@ def test_all_kinds_of_bytes():
 
 
 def test_segments_of_one_symbol():
-    """All indices 0 of values that differ, and some far apart, which only low bits tell."""
+    """All indices 0 though values differ; indices far apart that differ in low bits only."""
     small = np.random.default_rng(0).uniform(-0.4, 0.4, 300)
     far = np.arange(32, dtype=np.float32) * 1024
     assert check_indices(small, far) == {cpu.RANS}
@@ -133,7 +136,7 @@ def test_raw_and_constant_beside_rans():
 
 
 def test_any_rows():
-    """Batches of short segments: of other scales, with outliers, copies and what is not finite."""
+    """Batches of short segments of many scales, with outliers, copies, NaN."""
     generator = np.random.default_rng(3)
     kinds = set()
     for _ in range(8):
@@ -167,7 +170,7 @@ def forged_verdicts(rows, segments, data):
 
 
 def test_forged_segments_get_the_verdict_of_cpu():
-    """Every byte of header and table, some of states, words, low bits and escaped indices."""
+    """Change every byte of header and table, and some of all other parts."""
     rows = torch.from_numpy(with_outliers(200, 60, 0.1).astype(np.float32))[:, None]
     rows[7] = math.nan
     segments = Segments.packed([60], 1)
@@ -237,7 +240,7 @@ def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written()
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # 4096 steps each way are interpreted
 def test_two_streams():
-    """The second one longer, and escapes in both; their words must end where they should."""
+    """The second stream is longer; escaped indices in both; word counts that are wrong."""
     num_values = 2 * 65_536 + 77
     q = with_outliers(0.5, num_values, 0.0005)
     values, segments = torch.from_numpy(q.astype(np.float32))[:, None], Segments.packed([len(q)], 1)

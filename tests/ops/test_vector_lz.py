@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.index_coders import (
+from tests.ops.index_encoders import (
     MAX_INDEX,
-    Coder,
+    IndexEncoder,
     awkward,
     normal,
     rows_with_copies,
@@ -16,7 +16,7 @@ from tests.ops.index_coders import (
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.vector_lz import cpu, reference
 
-CODERS = {dim: Coder(cpu, reference, dim) for dim in (1, 2, 7, 16)}
+ENCODERS = {dim: IndexEncoder(cpu, reference, dim) for dim in (1, 2, 7, 16)}
 WINDOW = reference.WINDOW
 
 # Literals alone, and copies: of narrow rows, wide rows, and rows of one index.
@@ -35,13 +35,13 @@ def literals_nbytes(q):
 @pytest.mark.parametrize("dim", [1, 7, 16])
 def test_awkward_indices(dim):
     for q in awkward(dim):
-        data = CODERS[dim].check(q)
+        data = ENCODERS[dim].check(q)
         assert data.size <= 1 + literals_nbytes(q)
 
 
 @settings(deadline=None, max_examples=100)
 @given(
-    dim=st.sampled_from(list(CODERS)),
+    dim=st.sampled_from(list(ENCODERS)),
     values=st.lists(
         st.one_of(st.integers(-2, 2), st.integers(-MAX_INDEX, MAX_INDEX)), min_size=1, max_size=60
     ),
@@ -49,29 +49,29 @@ def test_awkward_indices(dim):
 )
 def test_any_rows_in_any_order(dim, values, order):
     rows = np.resize(np.array(values, np.int32), (1 + len(values) // dim, dim))
-    CODERS[dim].check(rows[np.array(order, np.int64) % len(rows)].ravel())
+    ENCODERS[dim].check(rows[np.array(order, np.int64) % len(rows)].ravel())
 
 
 @pytest.mark.parametrize(("dim", "q"), KINDS)
 def test_smaller_buffers_are_refused(dim, q):
-    CODERS[dim].check_room(q)
+    ENCODERS[dim].check_room(q)
 
 
 @pytest.mark.parametrize(("dim", "q"), KINDS)
 def test_every_other_length_is_refused(dim, q):
-    CODERS[dim].check_lengths(q)
+    ENCODERS[dim].check_lengths(q)
 
 
 @pytest.mark.parametrize(("dim", "q"), KINDS)
 def test_forged_bytes(dim, q):
-    CODERS[dim].check_forged(q, 3000)
+    ENCODERS[dim].check_forged(q, 3000)
 
 
 @pytest.mark.parametrize("distance", [1, 2, WINDOW, WINDOW + 1])
 def test_the_window_is_255_rows(distance):
     """The second half repeats the first: it is copied if the window reaches back so far."""
     first = normal(1000, 16 * distance)
-    data = CODERS[16].check(np.tile(first, 2))
+    data = ENCODERS[16].check(np.tile(first, 2))
     copies = 1 + (2 * distance + 7) // 8 + distance
     if distance <= WINDOW:
         assert data.size == copies + literals_nbytes(first)
@@ -82,27 +82,27 @@ def test_the_window_is_255_rows(distance):
 
 def test_rows_without_copies_cost_one_byte():
     for q in (normal(4, 16 * 500), with_outliers(4, 16 * 500)):
-        assert CODERS[16].encode(q).size == 1 + literals_nbytes(q)
+        assert ENCODERS[16].encode(q).size == 1 + literals_nbytes(q)
 
 
 def test_rows_of_one_hash_are_told_apart():
-    """255 different rows in 1024 slots: many share one, and none is taken for another."""
+    """255 different rows in 1024 slots: many share a slot, and none is taken for another."""
     rows = np.arange(5000, dtype=np.int32).repeat(2).reshape(-1, 2)
-    CODERS[2].check(np.concatenate([rows, rows[-100:]]).ravel())
+    ENCODERS[2].check(np.concatenate([rows, rows[-100:]]).ravel())
 
 
 def test_the_bytes_of_the_format_page():
     """Rows 2 and 3 are copies, from 2 rows and 1 row before; the rest is bit-packed."""
     q = np.array([100, -200, 3, 0, 100, -200, 100, -200], np.int32)
-    assert CODERS[2].check(q).tobytes().hex(" ") == "01 0c 02 01 09 c8 1e 1b 00 00"
+    assert ENCODERS[2].check(q).tobytes().hex(" ") == "01 0c 02 01 09 c8 1e 1b 00 00"
 
 
 def test_forged_distances_are_refused():
     row = normal(1000, 16)
-    data = CODERS[16].check(np.tile(row, 5))
+    data = ENCODERS[16].check(np.tile(row, 5))
     assert data[:6].tolist() == [1, 0b11110, 1, 1, 1, 1]
     for place, value in [(0, 2), (1, 0b11111), (1, 0b111110), (1, 0b1110), (2, 0), (2, 2), (5, 5)]:
         forged = data.copy()
         forged[place] = value
-        assert CODERS[16].decode(forged, 80) is None
-        assert CODERS[16].decode_reference(forged, 80) is None
+        assert ENCODERS[16].decode(forged, 80) is None
+        assert ENCODERS[16].decode_reference(forged, 80) is None

@@ -1,4 +1,4 @@
-"""Bitpack in plain torch: the definition. Shapes: N indices, B blocks of 32, W bytes."""
+"""Bitpack in plain torch: the definition. Shapes: N indices, W bytes."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ MAX_WIDTH, MAX_CODE_BITS = 24, 5
 def encode_segment(q: Tensor, dim: int) -> Tensor:
     """Encode the indices of one segment.
 
-    Args:    q: [N] int32, |q| <= 2^22.  dim: not used; blocks cross rows.
+    Args:    q: [N] int32, |q| <= 2^22.
+             dim: not used, because blocks cross rows; encoders share one signature.
     Returns: [W] uint8.
     """
     words = zigzag(q)
@@ -24,34 +25,34 @@ def encode_segment(q: Tensor, dim: int) -> Tensor:
 
 
 def _encode_group(blocks: list[Tensor]) -> list[Tensor]:
-    """One header byte, the codes of the widths, the blocks: uint8 tensors."""
+    """Return a header byte, the codes of the widths and the blocks, as uint8 tensors."""
     widths = [int(block.max()).bit_length() for block in blocks]
-    least = min(widths)
-    bits = (max(widths) - least).bit_length()
-    codes = torch.tensor([width - least for width in widths])
-    header = torch.tensor([least | bits << 5], dtype=torch.uint8)
+    min_width = min(widths)
+    code_bits = (max(widths) - min_width).bit_length()
+    codes = torch.tensor([width - min_width for width in widths])
+    header = torch.tensor([min_width | code_bits << 5], dtype=torch.uint8)
     packed = [to_bytes(block, width) for block, width in zip(blocks, widths, strict=True)]
-    return [header, to_bytes(codes, bits), *packed]
+    return [header, to_bytes(codes, code_bits), *packed]
 
 
 def decode_segment(data: Tensor, dim: int, num_values: int) -> Tensor:
     """Decode all of `data`, [W] uint8, into [num_values] int32.
 
-    Raises: ValueError: W is not what the widths imply, or a width that no encoder writes.
+    Raises: ValueError: W is not what the widths imply, or a width is one that no encoder writes.
     """
     at, words = 0, []
     while num_values > 0:
         sizes = [min(BLOCK, num_values - BLOCK * b) for b in range(GROUP_BLOCKS)]
         sizes = [size for size in sizes if size > 0]
         header = int(_take(data, at, 1)[0])
-        least, bits = header & 31, header >> 5
-        if bits > MAX_CODE_BITS:
+        min_width, code_bits = header & 31, header >> 5
+        if code_bits > MAX_CODE_BITS:
             raise ValueError("invalid indices")
-        codes_nbytes = -(-len(sizes) * bits // 8)
-        codes = from_bytes(_take(data, at + 1, codes_nbytes), bits, len(sizes))
+        codes_nbytes = -(-len(sizes) * code_bits // 8)
+        codes = from_bytes(_take(data, at + 1, codes_nbytes), code_bits, len(sizes))
         at += 1 + codes_nbytes
         for size, code in zip(sizes, codes.tolist(), strict=True):
-            width = least + code
+            width = min_width + code
             if width > MAX_WIDTH:
                 raise ValueError("invalid indices")
             nbytes = -(-size * width // 8)
@@ -64,24 +65,25 @@ def decode_segment(data: Tensor, dim: int, num_values: int) -> Tensor:
 
 
 def _take(data: Tensor, at: int, nbytes: int) -> Tensor:
+    """Return data[at : at + nbytes]. Raise ValueError where data ends before that."""
     if at + nbytes > len(data):
         raise ValueError("invalid indices")
     return data[at : at + nbytes]
 
 
 def zigzag(q: Tensor) -> Tensor:
-    """0, -1, 1, -2, 2 ... -> 0, 1, 2, 3, 4 ..., as int64."""
+    """Map 0, -1, 1, -2, 2 ... to 0, 1, 2, 3, 4 ..., as int64."""
     wide = q.to(torch.int64)
     return torch.where(wide < 0, -2 * wide - 1, 2 * wide)
 
 
 def unzigzag(words: Tensor) -> Tensor:
-    """The inverse of `zigzag`, as int32."""
+    """Invert `zigzag`; int32."""
     return torch.where(words % 2 == 1, -(words + 1) // 2, words // 2).to(torch.int32)
 
 
 def to_bytes(words: Tensor, width: int) -> Tensor:
-    """[n] int64 below 2^width -> [ceil(n * width / 8)] uint8, lowest bits first."""
+    """Pack [n] int64, each below 2^width, to [ceil(n * width / 8)] uint8, lowest bits first."""
     bits = (words[:, None] >> torch.arange(width)) & 1
     flat = torch.zeros(-(-len(words) * width // 8) * 8, dtype=torch.int64)
     flat[: len(words) * width] = bits.reshape(-1)
@@ -89,6 +91,6 @@ def to_bytes(words: Tensor, width: int) -> Tensor:
 
 
 def from_bytes(data: Tensor, width: int, num_words: int) -> Tensor:
-    """The inverse of `to_bytes`; bits beyond the last word are ignored."""
+    """Invert `to_bytes`; bits after the last word are ignored."""
     bits = ((data.to(torch.int64)[:, None] >> torch.arange(8)) & 1).view(-1)
     return (bits[: num_words * width].view(num_words, width) << torch.arange(width)).sum(1)

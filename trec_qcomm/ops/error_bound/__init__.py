@@ -1,10 +1,17 @@
 """Error-bounded quantization of whole segments. Wire: FORMAT.md, "error_bounded".
 
-q = round(x / step) with step = 2 * bound, one step a segment, and an encoder for the indices q.
-Every value is checked against what the receiver will decode; those that break the bound, and NaN
-and infinities, travel verbatim. A segment without a range or without a usable step is lossless.
+There is no predictor. The *quantizer* turns values into indices, q = round(x / step) with
+step = 2 * bound, one step a segment, and an *encoder* packs the indices: bitpack, rans, vector_lz
+or whichever of the last two is shorter. Each value is checked against what the receiver will
+decode. A value outside the bound, NaN and infinities are sent *verbatim*, as float32. A segment
+without a range or without a usable step is lossless.
 
-Source: SZ3 (quantizer that re-checks); Feng et al., SC'24 (no predictor, one bound a table).
+`reference` is the definition. `cpu` quantizes and bit-packs group by group; `segment_encoders`, for
+the other encoders, collects all indices of a segment first. `gpu` has the kernels. `quantizer` is
+the first half on both devices.
+
+Source: SZ3 (a quantizer that checks each value); Feng et al., SC'24 (no predictor, one bound a
+table).
 """
 
 import sys
@@ -19,13 +26,13 @@ from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, first_outside, gpu_kernels
-from trec_qcomm.ops.error_bound import cpu, reference, whole
+from trec_qcomm.ops.error_bound import cpu, reference, segment_encoders
 
 ENCODERS = {
     "bitpack": cpu.BITPACK,
     "vector_lz": cpu.VECTOR_LZ,
     "rans": cpu.RANS,
-    "auto": whole.AUTO,
+    "auto": segment_encoders.AUTO,
 }
 GPU_ENCODERS = ("bitpack", "rans")
 
@@ -40,7 +47,7 @@ _REASONS = {
 
 
 def max_nbytes(segments: Segments) -> Tensor:
-    """[S] int64: the size of each segment where its rows are sent raw; 0 where it has none."""
+    """Return [S] int64: the size of each segment with its rows sent raw; 0 for one without rows."""
     sizes = np.empty(segments.start.numel(), np.int64)
     _fill_max_nbytes(segments.num_rows.numpy(), segments.dim, sizes)
     return torch.from_numpy(sizes)
@@ -59,9 +66,10 @@ def encode(
 ) -> Encoded:
     """Write the rows.
 
-    Args:     see core.codec.Codec.encode.  bounds: [S] float64 on CPU, finite, >= 0; 0 is lossless.
-              relative: bounds are fractions of max - min of the finite values of each segment.
-              encoder: see ENCODERS; on a GPU one of GPU_ENCODERS.
+    Args:     bounds: [S] float64 on CPU, finite, >= 0; 0 is lossless.
+              relative: whether bounds are fractions of max - min of each segment's finite values.
+              encoder: a key of ENCODERS; on a GPU one of GPU_ENCODERS.
+              The others: arguments of core.codec.Codec.encode.
     Numerics: |x - decoded| <= bound in exact arithmetic, no slack, for every finite x; NaN (with
               its payload) and infinities survive; -0.0 may become 0.0.
     Raises:   ValueError: a shape, dtype, device, bound or encoder out of range.
@@ -69,15 +77,15 @@ def encode(
     _check_bounds(bounds, segments)
     if encoder not in ENCODERS:
         raise ValueError(f"encoder: {encoder!r} is not one of {tuple(ENCODERS)}")
-    most = max_nbytes(segments)
-    backend = check_buffers(values, segments, payload, at, most, backend)
+    max_sizes = max_nbytes(segments)
+    backend = check_buffers(values, segments, payload, at, max_sizes, backend)
     if backend == "gpu":
         if encoder not in GPU_ENCODERS:
             raise ValueError(f"encoder: {encoder!r} is not one of {GPU_ENCODERS} on a GPU")
         kernels = gpu_kernels(__name__)
         nbytes = kernels.encode(values, segments, payload, at, bounds, relative, encoder)
         return Encoded(payload, at, nbytes)
-    sizes = np.zeros(most.numel(), np.int64)
+    sizes = np.zeros(max_sizes.numel(), np.int64)
     nbytes = torch.from_numpy(sizes)
     if backend == "reference":
         for s in range(segments.num_segments):
@@ -88,21 +96,31 @@ def encode(
         return Encoded(payload, at, nbytes)
     x, memory, places = arrays(values, payload, at)
     layout = arrays(segments.offsets, segments.start, segments.stride)
-    arguments = (x, *layout, segments.dim, memory, places, most.numpy(), bounds.numpy(), relative)
+    arguments = (
+        x,
+        *layout,
+        segments.dim,
+        memory,
+        places,
+        max_sizes.numpy(),
+        bounds.numpy(),
+        relative,
+    )
     if encoder == "bitpack":
         cpu.encode(*arguments, sizes)
     else:
-        whole.encode(*arguments, sizes, ENCODERS[encoder])
+        segment_encoders.encode(*arguments, sizes, ENCODERS[encoder])
     return Encoded(payload, at, nbytes)
 
 
 def decode(
     encoded: Encoded, segments: Segments, out: Tensor, *, backend: Backend | None = None
 ) -> None:
-    """Write the rows to `out`; the segments say by what encoder and step.
+    """Write the rows to `out`; each segment says its encoder and step.
 
-    Raises: ValueError as `encode`.  CorruptFrameError: bytes that no encoder writes, and on a GPU
-        those of encoders that are none of GPU_ENCODERS, when core.checks says.
+    Raises: ValueError: a shape, dtype or device out of range.
+            CorruptFrameError: bytes that no encoder writes and, on a GPU, encoders that are not in
+            GPU_ENCODERS. On a GPU it is raised when core.checks says.
     """
     sizes = encoded.nbytes
     backend = check_buffers(out, segments, encoded.payload, encoded.at, sizes, backend)
@@ -118,20 +136,23 @@ def decode(
                 raise CorruptFrameError(str(error), segment=s) from error
         return
     if backend == "gpu":
-        raise_first(gpu_kernels(__name__).decode(encoded, segments, out), _error_of)
+        raise_first(gpu_kernels(__name__).decode(encoded, segments, out), _corrupt_frame)
         return
-    y, *where = arrays(out, encoded.payload, encoded.at, sizes)
+    y, *encoded_arrays = arrays(out, encoded.payload, encoded.at, sizes)
     layout = arrays(segments.offsets, segments.start, segments.stride)
-    wrong, reason = cpu.decode(*where, *layout, segments.dim, y)
+    bad_segment, reason = cpu.decode(*encoded_arrays, *layout, segments.dim, y)
     if reason == cpu.OTHER_ENCODER:
-        wrong, reason = whole.decode(*where, *layout, segments.dim, y)
-    if wrong >= 0:
-        raise CorruptFrameError(_REASONS[reason], segment=int(wrong))
+        bad_segment, reason = segment_encoders.decode(*encoded_arrays, *layout, segments.dim, y)
+    if bad_segment >= 0:
+        raise CorruptFrameError(_REASONS[reason], segment=int(bad_segment))
 
 
-def _error_of(found: int) -> CorruptFrameError:
-    """Args: found: what gpu.decode returns, >= 0."""
-    segment, reason = divmod(found, gpu_kernels(__name__).NUM_REASONS)
+def _corrupt_frame(code: int) -> CorruptFrameError:
+    """Return the error for a result of gpu.decode.
+
+    Args: code: NUM_REASONS times the segment, plus the reason; >= 0.
+    """
+    segment, reason = divmod(code, gpu_kernels(__name__).NUM_REASONS)
     return CorruptFrameError(_REASONS[reason], segment=segment)
 
 
@@ -146,13 +167,13 @@ def _check_bounds(bounds: Tensor, segments: Segments) -> None:
         raise ValueError(f"bounds: {float(bounds[s])} of segment {s} is not finite and >= 0")
 
 
-def _raw_nbytes(num_rows: Any, dim: int, out: Any) -> None:
+def _max_nbytes(num_rows: Any, dim: int, out: Any) -> None:
     for s in range(out.size):
         num_values = num_rows[s] * dim
         out[s] = cpu.HEADER_NBYTES + (4 * num_values + 7) // 8 * 8 if num_values else 0
 
 
-# Compiled, as what binding.py checks and for the same reason.
-_fill_max_nbytes: Any = njit(nogil=True, cache=True)(_raw_nbytes)
+# Compiled, because torch and numpy take longer on vectors this short: see dispatch.py.
+_fill_max_nbytes: Any = njit(nogil=True, cache=True)(_max_nbytes)
 
 __all__ = ["ENCODERS", "GPU_ENCODERS", "decode", "encode", "max_nbytes"]

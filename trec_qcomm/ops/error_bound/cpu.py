@@ -1,10 +1,10 @@
-"""Error-bounded quantization in numba. Same bytes as reference.py.
+"""Error-bounded quantization in numba, with the encoder bitpack. Same bytes as reference.py.
 
 A segment is read twice: for its range, and to quantize it in groups of 1024 values, which stay in
 the first cache until they are packed.
 
-Encoders other than bitpack see a whole segment at once: whole.py, which is compiled only where one
-of them is used (it takes a minute).
+Encoders other than bitpack need all indices of a segment at once. They are in segment_encoders.py,
+which is compiled only where one of them is used, because that takes a minute.
 """
 
 import numpy as np
@@ -19,34 +19,40 @@ HEADER_NBYTES = 8
 MAX_VERBATIM = 2**25 - 1
 OK, BAD_SIZE, BAD_ENCODER, BAD_STEP, BAD_INDICES, BAD_VERBATIM, OTHER_ENCODER = range(7)
 
-# See ops.bitpack.cpu.
+# Without reference counts: see ops.bitpack.cpu.
 _kernel = njit(nogil=True, cache=True, _nrt=False)
 
 
 @_kernel
 def _encode_groups(
-    values, start, stride, dim, num_values, bound, step, inverse, out, positions, work
+    values, start, stride, dim, num_values, bound, step, inverse, out, positions, scratch
 ):
-    """Quantize and bitpack group by group. Returns (nbytes, num_verbatim); nbytes -1: no room."""
-    x, words, narrow, widths, spare = work
+    """Quantize and bit-pack a segment group by group.
+
+    Returns: (nbytes, num_verbatim); nbytes is -1 where out or positions has no room.
+    """
+    x, words, narrow, widths, spare = scratch
     at, num_verbatim = np.int64(0), np.int64(0)
     for first in range(0, num_values, GROUP):
         n = min(GROUP, num_values - first)
-        top, num_verbatim = quantizer.quantize_group(
+        all_bits, num_verbatim = quantizer.quantize_group(
             values, start, stride, dim, first, n, bound, step, inverse,
             x, words, narrow, positions, num_verbatim,
         )  # fmt: skip
         if num_verbatim < 0:
             return np.int64(-1), num_verbatim
-        at = bitpack.pack_group(words, top, n, out, at, out.size, narrow, widths, spare)
+        at = bitpack.pack_group(words, all_bits, n, out, at, out.size, narrow, widths, spare)
         if at < 0:
             return at, num_verbatim
     return at, num_verbatim
 
 
 @_kernel
-def _encode_constant(values, start, stride, dim, num_values, constant, positions):
-    """Find the values whose bits are not `constant`. Returns their number; -1: no room."""
+def _find_other_values(values, start, stride, dim, num_values, constant, positions):
+    """Find the values whose bits are not `constant`, and keep their positions.
+
+    Returns: how many there are, or -1: positions has no room.
+    """
     num_verbatim = np.int64(0)
     for k in range(num_values):
         value = np.float32(values[start + k // dim * stride + k % dim])
@@ -60,7 +66,7 @@ def _encode_constant(values, start, stride, dim, num_values, constant, positions
 
 @_kernel
 def _constant_of(values, start, stride, dim, num_values):
-    """Bits of the first finite value, or of the first where none is."""
+    """Return the bits of the first finite value, or of the first value where none is finite."""
     for k in range(num_values):
         value = values[start + k // dim * stride + k % dim]
         if np.isfinite(value):
@@ -70,7 +76,7 @@ def _constant_of(values, start, stride, dim, num_values):
 
 @njit(nogil=True, cache=True)
 def _write_raw(values, start, stride, dim, num_values, out):
-    """Returns the segment's nbytes."""
+    """Write the rows raw. Return the segment's nbytes."""
     nbytes = HEADER_NBYTES + (4 * num_values + 7) // 8 * 8
     out[:HEADER_NBYTES] = 0
     out[4] = RAW | ((-4 * num_values) % 8 << 4)
@@ -81,30 +87,35 @@ def _write_raw(values, start, stride, dim, num_values, out):
 
 
 @njit(nogil=True, cache=True)
-def _write_rest(
+def _write_header_and_verbatim(
     values, start, stride, dim, first_word, kind, indices_nbytes, positions, num_verbatim, out
 ):
-    """Header, padding and verbatim values around indices in place. Returns the nbytes."""
+    """Write header, padding and verbatim values around the indices. Return the nbytes."""
     padding = -indices_nbytes % 8
     end = HEADER_NBYTES + indices_nbytes + padding
     out[end - padding : end] = 0
     header = out[:HEADER_NBYTES].view(np.uint32)
     header[0] = first_word
     header[1] = kind | (padding << 4) | (num_verbatim << 7)
-    rest = out[end : end + 8 * num_verbatim].view(np.uint32)
+    verbatim = out[end : end + 8 * num_verbatim].view(np.uint32)
     for v in range(num_verbatim):
         k = np.int64(positions[v])
         value = np.float32(values[start + k // dim * stride + k % dim])
-        rest[v], rest[num_verbatim + v] = positions[v], value.view(np.uint32)
+        verbatim[v], verbatim[num_verbatim + v] = positions[v], value.view(np.uint32)
     return end + 8 * num_verbatim
 
 
 @njit(nogil=True, cache=True)
-def begin_segment(values, start, stride, dim, num_values, param, relative):
-    """(max - min, bound, step, 1 / step) of a segment; step 0 where it is lossless."""
-    lowest, highest = quantizer.range_of(values, start, stride, dim, num_values)
+def begin_segment(values, start, stride, dim, num_values, requested_bound, relative):
+    """Return (max - min, bound, step, 1 / step) of a segment; step is 0 where it is lossless.
+
+    Args: requested_bound: float64, a fraction of max - min where `relative`.
+    """
+    lowest, highest = quantizer.finite_range(values, start, stride, dim, num_values)
     width = np.float64(highest) - np.float64(lowest) if lowest <= highest else np.float64(0)
-    bound, step, inverse = quantizer.steps_of(param * width if relative else param, width)
+    bound, step, inverse = quantizer.choose_step(
+        requested_bound * width if relative else requested_bound, width
+    )
     return width, bound, step, inverse
 
 
@@ -112,19 +123,24 @@ def begin_segment(values, start, stride, dim, num_values, param, relative):
 def end_segment(
     values, start, stride, dim, num_values, width, step, kind, nbytes, num_verbatim, positions, out
 ):
-    """Write what belongs around nbytes of indices in place, or a constant, or the rows where that
-    is not shorter; nbytes or num_verbatim -1: there was no room. Returns the segment's nbytes."""
+    """Write what belongs around the indices in place, or a constant, or raw rows if not longer.
+
+    Args:    width: max - min of the finite values.
+             kind: the encoder field of the header.
+             nbytes, num_verbatim: sizes of the indices and of positions; -1: there was no room.
+    Returns: the segment's nbytes.
+    """
     first_word = np.float32(step).view(np.int32)
     if width == 0:
         kind, nbytes = CONSTANT, np.int64(0)
         first_word = _constant_of(values, start, stride, dim, num_values)
-        num_verbatim = _encode_constant(
+        num_verbatim = _find_other_values(
             values, start, stride, dim, num_values, first_word, positions
         )
     fits = (nbytes + 7) // 8 * 8 + 8 * num_verbatim < raw_nbytes(num_values)
     if nbytes < 0 or num_verbatim < 0 or not fits:
         return _write_raw(values, start, stride, dim, num_values, out)
-    return _write_rest(
+    return _write_header_and_verbatim(
         values, start, stride, dim, np.uint32(first_word), kind, nbytes, positions, num_verbatim,
         out,
     )  # fmt: skip
@@ -132,15 +148,17 @@ def end_segment(
 
 @njit(nogil=True, cache=True)
 def raw_nbytes(num_values):
-    """Of the rows, padded."""
+    """Return the bytes of the rows in float32, padded to a multiple of 8."""
     return (4 * num_values + 7) // 8 * 8
 
 
 @njit(nogil=True, cache=True)
-def _encode_segment(values, start, stride, dim, num_values, param, relative, out, positions, work):
-    """Write one segment to out, of max_nbytes. Returns its nbytes."""
+def _encode_segment(
+    values, start, stride, dim, num_values, requested_bound, relative, out, positions, scratch
+):
+    """Write one segment to out, which has max_nbytes. Return its nbytes."""
     width, bound, step, inverse = begin_segment(
-        values, start, stride, dim, num_values, param, relative
+        values, start, stride, dim, num_values, requested_bound, relative
     )
     room = raw_nbytes(num_values)
     positions = positions[: min(room // 8, MAX_VERBATIM)]
@@ -148,7 +166,7 @@ def _encode_segment(values, start, stride, dim, num_values, param, relative, out
     if step > 0:
         nbytes, num_verbatim = _encode_groups(
             values, start, stride, dim, num_values, bound, step, inverse,
-            out[HEADER_NBYTES:room], positions, work,
+            out[HEADER_NBYTES:room], positions, scratch,
         )  # fmt: skip
     return end_segment(
         values, start, stride, dim, num_values, width, step, BITPACK, nbytes, num_verbatim,
@@ -157,8 +175,8 @@ def _encode_segment(values, start, stride, dim, num_values, param, relative, out
 
 
 @njit(nogil=True, cache=True)
-def workspace():
-    """(x, words, narrow, widths, spare): scratch of one group, see ops.bitpack.cpu."""
+def group_scratch():
+    """Return scratch for one group, (x, words, narrow, widths, spare): see ops.bitpack.cpu."""
     return (
         np.empty(GROUP, np.float32),
         np.empty(GROUP, np.uint32),
@@ -169,33 +187,36 @@ def workspace():
 
 
 @njit(nogil=True, cache=True)
-def room_for_positions(offsets, dim):
-    """Scratch for the verbatim values of any segment: where there are more, rows are shorter."""
-    most = np.int64(0)
+def positions_scratch(offsets, dim):
+    """Return scratch for the verbatim positions of any segment.
+
+    A segment with more verbatim values is shorter when sent raw.
+    """
+    max_values = np.int64(0)
     for s in range(offsets.size - 1):
-        most = max(most, (offsets[s + 1] - offsets[s]) * dim)
-    return np.empty(most // 2 + 1, np.uint32)
+        max_values = max(max_values, (offsets[s + 1] - offsets[s]) * dim)
+    return np.empty(max_values // 2 + 1, np.uint32)
 
 
 @njit(nogil=True, cache=True)
-def encode(values, offsets, start, stride, dim, payload, at, most, params, relative, nbytes):
-    """Write every segment to payload[at:], at most `most` bytes; nbytes [S] is filled."""
-    positions, work = room_for_positions(offsets, dim), workspace()
+def encode(values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes):
+    """Write every segment to payload[at:], at most max_nbytes [S] each; nbytes [S] is filled."""
+    positions, scratch = positions_scratch(offsets, dim), group_scratch()
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
         nbytes[s] = 0
         if num_values:
-            out = payload[at[s] : at[s] + most[s]]
+            out = payload[at[s] : at[s] + max_nbytes[s]]
             nbytes[s] = _encode_segment(
-                values, start[s], stride[s], dim, num_values, params[s], relative, out, positions,
-                work,
+                values, start[s], stride[s], dim, num_values, bounds[s], relative, out, positions,
+                scratch,
             )  # fmt: skip
 
 
 @_kernel
-def _decode_groups(payload, at, end, step, start, stride, dim, num_values, out, work):
-    """The inverse of `_encode_groups`; False where payload[at:end] is invalid."""
-    x, words, narrow, widths, spare = work
+def _decode_groups(payload, at, end, step, start, stride, dim, num_values, out, scratch):
+    """Invert `_encode_groups`. Return False where payload[at:end] is invalid."""
+    x, words, narrow, widths, spare = scratch
     for first in range(0, num_values, GROUP):
         n = min(GROUP, num_values - first)
         at, is_narrow = bitpack.unpack_group(payload, at, end, n, words, narrow, widths, spare)
@@ -215,24 +236,29 @@ def _decode_groups(payload, at, end, step, start, stride, dim, num_values, out, 
 
 
 @_kernel
-def place_verbatim(rest, start, stride, dim, num_values, out):
-    """rest: [2 V] uint32, positions and bits. False where positions are invalid."""
-    num_verbatim, least = rest.size // 2, np.int64(0)
+def place_verbatim(verbatim, start, stride, dim, num_values, out):
+    """Put verbatim values in place. Return False where a position is invalid.
+
+    Args: verbatim: [2 V] uint32, positions, then bits.
+    """
+    num_verbatim, lowest = verbatim.size // 2, np.int64(0)
     for v in range(num_verbatim):
-        k = np.int64(rest[v])
-        if k < least or k >= num_values:
+        k = np.int64(verbatim[v])
+        if k < lowest or k >= num_values:
             return False
-        out[start + k // dim * stride + k % dim] = np.uint32(rest[num_verbatim + v]).view(
+        out[start + k // dim * stride + k % dim] = np.uint32(verbatim[num_verbatim + v]).view(
             np.float32
         )
-        least = k + 1
+        lowest = k + 1
     return True
 
 
 @njit(nogil=True, cache=True)
 def read_header(data):
-    """(kind, step, bytes of indices, number of verbatim values) of at least 8 bytes; bytes < 0
-    where the rest does not hold the verbatim values."""
+    """Return (kind, step, bytes of indices, number of verbatim values) of a segment of >= 8 bytes.
+
+    The bytes of indices are negative where the segment is too short for its verbatim values.
+    """
     header = data[:HEADER_NBYTES].view(np.uint32)
     num_verbatim = np.int64(header[1] >> 7)
     size = data.size - HEADER_NBYTES - 8 * num_verbatim - np.int64((header[1] >> 4) & 7)
@@ -240,8 +266,8 @@ def read_header(data):
 
 
 @njit(nogil=True, cache=True)
-def decode_segment(payload, at, nbytes, start, stride, dim, num_values, out, work):
-    """Returns OK, OTHER_ENCODER or the reason why payload[at : at + nbytes] is invalid."""
+def decode_segment(payload, at, nbytes, start, stride, dim, num_values, out, scratch):
+    """Decode one segment. Return OK, OTHER_ENCODER, or the reason why it is invalid."""
     data = payload[at : at + nbytes]
     if num_values == 0:
         return OK if data.size == 0 else BAD_SIZE
@@ -268,21 +294,24 @@ def decode_segment(payload, at, nbytes, start, stride, dim, num_values, out, wor
         return OTHER_ENCODER
     elif not _decode_groups(
         payload, at + HEADER_NBYTES, at + HEADER_NBYTES + size, step, start, stride, dim,
-        num_values, out, work,
+        num_values, out, scratch,
     ):  # fmt: skip
         return BAD_INDICES
-    rest = data[end:].view(np.uint32)
-    return OK if place_verbatim(rest, start, stride, dim, num_values, out) else BAD_VERBATIM
+    verbatim = data[end:].view(np.uint32)
+    return OK if place_verbatim(verbatim, start, stride, dim, num_values, out) else BAD_VERBATIM
 
 
 @njit(nogil=True, cache=True)
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
-    """Returns (-1, OK), or the first segment that is invalid or of another encoder, and which."""
-    work = workspace()
+    """Decode all segments.
+
+    Returns: (-1, OK), or the first segment that is invalid or of another encoder, and the reason.
+    """
+    scratch = group_scratch()
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
         reason = decode_segment(
-            payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, work
+            payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, scratch
         )
         if reason != OK:
             return s, reason

@@ -1,4 +1,4 @@
-"""Error-bounded quantization in plain torch: the definition. Shapes: n rows of D, V verbatim."""
+"""Error-bounded quantization in plain torch: the definition. Shapes: n rows of D, N = n D."""
 
 import numpy as np
 import torch
@@ -27,13 +27,13 @@ _DECODERS = {
 
 
 def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) -> Tensor:
-    """[n, D] float32 -> the segment's bytes, [W] uint8, W a multiple of 8."""
+    """Encode [n, D] float32 to the segment's bytes, [W] uint8, W a multiple of 8."""
     x = rows.reshape(-1)
     if not len(x):
         return torch.empty(0, dtype=torch.uint8)
     width = finite_range(x)
     bound32 = round_down(bound * width if relative else bound)
-    step, inverse = step_of(bound32)
+    step, inverse = choose_step(bound32)
     raw = _assemble(0, RAW, _bytes(x), x, torch.zeros(len(x), dtype=torch.bool))
     if width == 0:
         finite = x[x.isfinite()]
@@ -45,8 +45,8 @@ def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) 
     else:
         q, verbatim = quantize(x, bound32, step, inverse)
         names = ("vector_lz", "rans") if encoder == "auto" else (encoder,)
-        found = [(_ENCODERS[name][0], _ENCODERS[name][1](q, rows.shape[1])) for name in names]
-        kind, indices = min(found, key=lambda pair: len(pair[1]))  # the first of equals
+        candidates = [(_ENCODERS[name][0], _ENCODERS[name][1](q, rows.shape[1])) for name in names]
+        kind, indices = min(candidates, key=lambda pair: len(pair[1]))  # the first of equal length
         bits = int(step.view(torch.int32))
         if int(verbatim.sum()) > MAX_VERBATIM:
             return raw
@@ -55,21 +55,21 @@ def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) 
 
 
 def finite_range(x: Tensor) -> float:
-    """max - min over the finite values of [N] float32, in float64; 0 where none is finite."""
+    """Return max - min of the finite values of [N] float32, in float64; 0 where none is finite."""
     finite = x[x.isfinite()].double()
     return float(finite.max() - finite.min()) if len(finite) else 0.0
 
 
 def round_down(bound: float) -> Tensor:
-    """The largest finite float32 that is not above a float64 bound >= 0; a scalar."""
+    """Return the largest finite float32 not above a float64 bound >= 0, as a scalar."""
     rounded = np.float32(min(bound, _FLOAT32.max))
     if float(rounded) > bound:
         rounded = np.nextafter(rounded, np.float32(0))
     return torch.tensor(float(rounded), dtype=torch.float32)
 
 
-def step_of(bound: Tensor) -> tuple[Tensor, Tensor]:
-    """(step, 1 / step) as float32 scalars; (0, 0) where either is not a normal finite number."""
+def choose_step(bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (step, 1 / step), float32 scalars; (0, 0) unless both are normal finite numbers."""
     step = bound * 2
     inverse = 1 / step
     for value in (step, inverse):
@@ -79,9 +79,12 @@ def step_of(bound: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize(x: Tensor, bound: Tensor, step: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """[N] float32 -> q: [N] int32, 0 where verbatim; verbatim: [N] bool, the rule of the contract.
+    """Quantize [N] float32.
 
-    Each operation below rounds to float32 once: there is no fused multiply-add.
+    Each operation rounds to float32 once: there is no fused multiply-add.
+
+    Returns: q: [N] int32, 0 where verbatim.
+             verbatim: [N] bool, values that the contract does not allow to be sent as an index.
     """
     rounded = (x * inverse + _MAGIC) - _MAGIC
     decoded = rounded * step
@@ -91,18 +94,21 @@ def quantize(x: Tensor, bound: Tensor, step: Tensor, inverse: Tensor) -> tuple[T
 
 
 def _assemble(first: int, kind: int, indices: Tensor, x: Tensor, verbatim: Tensor) -> Tensor:
-    """Header (its first word as an int), indices, padding, verbatim positions and bits."""
+    """Join header, indices, padding, and positions and bits of the verbatim values.
+
+    Args: first: the header's first word, as an int.  x: [N] float32.  verbatim: [N] bool.
+    """
     positions = verbatim.nonzero().view(-1)
     padding = -len(indices) % 8
     word = kind | padding << 4 | len(positions) << 7
     header = torch.tensor([first, word - 2**32 if word >= 2**31 else word], dtype=torch.int32)
     zeros = torch.zeros(padding, dtype=torch.uint8)
-    rest = [_bytes(positions.to(torch.int32)), _bytes(x[positions])]
-    return torch.cat([_bytes(header), indices, zeros, *rest])
+    verbatim_parts = [_bytes(positions.to(torch.int32)), _bytes(x[positions])]
+    return torch.cat([_bytes(header), indices, zeros, *verbatim_parts])
 
 
 def decode_segment(data: Tensor, num_rows: int, dim: int) -> Tensor:
-    """The inverse of `encode_segment`: [n, D] float32. Raises ValueError: invalid bytes."""
+    """Decode a segment to [n, D] float32. Raise ValueError for bytes that no encoder writes."""
     num_values = num_rows * dim
     if not num_values:
         return _require(len(data) == 0, torch.empty(num_rows, dim), "bytes for no rows")
@@ -127,12 +133,15 @@ def decode_segment(data: Tensor, num_rows: int, dim: int) -> Tensor:
 def _decode_values(
     kind: int, first: Tensor, indices: Tensor, num_values: int, dim: int, num_verbatim: int
 ) -> Tensor:
-    """[N] float32 before the verbatim values are placed. first: the header's float32 scalar."""
+    """Return [N] float32, before the verbatim values are put in place.
+
+    Args: first: the header's first word, a float32 scalar: the step or the constant.
+    """
     if kind == RAW:
         valid = len(indices) == 4 * num_values and not num_verbatim
         return _require(valid, indices.clone(), "size of raw rows").view(torch.float32)
     if kind == CONSTANT:
-        # By bits: a float may lose a NaN's.
+        # Copied as an int, because a NaN copied as a float may lose its payload.
         constant = first.view(torch.int32).repeat(num_values).view(torch.float32)
         return _require(len(indices) == 0, constant, "indices of a constant")
     if kind not in _DECODERS:
@@ -143,6 +152,7 @@ def _decode_values(
 
 
 def _require(valid: bool, result: Tensor, what: str) -> Tensor:
+    """Return `result`. Raise ValueError unless `valid`."""
     if not valid:
         raise ValueError(f"invalid {what}")
     return result

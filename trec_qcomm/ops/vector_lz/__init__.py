@@ -1,9 +1,10 @@
-"""Vector-LZ: a row of indices equal to one of the 255 rows before it becomes its distance.
+"""Vector-LZ: a row of indices that equals one of the 255 rows before it is sent as its distance.
 
-All other rows are literals, bit-packed (ops.bitpack). Copies are sent only where that is smaller,
+An encoder of quantization indices for ops.error_bound, which calls it for one segment at a time.
+All other rows are literals, bit-packed (ops.bitpack). Copies are sent only where that is shorter,
 so a segment without equal rows costs one byte more than bit-packing alone.
-Wire: FORMAT.md, "vector_lz". `reference` is the definition, `cpu` writes and reads the same bytes;
-`error_bounded` calls the kernels, one segment at a time.
+
+Wire: FORMAT.md, "vector_lz". `reference` is the definition, `cpu` writes and reads the same bytes.
 Source: Feng et al., SC 2024 (a row as LZ's symbol, a window of 32 to 255 rows); literals packed
 per 32 indices and the layout are ours.
 """

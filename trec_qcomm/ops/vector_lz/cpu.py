@@ -1,6 +1,6 @@
 """Vector-LZ in numba. Same bytes as reference.py, which says what they mean.
 
-n rows of dim indices, N = n dim, W bytes.
+Shapes: n rows of dim indices, N = n dim, W bytes.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from trec_qcomm.ops.bitpack.cpu import decode_segment as unpack_literals
 from trec_qcomm.ops.bitpack.cpu import encode_segment as pack_literals
 
 WINDOW = 255
-SLOTS = 1024  # of the hash table; more than the window, so that most chains have one row
+SLOTS = 1024  # slots of the hash table: more than the window, so most chains have one row
 
 
 @njit(nogil=True, cache=True)
@@ -23,9 +23,9 @@ def _equal(a, b):
 
 @njit(nogil=True, cache=True)
 def _find_copies(q, dim, distances):
-    """distances: [n] uint8, see reference.find_copies. Returns the number of copies.
+    """Fill distances [n] uint8 as reference.find_copies does. Return the number of copies.
 
-    Rows of one hash are a chain, the last row first; the window bounds its length.
+    Rows of equal hash form a chain, the last row first. The window bounds the length of a search.
     """
     factors = np.empty(dim, np.uint32)
     factor = np.uint32(0x9E3779B1)
@@ -52,7 +52,7 @@ def _find_copies(q, dim, distances):
 
 @njit(nogil=True, cache=True)
 def _put_copies(q, dim, distances, out, literals):
-    """Write flag, bitmap and distances, and gather the literals."""
+    """Write the flag, the bitmap and the distances to out, and gather the literals."""
     at, count = 1 + (distances.size + 7) // 8, 0
     out[:at] = 0
     out[0] = 1
@@ -69,7 +69,7 @@ def _put_copies(q, dim, distances, out, literals):
 
 @njit(nogil=True, cache=True)
 def _encode_copies(q, dim, distances, num_copies, out):
-    """As `encode_segment`, with copies."""
+    """Write a segment with copies to out. Return the bytes used; -1 where out is too small."""
     at = 1 + (distances.size + 7) // 8 + num_copies
     if at > out.size:
         return -1
@@ -81,8 +81,10 @@ def _encode_copies(q, dim, distances, num_copies, out):
 
 @njit(nogil=True, cache=True)
 def encode_segment(q, dim, out):
-    """Write the indices q [N] int32, N a multiple of dim, to out [C] uint8. Returns the bytes
-    used, or -1 where they are more than C. The bytes after them may have been written."""
+    """Write the indices q [N] int32, N a multiple of dim, to out [C] uint8.
+
+    Returns: the number of bytes used, or -1 where C is too small. Bytes behind them may be written.
+    """
     if q.size == 0:
         return 0
     distances = np.empty(q.size // dim, np.uint8)
@@ -106,9 +108,11 @@ def encode_segment(q, dim, out):
 
 @njit(nogil=True, cache=True)
 def _count_copies(bitmap, distances, num_rows):
-    """The number of copies, or -1: padding is not 0, or a distance is 0 or points before row 0.
+    """Return the number of copies, or -1 where they are invalid.
 
-    distances: what follows the bitmap, as long as the segment is.
+    That is: padding is not 0, or a distance is 0 or points before row 0.
+
+    Args: bitmap: the bits of num_rows rows.  distances: all bytes behind the bitmap.
     """
     if num_rows % 8 and bitmap[-1] >> (num_rows % 8):
         return -1
@@ -123,8 +127,11 @@ def _count_copies(bitmap, distances, num_rows):
 
 @njit(nogil=True, cache=True)
 def _spread(q, dim, bitmap, distances, literals_at):
-    """Literals stand at the end of q, in order; rows are put in place from the first on, and
-    never overtake the literals that are still to be moved."""
+    """Put rows in place, from the first on.
+
+    The literals stand at the end of q, in order, from literals_at on. A row written never overtakes
+    the literals that are still to be moved.
+    """
     copy, source = 0, literals_at
     for i in range(q.size // dim):
         begin = i * dim
@@ -141,7 +148,7 @@ def _spread(q, dim, bitmap, distances, literals_at):
 
 @njit(nogil=True, cache=True)
 def decode_segment(data, dim, q):
-    """Fill q [N] int32 from data [W] uint8. False if no encoder writes the data."""
+    """Fill q [N] int32 from data [W] uint8. Return False if no encoder writes the data."""
     if q.size == 0 or data.size == 0:
         return q.size == data.size
     if data[0] == 0:

@@ -1,6 +1,6 @@
-"""Vector-LZ of a segment's indices: the definition, written to be read.
+"""Vector-LZ of a segment's indices in plain torch: the definition.
 
-Segment bytes: FORMAT.md, "vector_lz". n rows of dim indices, N = n dim, W bytes.
+Bytes: FORMAT.md, "vector_lz". Shapes: n rows of dim indices, N = n dim, W bytes.
 """
 
 import torch
@@ -12,7 +12,7 @@ WINDOW = 255
 
 
 def find_copies(rows: list[list[int]]) -> list[int]:
-    """Each row's distance to the nearest equal row before it; 0: none within the window."""
+    """Return each row's distance to the nearest equal row before it; 0: none in the window."""
     last: dict[tuple[int, ...], int] = {}
     distances = []
     for i, row in enumerate(rows):
@@ -23,12 +23,12 @@ def find_copies(rows: list[list[int]]) -> list[int]:
 
 
 def to_bitmap(bits: list[bool]) -> list[int]:
-    """Eight a byte, lowest bit first, the last byte padded with 0."""
+    """Pack eight bits a byte, lowest bit first; the last byte is padded with 0."""
     return [sum(b << k for k, b in enumerate(bits[i : i + 8])) for i in range(0, len(bits), 8)]
 
 
 def encode_segment(q: Tensor, dim: int) -> Tensor:
-    """[N] int32 indices, N a multiple of dim -> [W] uint8."""
+    """Encode indices [N] int32, N a multiple of dim, to [W] uint8."""
     if q.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
     rows = q.view(-1, dim)
@@ -44,7 +44,7 @@ def encode_segment(q: Tensor, dim: int) -> Tensor:
 
 
 def decode_segment(data: Tensor, dim: int, num_values: int) -> Tensor:
-    """The inverse: [W] uint8 -> [num_values] int32, num_values a multiple of dim.
+    """Decode [W] uint8 to [num_values] int32, num_values a multiple of dim.
 
     Raises: ValueError: bytes that no encoder writes.
     """
@@ -65,7 +65,7 @@ def decode_segment(data: Tensor, dim: int, num_values: int) -> Tensor:
 
 
 def _read_distances(data: list[int], num_rows: int) -> tuple[list[int], int]:
-    """Each row's distance, 0 for a literal, and the place where the literals begin."""
+    """Return each row's distance, 0 for a literal, and the place where the literals begin."""
     at = 1 + (num_rows + 7) // 8
     _require(at <= len(data), "wrong size")
     bits = [byte >> k & 1 for byte in data[1:at] for k in range(8)]

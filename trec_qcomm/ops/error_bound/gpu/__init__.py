@@ -1,21 +1,26 @@
-"""Error-bounded quantization in Triton, with the encoders bitpack and rans. Bytes of reference.py.
+"""Error-bounded quantization in Triton, with the encoders bitpack and rans; reference.py's bytes.
 
-With bitpack, encoding is five launches. Three read all rows: for the range of each segment; for the
-widths of blocks and the sizes of groups; then, when a program a segment has added these up and
-written its header, to write the groups. The last is for verbatim values, which few groups have. The
-sizes of segments are known after the third launch, and the host waits for no more.
+A segment is divided into groups of 1024 values. Unless said otherwise, a program has one warp and a
+chunk, which is up to eight groups of one segment, visited one after the other.
 
-With rans it is nine, as a table must be known before the first index is coded: ranges; indices,
-which are kept; the window of classes that a segment begins with; how many indices are in each; the
-classes and the table; words, stream by stream; sizes, for which the host waits; then what is
-written where they say, and verbatim values.
+Encoding with bitpack takes five launches:
+1. find_ranges reads all rows for the range of each segment, and so for its step;
+2. measure_groups reads all rows for the widths of blocks and the sizes of groups;
+3. lay_out_bitpack, one program a segment, adds these up and writes the headers;
+4. write_bitpack reads all rows and writes the groups;
+5. write_verbatim writes the verbatim values, which few groups have.
+Sizes of segments are known after the third launch. The host waits for them and for nothing else.
 
-Decoding takes segments of either kind in four launches: a program a segment reads the headers of
-its groups, one by one, as each says where the next one is, or the table of rans; a program a stream
-reads symbols; then all rows are written, those of rans by themselves. Nothing waits.
+Encoding with rans takes nine, because a segment's table must be known before its first index is
+coded: find_ranges; quantize_groups, which keeps the indices; choose_initial_classes and
+count_classes; choose_classes, which also makes the table; push_streams, one program a stream;
+lay_out_rans, for whose sizes the host waits; write_rans and write_verbatim.
 
-Other programs have one warp and a chunk: some groups of 1024 values of one segment, one after the
-other.
+Decoding takes four launches for segments of either encoder, and no wait: read_headers, one program
+a segment, reads the headers of groups one by one, because each tells where the next one is, or the
+table of rans; pop_streams reads symbols, one program a stream; read_rows and read_rans_rows write
+the rows, those of rans apart.
+
 Shapes: S segments, C chunks, G groups, T streams.
 """
 
@@ -27,17 +32,24 @@ from torch import Tensor
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.core.transfer import Download
 from trec_qcomm.ops.device import launch, no_segment, words
-from trec_qcomm.ops.error_bound.gpu import reading, through_indices, through_symbols, writing
-from trec_qcomm.ops.error_bound.gpu.groups import GROUP, Groups
-from trec_qcomm.ops.error_bound.gpu.reading import NUM_REASONS
+from trec_qcomm.ops.error_bound.gpu import (
+    decode_rans,
+    decode_segments,
+    encode_bitpack,
+    encode_rans,
+    encode_segments,
+)
+from trec_qcomm.ops.error_bound.gpu.decode_segments import NUM_REASONS
+from trec_qcomm.ops.error_bound.gpu.grouped_batch import GROUP, GroupedBatch
 from trec_qcomm.ops.error_bound.quantizer.gpu import NO_KEY
-from trec_qcomm.ops.rans.gpu import header, table
+from trec_qcomm.ops.rans.gpu import coding_tables, header
 
 _BLOCKS = 32
-# Registers of a thread: the compiler would take 143 to measure and 226 to pack, for what is rare in
-# the latter. With these, programs that read rows by 16 bytes spill only there.
+# Registers a thread may use. Unlimited, the compiler would take 143 to measure groups and 226 to
+# write them, the latter for rare cases. Within these limits, programs that read rows by 16 bytes
+# spill registers only in the rare cases.
 _REGISTERS, _REGISTERS_TO_MEASURE = 128, 80
-_FEW_GROUPS, _MANY_GROUPS = 32, 2048  # that a program of `lay_out` takes at a time
+_FEW_GROUPS, _MANY_GROUPS = 32, 2048  # groups that a program which adds up sizes takes at a time
 
 
 def encode(
@@ -49,165 +61,193 @@ def encode(
     relative: bool,
     encoder: str,
 ) -> Tensor:
-    """Write the segments; returns their nbytes, [S] int64 on CPU. bounds: [S] float64 on CPU."""
-    on = Groups.of(segments, at, bounds.view(torch.int64), values.device)
+    """Write the segments and return their nbytes, [S] int64 on CPU.
+
+    Args: bounds: [S] float64 on CPU.  The others: arguments of error_bound.encode.
+    """
+    batch = GroupedBatch.from_segments(segments, at, bounds.view(torch.int64), values.device)
     encode_all = _encode_rans if encoder == "rans" else _encode_bitpack
-    return encode_all(values, payload, on, relative)
+    return encode_all(values, payload, batch, relative)
 
 
-def _over_rows(on: Groups) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of kernels that go through all rows, and of those that need few registers."""
-    many = {"VECTOR": on.vector, "num_warps": 1, "maxnreg": _REGISTERS}
-    return many, many | ({"maxnreg": _REGISTERS_TO_MEASURE} if on.vector == 4 else {})
+def _row_options(batch: GroupedBatch) -> dict[str, Any]:
+    """Launch options of kernels that go through all rows."""
+    return {"VECTOR": batch.vector, "num_warps": 1, "maxnreg": _REGISTERS}
 
 
-def _block(on: Groups) -> dict[str, int]:
-    """Of kernels that add up what groups of a segment take."""
-    is_short = on.most_values <= _FEW_GROUPS * GROUP
+def _measure_options(batch: GroupedBatch) -> dict[str, Any]:
+    """Launch options of kernels that go through all rows and need few registers."""
+    few = {"maxnreg": _REGISTERS_TO_MEASURE} if batch.vector == 4 else {}
+    return _row_options(batch) | few
+
+
+def _sum_options(batch: GroupedBatch) -> dict[str, int]:
+    """Launch options of kernels that add up the sizes of a segment's groups."""
+    is_short = batch.max_values <= _FEW_GROUPS * GROUP
     block = _FEW_GROUPS if is_short else _MANY_GROUPS
     return {"BLOCK": block, "num_warps": 1 if is_short else 4}
 
 
-def _encode_bitpack(values: Tensor, payload: Tensor, on: Groups, relative: bool) -> Tensor:
+def _encode_bitpack(values: Tensor, payload: Tensor, batch: GroupedBatch, relative: bool) -> Tensor:
     device = values.device
-    limits, payload32 = on.extra.view(torch.float64), words(payload, torch.int32)
-    found = torch.full((3, on.num_segments), NO_KEY, dtype=torch.int32, device=device)
-    segment_of_chunk = torch.empty(on.num_chunks, dtype=torch.int32, device=device)
-    sizes, counts = torch.empty((2, on.num_groups), dtype=torch.int32, device=device)
-    places, ranks = torch.empty((2, on.num_groups), dtype=torch.int64, device=device)
-    widths = torch.empty(on.num_groups * _BLOCKS, dtype=torch.uint8, device=device)
-    kinds, nbytes = torch.empty((2, on.num_segments), dtype=torch.int64, device=device)
-    many, few = _over_rows(on)
+    bounds, payload32 = batch.bounds_or_nbytes.view(torch.float64), words(payload, torch.int32)
+    range_keys = torch.full((3, batch.num_segments), NO_KEY, dtype=torch.int32, device=device)
+    segment_of_chunk = torch.empty(batch.num_chunks, dtype=torch.int32, device=device)
+    group_nbytes, verbatim_counts = torch.empty(
+        (2, batch.num_groups), dtype=torch.int32, device=device
+    )
+    group_places, verbatim_before = torch.empty(
+        (2, batch.num_groups), dtype=torch.int64, device=device
+    )
+    block_widths = torch.empty(batch.num_groups * _BLOCKS, dtype=torch.uint8, device=device)
+    kinds, nbytes = torch.empty((2, batch.num_segments), dtype=torch.int64, device=device)
+    row_options, measure_options = _row_options(batch), _measure_options(batch)
     launch(
-        writing.find_ranges, on.num_chunks, values, found, segment_of_chunk, *on.layout,
-        STEPS=on.num_segments.bit_length(), **few,
+        encode_segments.find_ranges, batch.num_chunks, values, range_keys, segment_of_chunk,
+        *batch.layout, STEPS=batch.num_segments.bit_length(), **measure_options,
     )  # fmt: skip
     launch(
-        writing.measure, on.num_chunks, values, found, limits, segment_of_chunk, sizes, counts,
-        widths, *on.layout, RELATIVE=relative, **few,
+        encode_bitpack.measure_groups, batch.num_chunks, values, range_keys, bounds,
+        segment_of_chunk, group_nbytes, verbatim_counts, block_widths, *batch.layout,
+        RELATIVE=relative, **measure_options,
     )  # fmt: skip
     launch(
-        writing.lay_out, on.num_segments, values, payload, payload32, found, limits, sizes, counts,
-        places, ranks, kinds, nbytes, *on.layout, RELATIVE=relative, **_block(on),
+        encode_bitpack.lay_out_bitpack, batch.num_segments, values, payload, payload32, range_keys,
+        bounds, group_nbytes, verbatim_counts, group_places, verbatim_before, kinds, nbytes,
+        *batch.layout, RELATIVE=relative, **_sum_options(batch),
     )  # fmt: skip
-    on_host = Download(nbytes)
+    nbytes_on_host = Download(nbytes)
     launch(
-        writing.write, on.num_chunks, values, payload, payload32, found, limits, segment_of_chunk,
-        kinds, sizes, counts, places, widths, *on.layout, RELATIVE=relative, **many,
+        encode_bitpack.write_bitpack, batch.num_chunks, values, payload, payload32, range_keys,
+        bounds, segment_of_chunk, kinds, group_nbytes, verbatim_counts, group_places, block_widths,
+        *batch.layout, RELATIVE=relative, **row_options,
     )  # fmt: skip
     launch(
-        writing.write_verbatim, on.num_chunks, values, payload32, found, limits, segment_of_chunk,
-        kinds, counts, ranks, nbytes, *on.layout, RELATIVE=relative, **many,
+        encode_segments.write_verbatim, batch.num_chunks, values, payload32, range_keys, bounds,
+        segment_of_chunk, kinds, verbatim_counts, verbatim_before, nbytes, *batch.layout,
+        RELATIVE=relative, **row_options,
     )  # fmt: skip
-    return on_host.wait()
+    return nbytes_on_host.wait()
 
 
-def _encode_rans(values: Tensor, payload: Tensor, on: Groups, relative: bool) -> Tensor:
+def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative: bool) -> Tensor:
     device, zeros = values.device, {"dtype": torch.int32, "device": values.device}
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    segments, groups, streams = on.num_segments, on.num_groups, on.num_streams
-    limits, payload32 = on.extra.view(torch.float64), words(payload, torch.int32)
-    found = torch.full((5, segments), NO_KEY, dtype=torch.int32, device=device)
-    segment_of_chunk = empty(on.num_chunks)
-    indices, coded = empty(groups * GROUP), empty(groups * GROUP, dtype=torch.int16)
-    counts, escapes = empty(2, groups)
-    ranks, escape_ranks = empty(2, groups, dtype=torch.int64)
+    segments, groups, streams = batch.num_segments, batch.num_groups, batch.num_streams
+    bounds, payload32 = batch.bounds_or_nbytes.view(torch.float64), words(payload, torch.int32)
+    keys = torch.full((5, segments), NO_KEY, dtype=torch.int32, device=device)
+    range_keys, index_keys = keys[:3], keys[3:]
+    segment_of_chunk = empty(batch.num_chunks)
+    indices, stream_words = empty(groups * GROUP), empty(groups * GROUP, dtype=torch.int16)
+    verbatim_counts, group_escapes = empty(2, groups)
+    verbatim_before, escapes_before = empty(2, groups, dtype=torch.int64)
     kinds, nbytes = empty(2, segments, dtype=torch.int64)
-    facts = empty(segments, header.FACTS, dtype=torch.int64)
-    entries = empty(segments, header.ENTRIES, dtype=torch.int64)
-    classes, sums = torch.zeros(segments, 256, **zeros), empty(segments, header.ENTRIES)
-    headers = torch.zeros(segments, header.HEADER // 4, **zeros)
+    fields = empty(segments, header.NUM_FIELDS, dtype=torch.int64)
+    entries = empty(segments, header.NUM_ENTRIES, dtype=torch.int64)
+    class_counts, sums = torch.zeros(segments, 256, **zeros), empty(segments, header.NUM_ENTRIES)
+    headers = torch.zeros(segments, header.HEADER_NBYTES // 4, **zeros)
     states, num_words = empty(streams, 32), empty(streams)
     word_places = empty(streams, dtype=torch.int64)
-    steps, one = on.num_segments.bit_length(), {"num_warps": 1}
-    many, few = _over_rows(on)
+    steps, one_warp = batch.num_segments.bit_length(), {"num_warps": 1}
+    row_options, measure_options = _row_options(batch), _measure_options(batch)
     launch(
-        writing.find_ranges, on.num_chunks, values, found, segment_of_chunk, *on.layout,
-        STEPS=steps, **few,
+        encode_segments.find_ranges, batch.num_chunks, values, range_keys, segment_of_chunk,
+        *batch.layout, STEPS=steps, **measure_options,
     )  # fmt: skip
     launch(
-        through_indices.make_indices, on.num_chunks, values, found, limits, segment_of_chunk,
-        indices, found[3:], counts, *on.layout, RELATIVE=relative, **many,
+        encode_rans.quantize_groups, batch.num_chunks, values, range_keys, bounds, segment_of_chunk,
+        indices, index_keys, verbatim_counts, *batch.layout, RELATIVE=relative, **row_options,
     )  # fmt: skip
     launch(
-        through_indices.choose_window, segments, found, limits, indices, found[3:], kinds, facts,
-        *on.layout, RELATIVE=relative, **one,
+        encode_rans.choose_initial_classes, segments, range_keys, bounds, indices, index_keys,
+        kinds, fields, *batch.layout, RELATIVE=relative, **one_warp,
     )  # fmt: skip
     launch(
-        through_indices.count_classes, on.num_chunks, indices, segment_of_chunk, kinds, facts,
-        classes, escapes, *on.layout, **one,
+        encode_rans.count_classes, batch.num_chunks, indices, segment_of_chunk, kinds, fields,
+        class_counts, group_escapes, *batch.layout, **one_warp,
     )  # fmt: skip
     launch(
-        through_indices.choose_classes, segments, kinds, facts, classes, sums,
-        headers.view(torch.uint8), headers, entries, *on.layout, **one,
+        encode_rans.choose_classes, segments, kinds, fields, class_counts, sums,
+        headers.view(torch.uint8), headers, entries, *batch.layout, **one_warp,
     )  # fmt: skip
     launch(
-        through_indices.push_symbols, streams, indices, kinds, facts, entries, coded, states,
-        num_words, on.streams, *on.layout, STEPS=steps, **one,
+        encode_rans.push_streams, streams, indices, kinds, fields, entries, stream_words, states,
+        num_words, batch.stream_offsets, *batch.layout, STEPS=steps, **one_warp,
     )  # fmt: skip
     launch(
-        through_indices.lay_out_rans, segments, values, payload, payload32, found, limits, kinds,
-        facts, counts, ranks, escapes, escape_ranks, num_words, word_places, nbytes, on.streams,
-        *on.layout, RELATIVE=relative, **_block(on),
+        encode_rans.lay_out_rans, segments, values, payload, payload32, range_keys, bounds, kinds,
+        fields, verbatim_counts, verbatim_before, group_escapes, escapes_before, num_words,
+        word_places, nbytes, batch.stream_offsets, *batch.layout, RELATIVE=relative,
+        **_sum_options(batch),
     )  # fmt: skip
-    on_host = Download(nbytes)
+    nbytes_on_host = Download(nbytes)
     launch(
-        through_indices.write_rans, on.num_chunks, values, payload, words(payload, torch.int16),
-        payload32, segment_of_chunk, kinds, facts, headers.view(torch.uint8), indices, escapes,
-        escape_ranks, coded, states, num_words, word_places, on.streams, *on.layout, **many,
+        encode_rans.write_rans, batch.num_chunks, values, payload, words(payload, torch.int16),
+        payload32, segment_of_chunk, kinds, fields, headers.view(torch.uint8), indices,
+        group_escapes, escapes_before, stream_words, states, num_words, word_places,
+        batch.stream_offsets, *batch.layout, **row_options,
     )  # fmt: skip
     launch(
-        writing.write_verbatim, on.num_chunks, values, payload32, found, limits, segment_of_chunk,
-        kinds, counts, ranks, nbytes, *on.layout, RELATIVE=relative, **many,
+        encode_segments.write_verbatim, batch.num_chunks, values, payload32, range_keys, bounds,
+        segment_of_chunk, kinds, verbatim_counts, verbatim_before, nbytes, *batch.layout,
+        RELATIVE=relative, **row_options,
     )  # fmt: skip
-    return on_host.wait()
+    return nbytes_on_host.wait()
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
-    """Write the rows back; returns [1] int32, NUM_REASONS times the first invalid segment plus its
-    reason, or -1."""
+    """Write the rows back.
+
+    Returns: [1] int32 on the device: -1, or NUM_REASONS times the number of the first invalid
+             segment, plus the reason (cpu.BAD_SIZE and others).
+    """
     device, payload = out.device, encoded.payload
-    on = Groups.of(segments, encoded.at, encoded.nbytes, device)
+    batch = GroupedBatch.from_segments(segments, encoded.at, encoded.nbytes, device)
     payload16, payload32 = words(payload, torch.int16), words(payload, torch.int32)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    segment_of_chunk, kinds, used = (empty(n) for n in (on.num_chunks, *[on.num_segments] * 2))
-    places = empty(on.num_groups, dtype=torch.int64)
-    widths = empty(on.num_groups * _BLOCKS, dtype=torch.uint8)
-    num_slots = table.most_slots(on.most_values)
-    facts = empty(on.num_segments, header.FACTS, dtype=torch.int64)
-    entries = empty(on.num_segments, header.ENTRIES)
-    slots = empty(on.num_segments, num_slots, dtype=torch.int16)
-    streams = empty(2, on.num_streams, dtype=torch.int64)  # where words begin, how many there are
-    symbols = empty(on.num_groups * GROUP, dtype=torch.int16)
-    escapes, escapes_of_streams = empty(on.num_groups), empty(on.num_streams)
-    wrong = no_segment(device)
-    many, _ = _over_rows(on)
+    nbytes = batch.bounds_or_nbytes
+    segment_of_chunk = empty(batch.num_chunks)
+    kinds, sinks = empty(batch.num_segments), empty(batch.num_segments)
+    group_places = empty(batch.num_groups, dtype=torch.int64)
+    block_widths = empty(batch.num_groups * _BLOCKS, dtype=torch.uint8)
+    num_slots = coding_tables.max_slots(batch.max_values)
+    fields = empty(batch.num_segments, header.NUM_FIELDS, dtype=torch.int64)
+    entries = empty(batch.num_segments, header.NUM_ENTRIES)
+    slots = empty(batch.num_segments, num_slots, dtype=torch.int16)
+    word_places, word_counts = empty(2, batch.num_streams, dtype=torch.int64)
+    symbols = empty(batch.num_groups * GROUP, dtype=torch.int16)
+    group_escapes, stream_escapes = empty(batch.num_groups), empty(batch.num_streams)
+    first_invalid = no_segment(device)
+    row_options = _row_options(batch)
     launch(
-        reading.read_headers, on.num_segments, payload, payload16, payload32, on.extra, wrong,
-        kinds, used, segment_of_chunk, places, widths, facts, entries, slots, *streams, on.streams,
-        *on.layout, SLOTS=num_slots, num_warps=1,
+        decode_segments.read_headers, batch.num_segments, payload, payload16, payload32, nbytes,
+        first_invalid, kinds, sinks, segment_of_chunk, group_places, block_widths, fields, entries,
+        slots, word_places, word_counts, batch.stream_offsets, *batch.layout, SLOTS=num_slots,
+        num_warps=1,
     )  # fmt: skip
     launch(
-        through_symbols.read_symbols, on.num_streams, payload16, wrong, kinds, facts, entries,
-        slots, *streams, symbols, escapes, escapes_of_streams, on.streams, *on.layout,
-        SLOTS=num_slots, STEPS=on.num_segments.bit_length(), num_warps=1,
+        decode_rans.pop_streams, batch.num_streams, payload16, first_invalid, kinds, fields,
+        entries, slots, word_places, word_counts, symbols, group_escapes, stream_escapes,
+        batch.stream_offsets, *batch.layout, SLOTS=num_slots, STEPS=batch.num_segments.bit_length(),
+        num_warps=1,
     )  # fmt: skip
     launch(
-        reading.read, on.num_chunks, payload32, payload32.numel(), out, on.extra, wrong, kinds,
-        segment_of_chunk, places, widths, *on.layout, **many,
+        decode_segments.read_rows, batch.num_chunks, payload32, payload32.numel(), out, nbytes,
+        first_invalid, kinds, segment_of_chunk, group_places, block_widths, *batch.layout,
+        **row_options,
     )  # fmt: skip
     launch(
-        through_symbols.read_rans, on.num_chunks, payload, payload16, payload32, out, on.extra,
-        wrong, kinds, segment_of_chunk, facts, symbols, escapes, escapes_of_streams, on.streams,
-        *on.layout, **many,
+        decode_rans.read_rans_rows, batch.num_chunks, payload, payload16, payload32, out, nbytes,
+        first_invalid, kinds, segment_of_chunk, fields, symbols, group_escapes, stream_escapes,
+        batch.stream_offsets, *batch.layout, **row_options,
     )  # fmt: skip
-    return wrong
+    return first_invalid
 
 
 __all__ = ["NUM_REASONS", "decode", "encode"]

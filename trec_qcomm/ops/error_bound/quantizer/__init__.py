@@ -1,1 +1,1 @@
-"""Rows <-> indices of one segment, for ops.error_bound, whose reference.py defines them."""
+"""Rows <-> indices of one segment: the quantizer that ops.error_bound.reference defines."""

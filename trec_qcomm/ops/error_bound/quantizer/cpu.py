@@ -1,18 +1,20 @@
 """The quantizer of ops.error_bound in numba: rows of a segment <-> zigzagged indices.
 
-Values are numbered row by row, and visited in groups of 1024 that stay in the first cache. The
-float32 check of a group is one-sided, as rounding is monotone: |x - decoded| < bound in float32
-holds in exact arithmetic, too. Only a group that has a value at or beyond the bound is looked at
+Values are numbered row by row, and visited in groups of 1024 that stay in the first cache.
+
+The check of a group in float32 is one-sided: rounding is monotone, so |x - decoded| < bound in
+float32 holds in exact arithmetic, too. Only a group with a value at or beyond the bound is checked
 again, value by value in float64, where the difference is exact whenever it matters.
 
-Every expression is cast to 32 bits: numba would widen integers, and halve the vectors.
+Every expression is cast to 32 bits. Otherwise numba would widen integers, and halve the number of
+values in a vector register.
 """
 
 import numpy as np
 from numba import njit
 
 from trec_qcomm.ops.bitpack import cpu as bitpack
-from trec_qcomm.ops.bitpack.cpu import GROUP, load_word
+from trec_qcomm.ops.bitpack.cpu import GROUP, load_uint64
 
 _MAGIC = np.float32(1.5 * 2**23)  # adding it rounds |y| <= 2^22 to an integer, half to even
 _MAGIC_BITS = np.int32(0x4B400000)
@@ -21,19 +23,20 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _KEY_INF, _KEY_NEG_INF = np.int32(0x7F800000), np.int32(-0x7F800001)
 MIN_NORMAL, MAX = np.float32(2.0**-126), np.float32(3.4028234663852886e38)
 
-# See ops.bitpack.cpu.
+# Without reference counts: see ops.bitpack.cpu.
 _kernel = njit(nogil=True, cache=True, _nrt=False)
 
 
 @_kernel
-def _copy(source, source_at, place, place_at, n):
+def _copy(source, source_at, target, target_at, n):
+    """Copy n values of source from source_at on to target from target_at on."""
     for i in range(n):
-        place[np.uint64(place_at) + np.uint64(i)] = source[np.uint64(source_at) + np.uint64(i)]
+        target[np.uint64(target_at) + np.uint64(i)] = source[np.uint64(source_at) + np.uint64(i)]
 
 
 @_kernel
 def gather(values, start, stride, dim, first, n, x):
-    """x[:n] = the values first, first + 1, ... of a segment, row by row."""
+    """Copy values first .. first + n - 1 of a segment, numbered row by row, to x[:n]."""
     row, d, k = first // dim, first % dim, 0
     while k < n:
         width = min(dim - d, n - k)
@@ -43,7 +46,7 @@ def gather(values, start, stride, dim, first, n, x):
 
 @_kernel
 def scatter(x, n, start, stride, dim, first, out):
-    """The inverse of `gather`."""
+    """Invert `gather`: copy x[:n] to values first .. first + n - 1 of a segment in out."""
     row, d, k = first // dim, first % dim, 0
     while k < n:
         width = min(dim - d, n - k)
@@ -53,7 +56,10 @@ def scatter(x, n, start, stride, dim, first, out):
 
 @_kernel
 def _key_range(x, at, n):
-    """Smallest and largest key of x[at : at + n]; keys are integers in the order of the floats."""
+    """Return the smallest and the largest key of x[at : at + n].
+
+    A key is an int32 in the order of the floats.
+    """
     lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for k in range(n):
         bits = np.float32(x[np.uint64(at) + np.uint64(k)]).view(np.int32)
@@ -64,8 +70,8 @@ def _key_range(x, at, n):
 
 
 @_kernel
-def _finite_range(values, start, stride, dim, num_values):
-    """`range` where some are not finite."""
+def _finite_range_by_value(values, start, stride, dim, num_values):
+    """Do what `finite_range` does where some values are not finite."""
     lo, hi = np.float32(np.inf), np.float32(-np.inf)
     for k in range(num_values):
         x = values[start + k // dim * stride + k % dim]
@@ -75,8 +81,8 @@ def _finite_range(values, start, stride, dim, num_values):
 
 
 @_kernel
-def range_of(values, start, stride, dim, num_values):
-    """(lowest, highest) finite value of a segment, float32; lowest > highest where none is."""
+def finite_range(values, start, stride, dim, num_values):
+    """Return (lowest, highest) finite value of a segment, float32; (inf, -inf) if none is."""
     lo, hi = _KEY_INF, _KEY_NEG_INF
     if stride == dim:
         lo, hi = _key_range(values, start, num_values)
@@ -85,18 +91,22 @@ def range_of(values, start, stride, dim, num_values):
             row_lo, row_hi = _key_range(values, start + row * stride, dim)
             lo, hi = min(lo, row_lo), max(hi, row_hi)
     if lo <= _KEY_NEG_INF or hi >= _KEY_INF:
-        return _finite_range(values, start, stride, dim, num_values)
+        return _finite_range_by_value(values, start, stride, dim, num_values)
     return _value_of(lo), _value_of(hi)
 
 
 @_kernel
 def _value_of(key):
+    """Return the float32 of a key."""
     return np.int32(key ^ ((key >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
 
 
 @_kernel
-def steps_of(bound, width):
-    """(bound, step, 1 / step) in float32 for a float64 bound; step 0 where there is none."""
+def choose_step(bound, width):
+    """Return (bound, step, 1 / step), float32, of a float64 bound; all 0 where no step is usable.
+
+    Args: width: max - min of the finite values; 0 means that no step is needed.
+    """
     rounded = np.float32(min(bound, np.float64(MAX)))
     if np.float64(rounded) > bound:
         rounded = np.int32(np.float32(rounded).view(np.int32) - np.int32(1)).view(np.float32)
@@ -110,12 +120,12 @@ def steps_of(bound, width):
 
 
 @_kernel
-def _quantize(x, at, step, inverse, words):
-    """words = zigzagged indices of x[at : at + 1024], float32.
+def _quantize_unchecked(x, at, step, inverse, words):
+    """Fill words with the zigzagged indices of x[at : at + 1024], float32.
 
-    Returns all words or-ed, and the bits of the largest |x - decoded|, NaN being the largest.
+    Returns: (all words or-ed, the bits of the largest |x - decoded|, NaN being the largest).
     """
-    top, worst = np.uint32(0), np.int32(0)
+    all_bits, max_error = np.uint32(0), np.int32(0)
     for k in range(GROUP):
         value = np.float32(x[np.uint64(at) + np.uint64(k)])
         t = np.float32(np.float32(value * inverse) + _MAGIC)
@@ -123,14 +133,17 @@ def _quantize(x, at, step, inverse, words):
         error = np.float32(value - np.float32(np.float32(t - _MAGIC) * step))
         word = np.uint32(np.int32(q << np.int32(1)) ^ np.int32(q >> np.int32(31)))
         words[k] = word
-        top = np.uint32(top | word)
-        worst = max(worst, np.int32(error.view(np.int32) & _MAGNITUDE))
-    return top, worst
+        all_bits = np.uint32(all_bits | word)
+        max_error = max(max_error, np.int32(error.view(np.int32) & _MAGNITUDE))
+    return all_bits, max_error
 
 
 @_kernel
-def _flag_breaks(x, at, bound, step, words, flags):
-    """flags [1024] uint8 = 1 where a value may not travel as its index. Exact, see the module."""
+def _flag_verbatim(x, at, bound, step, words, flags):
+    """Set flags [1024] uint8 to 1 where a value may not be sent as its index.
+
+    Exact: see the head of this file.
+    """
     for k in range(GROUP):
         decoded = np.float32(np.float32(bitpack.index_of(words[k])) * step)
         error = abs(np.float64(x[np.uint64(at) + np.uint64(k)]) - np.float64(decoded))
@@ -138,14 +151,14 @@ def _flag_breaks(x, at, bound, step, words, flags):
 
 
 @_kernel
-def _settle(x, at, first, bound, step, words, flags, positions, num_verbatim):
-    """Make the values that break the rule verbatim: their word 0, their positions kept.
+def _extract_verbatim(x, at, first, bound, step, words, flags, positions, num_verbatim):
+    """Make the values that break the rule verbatim: their word becomes 0, their position is kept.
 
-    Returns (all words or-ed, the new num_verbatim, or -1 where positions has no room).
+    Returns: (all words or-ed, the new num_verbatim, or -1 where positions has no room).
     """
-    _flag_breaks(x, at, bound, step, words, flags)
+    _flag_verbatim(x, at, bound, step, words, flags)
     for begin in range(0, GROUP, 8):
-        if load_word(flags, begin):
+        if load_uint64(flags, begin):
             for k in range(begin, begin + 8):
                 if flags[k]:
                     if num_verbatim == positions.size:
@@ -153,10 +166,10 @@ def _settle(x, at, first, bound, step, words, flags, positions, num_verbatim):
                     positions[num_verbatim] = first + k
                     num_verbatim += 1
                     words[k] = 0
-    top = np.uint32(0)
+    all_bits = np.uint32(0)
     for k in range(GROUP):
-        top = np.uint32(top | words[k])
-    return top, num_verbatim
+        all_bits = np.uint32(all_bits | words[k])
+    return all_bits, num_verbatim
 
 
 @_kernel
@@ -164,30 +177,36 @@ def quantize_group(
     values, start, stride, dim, first, n, bound, step, inverse, x, words, flags,
     positions, num_verbatim,
 ):  # fmt: skip
-    """Quantize n values of a segment from `first` on: see `_quantize` and `_settle`."""
+    """Quantize n values of a segment, from number `first` on, and keep the verbatim positions.
+
+    Args:    x, words, flags: [1024] scratch.  positions: uint32, num_verbatim of them in use.
+    Returns: (all words or-ed, the new num_verbatim, or -1 where positions has no room).
+    """
     if stride == dim and n == GROUP:
-        return _quantize_lying(
+        return _quantize_contiguous(
             values, start + first, first, bound, step, inverse, words, flags, positions,
             num_verbatim,
         )  # fmt: skip
     gather(values, start, stride, dim, first, n, x)
     for k in range(n, GROUP):
         x[k] = 0
-    return _quantize_lying(x, 0, first, bound, step, inverse, words, flags, positions, num_verbatim)
+    return _quantize_contiguous(
+        x, 0, first, bound, step, inverse, words, flags, positions, num_verbatim
+    )
 
 
 @_kernel
-def _quantize_lying(x, at, first, bound, step, inverse, words, flags, positions, num_verbatim):
-    """The group is x[at : at + 1024]."""
-    top, worst = _quantize(x, at, step, inverse, words)
-    if worst >= np.float32(bound).view(np.int32) or top > _MAX_WORD:
-        return _settle(x, at, first, bound, step, words, flags, positions, num_verbatim)
-    return top, num_verbatim
+def _quantize_contiguous(x, at, first, bound, step, inverse, words, flags, positions, num_verbatim):
+    """Do what `quantize_group` does for a full group that lies at x[at : at + 1024]."""
+    all_bits, max_error = _quantize_unchecked(x, at, step, inverse, words)
+    if max_error >= np.float32(bound).view(np.int32) or all_bits > _MAX_WORD:
+        return _extract_verbatim(x, at, first, bound, step, words, flags, positions, num_verbatim)
+    return all_bits, num_verbatim
 
 
 @_kernel
 def dequantize(words, step, x, at, n):
-    """x[at : at + n] = what the receiver decodes n words, uint8 or uint32, to."""
+    """Set x[at : at + n] to what the receiver decodes from n words, uint8 or uint32."""
     for k in range(n):
         value = np.float32(np.float32(bitpack.index_of(words[k])) * step)
         x[np.uint64(at) + np.uint64(k)] = value

@@ -1,12 +1,13 @@
-"""The quantizer of ops.error_bound in Triton: a group of 1024 values of a segment, numbered row by
-row, <-> zigzagged indices.
+"""The quantizer of ops.error_bound in Triton: rows of a segment <-> zigzagged indices.
 
-A value's row is found by a multiplication, once for VECTOR values, which lie side by side.
+Values are numbered row by row, and handled in groups of 1024. The row of a value is found by a
+multiplication, once for VECTOR values, which lie side by side.
 
 What reference.py checks in float64 is exact in float32 here. Let b be the bound, u = 2^-24, x > 0
-(x < 0 is alike), d = q * 2b what is decoded. For q = 0 the difference is x itself. Else x / 2b with
-its inverse rounded exceeds 1/2, so that x > b / (1 + u) > b (1 - u), and no float lies between that
-and b: x >= b. So d / 2 <= x <= 2 d wherever x is within the bound, and x - d is exact (Sterbenz).
+(x < 0 is alike), and d = q * 2b the decoded value. For q = 0 the difference is x itself. Else
+x / 2b, with its rounded inverse, exceeds 1/2, so that x > b / (1 + u) > b (1 - u). No float lies
+between that and b, so x >= b. Then d / 2 <= x <= 2 d wherever x is within the bound, and x - d is
+exact (Sterbenz).
 """
 
 import triton
@@ -29,8 +30,10 @@ _NO_KEY = tl.constexpr(NO_KEY)
 
 @triton.jit
 def _places(first, num_values, begin, gap, dim, VECTOR: tl.constexpr):
-    """[1024 / VECTOR]: where every VECTOR-th value of a group lies, and whether there is one. gap:
-    values between rows, int32."""
+    """Return [1024 / VECTOR] where every VECTOR-th value of a group lies, and whether there is one.
+
+    Args: begin: place of the segment's first value.  gap: values between rows, int32.
+    """
     k = tl.arange(0, _GROUP // VECTOR) * VECTOR
     row = first // dim
     past = first - row * dim + k  # since this row began: < dim + 1024
@@ -43,7 +46,7 @@ def _places(first, num_values, begin, gap, dim, VECTOR: tl.constexpr):
 
 @triton.jit
 def load_group(values, first, num_values, begin, gap, dim, other, VECTOR: tl.constexpr):
-    """[1024]: values of a segment from its `first` on, with others behind the last one."""
+    """Load [1024] values of a segment, from number `first` on; `other` behind the last one."""
     place, live = _places(first, num_values, begin, gap, dim, VECTOR)
     live = tl.broadcast_to(live[:, None], (_GROUP // VECTOR, VECTOR))
     x = tl.load(values + (place[:, None] + tl.arange(0, VECTOR)[None, :]), mask=live, other=other)
@@ -52,7 +55,7 @@ def load_group(values, first, num_values, begin, gap, dim, other, VECTOR: tl.con
 
 @triton.jit
 def store_group(x, out, first, num_values, begin, gap, dim, VECTOR: tl.constexpr):
-    """The inverse."""
+    """Invert `load_group`: store x [1024] to a segment in out."""
     place, live = _places(first, num_values, begin, gap, dim, VECTOR)
     live = tl.broadcast_to(live[:, None], (_GROUP // VECTOR, VECTOR))
     x = tl.reshape(x, (_GROUP // VECTOR, VECTOR))
@@ -61,41 +64,47 @@ def store_group(x, out, first, num_values, begin, gap, dim, VECTOR: tl.constexpr
 
 @triton.jit
 def _key(x):
-    """An int32 in the order of the floats. -0.0 is below 0.0."""
-    return _flipped(x.to(tl.int32, bitcast=True))
+    """Return an int32 in the order of the floats; -0.0 is below 0.0."""
+    return _flip_magnitude(x.to(tl.int32, bitcast=True))
 
 
 @triton.jit
-def _flipped(bits):
+def _flip_magnitude(bits):
+    """Turn the bits of floats into keys, and keys into bits."""
     return bits ^ ((bits >> 31) & _MAGNITUDE)
 
 
 @triton.jit
-def range_of(x):
-    """Lowest and highest finite value of a group; of none, inf and -inf."""
+def finite_range(x):
+    """Return the lowest and highest finite value of a group; inf and -inf if none is finite."""
     low = tl.min(tl.where(x >= -_FLT_MAX, x, float("inf")), 0)
     return low, tl.max(tl.where(x <= _FLT_MAX, x, float("-inf")), 0)
 
 
 @triton.jit
-def note_range(found, segment, num_segments, low, high, first):
-    """Lower found [3, S] int32, NO_KEY before, to the key of a segment's lowest value, that of the
-    highest with all bits flipped, and the number of its first finite value, if they are all equal.
-    first: that of the first group of equal ones here, or NO_KEY."""
+def lower_range_keys(range_keys, segment, num_segments, low, high, first):
+    """Merge the range of some groups into that of their segment.
+
+    Args: range_keys: pointer to [3, S] int32, NO_KEY at first. Row 0: the key of a segment's lowest
+              value. Row 1: that of its highest, all bits flipped. Row 2: the number of its first
+              finite value, valid only if all are equal.
+          low, high: range of the groups.
+          first: number of the first finite value in the first group with equal values, or NO_KEY.
+    """
     if low <= high:
-        tl.atomic_min(found + segment, _key(low), sem="relaxed")
-        tl.atomic_min(found + num_segments + segment, ~_key(high), sem="relaxed")
+        tl.atomic_min(range_keys + segment, _key(low), sem="relaxed")
+        tl.atomic_min(range_keys + num_segments + segment, ~_key(high), sem="relaxed")
         if first != _NO_KEY:
-            tl.atomic_min(found + 2 * num_segments + segment, first, sem="relaxed")
+            tl.atomic_min(range_keys + 2 * num_segments + segment, first, sem="relaxed")
 
 
 @triton.jit
-def rule(found, bounds, segment, num_segments, RELATIVE: tl.constexpr):
-    """(RAW, BITPACK or CONSTANT; bound, step, 1 / step as float32) of a segment."""
-    low = tl.load(found + segment)
-    high = ~tl.load(found + num_segments + segment)
-    lowest = _flipped(low).to(tl.float32, bitcast=True).to(tl.float64)
-    highest = _flipped(high).to(tl.float32, bitcast=True).to(tl.float64)
+def choose_step(range_keys, bounds, segment, num_segments, RELATIVE: tl.constexpr):
+    """Return (RAW, BITPACK or CONSTANT; bound, step, 1 / step as float32) of a segment."""
+    low = tl.load(range_keys + segment)
+    high = ~tl.load(range_keys + num_segments + segment)
+    lowest = _flip_magnitude(low).to(tl.float32, bitcast=True).to(tl.float64)
+    highest = _flip_magnitude(high).to(tl.float32, bitcast=True).to(tl.float64)
     width = tl.where(low == _NO_KEY, 0.0, highest - lowest)
     limit = tl.load(bounds + segment)
     if RELATIVE:
@@ -111,9 +120,12 @@ def rule(found, bounds, segment, num_segments, RELATIVE: tl.constexpr):
 
 
 @triton.jit
-def constant_of(values, found, segment, num_segments, begin, gap, dim):
-    """Bits of the first finite value of a segment whose finite ones are equal, or of its first."""
-    k = tl.load(found + 2 * num_segments + segment)
+def constant_of(values, range_keys, segment, num_segments, begin, gap, dim):
+    """Return the bits of the constant of a segment whose finite values are all equal.
+
+    It is the first finite value, or the first value where none is finite.
+    """
+    k = tl.load(range_keys + 2 * num_segments + segment)
     k = tl.where(k == _NO_KEY, 0, k)
     place = begin + k + (k // dim).to(tl.int64) * gap
     return tl.load(values + place).to(tl.int32, bitcast=True)
@@ -121,7 +133,11 @@ def constant_of(values, found, segment, num_segments, begin, gap, dim):
 
 @triton.jit
 def quantize(x, bound, step, inverse):
-    """Indices as words, uint32, and whether all of them hold; else see `fits`."""
+    """Quantize a group.
+
+    Returns: (zigzagged indices, uint32; whether all values may be sent as these). Where not, `fits`
+             says which values may.
+    """
     shifted = x * inverse + _MAGIC
     q = shifted.to(tl.int32, bitcast=True) - _MAGIC_BITS
     word = ((q << 1) ^ (q >> 31)).to(tl.uint32, bitcast=True)
@@ -132,6 +148,6 @@ def quantize(x, bound, step, inverse):
 
 @triton.jit
 def fits(x, bound, step, inverse):
-    """Which values travel as indices, the others verbatim. Exact, see the module."""
+    """Return which values may be sent as indices. Exact: see the head of this file."""
     rounded = (x * inverse + _MAGIC) - _MAGIC
     return (tl.abs(x - rounded * step) <= bound) & (tl.abs(rounded) <= _MAX_INDEX)

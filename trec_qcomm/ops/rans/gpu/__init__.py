@@ -1,12 +1,16 @@
-"""rANS in Triton: what ops.error_bound's kernels know of the format. For programs of one warp.
+"""rANS in Triton: functions for the kernels of ops.error_bound, in programs of one warp.
 
-Of a segment, a program finds the classes and their frequencies, or reads them. Then each stream has
-a program whose 32 lanes are its states: a step takes an index of each, and the words that leave or
-enter in it are put in the order of the lanes by counting the votes of those before. Everything
-else, such as low bits and escaped indices, goes in groups of 1024.
+One program a segment chooses the classes and their frequencies, or reads them. Then one program a
+stream codes it: its 32 lanes are the states, and a step takes an index of each. The words that
+leave or enter in a step are in the order of the lanes; a lane finds its place by counting the votes
+of the lanes before it. Everything else (low bits, escaped indices) goes in groups of 1024.
 
-numbers.py: integers of the format.  window.py, classes.py: how an encoder chooses classes.
-table.py: from weights to frequencies.  header.py: what comes before low bits.  words.py: states
-and words.  rest.py: low bits, escaped indices.
+arithmetic.py: constants and integer functions of the format, and counting within a warp.
+initial_classes.py, merged_classes.py: how an encoder chooses its classes.
+coding_tables.py: from weights to frequencies to tables.
+header.py: the bytes before the low bits.
+stream.py: states and words.
+remainders.py: low bits and escaped indices.
+
 Shapes: N indices, A classes, K states of a stream, M = 2^log slots.
 """

@@ -1,21 +1,24 @@
-"""The bytes before the states: varints and the weights of the classes. In numba."""
+"""The bytes before the low bits, in numba: varints and the weights of the classes."""
 
 # mypy: ignore-errors
 import numpy as np
 from numba import njit
 
-from trec_qcomm.ops.rans.plan import bit_length, coarse
+from trec_qcomm.ops.rans.classes import bit_length, coarse
 
 
 @njit(forceinline=True)
 def varint_nbytes(n):
-    """How many bytes `put_varint` writes."""
+    """Return how many bytes `put_varint` writes."""
     return max(1, (bit_length(n) + 6) // 7)
 
 
 @njit(nogil=True, cache=True)
 def _put_bits(out, at, value, num_bits):
-    """Lowest bit first; `at` counts bits, and the bytes were 0."""
+    """Write num_bits of value, lowest bit first, from bit `at` on, to bytes that were 0.
+
+    Returns: the bit after them.
+    """
     for k in range(num_bits):
         out[(at + k) >> 3] |= np.uint8(((value >> k) & 1) << ((at + k) & 7))
     return at + num_bits
@@ -23,7 +26,10 @@ def _put_bits(out, at, value, num_bits):
 
 @njit(nogil=True, cache=True)
 def _get_bits(data, at, num_bits):
-    """Bits beyond the end are 0; the caller sees `at` beyond it."""
+    """Read num_bits from bit `at` on; bits behind the end of data are 0.
+
+    The caller finds out by comparing `at` with the size of data.
+    """
     value = np.int64(0)
     for k in range(num_bits):
         if (at + k) >> 3 < data.size:
@@ -33,7 +39,7 @@ def _get_bits(data, at, num_bits):
 
 @njit(nogil=True, cache=True)
 def put_varint(out, at, value):
-    """Seven bits a byte. Returns the place after it."""
+    """Write value, seven bits a byte, to out[at:]. Return the place after it."""
     while value >= 128:
         out[at] = (value & 127) | 128
         value >>= 7
@@ -44,7 +50,7 @@ def put_varint(out, at, value):
 
 @njit(nogil=True, cache=True)
 def get_varint(data, at):
-    """(value, place after it), or (0, -1) if it does not end, or is longer than 32 bits need."""
+    """Return (value, place after it), or (0, -1) if it has no end or takes over 5 bytes."""
     value = np.int64(0)
     for k in range(5):
         if at < 0 or at + k >= data.size:
@@ -57,16 +63,19 @@ def get_varint(data, at):
 
 @njit(nogil=True, cache=True)
 def put_weights(counts, out, at):
-    """Counts become the weights that the decoder reads. Returns the bit after them."""
+    """Code the weights of `counts` at bit `at` of out, and replace the counts by these weights.
+
+    Returns: the bit after them.
+    """
     before = 0
     for s in range(counts.size):
         weight = coarse(counts[s])
         length = bit_length(weight)
         delta = length - before
         code = (delta << 1 ^ delta >> 63) + 1
-        zeros = bit_length(code) - 1
-        at = _put_bits(out, at + zeros, 1, 1)
-        at = _put_bits(out, at, code, zeros)
+        num_low = bit_length(code) - 1
+        at = _put_bits(out, at + num_low, 1, 1)
+        at = _put_bits(out, at, code, num_low)
         sent = min(3, max(0, length - 1))
         at = _put_bits(out, at, weight >> max(0, length - 1 - sent), sent)
         counts[s], before = weight, length
@@ -75,16 +84,19 @@ def put_weights(counts, out, at):
 
 @njit(nogil=True, cache=True)
 def get_weights(data, at, weights):
-    """Returns the bit after them, or -1: a length that no encoder writes, or the end of data."""
+    """Read the weights at bit `at` of data.
+
+    Returns: the bit after them, or -1: data ends, or a bit length is one that no encoder writes.
+    """
     length = 0
     for s in range(weights.size):
-        zeros = 0
-        while zeros < 7 and _get_bits(data, at + zeros, 1) == 0:
-            zeros += 1
-        code = _get_bits(data, at + zeros + 1, zeros) + (1 << zeros) - 1
-        at += 2 * zeros + 1
+        num_low = 0
+        while num_low < 7 and _get_bits(data, at + num_low, 1) == 0:
+            num_low += 1
+        code = _get_bits(data, at + num_low + 1, num_low) + (1 << num_low) - 1
+        at += 2 * num_low + 1
         length += (code >> 1) ^ -(code & 1)
-        if zeros > 5 or length < 0 or length > 31 or at > 8 * data.size:
+        if num_low > 5 or length < 0 or length > 31 or at > 8 * data.size:
             return -1
         sent = min(3, max(0, length - 1))
         weights[s] = (_get_bits(data, at, sent) + (1 << sent)) << max(0, length - 1 - sent)

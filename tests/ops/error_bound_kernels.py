@@ -12,20 +12,20 @@ CANARY = 0xA5
 
 
 def encode(values, segments, bound, relative, backend, encoder="bitpack"):
-    """Into just max_nbytes each, between canaries."""
-    most = error_bound.max_nbytes(segments)
-    payload = torch.full((int(most.sum()) + 16,), CANARY, dtype=torch.uint8)
+    """Encode into a payload of exactly max_nbytes each, between canaries."""
+    max_sizes = error_bound.max_nbytes(segments)
+    payload = torch.full((int(max_sizes.sum()) + 16,), CANARY, dtype=torch.uint8)
     bounds = torch.full((segments.num_segments,), bound, dtype=torch.float64)
     device = device_of(backend)
     encoded = error_bound.encode(
-        values.to(device), segments, payload.to(device), exclusive_cumsum(most)[:-1] + 8,
+        values.to(device), segments, payload.to(device), exclusive_cumsum(max_sizes)[:-1] + 8,
         bounds=bounds, relative=relative, encoder=encoder, backend=backend,
     )  # fmt: skip
     return Encoded(encoded.payload.cpu(), encoded.at, encoded.nbytes)
 
 
 def decode(encoded, segments, like, backend):
-    """The bits of the decoded rows, and 9 around them."""
+    """Return the bits of the decoded rows, and of 9 around them."""
     device = device_of(backend)
     out = torch.full_like(like, 9.0, device=device)
     where = Encoded(encoded.payload.to(device), encoded.at, encoded.nbytes)
@@ -34,12 +34,16 @@ def decode(encoded, segments, like, backend):
 
 
 def bytes_of(encoded, segment=0):
+    """Return the bytes of one segment."""
     begin = int(encoded.at[segment])
     return encoded.payload[begin : begin + int(encoded.nbytes[segment])]
 
 
 def check(values, segments, bound, relative=False, encoder="bitpack"):
-    """Same bytes, same rows. Returns the encoders of the segments that are not empty."""
+    """Check that gpu and cpu write the same bytes and decode the same rows.
+
+    Returns: the encoder fields of the segments that are not empty.
+    """
     ours, theirs = (encode(values, segments, bound, relative, b, encoder) for b in ("gpu", "cpu"))
     assert ours.nbytes.tolist() == theirs.nbytes.tolist()
     for s in range(segments.num_segments):
@@ -56,7 +60,7 @@ def noise(num_rows, width, seed=0):
 
 
 def verdict(encoded, segments, like, backend):
-    """Decoded bits, or what is wrong with which segment."""
+    """Return the decoded bits, or what is wrong with which segment."""
     try:
         return decode(encoded, segments, like, backend).tolist()
     except CorruptFrameError as error:

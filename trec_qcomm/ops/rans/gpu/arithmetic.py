@@ -1,4 +1,4 @@
-"""Integers of the format and how a warp counts, in Triton. What they mean: reference.py."""
+"""Constants and integer functions of the format, and counting within a warp, in Triton."""
 # mypy: ignore-errors
 
 import triton
@@ -7,21 +7,22 @@ import triton.language as tl
 from trec_qcomm.ops.rans import reference
 
 GROUP, STREAM, LANES = (tl.constexpr(n) for n in (1024, reference.STREAM, 32))
-CLASSES = tl.constexpr(256)  # at most
+GROUPS_PER_STREAM = tl.constexpr(STREAM.value // GROUP.value)
+CLASSES = tl.constexpr(256)  # largest number of classes
 LOWER, MAX_LOG = tl.constexpr(reference.LOWER), tl.constexpr(reference.MAX_LOG)
 MAX_SHIFT = tl.constexpr(reference.MAX_SHIFT)
 
 
 @triton.jit
 def bit_length(n):
-    """Bits up to the highest 1 of 0 <= n < 2^53, int32."""
+    """Return the bits up to the highest 1 of 0 <= n < 2^53, int32."""
     bits = n.to(tl.float64).to(tl.int64, bitcast=True)
     return tl.maximum((bits >> 52).to(tl.int32) - 1022, 0)
 
 
 @triton.jit
 def num_lanes(num_values):
-    """States of a stream of a segment of so many indices."""
+    """Return how many states of a stream take turns: see reference.py."""
     length = bit_length(num_values)
     few = tl.minimum(2, tl.maximum(0, (length - 7) // 2))
     return 1 << tl.minimum(5, tl.maximum(few, length - 12))
@@ -29,33 +30,39 @@ def num_lanes(num_values):
 
 @triton.jit
 def end_of_stream(stream, num_values):
-    """Where the indices of a segment's stream end, int32."""
+    """Return where the indices of a segment's stream end, int32."""
     last = stream + 1 >= num_values // STREAM
     return tl.where(last, num_values, (stream + 1) * STREAM).to(tl.int32)
 
 
 @triton.jit
 def table_log(num_values, num_symbols):
-    """log2 of the slots."""
-    most = tl.minimum(MAX_LOG, bit_length(num_values) // 2 + 4)
-    return tl.maximum(bit_length(num_symbols) + 1, most)
+    """Return log2 of the number of slots: see reference.py."""
+    log = tl.minimum(MAX_LOG, bit_length(num_values) // 2 + 4)
+    return tl.maximum(bit_length(num_symbols) + 1, log)
 
 
 @triton.jit
 def unzigzag(n):
-    """0, 1, 2, 3 -> 0, -1, 1, -2."""
+    """Map 0, 1, 2, 3 to 0, -1, 1, -2."""
     return (n >> 1) ^ -(n & 1)
 
 
 @triton.jit
 def votes(flag):
-    """[32] bool -> bit i is that of lane i, uint32. A sum, as a warp has an instruction for it."""
+    """Return the flags [32] of all lanes as bits of a uint32, bit i for lane i.
+
+    Written as a sum, for which a warp has an instruction.
+    """
     return tl.sum(flag.to(tl.uint32) << tl.arange(0, LANES).to(tl.uint32), 0).to(tl.uint32)
 
 
 @triton.jit
 def bit_count(word):
-    """1s of uint32, as int32. The compiler knows this way to say it and takes one instruction."""
+    """Count the 1s of a uint32, as int32.
+
+    The compiler recognizes this expression and makes one instruction of it.
+    """
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F

@@ -1,6 +1,6 @@
-"""What every coder of quantization indices must pass; a test is data and calls of these.
+"""What every encoder of quantization indices must pass; a test is data and calls of these.
 
-A coder is two modules: `cpu` (encode_segment, decode_segment on arrays) and `reference`.
+An encoder is two modules: `cpu` (encode_segment, decode_segment on arrays) and `reference`.
 """
 
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ MAX_INDEX = 2**22
 
 
 @dataclass(frozen=True)
-class Coder:
-    """Indices [N] int32, N a multiple of dim; bytes [W] uint8."""
+class IndexEncoder:
+    """An encoder under test: indices [N] int32, N a multiple of dim, <-> bytes [W] uint8."""
 
     cpu: ModuleType
     reference: ModuleType
     dim: int
 
     def encode(self, q: np.ndarray) -> np.ndarray:
-        """cpu's bytes, written into just as many."""
+        """Return the bytes that cpu writes into a buffer of exactly their size."""
         out = np.full(6 * q.size + 2000, 0xA5, np.uint8)
         nbytes = self.cpu.encode_segment(q, self.dim, out)
         exact = np.full(nbytes + 16, 0x5A, np.uint8)
@@ -43,7 +43,7 @@ class Coder:
         return q.numpy()
 
     def check(self, q: np.ndarray) -> np.ndarray:
-        """Parity and round trip; returns the bytes."""
+        """Check that cpu and reference write the same bytes and read them back. Return them."""
         data = self.encode(q)
         expected = self.reference.encode_segment(torch.from_numpy(q), self.dim)
         assert expected.dtype == torch.uint8
@@ -53,7 +53,7 @@ class Coder:
         return data
 
     def check_room(self, q: np.ndarray) -> None:
-        """Every smaller buffer is refused and nothing is written beyond it."""
+        """Check that every smaller buffer is refused, and that nothing is written behind it."""
         nbytes = self.encode(q).size
         for room in [*range(0, nbytes, 1 + nbytes // 200), nbytes - 1]:
             out = np.full(nbytes + 8, 0x5A, np.uint8)
@@ -61,7 +61,7 @@ class Coder:
             assert (out[room:] == 0x5A).all()
 
     def check_lengths(self, q: np.ndarray) -> None:
-        """Every prefix, and every longer version, is refused by both backends."""
+        """Check that both backends refuse every prefix, and every longer version."""
         data = self.encode(q)
         for n in range(data.size):
             assert self.decode(data[:n].copy(), q.size) is None
@@ -73,7 +73,7 @@ class Coder:
             assert self.decode_reference(longer, q.size) is None
 
     def check_forged(self, q: np.ndarray, num_forged: int, seed: int = 0) -> None:
-        """Forged bytes decode to something, or are refused, the same in both backends."""
+        """Check that both backends decode forged bytes to the same indices, or both refuse them."""
         data, accepted, compared = self.encode(q), 0, 0
         for k, forged in enumerate(forgeries(data, num_forged, seed)):
             ours = self.decode(forged, q.size)
@@ -88,6 +88,7 @@ class Coder:
 
 
 def forgeries(data: np.ndarray, number: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield copies of data with a flipped bit, a changed header, random bytes, or only such."""
     generator = np.random.default_rng(seed)
     for k in range(number):
         forged = data.copy()
@@ -112,7 +113,7 @@ def normal(sigma: float, num_values: int, seed: int = 0) -> np.ndarray:
 
 
 def rows_with_copies(sigma: float, num_rows: int, dim: int, seed: int = 0) -> np.ndarray:
-    """About two of three rows equal an earlier one."""
+    """Return rows of which about two of three equal an earlier one."""
     generator = np.random.default_rng(seed)
     rows = generator.normal(0, sigma, (num_rows, dim))
     return as_indices(rows[generator.integers(0, np.arange(num_rows) // 3 + 1)])
@@ -125,7 +126,7 @@ def with_outliers(sigma: float, num_values: int, share: float = 0.02) -> np.ndar
 
 
 def awkward(dim: int) -> Iterator[np.ndarray]:
-    """[N] int32 each, N a multiple of dim: from nothing to what no coder can make smaller."""
+    """Yield [N] int32, N a multiple of dim: from nothing to what no encoder can make smaller."""
     generator = np.random.default_rng(dim)
     for num_rows in (0, 1, 2, 33, 300):
         n = num_rows * dim

@@ -1,4 +1,4 @@
-"""The kernels that decode. What they are for: the package's head."""
+"""Kernels that decode: headers of all segments, rows of all but rans, verbatim values."""
 # mypy: ignore-errors
 
 import triton
@@ -9,43 +9,54 @@ from trec_qcomm.ops.error_bound import reference
 from trec_qcomm.ops.error_bound.quantizer import gpu as quantizer
 from trec_qcomm.ops.rans.gpu import header
 
-_HEADER, _GROUP, _BLOCKS = (tl.constexpr(n) for n in (reference.HEADER_NBYTES, 1024, 32))
+_HEADER_NBYTES, _GROUP, _BLOCKS = (tl.constexpr(n) for n in (reference.HEADER_NBYTES, 1024, 32))
 _RAW, _BITPACK = tl.constexpr(reference.RAW), tl.constexpr(reference.BITPACK)
 _CONSTANT, _RANS = tl.constexpr(reference.CONSTANT), tl.constexpr(reference.RANS)
 _MAX_VERBATIM = tl.constexpr(reference.MAX_VERBATIM)
 _MIN_NORMAL, _FLT_MAX = tl.constexpr(2.0**-126), tl.constexpr(3.4028234663852886e38)
-_FACTS, _ENTRIES = tl.constexpr(header.FACTS), tl.constexpr(header.ENTRIES)
-_TOGETHER = tl.constexpr(128)  # verbatim values that a program looks at together
+_NUM_FIELDS, _NUM_ENTRIES = tl.constexpr(header.NUM_FIELDS), tl.constexpr(header.NUM_ENTRIES)
+_POSITIONS_PER_STEP = tl.constexpr(128)  # positions that a program handles together
 
 NUM_REASONS = 8
 _NUM_REASONS = tl.constexpr(NUM_REASONS)
-# Those of cpu.py.
+# The reasons are those of cpu.py.
 _OK, _BAD_SIZE, _BAD_ENCODER, _BAD_STEP, BAD_INDICES, _BAD_VERBATIM, _OTHER_ENCODER = (
     tl.constexpr(n) for n in range(7)
 )
 
 
 @triton.jit
-def note(wrong, segment, reason):
-    """Lower wrong [1] to this; -1, where nothing is, is the largest uint32."""
+def note_invalid(first_invalid, segment, reason):
+    """Lower first_invalid [1] to NUM_REASONS * segment + reason, unless the reason is OK.
+
+    It is -1 at first, which is the largest uint32.
+    """
     if reason != _OK:
-        found = segment * _NUM_REASONS + reason
-        tl.atomic_min(wrong.to(tl.pointer_type(tl.uint32)), found.to(tl.uint32), sem="relaxed")
+        code = segment * _NUM_REASONS + reason
+        tl.atomic_min(
+            first_invalid.to(tl.pointer_type(tl.uint32)), code.to(tl.uint32), sem="relaxed"
+        )
 
 
 @triton.jit
 def read_headers(
-    payload, payload16, payload32, nbytes, wrong, kinds, used, segment_of_chunk, places, widths,
-    facts, entries, slots, word_places, word_counts, streams,
-    num_values, start, gaps, at, groups, chunks, num_segments, per_chunk, dim,
+    payload, payload16, payload32, nbytes, first_invalid, kinds, sinks, segment_of_chunk,
+    group_places, block_widths, fields, entries, slots, word_places, word_counts, stream_offsets,
+    num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Write segment_of_chunk [C]; kinds [S], -1 for an invalid segment; of bitpack, places [G] of
-    the groups' blocks, int64, and their widths [32 G], uint8, and used [S]: see bitpack.walk; of
-    rans facts [S, 8], entries [S, 264], slots [S, SLOTS], word_places and word_counts [T]: see
-    rans.header."""
+    """Read the headers of each segment. One program a segment.
+
+    Args: segment_of_chunk: [C], to write.
+          kinds: [S], to write the encoder field, or -1 for an invalid segment.
+          group_places: [G] int64, block_widths: [32 G] uint8, to write for bitpack: where the
+              blocks of each group begin, and how wide they are.
+          sinks: [S], to write numbers without meaning: see bitpack.read_group_headers.
+          fields: [S, NUM_FIELDS], entries: [S, NUM_ENTRIES], slots: [S, SLOTS], word_places,
+              word_counts: [T], to write for rans: see rans.gpu.header.read_header.
+    """
     segment = tl.program_id(0)
-    chunk, last_chunk = tl.load(chunks + segment), tl.load(chunks + segment + 1)
+    chunk, last_chunk = tl.load(chunk_offsets + segment), tl.load(chunk_offsets + segment + 1)
     while chunk < last_chunk:
         i = chunk + tl.arange(0, 32)
         tl.store(segment_of_chunk + i, i.to(tl.int32) * 0 + segment, mask=i < last_chunk)
@@ -53,11 +64,11 @@ def read_headers(
 
     n, size = tl.load(num_values + segment), tl.load(nbytes + segment)
     begin = tl.load(at + segment)
-    has_header = size >= _HEADER
+    has_header = size >= _HEADER_NBYTES
     step = tl.load(payload32 + begin // 4, mask=has_header, other=0).to(tl.float32, bitcast=True)
     word = tl.load(payload32 + begin // 4 + 1, mask=has_header, other=0)
     kind, num_verbatim = word & 15, (word >> 7) & _MAX_VERBATIM
-    indices = size - _HEADER - 8 * num_verbatim.to(tl.int64) - ((word >> 4) & 7)
+    indices = size - _HEADER_NBYTES - 8 * num_verbatim.to(tl.int64) - ((word >> 4) & 7)
     fits = has_header & (size % 8 == 0) & (indices >= 0)
     fits = fits & ((kind != _RAW) | ((indices == 4 * n) & (num_verbatim == 0)))
     fits = fits & ((kind != _CONSTANT) | (indices == 0))
@@ -68,116 +79,137 @@ def read_headers(
     reason = tl.where(indexed & (kind > _RANS), _BAD_ENCODER, reason)
     reason = tl.where(fits, reason, _BAD_SIZE)
     reason = tl.where(n > 0, reason, tl.where(size == 0, _OK, _BAD_SIZE))
-    kept = 0
+    sink = 0
     if (kind == _BITPACK) & (reason == _OK) & (n > 0):
-        from_byte, group = begin + _HEADER, tl.load(groups + segment)
-        valid, kept = bitpack.walk(
-            payload, payload32, from_byte, from_byte + indices, n.to(tl.int32), places + group,
-            widths + group * _BLOCKS,
+        from_byte, group = begin + _HEADER_NBYTES, tl.load(group_offsets + segment)
+        valid, sink = bitpack.read_group_headers(
+            payload, payload32, from_byte, from_byte + indices, n.to(tl.int32),
+            group_places + group, block_widths + group * _BLOCKS,
         )  # fmt: skip
         reason = tl.where(valid, _OK, BAD_INDICES)
     if (kind == _RANS) & (reason == _OK) & (n > 0):
-        stream = tl.load(streams + segment)
+        stream = tl.load(stream_offsets + segment)
         valid = header.read_header(
-            payload, payload16, begin + _HEADER, begin + _HEADER + indices, n,
-            facts + segment.to(tl.int64) * _FACTS, entries + segment.to(tl.int64) * _ENTRIES,
-            slots + segment.to(tl.int64) * SLOTS, word_places + stream, word_counts + stream,
+            payload, payload16, begin + _HEADER_NBYTES, begin + _HEADER_NBYTES + indices, n,
+            fields + segment.to(tl.int64) * _NUM_FIELDS,
+            entries + segment.to(tl.int64) * _NUM_ENTRIES, slots + segment.to(tl.int64) * SLOTS,
+            word_places + stream, word_counts + stream,
         )  # fmt: skip
         reason = tl.where(valid, _OK, BAD_INDICES)
-    tl.store(used + segment, kept)
+    tl.store(sinks + segment, sink)
     tl.store(kinds + segment, tl.where(reason == _OK, kind, -1))
-    note(wrong, segment, reason)
+    note_invalid(first_invalid, segment, reason)
 
 
 @triton.jit
-def read(
-    payload32, num_words32, out, nbytes, wrong, kinds, segment_of_chunk, places, widths,
-    num_values, start, gaps, at, groups, chunks, num_segments, per_chunk, dim,
+def read_rows(
+    payload32, num_words32, out, nbytes, first_invalid, kinds, segment_of_chunk, group_places,
+    block_widths,
+    num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows of segments that `read_headers` found valid, but for those of rans."""
+    """Write the rows of segments that `read_headers` found valid, except those of rans."""
     chunk = tl.program_id(0)
     segment = tl.load(segment_of_chunk + chunk)
-    first_chunk = tl.load(chunks + segment)
-    first_group = (chunk - first_chunk) * per_chunk
+    first_chunk = tl.load(chunk_offsets + segment)
+    first_group = (chunk - first_chunk) * groups_per_chunk
     n = tl.load(num_values + segment).to(tl.int32)
     begin, gap = tl.load(start + segment), tl.load(gaps + segment).to(tl.int32)
     kind, header = tl.load(kinds + segment), tl.load(at + segment) // 4
     first = first_group.to(tl.int32) * _GROUP
-    end = tl.where((kind < 0) | (kind == _RANS), 0, tl.minimum(first + per_chunk * _GROUP, n))
+    end = tl.where(
+        (kind < 0) | (kind == _RANS), 0, tl.minimum(first + groups_per_chunk * _GROUP, n)
+    )
     done = first
     if kind == _BITPACK:
         step = tl.load(payload32 + header).to(tl.float32, bitcast=True)
-        group = tl.load(groups + segment) + first_group
+        group = tl.load(group_offsets + segment) + first_group
         while done < end:
-            place = tl.load(places + group)
-            q = bitpack.unpack(payload32, num_words32, widths + group * _BLOCKS, place, n - done)
+            place = tl.load(group_places + group)
+            q = bitpack.unpack_group(
+                payload32, num_words32, block_widths + group * _BLOCKS, place, n - done
+            )
             quantizer.store_group(q.to(tl.float32) * step, out, done, n, begin, gap, dim, VECTOR)
             done += _GROUP
             group += 1
     else:
         while done < end:
             k = done + tl.arange(0, _GROUP)
-            # Of a constant, the same word for all.
+            # For a constant, all values read the same word.
             word = payload32 + header + tl.where(kind == _RAW, 2 + k, 0)
             x = tl.load(word, mask=k < n, other=0).to(tl.float32, bitcast=True)
             quantizer.store_group(x, out, done, n, begin, gap, dim, VECTOR)
             done += _GROUP
     if first < end:
-        num_chunks = tl.load(chunks + segment + 1) - first_chunk
+        num_chunks = tl.load(chunk_offsets + segment + 1) - first_chunk
         read_verbatim(
-            payload32 + header, out, wrong, tl.load(nbytes + segment), segment,
+            payload32 + header, out, first_invalid, tl.load(nbytes + segment), segment,
             chunk - first_chunk, num_chunks, first, end, n, begin, gap, dim,
         )  # fmt: skip
 
 
 @triton.jit
 def read_verbatim(
-    segment32, out, wrong, nbytes, segment, part, num_parts, first, end, num_values, begin, gap, dim
+    segment32,
+    out,
+    first_invalid,
+    nbytes,
+    segment,
+    part,
+    num_parts,
+    first,
+    end,
+    num_values,
+    begin,
+    gap,
+    dim,
 ):
-    """Write the verbatim values at first..end - 1 of a segment of nbytes at pointer segment32, and
-    look at one of num_parts of all of its positions."""
+    """Write the verbatim values at first..end - 1 of a segment, and check some of its positions.
+
+    Args: segment32: pointer to the segment's bytes as int32.
+          part, num_parts: which part of the positions to check, of how many.
+    """
     num_verbatim = (tl.load(segment32 + 1) >> 7) & _MAX_VERBATIM
     if num_verbatim > 0:
         positions = segment32 + nbytes // 4 - 2 * num_verbatim
         valid = _are_positions(positions, num_verbatim, num_values, part, num_parts)
-        note(wrong, segment, tl.where(valid, _OK, _BAD_VERBATIM))
-        tl.debug_barrier()  # the values that they replace are stored
+        note_invalid(first_invalid, segment, tl.where(valid, _OK, _BAD_VERBATIM))
+        tl.debug_barrier()  # until the values that they replace are stored
         _place_verbatim(positions, num_verbatim, out, first, end, begin, gap, dim)
 
 
 @triton.jit
 def _are_positions(positions, num_verbatim, num_values, part, num_parts):
-    """Whether one of num_parts of the positions of a segment increase and are below num_values."""
+    """Return whether one of num_parts of the positions increases and is below num_values."""
     valid = num_verbatim > 0
     done = (num_verbatim * part // num_parts).to(tl.int32)
     last = (num_verbatim * (part + 1) // num_parts).to(tl.int32)
     while done < last:
-        v = done + tl.arange(0, _TOGETHER)
+        v = done + tl.arange(0, _POSITIONS_PER_STEP)
         k = tl.load(positions + v, mask=v < last, other=0)
         before = tl.load(positions + v - 1, mask=(v < last) & (v > 0), other=-1)
-        good = (k > before) & (k < num_values)  # as int32: one of 2^31 and more is below 0
+        good = (k > before) & (k < num_values)  # as int32, 2^31 or more is below 0
         valid = valid & (tl.min((good | (v >= last)).to(tl.int32), 0) > 0)
-        done += _TOGETHER
+        done += _POSITIONS_PER_STEP
     return valid
 
 
 @triton.jit
 def _place_verbatim(positions, num_verbatim, out, first, end, begin, gap, dim):
-    """Write those verbatim values of a segment whose positions are first..end - 1."""
+    """Write the verbatim values of a segment whose positions are first..end - 1."""
     low, high = num_verbatim * 0, num_verbatim
-    while low < high:  # ends whatever the positions are
+    while low < high:  # ends, whatever the positions are
         middle = (low + high) // 2
         is_before = tl.load(positions + middle) < first
         low = tl.where(is_before, middle + 1, low)
         high = tl.where(is_before, high, middle)
     more = low < num_verbatim
     while more:
-        v = low + tl.arange(0, _TOGETHER)
+        v = low + tl.arange(0, _POSITIONS_PER_STEP)
         k = tl.load(positions + v, mask=v < num_verbatim, other=-1)
         inside = (k >= first) & (k < end)
         bits = tl.load(positions + num_verbatim + v, mask=inside, other=0)
         place = begin + k + (k // dim).to(tl.int64) * gap
         tl.store(out + place, bits.to(tl.float32, bitcast=True), mask=inside)
-        low += _TOGETHER
+        low += _POSITIONS_PER_STEP
         more = (low < num_verbatim) & (tl.max(inside.to(tl.int32), 0) > 0)

@@ -1,0 +1,184 @@
+"""The classes of a segment, their frequencies and what they cost, in numba. Same as reference.py.
+
+Shapes: N indices, A classes of 2^shift neighbouring indices.
+"""
+
+# mypy: ignore-errors
+import numpy as np
+from numba import njit
+
+MAX_SHIFT, MAX_LOG = 20, 12
+SAMPLES = 1024
+
+
+@njit(forceinline=True)
+def bit_length(n):
+    """Return n.bit_length() of 0 <= n < 2^53."""
+    return max(0, (np.float64(n).view(np.int64) >> 52) - 1022)
+
+
+@njit(forceinline=True)
+def _log2(n):
+    """Return log2(n) * 2^16 for n >= 1, at most 0.9 % of one bit off."""
+    b = bit_length(n) - 1
+    f = ((n << 16) >> b) - 65536
+    return (b << 16) + f + ((((f * (65536 - f)) >> 16) * 22544) >> 16)
+
+
+@njit(forceinline=True)
+def num_lanes(num_values):
+    """Return how many states of a stream take turns: see reference.py."""
+    length = bit_length(num_values)
+    return 1 << min(5, max(min(2, max(0, (length - 7) // 2)), length - 12))
+
+
+@njit(forceinline=True)
+def num_streams(num_values):
+    """Return the number of streams: 2^16 indices each; the last one also has what remains."""
+    return max(1, num_values >> 16)
+
+
+@njit(forceinline=True)
+def table_log(num_values, num_symbols):
+    """Return log2 of the number of slots: see reference.py."""
+    return max(bit_length(num_symbols) + 1, min(MAX_LOG, bit_length(num_values) // 2 + 4))
+
+
+@njit(forceinline=True)
+def _num_initial_classes(num_values):
+    """Return how many classes an encoder begins with."""
+    return 1 << min(8, max(4, bit_length(num_values) - 3))
+
+
+@njit(forceinline=True)
+def coarse(count):
+    """Round the count to 4 significant bits."""
+    drop = max(0, bit_length(count) - 4)
+    return (count + ((1 << drop) >> 1)) >> drop << drop
+
+
+@njit(nogil=True, cache=True)
+def table_nbits(counts):
+    """Return the number of bits of the coded weights of `counts`."""
+    nbits, before = 0, 0
+    for count in counts:
+        length = bit_length(coarse(count))
+        delta = length - before
+        nbits += 2 * bit_length((delta << 1 ^ delta >> 63) + 1) - 1 + min(3, max(0, length - 1))
+        before = length
+    return nbits
+
+
+@njit(nogil=True, cache=True)
+def _cost(counts, shift, num_values, num_escapes):
+    """Return the bits, times 2^16, of the table, the symbols and the low bits."""
+    cost = (num_values * shift + table_nbits(counts)) << 16
+    if counts.size + (num_escapes > 0) == 1:
+        return cost
+    cost += num_values * _log2(num_values)
+    for count in counts:
+        if count:
+            cost -= count * _log2(count)
+    if num_escapes:
+        cost -= num_escapes * _log2(num_escapes)
+    return cost
+
+
+@njit(nogil=True, cache=True)
+def _initial_classes(q, low, high):
+    """Return (base, shift) of the classes an encoder begins with."""
+    shift, num_classes = 0, _num_initial_classes(q.size)
+    while (high - low) >> shift >= num_classes:
+        shift += 1
+    if shift == 0:
+        return low, shift
+    picks = np.empty(15, np.int64)
+    for k in range(15):
+        picks[k] = q[(2 * k + 1) * q.size // 30]
+    picks.sort()
+    center = picks[7]
+    lengths = np.zeros(26, np.int64)
+    for i in range(0, q.size, max(1, q.size // SAMPLES)):
+        lengths[bit_length(abs(q[i] - center))] += 1
+    base, best_cost = low, np.int64(0)
+    for b in range(shift):
+        best_cost += lengths[b] * (shift - b)
+    for smaller in range(shift - 1, -1, -1):
+        cost, half = np.int64(0), (num_classes << smaller) // 2
+        for b in range(26):
+            cost += lengths[b] * (40 if b >= bit_length(half) else max(smaller - b, 0))
+        if cost < best_cost:
+            base, shift, best_cost = center - half, smaller, cost
+    return base, shift
+
+
+@njit(nogil=True, cache=True)
+def _count_classes(q, base, shift, counts):
+    """Set counts [number of classes + 1]; the last one is for indices outside of all classes.
+
+    Four histograms are kept, because neighbours are often equal and an increment must not wait
+    for the one before.
+    """
+    last = counts.size - 1
+    parts = np.zeros(4 * counts.size, np.uint32)
+    base, shift, num_classes = np.int32(base), np.uint32(shift), np.uint32(last)
+    for i in range(q.size):
+        u = min(np.uint32(np.uint32(q[i] - base) >> shift), num_classes)
+        parts[np.uint64((i & 3) * counts.size + u)] += np.uint32(1)
+    for s in range(counts.size):
+        counts[s] = 0
+        for k in range(s, parts.size, counts.size):
+            counts[s] += parts[k]
+
+
+@njit(nogil=True, cache=True)
+def choose_classes(q, counts):
+    """Return (base, shift, number of classes A, number of escaped indices, cost).
+
+    Begins with the finest classes and merges pairs of them as long as that saves 0.4 %.
+
+    Args: counts: [257] int64, of which the first A are set.
+    """
+    low, high = q[0], q[0]
+    for i in range(q.size):
+        low, high = min(low, q[i]), max(high, q[i])
+    base, shift = _initial_classes(q, np.int64(low), np.int64(high))
+    num_classes = _num_initial_classes(q.size)
+    _count_classes(q, base, shift, counts[: num_classes + 1])
+    first, num_escapes = 0, counts[num_classes]
+    while counts[num_classes - 1] == 0:
+        num_classes -= 1
+    # Merged classes may not reach beyond the initial ones, where escaped indices are. Dropping
+    # classes in front would shift the pairs, so it is done only without escaped indices.
+    while counts[first] == 0 and num_escapes == 0:
+        first += 1
+    base, num_classes = base + (first << shift), num_classes - first
+    counts[:num_classes] = counts[first : first + num_classes].copy()
+    best_cost = _cost(counts[:num_classes], shift, q.size, num_escapes)
+    merged = np.zeros(128, np.int64)
+    while num_classes > 1 and shift < MAX_SHIFT:
+        half = (num_classes + 1) // 2
+        counts[num_classes] = 0
+        for s in range(half):
+            merged[s] = counts[2 * s] + counts[2 * s + 1]
+        cost = _cost(merged[:half], shift + 1, q.size, num_escapes)
+        if cost > best_cost - (best_cost >> 8):
+            break
+        counts[:half] = merged[:half]
+        shift, num_classes, best_cost = shift + 1, half, cost
+    return base, shift, num_classes, num_escapes, best_cost
+
+
+@njit(nogil=True, cache=True)
+def frequencies_of(weights, log):
+    """Turn weights [n] into frequencies of sum 2^log, in place: see reference.py."""
+    total = weights.sum()
+    for s in range(weights.size):
+        if weights[s]:
+            weights[s] = max(1, ((weights[s] << log) + total // 2) // total)
+    excess = weights.sum() - (1 << log)
+    while excess != 0:
+        s = weights.argmax()
+        change = min(excess, max(1, weights[s] >> 4))
+        weights[s] -= change
+        excess -= change
