@@ -152,9 +152,9 @@ def encode(codec: Codec, values: Tensor, segments: Segments, *, seed: int = 0) -
         segments: which rows of `values`.
         seed: the seed of stochastic rounding.
     """
-    most = codec.max_nbytes(segments)
-    payload = torch.full((int(most.sum()),), _CANARY, dtype=torch.uint8)
-    return codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1], seed=seed)
+    max_sizes = codec.max_nbytes(segments)
+    payload = torch.full((int(max_sizes.sum()),), _CANARY, dtype=torch.uint8)
+    return codec.encode(values, segments, payload, exclusive_cumsum(max_sizes)[:-1], seed=seed)
 
 
 def round_trip(codec: Codec, values: Tensor, segments: Segments, *, seed: int = 0) -> Tensor:
@@ -213,11 +213,11 @@ def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> Non
 
 
 def _check_sizes(codec: Codec, rows: Tensor, segments: Segments) -> None:
-    most = codec.max_nbytes(segments)
+    max_sizes = codec.max_nbytes(segments)
     first, second = encode(codec, rows, segments), encode(codec, rows, segments)
-    assert bool((first.nbytes <= most).all()), f"{codec}: more than max_nbytes"
+    assert bool((first.nbytes <= max_sizes).all()), f"{codec}: more than max_nbytes"
     if codec.fixed_size:
-        assert torch.equal(first.nbytes, most), f"{codec}: fixed_size, but not of max_nbytes"
+        assert torch.equal(first.nbytes, max_sizes), f"{codec}: fixed_size, but not of max_nbytes"
     for at, nbytes in zip(first.at.tolist(), first.nbytes.tolist(), strict=True):
         same = torch.equal(first.payload[at : at + nbytes], second.payload[at : at + nbytes])
         assert same, f"{codec}: two encodings of the same rows differ"
@@ -245,8 +245,8 @@ def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
         assert bool((rows.isnan() | ~decoded.isnan()).all()), f"{codec}: made NaN"
         kept = decoded.isinf()
         assert torch.equal(decoded[kept], rows[kept]), f"{codec}: made inf"
-        had, has = ~rows.isfinite().all(1), ~decoded.isfinite().all(1)
-        assert torch.equal(had, has), f"{codec}: a row lost all its NaN and inf"
+        had_special, has_special = ~rows.isfinite().all(1), ~decoded.isfinite().all(1)
+        assert torch.equal(had_special, has_special), f"{codec}: a row lost all its NaN and inf"
         return
     assert torch.equal(decoded.isnan(), rows.isnan()), f"{codec}: NaN did not survive"
     if codec.contract is Contract.EXACT:
@@ -254,8 +254,8 @@ def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
     infinite = rows.isinf()
     assert torch.equal(decoded[infinite], rows[infinite]), f"{codec}: inf did not survive"
     if codec.contract is Contract.BOUNDED:
-        used = max_error_in_bounds(codec, rows, decoded, segments)
-        assert used <= 1, f"{codec}: an error of {used} times the bound"
+        error = max_error_in_bounds(codec, rows, decoded, segments)
+        assert error <= 1, f"{codec}: an error of {error} times the bound"
 
 
 def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:

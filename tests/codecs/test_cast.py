@@ -56,7 +56,7 @@ def test_overflow_is_inf_or_an_error(dtype, fits, overflows):
     assert raised.value.segment == 1
 
 
-class Unread:
+class UnreadFlag:
     """A flag that nothing has waited for."""
 
     def __int__(self):
@@ -65,7 +65,7 @@ class Unread:
 
 def test_the_flag_is_read_only_where_it_matters(monkeypatch):
     encode = cast.encode
-    monkeypatch.setattr(cast, "encode", lambda *args, **kw: (encode(*args, **kw)[0], Unread()))
+    monkeypatch.setattr(cast, "encode", lambda *args, **kw: (encode(*args, **kw)[0], UnreadFlag()))
     rows, segments = torch.full((1, 2), 1e9), Segments.packed([1], 2)
     round_trip(Cast("fp16"), rows, segments)
     with pytest.raises(TimeoutError):

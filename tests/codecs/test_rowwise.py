@@ -124,7 +124,7 @@ def test_nonfinite_can_raise():
     assert raised.value.segment == 1
 
 
-class Unread:
+class UnreadFlag:
     """A flag that nothing has waited for."""
 
     def __int__(self):
@@ -133,7 +133,9 @@ class Unread:
 
 def test_the_flag_is_read_only_where_it_matters(monkeypatch):
     encode = rowwise.encode
-    monkeypatch.setattr(rowwise, "encode", lambda *args, **kw: (encode(*args, **kw)[0], Unread()))
+    monkeypatch.setattr(
+        rowwise, "encode", lambda *args, **kw: (encode(*args, **kw)[0], UnreadFlag())
+    )
     rows, segments = torch.ones(1, 3), Segments.packed([1], 3)
     round_trip(Rowwise(4), rows, segments)
     with pytest.raises(TimeoutError):

@@ -31,16 +31,16 @@ class AllColumns(ForwardMask):
     """Codec forward_mask with masks of all columns, so that the kit, without any, can test it."""
 
     def max_nbytes(self, segments):
-        return super().max_nbytes(marked(segments))
+        return super().max_nbytes(with_all_columns(segments))
 
     def encode(self, values, segments, *args, **options):
-        return super().encode(values, marked(segments), *args, **options)
+        return super().encode(values, with_all_columns(segments), *args, **options)
 
     def decode(self, encoded, segments, out):
-        super().decode(encoded, marked(segments), out)
+        super().decode(encoded, with_all_columns(segments), out)
 
 
-def marked(segments: Segments) -> Segments:
+def with_all_columns(segments: Segments) -> Segments:
     dims = torch.full_like(segments.num_rows, segments.dim)
     return replace(segments, masks=Masks.of_all_columns(segments.num_rows, dims))
 
@@ -125,8 +125,8 @@ def test_density_among_other_tables(density):
     inside = torch.zeros_like(matrix, dtype=torch.bool)
     for s in range(3):
         x = segments.block(matrix, s)
-        due = torch.where(largest(x, codec.top_k(20)), x, 0)
-        assert torch.equal(segments.block(decoded, s), due)
+        expected = torch.where(largest(x, codec.top_k(20)), x, 0)
+        assert torch.equal(segments.block(decoded, s), expected)
         segments.block(inside, s).fill_(True)
     assert bool(decoded[~inside].isnan().all())
 
@@ -146,8 +146,8 @@ def test_threshold():
     segments = Segments.packed([50], 20)
     for threshold in (0.0, 0.3, 2.0, 100.0):
         codec = TopK(threshold=threshold, values="fp32")
-        due = torch.where(rows.abs() >= threshold, rows, 0)
-        assert torch.equal(round_trip(codec, rows, segments), due)
+        expected = torch.where(rows.abs() >= threshold, rows, 0)
+        assert torch.equal(round_trip(codec, rows, segments), expected)
         assert codec.tolerance == threshold
         assert not codec.fixed_size
 
@@ -189,16 +189,16 @@ def test_small_gradients_keep_their_precision_in_fp16():
 def test_forward_mask_sends_what_topk_kept(stored):
     generator = torch.Generator().manual_seed(0)
     rows, gradients = (torch.randn(40, 20, generator=generator) for _ in range(2))
-    codec, back = TopK(density=0.2, values=stored), ForwardMask(stored)
-    segments = marked(Segments.packed([15, 25], 20))
+    codec, backward_codec = TopK(density=0.2, values=stored), ForwardMask(stored)
+    segments = with_all_columns(Segments.packed([15, 25], 20))
     encode(codec, rows, segments)
     keep = largest(rows, 4)
-    assert int(back.max_nbytes(segments).sum()) == sum(
+    assert int(backward_codec.max_nbytes(segments).sum()) == sum(
         -(-(8 + n * 4 * size) // 8) * 8
         for n in (15, 25)
         for size in [{"fp32": 4, "fp16": 2, "int8": 1}[stored]]
     )
-    decoded = round_trip(back, gradients, segments)
+    decoded = round_trip(backward_codec, gradients, segments)
     assert torch.equal(decoded[~keep], torch.zeros(40 * 16))
     for s in range(2):
         x, y = segments.block(gradients, s), segments.block(decoded, s)
@@ -211,7 +211,7 @@ def test_forward_mask_sends_what_topk_kept(stored):
 @pytest.mark.parametrize("codec", [TopK(density=0.2), TopK(threshold=1.0)], ids=repr)
 def test_masks_stay_on_the_device(codec):
     """On a device, forward_mask sends what topk kept there: the same as on a CPU."""
-    generator, back, ends = torch.Generator().manual_seed(0), ForwardMask("int8"), []
+    generator, backward_codec, ends = torch.Generator().manual_seed(0), ForwardMask("int8"), []
     rows, gradients = (torch.randn(7, 20, generator=generator) for _ in range(2))
     for backend in ("cpu", "gpu"):
         device, segments = torch.device(device_of(backend)), Segments.packed([3, 0, 4], 20)
@@ -219,14 +219,14 @@ def test_masks_stay_on_the_device(codec):
         with default_backend(backend):
             masks = Masks.of_all_columns(segments.num_rows, dims, device)
             segments = replace(segments, masks=masks)
-            forward = coded(codec, rows.to(device), segments)
-            backward = coded(back, gradients.to(device), segments)
+            forward = encode_and_decode(codec, rows.to(device), segments)
+            backward = encode_and_decode(backward_codec, gradients.to(device), segments)
             ends.append((forward, masks.bits, backward))
     for cpu, gpu in zip(*ends, strict=True):
         assert_equal([cpu, gpu])
 
 
-def coded(codec, values, segments):
+def encode_and_decode(codec, values, segments):
     """Return decode(encode(values)), on the CPU."""
     most, out = codec.max_nbytes(segments), torch.full_like(values, math.nan)
     payload = torch.zeros(int(most.sum()), dtype=torch.uint8, device=values.device)
@@ -252,7 +252,7 @@ def test_ratio_of_dct():
     forward, raw = int(codec.max_nbytes(segments)[0]), 2048 * 512
     assert forward == 8 * math.ceil((12 + 2048 * 12 + 2048 * 42 / 8) / 8)
     assert raw / forward >= 28
-    segments = marked(segments)
+    segments = with_all_columns(segments)
     encode(codec, torch.randn(2048, 128, generator=torch.Generator().manual_seed(0)), segments)
     backward = int(ForwardMask().max_nbytes(segments)[0])
     assert backward == 8 + 2048 * 12

@@ -8,8 +8,8 @@ import torch
 from tests.ops.backends import assert_equal, device_of
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 
-ON_CPU = ("reference", "cpu")
-EACH = [*ON_CPU, pytest.param("gpu", marks=pytest.mark.triton)]
+CPU_BACKENDS = ("reference", "cpu")
+ALL_BACKENDS = [*CPU_BACKENDS, pytest.param("gpu", marks=pytest.mark.triton)]
 VALUES = ("fp32", "fp16", "int8")
 
 

@@ -1,4 +1,7 @@
-"""Kernels and waits of one encode or decode do not depend on the number of segments."""
+"""Kernels and waits of one encode or decode do not depend on the number of segments.
+
+The table in trec_qcomm/ops/README.md repeats them.
+"""
 
 from contextlib import contextmanager
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
 from tests.ops.sparse_rows import (
-    EACH,
-    ON_CPU,
+    ALL_BACKENDS,
+    CPU_BACKENDS,
     VALUES,
     decode_by_each,
     encode,
@@ -46,7 +46,7 @@ def datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
     ]
 
 
-def check_parity(values, segments, size, *, backends=ON_CPU, stored, **choice):
+def check_parity(values, segments, size, *, backends=CPU_BACKENDS, stored, **choice):
     op = sparsify.encode_top_k if "k" in choice else sparsify.encode_above
     segments, options = with_masks(segments, 0), choice | {"stored": stored}
     encodings = [
@@ -63,7 +63,7 @@ def check_parity(values, segments, size, *, backends=ON_CPU, stored, **choice):
     check_masked_parity(values, segments, stored, decoded, backends)
 
 
-def check_masked_parity(values, segments, stored, sent, backends=ON_CPU):
+def check_masked_parity(values, segments, stored, sent, backends=CPU_BACKENDS):
     """Check that forward_mask, given the masks, gives the values that were sent with positions."""
     sizes, payloads = [], []
     for fill, backend in enumerate(backends):
@@ -218,7 +218,7 @@ def test_bindings_refuse_what_kernels_cannot_take():
         sparsify.encode_masked(*where, stored="int8")
 
 
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
 def test_masks_need_not_be_noted(backend):
     """Without memory for masks, the same columns are kept."""
     values = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))

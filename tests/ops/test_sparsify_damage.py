@@ -7,8 +7,8 @@ import torch
 
 from tests.ops.backends import BACKENDS
 from tests.ops.sparse_rows import (
-    EACH,
-    ON_CPU,
+    ALL_BACKENDS,
+    CPU_BACKENDS,
     VALUES,
     decode,
     encode,
@@ -69,7 +69,7 @@ def check_damage(dim, stored, backends, num_damages) -> int:
 @pytest.mark.parametrize("dim", [1, 7, 64, 300])
 @pytest.mark.parametrize("stored", VALUES)
 def test_all_backends_refuse_the_same_damage(stored, dim):
-    assert check_damage(dim, stored, ON_CPU, 100) >= 60
+    assert check_damage(dim, stored, CPU_BACKENDS, 100) >= 60
 
 
 @pytest.mark.triton
@@ -88,7 +88,7 @@ def frame_bytes(kind, form, scale, num_kept, values, positions):
     return Encoded(padded, torch.zeros(1, dtype=torch.int64), size)
 
 
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
 @pytest.mark.parametrize(
     ("form", "num_kept", "positions", "reason"),
     [
@@ -122,7 +122,7 @@ def test_positions_that_no_encoder_writes(backend, form, num_kept, positions, re
         assert raised.value.segment == 0
 
 
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
 @pytest.mark.parametrize("scale", [0.0, -1.0, 1e-40, torch.inf, torch.nan])
 def test_scales_that_no_encoder_writes(backend, scale):
     bitmap = torch.tensor([1], dtype=torch.uint8)

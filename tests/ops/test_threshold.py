@@ -15,8 +15,8 @@ from trec_qcomm.ops import threshold
 from trec_qcomm.ops.dispatch import gpu_kernels
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
-ON_CPU = ("reference", "cpu")
-EACH = [*ON_CPU, pytest.param("gpu", marks=pytest.mark.triton)]
+CPU_BACKENDS = ("reference", "cpu")
+ALL_BACKENDS = [*CPU_BACKENDS, pytest.param("gpu", marks=pytest.mark.triton)]
 VALUES = ("fp32", "fp16", "int8")
 
 
@@ -75,7 +75,7 @@ def test_parity(dim, stored):
     for values, segments in datasets(dim):
         for limit in (0.0, 1e-3, 1.0, 1e30):
             limits = torch.full((segments.num_segments,), limit, dtype=torch.float64)
-            check_parity(values, segments, limits, stored, ON_CPU)
+            check_parity(values, segments, limits, stored, CPU_BACKENDS)
 
 
 def form_of(encoded, segment):
@@ -139,7 +139,7 @@ def segment(width, count, places, *, kind=0, values=()):
     return torch.nn.functional.pad(data, (0, -data.numel() % 8))
 
 
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -181,7 +181,7 @@ def outcome(encoded, segments, backend, shape):
         return error.segment, error.reason
 
 
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
 def test_a_signalling_nan_alone_keeps_its_bits(backend):
     """fp32 values are stored as they are."""
     bits = torch.tensor([[0x7F800001, 0, 0, 0]], dtype=torch.int32)
@@ -217,7 +217,7 @@ def check_damage(dim, stored, backends, num_damages) -> int:
 @pytest.mark.parametrize("dim", [1, 7])
 @pytest.mark.parametrize("stored", VALUES)
 def test_all_backends_refuse_the_same_damage(stored, dim):
-    assert check_damage(dim, stored, ON_CPU, 100) >= 15
+    assert check_damage(dim, stored, CPU_BACKENDS, 100) >= 15
 
 
 @pytest.mark.triton

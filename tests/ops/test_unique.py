@@ -90,7 +90,7 @@ def test_backends_agree_and_nothing_is_lost(
 
 
 def test_equal_hashes_are_told_apart():
-    """Ids that differ in their upper bits only, and more bags than 16-bit numbers hold."""
+    """The ids differ in their upper bits only, and there are more bags than 16 bits can number."""
     values = torch.arange(70_000) << 40
     lengths = torch.ones(70_000, dtype=torch.int64)
     one = torch.ones(1, dtype=torch.float64)

@@ -18,7 +18,7 @@ from trec_qcomm.core.codec import Contract, check_choice
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import threshold
-from trec_qcomm.ops.sparsify import Values
+from trec_qcomm.ops.sparsify import ValueFormat
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Threshold:
     """
 
     threshold: float
-    values: Values = "fp16"
+    values: ValueFormat = "fp16"
 
     name: ClassVar[str] = "threshold"
     wire_id: ClassVar[int] = 10
@@ -47,7 +47,7 @@ class Threshold:
         number = type(self.threshold) in (int, float) and math.isfinite(self.threshold)
         if not number or not 0 <= self.threshold <= sys.float_info.max:
             raise ValueError(f"threshold.threshold: {self.threshold!r} is not a finite number >= 0")
-        check_choice("threshold.values", self.values, get_args(Values))
+        check_choice("threshold.values", self.values, get_args(ValueFormat))
 
     @property
     def tolerance(self) -> float:

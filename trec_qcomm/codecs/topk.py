@@ -19,7 +19,7 @@ from trec_qcomm.core.codec import Contract, MaskUse, check_choice
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import sparsify
-from trec_qcomm.ops.sparsify import Values
+from trec_qcomm.ops.sparsify import ValueFormat
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TopK:
 
     density: float | None = None
     threshold: float | None = None
-    values: Values = "fp16"
+    values: ValueFormat = "fp16"
 
     name: ClassVar[str] = "topk"
     wire_id: ClassVar[int] = 8
@@ -58,7 +58,7 @@ class TopK:
             raise ValueError(f"topk.density: {self.density!r} is not a number in 0 < density <= 1")
         if self.threshold is not None and not (_is_number(self.threshold) and self.threshold >= 0):
             raise ValueError(f"topk.threshold: {self.threshold!r} is not a finite number >= 0")
-        check_choice("topk.values", self.values, get_args(Values))
+        check_choice("topk.values", self.values, get_args(ValueFormat))
 
     @property
     def fixed_size(self) -> bool:
@@ -127,7 +127,7 @@ class ForwardMask:
     Args: values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment.
     """
 
-    values: Values = "fp16"
+    values: ValueFormat = "fp16"
 
     name: ClassVar[str] = "forward_mask"
     wire_id: ClassVar[int] = 9
@@ -138,7 +138,7 @@ class ForwardMask:
     has_gpu_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_choice("forward_mask.values", self.values, get_args(Values))
+        check_choice("forward_mask.values", self.values, get_args(ValueFormat))
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, sizes in bytes, exact with masks. All methods: core.codec.Codec."""

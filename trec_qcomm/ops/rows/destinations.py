@@ -31,7 +31,7 @@ class RowGroups:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Where the lowest value of the groups lies in a buffer, and the end of the highest."""
+        """Span of the groups' values in a buffer: where the lowest lies, and the highest's end."""
         used = self.num_rows > 0
         lasts = self.start + (self.num_rows - 1) * self.stride
         if not bool(used.any()):

@@ -26,7 +26,7 @@ from trec_qcomm.ops.rowwise.reference import MAX_EXPONENT, MIN_EXPONENT
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FLT_MAX = tl.constexpr(3.4028234663852886e38)
-_CLAMPED = tl.constexpr(-105)  # as in cpu.py
+_CLAMPED = tl.constexpr(-105)  # cpu.py says why
 _MIN_EXPONENT = tl.constexpr(MIN_EXPONENT)
 _MAX_EXPONENT = tl.constexpr(MAX_EXPONENT)
 _HEADERS = 128  # segments whose headers one program writes or checks

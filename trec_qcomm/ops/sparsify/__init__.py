@@ -27,7 +27,7 @@ from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, choose_backe
 from trec_qcomm.ops.sparsify import cpu, reference
 from trec_qcomm.ops.sparsify.masks import masked_counts
 
-Values = Literal["fp32", "fp16", "int8"]
+ValueFormat = Literal["fp32", "fp16", "int8"]
 _KEY_OF_ONE = 0x3F800000
 _KINDS = {"fp32": reference.FP32, "fp16": reference.FP16, "int8": reference.INT8}
 _REASONS = {
@@ -39,36 +39,38 @@ _REASONS = {
 }
 
 
-def top_k_nbytes(segments: Segments, k: int, values: Values) -> Tensor:
+def top_k_nbytes(segments: Segments, k: int, stored: ValueFormat) -> Tensor:
     """Return [S] int64, the exact size in bytes of each segment with k columns a row."""
     num_kept = segments.num_rows * k
     columns = (num_kept * (segments.dim - 1).bit_length() + 7) // 8
     positions = torch.minimum(columns, segments.num_rows * mask_nbytes(segments.dim))
-    size = reference.NBYTES[kind_of(values)]
+    size = reference.NBYTES[kind_of(stored)]
     return aligned(reference.HEADER_NBYTES + num_kept * size + positions)
 
 
-def max_nbytes(segments: Segments, values: Values) -> Tensor:
+def max_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
     """Return [S] int64, sizes in bytes that are never exceeded, however many columns are kept."""
-    row = segments.dim * reference.NBYTES[kind_of(values)] + mask_nbytes(segments.dim)
+    row = segments.dim * reference.NBYTES[kind_of(stored)] + mask_nbytes(segments.dim)
     return aligned(reference.HEADER_NBYTES + segments.num_rows * row)
 
 
-def masked_nbytes(segments: Segments, values: Values, *, backend: Backend | None = None) -> Tensor:
+def masked_nbytes(
+    segments: Segments, stored: ValueFormat, *, backend: Backend | None = None
+) -> Tensor:
     """Return [S] int64, the exact size in bytes of the columns that each segment's masks keep.
 
     Without masks it is the size of all columns. Masks on a GPU are counted there, and the host
     waits for the result.
     """
     if segments.masks is None:
-        return _masked_nbytes(segments.num_rows * segments.dim, kind_of(values))
+        return _masked_nbytes(segments.num_rows * segments.dim, kind_of(stored))
     backend = choose_backend(backend, segments.masks.bits)
     if backend == "gpu":
         kernels = _kernels(backend, segments)
         num_kept = download(kernels.counts_of(segments, kernels.kept_by(segments)))
     else:
         num_kept = _masked_counts(segments, segments.masks)
-    return _masked_nbytes(num_kept, kind_of(values))
+    return _masked_nbytes(num_kept, kind_of(stored))
 
 
 def encode_top_k(
@@ -78,7 +80,7 @@ def encode_top_k(
     at: Tensor,
     *,
     k: int,
-    stored: Values,
+    stored: ValueFormat,
     backend: Backend | None = None,
 ) -> Encoded:
     """Encode the k columns of largest magnitude of each row, and note them in the masks, if any.
@@ -91,8 +93,8 @@ def encode_top_k(
     if not 1 <= k <= segments.dim:
         raise ValueError(f"k: {k} is not in 1..{segments.dim}")
     levels = torch.full_like(at, _KEY_OF_ONE)  # where the search begins
-    most = top_k_nbytes(segments, k, stored)
-    return _encode(values, segments, payload, at, most, kind_of(stored), k, levels, backend)
+    max_sizes = top_k_nbytes(segments, k, stored)
+    return _encode(values, segments, payload, at, max_sizes, kind_of(stored), k, levels, backend)
 
 
 def encode_above(
@@ -102,7 +104,7 @@ def encode_above(
     at: Tensor,
     *,
     thresholds: Tensor,
-    stored: Values,
+    stored: ValueFormat,
     backend: Backend | None = None,
 ) -> Encoded:
     """Encode the columns with |x| >= threshold, and NaN; note them in the masks, if any.
@@ -114,9 +116,9 @@ def encode_above(
         stored: fp32, fp16 or int8, how values are stored.
     Raises: ValueError: a wrong shape, dtype or device; a threshold or `stored` out of range.
     """
-    most = max_nbytes(segments, stored)
+    max_sizes = max_nbytes(segments, stored)
     levels = levels_of(thresholds, segments)
-    return _encode(values, segments, payload, at, most, kind_of(stored), 0, levels, backend)
+    return _encode(values, segments, payload, at, max_sizes, kind_of(stored), 0, levels, backend)
 
 
 def levels_of(thresholds: Tensor, segments: Segments) -> Tensor:
@@ -169,7 +171,7 @@ def encode_masked(
     payload: Tensor,
     at: Tensor,
     *,
-    stored: Values,
+    stored: ValueFormat,
     backend: Backend | None = None,
 ) -> Encoded:
     """Encode the columns that `segments.masks` name.
@@ -226,33 +228,33 @@ def _encode(
     segments: Segments,
     payload: Tensor,
     at: Tensor,
-    most: Tensor,
+    max_sizes: Tensor,
     kind: int,
     k: int,
     levels: Tensor,
     backend: Backend | None,
 ) -> Encoded:
-    backend = check_buffers(values, segments, payload, at, most, backend)
+    backend = check_buffers(values, segments, payload, at, max_sizes, backend)
     if backend != "cpu":
         kernels = _kernels(backend, segments)
         sizes = kernels.encode(values, segments, payload, at, kind=kind, k=k, levels=levels)
         # With k the sizes are known; those of a GPU may not have arrived yet.
-        return Encoded(payload, at, most if k > 0 else download(sizes))
+        return Encoded(payload, at, max_sizes if k > 0 else download(sizes))
     masks = segments.masks or _scratch_masks(segments)
     sizes = torch.empty_like(at)
     rows, places, offsets = arrays(values, payload, at)
-    choice = arrays(levels, masks.bits, masks.at, sizes)
-    cpu.encode(rows, *arrays(*_layout(segments)), segments.dim, places, offsets, kind, k, *choice)
+    vectors = arrays(levels, masks.bits, masks.at, sizes)
+    cpu.encode(rows, *arrays(*_layout(segments)), segments.dim, places, offsets, kind, k, *vectors)
     return Encoded(payload, at, sizes)
 
 
 def kind_of(values: str) -> int:
-    """Return the wire's code (field `values`) for a way to store values.
+    """Return the wire's code (field `values`) for a format of stored values.
 
     Raises: ValueError: not one of fp32, fp16, int8.
     """
     if values not in _KINDS:
-        raise ValueError(f"values: {values!r} is not one of {get_args(Values)}")
+        raise ValueError(f"values: {values!r} is not one of {get_args(ValueFormat)}")
     return _KINDS[values]
 
 
@@ -298,7 +300,7 @@ def _masked_counts(segments: Segments, masks: Masks) -> Tensor:
 
 
 __all__ = [
-    "Values",
+    "ValueFormat",
     "decode",
     "decode_masked",
     "encode_above",

@@ -15,15 +15,15 @@ from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.core.transfer import download
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
-from trec_qcomm.ops.sparsify import Values, error_of, kind_of, levels_of
+from trec_qcomm.ops.sparsify import ValueFormat, error_of, kind_of, levels_of
 from trec_qcomm.ops.sparsify import reference as sparse
 from trec_qcomm.ops.threshold import cpu, reference
 
 
-def max_nbytes(segments: Segments, values: Values) -> Tensor:
+def max_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
     """Return [S] int64, sizes in bytes that are never exceeded, however many values are kept."""
     numel = segments.num_rows * segments.dim
-    size = sparse.NBYTES[kind_of(values)]
+    size = sparse.NBYTES[kind_of(stored)]
     return aligned(sparse.HEADER_NBYTES + numel * size + (numel + 7) // 8)
 
 
@@ -34,7 +34,7 @@ def encode(
     at: Tensor,
     *,
     thresholds: Tensor,
-    stored: Values,
+    stored: ValueFormat,
     backend: Backend | None = None,
 ) -> Encoded:
     """Encode the values with |x| >= threshold, and NaN. Arguments: core.codec.Codec.encode, and
@@ -53,8 +53,8 @@ def encode(
         return Encoded(payload, at, download(sizes))
     sizes = torch.empty_like(at)
     rows, places, offsets = arrays(values, payload, at)
-    choice = arrays(levels, sizes)
-    cpu.encode(rows, *_layout(segments), segments.dim, places, offsets, kind, *choice)
+    vectors = arrays(levels, sizes)
+    cpu.encode(rows, *_layout(segments), segments.dim, places, offsets, kind, *vectors)
     return Encoded(payload, at, sizes)
 
 
