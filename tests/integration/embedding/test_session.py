@@ -115,8 +115,8 @@ def errors_of_a_bad_frame():
     qcomm = qcomm_of(Identity())
     case = Case(tables=TABLES, sharding=TW)
     shard(case, qcomm)
-    session = qcomm._session
-    ((module, by_name),) = session._collectives.items()
+    collectives = qcomm._session.collectives
+    ((module, by_name),) = collectives._by_module.items()
     ((name, op),) = by_name.items()
     error = CorruptFrameError("made up", rank=1)
     op.checks.add(torch.tensor([0], dtype=torch.int32), lambda _segment: error)
@@ -126,7 +126,7 @@ def errors_of_a_bad_frame():
             qcomm.state_dict()
         errors.append(str(raised.value))
         if len(errors) == 2:
-            session.collective(type(op), op.pg, op.layout, module=module, name=name)
+            collectives.make(type(op), op.pg, op.layout, module=module, name=name)
     return errors
 
 

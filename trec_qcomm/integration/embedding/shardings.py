@@ -91,7 +91,7 @@ class _Coded:
     def _collective(self, kind: type[RowCollective], pg: Any, layout: Layout, hop: str = "") -> Any:
         module = self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
-        return self._registry.session.collective(
+        return self._registry.session.collectives.make(
             kind, pg, layout, module=module, name=name, intra=hop == "intra"
         )
 
