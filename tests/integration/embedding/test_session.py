@@ -45,7 +45,7 @@ def steps_of_twins():
 
 
 def steps_under_another_plan():
-    """State of a table-wise run, loaded into a row-wise one."""
+    """Load the state of a table-wise run into a row-wise one; return its steps."""
     first = qcomm_of(Rowwise(4))
     case = Case(tables=TABLES, sharding=TW)
     train(shard(case, first), case, 3, linear=True)
@@ -68,7 +68,7 @@ def calls_after_reset_in_inference_mode():
 
 
 def dense_bytes(**options):
-    """(raw, wire) of the dense all-reduce in one step."""
+    """Return (raw, wire) bytes of the dense all-reduce in one step."""
     case = Case(tables=TABLES, sharding=TW)
     qcomm = qcomm_of(Identity())
     dmp = DistributedModelParallel(
@@ -85,7 +85,7 @@ def dense_bytes(**options):
 
 
 def ids_sent_and_counted():
-    """Bytes of a managed collision module that also returns the remapped ids."""
+    """Return bytes of a managed collision module that also returns the remapped ids."""
     case = Case(tables=TABLES, sharding=RW, module="mc_ec")
     qcomm = qcomm_of(Identity())
     model = Model(case)
@@ -110,8 +110,10 @@ def ids_sent_and_counted():
 
 
 def errors_of_a_bad_frame():
-    """What each call of state_dict says after a GPU found a frame bad, the last one of a model that
-    was sharded again."""
+    """Return what each call of state_dict says after a GPU found a bad frame.
+
+    Before the last call the model is sharded again.
+    """
     qcomm = qcomm_of(Identity())
     case = Case(tables=TABLES, sharding=TW)
     shard(case, qcomm)
