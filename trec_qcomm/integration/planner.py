@@ -1,8 +1,8 @@
 """CodecPerfEstimator: TorchRec's estimate of a sharding option, with our codecs' real prices.
 
 TorchRec prices a codec by the element size of its dtype: the same for all tables, no scales, no
-headers, no time, and a smaller dtype makes the LOOKUP look cheaper too. Here lookups keep TorchRec's
-price. Of the communication, only the hops that we code get another:
+headers, no time, and a smaller dtype makes the LOOKUP look cheaper too. Here lookups keep
+TorchRec's price. Of the communication, only the hops that we code get another:
 
     hop = TorchRec's ms of the hop * wire bytes / raw bytes  +  raw bytes / encode and decode GB/s
 
