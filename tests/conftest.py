@@ -1,7 +1,8 @@
-"""Numba's cache does not see a change in a function that a kernel inlines from another file, so
-tests compile into a cache of their own, named after the content of all files but those of Triton.
+"""Settings that must be made before numba and triton are first imported.
 
-Without a GPU, Triton kernels are interpreted; that is decided before triton is first imported.
+Numba's cache does not see a change in a function that a kernel inlines from another file. So tests
+compile into a cache of their own, named after the content of all files but Triton's.
+Without a GPU, Triton kernels are interpreted.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A small sharded model that has every shape we support, and ways to train it on ranks."""
+"""Small sharded model of every shape that we support, and functions to train it on ranks."""
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,7 @@ OPTIMIZERS = {
 
 
 class Model(nn.Module):
-    """Bags into one linear layer."""
+    """Model of bags and one linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 
 def default_plan() -> dict:
-    """TW on the first and the last rank, CW over both, DP."""
+    """Return a plan: TW on the first and the last rank, CW over both, DP."""
     last = dist.get_world_size() - 1
     return {
         "tw_first": table_wise(rank=0),
@@ -80,7 +80,7 @@ def qcomm_of(forward, backward=None, **options) -> QComm:
 def shard(
     qcomm, *, optimizer="sgd", plan=None, sharders=None, more_plans=None, **fused
 ) -> DistributedModelParallel:
-    """The model with our sharders, or with stock ones where qcomm is None."""
+    """Shard the model with our sharders, or with stock ones where qcomm is None."""
     torch.manual_seed(0)
     model = Model()
     world_size = dist.get_world_size()
@@ -115,7 +115,7 @@ def shard(
 
 
 def batch(step: int, num_samples: int) -> KeyedJaggedTensor:
-    """Up to three ids a bag; in every third step the table tw_last gets no id at all."""
+    """Make bags of up to three ids; in every third step the table tw_last gets no id."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     lengths = torch.randint(0, 4, (len(FEATURES), num_samples), generator=generator)
     if step % 3 == 0:
@@ -125,20 +125,20 @@ def batch(step: int, num_samples: int) -> KeyedJaggedTensor:
 
 
 def batch_size(step: int) -> int:
-    """Uneven: the last rank has fewer samples, and none in every fourth step."""
+    """Return an uneven batch size: less on the last rank, and 0 in every fourth step."""
     last = dist.get_rank() == dist.get_world_size() - 1 and dist.get_world_size() > 1
     return (0 if step % 4 == 3 else 2) if last else 6
 
 
 def dense_optimizer(dmp: DistributedModelParallel) -> torch.optim.Optimizer:
-    """SGD for all that no fused optimizer trains."""
+    """Return SGD for all parameters that no fused optimizer trains."""
     fused = {id(p) for group in dmp.fused_optimizer.param_groups for p in group["params"]}
     fused |= {id(p) for p in dmp.fused_optimizer.params.values()}
     return torch.optim.SGD([p for p in dmp.parameters() if id(p) not in fused], lr=0.1)
 
 
 def train(dmp, optimizer, steps: range) -> list[float]:
-    """Losses of this rank."""
+    """Train and return the losses of this rank."""
     losses = []
     for step in steps:
         out = dmp(batch(step, batch_size(step)))

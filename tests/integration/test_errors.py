@@ -29,7 +29,7 @@ def rule(*patterns):
 
 @contextmanager
 def sync_collectives():
-    """TorchRec's own context does not end after an exception."""
+    """Turn the switch on and off again; TorchRec's own context does not end after an exception."""
     set_use_sync_collectives(True)
     try:
         yield

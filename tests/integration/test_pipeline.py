@@ -21,7 +21,7 @@ STEPS = range(6)
 
 
 def with_loss(model):
-    """TrainPipeline wants (loss, output) from the model's forward."""
+    """Model whose forward returns (loss, output), as TrainPipeline wants it."""
     plain = Model.forward
     Model.forward = lambda self, features: (
         (loss := ((plain(self, features) - 1) ** 2).sum() / 8),
@@ -108,7 +108,7 @@ def test_one_qcomm_serves_one_model():
 
 
 def reshard_outputs():
-    """What TorchRec's update_shards does to the output dists."""
+    """Do to the output dists what TorchRec's update_shards does."""
     qcomm = qcomm_of(Identity())
     dmp = shard(qcomm)
     train(dmp, dense_optimizer(dmp), range(2))

@@ -62,7 +62,7 @@ def qcomm(forward, backward=None, tables="*"):
 
 
 def options_of(estimator, where, *, module=None, sharder=None, constraints=None):
-    """{sharding type: its fused option} of a table, priced by that estimator."""
+    """Return {(table, sharding type): its option}, priced by an estimator."""
     module = module or tables("t")
     names = [config.name for config in module.embedding_bag_configs()]
     constraints = constraints or {
@@ -81,7 +81,7 @@ def options_of(estimator, where, *, module=None, sharder=None, constraints=None)
 
 
 def perfs(estimator, where, **options):
-    """{sharding type: Perf of the first shard} of table t."""
+    """Return {sharding type: Perf of the first shard} of table t."""
     priced = options_of(estimator, where, **options)
     return {
         kind: copy.copy(so.shards[0].perf) for (name, kind), so in priced.items() if name == "t"
@@ -125,7 +125,7 @@ def test_each_hop_costs_its_wire_bytes(codec) -> None:
 
 
 def test_without_codec_and_headers_it_is_torchrecs_estimate() -> None:
-    """Headers are all that identity adds: below 0.1 % of 512 rows of 128 bytes and more."""
+    """Check that identity adds headers alone: below 0.1 % of 512 rows of 128 bytes and more."""
     where = topology()
     stock = stock_perfs(where)
     ours = perfs(qcomm(Identity()).estimator(where, throughput=FREE), where)

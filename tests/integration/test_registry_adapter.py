@@ -14,7 +14,7 @@ PLAN = ("tw_first", "tw_last", "cw", "cw_shared")
 
 
 def outputs():
-    """Pooled rows of a table-wise plan, and gradients' effect, through stock sharders."""
+    """Return pooled rows of a table-wise plan, and gradients' effect, through stock sharders."""
     last = dist.get_world_size() - 1
     plan = {name: table_wise(rank=last) for name in PLAN} | {"dp": data_parallel()}
     fused = {"optimizer": OPTIMIZERS["sgd"], "learning_rate": 0.1}
@@ -32,7 +32,7 @@ def outputs():
 
 
 def row_wise_outputs(fused, codec):
-    """Stock adds encoded values, so the row-wise reduce works for casts, bf16 included."""
+    """Return outputs of a row-wise plan. Stock adds encoded values, which works for casts alone."""
     plan = {name: row_wise() for name in PLAN} | {"dp": data_parallel()}
     sharder = EmbeddingBagCollectionSharder(fused, qcomm_of(codec).codecs_registry())
     dmp = shard(None, plan=plan, sharders=[sharder])

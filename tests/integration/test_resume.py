@@ -85,7 +85,7 @@ def with_residuals():
 
 
 def owed_by_all_ranks(qcomm):
-    """{parameter: [n] float64}, what is owed to the mean."""
+    """Return {parameter: [n] float64}, the residuals that are owed to the mean."""
     (state,) = qcomm.state_dict()["gradients"]["dense"].values()
     total = {name: owed(sites).double() for name, sites in state["residuals"].items()}
     for residual in total.values():

@@ -29,7 +29,7 @@ def run(qcomm, optimizer):
 
 
 def evaluations():
-    """Outputs of one batch: stock, int4, int4 bypassed, all before any training."""
+    """Return outputs of one batch before training: stock, int4, int4 bypassed."""
     quantized = qcomm_of(Rowwise(4))
     models = shard(None), shard(quantized)
     features = batch(1, batch_size(1))

@@ -76,7 +76,7 @@ def ranks():
 
 
 def kept(rows):
-    """[n, D] bool: the largest quarter of each row; the lowest column first where equal."""
+    """Return [n, D] bool: the largest quarter of each row; the lowest column first where equal."""
     k = round(rows.shape[1] * DENSITY)
     order = rows.abs().sort(dim=1, descending=True, stable=True).indices[:, :k]
     return torch.zeros_like(rows, dtype=torch.bool).scatter_(1, order, True)

@@ -1,14 +1,14 @@
 """CodecPerfEstimator: TorchRec's estimate of a sharding option, with our codecs' real prices.
 
 TorchRec prices a codec by the element size of its dtype: the same for all tables, no scales, no
-headers, no time, and a smaller dtype makes the LOOKUP look cheaper too. Here the lookup keeps
-TorchRec's figure, and of the communication exactly the hops that we code change:
+headers, no time, and a smaller dtype makes the LOOKUP look cheaper too. Here lookups keep
+TorchRec's price. Of the communication, only the hops that we code get another:
 
     hop = TorchRec's ms of the hop * wire bytes / raw bytes  +  raw bytes / encode and decode GB/s
 
-Which milliseconds are a hop's is not recomputed, so it cannot drift from TorchRec's formulas: each
-option is estimated twice more with the same formulas on a network where one kind of collective is
-free, and the difference is the hop.
+How much of TorchRec's ms is a hop's is not computed by formulas of ours, which could drift from
+TorchRec's. Each option is estimated twice more on a network where one kind of collective is free,
+and the difference is the hop.
 
     sharding          fwd_comms                     bwd_comms                           codec
     TW, CW, TWCW      all-to-all                    all-to-all                          rule's
@@ -21,7 +21,8 @@ free, and the difference is the hop.
 Accuracy: frames are priced as if each table had its own (48 bytes a peer, 0.3 % of 512 rows of 32
 bytes). Decoding happens on the receivers; its time is charged to the sender's shard, which gives
 each rank the right sum when the plan is balanced. The backward of a sum encodes once and decodes
-for every peer. A codec without a fixed size is priced at its upper bound.
+for every peer. A codec without a fixed size is priced at its upper bound, and what `unique_bags`
+saves is not priced.
 Units: ms and bytes, as TorchRec has them. Written against torchrec 1.6.1 to 1.9.2.
 """
 

@@ -24,7 +24,7 @@ CASES = {
 
 
 def trained(case: Case, wrap):
-    """Weights before and after three steps of a model called through `wrap`."""
+    """Return weights before and after three steps of a model called through `wrap`."""
     dmp = shard(case, qcomm_of(Rowwise(4), Rowwise(4, "stochastic")))
     before, model, optimizer = weights(dmp, case), wrap(dmp), dense_optimizer(dmp)
     for step in range(3):

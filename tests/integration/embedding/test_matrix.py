@@ -74,7 +74,7 @@ FEATURES = (("a",), ("b", "c"), ("a",), ("d",), ("e",), ("f",), ("g",))
 
 @dataclass(frozen=True)
 class Cell:
-    """One square. codec and direction are None in the run it is compared with."""
+    """Cell of the matrix. codec and direction are None in the run it is compared with."""
 
     row: str
     shape: str
@@ -209,7 +209,7 @@ def _weight_problems(case: Case, hops: dict[str, Hops], coded: list, plain: list
 
 @dataclass
 class Moved:
-    """How far values are from those of the other run: as a share of the bound; at all."""
+    """Distance of values from another run's: as a share of the bound, and whether there is any."""
 
     share: float = 0.0
     equal: bool = True
@@ -236,7 +236,7 @@ def _verdicts(what: str, case: Case, hops: dict[str, Hops], moved: dict[Table, M
 
 @pytest.fixture(scope="module")
 def verdicts_of(pytestconfig):
-    """A function from the world size to the problems of each cell; it runs them once."""
+    """Return a function from world size to the problems of each cell; it runs them once."""
 
     @cache
     def judged(world_size: int) -> dict[Cell, list[str]]:
@@ -257,7 +257,7 @@ def verdicts_of(pytestconfig):
 
 
 def as_markdown(judged: dict[Cell, list[str]], world_size: int) -> str:
-    """Rows: sharding, shape, direction. Columns: codecs."""
+    """Return a table. Rows: sharding, shape, direction. Columns: codecs."""
     lines = [
         f"{world_size} ranks: {sum(not p for p in judged.values())} of {len(judged)} cells pass",
         "",

@@ -22,7 +22,7 @@ TABLES = (Table("a", 16, ("f1",)), Table("b", 16, ("f2",)))
 
 
 class SparseFirst(nn.Module):
-    """The rows are asked for before the dense part and used after it."""
+    """Model that asks for rows before its dense part and uses them after it."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class SparseFirst(nn.Module):
 
 
 def traced(sharding: str):
-    """(name, begin, end) of what ran on this rank in one training step, in microseconds."""
+    """Return (name, begin, end) of what ran on this rank in one training step, in microseconds."""
     case = Case(tables=TABLES, sharding=sharding)
     qcomm = qcomm_of(Rowwise(4))
     dmp = DistributedModelParallel(

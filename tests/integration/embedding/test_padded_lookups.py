@@ -49,7 +49,7 @@ def batch(sizes, weighted):
 
 
 def train(lookup, sizes, weighted):
-    """The rows of two steps and the tables after them."""
+    """Return the rows of two steps and the tables after them."""
     rows_by_step = []
     for _ in range(2):
         rows = lookup(**batch(sizes, weighted), batch_size_per_feature_per_rank=sizes)

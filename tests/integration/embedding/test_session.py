@@ -45,7 +45,7 @@ def steps_of_twins():
 
 
 def steps_under_another_plan():
-    """State of a table-wise run, loaded into a row-wise one."""
+    """Load the state of a table-wise run into a row-wise one; return its steps."""
     first = qcomm_of(Rowwise(4))
     case = Case(tables=TABLES, sharding=TW)
     train(shard(case, first), case, 3, linear=True)
@@ -68,7 +68,7 @@ def calls_after_reset_in_inference_mode():
 
 
 def dense_bytes(**options):
-    """(raw, wire) of the dense all-reduce in one step."""
+    """Return (raw, wire) bytes of the dense all-reduce in one step."""
     case = Case(tables=TABLES, sharding=TW)
     qcomm = qcomm_of(Identity())
     dmp = DistributedModelParallel(
@@ -85,7 +85,7 @@ def dense_bytes(**options):
 
 
 def ids_sent_and_counted():
-    """Bytes of a managed collision module that also returns the remapped ids."""
+    """Return bytes of a managed collision module that also returns the remapped ids."""
     case = Case(tables=TABLES, sharding=RW, module="mc_ec")
     qcomm = qcomm_of(Identity())
     model = Model(case)
@@ -110,13 +110,15 @@ def ids_sent_and_counted():
 
 
 def errors_of_a_bad_frame():
-    """What each call of state_dict says after a GPU found a frame bad, the last one of a model that
-    was sharded again."""
+    """Return what each call of state_dict says after a GPU found a bad frame.
+
+    Before the last call the model is sharded again.
+    """
     qcomm = qcomm_of(Identity())
     case = Case(tables=TABLES, sharding=TW)
     shard(case, qcomm)
-    session = qcomm._session
-    ((module, by_name),) = session._collectives.items()
+    collectives = qcomm._session.collectives
+    ((module, by_name),) = collectives._by_module.items()
     ((name, op),) = by_name.items()
     error = CorruptFrameError("made up", rank=1)
     op.checks.add(torch.tensor([0], dtype=torch.int32), lambda _segment: error)
@@ -126,7 +128,7 @@ def errors_of_a_bad_frame():
             qcomm.state_dict()
         errors.append(str(raised.value))
         if len(errors) == 2:
-            session.collective(type(op), op.pg, op.layout, module=module, name=name)
+            collectives.make(type(op), op.pg, op.layout, module=module, name=name)
     return errors
 
 

@@ -1,4 +1,4 @@
-"""How far a codec may move outputs and weights of a Case.
+"""Bounds: how far a codec may move outputs and weights of a Case.
 
 Derived from the codecs' documented numerics:
     bf16     |x - decoded| <= 2^-8 |x|
@@ -51,8 +51,9 @@ class Hops:
 def codec_error(
     codec: Codec, rows: Tensor, moved: Tensor | float = 0.0, *, num_summands: int = 1
 ) -> Tensor:
-    """[n, D] float64: the most that a value of a row can change, where the row that is coded is
-    within `moved` of `rows`.
+    """Return [n, D] float64: the most by which coding can change a value of a row.
+
+    The coded row is within `moved` of `rows`.
 
     Rowwise: scale <= (max - min + 2^-10 |min|) / (2^bits - 1) * (1 + 2^-10), or 2^-37 of the
     segment's largest magnitude, which is not more than that of all rows.
@@ -76,7 +77,7 @@ def codec_error(
 
 
 def forward_error(case: Case, table: Table, matrix: Tensor, hops: Hops, world_size: int) -> Tensor:
-    """[rows out, dim] float64: |output - output with the identity codec| is at most that.
+    """Return [rows out, dim] float64, a bound of |output - output with the identity codec|.
 
     Args: matrix: [rows out, num_rows], the feature's `expected.incidence`
     """
@@ -116,7 +117,7 @@ def _rounding(matrix: Tensor, weights: Tensor, num_parts: int) -> Tensor:
 def backward_error(
     case: Case, table: Table, batches: Sequence[KeyedJaggedTensor], hops: Hops
 ) -> Tensor:
-    """[num_rows, dim] float64: |weights - weights with the identity codec| after a step of SGD."""
+    """Return [num_rows, dim] float64, a bound of |weights - weights with identity| after a step."""
     world_size, kind = len(batches), case.kind(table)
     num_nodes = world_size // (case.node_size or world_size)
     blocks = {s.col: block_of(s)[1] for s in shards(case, table, world_size)}

@@ -1,4 +1,4 @@
-"""Output dist of row-wise pooled embeddings: partial rows that are empty are not sent."""
+"""Output dists of shardings whose ranks have partial rows: row-wise, and row-wise inside nodes."""
 
 from typing import Any
 
@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.integration.compat import BaseEmbeddingDist, EmbeddingShardingContext
-from trec_qcomm.integration.embedding.dists import CodedReduceScatter, RowsAwaitable, eager
+from trec_qcomm.integration.embedding.dists import (
+    CodedAllToAll,
+    CodedReduceScatter,
+    CodedVariableAllToAll,
+    RowsAwaitable,
+    eager,
+)
 from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_expect, rows_to_send
 
@@ -54,4 +60,66 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
             )
             return rows
         rows = self._dist(local_embs, ctx.batch_size_per_rank if ctx is not None else None)
+        return rows
+
+
+class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
+    """Drop-in for TwRwPooledEmbeddingDist and GridPooledEmbeddingDist, in two hops.
+
+    The hop inside a node sums partial rows (reduce-scatter) and is coded by the rule's `intra`.
+    The hop between nodes is an all-to-all of the ranks with equal place in all nodes and is coded
+    by the rule's `forward` and `backward`.
+
+    TorchRec's own dists tell the hop inside only the sum over nodes of each feature's batch sizes,
+    although the rows of one feature do not lie together: they could not be coded by table.
+    """
+
+    def __init__(
+        self, intra: CodedReduceScatter, cross: CodedAllToAll, variable_cross: CodedVariableAllToAll
+    ) -> None:
+        super().__init__()
+        self._intra, self._cross, self._variable_cross = intra, cross, variable_cross
+        self._local_size = intra.collective.world_size
+        self._local_rank = intra.collective.rank
+        self._num_nodes = cross.collective.world_size
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
+    ) -> RowsAwaitable:
+        """Sum inside the node, then start the all-to-all between nodes.
+
+        Args:    local_embs: [B, D of the node], samples local rank by local rank; 1-D where every
+                 feature has a batch size of its own
+        Returns: an awaitable of [B_rank, D of all nodes], or 1-D
+        """
+        if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
+            return self._forward_variable(local_embs, sharding_ctx)
+        sizes: list[int] = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
+        if not sizes:
+            even: RowsAwaitable = self._cross(self._intra(local_embs).wait())
+            return even
+        by_place = [sizes[place :: self._local_size] for place in range(self._local_size)]
+        inside = self._intra(local_embs, [sum(nodes) for nodes in by_place]).wait()
+        rows: RowsAwaitable = self._cross(inside, by_place[self._local_rank])
+        return rows
+
+    def _forward_variable(self, local_embs: Tensor, ctx: EmbeddingShardingContext) -> RowsAwaitable:
+        """Do the same for a batch with a size for every feature.
+
+        The context has the sizes as [local rank, then node][feature].
+        """
+        sizes: list[list[int]] = ctx.batch_size_per_rank_per_feature
+        sizes = sizes or [[]] * (self._local_size * self._num_nodes)
+        nodes = range(self._num_nodes)
+        by_place = [
+            [sizes[place * self._num_nodes + node] for node in nodes]
+            for place in range(self._local_size)
+        ]
+        inside = self._intra(
+            local_embs,
+            batch_size_per_rank_per_feature=[[n for node in by for n in node] for by in by_place],
+        ).wait()
+        rows: RowsAwaitable = self._variable_cross(
+            inside, by_place[self._local_rank], ctx.batch_size_per_feature_pre_a2a
+        )
         return rows

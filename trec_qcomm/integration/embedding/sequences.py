@@ -1,33 +1,81 @@
-"""Sharder and sharded module of EmbeddingCollection (unpooled rows)."""
+"""Sharder, sharded module and shardings of EmbeddingCollection (unpooled rows)."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.integration.compat import (
     Awaitable,
+    BaseEmbeddingDist,
+    CwSequenceEmbeddingSharding,
     EmbeddingCollection,
     EmbeddingCollectionSharder,
     EmbeddingSharding,
     EmbeddingShardingInfo,
     ParameterSharding,
     QuantizedCommCodecs,
+    RwSequenceEmbeddingSharding,
     ShardedEmbeddingCollection,
     ShardingEnv,
+    ShardingType,
+    TwSequenceEmbeddingSharding,
 )
 from trec_qcomm.integration.compat.private import (
     groups_per_rank,
     input_dists,
+    process_group,
     shardings,
     turn_on_index_dedup,
     uses_index_dedup,
 )
+from trec_qcomm.integration.embedding.dists import CodedSequenceDist
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
-from trec_qcomm.integration.embedding.shardings import SEQUENCE
+from trec_qcomm.integration.embedding.shardings import CodedSharding
 from trec_qcomm.integration.ids.bag_merging import plan_merging
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes
 from trec_qcomm.integration.ids.unique_ids import distinct_ids
 from trec_qcomm.integration.session import Session
+
+
+class _CodedSequence(CodedSharding):
+    """Base of the shardings of unpooled rows."""
+
+    def create_output_dist(
+        self, device: torch.device | None = None
+    ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
+        """Make a coded all-to-all of unpooled rows."""
+        collective = self._collective(SequenceAllToAll, process_group(self), self._layout())
+        return CodedSequenceDist(collective, self._registry.session)
+
+
+class CodedTwSequenceEmbeddingSharding(_CodedSequence, TwSequenceEmbeddingSharding):
+    """Coded table-wise sharding of unpooled rows."""
+
+    sharding_name = ShardingType.TABLE_WISE.value
+
+
+class CodedCwSequenceEmbeddingSharding(_CodedSequence, CwSequenceEmbeddingSharding):
+    """Coded column-wise sharding of unpooled rows."""
+
+    sharding_name = ShardingType.COLUMN_WISE.value
+
+
+class CodedRwSequenceEmbeddingSharding(_CodedSequence, RwSequenceEmbeddingSharding):
+    """Coded row-wise sharding of unpooled rows."""
+
+    sharding_name = ShardingType.ROW_WISE.value
+
+
+SEQUENCE = {
+    sharding.sharding_name: sharding
+    for sharding in (
+        CodedTwSequenceEmbeddingSharding,
+        CodedCwSequenceEmbeddingSharding,
+        CodedRwSequenceEmbeddingSharding,
+    )
+}
 
 
 class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):

@@ -1,4 +1,4 @@
-"""TorchRec's shardings with coded output dists and counted input dists.
+"""TorchRec's shardings of pooled rows with coded output dists and counted input dists.
 
 Table- and column-wise shardings keep the output dist that TorchRec makes, and our collectives go
 where it would create its own at the first batch. The others get an output dist of ours.
@@ -13,23 +13,19 @@ from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
-from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.integration.compat import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
     CwPooledEmbeddingSharding,
-    CwSequenceEmbeddingSharding,
     EmbeddingShardingInfo,
     GridPooledEmbeddingSharding,
     GroupedEmbeddingConfig,
     RwPooledEmbeddingSharding,
-    RwSequenceEmbeddingSharding,
     ShardingEnv,
     ShardingType,
     TwCwPooledEmbeddingSharding,
     TwPooledEmbeddingSharding,
     TwRwPooledEmbeddingSharding,
-    TwSequenceEmbeddingSharding,
 )
 from trec_qcomm.integration.compat.private import (
     column_shard_dims,
@@ -45,12 +41,10 @@ from trec_qcomm.integration.compat.private import (
 from trec_qcomm.integration.embedding.dists import (
     CodedAllToAll,
     CodedReduceScatter,
-    CodedSequenceDist,
-    CodedTwoLevelDist,
     CodedVariableAllToAll,
     layout_of,
 )
-from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
+from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist, CodedTwoLevelDist
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry
 from trec_qcomm.integration.ids.bag_merging import (
     MergePoint,
@@ -61,7 +55,7 @@ from trec_qcomm.integration.ids.id_traffic import record_sent_ids
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
 
 
-class _Coded:
+class CodedSharding:
     """Base of all coded shardings: a mixin for TorchRec's classes."""
 
     sharding_name: ClassVar[str]
@@ -81,9 +75,9 @@ class _Coded:
         """Return the groups of tables that each rank looks up, of all ranks."""
         return groups_per_rank(self)
 
-    def _blocks(self) -> list[FeatureShard]:
+    def _feature_shards(self) -> list[FeatureShard]:
         """Return a sample's columns in the order of the features that the input dist takes."""
-        return [block for blocks in self._layout().blocks for block in blocks]
+        return [shard for shards in self._layout().blocks for shard in shards]
 
     def _layout(self) -> Layout:
         return layout_of(self._groups())
@@ -91,12 +85,12 @@ class _Coded:
     def _collective(self, kind: type[RowCollective], pg: Any, layout: Layout, hop: str = "") -> Any:
         module = self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
-        return self._registry.session.collective(
+        return self._registry.session.collectives.make(
             kind, pg, layout, module=module, name=name, intra=hop == "intra"
         )
 
 
-class _CodedPooled(_Coded):
+class _CodedPooledSharding(CodedSharding):
     """Base of the shardings of pooled rows, which may merge equal bags."""
 
     _can_merge_after_lookup: ClassVar[bool] = False
@@ -108,7 +102,10 @@ class _CodedPooled(_Coded):
         device: torch.device | None = None,
         **options: Any,
     ) -> None:
-        """Raises ValueError: `unique_bags: true` where merging is impossible or not exact."""
+        """Make the sharding, and decide where it merges equal bags.
+
+        Raises: ValueError: `unique_bags: true` where merging is impossible or not exact.
+        """
         super().__init__(sharding_infos, env, device, **options)  # type: ignore[call-arg]
         groups = self._groups()
         self._merging = plan_merging(
@@ -125,12 +122,14 @@ class _CodedPooled(_Coded):
         """Make TorchRec's dist of ids, which finds distinct bags where the policy says so."""
         input_dist = super().create_input_dist(device)
         if self._merging.point is not None:
-            merge_bags(input_dist, self._merging, self._blocks(), self._registry.session.bags)
+            merge_bags(
+                input_dist, self._merging, self._feature_shards(), self._registry.session.bags
+            )
         return input_dist
 
 
-class _CodedTwFamily(_CodedPooled):
-    """Shardings whose owners send whole columns of pooled rows."""
+class _CodedWholeColumns(_CodedPooledSharding):
+    """Base of table- and column-wise shardings, whose ranks send whole columns of pooled rows."""
 
     _can_merge_after_lookup = True  # who has a bag has all its ids
 
@@ -149,29 +148,29 @@ class _CodedTwFamily(_CodedPooled):
         )
         if self._merging.point is MergePoint.LOOKUP:
             select_bags(output_dist, self._merging, self._layout().blocks[pg.rank()], pg.size())
-        expand_bags(output_dist, self._blocks(), permutes)
+        expand_bags(output_dist, self._feature_shards(), permutes)
         return output_dist
 
 
-class CodedTwPooledEmbeddingSharding(_CodedTwFamily, TwPooledEmbeddingSharding):
+class CodedTwPooledEmbeddingSharding(_CodedWholeColumns, TwPooledEmbeddingSharding):
     """Coded table-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.TABLE_WISE.value
 
 
-class CodedCwPooledEmbeddingSharding(_CodedTwFamily, CwPooledEmbeddingSharding):
+class CodedCwPooledEmbeddingSharding(_CodedWholeColumns, CwPooledEmbeddingSharding):
     """Coded column-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.COLUMN_WISE.value
 
 
-class CodedTwCwPooledEmbeddingSharding(_CodedTwFamily, TwCwPooledEmbeddingSharding):
+class CodedTwCwPooledEmbeddingSharding(_CodedWholeColumns, TwCwPooledEmbeddingSharding):
     """Coded sharding of pooled rows, column-wise inside one node."""
 
     sharding_name = ShardingType.TABLE_COLUMN_WISE.value
 
 
-class CodedRwPooledEmbeddingSharding(_CodedPooled, RwPooledEmbeddingSharding):
+class CodedRwPooledEmbeddingSharding(_CodedPooledSharding, RwPooledEmbeddingSharding):
     """Coded row-wise sharding of pooled rows."""
 
     sharding_name = ShardingType.ROW_WISE.value
@@ -182,14 +181,14 @@ class CodedRwPooledEmbeddingSharding(_CodedPooled, RwPooledEmbeddingSharding):
         """Make a coded reduce-scatter that sends no empty rows."""
         collective = self._collective(PooledReduceScatter, process_group(self), self._layout())
         output_dist = CodedRowWiseDist(CodedReduceScatter(collective, self._registry.session))
-        expand_bags(output_dist, self._blocks(), [])
+        expand_bags(output_dist, self._feature_shards(), [])
         return output_dist
 
-    def _blocks(self) -> list[FeatureShard]:
+    def _feature_shards(self) -> list[FeatureShard]:
         return list(self._layout().blocks[0])  # every rank has part of all
 
 
-class _CodedTwoLevel(_CodedPooled):
+class _CodedTwoLevel(_CodedPooledSharding):
     """Base of the two-level shardings: a reduce-scatter in the node, an all-to-all between nodes.
 
     The config codes the two hops apart: a rule's `intra` has the codecs of the first, its
@@ -213,7 +212,7 @@ class _CodedTwoLevel(_CodedPooled):
             CodedAllToAll(cross, session, permutes),
             CodedVariableAllToAll(cross, session),
         )
-        expand_bags(output_dist, self._blocks(), permutes)
+        expand_bags(output_dist, self._feature_shards(), permutes)
         return output_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
@@ -244,35 +243,6 @@ class CodedGridPooledEmbeddingSharding(_CodedTwoLevel, GridPooledEmbeddingShardi
         return column_shard_names(self)
 
 
-class _CodedSequence(_Coded):
-    """Base of the shardings of unpooled rows."""
-
-    def create_output_dist(
-        self, device: torch.device | None = None
-    ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """Make a coded all-to-all of unpooled rows."""
-        collective = self._collective(SequenceAllToAll, process_group(self), self._layout())
-        return CodedSequenceDist(collective, self._registry.session)
-
-
-class CodedTwSequenceEmbeddingSharding(_CodedSequence, TwSequenceEmbeddingSharding):
-    """Coded table-wise sharding of unpooled rows."""
-
-    sharding_name = ShardingType.TABLE_WISE.value
-
-
-class CodedCwSequenceEmbeddingSharding(_CodedSequence, CwSequenceEmbeddingSharding):
-    """Coded column-wise sharding of unpooled rows."""
-
-    sharding_name = ShardingType.COLUMN_WISE.value
-
-
-class CodedRwSequenceEmbeddingSharding(_CodedSequence, RwSequenceEmbeddingSharding):
-    """Coded row-wise sharding of unpooled rows."""
-
-    sharding_name = ShardingType.ROW_WISE.value
-
-
 POOLED = {
     sharding.sharding_name: sharding
     for sharding in (
@@ -282,13 +252,5 @@ POOLED = {
         CodedRwPooledEmbeddingSharding,
         CodedTwRwPooledEmbeddingSharding,
         CodedGridPooledEmbeddingSharding,
-    )
-}
-SEQUENCE = {
-    sharding.sharding_name: sharding
-    for sharding in (
-        CodedTwSequenceEmbeddingSharding,
-        CodedCwSequenceEmbeddingSharding,
-        CodedRwSequenceEmbeddingSharding,
     )
 }

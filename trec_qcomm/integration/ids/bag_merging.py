@@ -25,7 +25,7 @@ Groups = Sequence[Sequence[GroupedEmbeddingConfig]]
 
 
 class MergePoint(Enum):
-    """Step of a batch's way at which equal bags become one."""
+    """Step at which the equal bags of a batch become one."""
 
     INPUT_DIST = "before the input dist"  # fewer ids, lookups, rows and gradients
     LOOKUP = "after the lookup"  # fewer rows and gradients

@@ -1,0 +1,168 @@
+"""EmbeddingCollectives: the collectives that send embedding rows, of all modules of a session.
+
+A resharded module makes its collectives anew. They go on where those of the same names were: step,
+traffic and tolerances belong to names, not to objects.
+
+Knows: config, comm.rows. Does not know: TorchRec, gradients of replicated parameters.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from trec_qcomm.codecs import Identity
+from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
+from trec_qcomm.comm.rows.layout import Layout
+from trec_qcomm.config import Config, TableRule
+from trec_qcomm.integration.tolerances import ForwardTolerances
+
+C = TypeVar("C", bound=RowCollective)
+
+
+class EmbeddingCollectives:
+    """Collectives of embedding rows, by module and by name, with the state that outlives a step."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._by_module: dict[str, dict[str, RowCollective]] = {}  # then by name
+        self._tolerances: dict[str, ForwardTolerances] = {}  # by module/name
+        self._loaded_steps: dict[str, int] = {}
+        self._loaded_tolerances: dict[str, dict[str, Any]] = {}
+
+    def __iter__(self) -> Iterator[RowCollective]:
+        """Yield every collective."""
+        return (c for by_name in self._by_module.values() for c in by_name.values())
+
+    def add_module(self, module: str) -> None:
+        """Add a module without collectives. Raises ValueError: it is there already."""
+        if module in self._by_module:
+            raise ValueError(
+                f"{module!r} is sharded already; one QComm serves one model, "
+                "and modules sharded by hand need a module_fqn each"
+            )
+        self._by_module[module] = {}
+
+    def make(
+        self,
+        kind: type[C],
+        pg: dist.ProcessGroup,
+        layout: Layout,
+        *,
+        module: str,
+        name: str,
+        intra: bool = False,
+    ) -> C:
+        """Make a collective with the codecs of the config.
+
+        Args:
+            module: the module it belongs to, which was added before
+            name: key of its noise; a second one of that name takes over step and traffic
+            intra: whether it is the hop inside a node, which the rules' `intra` codes
+        Raises: ValueError: no pattern matches a table.
+        """
+        before = self._by_module[module].get(name)
+        rules = {table: self._config.rule_for(table) for table in layout.tables()}
+        pairs = {table: rule.intra if intra else rule for table, rule in rules.items()}
+        exact = dict.fromkeys(rules, Identity())
+        collective = kind(
+            pg,
+            layout,
+            codecs=DirectionCodecs(
+                forward={table: pair.forward for table, pair in pairs.items()},
+                backward={table: pair.backward for table, pair in pairs.items()},
+            ),
+            exact=DirectionCodecs(exact, exact),
+            name=name,
+            intra=intra,
+            seed=self._config.seed,
+            measure_error=self._config.measure_error,
+            tolerances=None if intra else self._tolerances_of(module, name, rules),
+        )
+        collective.step = self._steps_of(module)
+        if before is not None:
+            collective.take_over(before)
+        self._by_module[module][name] = collective
+        return collective
+
+    def _tolerances_of(
+        self, module: str, name: str, rules: Mapping[str, TableRule]
+    ) -> ForwardTolerances | None:
+        """Return the tolerances of one collective; None where they never change."""
+        key, tolerances = f"{module}/{name}", ForwardTolerances(rules, sorted(rules))
+        if not tolerances.changes:
+            return None
+        before = self._tolerances.get(key)
+        state = self._loaded_tolerances.get(key, {}) if before is None else before.state_dict()
+        tolerances.load_state_dict(state)
+        self._tolerances[key] = tolerances
+        return tolerances
+
+    def _steps_of(self, module: str) -> int:
+        """Return the calls with gradients so far: each collective of a module counts them."""
+        counted = (c.step for c in self._by_module[module].values())
+        return max(counted, default=self._loaded_steps.get(module, 0))
+
+    def forward_tolerances(self, tables: Iterable[str]) -> dict[str, float]:
+        """Return the forward codec's tolerance in the next step, of the tables that have one."""
+        given = {table: self._config.rule_for(table).forward.tolerance for table in sorted(tables)}
+        current = {table: tolerance for table, tolerance in given.items() if tolerance is not None}
+        for key, tolerances in self._tolerances.items():
+            current |= tolerances.by_table(self._steps_of(key.partition("/")[0]))
+        return current
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"steps": {module: number}, "params": {rank: {collective: {table: ...}}}}.
+
+        Steps are calls with gradients so far. They seed stochastic rounding and drive schedules,
+        and do not depend on the plan, so that a run may be resumed under another. "params" is there
+        where error bounds or thresholds are found while training. These are each rank's own, so
+        under another plan or world size they are found anew.
+
+        The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
+        numbers that are nested beside sharded tensors ("Missing key").
+        Raises: CorruptFrameError: what frames in a GPU's memory held was wrong; it is noticed
+            late there, and no state is given out that was trained with it.
+        """
+        for collective in self:
+            collective.checks.raise_found(wait=True)
+        state: dict[str, Any] = {
+            "steps": {m: torch.tensor(self._steps_of(m)) for m in self._by_module}
+        }
+        measured = {key: tolerances.state_dict() for key, tolerances in self._tolerances.items()}
+        if any(measured.values()):
+            state["params"] = {_rank_key(): measured}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`. Raises ValueError: it names a module that the model does not have.
+
+        Before the model is sharded nothing is known of that: `check_loaded_names` raises it.
+        """
+        steps = {str(name): int(step) for name, step in state["steps"].items()}
+        if self._by_module:
+            self._check_names(steps)
+        self._loaded_steps = steps
+        self._loaded_tolerances = dict(state.get("params", {}).get(_rank_key(), {}))
+        for key, tolerances in self._tolerances.items():
+            tolerances.load_state_dict(self._loaded_tolerances.get(key, {}))
+        for module, by_name in self._by_module.items():
+            for collective in by_name.values():
+                collective.step = steps.get(module, 0)
+
+    def check_loaded_names(self) -> None:
+        """Raise ValueError where loaded state names a module that the model does not have."""
+        self._check_names(self._loaded_steps)
+
+    def _check_names(self, steps: Iterable[str]) -> None:
+        unknown = sorted(set(steps) - set(self._by_module))
+        if unknown:
+            raise ValueError(
+                f"state names {', '.join(unknown)}; this model has {', '.join(self._by_module)}"
+            )
+
+
+def _rank_key() -> str:
+    """Return a name for state of this rank alone: DCP stores equal names of all ranks once."""
+    return f"rank{dist.get_rank()}of{dist.get_world_size()}"
