@@ -30,19 +30,22 @@ from trec_qcomm.integration.session import Session
 
 
 class QComm:
-    """Compressed communication for one model. Make one per rank, from the same config.
+    """Compressed communication for one model of TorchRec.
 
-        qcomm = QComm.from_yaml("configs/int4.yaml")
+        qcomm = QComm.from_preset("best")  # or from_yaml(path), from_dict(mapping), QComm(config)
         model = DistributedModelParallel(
             module=dlrm, device=device, plan=plan,
             sharders=qcomm.sharders(),
             data_parallel_wrapper=qcomm.data_parallel_wrapper(),
         )
 
-    It is a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": qcomm}.
+    Make one on each rank, from the same config, and use it for one model. Train as before;
+    `stats()` tells what was sent, `with qcomm.bypass():` evaluates with exact communication. It is
+    a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": qcomm}.
     """
 
     def __init__(self, config: Config) -> None:
+        """Args: config: settings of the codecs. Raises ValueError: it is no Config."""
         if not isinstance(config, Config):
             raise ValueError(
                 f"QComm: expected a Config, got {config!r}; "
@@ -75,34 +78,42 @@ class QComm:
         return cls(config_from_dict(mapping))
 
     def to_yaml(self) -> str:
-        """Return the config as YAML text, with every default written out."""
+        """Return the config as YAML text, which `from_yaml` reads."""
         return yaml.safe_dump(config_to_dict(self.config), sort_keys=False)
 
     def sharders(
         self, *, fused_params: dict[str, Any] | None = None, use_index_dedup: bool = False
     ) -> list[ModuleSharder[Any]]:
-        """Sharders for DistributedModelParallel, in the place of TorchRec's, for all its modules.
+        """Return sharders for DistributedModelParallel, one for each module TorchRec can shard.
 
-        Args: fused_params: of the fused embedding optimizer, as for TorchRec's sharders.
-            use_index_dedup: of TorchRec's EmbeddingCollectionSharder: send each id once.
+        Pass them in the place of TorchRec's own.
+
+        Args:
+            fused_params: settings of the fused embedding optimizer, such as {"optimizer": ...,
+                "learning_rate": ...}; what TorchRec's sharders take under this name.
+            use_index_dedup: whether an EmbeddingCollection sends each id once; what TorchRec's
+                EmbeddingCollectionSharder takes under this name.
         """
         return all_sharders(
             self._session, fused_params=fused_params, use_index_dedup=use_index_dedup
         )
 
     def data_parallel_wrapper(self, **options: Any) -> DefaultDataParallelWrapper:
-        """Wrapper of the replicated part, whose gradients go as the config's `dense` says, and of
-        DATA_PARALLEL tables, `data_parallel`. Without these DDP's all-reduce stays as it is.
+        """Return a wrapper of the parts of the model that are replicated on all ranks.
 
-        Args: options: those of TorchRec's DefaultDataParallelWrapper.
-        Raises: ValueError: `dense`, and an allreduce_comm_precision beside it.
+        Gradients of the replicated part are all-reduced as the config's `dense` says, gradients of
+        DATA_PARALLEL tables as its `data_parallel` says. A part for which the config says nothing
+        keeps DDP's own all-reduce.
+
+        Args: options: keyword arguments of TorchRec's DefaultDataParallelWrapper.
+        Raises: ValueError: the config has `dense`, and options an allreduce_comm_precision.
         """
         return CountedDataParallelWrapper(self._session, **options)
 
     def codecs_registry(self) -> dict[str, QuantizedCommCodecs]:
-        """The config as TorchRec's own registry, for stock sharders: cast codecs only.
+        """Return the config as TorchRec's own registry, for TorchRec's own sharders.
 
-        Raises: ValueError: any other codec, or codecs that differ by table, and why.
+        Raises: ValueError: a codec other than cast, or codecs that differ by table, and why.
         """
         return codecs_registry(self.config)
 
@@ -113,26 +124,35 @@ class QComm:
         *,
         throughput: Throughputs | None = None,
     ) -> CodecPerfEstimator:
-        """For TorchRec's planner: sharding options priced with the bytes and seconds of our codecs.
+        """Return an estimator for TorchRec's planner that knows the codecs' bytes and seconds.
 
             EmbeddingEnumerator(topology, batch_size, constraints, estimator=[
                 qcomm.estimator(topology, constraints, throughput=...),
                 EmbeddingStorageEstimator(topology, constraints),
             ])
 
-        Args: topology, constraints: those of the enumerator.
+        A codec whose size depends on the data is priced at its upper bound, and nothing is taken
+        off for bags that `unique_bags` merges.
+
+        Args:
+            topology: the enumerator's topology.
+            constraints: the enumerator's constraints.
             throughput: how fast the planned devices code, in GB/s of float32 rows: one Throughput,
-            or a mapping from codecs, or names of codecs, to one. Without it the codecs are measured
-            on this machine's CPU when first needed, which is right where training runs on machines
-            like this one. A plan for GPUs, made on a laptop, needs their figures given by hand.
+                or a mapping from codecs, or names of codecs, to one. Without it the codecs are
+                measured on this machine's CPU when first needed, which is right where training runs
+                on machines like this one. A plan for GPUs, made on a laptop, needs their figures
+                given by hand.
+
         Raises: ValueError: no throughput for a topology that is not of cpu.
         """
         return CodecPerfEstimator(self.config, topology, constraints, throughput=throughput)
 
     @contextmanager
     def bypass(self) -> Iterator[None]:
-        """Exact communication inside the block, for evaluation. All ranks enter it together:
-        a rank that does not expects frames of other sizes, and gloo ends the process.
+        """Send exact values inside the block, for evaluation.
+
+        All ranks enter it together: a rank that does not expects frames of other sizes, and gloo
+        ends the process.
         """
         before, self._session.exact = self._session.exact, True
         try:
@@ -160,20 +180,26 @@ class QComm:
         return self._session.stats()
 
     def forward_params(self) -> dict[str, float]:
-        """The error bound or threshold of each table's forward codec in the next step.
+        """Return the error bound or threshold of each table's forward codec in the next step.
 
-        What this rank's own rows are sent with, between nodes where there are two hops; ranks may
-        differ where it is found while training. Of a row-wise table it holds for the sum over
+        This rank's own rows are sent with it, between nodes where there are two hops; ranks may
+        differ where it is found while training. For a row-wise table it holds for the sum over
         ranks. Tables whose codec has neither are not in it.
         """
         return self._session.forward_params()
 
     def reset_stats(self) -> None:
-        """Counters back to zero."""
+        """Set all counters to zero."""
         self._session.reset_stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to draw the same noise, keyed by name."""
+        """Return what a resumed run needs to go on as if it had not stopped, keyed by names.
+
+        It holds steps, which seed stochastic rounding and drive schedules, what codecs of dense
+        gradients kept back, and bounds and thresholds that were found while training.
+
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state comes of it.
+        """
         return self._session.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -186,8 +212,8 @@ class QComm:
             dcp.load({"model": model_state}, checkpoint_id=folder)    # without ours
             qcomm.load_resized(folder)
 
-        Steps go on; residuals of dense gradients as the config's `on_resize` says; error bounds
-        and thresholds are found anew.
+        Steps go on. What codecs of dense gradients kept back goes on as the config's `on_resize`
+        says. Error bounds and thresholds are found anew.
 
         Args:   key: the name that this object was saved under.
         Raises: ValueError: nothing was saved under it, or the state is of another model.

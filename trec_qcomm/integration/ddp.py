@@ -1,4 +1,7 @@
-"""Data parallel parts of the model: all-reduced as the config says, or by DDP, and counted."""
+"""The replicated parts of a model: all-reduced as the config says, or by DDP, and counted.
+
+Knows: TorchRec's wrapper, DDP, the session. Does not know: codecs, algorithms.
+"""
 
 from typing import Any
 
@@ -19,10 +22,15 @@ from trec_qcomm.integration.session import Session
 
 
 class CountedDataParallelWrapper(DefaultDataParallelWrapper):
-    """TorchRec's default wrapper; all its options. DATA_PARALLEL tables have DDPs of their own."""
+    """TorchRec's default wrapper, which also takes over or counts what DDPs all-reduce.
+
+    There is a DDP for the replicated part, and one for each lookup of DATA_PARALLEL tables.
+    """
 
     def __init__(self, session: Session, **options: Any) -> None:
-        """Raises ValueError: the config's `dense`, and an `allreduce_comm_precision` beside it."""
+        """Args: options: keyword arguments of TorchRec's wrapper.
+        Raises: ValueError: the config has `dense`, and options an allreduce_comm_precision.
+        """
         super().__init__(**options)
         self._session = session
         self._precision: str | None = options.get("allreduce_comm_precision")
@@ -33,10 +41,11 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
             )
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Wrap the dense part, then count what every DDP of the model all-reduces.
+        """Wrap the replicated part, then take over or count what every DDP all-reduces.
 
         Raises: ValueError: a config pattern that matches none of the model's tables, or a module
-            that the plan shards and no sharder took, which TorchRec would replicate in silence.
+            that the plan shards and for which there is no sharder, which TorchRec would replicate
+            in silence.
         """
         _check_all_sharded(dmp)
         super().wrap(dmp, env, device)
@@ -61,7 +70,7 @@ def _check_all_sharded(dmp: DistributedModelParallel) -> None:
 
 
 def _data_parallel_lookups(dmp: DistributedModelParallel) -> list[DistributedDataParallel]:
-    """The DDPs of DATA_PARALLEL tables, each once: modules around a collection list them, too."""
+    """Return the DDPs of DATA_PARALLEL tables, each once: modules around it list them, too."""
     all_lookups = [lookup for module in dmp.modules() for lookup in lookups(module)]
     return list(dict.fromkeys(x for x in all_lookups if isinstance(x, DistributedDataParallel)))
 
