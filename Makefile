@@ -40,7 +40,7 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy bench-net bench-codec report pictures test test-fast test-gpu fuzz test-versions check-torch lint types layers check format clean
+.PHONY: help venv demo accuracy bench-net bench-codec report pictures test test-fast test-gpu fuzz test-versions check-torch lint types layers docs check format clean
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
@@ -97,7 +97,10 @@ types: $(DEV)  ## Check types (mypy, strict)
 layers: $(DEV)  ## Check that imports go down only (import-linter)
 	$(PY) .venv/bin/lint-imports
 
-check: lint types layers  ## lint, types and layers
+docs: $(DEV)  ## Build the site into runs/site; a broken link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --config-file .docs/mkdocs.yml
+
+check: lint types layers docs  ## lint, types, layers and docs
 
 format: $(DEV)  ## Fix what ruff can fix and format
 	$(PY) -m ruff check --fix .

@@ -1,12 +1,16 @@
-"""Check what a machine can see of the English in docstrings, comments and names.
+"""Check what a machine can see of the English in docstrings, comments, names and pages.
 
-  python .ci/check_prose.py                       all Python files that git tracks
+  python .ci/check_prose.py                       all Python and Markdown files that git tracks
   python .ci/check_prose.py trec_qcomm/comm/rounds.py tests/comm
 
-A docstring's first sentence must be readable alone: it may not begin with a preposition or a
-pronoun that points elsewhere ("Of one rank.", "Likewise.", "As above."). The note of an argument
-must name a thing ("rows: [n, D] float32, the rows to encode"), not begin with of, as, see or by. A
-comment must not begin with them either. No identifier is a bare `of`, `found`, `own` or `way`.
+- A docstring's first sentence must be readable alone: it has two words or more and does not begin
+  with a preposition or a pronoun that points elsewhere ("Of one rank.", "Likewise.", "As above.").
+  The first sentence below a heading of a Markdown page does not begin with a preposition either.
+- The note of an argument names a thing ("rows: [n, D] float32, the rows to encode"). It does not
+  begin with of, as, see, by, those or these.
+- A comment does not begin with of, as or by, unless it goes on from the line before.
+- No identifier is a bare `of`, `found`, `own` or `way`.
+
 CONTRIBUTING.md says why. Exit status 1 where something is found, one line each.
 """
 
@@ -29,11 +33,13 @@ _DANGLING = (
     r"|another|see|such|also|and|or|but|back|one more|above|below|ours"
 )
 _FIRST_WORD = re.compile(rf"(?:{_DANGLING})\b(?!-)", re.IGNORECASE)
+# A page's heading says what "this" is, so less is forbidden below it.
+_FIRST_ON_PAGE = re.compile(r"(?:of|as|by|likewise|ditto|also|and|or|but)\b(?!-)", re.IGNORECASE)
 _NOTE = re.compile(
     r"(?:(?<=^)|(?<=\s))(?P<names>[a-z_][a-z0-9_]*(?:, [a-z_][a-z0-9_]*)*): +(?P<text>\S.*)"
 )
 _NOTE_WORD = re.compile(
-    r"(?:of|as|see|by|likewise|that of|those of|ditto|the same|its|their)\b", re.IGNORECASE
+    r"(?:of|as|see|by|likewise|that of|those|these|ditto|the same|its|their)\b", re.IGNORECASE
 )
 _SECTION = re.compile(r"^\s*(Args|Returns|Raises|Derived|Attributes):")
 _COMMENT = re.compile(
@@ -44,7 +50,13 @@ _COMMENT = re.compile(
 def problems_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number, what is wrong) for one file."""
     text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text, filename=str(path))
+    if path.suffix == ".md":
+        yield from _page_problems(text)
+    else:
+        yield from _python_problems(ast.parse(text, filename=str(path)), text)
+
+
+def _python_problems(tree: ast.Module, text: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _docstring_problems(node)
@@ -61,7 +73,7 @@ def _docstring_problems(
     line = node.body[0].lineno
     name = getattr(node, "name", "module")
     first = docstring.split("\n", 1)[0]
-    if _FIRST_WORD.match(first):
+    if _FIRST_WORD.match(first) or len(docstring.split()) < 2:
         yield line, f"{name}: the first sentence cannot be read alone: {first!r:.70}"
     in_section = False
     for offset, row in enumerate(docstring.split("\n")):
@@ -101,7 +113,7 @@ def _name_problems(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _comment_problems(text: str) -> Iterator[tuple[int, str]]:
-    previous = 0
+    previous = -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT:
             continue
@@ -113,11 +125,26 @@ def _comment_problems(text: str) -> Iterator[tuple[int, str]]:
             yield line, f"the comment cannot be read alone: {words!r:.70}"
 
 
+def _page_problems(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the first lines below headings that cannot be read alone. Skips code blocks."""
+    below_heading = in_code = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("```"):
+            in_code = not in_code
+            below_heading = False
+        elif not in_code and line.startswith("#"):
+            below_heading = True
+        elif below_heading and line.strip():
+            below_heading = False
+            if _FIRST_ON_PAGE.match(line.lstrip("*_`[-> ")):
+                yield number, f"the first sentence cannot be read alone: {line!r:.70}"
+
+
 def tracked(places: Iterable[str]) -> list[Path]:
-    """Python files that git tracks, at these places or everywhere."""
+    """Return the Python and Markdown files that git knows, at these places or everywhere."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *places]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [path for path in map(Path, names) if path.suffix == ".py" and path.exists()]
+    return [path for path in map(Path, names) if path.suffix in (".py", ".md") and path.exists()]
 
 
 def main() -> int:

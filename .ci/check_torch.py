@@ -1,4 +1,4 @@
-"""Whether an older torch has all that the package names, by the older one's own type information.
+"""Check that an older torch has every name the package uses, by that torch's type information.
 
   check_torch.py                 torch 2.11.0, what the oldest supported CUDA image ships
   check_torch.py 2.11.0 2.12.0   these
@@ -23,7 +23,7 @@ PROBE = "import torch\n\nprint(torch.of_no_version, torch.ones(1).of_no_version)
 
 
 def main() -> int:
-    """Check the versions asked for; the exit status is 1 where a name is missing."""
+    """Check the versions asked for and return the exit status: 1 if a name is missing."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def sources(version: str) -> Path:
-    """A folder with the Python files of that torch, downloaded if need be."""
+    """Return a folder with the Python files of a torch, downloaded if need be."""
     folder = CACHE / version
     if folder.exists():
         return folder
@@ -54,7 +54,7 @@ def sources(version: str) -> Path:
 
 
 def missing_names(folder: Path) -> list[str]:
-    """Lines of mypy on what is not there. Raises RuntimeError where it would not have said."""
+    """Return mypy's lines about missing names. Raise RuntimeError if it missed the probe."""
     with tempfile.TemporaryDirectory() as temporary:
         probe = Path(temporary) / "probe.py"
         probe.write_text(PROBE)

@@ -1,4 +1,4 @@
-"""Runs the identity and int4 tests on several versions of TorchRec, on one torch and one FBGEMM.
+"""Run the identity and int4 tests on several versions of TorchRec, on one torch and one FBGEMM.
 
   test_versions.py                          all of .pins/versions.txt
   test_versions.py 1.6.1 1.9.2              these
@@ -6,8 +6,8 @@
   test_versions.py 1.9.2 --suite tests/integration
 
 The first run downloads each version into .venv/torchrec; the next downloads nothing. The exit
-status is 1 where a version failed. To pytest this file is a plugin, too: before the first test it
-makes sure that pytest and the ranks that it spawns import the version that is to be tested.
+status is 1 if a version failed. This file is a pytest plugin, too: before the first test it makes
+sure that pytest and the ranks that it spawns import the version under test.
 """
 
 import argparse
@@ -35,7 +35,7 @@ EXPECTED = "TREC_QCOMM_TEST_TORCHREC"  # the folder to import torchrec from, nam
 
 @dataclass
 class Result:
-    """What became of one version."""
+    """Outcome of the tests on one version."""
 
     version: str
     passed: int = 0
@@ -47,7 +47,7 @@ class Result:
 
 def main() -> int:
     """Test all versions asked for, show a table, and return the exit status."""
-    own, to_pytest = _split(sys.argv[1:])
+    own_arguments, to_pytest = _split(sys.argv[1:])
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -55,7 +55,7 @@ def main() -> int:
     )
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"default: {PINS.name}")
     parser.add_argument("--suite", nargs="+", default=SUITE, metavar="PATH", help="tests to run")
-    arguments = parser.parse_args(own)
+    arguments = parser.parse_args(own_arguments)
     results: list[Result] = []
     versions = arguments.versions or pinned()
     for number, version in enumerate(versions, start=1):
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def pinned() -> list[str]:
-    """The versions in the pins file."""
+    """Return the versions in the pins file."""
     lines = [line.strip() for line in PINS.read_text().splitlines()]
     return [line.removeprefix("torchrec==") for line in lines if line.startswith("torchrec==")]
 
@@ -90,7 +90,7 @@ def run_version(version: str, to_pytest: Sequence[str]) -> Result:
 
 
 def fetch(version: str) -> Path:
-    """The folder to import a version from; complete where it is there at all."""
+    """Return the folder to import a version from. A folder that exists is complete."""
     folder = CACHE / version
     if not folder.is_dir():
         print(f"  downloading to {folder.relative_to(ROOT)}", flush=True)
@@ -104,7 +104,7 @@ def fetch(version: str) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Ours, with the version under test in front of all that is installed."""
+    """Return this process's environment, with the version under test before what is installed."""
     path = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     joined = os.pathsep.join(filter(None, path))
     return os.environ | {"PYTHONPATH": joined, EXPECTED: str(folder)}
@@ -131,7 +131,7 @@ def read_report(version: str, status: int, report: Path, seconds: float) -> Resu
 
 
 def format_table(results: Sequence[Result]) -> str:
-    """One line a version."""
+    """Return a table with a line for each version."""
     rows = [("torchrec", "passed", "failed", "skipped", "", "note")]
     for r in results:
         verdict = "ok" if r.ok else "FAILED"
@@ -152,7 +152,7 @@ def _failed(case: ElementTree.Element) -> bool:
 
 
 def imported() -> tuple[str, str]:
-    """Version of the torchrec that this process imports, and the folder that it lies in."""
+    """Return the version of the torchrec that this process imports, and its folder."""
     import torchrec
 
     return torchrec.__version__, str(Path(torchrec.__file__).resolve().parents[1])
@@ -165,14 +165,14 @@ def pytest_sessionstart() -> None:
     from trec_qcomm.testing import run_ranks
 
     folder = Path(os.environ[EXPECTED]).resolve()
-    found = {f"rank {rank}": what for rank, what in enumerate(run_ranks(imported, 2))}
-    for who, what in ({"pytest": imported()} | found).items():
+    by_rank = {f"rank {rank}": what for rank, what in enumerate(run_ranks(imported, 2))}
+    for who, what in ({"pytest": imported()} | by_rank).items():
         if what != (folder.name, str(folder)):
             pytest.exit(f"{who} imports torchrec {what}, not that of {folder}", returncode=3)
 
 
 def pytest_report_header() -> str:
-    """Say what has been made sure of."""
+    """Name the version and the folder that the tests import."""
     folder = Path(os.environ[EXPECTED])
     where = folder.relative_to(ROOT)
     return f"torchrec: {folder.name} from {where}, in pytest and in the ranks that it spawns"

@@ -226,8 +226,8 @@ def test_folders_are_searched_and_earlier_and_open_runs_are_told(tmp_path):
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("rate-distortion", "README.md"), ("step-time", "README.md"), ("traffic", "README.md"),
-        ("quality", "configs/README.md"),
+        ("step-time", "README.md"), ("traffic", "examples/bench/README.md"),
+        ("rate-distortion", "examples/criteo/README.md"), ("quality", "examples/criteo/README.md"),
     ],
 )  # fmt: skip
 def test_pictures_of_a_page_show_its_records(name, page):

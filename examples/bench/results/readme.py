@@ -28,11 +28,7 @@ END = "<!-- end -->\n"
 Record = dict[str, Any]
 
 
-IN_SHORT = (
-    "rowwise 8", "rowwise 4 stochastic", "float6 stochastic", "error_bounded bitpack",
-    "error_bounded rans", "torch bf16", "FBGEMM INT8", "FBGEMM INT4", "FBGEMM MX4", "zstd-1",
-    "quantize + zstd-1", "quantize + bitshuffle + lz4", "zfp", "SZ3, no prediction",
-)  # fmt: skip
+IN_SHORT = ("stock", "stock_int8", "int8", "int4", "unique_int4", "best")
 
 
 @dataclass(frozen=True)
@@ -47,18 +43,20 @@ class Section:
         return self.make(read(RESULTS / self.records))
 
 
-def codecs_in_short(records: list[Record]) -> str:
-    """A few, rows of dim 64, one thread. Raises ValueError: one of them was not measured."""
-    own = [r for r in records if (r["kind"], r["threads"], r["dim"]) == ("rows", 1, 64)]
-    missing = set(IN_SHORT) - {r["name"] for r in own}
+def networks_in_short(records: list[Record]) -> str:
+    """Return the table of a few configurations on 2 hosts, without its last column, NE."""
+    chosen = [r for r in records if r["hosts"] == 2 and r["way"] in IN_SHORT]
+    missing = set(IN_SHORT) - {r["way"] for r in chosen}
     if missing:
-        raise ValueError(f"codec.jsonl: no record of {', '.join(sorted(missing))}")
-    return codec_table.section([r for r in own if r["name"] in IN_SHORT], dims=(64,))
+        raise ValueError(f"net.jsonl: no record of {', '.join(sorted(missing))}")
+    lines = net_section.table(chosen).splitlines()
+    table = "\n".join(line.rsplit("|", 2)[0] + "|" for line in lines)
+    return f"{table}\n\n{net_section.made_with(chosen)}\n"
 
 
 SECTIONS = (
-    Section(ROOT / "README.md", "net.jsonl", net_section.section),
-    Section(ROOT / "README.md", "codec.jsonl", codecs_in_short),
+    Section(ROOT / "README.md", "net.jsonl", networks_in_short),
+    Section(BENCH / "README.md", "net.jsonl", net_section.section),
     Section(BENCH / "README.md", "codec.jsonl", partial(codec_table.section, dims=(64, 16))),
 )
 

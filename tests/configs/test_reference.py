@@ -1,0 +1,50 @@
+"""configs/REFERENCE.md names every field that a configuration can have, and its example is one."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trec_qcomm import Config, GradientRule, HopCodecs, TableGradientRule, TableRule
+from trec_qcomm.config import config_from_dict
+from trec_qcomm.control.cost_model import Link
+from trec_qcomm.control.error_bound import OnlineClasses
+from trec_qcomm.control.schedule import SCHEDULES
+from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.core.registry import codec_names, codec_type
+
+REFERENCE = (Path(__file__).parents[2] / "configs" / "REFERENCE.md").read_text(encoding="utf-8")
+NOT_IN_A_FILE = {"source"}
+RULES = (Config, TableRule, HopCodecs, GradientRule, TableGradientRule)
+CONTROL = (OnlineClasses, ThresholdRefresh, Link, *SCHEDULES.values())
+
+
+@pytest.mark.parametrize("kind", [*RULES, *CONTROL], ids=lambda kind: kind.__name__)
+def test_every_field_is_named(kind):
+    names = {field.name for field in fields(kind)} - NOT_IN_A_FILE
+    assert [name for name in sorted(names) if f"`{name}`" not in REFERENCE] == []
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_every_codec_has_its_row_and_its_fields(name):
+    rows = REFERENCE.split("## Codecs\n")[1].splitlines()
+    start = next(n for n, row in enumerate(rows) if row.startswith(f"| `{name}` |"))
+    section = [rows[start]]
+    for row in rows[start + 1 :]:
+        if not row.startswith("| | "):
+            break
+        section.append(row)
+    for field in fields(codec_type(name)):
+        assert any(f"| `{field.name}` |" in row for row in section)
+
+
+def test_every_schedule_is_named():
+    assert all(f"`{kind}`" in REFERENCE for kind in SCHEDULES)
+
+
+def test_the_example_is_a_configuration():
+    text = REFERENCE.split("```yaml\n")[1].split("```")[0]
+    config = config_from_dict(yaml.safe_load(text))
+    assert config.dense is not None
+    assert config.data_parallel is not None
