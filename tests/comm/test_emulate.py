@@ -38,7 +38,7 @@ BATCH_SIZES = (6, 3)  # uneven; most ids repeat within a rank
 
 
 def ids_of(step: int, rank: int) -> Tensor:
-    """[F, B_r]."""
+    """Return [F, B_r]."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randint(NUM_IDS, (len(DIMS), BATCH_SIZES[rank]), generator=generator)
 
@@ -59,11 +59,11 @@ class Emulation:
         self.exchange, self.share = exchange, share
 
     def look_up(self, ids: list[Tensor], **options) -> Tensor:
-        """ids: [F, B_r] of each rank -> [B, W]."""
+        """Return the samples [B, W]. ids: [F, B_r] for each rank."""
         bags = [find_bags(part, self.share) for part in ids]
         rows = []
-        for part, found in zip(ids, bags, strict=True):
-            at = part.reshape(-1)[found.first].split(found.counts.tolist())
+        for part, distinct in zip(ids, bags, strict=True):
+            at = part.reshape(-1)[distinct.first].split(distinct.counts.tolist())
             rows += [table[i].view(-1) for table, i in zip(self.tables, at, strict=True)]
         return self.exchange(torch.cat(rows), bags, **options)
 
@@ -78,13 +78,13 @@ class Emulation:
 
 
 def loss_of(out: Tensor) -> Tensor:
-    """Its gradient is computed value by value, so it does not depend on the batch around."""
+    """Return a loss whose gradient is computed value by value, whatever else is in the batch."""
     return ((out - 0.5) ** 2).sum() / 8
 
 
 def random_tables() -> list[Tensor]:
     generator = torch.Generator().manual_seed(7)
-    scales = (1e-3, 1.0, 50.0)  # of which a shared range would leave nothing of the first
+    scales = (1e-3, 1.0, 50.0)  # a range shared by all would leave nothing of the first table
     shapes = zip(scales, DIMS, strict=True)
     return [scale * torch.randn(NUM_IDS, dim, generator=generator) for scale, dim in shapes]
 
@@ -134,9 +134,9 @@ def test_gradients_are_coded_after_they_are_summed_up():
     emulated = Emulation(random_tables(), exchange_of(Identity(), codec), share=1.0)
     weights = torch.arange(1.0, 1 + 6 * sum(DIMS)).view(6, -1).sqrt()
     (emulated.look_up(ids) * weights).sum().backward()
-    for table, own in zip(emulated.tables, weights.split(DIMS, dim=1), strict=True):
-        for row, part in ((0, own[:4]), (1, own[4:])):
-            total = torch.zeros(own.shape[1])
+    for table, table_weights in zip(emulated.tables, weights.split(DIMS, dim=1), strict=True):
+        for row, part in ((0, table_weights[:4]), (1, table_weights[4:])):
+            total = torch.zeros(table_weights.shape[1])
             for sample in part:
                 total += sample
             allowed = 0.05 * (total.max().double() - total.min().double())
@@ -169,10 +169,10 @@ def test_backward_sends_the_columns_that_forward_kept():
     out.sum().backward()
     kept = [part != 0 for part in out.detach().split(DIMS, dim=1)]
     ids = torch.cat(all_ids(), dim=1)
-    for table, own, i in zip(emulated.tables, kept, ids, strict=True):
-        expected = torch.zeros_like(table).index_add_(0, i, own.float())
+    for table, columns, i in zip(emulated.tables, kept, ids, strict=True):
+        expected = torch.zeros_like(table).index_add_(0, i, columns.float())
         assert torch.equal(table.grad, expected)
-        assert int(own.sum()) == own.shape[0] * own.shape[1] // 4
+        assert int(columns.sum()) == columns.shape[0] * columns.shape[1] // 4
 
 
 @dataclass(frozen=True)
@@ -252,14 +252,14 @@ def shard(model: nn.Module, qcomm: QComm) -> DistributedModelParallel:
 
 
 def own_tables(dmp: DistributedModelParallel) -> dict[str, Tensor]:
-    """Of this rank, by feature."""
+    """Return {feature: table} of this rank."""
     shards = {name: value.local_shards() for name, value in dmp.state_dict().items()}
-    named = {name.split(".")[1].removeprefix("t_"): own for name, own in shards.items()}
-    return {feature: own[0].tensor.clone() for feature, own in named.items() if own}
+    named = {name.split(".")[1].removeprefix("t_"): local for name, local in shards.items()}
+    return {feature: local[0].tensor.clone() for feature, local in named.items() if local}
 
 
 def train_for_real(config: Config) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor]]:
-    """This rank's tables before, outputs [B_r, W] of each step, the tables afterwards."""
+    """Return this rank's tables, its outputs [B_r, W] of each step, and its tables afterwards."""
     dmp, outs = shard(real_model(), QComm(config)), []
     before = own_tables(dmp)
     for step in range(NUM_STEPS):

@@ -1,4 +1,4 @@
-"""Streams, of which without a GPU nothing but the order of calls is to be seen."""
+"""Streams: without a GPU only the order of calls can be tested."""
 
 from contextlib import contextmanager
 from unittest import mock
@@ -11,11 +11,11 @@ from trec_qcomm.comm import streams
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What is called of torch.cuda, in order."""
+    """Record the calls of torch.cuda, in order."""
     noted = []
 
     @contextmanager
-    def stream(of):
+    def stream(_side):
         noted.append("enter")
         try:
             yield

@@ -1,4 +1,4 @@
-"""Schedules, classes and thresholds move the params of real exchanges, and survive a checkpoint."""
+"""Schedules, classes and thresholds move tolerances of real exchanges, and survive a checkpoint."""
 
 import pytest
 import torch
@@ -24,15 +24,17 @@ def qcomm_of(**options):
 
 
 def errors_by_step(sharding):
-    """Of a run with a schedule: the largest error of a sent value in each step, and of an
-    evaluation after it."""
+    """Return the largest error of a sent value in each step, and in an evaluation after it.
+
+    The run has a schedule.
+    """
     case = Case(tables=TABLES, sharding=sharding, batch=(40,))
     qcomm = qcomm_of(
         forward=ErrorBounded(BOUND, mode="abs"),
         schedule=Drop(start=START, end_step=DROP_AT),
     )
     dmp = shard(case, qcomm)
-    found = []
+    errors = []
     for step in range(NUM_STEPS):
         bound = BOUND * START if step < DROP_AT else BOUND
         assert qcomm.forward_params() == {"spread": bound, "dense": bound}
@@ -42,8 +44,8 @@ def errors_by_step(sharding):
         qcomm.reset_stats()
         with torch.no_grad():
             dmp(batch(case, 0, dist.get_rank()))
-        found.append((trained, _largest_error(qcomm)))
-    return found
+        errors.append((trained, _largest_error(qcomm)))
+    return errors
 
 
 def _largest_error(qcomm):
@@ -52,7 +54,7 @@ def _largest_error(qcomm):
 
 
 def classes_found():
-    """State after two steps, and the sizes of the next one, resumed and not."""
+    """Return the state after two steps, and the sizes of the next one, resumed and not."""
     case = Case(tables=TABLES, sharding=TW, batch=(40,), max_length=1)
     options = {
         "forward": ErrorBounded(1e-3),
@@ -74,8 +76,8 @@ def classes_found():
     third = shard(case, unmeasured)
     tight = _forward_nbytes(unmeasured, third, case)
     params = first.forward_params()
-    found = {"before": before, "state": state["params"], "after": after, "tight": tight}
-    return found | {"params": params}
+    results = {"before": before, "state": state["params"], "after": after, "tight": tight}
+    return results | {"params": params}
 
 
 def _forward_nbytes(qcomm, dmp, case):
@@ -85,7 +87,7 @@ def _forward_nbytes(qcomm, dmp, case):
 
 
 def kept_shares():
-    """Of the values of this rank's outputs, how many are not 0, step by step; and the threshold."""
+    """Return the share of this rank's outputs that is not 0, step by step, and the threshold."""
     case = Case(tables=TABLES[:1], sharding=CW, batch=(40,), max_length=1)
     qcomm = qcomm_of(forward=TopK(threshold=1e-30), refresh=ThresholdRefresh(every=2, density=0.25))
     outputs = train(shard(case, qcomm), case, 3, linear=True)
@@ -113,7 +115,7 @@ def ranks():
 @pytest.mark.dist
 @pytest.mark.parametrize(("sharding", "num_summands"), [(TW, 1), (RW, 2)])
 def test_a_schedule_moves_the_bound(ranks, sharding, num_summands):
-    """Also of the partial sums of a row-wise table, whose bound is divided by the ranks."""
+    """The bound moves for partial sums of a row-wise table, too, divided by the number of ranks."""
     bound = BOUND / num_summands
     for results in ranks:
         for step, (trained, evaluated) in enumerate(results[sharding]):
@@ -124,27 +126,34 @@ def test_a_schedule_moves_the_bound(ranks, sharding, num_summands):
 
 @pytest.mark.dist
 def test_each_rank_has_classes_of_its_own_which_survive_a_checkpoint(ranks):
-    """All rows stay apart, so what a rank sends is loose from the first step on. Step 2 measures
-    nothing: its bounds are those of the checkpoint, and without that they would be tight."""
+    """All rows stay apart, so what a rank sends is loose from the first step on.
+
+    Step 2 measures nothing: its bounds are those of the checkpoint, without which they are tight.
+    """
     for rank, results in enumerate(ranks):
-        found = results["classes"]
-        (own,) = found["state"].values()
-        assert list(found["state"]) == [f"rank{rank}of2"]
-        classes = sorted(int(n) for c in own.values() for t in c.values() for n in t.values())
+        classes_of_rank = results["classes"]
+        (by_collective,) = classes_of_rank["state"].values()
+        assert list(classes_of_rank["state"]) == [f"rank{rank}of2"]
+        classes = sorted(
+            int(n) for c in by_collective.values() for t in c.values() for n in t.values()
+        )
         assert classes == [-1, 2]  # the other rank's table, and its own
-        assert sorted(found["params"].values()) == pytest.approx([1e-5, 0.3])
-        first, second = found["after"]
-        assert first == second < found["tight"] / 2
-        assert max(found["before"]) < found["tight"] / 2
+        assert sorted(classes_of_rank["params"].values()) == pytest.approx([1e-5, 0.3])
+        first, second = classes_of_rank["after"]
+        assert first == second < classes_of_rank["tight"] / 2
+        assert max(classes_of_rank["before"]) < classes_of_rank["tight"] / 2
 
 
 @pytest.mark.dist
 def test_a_threshold_is_a_quantile_of_what_was_sent(ranks):
-    """Of one-hot bags half are empty, whose rows of zeros are in the sample and not in the share:
-    a quarter of all values is half of the others. Steps 0 and 2 look, step 1 uses what 0 found."""
+    """A quarter of all values is kept, which is half of those that are not zero.
+
+    Half of the one-hot bags are empty: their rows of zeros are in the sample. Steps 0 and 2 update
+    the threshold, and step 1 uses that of step 0.
+    """
     for results in ranks:
         shares, state = results["kept"]
         assert all(0.3 < share < 0.7 for share in shares)
         (by_collective,) = state.values()
-        (found,) = by_collective.values()
-        assert float(found["spread"]["threshold"]) > 1e-3
+        (by_table,) = by_collective.values()
+        assert float(by_table["spread"]["threshold"]) > 1e-3

@@ -13,7 +13,7 @@ from tests.ops.backends import device_of
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
-from trec_qcomm.core.checks import Checks, deferring
+from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
 from trec_qcomm.ops.dispatch import default_backend
@@ -64,7 +64,7 @@ def encode_and_decode(codec, num_segments: int, device: str):
         encoded[:] = [codec.encode(values, segments, payload, at, seed=1)]
 
     def decode():
-        with deferring(Checks()):
+        with deferring(DeferredChecks()):
             codec.decode(encoded[0], segments, out)
 
     return encode, decode

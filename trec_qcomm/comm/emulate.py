@@ -1,11 +1,10 @@
-"""The embedding exchange of N ranks in one process: what the samples' owners would get.
+"""EmulatedExchange: the embedding exchange of P ranks in one process, with the real codecs.
 
-Accuracy is studied this way: one process, the real codecs, no network. What is emulated is
-table-wise sharding: each rank's rows of each table are one segment, whichever rank owns the table,
-and a rank's own rows are coded like all others. With codecs that draw no noise the decoded rows
-and gradients are bit-equal to those of N ranks, given equal rows and gradients; stochastic
-rounding draws other noise than these do. Column- and row-wise shardings cut other segments, so
-they may differ.
+Accuracy is studied this way, without a network. The emulated sharding is table-wise: the rows of a
+table for one rank are one segment, whichever rank owns the table, and the rows that a rank keeps
+are coded like all others. With codecs that draw no noise, the decoded rows and gradients are
+bit-equal to those of P real ranks, given equal rows and gradients. Stochastic rounding draws other
+noise than real ranks do. Column- and row-wise shardings cut other segments, so they may differ.
 
 Knows: codecs, segments, distinct bags, autograd. Does not know: process groups, frames, ids.
 Source: Yang et al. 2020, who study quantized collectives by emulation.
@@ -32,11 +31,13 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class EmulatedExchange:
-    """The exchange of F features' rows, each of one table. Call it once a batch.
+    """Exchange of the rows of F features, each of one table. Call it once a batch.
 
-    Args: dims: embedding dim of each feature.  forward, backward: codec of each feature's rows and
-        of their gradients.
-    Raises: ValueError: not F of each, or a backward codec that has no columns to go by.
+    Args:
+        dims: embedding dim of each feature.
+        forward, backward: codec of each feature's rows, and of their gradients.
+    Raises: ValueError: tuples of different lengths, or a backward codec that reads masks where the
+        forward codec writes none.
     """
 
     dims: tuple[int, ...]
@@ -60,22 +61,23 @@ class EmulatedExchange:
         tolerances: Sequence[float] | None = None,
         gradient_divisor: int = 1,
     ) -> Tensor:
-        """Code the rows, spread them over the samples; in backward sum up gradients and code these.
+        """Code the rows and spread them over the samples; in backward sum up and code gradients.
 
-        Args:    rows: [N] float32: for each rank, for each feature, the rows of the distinct bags.
-                 bags: of each rank: F groups of B_r bags, see ops.unique.unique_bags; with
-                 max_share 0 nothing is merged.
-                 seed: of stochastic rounding, 0 <= seed < 2^63; another one in each step.
-                 tolerances: F numbers in place of the forward codecs' own (`Codec.tolerance`),
-                 such as a schedule sets; not read where a codec has none.
-                 gradient_divisor: what the decoded gradients are divided by.
+        Args:
+            rows: [N] float32: for each rank, for each feature, the rows of the distinct bags.
+            bags: for each rank, F groups of B_r bags, see ops.unique.unique_bags; with max_share 0
+                nothing is merged.
+            seed: seed of stochastic rounding, 0 <= seed < 2^63; give another one in each step.
+            tolerances: F numbers in place of the forward codecs' own (`Codec.tolerance`), such as
+                a schedule sets; not read where a codec has none.
+            gradient_divisor: number that the decoded gradients are divided by.
         Returns: [B, W] float32: the samples rank by rank, the features in order.
-        Raises:  ValueError: a shape that is not the above.
+        Raises: ValueError: another shape or dtype.
         """
-        samples = _Samples.of(bags, self.dims, rows)
+        samples = _Samples.from_bags(bags, self.dims, rows)
         checked = _checked_tolerances(tolerances, len(self.dims))
-        call = _Call(self, samples, seed, checked, gradient_divisor)
-        out: Tensor = _Exchange.apply(call, rows)  # type: ignore[no-untyped-call]
+        batch = _EmulatedBatch(self, samples, seed, checked, gradient_divisor)
+        out: Tensor = _Exchange.apply(batch, rows)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -89,10 +91,12 @@ def _checked_tolerances(tolerances: Sequence[float] | None, num_features: int) -
 
 @dataclass(frozen=True, eq=False)
 class _Samples:
-    """Where each segment's rows lie, and each rank's samples.
+    """Places of each segment's rows, and the samples of each rank.
 
-    Args: dims, num_rows, start: [S] int64, see core.segments.Segments.  batch_sizes: B_r.
-        blocks, inverse: of each rank, see ops.unique.expand.
+    Args:
+        dims, num_rows, start: [S] int64, see core.segments.Segments.
+        batch_sizes: P ints, B_r.
+        blocks, inverse: for each rank, arguments of ops.unique.expand.
     """
 
     dims: Tensor
@@ -103,7 +107,8 @@ class _Samples:
     inverse: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, bags: Sequence[UniqueBags], dims: Sequence[int], rows: Tensor) -> "_Samples":
+    def from_bags(cls, bags: Sequence[UniqueBags], dims: Sequence[int], rows: Tensor) -> "_Samples":
+        """Check the bags and rows, and find their places."""
         dim, features = torch.tensor(dims, dtype=torch.int64), torch.arange(len(dims))
         if not bags or any(b.counts.shape != dim.shape for b in bags):
             raise ValueError(f"bags: expected of one rank or more, with {len(dims)} groups each")
@@ -128,7 +133,7 @@ class _Samples:
         )
 
     def expand(self, rows: Tensor) -> Tensor:
-        """[N] -> [B, W]."""
+        """Return [B, W], the samples, from [N] rows."""
         width = sum(self.dims.tolist()) // len(self.inverse)
         out = torch.empty(sum(self.batch_sizes), width)
         parts = torch.split(out, self.batch_sizes)
@@ -137,7 +142,7 @@ class _Samples:
         return out
 
     def sum_by_bag(self, gradients: Tensor) -> Tensor:
-        """[B, W] -> [N], each bag's in the order of the rank's samples."""
+        """Return [N], the sum of each bag's gradients in the order of samples, from [B, W]."""
         sums = torch.empty(int((self.num_rows * self.dims).sum()))
         parts = torch.split(gradients, self.batch_sizes)
         for blocks, inverse, part in zip(self.blocks, self.inverse, parts, strict=True):
@@ -146,8 +151,14 @@ class _Samples:
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
-    """One batch's exchange, both ways. Args: see EmulatedExchange.__call__."""
+class _EmulatedBatch:
+    """Exchange of one batch, in both directions.
+
+    Args:
+        exchange: dims and codecs.
+        samples: places of rows and samples.
+        seed, tolerances, gradient_divisor: the arguments of the call; tolerances: [F] float64.
+    """
 
     exchange: EmulatedExchange
     samples: _Samples
@@ -156,13 +167,13 @@ class _Call:
     gradient_divisor: int
 
     def masks(self) -> Masks | None:
-        """Memory for what forward notes and backward reads, where a codec does."""
+        """Return memory for the columns that forward keeps, where a backward codec reads them."""
         if all(mask_use(codec) is None for codec in self.exchange.backward):
             return None
         return Masks.of_all_columns(self.samples.num_rows, self.samples.dims)
 
     def code(self, values: Tensor, direction: Direction, masks: Masks | None) -> Tensor:
-        """[N] -> [N] decoded, all segments of equal codec and dim in one call."""
+        """Return [N], encoded and decoded values; segments of equal codec and dim in one call."""
         out = torch.empty_like(values)
         for number, (codec, dim, members) in enumerate(self._groups(direction)):
             segments = Segments(
@@ -185,7 +196,7 @@ class _Call:
         return out
 
     def _groups(self, direction: Direction) -> list[tuple[Codec, int, Tensor]]:
-        """(codec, dim, [S'] int64 numbers of the segments) of each pair that occurs."""
+        """Return (codec, dim, [S'] int64 numbers of its segments) for each pair that occurs."""
         codecs: tuple[Codec, ...] = getattr(self.exchange, direction)
         features: dict[tuple[Codec, int], list[int]] = {}
         for f, key in enumerate(zip(codecs, self.exchange.dims, strict=True)):
@@ -206,23 +217,23 @@ def _encode(
 
 
 def _noise_seed(seed: int, direction: Direction, group: int) -> int:
-    """63 bits: directions and groups draw different noise."""
+    """Return 63 bits that differ by direction and group."""
     key = repr((seed, direction, group)).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
 class _Exchange(Function):
-    """Forward: rows of distinct bags -> the samples'. Backward: their gradients."""
+    """Autograd node: rows of distinct bags become those of samples; backward does the reverse."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, rows: Tensor) -> Tensor:
-        ctx.call, ctx.masks = call, call.masks()
-        return call.samples.expand(call.code(rows.detach().contiguous(), "forward", ctx.masks))
+    def forward(ctx: Any, batch: _EmulatedBatch, rows: Tensor) -> Tensor:
+        ctx.batch, ctx.masks = batch, batch.masks()
+        return batch.samples.expand(batch.code(rows.detach().contiguous(), "forward", ctx.masks))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (grad,) = grads
-        call: _Call = ctx.call
-        decoded = call.code(call.samples.sum_by_bag(grad.contiguous()), "backward", ctx.masks)
-        return None, decoded.div_(call.gradient_divisor)
+        batch: _EmulatedBatch = ctx.batch
+        decoded = batch.code(batch.samples.sum_by_bag(grad.contiguous()), "backward", ctx.masks)
+        return None, decoded.div_(batch.gradient_divisor)

@@ -1,9 +1,10 @@
 """Exchange: every rank sends every peer one frame of coded rows, asynchronously.
 
 Knows: frames, splits, the process group. Does not know: which codec, autograd, TorchRec.
-Where all codecs are fixed-size both ends compute all sizes and nothing else is sent; otherwise
-the sizes travel first: one int64 a peer, or, as the host does not read frames in a GPU's memory,
-one a segment. What a rank sends itself is coded like the rest.
+Where all codecs are of fixed size, both ends compute all sizes and nothing else is sent. Otherwise
+the sizes travel first: one int64 a peer on CPU; one a segment on a GPU, whose frames the host does
+not read. What a rank sends itself is coded like the rest.
+Shapes: P frames, S segments in all; G segments of a group; W bytes; T tables.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames
 from trec_qcomm.comm.streams import sizes_stream
 from trec_qcomm.core import registry
-from trec_qcomm.core.checks import explaining
+from trec_qcomm.core.checks import renaming_errors
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.segments import Encoded
@@ -29,9 +30,15 @@ _SEED_STRIDE = 0x1E3779B97F4A7C15
 
 @dataclass(frozen=True, eq=False)
 class SealedFrames:
-    """P sealed frames in one [W] uint8 buffer, of `nbytes` bytes each (P ints), of one call.
+    """P sealed frames of one call, one behind the other.
 
-    announced: what is in them, see wire.frame.unseal.  counts: P ints, their segments.
+    Args:
+        buffer: [W] uint8.
+        nbytes: P ints, the size of each frame.
+        call: number of the exchange, the same on all ranks.
+        announced: codec and size of each segment where both are known before the frames are read,
+            see wire.frame.unseal.
+        counts: P ints, the number of segments of each frame; empty where frames were received.
     """
 
     buffer: Tensor
@@ -53,10 +60,15 @@ def encode_frames(
 ) -> SealedFrames:
     """Encode and seal all segments of the frames, each once, however many ranks get its frame.
 
-    Args: values: float32, contiguous.  call: number of the exchange, the same on all ranks.
-        seed: of stochastic rounding.  traffic: counts what goes to other ranks.
-        measure: also decode again and record the largest error.  tolerances: [T] float64, by table
-        number, in place of the codecs' own (`Codec.tolerance`); not read where a codec has none.
+    Args:
+        values: float32, contiguous, the buffer that holds the rows.
+        placed: the frames, with rows placed in `values`.
+        call: number of the exchange, the same on all ranks.
+        seed: seed of stochastic rounding.
+        traffic: counters of what goes to other ranks, and of seconds.
+        measure: whether to decode again and record the largest error.
+        tolerances: [T] float64, by table number, in place of the codecs' own (`Codec.tolerance`);
+            not read where a codec has none.
     Raises: UnencodableError: naming the table.
     """
     plan = placed.plan
@@ -64,14 +76,15 @@ def encode_frames(
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
     to_encode = plan.tolerances_to_encode(tolerances)
     nbytes, codecs = torch.empty_like(placed.num_rows), placed.codecs
+    timer = _Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
-        begin = perf_counter()
-        own_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
-        encoded = _encode_group(values, group, plan, buffer, at, own_seed, to_encode)
+        group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
+        encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
         nbytes[group.members] = encoded.nbytes
-        traffic.encode_s[group.label] += perf_counter() - begin
+        timer.add_to(group.label)
         if measure:
             _record_error(values, encoded, group, placed, traffic)
+            timer.restart()
     if not placed.fixed_size:
         within = Encoded(buffer, at, nbytes)
         encoded, frame_nbytes = frame.compact(within, plan.segments_per_frame)
@@ -87,10 +100,10 @@ def encode_frames(
         nbytes=nbytes,
     )
     copies = plan.remote_copies
-    of_segment = copies[plan.frame]
-    wire = nbytes * of_segment
+    segment_copies = copies[plan.frame]
+    wire = nbytes * segment_copies
     sent = int((torch.tensor(frame_nbytes, dtype=torch.int64) * copies).sum())
-    traffic.add_bytes(plan.table, placed.raw_nbytes * of_segment, wire, sent - int(wire.sum()))
+    traffic.add_bytes(plan.table, placed.raw_nbytes * segment_copies, wire, sent - int(wire.sum()))
     n, counts = plan.fan_out, plan.segments_per_frame
     if n > 1:
         buffer, codecs, nbytes = (tensor.repeat(n) for tensor in (buffer, codecs, nbytes))
@@ -105,13 +118,19 @@ def decode_frames(
     ranks: Sequence[int],
     traffic: Traffic,
 ) -> None:
-    """Check the frames of all peers and write their rows to `out`: float32, contiguous.
+    """Check the frames of all peers and write their rows to `out`.
 
-    Each segment's own codec id selects its decoder; `placed` says what rows to expect.
-    Args: ranks: the peers' names in errors.
+    The codec id of each segment selects its decoder.
+
+    Args:
+        frames: the peers' frames.
+        placed: the rows to expect, with their places in `out`.
+        out: float32, contiguous.
+        ranks: the peer of each frame, for errors.
+        traffic: counters of seconds.
     Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.
     """
-    begin = perf_counter()
+    timer = _Timer(traffic.decode_s)
     plan = placed.plan
     encoded, codecs = frame.unseal(
         frames.buffer,
@@ -129,15 +148,31 @@ def decode_frames(
         if bool((used == group.codec.wire_id).all()):
             _decode_group(encoded, group, plan, out, ranks)
         else:
-            for part in _by_sender_codec(group, used, plan, ranks):
-                _decode_group(encoded, part, plan, out, ranks)
-        end = perf_counter()
-        traffic.decode_s[group.label] += end - begin
-        begin = end
+            for subgroup in _by_sender_codec(group, used, plan, ranks):
+                _decode_group(encoded, subgroup, plan, out, ranks)
+        timer.add_to(group.label)
+
+
+class _Timer:
+    """Stopwatch that adds the seconds since its start to the entry of a codec."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what has passed so far."""
+        self._begin = perf_counter()
+
+    def add_to(self, label: str) -> None:
+        """Add the seconds since the last start to those of `label`, and start again."""
+        now = perf_counter()
+        self._seconds[label] += now - self._begin
+        self._begin = now
 
 
 class PendingFrames:
-    """A started exchange. `wait` once."""
+    """An exchange that was started. Call `wait` once."""
 
     def __init__(
         self,
@@ -175,8 +210,13 @@ def start_exchange(
 ) -> PendingFrames:
     """Launch the all-to-all of frames and return at once (after the sizes, where they travel).
 
-    Args: sent: one frame per peer.  incoming: what the peers' frames will hold.  fixed_size:
-        whether every rank's frames have the sizes that `incoming` computes; the same everywhere.
+    Args:
+        pg: the ranks.
+        sent: one frame per peer.
+        incoming: the rows that the peers' frames will hold.
+        fixed_size: whether every rank's frames have the sizes that `incoming` computes; the same on
+            all ranks.
+        traffic: counters of seconds and of the sizes' bytes.
     """
     if pg.size() == 1:
         return PendingFrames(pg, None, sent, sent, incoming, traffic)
@@ -184,7 +224,7 @@ def start_exchange(
     sizes = incoming.frame_nbytes
     announced = None
     if frame.is_on_gpu(sent.buffer):
-        announced = frame.Announced(incoming.codecs, incoming.most)
+        announced = frame.Announced(incoming.codecs, incoming.max_nbytes)
         if not fixed_size:
             announced = _exchange_tables(pg, sent, incoming, traffic)
             _, sizes = frame.lay_out(announced.nbytes, incoming.plan.segments_per_frame)
@@ -206,15 +246,15 @@ def start_exchange(
 
 
 def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: PlacedFrames) -> list[int]:
-    """Each peer's frame size; a wrong one is refused before anything is allocated for it."""
+    """Return each peer's frame size; refuse a wrong one before memory is allocated for it."""
     received = torch.empty(len(nbytes), dtype=torch.int64)
     dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=pg)
-    most = largest_nbytes(incoming)
-    bad = (received < 0) | (received > most) | (received % 8 != 0)
+    limits = largest_nbytes(incoming)
+    bad = (received < 0) | (received > limits) | (received % 8 != 0)
     if bool(bad.any()):
         p = int(bad.nonzero()[0])
         raise CorruptFrameError(
-            f"{int(received[p])} bytes announced, at most {int(most[p])} expected",
+            f"{int(received[p])} bytes announced, at most {int(limits[p])} expected",
             rank=dist.get_process_group_ranks(pg)[p],
         )
     return received.tolist()
@@ -223,8 +263,10 @@ def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: PlacedFr
 def _exchange_tables(
     pg: dist.ProcessGroup, sent: SealedFrames, incoming: PlacedFrames, traffic: Traffic
 ) -> frame.Announced:
-    """Each segment's codec and size; wrong ones are refused before anything is allocated for them.
-    The host waits for the peers' words, and no stream for the host."""
+    """Return each segment's codec and size; refuse wrong ones before memory is allocated for them.
+
+    The host waits for the peers' words. No stream waits for the host.
+    """
     assert sent.announced is not None
     plan, device = incoming.plan, sent.buffer.device
     words = sent.announced.codecs << 32 | sent.announced.nbytes
@@ -253,8 +295,11 @@ def _exchange_tables(
 
 
 def largest_nbytes(placed: PlacedFrames) -> Tensor:
-    """[P] int64, what no frame exceeds: no codec may take more than twice the rows it codes, plus a
-    little. A frame without segments is not sent."""
+    """Return [P] int64, the size that no frame exceeds.
+
+    No codec may take more than twice the rows it codes, plus a little. A frame without segments is
+    not sent.
+    """
     plan = placed.plan
     counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
     raw = torch.zeros_like(counts).index_add_(0, plan.frame, placed.raw_nbytes)
@@ -291,7 +336,7 @@ def _decode_group(
     encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
 ) -> None:
     members = group.members
-    part = Encoded(encoded.payload, encoded.at[members], encoded.nbytes[members])
+    encoded_group = Encoded(encoded.payload, encoded.at[members], encoded.nbytes[members])
 
     def named(error: CorruptFrameError) -> CorruptFrameError:
         if error.segment is None:
@@ -304,15 +349,15 @@ def _decode_group(
             segment=segment,
         )
 
-    with explaining(named):
-        group.codec.decode(part, group.segments, out)
+    with renaming_errors(named):
+        group.codec.decode(encoded_group, group.segments, out)
 
 
 def _by_sender_codec(
     group: CodecGroup, used: Tensor, plan: FramePlan, ranks: Sequence[int]
 ) -> list[CodecGroup]:
     """Split a group whose senders chose other codecs than this rank's config."""
-    parts = []
+    subgroups = []
     for wire_id in sorted(set(used.tolist())):
         which = (used == wire_id).nonzero().view(-1)
         codec = registry.decoder(wire_id)
@@ -323,14 +368,14 @@ def _by_sender_codec(
                 rank=ranks[int(plan.frame[segment])],
                 table=plan.tables[segment],
             )
-        parts.append(CodecGroup(codec, group.segments.subset(which), group.members[which]))
-    return parts
+        subgroups.append(CodecGroup(codec, group.segments.subset(which), group.members[which]))
+    return subgroups
 
 
 def _record_error(
     values: Tensor, encoded: Encoded, group: CodecGroup, placed: PlacedFrames, traffic: Traffic
 ) -> None:
-    """Decode what was just encoded and keep the largest |error| of each table. Not fast."""
+    """Decode what was just encoded and record the largest |error| of each table. Not fast."""
     decoded = torch.empty_like(values)
     group.codec.decode(encoded, group.segments, decoded)
     for s, segment in enumerate(group.members.tolist()):

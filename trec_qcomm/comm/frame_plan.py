@@ -1,4 +1,4 @@
-"""What one rank encodes for its peers, or decodes from them, in one exchange.
+"""FramePlan: what one rank encodes for its peers, or decodes from them, in one exchange.
 
 A `FramePlan` is what stays from batch to batch (tables, dims, codecs); `place` makes it the
 `PlacedFrames` of one batch, whose segments have rows and places.
@@ -22,8 +22,11 @@ from trec_qcomm.wire import frame
 class CodecGroup:
     """Segments that one encode or decode call handles: equal codec and dim.
 
-    Args: members: [G] int64, their numbers among the S segments of the frames.
-    Derived: label: its name in statistics.
+    Args:
+        codec: the codec of all of them.
+        segments: G segments, with rows and places.
+        members: [G] int64, the number of each among the S segments of the frames.
+    Derived: label: codec and dim as text, for statistics.
     """
 
     codec: Codec
@@ -40,14 +43,18 @@ class FramePlan:
     """S segments in P frames, without rows. Made by `plan_frames`.
 
     Args:
-        tables: S names.  table: [S] int64, numbers of these.  dims, frame: [S] int64.
-        segments_per_frame: P counts.  layouts: P hashes, see comm.rows.layout.
-        fan_out: to how many ranks each frame goes: 1, or all (then P is 1).
-        remote_copies: [P] int64, how many ranks other than this one get each frame.
+        tables: S names, the table of each segment.
+        table: [S] int64, the number of each segment's table.
+        dims: [S] int64, values a row.
+        frame: [S] int64, the frame of each segment.
+        segments_per_frame: P counts.
+        layouts: P hashes, see comm.rows.layout.
+        fan_out: number of ranks that each frame goes to: 1, or all (then P is 1).
+        remote_copies: [P] int64, number of other ranks that get each frame.
         tolerances: [S] float64, each codec's own; NaN where it has none.
         divisors: [S] float64, what tolerances are divided by before a codec gets them: the number
             of summands where the tolerance bounds the error of a sum, else 1.
-        parts: codec, dim and members of each group.
+        groups: codec, dim and members of each group, see `CodecGroup`.
     """
 
     tables: tuple[str, ...]
@@ -60,7 +67,7 @@ class FramePlan:
     remote_copies: Tensor
     tolerances: Tensor
     divisors: Tensor
-    parts: tuple[tuple[Codec, int, Tensor], ...]
+    groups: tuple[tuple[Codec, int, Tensor], ...]
 
     def place(self, num_rows: Tensor, start: Tensor, stride: Tensor) -> "PlacedFrames":
         """Return the frames with the rows of one batch.
@@ -68,7 +75,7 @@ class FramePlan:
         Args: num_rows, start, stride: [S] int64 each, see core.segments.Segments.
         """
         groups = []
-        for codec, dim, members in self.parts:
+        for codec, dim, members in self.groups:
             offsets = exclusive_cumsum(num_rows[members])
             segments = Segments(offsets, dim, start[members], stride[members])
             groups.append(CodecGroup(codec, segments, members))
@@ -85,11 +92,18 @@ class FramePlan:
 
 @dataclass(frozen=True, eq=False)
 class PlacedFrames:
-    """A plan with rows.
+    """Frames of one batch: a plan, and the rows and places of its segments.
 
-    Args: num_rows: [S] int64.  groups: cover every segment once.
-    Derived: raw_nbytes: [S] int64, the rows as float32.  Exact only where `fixed_size`:
-        most: [S] int64, each segment's bytes; at: [S] int64, frame_nbytes: P ints.
+    Args:
+        plan: what stays from batch to batch.
+        num_rows: [S] int64.
+        groups: groups that together have every segment once.
+    Derived:
+        raw_nbytes: [S] int64, bytes of the rows as float32.
+        fixed_size: whether all codecs are of fixed size; else the next three are upper bounds.
+        max_nbytes: [S] int64, encoded bytes of each segment.
+        at: [S] int64, where each segment begins in the buffer of all frames.
+        frame_nbytes: P ints, the size of each frame.
     """
 
     plan: FramePlan
@@ -97,40 +111,43 @@ class PlacedFrames:
     groups: tuple[CodecGroup, ...]
     raw_nbytes: Tensor = field(init=False)
     fixed_size: bool = field(init=False)
-    most: Tensor = field(init=False)
+    max_nbytes: Tensor = field(init=False)
     at: Tensor = field(init=False)
     frame_nbytes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        most = torch.zeros(len(self.plan.tables), dtype=torch.int64)
+        max_nbytes = torch.zeros(len(self.plan.tables), dtype=torch.int64)
         for group in self.groups:
-            most[group.members] = group.codec.max_nbytes(group.segments)
-        at, frame_nbytes = frame.lay_out(most, self.plan.segments_per_frame)
+            max_nbytes[group.members] = group.codec.max_nbytes(group.segments)
+        at, frame_nbytes = frame.lay_out(max_nbytes, self.plan.segments_per_frame)
         object.__setattr__(self, "raw_nbytes", self.num_rows * self.plan.dims * 4)
         object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
-        object.__setattr__(self, "most", most)
+        object.__setattr__(self, "max_nbytes", max_nbytes)
         object.__setattr__(self, "at", at)
         object.__setattr__(self, "frame_nbytes", frame_nbytes)
 
     @property
     def reads_masks(self) -> bool:
-        """Whether a codec here needs to know which columns another direction kept."""
+        """Whether a codec of these frames needs the columns that the other direction kept."""
         return any(mask_use(group.codec) is MaskUse.READS for group in self.groups)
 
     @property
     def codecs(self) -> Tensor:
-        """[S] int64: the wire ids of the config's codecs."""
+        """Wire ids of the config's codecs, [S] int64."""
         ids = torch.empty_like(self.num_rows)
         for group in self.groups:
             ids[group.members] = group.codec.wire_id
         return ids
 
     def new_masks(self, device: torch.device) -> Masks:
-        """Masks of all S segments: all columns, as long as no codec has written others."""
+        """Return masks of all S segments that keep all columns until a codec writes others."""
         return Masks.of_all_columns(self.num_rows, self.plan.dims, device)
 
     def with_masks(self, masks: Masks) -> "PlacedFrames":
-        """The same rows; codecs that write or read masks find theirs in these, of S segments."""
+        """Return the same frames with memory for masks.
+
+        Args: masks: masks of all S segments, for the codecs that write or read them.
+        """
         groups = []
         for group in self.groups:
             if mask_use(group.codec) is not None:
@@ -150,16 +167,18 @@ def plan_frames(
     fan_out: int = 1,
     num_summands: int = 1,
 ) -> FramePlan:
-    """Group the segments by codec and dim.
+    """Plan frames: number their segments and group these by codec and dim.
 
     Args:
-        frames: for each of P frames its segments as (table, dim).  layouts: P hashes.
-        codecs: by table name.  table_numbers: those of the statistics.
-        rank: this one; frame p is rank p's unless `fan_out` > 1, the number of ranks that the
-            one frame goes to, this one among them.
-        num_summands: how many decoded values the receivers add up. The error bound of a BOUNDED
-            codec is divided by it, so that it holds for the sum.
-    Raises: ValueError: a BOUNDED codec without a tolerance, of which a sum cannot be bounded.
+        frames: for each of P frames its segments as (table, dim).
+        layouts: P hashes.
+        codecs: {table: codec}.
+        table_numbers: {table: number} in statistics and in the tolerances of an encode call.
+        rank: this rank; frame p goes to rank p, unless `fan_out` is above 1.
+        fan_out: number of ranks that a single frame goes to, this rank among them.
+        num_summands: number of decoded values that the receivers add up. The error bound of a
+            BOUNDED codec is divided by it, so that it holds for the sum.
+    Raises: ValueError: a sum of values whose codec is BOUNDED and has no tolerance to divide.
     """
     flat = [segment for segments in frames for segment in segments]
     by_key: dict[tuple[Codec, int], list[int]] = {}
@@ -191,7 +210,7 @@ def plan_frames(
             [num_summands if c.contract is Contract.BOUNDED else 1 for c in segment_codecs],
             dtype=torch.float64,
         ),
-        parts=tuple(
+        groups=tuple(
             (codec, dim, torch.tensor(members, dtype=torch.int64))
             for (codec, dim), members in by_key.items()
         ),

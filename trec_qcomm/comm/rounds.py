@@ -1,8 +1,8 @@
-"""Rounds: what a rank of a collective sends and receives, one round after the other.
+"""Rounds: what one rank of a collective sends and receives, one round after the other.
 
-A collective is written once, as a generator for one rank: it yields a `Round` and is sent the bytes
-that arrived. `transport.py` runs it on a process group; `play` runs all ranks in one process, so
-what is emulated is the very code that runs on real ranks.
+A collective is written once, as a generator for one rank: it yields a `Round` and is sent the
+`ReceivedMessages`. `transport.py` runs it on a process group. `play` runs all ranks in one process,
+so emulation runs the same code as real ranks.
 
 Knows: ranks, bytes. Does not know: process groups, frames, codecs.
 """
@@ -18,17 +18,17 @@ from trec_qcomm.core.errors import CorruptFrameError
 
 
 @dataclass(frozen=True, eq=False)
-class Arrived:
+class ReceivedMessages:
     """One message from each source, in order.
 
-    Args: buffer: [W] uint8, one behind the other.  nbytes: of each.
+    Args: buffer: [W] uint8, the messages one behind the other.  nbytes: size of each message.
     """
 
     buffer: Tensor
     nbytes: list[int]
 
-    def parts(self) -> list[Tensor]:
-        """Each message, [nbytes] uint8 in place."""
+    def messages(self) -> list[Tensor]:
+        """Return each message as a [nbytes] uint8 view of `buffer`."""
         return list(torch.split(self.buffer, self.nbytes))
 
 
@@ -37,32 +37,35 @@ class Round:
     """What one rank sends, and what it waits for.
 
     Args:
-        sends: (rank, [W] uint8 contiguous), in this order; of no bytes: nothing is sent.
-        sources: the ranks of the messages to wait for; of one rank in the order it sends them.
-        nbytes: of each, 0 where none comes; None: sizes travel before the bytes.
-        most: of each, beyond which a size is refused.
+        sends: pairs of a rank and a [W] uint8 contiguous message to it, in the order of sending;
+            an empty message is not sent.
+        sources: the rank of each message to wait for; messages of one rank in the order it sends
+            them.
+        nbytes: size of each of these messages, 0 where none comes; None: sizes travel before the
+            bytes.
+        max_nbytes: size of each beyond which it is refused.
     """
 
     sends: Sequence[tuple[int, Tensor]]
     sources: Sequence[int]
     nbytes: Sequence[int] | None
-    most: Sequence[int]
+    max_nbytes: Sequence[int]
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Raise CorruptFrameError for a size that no sender has reason to announce."""
-        for source, size, most in zip(self.sources, sizes, self.most, strict=True):
-            if not 0 <= size <= most or size % 8:
-                raise CorruptFrameError(f"{size} bytes announced, at most {most}", rank=source)
+        for source, size, limit in zip(self.sources, sizes, self.max_nbytes, strict=True):
+            if not 0 <= size <= limit or size % 8:
+                raise CorruptFrameError(f"{size} bytes announced, at most {limit}", rank=source)
 
 
-SIZE_NBYTES = 8  # of a message that announces the size of the next one
-Rounds = Generator[Round, Arrived, None]
+SIZE_NBYTES = 8  # bytes of the message that announces the size of the next one
+Rounds = Generator[Round, ReceivedMessages, None]
 
 
 def play(ranks: Sequence[Rounds]) -> None:
     """Run the generators of all ranks to their ends, each as soon as its messages are there.
 
-    Raises: what a generator raises.  RuntimeError: all wait for messages that nobody sends.
+    Raises: RuntimeError: all wait for messages that nobody sends; and what a generator raises.
     """
     mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
     waiting: dict[int, Round] = {}
@@ -74,21 +77,21 @@ def play(ranks: Sequence[Rounds]) -> None:
             raise RuntimeError(f"ranks {sorted(waiting)} wait for messages that nobody sends")
         for rank in ready:
             wanted = waiting.pop(rank)
-            found = [mail[source, rank].popleft() for source in _sources(wanted)]
-            sizes = _sizes(wanted, found)
-            buffer = torch.cat(found) if found else torch.empty(0, dtype=torch.uint8)
-            _advance(ranks[rank], Arrived(buffer, sizes), rank, waiting, mail)
+            messages = [mail[source, rank].popleft() for source in _sources(wanted)]
+            sizes = _sizes(wanted, messages)
+            buffer = torch.cat(messages) if messages else torch.empty(0, dtype=torch.uint8)
+            _advance(ranks[rank], ReceivedMessages(buffer, sizes), rank, waiting, mail)
 
 
 def _advance(
     generator: Rounds,
-    arrived: Arrived | None,
+    received: ReceivedMessages | None,
     rank: int,
     waiting: dict[int, Round],
     mail: dict[tuple[int, int], deque[Tensor]],
 ) -> None:
     try:
-        wanted = next(generator) if arrived is None else generator.send(arrived)
+        wanted = next(generator) if received is None else generator.send(received)
     except StopIteration:
         return
     waiting[rank] = wanted
@@ -98,9 +101,9 @@ def _advance(
 
 
 def _sources(wanted: Round) -> list[int]:
-    """Those of which a message comes."""
-    most = wanted.most if wanted.nbytes is None else wanted.nbytes
-    return [source for source, size in zip(wanted.sources, most, strict=True) if size]
+    """Return the ranks that send a message in this round."""
+    limits = wanted.max_nbytes if wanted.nbytes is None else wanted.nbytes
+    return [source for source, limit in zip(wanted.sources, limits, strict=True) if limit]
 
 
 def _is_there(wanted: Round, rank: int, mail: dict[tuple[int, int], deque[Tensor]]) -> bool:
@@ -108,11 +111,11 @@ def _is_there(wanted: Round, rank: int, mail: dict[tuple[int, int], deque[Tensor
     return all(len(mail[source, rank]) >= sources.count(source) for source in set(sources))
 
 
-def _sizes(wanted: Round, found: Sequence[Tensor]) -> list[int]:
-    """Of each source's message, as `Round.nbytes` where that is known."""
-    most = wanted.most if wanted.nbytes is None else wanted.nbytes
-    sizes, arrived = [], iter(found)
-    for size in most:
-        sizes.append(next(arrived).numel() if size else 0)
+def _sizes(wanted: Round, messages: Sequence[Tensor]) -> list[int]:
+    """Return the size of each source's message, 0 where none comes, after a check of them."""
+    limits = wanted.max_nbytes if wanted.nbytes is None else wanted.nbytes
+    sizes, coming = [], iter(messages)
+    for limit in limits:
+        sizes.append(next(coming).numel() if limit else 0)
     wanted.check_sizes(sizes)
     return sizes

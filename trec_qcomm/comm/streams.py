@@ -1,8 +1,8 @@
-"""The CUDA streams on which rows and gradients are coded, beside the one that computes; on a CPU
-nothing.
+"""The CUDA streams on which rows and gradients are coded, beside the stream that computes.
 
-Tensors are allocated on the stream that writes them; where another one reads them the allocator is
-told (record_stream), so that the memory is not given away before that has happened.
+On a CPU nothing happens here. Tensors are allocated on the stream that writes them. Where another
+stream reads them, the allocator is told (record_stream), so that it does not reuse the memory
+before that.
 Source: torch's notes on CUDA semantics. Not run on a GPU so far.
 """
 
@@ -19,8 +19,14 @@ Use = Literal["rows", "sizes", "gradients"]
 
 @contextmanager
 def side_stream(device: torch.device, *given: Tensor, use: Use = "rows") -> Iterator[None]:
-    """What is launched within runs beside the current stream, after all it was given to do so far
-    if there are `given` tensors, which are the current stream's and read or written within."""
+    """Launch what runs in this context on a stream beside the current one.
+
+    Args:
+        device: the device; on a CPU the context does nothing.
+        given: tensors of the current stream that are read or written within; if there are any, the
+            side stream first waits for what the current stream was given to do so far.
+        use: which of the side streams.
+    """
     if device.type != "cuda":
         yield
         return
@@ -30,13 +36,13 @@ def side_stream(device: torch.device, *given: Tensor, use: Use = "rows") -> Iter
     try:
         with torch.cuda.stream(side):
             yield
-    finally:  # what was launched before an error runs, too
+    finally:  # also after an error: what was launched before it still runs
         for tensor in given:
             tensor.record_stream(side)
 
 
 def join(device: torch.device, *made: Tensor) -> None:
-    """From here on the current stream may use `made`, which was allocated in `side_stream`."""
+    """Let the current stream use `made`, tensors that were allocated in `side_stream`."""
     if device.type != "cuda":
         return
     current = torch.cuda.current_stream(device)
@@ -47,7 +53,10 @@ def join(device: torch.device, *made: Tensor) -> None:
 
 @contextmanager
 def sizes_stream(device: torch.device) -> Iterator[None]:
-    """For what the host waits for, and needs nothing that is under way on another stream."""
+    """Launch what runs in this context on a stream that waits for no other.
+
+    It is for what the host waits for, and which needs nothing that other streams still compute.
+    """
     if device.type != "cuda":
         yield
         return
@@ -57,5 +66,6 @@ def sizes_stream(device: torch.device) -> Iterator[None]:
 
 @cache
 def _stream(device: torch.device, _use: Use) -> torch.cuda.Stream:
-    # Ahead of the dense part's kernels: what is coded late is sent late, and all ranks wait for it.
+    # High priority, ahead of the dense part's kernels: what is coded late is sent late, and all
+    # ranks wait for it.
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""All-reduce of table gradients of which most rows are zero: only rows that some rank touched.
+"""All-reduce of table gradients in which most rows are zero: only rows that some rank touched.
 
 Ranks first tell one another which rows of their gradients have a value other than zero, one bit a
-row; the rows in the union are packed and all-reduced like a dense bucket. Rows that nobody touched
-are zero everywhere and stay so. In a GPU's memory the host waits once, for how many these are.
+row. The rows in the union are packed and all-reduced like a dense bucket. Rows that no rank touched
+are zero everywhere and stay so. On a GPU the host waits once, for the number of rows in the union.
 
 Knows: rows, reductions. Does not know: DDP, codecs.
 Shapes: R rows of all tables of a bucket, E values; N ranks.
@@ -26,9 +26,13 @@ from trec_qcomm.wire import frame
 def all_reduce_touched(
     reduction: Reduction, tables: Sequence[ParameterShape], bucket: Tensor, *, exact: bool = False
 ) -> Rounds:
-    """The rounds in which `bucket` [E] becomes the mean over ranks; see Reduction.start.
+    """Yield the rounds in which `bucket` becomes the mean over ranks; see Reduction.start.
 
-    Args: tables: in the bucket's order; a block is a row.  exact: send float32.
+    Args:
+        reduction: the all-reduce of the packed rows.
+        tables: shapes of the tables' gradients, in the bucket's order; a block is a row.
+        bucket: [E] float32, contiguous.
+        exact: whether to send float32.
     """
     dim = torch.tensor([table.block for table in tables], dtype=torch.int64)
     numel = torch.tensor([table.numel for table in tables], dtype=torch.int64)
@@ -39,8 +43,8 @@ def all_reduce_touched(
     bits = _packed(chosen)
     peers = [p for p in range(reduction.world_size) if p != reduction.rank]
     sizes = [len(bits)] * len(peers)
-    arrived = yield Round([(p, bits) for p in peers], peers, sizes, sizes)
-    for other in arrived.parts():
+    received = yield Round([(p, bits) for p in peers], peers, sizes, sizes)
+    for other in received.messages():
         bits = bits | other
     chosen = _unpacked(bits, len(chosen))
     first, start = exclusive_cumsum(num_rows)[:-1], exclusive_cumsum(numel)[:-1]
@@ -59,7 +63,7 @@ def all_reduce_touched(
 
 
 def _packed(chosen: Tensor) -> Tensor:
-    """[R] bool -> uint8, the first row in the lowest bit, of whole `ALIGNMENT`s."""
+    """Return [R] bool as bits in uint8, the first row in the lowest bit, padded to `ALIGNMENT`."""
     if frame.is_on_gpu(chosen):
         rows = F.pad(chosen, (0, -len(chosen) % (8 * ALIGNMENT))).view(-1, 8)
         return (rows.to(torch.uint8) << _bit_numbers(chosen)).sum(1, dtype=torch.uint8)
@@ -69,8 +73,8 @@ def _packed(chosen: Tensor) -> Tensor:
 
 def _unpacked(bits: Tensor, num_rows: int) -> Tensor:
     if frame.is_on_gpu(bits):
-        found: Tensor = (bits[:, None] >> _bit_numbers(bits)) & 1
-        return found.view(-1)[:num_rows] != 0
+        unpacked: Tensor = (bits[:, None] >> _bit_numbers(bits)) & 1
+        return unpacked.view(-1)[:num_rows] != 0
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=num_rows, bitorder="little") != 0)
 
 

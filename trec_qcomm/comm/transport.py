@@ -1,12 +1,12 @@
-"""Transport: rounds of messages on a process group, one collective after the other.
+"""Transport: runs rounds of messages on a process group, one collective after the other.
 
-`Transport` is for messages on CPU. Its thread is what makes an all-reduce of many rounds
-asynchronous: gloo has no such operation, and the caller (the autograd thread of DDP) must not wait.
-Give it a process group of its own: ranks pair up messages by the order of calls on a group.
+`Transport` is for messages on CPU. Its thread makes an all-reduce of many rounds asynchronous: gloo
+has no such operation, and the caller (the autograd thread of DDP) must not wait. Give it a process
+group of its own: ranks pair up messages by the order of calls on a group.
 
-`DeviceTransport` is for those in a GPU's memory. All rounds are launched at once, on a stream that
-waits for what arrives as the host does not, so it has no thread, and no group of its own: NCCL
-wants several groups not to be used at the same time. Not run on a GPU so far; written by torch's
+`DeviceTransport` is for messages in a GPU's memory. It launches all rounds at once, on a stream
+that waits for what arrives, so that the host does not. It has no thread and no group of its own:
+NCCL forbids the use of several groups at the same time. Not run on a GPU so far; written by torch's
 documentation (batch_isend_irecv, Future.set_result, new_group).
 
 Knows: process groups, rounds, streams, futures. Does not know: what the messages hold.
@@ -24,42 +24,42 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from trec_qcomm.comm.rounds import Arrived, Round, Rounds
+from trec_qcomm.comm.rounds import ReceivedMessages, Round, Rounds
 from trec_qcomm.comm.streams import side_stream
-from trec_qcomm.core.checks import Checks, deferring
+from trec_qcomm.core.checks import DeferredChecks, deferring
 
 
-def run_round(pg: dist.ProcessGroup, wanted: Round) -> Arrived:
-    """Send and receive what a round asks for; blocks until all of it is done.
+def run_round(pg: dist.ProcessGroup, wanted: Round) -> ReceivedMessages:
+    """Send and receive what a round asks for, and block until all of it is done.
 
     Raises: CorruptFrameError: a size that no sender has reason to announce.  RuntimeError: a peer
         is lost or the group's timeout is over.
     """
     sizes = _exchanged_sizes(pg, wanted) if wanted.nbytes is None else list(wanted.nbytes)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8)
-    arrived = Arrived(buffer, sizes)
+    received = ReceivedMessages(buffer, sizes)
     works = [_send(pg, message, peer) for peer, message in wanted.sends if message.numel()]
-    for part, source in zip(arrived.parts(), wanted.sources, strict=True):
-        if part.numel():
-            works.append(_receive(pg, part, source))
+    for message, source in zip(received.messages(), wanted.sources, strict=True):
+        if message.numel():
+            works.append(_receive(pg, message, source))
     for work in works:
         work.wait()
-    return arrived
+    return received
 
 
 def _exchanged_sizes(pg: dist.ProcessGroup, wanted: Round) -> list[int]:
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in wanted.sources]
-    # Kept until they are sent: the operations do not hold their tensors.
-    own = [(peer, torch.tensor([m.numel()])) for peer, m in wanted.sends if m.numel()]
-    works = [_send(pg, size, peer) for peer, size in own]
-    for size, source, most in zip(sizes, wanted.sources, wanted.most, strict=True):
-        if most:
+    received = [torch.zeros(1, dtype=torch.int64) for _ in wanted.sources]
+    # This list keeps the tensors until they are sent: the operations do not hold them.
+    to_send = [(peer, torch.tensor([m.numel()])) for peer, m in wanted.sends if m.numel()]
+    works = [_send(pg, size, peer) for peer, size in to_send]
+    for size, source, limit in zip(received, wanted.sources, wanted.max_nbytes, strict=True):
+        if limit:
             works.append(_receive(pg, size, source))
     for work in works:
         work.wait()
-    found = [int(size) for size in sizes]
-    wanted.check_sizes(found)
-    return found
+    sizes = [int(size) for size in received]
+    wanted.check_sizes(sizes)
+    return sizes
 
 
 def _send(pg: dist.ProcessGroup, message: Tensor, peer: int) -> dist.Work:
@@ -71,10 +71,13 @@ def _receive(pg: dist.ProcessGroup, out: Tensor, peer: int) -> dist.Work:
 
 
 class Transport:
-    """Runs collectives in the order in which they are started, the same on all ranks."""
+    """Runner of collectives on CPU, in the order in which they are started on all ranks."""
 
     def __init__(self, pg: dist.ProcessGroup) -> None:
-        """Args: pg: of CPU tensors, and of nobody else's."""
+        """Prepare without communication.
+
+        Args: pg: a process group for CPU tensors that nobody else uses.
+        """
         self.pg = pg
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -83,15 +86,16 @@ class Transport:
     def start(
         self, rounds: Rounds, result: Tensor, on_wire_s: Callable[[float], None]
     ) -> Future[Tensor]:
-        """Run the generator behind those before it.
+        """Run the rounds after those of earlier calls.
 
-        Args:    on_wire_s: told the seconds of each round.
+        Args:    rounds: the collective, which writes `result`.
+                 on_wire_s: is told the seconds of each round.
         Returns: a future of `result`, or of a RuntimeError whose text names what went wrong, such
                  as a CorruptFrameError. After an error nothing runs any more, as ranks would pair
                  up the wrong messages.
         """
         outcome: Future[Tensor | Exception] = Future()
-        # Not set_exception: DDP takes the future of C++, where that is a value like any other.
+        # Not set_exception: DDP reads the future in C++, where an exception is just a value.
         future = outcome.then(_result_or_error)
 
         def job() -> None:
@@ -115,7 +119,7 @@ class Transport:
         return future
 
     def close(self) -> None:
-        """Finish what was started, end the thread. It also ends when nobody holds this object."""
+        """Finish what was started and end the thread, which also ends with this object."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -123,27 +127,33 @@ class Transport:
 
 
 class DeviceTransport:
-    """Launches collectives in the order in which they are started, the same on all ranks."""
+    """Runner of collectives on a GPU, in the order in which they are started on all ranks."""
 
-    def __init__(self, pg: dist.ProcessGroup, device: torch.device, checks: Checks) -> None:
-        """Collective. Args: pg: whatever else all ranks launch in it they launch in one order.
-        checks: collects what is found wrong in frames.
+    def __init__(self, pg: dist.ProcessGroup, device: torch.device, checks: DeferredChecks) -> None:
+        """Connect the ranks; all of them call it together.
+
+        Args:
+            pg: the ranks; all launch whatever else they launch on it in the same order.
+            device: the GPU.
+            checks: collects errors in frames.
         """
         self.pg, self._device, self._checks = pg, device, checks
         self._broken: Exception | None = None
-        # NCCL connects all ranks in the first call of a group, and a round may be of some of them.
+        # NCCL connects all ranks in the first call on a group; a round may need only some of them.
         dist.all_reduce(torch.zeros(1, device=device), group=pg)
 
     def start(
         self, rounds: Rounds, result: Tensor, on_wire_s: Callable[[float], None]
     ) -> Future[Tensor]:
-        """Launch the generator, which reads and writes `result`, behind those before it.
+        """Launch the rounds after those of earlier calls.
 
-        Args:    on_wire_s: told the seconds that launching each round took.
+        Args:    rounds: the collective, which reads and writes `result`.
+                 on_wire_s: is told the seconds that launching each round took.
         Returns: a future of `result`, whose `wait` makes the current stream wait.
-        Raises:  CorruptFrameError: also of frames of earlier collectives.  RuntimeError. After an
-                 error nothing is launched any more. Where a peer is lost, torch's watchdog of NCCL
-                 ends the process once the group's timeout is over.
+        Raises:  CorruptFrameError: bad frames, also those of earlier collectives.
+                 RuntimeError: an earlier collective failed; nothing is launched any more.
+                 If a peer is lost, torch's watchdog of NCCL ends the process once the group's
+                 timeout is over.
         """
         try:
             if self._broken is not None:
@@ -152,47 +162,47 @@ class DeviceTransport:
             with side_stream(self._device, result, use="gradients"), deferring(self._checks):
                 _drive(rounds, self._launch, on_wire_s)
                 future: Future[Tensor] = Future(devices=[self._device] if result.is_cuda else None)
-                future.set_result(result)  # here, as it notes the stream to wait for
+                future.set_result(result)  # within side_stream: it notes the stream to wait for
         except Exception as error:
             self._broken = self._broken or error
             raise
         return future
 
-    def _launch(self, wanted: Round) -> Arrived:
+    def _launch(self, wanted: Round) -> ReceivedMessages:
         assert wanted.nbytes is not None, "codecs of fixed size only"
         size = sum(wanted.nbytes)
-        arrived = Arrived(
+        received = ReceivedMessages(
             torch.empty(size, dtype=torch.uint8, device=self._device), list(wanted.nbytes)
         )
         sends = [self._op(dist.isend, message, peer) for peer, message in wanted.sends]
-        parts = zip(arrived.parts(), wanted.sources, strict=True)
-        ops = sends + [self._op(dist.irecv, part, source) for part, source in parts]
+        pairs = zip(received.messages(), wanted.sources, strict=True)
+        ops = sends + [self._op(dist.irecv, message, source) for message, source in pairs]
         ops = [op for op in ops if op.tensor.numel()]
         for work in dist.batch_isend_irecv(ops) if ops else []:
             work.wait()  # with NCCL the current stream waits, with gloo the host
-        return arrived
+        return received
 
     def _op(self, kind: Callable[..., object], message: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(kind, message, group=self.pg, group_peer=peer)
 
 
 def _result_or_error(outcome: "Future[Tensor | Exception]") -> Tensor:
-    found = outcome.value()
-    if isinstance(found, Exception):
-        raise found
-    return found
+    result = outcome.value()
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _drive(
-    rounds: Rounds, run: Callable[[Round], Arrived], on_wire_s: Callable[[float], None]
+    rounds: Rounds, run: Callable[[Round], ReceivedMessages], on_wire_s: Callable[[float], None]
 ) -> None:
     try:
         wanted = next(rounds)
         while True:
             begin = perf_counter()
-            arrived = run(wanted)
+            received = run(wanted)
             on_wire_s(perf_counter() - begin)
-            wanted = rounds.send(arrived)
+            wanted = rounds.send(received)
     except StopIteration:
         return
 

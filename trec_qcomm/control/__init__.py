@@ -1,1 +1,1 @@
-"""Control: takes numbers, returns numbers and parameters. No process groups, no TorchRec."""
+"""Control: rules from numbers to tolerances and choices. No process groups, no TorchRec."""

@@ -1,8 +1,8 @@
-"""What a codec costs: the bytes it puts on the wire, the seconds it takes.
+"""Cost of a codec: the bytes it puts on the wire and the seconds it takes.
 
 Knows: any Codec, frames, a link. Does not know: plans, which table has which codec.
 Shapes: F segments in a frame, n_f rows in each, D values a row. Throughputs are GB/s of the float32
-rows (4 n D bytes), not of what they become; 1 GB = 1e9 bytes.
+rows (4 n D bytes), not of the encoded bytes; 1 GB = 1e9 bytes.
 """
 
 import math
@@ -18,13 +18,13 @@ from trec_qcomm.core.segments import Masks, Segments
 from trec_qcomm.wire.frame import overhead_nbytes
 
 FLOAT32_NBYTES = 4
-MEASURED_NBYTES = 2**23  # of float32 rows: what a call codes for some tables, beyond the caches
+MEASURED_NBYTES = 2**23  # bytes of float32 rows in a call, as of a few tables; beyond the caches
 MEASURED_REPEATS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """How fast one device encodes and decodes.
+    """Speed of a codec on one device.
 
     Args: encode_gb_s, decode_gb_s: GB/s of float32 rows, > 0; math.inf is a codec that is free.
     """
@@ -39,7 +39,7 @@ class Throughput:
                 raise ValueError(f"throughput.{field.name}: {value!r} is not a number > 0")
 
     def codec_s(self, *, encoded_nbytes: float, decoded_nbytes: float) -> float:
-        """Seconds to encode rows of so many float32 bytes, and then to decode so many."""
+        """Return the seconds to encode and then to decode rows of so many float32 bytes."""
         return (encoded_nbytes / self.encode_gb_s + decoded_nbytes / self.decode_gb_s) / 1e9
 
 
@@ -47,7 +47,7 @@ class Throughput:
 class Link:
     """A rank's network in the alpha-beta model: n bytes take latency_s + n / (1e9 gb_s) seconds.
 
-    Args: latency_s: >= 0.  gb_s: GB/s, > 0.
+    Args: latency_s: seconds a message, >= 0.  gb_s: GB/s, > 0.
     """
 
     latency_s: float = 5e-5
@@ -62,7 +62,7 @@ class Link:
             raise ValueError("gb_s: 0 is not a number > 0")
 
     def transfer_s(self, *, num_messages: int, nbytes: float) -> float:
-        """Seconds until a rank has sent so many messages, one after the other, of so many bytes."""
+        """Return the seconds to send messages one after the other, of so many bytes together."""
         return num_messages * self.latency_s + nbytes / (1e9 * self.gb_s)
 
 
@@ -71,9 +71,9 @@ _throughputs: dict[tuple[Codec, int], Throughput] = {}
 
 
 def wire_nbytes(codec: Codec, num_rows: tuple[int, ...], dim: int) -> int:
-    """Size of one frame that holds a segment of n_f rows for each f, headers included.
+    """Return the size of a frame that holds a segment of n_f rows for each f, headers included.
 
-    Exact where the codec is of fixed size, else an upper bound: `Codec.max_nbytes`.
+    It is exact where the codec is of fixed size, else an upper bound: `Codec.max_nbytes`.
     """
     key = (codec, num_rows, dim)
     if key not in _sizes:
@@ -83,9 +83,10 @@ def wire_nbytes(codec: Codec, num_rows: tuple[int, ...], dim: int) -> int:
 
 
 def measure_throughput(codec: Codec, dim: int) -> Throughput:
-    """The codec on one thread of this machine's CPU, on 8 MiB of normal rows: median of 7 calls.
+    """Measure the codec on one thread of this machine's CPU, on 8 MiB of normal rows.
 
-    Measured once a process for each codec and dim: some 0.1 s, and the compilation.
+    The result is the median of 7 calls. It is measured once a process for each codec and dim, which
+    takes some 0.1 s, and the compilation.
     """
     key = (codec, dim)
     if key not in _throughputs:

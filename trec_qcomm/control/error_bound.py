@@ -1,12 +1,12 @@
-"""Error bounds by table: the lower its homogenization index, the tighter the bound.
+"""Error bounds by table: the lower a table's homogenization index, the tighter its bound.
 
 Knows: indices (control/homogenization.py), relative bounds. Does not know: rows, codecs, schedules,
-ranks. All of it is local to one sender: its bounds may differ from those of others, since each
+ranks. Each sender decides for itself: its bounds may differ from those of others, since each
 segment carries its own.
 Source: SC'24 (Feng, Zhang et al.), table-wise adaptation: three classes and their bounds .01, .03,
 .05. Its artefact ranks tables by the index and then names the tables of each class by hand. Ours:
 thresholds, which make a table's class independent of other tables, and the online form.
-Shapes: T tables. A bound is a fraction of max - min of a table's rows in a batch.
+Shapes: T tables. Unit: a bound is a fraction of max - min of a table's rows in a batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _UNMEASURED = -1
 
 
 class BoundClass(IntEnum):
-    """From careful to bold."""
+    """Class of a table's error bound, from the smallest bound to the largest."""
 
     TIGHT = 0
     BASE = 1
@@ -29,11 +29,13 @@ class BoundClass(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundClasses:
-    """The relative bound of each class, and which index puts a table into which.
+    """The relative bound of each class, and the indices that put a table into it.
 
-    Args: tight, base, loose: bounds, 0 < tight <= base <= loose < 1; the index is that under
-        `base`.  tight_below: tables with a lower index are tight.  loose_from: tables with this
-        index or a higher one are loose; 0 <= tight_below <= loose_from <= 1.
+    Args:
+        tight, base, loose: bounds, 0 < tight <= base <= loose < 1; indices are measured at `base`.
+        tight_below: tables with a lower index are tight.
+        loose_from: tables with this index or a higher one are loose;
+            0 <= tight_below <= loose_from <= 1.
     """
 
     tight: float = 0.01
@@ -58,7 +60,7 @@ class BoundClasses:
             )
 
     def of_index(self, index: float) -> BoundClass:
-        """The class of a table with that index. Raises ValueError: an index not in 0..1."""
+        """Return the class of a table with that index. Raises ValueError: an index not in 0..1."""
         if not 0 <= index <= 1:
             raise ValueError(f"index: {index!r} is not in 0..1")
         if index < self.tight_below:
@@ -66,7 +68,7 @@ class BoundClasses:
         return BoundClass.LOOSE if index >= self.loose_from else BoundClass.BASE
 
     def bound(self, bound_class: BoundClass) -> float:
-        """The relative bound of that class."""
+        """Return the relative bound of that class."""
         return (self.tight, self.base, self.loose)[bound_class]
 
 
@@ -74,7 +76,9 @@ class BoundClasses:
 class OnlineClasses(BoundClasses):
     """Classes that are found while training.
 
-    Args: every: steps between measurements, >= 1.  margin: see OnlineErrorBounds.
+    Args:
+        every: steps between measurements, >= 1.
+        margin: distance above a threshold that an index must have before a bound is loosened.
     """
 
     every: int
@@ -84,24 +88,24 @@ class OnlineClasses(BoundClasses):
         super().__post_init__()
         if type(self.every) is not int or self.every < 1:
             raise ValueError(f"every: {self.every!r} is not an integer >= 1")
-        if not 0 <= self.margin <= 1 - self.loose_from:  # else no table could become loose
+        if not 0 <= self.margin <= 1 - self.loose_from:  # or no table could ever become loose
             raise ValueError(f"margin: {self.margin!r} is not in 0..{1 - self.loose_from:.4g}")
 
 
 class OnlineErrorBounds:
-    """The bound of every table while training, from indices that this sender measures as it goes.
+    """Bounds of all tables while training, from indices that this sender measures.
 
         if bounds.is_due(step):
             bounds.observe(table, homogenization_index(rows, bound=bounds.classes.base))
         tolerances = bounds.bounds()[table_of_segment]
 
-    A table is tight until it is measured. Then its bound is tightened at once where the index asks
-    for it, and loosened only when the index is above the threshold by `margin`, so that an index
-    which wavers about a threshold settles on the careful side of it.
+    A table is tight until it is measured. Then its bound is tightened as soon as the index asks for
+    it, and loosened only when the index is above the threshold by `margin`. So an index that moves
+    back and forth across a threshold ends with the smaller bound.
     """
 
     def __init__(self, tables: Sequence[str], classes: OnlineClasses) -> None:
-        """Args: tables: names, T of them, no two alike."""
+        """Begin with no table measured. Args: tables: T different names.  classes: the rule."""
         if not tables or len(set(tables)) != len(tables):
             raise ValueError(f"tables: expected one or more different names, got {list(tables)}")
         self.tables = tuple(tables)
@@ -109,30 +113,33 @@ class OnlineErrorBounds:
         self._measured: dict[str, BoundClass] = {}
 
     def is_due(self, step: int) -> bool:
-        """Whether the tables should be measured in this step: 0, every, 2 every, ..."""
+        """Return whether to measure the tables in this step: 0, every, 2 every, ..."""
         return step % self.classes.every == 0
 
     def observe(self, table: str, index: float) -> None:
-        """Take note of an index under `classes.base`. Raises ValueError: no such table or index."""
+        """Set a table's class by its index at `classes.base`.
+
+        Raises: ValueError: no such table, or an index not in 0..1.
+        """
         if table not in self.tables:
             raise ValueError(f"table {table!r} is not one of {', '.join(self.tables)}")
         asked = self.classes.of_index(index)
         current = self._measured.get(table, BoundClass.LOOSE)
-        if asked > current:  # it has to be asked for with the margin, too
+        if asked > current:  # to loosen, the index must ask for it minus the margin, too
             asked = max(current, self.classes.of_index(max(0.0, index - self.classes.margin)))
         self._measured[table] = asked
 
     def class_of(self, table: str) -> BoundClass:
-        """The class that holds now."""
+        """Return the class of a table now."""
         return self._measured.get(table, BoundClass.TIGHT)
 
     def bounds(self) -> Tensor:
-        """[T] float64 on CPU: the relative bound of each table, in the order of `tables`."""
+        """Return [T] float64 on CPU, the relative bound of each table, in the order of `tables`."""
         bounds = [self.classes.bound(self.class_of(table)) for table in self.tables]
         return torch.tensor(bounds, dtype=torch.float64)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """{table: [] int64}, the number of its class, -1 before it is measured."""
+        """Return {table: [] int64}, the number of its class, -1 before it is measured."""
         return {t: torch.tensor(int(self._measured.get(t, _UNMEASURED))) for t in self.tables}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

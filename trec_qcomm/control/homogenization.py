@@ -2,15 +2,15 @@
 
     index = distinct rows after quantization / distinct rows before, of one table's batch, in (0, 1]
 
-It is 1 where all rows stay apart, as those of small tables do, and low where quantization makes
-many rows one, as it does in large tables, of which most rows have hardly moved from their initial
-values: on Criteo, after one epoch at dim 16, in batches of 2048 and under 0.03, it is .3 to .7 for
-tables of thousands of rows and .98 to 1 for those of under a hundred. It falls with a larger bound
-or batch and rises with the dim.
+It is 1 where all rows stay apart, as in small tables. It is low where quantization makes many rows
+equal, as in large tables, most of whose rows have hardly moved from their initial values. On
+Criteo, after one epoch at dim 16, in batches of 2048 and at bound 0.03, it is .3 to .7 for tables
+of thousands of rows and .98 to 1 for tables of under a hundred. It falls with a larger bound or
+batch and rises with the dim.
 
 Knows: rows. Does not know: tables, classes, codecs (but which values error_bounded quantizes).
 Source: SC'24 (Feng, Zhang et al.); the quantizer is that of its artefact, round(x / 2 bound range).
-Shapes: n rows of D values. A bound is a fraction of max - min of the batch.
+Shapes: n rows of D values. Unit: a bound is a fraction of max - min of the batch.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# What the codec sends as an index; beyond it, or where the step is no normal float32, a value
-# travels as it is and stays apart from others (wire/FORMAT.md, error_bounded).
+# The largest code of the codec. A value with a larger one, or any value if the step is no normal
+# float32, is sent unchanged and stays apart from others (wire/FORMAT.md, error_bounded).
 _MAX_CODE = 2**22
-_VERBATIM = 2**40  # apart from all codes; the 32 bits of the value are added
+_VERBATIM = 2**40  # larger than all codes; the 32 bits of a value sent unchanged are added
 
 
 def homogenization_index(rows: Tensor, *, bound: float) -> float:
-    """The share of the distinct rows of one batch that a relative bound keeps apart: (0, 1].
+    """Return the share of distinct rows of one batch that a relative bound keeps apart: (0, 1].
 
-    Cost: a dozen passes over n D values of 64 bits and a sort of n: some 6 ms for 2048 rows of 64
-    on one thread, 1 ms for 2048 of 16 or 600 of 64.
+    Cost: a dozen passes over n D values of 64 bits and a sort of n numbers: some 6 ms for 2048 rows
+    of 64 values on one thread, 1 ms for 2048 rows of 16 or 600 rows of 64.
 
-    Args: rows: [n, D] float32, n >= 1; repeats count once, NaN and inf are as other values.
+    Args:
+        rows: [n, D] float32, n >= 1; equal rows count once, NaN and inf count like other values.
         bound: 0..1, a fraction of max - min over the finite values.
-    Numerics: codes are round(x / step) in float64, step = 2 bound (max - min); those of the codec
+    Numerics: codes are round(x / step) in float64, step = 2 bound (max - min); the codec's codes
         may differ for values next to the middle between two codes.
     Raises: ValueError: another shape, dtype or bound.
     """
@@ -47,18 +48,18 @@ def homogenization_index(rows: Tensor, *, bound: float) -> float:
 
 
 def mean_index(batches: Sequence[Tensor], *, bound: float) -> float:
-    """The mean of the index over batches [n_i, D] of one table. Raises ValueError: no batch."""
+    """Return the mean index of batches [n_i, D] of one table. Raises ValueError: no batch."""
     if not batches:
         raise ValueError("batches: expected one or more")
     return sum(homogenization_index(rows, bound=bound) for rows in batches) / len(batches)
 
 
 def count_distinct(codes: Tensor) -> int:
-    """How many rows of [n, D] int64 differ: those whose 64-bit hashes do.
+    """Return the number of different rows of [n, D] int64, by 64-bit hashes.
 
-    Two rows that differ share a hash by a chance of about 2^-63, so for 10^6 rows a count that is
-    too low by one is less likely than one in a million. Hashing is there for the speed: it sorts n
-    numbers, where torch.unique(dim=0) sorts n rows.
+    Two different rows share a hash with a probability of about 2^-63, so for 10^6 rows the count is
+    too low with a probability below one in a million. Hashing is for speed: it sorts n numbers,
+    where torch.unique(dim=0) sorts n rows.
     """
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**63), 2**63 - 1, (codes.shape[1],), generator=generator)
@@ -69,7 +70,7 @@ def count_distinct(codes: Tensor) -> int:
 
 
 def _codes(rows: Tensor, bound: float) -> Tensor:
-    """[n, D] int64: equal where the codec would send equal values."""
+    """Return [n, D] int64, equal where the codec would send equal values."""
     finite = torch.isfinite(rows)
     values = rows[finite].double()
     step = 2 * bound * float(values.max() - values.min()) if len(values) else 0.0
@@ -82,5 +83,5 @@ def _codes(rows: Tensor, bound: float) -> Tensor:
 
 
 def _bits(rows: Tensor) -> Tensor:
-    """[n, D] int64: the 32 bits of each value, where -0.0 is 0.0."""
+    """Return [n, D] int64, the 32 bits of each value, where -0.0 counts as 0.0."""
     return (rows + 0.0).view(torch.int32).long()

@@ -1,17 +1,17 @@
-"""Schedules: a multiplier of the error bound that falls from c to 1 in the first T steps.
+"""Schedules: multipliers of the error bound that fall from c to 1 in the first T steps.
 
     m(0) = c >= m(t) >= m(t + 1) >= 1,  m(t) = 1 from t = T on;  c is `start`, T is `end_step`
 
-A coarse bound costs least while the embeddings still move far in every step.
+A large bound does the least harm while the embeddings still move far in every step.
 
     schedule: {kind: step, start: 2, end_step: 65536, num_stairs: 10}
 
 Knows: numbers. Does not know: tables, codecs, YAML files. A schedule is a pure function of the
 step, so it has no state to save. m is float64 and has no unit; steps are counted from 0.
-Source: SC'24 (Feng, Zhang et al.), iteration-wise adaptation, c = 2 and T = 65,536; its published
-artefact settles for c = 2 that the logarithm is that of 1 + t/T, that the stairs are a tenth each
-and that the last of them, to 1, is at T. What is called constant there is `drop` here. For other
-c (ours): the same curves, stretched to reach from c to 1.
+Source: SC'24 (Feng, Zhang et al.), iteration-wise adaptation, c = 2 and T = 65,536. From its
+published artefact, for c = 2: the logarithm is log2(1 + t/T), the stairs are a tenth each, and the
+last stair, down to 1, is at T. What is called constant there is `drop` here. Other c are ours: the
+same curves, stretched to reach from c to 1.
 """
 
 import math
@@ -24,32 +24,31 @@ from trec_qcomm.core.codec import check_choice
 
 
 class Schedule(ABC):
-    """A multiplier of error bounds over a training. Frozen; its fields are its config."""
+    """Multiplier of error bounds over a training. It is frozen; its fields are its config."""
 
     name: ClassVar[str]  # the word after `kind` in YAML
 
     @abstractmethod
     def multiplier(self, step: int) -> float:
-        """m(step) >= 1. Raises ValueError: step is not an integer >= 0."""
+        """Return m(step) >= 1, float64. Raises ValueError: step is not an integer >= 0."""
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """m = 1: the bound is the same in every step."""
+    """Schedule m = 1: the bound is the same in every step."""
 
     name: ClassVar[str] = "constant"
 
     def multiplier(self, step: int) -> float:
-        """1."""
         _check_int("step", step, at_least=0)
         return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Decay(Schedule):
-    """From `start` to 1 at `end_step`.
+    """Schedule that falls from `start` to 1 at `end_step`.
 
-    Args: start: c >= 1, finite; larger is coarser at first.  end_step: T, 1..2^63 - 1.
+    Args: start: c >= 1, finite; a larger one is coarser at first.  end_step: T, 1..2^63 - 1.
     """
 
     start: float = 2.0
@@ -61,7 +60,6 @@ class _Decay(Schedule):
         _check_int(f"{self.name}.end_step", self.end_step, at_least=1)
 
     def multiplier(self, step: int) -> float:
-        """m(step), float64."""
         _check_int("step", step, at_least=0)
         if step >= self.end_step:
             return 1.0
@@ -70,11 +68,11 @@ class _Decay(Schedule):
 
     @abstractmethod
     def _descent(self, step: int) -> float:
-        """How much of the way from c to 1 is behind at 0 <= step < T: 0..1, not decreasing."""
+        """Return the share of the way from c to 1 that is done at step: 0..1, not decreasing."""
 
 
 class Linear(_Decay):
-    """m = c (1 - (t/T) (1 - 1/c)), which is c - (c - 1) t/T: the same step down each time."""
+    """Schedule m = c - (c - 1) t/T: the same step down each time."""
 
     name: ClassVar[str] = "linear"
 
@@ -83,7 +81,7 @@ class Linear(_Decay):
 
 
 class Log(_Decay):
-    """m = c - (c - 1) log2(1 + t/T): falls 1.44 times as fast as linear at first."""
+    """Schedule m = c - (c - 1) log2(1 + t/T), which at first falls 1.44 times as fast as linear."""
 
     name: ClassVar[str] = "log"
 
@@ -93,7 +91,7 @@ class Log(_Decay):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(_Decay):
-    """m = c - (c - 1) floor(n t/T) / n: n equal stairs, the first at T/n, the last to 1 at T.
+    """Schedule m = c - (c - 1) floor(n t/T) / n: n equal stairs, the first at T/n, the last at T.
 
     Args: num_stairs: n, 1..2^63 - 1.
     """
@@ -111,7 +109,7 @@ class Step(_Decay):
 
 
 class Drop(_Decay):
-    """m = c before T, then 1."""
+    """Schedule m = c before T, then 1."""
 
     name: ClassVar[str] = "drop"
 
@@ -125,7 +123,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def schedule_from_dict(data: object, *, where: str = "schedule") -> Schedule:
-    """{kind: a name in SCHEDULES, and its fields} -> the schedule.
+    """Return the schedule that {kind: a name in SCHEDULES, and its fields} describes.
 
     Raises: ValueError naming the field under `where` and the allowed values.
     """
@@ -147,9 +145,9 @@ def schedule_from_dict(data: object, *, where: str = "schedule") -> Schedule:
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
-    """The inverse, with all fields, ready for YAML."""
-    own = {f.name: getattr(schedule, f.name) for f in fields(schedule)}  # type: ignore[arg-type]
-    return {"kind": schedule.name, **own}
+    """Return the inverse of `schedule_from_dict`: a dict with all fields, ready for YAML."""
+    options = {f.name: getattr(schedule, f.name) for f in fields(schedule)}  # type: ignore[arg-type]
+    return {"kind": schedule.name, **options}
 
 
 def _check_int(where: str, value: object, *, at_least: int) -> None:

@@ -1,13 +1,13 @@
-"""Selector: of several ways to encode a table's rows, the one that is fastest over a given link.
+"""Selector: the codec, of several candidates, that is fastest for a table's rows on a given link.
 
     speed-up = 1 / (1/CR + B (1/Tc + 1/Td))
 
-is the time to send float32 rows over the time to encode, send and decode them: CR the compression
-ratio, B the link, Tc and Td the throughputs of the encoder and the decoder, all in GB/s of float32
-rows. Below 1 a codec costs more than it saves.
+is the time to send float32 rows, divided by the time to encode, send and decode them. CR is the
+compression ratio, B the link, Tc and Td the throughputs of the encoder and the decoder, all three
+in GB/s of float32 rows. Below 1 a codec costs more time than it saves.
 
-Knows: any Codec, its bytes and seconds. Does not know: tables, error bounds, whether the link has
-anything else to do meanwhile (nothing overlaps in this model, so it errs on the careful side).
+Knows: any Codec, its bytes and seconds. Does not know: tables, error bounds. In this model nothing
+overlaps with encoding, so the real speed-up of a codec may be larger.
 Source: SC'24 (Feng, Zhang et al.), choice of the encoder by table.
 """
 
@@ -24,15 +24,16 @@ from trec_qcomm.control.cost_model import FLOAT32_NBYTES, MEASURED_REPEATS, Thro
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 
-_TIMED_NBYTES = 2**20  # of float32 rows, at least: below, the time is that of the call itself
+_TIMED_NBYTES = 2**20  # least bytes of float32 rows: below, the call itself takes most of the time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One way to encode, on the rows of one table.
+    """Ratio and speed of one codec on the rows of one table.
 
-    Args: compression_ratio: float32 bytes over encoded bytes, frame headers excluded, > 0.
-        throughput: see cost_model; math.inf for what is free.
+    Args:
+        compression_ratio: float32 bytes / encoded bytes, frame headers excluded, > 0.
+        throughput: speed; math.inf for a codec that is free.
     """
 
     compression_ratio: float
@@ -42,7 +43,7 @@ class Measurement:
         _check_positive("compression_ratio", self.compression_ratio)
 
     def speed_up(self, link_gb_s: float) -> float:
-        """Over float32, on a link of so many GB/s."""
+        """Return the speed-up over float32 on a link of so many GB/s."""
         _check_positive("link_gb_s", link_gb_s)
         codec_s = 1 / self.throughput.encode_gb_s + 1 / self.throughput.decode_gb_s
         return 1 / (1 / self.compression_ratio + link_gb_s * codec_s)
@@ -50,8 +51,10 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The fastest of the candidates. Args: name: of the candidate.  speed_up: its own.
-    speed_ups: of all candidates."""
+    """The fastest of several candidates.
+
+    Args: name, speed_up: name and speed-up of the fastest.  speed_ups: {name: speed-up} of all.
+    """
 
     name: str
     speed_up: float
@@ -59,9 +62,9 @@ class Selection:
 
 
 def select(candidates: Mapping[str, Measurement], *, link_gb_s: float) -> Selection:
-    """The candidate of the largest speed-up, of equal ones the first.
+    """Return the candidate with the largest speed-up, the first one of equals.
 
-    Args: candidates: by name, one or more.  link_gb_s: B, what one rank can send, > 0.
+    Args: candidates: {name: measurement}, one or more.  link_gb_s: B, GB/s one rank can send, > 0.
     Raises: ValueError: no candidates, or B is not a finite number > 0.
     """
     if not candidates:
@@ -72,14 +75,14 @@ def select(candidates: Mapping[str, Measurement], *, link_gb_s: float) -> Select
 
 
 def measure(codec: Codec, batches: Sequence[Tensor]) -> Measurement:
-    """The codec on one thread of this machine's CPU, each batch as the one segment it will be.
+    """Measure the codec on one thread of this machine's CPU, each batch as one segment.
 
-    The ratio is that of all batches together and repeatable. The throughput is that of one call for
-    all of them, the median of 7; where they are less than 1 MiB, of one call for as many copies as
-    make that, since in training, too, small tables share their calls with others.
+    The ratio is that of all batches together, and is repeatable. The throughput is the median of 7
+    calls for all of them. If they are less than 1 MiB, a call codes as many copies as make 1 MiB,
+    since in training, too, small tables share their calls with others.
 
-    Args: batches: [n_i >= 1, D >= 1] float32 on CPU, of one D; one or more.
-    Raises: ValueError: anything else.
+    Args: codec: the codec.  batches: one or more of [n_i >= 1, D >= 1] float32 on CPU, of one D.
+    Raises: ValueError: batches of another shape, dtype or device.
     """
     shapes = {(rows.dim(), rows.shape[-1], rows.dtype, rows.numel() > 0) for rows in batches}
     dim = batches[0].shape[-1] if batches else 0
@@ -100,12 +103,12 @@ def measure(codec: Codec, batches: Sequence[Tensor]) -> Measurement:
 
 
 def _time(codec: Codec, rows: Tensor, segments: Segments) -> tuple[int, float, float]:
-    """Encoded bytes, and the median seconds of encoding and of decoding."""
+    """Return the encoded bytes, and the median seconds of encoding and of decoding."""
     room = codec.max_nbytes(segments)
     at = exclusive_cumsum(room)[:-1]
     payload = torch.empty(int(room.sum()), dtype=torch.uint8)
     out = torch.empty_like(rows)
-    encoded = codec.encode(rows, segments, payload, at)  # these two compile
+    encoded = codec.encode(rows, segments, payload, at)  # this call and the next compile
     codec.decode(encoded, segments, out)
     encode_s, decode_s = [], []
     for _ in range(MEASURED_REPEATS):

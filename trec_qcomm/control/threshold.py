@@ -1,8 +1,8 @@
-"""Thresholds from quantiles, exact or of a sample, found anew every so many steps.
+"""Thresholds: quantiles of magnitudes, exact or of a sample, updated every so many steps.
 
-Knows: magnitudes. Does not know: rows, codecs, ranks. A threshold is its sender's own affair.
+Knows: magnitudes. Does not know: rows, codecs, ranks. Each sender has a threshold of its own.
 Source: Gupta et al. 2021 (DCT): a threshold that is updated once in many iterations, so that
-choosing costs one comparison a value; taking the quantile of a sample is ours.
+choosing values costs one comparison each. To take the quantile of a sample is ours.
 """
 
 import math
@@ -13,16 +13,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-_LEAST = 2.0**-126  # where the quantile is 0: zeros are never sent
+_LEAST = 2.0**-126  # the threshold where the quantile is 0, so that zeros are never sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdRefresh:
-    """How the threshold of a table is found.
+    """Rule that updates the threshold of a table.
 
-    Args: every: steps between two looks at the rows, >= 1.  density: share of the values that the
-        threshold lets through, 0 < density < 1.  sample: values looked at, >= 1, evenly spread,
-        or all of them.
+    Args:
+        every: steps between two updates, >= 1.
+        density: share of the values that reach the threshold, 0 < density < 1.
+        sample: number of values that an update looks at, >= 1, evenly spread; or `all`.
     """
 
     every: int
@@ -39,10 +40,11 @@ class ThresholdRefresh:
 
 
 def quantile(values: Tensor, refresh: ThresholdRefresh) -> float | None:
-    """The magnitude that a share `density` of the sample reaches; None where all of it is zero, or
-    nothing finite.
+    """Return the magnitude that a share `density` of the sample reaches.
 
-    Args: values: float32, any shape.
+    It is None where no value of the sample is finite and other than zero.
+
+    Args: values: float32, any shape.  refresh: density and size of the sample.
     """
     flat = values.reshape(-1)
     if refresh.sample != "all":
@@ -57,23 +59,23 @@ def quantile(values: Tensor, refresh: ThresholdRefresh) -> float | None:
 
 
 class SampledThreshold:
-    """The threshold of one table while training."""
+    """Threshold of one table while training."""
 
     def __init__(self, refresh: ThresholdRefresh) -> None:
         self.refresh = refresh
-        self.threshold: float | None = None  # before the first look
+        self.threshold: float | None = None  # None before the first update
 
     def is_due(self, step: int) -> bool:
-        """Whether to look at the rows in this step: 0, every, 2 every, ..."""
+        """Return whether to update the threshold in this step: 0, every, 2 every, ..."""
         return step % self.refresh.every == 0
 
     def observe(self, values: Tensor) -> None:
-        """Find the threshold anew. Values that are zero or not finite change nothing."""
-        found = quantile(values, self.refresh)
-        self.threshold = self.threshold if found is None else found
+        """Update the threshold. If no value is finite and other than zero, it stays."""
+        threshold = quantile(values, self.refresh)
+        self.threshold = self.threshold if threshold is None else threshold
 
     def state_dict(self) -> dict[str, Tensor]:
-        """{"threshold": [] float64}, NaN before the first look."""
+        """Return {"threshold": [] float64}, NaN before the first update."""
         value = math.nan if self.threshold is None else self.threshold
         return {"threshold": torch.tensor(value, dtype=torch.float64)}
 

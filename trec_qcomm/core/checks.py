@@ -1,9 +1,9 @@
-"""What kernels find wrong in bytes on a GPU, and when it is raised.
+"""Errors that kernels find in bytes on a GPU, and when they are raised.
 
-A kernel notes the first bad segment in memory of the device. By default the op waits for it and
-raises at once. Within `deferring()`, where nothing may wait, it is raised by `Checks.raise_found`,
-which the caller calls until nothing is pending. What was found stays: what was made with bad bytes
-is no better later.
+A kernel notes the first bad segment in the device's memory. By default the op waits for the note
+and raises at once. Within `deferring()`, where nothing may wait, `DeferredChecks.raise_found`
+raises it; the caller calls that until nothing is pending. Once an error was raised, each later call
+raises it again: values that were decoded from bad bytes stay bad.
 """
 
 import threading
@@ -18,77 +18,87 @@ from torch import Tensor
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.transfer import Download
 
-ErrorOf = Callable[[int], CorruptFrameError]
-Explain = Callable[[CorruptFrameError], CorruptFrameError]
+MakeError = Callable[[int], CorruptFrameError]  # from the number of the bad segment
+Rename = Callable[[CorruptFrameError], CorruptFrameError]
 
-_of_thread = threading.local()
+_this_thread = threading.local()
 
 
-class Checks:
-    """Results on their way from the device, in order. Not for several threads at once."""
+class DeferredChecks:
+    """Results of checks on their way from the device, in order. Use it in one thread at a time."""
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[Download, ErrorOf]] = deque()
-        self._found: Callable[[], CorruptFrameError] | None = None
+        self._pending: deque[tuple[Download, MakeError]] = deque()
+        self._error: Callable[[], CorruptFrameError] | None = None
 
-    def add(self, first: Tensor, error: ErrorOf) -> None:
-        """Args: first: [1] int32, which the current stream writes.  error: of its value."""
-        if self._found is None:
+    def add(self, first: Tensor, error: MakeError) -> None:
+        """Wait later for the result of a check.
+
+        Args:
+            first: [1] int32 that the current stream writes, the number of the first bad segment.
+            error: makes the error from that number.
+        """
+        if self._error is None:
             self._pending.append((Download(first), error))
 
     def raise_found(self, *, wait: bool = False) -> None:
-        """Raise the first error among results that are there, or, with `wait`, among all; and the
-        same one from then on."""
-        while self._found is None and self._pending and (wait or self._pending[0][0].is_here()):
+        """Raise the first error among the results that have come; later calls raise it again.
+
+        Args: wait: whether to wait for all results.
+        """
+        while self._error is None and self._pending and (wait or self._pending[0][0].is_here()):
             coming, error = self._pending.popleft()
             first = int(coming.wait())
             if first >= 0:
-                self._found = partial(error, first)
+                self._error = partial(error, first)
                 self._pending.clear()
-        if self._found is not None:
-            raise self._found()  # a new one: a traceback holds the tensors of its frames
+        if self._error is not None:
+            raise self._error()  # a new object: a traceback would hold the tensors of its frames
 
 
 @contextmanager
-def deferring(checks: Checks) -> Iterator[None]:
-    """Collect in `checks` what this thread's ops find from here on."""
-    before = getattr(_of_thread, "checks", None)
-    _of_thread.checks = checks
+def deferring(checks: DeferredChecks) -> Iterator[None]:
+    """Collect in `checks` the errors that this thread's ops find in this context."""
+    before = getattr(_this_thread, "checks", None)
+    _this_thread.checks = checks
     try:
         yield
     finally:
-        _of_thread.checks = before
+        _this_thread.checks = before
 
 
 @contextmanager
-def explaining(explain: Explain) -> Iterator[None]:
-    """Have a CorruptFrameError of what runs within, now or deferred, pass through `explain`, which
-    knows the names that go with its segment."""
-    before = getattr(_of_thread, "explain", None)
-    _of_thread.explain = explain
+def renaming_errors(rename: Rename) -> Iterator[None]:
+    """Pass every CorruptFrameError of this context, raised now or later, through `rename`.
+
+    Args: rename: returns an error that also has the names of the rank and of the segment's table.
+    """
+    before = getattr(_this_thread, "rename", None)
+    _this_thread.rename = rename
     try:
         yield
     except CorruptFrameError as error:
-        raise explain(error) from error
+        raise rename(error) from error
     finally:
-        _of_thread.explain = before
+        _this_thread.rename = before
 
 
-def raise_first(first: Any, reason: str | ErrorOf) -> None:
-    """For whoever reads bytes.
+def raise_first(first: Any, reason: str | MakeError) -> None:
+    """Raise the error of the first bad segment, if there is one.
 
-    Args:   first: number of the first segment that is bad, or -1: an int, or [1] int32 on the
-            device.  reason: what is wrong with it, or the error for this number.
-    Raises: CorruptFrameError: now, or as `deferring` says.
+    Args:
+        first: number of the first bad segment, or -1: an int, or [1] int32 on the device.
+        reason: what is wrong with the segment, or a function that makes the error from its number.
+    Raises: CorruptFrameError: now, or later within `deferring`.
     """
     error = _error_of(reason) if isinstance(reason, str) else reason
-    checks: Checks | None = getattr(_of_thread, "checks", None)
+    checks: DeferredChecks | None = getattr(_this_thread, "checks", None)
     if checks is not None and isinstance(first, Tensor):
-        explain: Explain | None = getattr(_of_thread, "explain", None)
-        checks.add(first, error if explain is None else lambda n: explain(error(n)))
+        rename: Rename | None = getattr(_this_thread, "rename", None)
+        checks.add(first, error if rename is None else lambda n: rename(error(n)))
     elif int(first) >= 0:
         raise error(int(first))
 
 
-def _error_of(reason: str) -> ErrorOf:
+def _error_of(reason: str) -> MakeError:
     return lambda segment: CorruptFrameError(reason, segment=segment)

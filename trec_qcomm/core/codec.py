@@ -1,10 +1,11 @@
-"""Codec: float32 rows <-> bytes, one call for a batch of segments. What it promises: Contract.
+"""Codec: float32 rows <-> bytes, one call for a batch of segments; Contract: what it promises.
 
 A codec is a frozen dataclass: its fields are its config, its repr is the call that makes it, and
-it keeps no state. It knows no table, no peer and no step: these are the caller's.
+it keeps no state. It knows no table, no peer and no step: the caller does.
 
-The caller owns the memory. It asks `max_nbytes`, lays the segments out, and `encode` writes each
-where it is told: fixed-size codecs thereby write straight into the frames that are sent.
+The caller owns the memory. It asks `max_nbytes` and lays the segments out, and `encode` writes each
+where it is told. So fixed-size codecs write straight into the frames that are sent.
+Shapes: S segments, W payload bytes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from trec_qcomm.core.segments import Encoded, Segments
 
 
 class Contract(Enum):
-    """What `decode(encode(x))` may differ by from x."""
+    """Promise about the difference between `decode(encode(x))` and x."""
 
     EXACT = "exact"  # nothing: bit-identical, NaN payloads and signed zeros included
     BOUNDED = "bounded"  # by at most a bound that the config states, for every finite value
@@ -26,10 +27,10 @@ class Contract(Enum):
 
 
 class MaskUse(Enum):
-    """What a codec that keeps some columns of each row does with `Segments.masks`.
+    """Use that a codec makes of `Segments.masks`, if it keeps only some columns of each row.
 
-    A codec says so in an attribute `mask_use`; one without it keeps all columns and ignores them.
-    Ask by `mask_use(codec)`.
+    A codec says so in an attribute `mask_use`; one without it keeps all columns and ignores masks.
+    Ask with `mask_use(codec)`.
     """
 
     WRITES = "writes"  # chooses columns; encode and decode note them, where there are masks
@@ -38,34 +39,41 @@ class MaskUse(Enum):
 
 @runtime_checkable
 class Codec(Protocol):
-    """See the module. All methods are safe to call from several threads."""
+    """Encoder and decoder of rows; see the module. Several threads may call its methods at once."""
 
     name: ClassVar[str]  # the word in YAML
 
     @property
     def fixed_size(self) -> bool:
-        """Whether nbytes are a function of what both ends know: the segments' shape, and their
-        masks where the codec reads these."""
+        """Whether encoded sizes depend only on what both ends know.
+
+        That is the segments' shape, and their masks where the codec reads masks.
+        """
         ...
 
     @property
     def contract(self) -> Contract:
-        """The promise that this configuration keeps."""
+        """Promise that this configuration keeps."""
         ...
 
     @property
     def wire_id(self) -> int:
-        """1..255, the id in the frame that selects the decoder (wire/FORMAT.md)."""
+        """Id in the frame that selects the decoder, 1..255 (wire/FORMAT.md)."""
         ...
 
     @property
     def tolerance(self) -> float | None:
-        """The one number of the config that control may set for each segment and step: the error
-        bound of a BOUNDED codec, a threshold; None where there is no such number."""
+        """Number of the config that control may set for each segment and step.
+
+        It is the error bound of a BOUNDED codec, or a threshold; None where there is neither.
+        """
         ...
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """[S] int64, multiples of `ALIGNMENT`: never exceeded, and exact where `fixed_size`."""
+        """Return [S] int64, encoded bytes at most, and exactly where `fixed_size`.
+
+        All are multiples of `ALIGNMENT`.
+        """
         ...
 
     def encode(
@@ -80,10 +88,14 @@ class Codec(Protocol):
     ) -> Encoded:
         """Write segment s of `values` to payload[at[s]:], at most max_nbytes[s] bytes.
 
-        Args: values: float32, contiguous, any shape.  payload: [W] uint8, same device.
-            at: [S] int64 on CPU, multiples of `ALIGNMENT`.  seed: of stochastic rounding,
-            0 <= seed < 2^63; one seed, one result.  tolerances: [S] float64 on CPU, in place of
-            `tolerance`; None where that holds for all segments, or the codec has none.
+        Args:
+            values: float32, contiguous, any shape, the buffer that holds the rows.
+            segments: where the rows lie in `values`.
+            payload: [W] uint8, same device, to be written.
+            at: [S] int64 on CPU, multiples of `ALIGNMENT`.
+            seed: seed of stochastic rounding, 0 <= seed < 2^63; one seed, one result.
+            tolerances: [S] float64 on CPU, in place of `tolerance`; None where `tolerance` holds
+                for all segments, or the codec has none.
         Raises: UnencodableError: a value that the config forbids.
         """
         ...
@@ -97,14 +109,16 @@ class Codec(Protocol):
 
 
 def mask_use(codec: Codec) -> MaskUse | None:
-    """What the codec does with masks; None: nothing, it keeps all columns."""
+    """Return what the codec does with masks; None: nothing, it keeps all columns."""
     use: MaskUse | None = getattr(codec, "mask_use", None)
     return use
 
 
 def has_gpu_kernels(codec: Codec) -> bool:
-    """Whether it codes rows in the memory of a GPU. A codec that does says so in an attribute
-    `has_gpu_kernels`; one without it is for CPUs."""
+    """Return whether the codec codes rows in the memory of a GPU.
+
+    A codec that does says so in an attribute `has_gpu_kernels`; one without it is for CPUs.
+    """
     return bool(getattr(codec, "has_gpu_kernels", False))
 
 

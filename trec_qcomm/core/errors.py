@@ -1,12 +1,14 @@
-"""What goes wrong at run time. Bad configuration is a plain `ValueError` from the reader."""
+"""Errors at run time. Bad configuration is a plain `ValueError` from the reader."""
 
 
 class CorruptFrameError(RuntimeError):
     """The bytes of a frame are not what its sender wrote, or not what this rank expects.
 
-    Args: rank: the sender in the process group, or None where unknown.  table: whose segment is
-        wrong, or None where the frame as a whole is.  segment: its number in the batch that was
-        decoded, for the caller who knows the names.  reason: one sentence.
+    Args:
+        reason: one sentence.
+        rank: the sender in the process group, or None where unknown.
+        table: the table whose segment is wrong, or None where the whole frame is.
+        segment: number of the segment in the batch that was decoded, for a caller that knows names.
     """
 
     def __init__(
@@ -26,8 +28,10 @@ class CorruptFrameError(RuntimeError):
 class UnencodableError(ValueError):
     """A codec was told to raise on a value that it cannot carry (NaN, inf or an overflow).
 
-    Args: reason: one sentence.  segment: the first segment of the batch that holds such a value.
-        table: its name, where the caller knows it.
+    Args:
+        reason: one sentence.
+        segment: number of the first segment of the batch that holds such a value.
+        table: name of the segment's table, where the caller knows it.
     """
 
     def __init__(self, reason: str, *, segment: int, table: str | None = None) -> None:

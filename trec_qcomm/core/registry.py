@@ -1,4 +1,4 @@
-"""Two dicts: codec name -> class (for YAML), wire id -> decoder (for frames)."""
+"""Registry of codecs: name -> class (for YAML), wire id -> decoder (for frames)."""
 
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ CodecType = TypeVar("CodecType", bound=type[Codec])
 def register_codec(codec_type: CodecType, *decoders: Codec) -> CodecType:
     """Make a codec known by its name, and each decoder by its wire id.
 
-    Args: decoders: one instance for each wire id that the class may write.
+    Args: codec_type: the class.  decoders: an instance for each wire id that the class may write.
     Raises: ValueError: a name or a wire id that is taken or out of range.
     """
     if codec_type.name in _BY_NAME:
@@ -26,17 +26,17 @@ def register_codec(codec_type: CodecType, *decoders: Codec) -> CodecType:
 
 
 def codec_names() -> list[str]:
-    """The registered names, sorted."""
+    """Return the registered names, sorted."""
     return sorted(_BY_NAME)
 
 
 def codec_type(name: str) -> type[Codec]:
-    """The class of that name. Raises ValueError naming the allowed ones."""
+    """Return the class of that name. Raises ValueError naming the allowed names."""
     if name not in _BY_NAME:
         raise ValueError(f"unknown codec {name!r}; allowed: {', '.join(codec_names())}")
     return _BY_NAME[name]
 
 
 def decoder(wire_id: int) -> Codec | None:
-    """The codec that decodes that wire id; None where no codec has it."""
+    """Return the codec that decodes that wire id; None where no codec has it."""
     return _DECODERS.get(wire_id)

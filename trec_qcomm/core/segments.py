@@ -1,8 +1,8 @@
-"""Segments: which rows of a buffer are coded, and where; Encoded: where their bytes lie.
+"""Segments: which rows of a buffer are coded, and where they lie; Encoded: where their bytes lie.
 
-A segment is the rows that one rank sends one peer for one (table, feature, column shard): the
-unit of coding. Rows are read and written where they lie, in the [batch, sum of dims] matrices
-of TorchRec, so a segment is a strided block of a flat buffer and nothing is copied into place.
+A segment is the rows that one rank sends one peer for one (table, feature, column shard). It is the
+unit of coding. Rows are read and written in the [batch, sum of dims] matrices of TorchRec, so a
+segment is a strided block of a flat buffer, and nothing is copied into place.
 
 Shapes: S segments, R coded rows in all, D values a row, W payload bytes.
 """
@@ -22,12 +22,12 @@ def aligned(nbytes: Tensor) -> Tensor:
 
 
 def mask_nbytes(dim: int) -> int:
-    """Bytes of the mask of one row of `dim` values."""
+    """Return the bytes of the mask of one row of `dim` values."""
     return (dim + 7) // 8
 
 
 def exclusive_cumsum(counts: Tensor) -> Tensor:
-    """[S] int64 counts -> [S + 1] int64 offsets, starting at 0."""
+    """Return [S + 1] int64 offsets, starting at 0, of [S] int64 counts."""
     offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
     torch.cumsum(counts, 0, out=offsets[1:])
     return offsets
@@ -35,7 +35,7 @@ def exclusive_cumsum(counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """Which columns of each row of S segments are kept: one bit a value.
+    """Bits that say which columns of each row of S segments are kept.
 
     Column d of row i of segment s is bit d % 8, from the lowest, of byte
     `bits[at[s] + i * mask_nbytes(dim) + d // 8]`. Bits beyond the last column mean nothing.
@@ -50,13 +50,16 @@ class Masks:
     def of_all_columns(
         cls, num_rows: Tensor, dims: Tensor, device: torch.device | None = None
     ) -> "Masks":
-        """Memory for segments of these shapes, every column kept. Args: [S] int64 each."""
+        """Return masks of segments of these shapes that keep every column.
+
+        Args: num_rows, dims: [S] int64 each.  device: where the rows lie; None is the CPU.
+        """
         ends = exclusive_cumsum(num_rows * ((dims + 7) // 8))
         bits = torch.full((int(ends[-1]),), 0xFF, dtype=torch.uint8, device=device)
         return cls(bits, ends[:-1])
 
     def subset(self, which: Tensor) -> "Masks":
-        """Those of the segments named by [T] int64 `which`, in the same memory."""
+        """Return the masks of some segments, in the same memory. Args: which: [T] int64."""
         return Masks(self.bits, self.at[which])
 
 
@@ -70,11 +73,11 @@ class Segments:
     Args:
         offsets: [S + 1] int64 on CPU, from 0 to R, not decreasing.
         dim: D >= 1.
-        start: [S] int64 on CPU, >= 0.   stride: [S] int64 on CPU, in values,
-            >= dim where there is more than one row.
-        masks: None, or memory of the caller's for what core.codec.MaskUse says.
+        start: [S] int64 on CPU, >= 0.
+        stride: [S] int64 on CPU, in values, >= dim where there is more than one row.
+        masks: None, or the caller's memory for what core.codec.MaskUse says.
     Derived: num_rows: [S] int64.  extent: the number of values that a buffer must hold.
-    Raises: ValueError: a shape, dtype or size that is not the above.
+    Raises: ValueError: another shape, dtype or size.
     """
 
     offsets: Tensor
@@ -129,12 +132,12 @@ class Segments:
 
     @property
     def num_segments(self) -> int:
-        """S."""
+        """Number of segments, S."""
         return self.start.numel()
 
     @classmethod
     def packed(cls, num_rows: Sequence[int], dim: int) -> "Segments":
-        """Segments of these many rows that lie one behind the other in a [R, dim] matrix."""
+        """Return segments of so many rows each, one behind the other in a [R, dim] matrix."""
         offsets = exclusive_cumsum(torch.tensor(num_rows, dtype=torch.int64))
         stride = torch.full((len(num_rows),), dim, dtype=torch.int64)
         return cls(offsets, dim, offsets[:-1] * dim, stride)
@@ -149,7 +152,7 @@ class Segments:
             raise ValueError(f"Segments.masks: on {self.masks.bits.device}, not {values.device}")
 
     def block(self, values: Tensor, segment: int) -> Tensor:
-        """The rows of one segment as a [n, D] view of `values`. For reference code and tests."""
+        """Return the rows of one segment, a [n, D] view of `values`. For references and tests."""
         shape = (int(self.num_rows[segment]), self.dim)
         return values.view(-1).as_strided(
             shape,
@@ -158,7 +161,7 @@ class Segments:
         )
 
     def subset(self, which: Tensor) -> "Segments":
-        """The segments named by [T] int64 `which`, in that order."""
+        """Return some segments, in that order. Args: which: [T] int64, their numbers."""
         return Segments(
             offsets=exclusive_cumsum(self.num_rows[which]),
             dim=self.dim,
@@ -170,7 +173,7 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """The bytes of S segments inside a buffer that may hold more than them.
+    """Bytes of S segments, in a buffer that may hold other bytes, too.
 
     Args:
         payload: [W] uint8.

@@ -1,11 +1,11 @@
-"""Small vectors between the host and a device, in pinned memory."""
+"""Copies of small vectors between the host and a device, through pinned memory."""
 
 import torch
 from torch import Tensor
 
 
 def upload(device: torch.device, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """[n_i] int64 vectors on CPU -> the same on the device, in one copy that nobody waits for."""
+    """Copy [n_i] int64 vectors from the CPU to the device, in one copy that nobody waits for."""
     if device.type == "cpu":
         return vectors
     staged = torch.empty(sum(v.numel() for v in vectors), dtype=torch.int64, pin_memory=True)
@@ -16,9 +16,9 @@ def upload(device: torch.device, *vectors: Tensor) -> tuple[Tensor, ...]:
 
 
 class Download:
-    """A vector on its way to the CPU, behind what the current stream was given to do so far.
+    """Vector on its way to the CPU, behind what the current stream was given to do so far.
 
-    Args: vector: on any device; on CPU it is there at once, in the same memory.
+    Args: vector: a tensor on any device; on CPU it is there at once, in the same memory.
     """
 
     def __init__(self, vector: Tensor) -> None:
@@ -31,16 +31,16 @@ class Download:
             self._copied.record()
 
     def is_here(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
         return self._copied is None or self._copied.query()  # type: ignore[no-untyped-call]
 
     def wait(self) -> Tensor:
-        """The vector on CPU."""
+        """Wait for the vector, and return it on CPU."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host
 
 
 def download(vector: Tensor) -> Tensor:
-    """A vector on a device -> the same on CPU. Waits for the current stream up to here."""
+    """Return a copy of the vector on CPU, after waiting for the current stream up to here."""
     return Download(vector).wait()

@@ -1,9 +1,9 @@
-"""The tolerances of forward codecs while training, table by table.
+"""Tolerances of forward codecs while training, table by table.
 
-Error bounds follow a schedule and the table's class, thresholds a quantile of the rows.
+An error bound follows a schedule and the table's class, a threshold a quantile of the rows. Each
+sender has tolerances of its own: a segment carries what its receiver needs, so ranks may differ.
 
-Knows: rules of the config, control. Does not know: TorchRec, frames. A tolerance is the sender's
-own business: each segment carries what its receiver needs, so ranks may differ.
+Knows: rules of the config, control. Does not know: TorchRec, frames.
 Shapes: T tables of one collective.
 """
 
@@ -23,8 +23,8 @@ from trec_qcomm.control.threshold import SampledThreshold
 State = dict[str, Tensor]
 
 
-class _Class:
-    """The error bound of one table, from the rows that this rank sends."""
+class _BoundFromClass:
+    """Error bound of one table, from the rows that this rank sends."""
 
     def __init__(self, table: str, classes: OnlineClasses) -> None:
         self._table, self._bounds = table, OnlineErrorBounds([table], classes)
@@ -35,38 +35,41 @@ class _Class:
         )
 
     def observe(self, rows: Tensor) -> None:
+        """Set the class of the table by its rows [n, D]."""
         base = self._bounds.classes.base
         self._bounds.observe(self._table, homogenization_index(rows, bound=base))
 
-    def tolerance(self, given: float) -> float:
+    def tolerance(self, configured: float) -> float:
+        """Return the bound of the table's class."""
         return float(self._bounds.bounds())
 
 
-class _Threshold(SampledThreshold):
-    """The threshold of one table; the config's until there was a look at the rows."""
+class _ThresholdFromRows(SampledThreshold):
+    """Threshold of one table: the config's until the first update."""
 
-    def tolerance(self, given: float) -> float:
-        return given if self.threshold is None else self.threshold
+    def tolerance(self, configured: float) -> float:
+        """Return the threshold, or the configured one before the first update."""
+        return configured if self.threshold is None else self.threshold
 
 
 class ForwardTolerances:
-    """Of the forward codecs of one collective.
+    """Tolerances of the forward codecs of one collective, on one rank.
 
-    Args: rules: by table name.  tables: T names, in the collective's order.
+    Args: rules: {table: rule}.  tables: T names, in the collective's order.
     """
 
     def __init__(self, rules: Mapping[str, TableRule], tables: Sequence[str]) -> None:
         self._rules = {table: rules[table] for table in tables}
-        self._measured: dict[str, _Class | _Threshold] = {}
+        self._measured: dict[str, _BoundFromClass | _ThresholdFromRows] = {}
         for table, rule in self._rules.items():
             if rule.classes is not None:
-                self._measured[table] = _Class(table, rule.classes)
+                self._measured[table] = _BoundFromClass(table, rule.classes)
             if rule.refresh is not None:
-                self._measured[table] = _Threshold(rule.refresh)
+                self._measured[table] = _ThresholdFromRows(rule.refresh)
 
     @property
     def changes(self) -> bool:
-        """Whether any tolerance is ever another than the config's."""
+        """Whether any tolerance ever differs from the config's."""
         return bool(self._measured) or any(r.schedule is not None for r in self._rules.values())
 
     def tolerances(self, step: int) -> Tensor:
@@ -80,20 +83,20 @@ class ForwardTolerances:
         """Return {table: tolerance} of the tables whose codec has one."""
         tolerances: dict[str, float] = {}
         for table, rule in self._rules.items():
-            given, measured = rule.forward.tolerance, self._measured.get(table)
-            if given is None:
+            configured, measured = rule.forward.tolerance, self._measured.get(table)
+            if configured is None:
                 continue
-            tolerance = given if measured is None else measured.tolerance(given)
+            tolerance = configured if measured is None else measured.tolerance(configured)
             multiplier = 1.0 if rule.schedule is None else rule.schedule.multiplier(step)
             tolerances[table] = tolerance * multiplier
         return tolerances
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
-        """Look at the rows that are about to be sent, where it is time to. Not fast.
+        """Measure the rows that are about to be sent, for tables whose turn it is. Not fast.
 
-        Args: values: the buffer of `placed`'s rows.
+        Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
         """
-        rows: dict[str, list[Tensor]] = {table: [] for table in self.due(step)}
+        rows: dict[str, list[Tensor]] = {table: [] for table in self.tables_due(step)}
         for group in placed.groups if rows else ():
             for s, segment in enumerate(group.members.tolist()):
                 table = placed.plan.tables[segment]
@@ -103,26 +106,26 @@ class ForwardTolerances:
             if blocks:
                 self.measure(table, _joined(blocks))
 
-    def due(self, step: int) -> list[str]:
-        """The tables that should be measured in this step."""
+    def tables_due(self, step: int) -> list[str]:
+        """Return the tables that should be measured in this step."""
         return [table for table, measured in self._measured.items() if measured.is_due(step)]
 
     def measure(self, table: str, rows: Tensor) -> None:
-        """Set the tolerance of a table by its rows [n, D], all that this rank sends, n > 0."""
+        """Set the tolerance of a table by all its rows [n > 0, D] that this rank sends."""
         self._measured[table].observe(rows)
 
     def state_dict(self) -> dict[str, State]:
-        """{table: what this rank found}."""
+        """Return {table: state of its class or threshold on this rank}."""
         return {table: measured.state_dict() for table, measured in self._measured.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`. Raises ValueError: it is not of such a table."""
+        """Continue from `state`. Raises ValueError: no state of such a class or threshold."""
         for table, measured in self._measured.items():
             if table in state:
                 measured.load_state_dict(state[table])
 
 
 def _joined(blocks: Sequence[Tensor]) -> Tensor:
-    """Rows of one table as one matrix; column shards of other widths stay out."""
+    """Return the rows of one table as one matrix, without column shards of other widths."""
     dim = blocks[0].shape[1]
     return torch.cat([block for block in blocks if block.shape[1] == dim])

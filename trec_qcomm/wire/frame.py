@@ -1,8 +1,9 @@
 """Frames: what one rank sends one peer in one collective. FORMAT.md is the specification.
 
-Knows: headers, segment tables, checksums. Does not know: codecs, tables, process groups.
 Frames of several peers lie one after the other in one buffer and are handled in one call, in the
-memory of the host or of a GPU (gpu.py, imported where it is needed).
+memory of the host (cpu.py) or of a GPU (gpu.py, imported where it is needed).
+
+Knows: headers, segment tables, checksums. Does not know: codecs, tables, process groups.
 Shapes: P frames, S segments in all, frame-major; W bytes.
 """
 
@@ -19,51 +20,54 @@ from torch import Tensor
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded
-from trec_qcomm.wire import kernels
+from trec_qcomm.wire import cpu
 
 VERSION = 1
 HEADER_NBYTES = 32
 SEGMENT_ENTRY_NBYTES = 12
 
 _REASONS = {
-    kernels.BAD_SIZE: "size differs from the bytes received",
-    kernels.BAD_MAGIC: "not a frame (magic)",
-    kernels.BAD_VERSION: f"version differs from {VERSION}",
-    kernels.BAD_LAYOUT: "the sender's tables, dims or order differ from this rank's",
-    kernels.BAD_COUNT: "number of segments differs from this rank's",
-    kernels.BAD_CHECKSUM: "checksum differs",
-    kernels.BAD_ROWS: "number of rows differs from this rank's batch",
-    kernels.BAD_SEGMENT: "segment sizes do not add up",
-    kernels.BAD_CALL: "of another call: the ranks are out of step",
+    cpu.BAD_SIZE: "size differs from the bytes received",
+    cpu.BAD_MAGIC: "not a frame (magic)",
+    cpu.BAD_VERSION: f"version differs from {VERSION}",
+    cpu.BAD_LAYOUT: "the sender's tables, dims or order differ from this rank's",
+    cpu.BAD_COUNT: "number of segments differs from this rank's",
+    cpu.BAD_CHECKSUM: "checksum differs",
+    cpu.BAD_ROWS: "number of rows differs from this rank's batch",
+    cpu.BAD_SEGMENT: "segment sizes do not add up",
+    cpu.BAD_CALL: "of another call: the ranks are out of step",
 }
 
 
-# What the words of 8 bytes of a header hold.
+# For each word of 8 bytes of a header, what is wrong where it differs.
 _WORDS = (
     "magic, version or number of the call differ: no frame, or the ranks are out of step",
     "the sender's tables, dims or order differ from this rank's",
-    _REASONS[kernels.BAD_SIZE],
-    _REASONS[kernels.BAD_CHECKSUM],
+    _REASONS[cpu.BAD_SIZE],
+    _REASONS[cpu.BAD_CHECKSUM],
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Announced:
-    """What the segment tables of frames will say. Args: codecs: wire ids.  nbytes. [S] int64."""
+    """Content of the segment tables of frames, as their senders announced it.
+
+    Args: codecs, nbytes: [S] int64 each, wire ids and sizes.
+    """
 
     codecs: Tensor
     nbytes: Tensor
 
 
 def overhead_nbytes(num_segments: int) -> int:
-    """Header and segment table of a frame; 0 where there is nothing to send."""
+    """Return the bytes of a frame's header and segment table; 0 for a frame without segments."""
     if num_segments == 0:
         return 0
     return (HEADER_NBYTES + SEGMENT_ENTRY_NBYTES * num_segments + 7) // 8 * 8
 
 
 def lay_out(nbytes: Tensor, segments_per_frame: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Where each segment's bytes begin when frames of these sizes lie one after the other.
+    """Return where each segment's bytes begin when frames lie one after the other.
 
     Args:    nbytes: [S] int64, multiples of 8, frame-major.  segments_per_frame: P counts.
     Returns: at: [S] int64.  frame_nbytes: P ints, 0 for a frame without segments.
@@ -93,7 +97,10 @@ def seal(
 ) -> None:
     """Write headers, segment tables and checksums around payload that is already in place.
 
-    Args: buffer: [W] uint8, at least sum(frame_nbytes).  layouts: P hashes, 32 bits.
+    Args:
+        buffer: [W] uint8, at least sum(frame_nbytes).
+        frame_nbytes, segments_per_frame: P ints each.
+        layouts: P hashes, 32 bits.
         call: number of the exchange, of which 16 bits are kept.
         codecs, num_rows, nbytes: [S] int64 on CPU.
     """
@@ -101,7 +108,7 @@ def seal(
     if is_on_gpu(buffer):
         _gpu().seal(buffer, *_headers(fields, codecs, num_rows, nbytes))
     else:
-        kernels.seal(buffer.numpy(), *fields, codecs.numpy(), num_rows.numpy(), nbytes.numpy())
+        cpu.seal(buffer.numpy(), *fields, codecs.numpy(), num_rows.numpy(), nbytes.numpy())
 
 
 def unseal(
@@ -118,13 +125,19 @@ def unseal(
 ) -> tuple[Encoded, Tensor]:
     """Check P frames and find their segments.
 
-    Args:    buffer: [W] uint8, exactly sum(frame_nbytes).  num_rows: [S] int64, what this
-             rank expects.  call: the exchange it is in.  ranks, tables: P and S names for errors.
-             announced: what the segment tables must say, where that is known; on a GPU it must
-             be, as nothing waits for the frames to be read.
-    Returns: the segments' bytes in place; codecs: [S] int64 wire ids.
-    Raises:  CorruptFrameError: any frame that breaks FORMAT.md or expects another batch; on a GPU
-             when core.checks says.
+    Args:
+        buffer: [W] uint8, exactly sum(frame_nbytes).
+        frame_nbytes, segments_per_frame: P ints each.
+        layouts: P hashes, 32 bits.
+        call: number of the exchange.
+        num_rows: [S] int64, the rows that this rank expects.
+        ranks: the P senders, for errors.
+        tables: S names, for errors.
+        announced: what the segment tables must say, where that is known. On a GPU it must be
+            known, as the host does not wait to read the frames.
+    Returns: the segments' bytes in place, and [S] int64 wire ids of their codecs.
+    Raises: CorruptFrameError: a frame that breaks FORMAT.md or belongs to another batch; on a GPU
+        when core.checks says.
     """
     if buffer.numel() != sum(frame_nbytes):
         raise CorruptFrameError(f"{buffer.numel()} bytes where {sum(frame_nbytes)} were due")
@@ -141,9 +154,9 @@ def unseal(
         return Encoded(buffer, at, announced.nbytes), announced.codecs
     total = sum(segments_per_frame)
     codecs, at, nbytes = (torch.empty(total, dtype=torch.int64) for _ in range(3))
-    found = codecs.numpy(), at.numpy(), nbytes.numpy()
-    reason, frame, segment = kernels.unseal(buffer.numpy(), *fields, num_rows.numpy(), *found)
-    if reason != kernels.OK:
+    tables_out = codecs.numpy(), at.numpy(), nbytes.numpy()
+    reason, frame, segment = cpu.unseal(buffer.numpy(), *fields, num_rows.numpy(), *tables_out)
+    if reason != cpu.OK:
         table = tables[segment] if tables is not None and segment >= 0 else None
         raise CorruptFrameError(_REASONS[reason], rank=ranks[frame], table=table)
     return Encoded(buffer, at, nbytes), codecs
@@ -152,8 +165,9 @@ def unseal(
 def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encoded, list[int]]:
     """Close the gaps that upper bounds left, so that frames of the true sizes lie in a row.
 
-    Moves payload within the buffer, on a GPU to a new one; frames keep their order. Returns it and
-    the P frame sizes.
+    On a CPU payload moves within its buffer, on a GPU to a new one. Frames keep their order.
+
+    Returns: the segments at their new places, and the P frame sizes.
     """
     at, frame_nbytes = lay_out(encoded.nbytes, segments_per_frame)
     payload = encoded.payload
@@ -161,12 +175,12 @@ def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encode
         out = payload.new_empty(sum(frame_nbytes))
         _gpu().compact(payload, encoded.at, at, encoded.nbytes, out)
         return Encoded(out, at, encoded.nbytes), frame_nbytes
-    kernels.compact(payload.numpy(), encoded.at.numpy(), at.numpy(), encoded.nbytes.numpy())
+    cpu.compact(payload.numpy(), encoded.at.numpy(), at.numpy(), encoded.nbytes.numpy())
     return Encoded(payload[: sum(frame_nbytes)], at, encoded.nbytes), frame_nbytes
 
 
 def is_on_gpu(buffer: Tensor) -> bool:
-    """Whether frames in this memory are not to be read by the host."""
+    """Return whether frames lie in a GPU's memory, where the host must not read them."""
     return buffer.is_cuda
 
 
@@ -176,7 +190,7 @@ def _fields(
     layouts: Sequence[int],
     call: int,
 ) -> tuple[Any, ...]:
-    """What the kernels take."""
+    """Return the arguments that all kernels take."""
     vectors = (np.asarray(v, np.int64) for v in (frame_nbytes, segments_per_frame, layouts))
     return (*vectors, call % 2**16)
 
@@ -184,12 +198,12 @@ def _fields(
 def _headers(
     fields: tuple[Any, ...], codecs: Tensor, num_rows: Tensor, nbytes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(headers, frame_nbytes, header_nbytes) of the frames that are not empty, as gpu.py takes."""
+    """Return (headers, frame_nbytes, header_nbytes) of frames that are not empty, for gpu.py."""
     frame_nbytes, counts = fields[0], fields[1]
     sizes = np.asarray([overhead_nbytes(int(n)) for n in counts], np.int64)
     headers = torch.empty(int(sizes.sum()), dtype=torch.uint8)
     table = codecs.numpy(), num_rows.numpy(), nbytes.numpy()
-    kernels.write_headers(headers.numpy(), *fields, *table)
+    cpu.write_headers(headers.numpy(), *fields, *table)
     full = counts > 0
     return headers, torch.from_numpy(frame_nbytes[full]), torch.from_numpy(sizes[full])
 
@@ -201,7 +215,10 @@ def _error_at(
     ranks: Sequence[int],
     tables: Sequence[str] | None,
 ) -> CorruptFrameError:
-    """Of the first word of 8 bytes, counted over all headers, that is not as expected."""
+    """Return the error for the first word of 8 bytes that is not as expected.
+
+    Args: word: number of the word, counted over all headers.
+    """
     sizes = np.asarray([overhead_nbytes(count) // 8 for count in segments_per_frame])
     p = int(np.searchsorted(np.cumsum(sizes), word, side="right"))
     word, before = word - int(sizes[:p].sum()), sum(segments_per_frame[:p])
@@ -217,7 +234,7 @@ def _gpu() -> Any:
 
 
 def checksum(frame: Tensor) -> int:
-    """The checksum of one frame, in plain torch: the definition.
+    """Return the checksum of one frame, in plain torch: the definition.
 
     Args: frame: [W] uint8, W a multiple of 4; bytes 24..31 count as 0.
     """

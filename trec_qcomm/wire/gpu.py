@@ -1,7 +1,8 @@
-"""Frames in the memory of a GPU. Same bytes as kernels.py, and nothing waits.
+"""Frames in the memory of a GPU: the same bytes as cpu.py writes, and nothing waits.
 
-What a header says is known on the host, which writes it there (kernels.write_headers); here it is
-put in front of its payload, or compared with what arrived. Only the checksums need a kernel.
+The host knows what a header says and writes it (cpu.write_headers). Here the header is put in front
+of its payload, or compared with the header that was received. Only checksums and moves need
+kernels.
 Shapes: P frames that are not empty, W bytes in all, H words of 8 bytes in all their headers.
 """
 
@@ -15,15 +16,21 @@ from torch import Tensor
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import upload
 
-_CHECKSUM = 3  # its place in a frame, in words of 8 bytes
+_CHECKSUM = 3  # place of the checksum in a frame, in words of 8 bytes
 _CHUNK = 2048  # 32-bit words that one program adds up
 
 
 @dataclass(frozen=True, eq=False)
-class _OnDevice:
-    """Args: headers: [H] int64, as the host wrote them.  place: [H] int64, which words these are.
-    checksum, checksum_place: [P] int64, which of the headers are checksums, and their words.
-    begin, size: [P] int64 of the frames, in 32-bit words.  chunk_frame, chunk_first: [C] int64.
+class _HeadersOnDevice:
+    """Headers of frames on the device, and where they belong in the buffer of the frames.
+
+    Args:
+        headers: [H] int64, the words that the host wrote.
+        place: [H] int64, the number of each word in the buffer.
+        checksum, checksum_place: [P] int64, the number of each frame's checksum among `headers`,
+            and in the buffer.
+        begin, size: [P] int64, place and size of each frame, in 32-bit words.
+        chunk_frame, chunk_first: [C] int64, the frame of each chunk, and its first 32-bit word.
     """
 
     headers: Tensor
@@ -36,26 +43,29 @@ class _OnDevice:
     chunk_first: Tensor
 
     @classmethod
-    def of(
+    def from_host(
         cls, device: torch.device, headers: Tensor, frame_nbytes: Tensor, header_nbytes: Tensor
-    ) -> "_OnDevice":
-        """Args: headers: [8 H] uint8 on CPU.  frame_nbytes, header_nbytes: [P] int64 on CPU."""
+    ) -> "_HeadersOnDevice":
+        """Copy headers to the device.
+
+        Args: headers: [8 H] uint8 on CPU.  frame_nbytes, header_nbytes: [P] int64 on CPU.
+        """
         begins = exclusive_cumsum(frame_nbytes // 8)[:-1]
-        own = exclusive_cumsum(header_nbytes // 8)[:-1]
-        shift = torch.repeat_interleave(begins - own, header_nbytes // 8)
+        header_begins = exclusive_cumsum(header_nbytes // 8)[:-1]
+        shift = torch.repeat_interleave(begins - header_begins, header_nbytes // 8)
         num_chunks = -(-frame_nbytes // (4 * _CHUNK))
         frame = torch.repeat_interleave(torch.arange(len(begins)), num_chunks)
         first = torch.arange(len(frame)) - exclusive_cumsum(num_chunks)[:-1][frame]
         return cls(
             *upload(
                 device, headers.view(torch.int64), torch.arange(len(shift)) + shift,
-                own + _CHECKSUM, begins + _CHECKSUM, 2 * begins, frame_nbytes // 4, frame,
+                header_begins + _CHECKSUM, begins + _CHECKSUM, 2 * begins, frame_nbytes // 4, frame,
                 first * _CHUNK,
             )
         )  # fmt: skip
 
     def sums(self, buffer: Tensor) -> Tensor:
-        """[P] int64: the checksum of each frame."""
+        """Return [P] int64, the checksum of each frame."""
         sums = torch.zeros_like(self.begin)
         if len(self.chunk_frame):
             _add_up[(len(self.chunk_frame),)](
@@ -71,31 +81,36 @@ def seal(buffer: Tensor, headers: Tensor, frame_nbytes: Tensor, header_nbytes: T
     Args: buffer: [W] uint8 on the device.  headers: [8 H] uint8 on CPU, checksums 0.
         frame_nbytes, header_nbytes: [P] int64 on CPU, > 0.
     """
-    on, words = _OnDevice.of(buffer.device, headers, frame_nbytes, header_nbytes), _words(buffer)
-    words.index_copy_(0, on.place, on.headers)
-    words.index_copy_(0, on.checksum_place, on.sums(buffer))
+    on_device = _HeadersOnDevice.from_host(buffer.device, headers, frame_nbytes, header_nbytes)
+    words = _words(buffer)
+    words.index_copy_(0, on_device.place, on_device.headers)
+    words.index_copy_(0, on_device.checksum_place, on_device.sums(buffer))
 
 
 def first_difference(
     buffer: Tensor, headers: Tensor, frame_nbytes: Tensor, header_nbytes: Tensor
 ) -> Tensor:
-    """Args: as `seal`; headers: what is expected.
+    """Compare the headers in the buffer with the expected ones.
 
-    Returns: [1] int32: the number, among the H words of all headers, of the first one that is not
+    Args: the same as for `seal`.
+    Returns: [1] int32: the number, among the H words of all headers, of the first word that is not
         as expected, or -1.
     """
-    on, words = _OnDevice.of(buffer.device, headers, frame_nbytes, header_nbytes), _words(buffer)
-    expected = on.headers.index_copy(0, on.checksum, on.sums(buffer))
+    on_device = _HeadersOnDevice.from_host(buffer.device, headers, frame_nbytes, header_nbytes)
+    words = _words(buffer)
+    expected = on_device.headers.index_copy(0, on_device.checksum, on_device.sums(buffer))
     number = torch.arange(len(expected), dtype=torch.int32, device=buffer.device)
     none = torch.full((1,), len(expected), dtype=torch.int32, device=buffer.device)
-    differs = torch.where(words[on.place] != expected, number, len(expected))
+    differs = torch.where(words[on_device.place] != expected, number, len(expected))
     first = torch.cat([differs, none]).amin(0, keepdim=True)
     return torch.where(first < len(expected), first, -1)
 
 
 def compact(payload: Tensor, old: Tensor, new: Tensor, nbytes: Tensor, out: Tensor) -> None:
-    """Copy segment s from payload[old[s]:] to out[new[s]:], `nbytes[s]` bytes: [S] int64 on CPU,
-    multiples of 8. Both on the device."""
+    """Copy nbytes[s] bytes of segment s from payload[old[s]:] to out[new[s]:].
+
+    Args: payload, out: uint8 on the device.  old, new, nbytes: [S] int64 on CPU, multiples of 8.
+    """
     size = nbytes // 8
     num_chunks = -(-size // _CHUNK)
     segment = torch.repeat_interleave(torch.arange(len(size)), num_chunks)
@@ -112,11 +127,11 @@ def _words(buffer: Tensor) -> Tensor:
 
 @triton.jit
 def _add_up(words, sums, begin, size, chunk_frame, chunk_first, BLOCK: tl.constexpr):
-    """Add the part of one chunk to its frame's checksum: w_i (2 i + 1), wrapping."""
+    """Add the terms w_i (2 i + 1) of one chunk to its frame's checksum, modulo 2^64."""
     chunk = tl.program_id(0)
     frame = tl.load(chunk_frame + chunk)
     i = tl.load(chunk_first + chunk) + tl.arange(0, BLOCK)
-    counts = (i < tl.load(size + frame)) & (i != 6) & (i != 7)  # not the checksum itself
+    counts = (i < tl.load(size + frame)) & (i != 6) & (i != 7)  # without the checksum itself
     word = tl.load(words + tl.load(begin + frame) + i, mask=counts, other=0)
     term = word.to(tl.uint32, bitcast=True).to(tl.int64) * (2 * i + 1)
     tl.atomic_add(sums + frame, tl.sum(term, 0))

@@ -69,7 +69,7 @@ class Codecs:
 
         Args: rows: [U, D], those of the bags, rank by rank and table by table.
         """
-        due = self.params.due(step)
+        due = self.params.tables_due(step)
         counts = torch.cat([b.counts for b in bags]).tolist() if due else []
         blocks = rows.detach().split(counts) if due else ()
         for table in due:

@@ -31,7 +31,7 @@ def parameters(numels, prefix=""):
 
 
 def gradients(numels, world_size, step=0):
-    """Of each rank."""
+    """Return a bucket [E] of each rank."""
     return [
         torch.randn(sum(numels), generator=torch.Generator().manual_seed(1000 * step + rank))
         for rank in range(world_size)
@@ -39,10 +39,10 @@ def gradients(numels, world_size, step=0):
 
 
 def played(ranks, numels, buckets):
-    """What each rank ends with."""
-    of = parameters(numels)
+    """Return the bucket of each rank after the all-reduce."""
+    shapes = parameters(numels)
     results = [bucket.clone() for bucket in buckets]
-    play([r.start(of, result) for r, result in zip(ranks, results, strict=True)])
+    play([r.start(shapes, result) for r, result in zip(ranks, results, strict=True)])
     return results
 
 

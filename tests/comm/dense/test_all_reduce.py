@@ -22,7 +22,7 @@ from trec_qcomm.comm.dense.all_reduce import (
     num_messages,
     sent_nbytes,
 )
-from trec_qcomm.comm.dense.chunks import Chunks
+from trec_qcomm.comm.dense.chunks import BucketChunks
 from trec_qcomm.comm.rounds import Round, play
 from trec_qcomm.comm.transport import Transport, run_round
 from trec_qcomm.core.errors import CorruptFrameError
@@ -83,9 +83,9 @@ def test_bytes_sent_are_those_of_the_formula(algorithm, world_size):
     numels = [1000, 7, 300]
     ranks = reductions(algorithm, world_size, Rowwise(4))
     played(ranks, numels, gradients(numels, world_size))
-    chunks = Chunks(parameters(numels), world_size, ranks[0].options.coding)
-    each = [chunks.part(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
-    (whole,) = chunks.part(range(world_size)).placed.frame_nbytes
+    chunks = BucketChunks(parameters(numels), world_size, ranks[0].options.coding)
+    each = [chunks.span(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
+    (whole,) = chunks.span(range(world_size)).placed.frame_nbytes
     for r in ranks:
         sent = int(r.traffic.wire_nbytes) + r.traffic.header_nbytes
         assert sent == sent_nbytes(algorithm, r.rank, each, whole)
@@ -111,7 +111,7 @@ def test_messages_are_as_many_as_said(algorithm, world_size):
     ranks = reductions(algorithm, world_size, Identity())
     buckets = gradients(numels, world_size)
     rounds = [r.start(parameters(numels), b) for r, b in zip(ranks, buckets, strict=True)]
-    play([counted(rank, own) for rank, own in enumerate(rounds)])
+    play([counted(rank, rank_rounds) for rank, rank_rounds in enumerate(rounds)])
     assert max(sent) == num_messages(algorithm, world_size)
 
 
@@ -149,7 +149,7 @@ def test_wrong_gradients_are_refused(algorithm):
 
 def test_messages_that_nobody_sends_are_an_error():
     def waits():
-        yield Round(sends=[], sources=[0], nbytes=[8], most=[8])
+        yield Round(sends=[], sources=[0], nbytes=[8], max_nbytes=[8])
 
     with pytest.raises(RuntimeError, match="nobody sends"):
         play([waits()])
@@ -161,8 +161,8 @@ STEPS = 3
 
 
 def on_all_world_sizes():
-    """{(world size, algorithm, codec): the means of some steps}, played ones by their own rank."""
-    found = {}
+    """Return {(world size, algorithm, codec): (means of some steps, bytes sent)} of this rank."""
+    results = {}
     for world_size in WORLD_SIZES:
         pg = dist.new_group(range(world_size))
         if dist.get_rank() >= world_size:
@@ -184,9 +184,9 @@ def on_all_world_sizes():
                         assert future.wait() is bucket
                     means += [bucket.clone() for bucket in buckets]
                 sent = int(ours.traffic.wire_nbytes) + ours.traffic.header_nbytes
-                found[world_size, algorithm, repr(codec)] = (torch.cat(means), sent)
+                results[world_size, algorithm, repr(codec)] = (torch.cat(means), sent)
         transport.close()
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -205,13 +205,13 @@ def test_ranks_end_with_the_bits_that_are_played(ranks, algorithm, world_size):
         for step in range(STEPS):
             for k, numels in enumerate(BUCKETS):
                 buckets = gradients(numels, world_size, step)
-                of = parameters(numels, f"b{k}")
-                play([r.start(of, b) for r, b in zip(ours, buckets, strict=True)])
+                shapes = parameters(numels, f"b{k}")
+                play([r.start(shapes, b) for r, b in zip(ours, buckets, strict=True)])
                 means.append(buckets[0])
         expected = torch.cat(means)
         for rank in range(world_size):
-            found, sent = ranks[rank][world_size, algorithm, repr(codec)]
-            assert same_bits(found, expected), f"rank {rank}, {codec}"
+            result, sent = ranks[rank][world_size, algorithm, repr(codec)]
+            assert same_bits(result, expected), f"rank {rank}, {codec}"
             assert sent == int(ours[rank].traffic.wire_nbytes) + ours[rank].traffic.header_nbytes
 
 
@@ -219,7 +219,7 @@ def note_errors_of_a_lost_rank(folder):
     """Rank 1 takes no part in the first group's all-reduces and is gone in the second's."""
     silent = dist.new_group(timeout=timedelta(seconds=2))
     gone = dist.new_group(timeout=timedelta(seconds=20))
-    found = []
+    errors = []
     for pg in (silent, gone):
         if dist.get_rank() == 1:
             if pg is gone:
@@ -237,10 +237,10 @@ def note_errors_of_a_lost_rank(folder):
             try:
                 future.wait()
             except RuntimeError as error:
-                found.append(str(error))
+                errors.append(str(error))
         if pg is silent:
             dist.barrier()
-    (folder / str(dist.get_rank())).write_text("\n".join(e.splitlines()[0] for e in found))
+    (folder / str(dist.get_rank())).write_text("\n".join(e.splitlines()[0] for e in errors))
     os._exit(0)  # the default group cannot be left in order without rank 1
 
 
@@ -259,10 +259,10 @@ def refuses_sizes():
     pg = dist.group.WORLD
     message = torch.zeros(64, dtype=torch.uint8)
     if dist.get_rank() == 0:
-        run_round(pg, Round(sends=[(1, message)], sources=[], nbytes=None, most=[]))
+        run_round(pg, Round(sends=[(1, message)], sources=[], nbytes=None, max_nbytes=[]))
         return None
     try:
-        run_round(pg, Round(sends=[], sources=[0], nbytes=None, most=[56]))
+        run_round(pg, Round(sends=[], sources=[0], nbytes=None, max_nbytes=[56]))
     except CorruptFrameError as error:
         pg.recv([message], 0, 0).wait()
         return str(error)

@@ -1,6 +1,6 @@
-"""Gradients all-reduced in a GPU's memory: the bits and bytes of the CPU's way, and nothing waits.
+"""Gradients all-reduced in a GPU's memory: the same bits and bytes as on CPU, and nothing waits.
 
-Without a GPU the kernels are interpreted, and tensors are taken for ones that the host cannot read.
+Without a GPU the kernels are interpreted, and tensors count as ones that the host cannot read.
 """
 
 from contextlib import nullcontext
@@ -17,15 +17,15 @@ from trec_qcomm import Cast, Float6, Identity, Rowwise
 from trec_qcomm.comm import touched_rows
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.chunks import ParameterShape
-from trec_qcomm.comm.rounds import Arrived, Round, play
+from trec_qcomm.comm.rounds import ReceivedMessages, Round, play
 from trec_qcomm.comm.touched_rows import all_reduce_touched
 from trec_qcomm.comm.transport import DeviceTransport
-from trec_qcomm.core.checks import Checks, deferring
+from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.testing import run_ranks
 
 NUMELS = [70, 7, 33]
-SHARED = torch.cuda.is_available()  # by all ranks, one GPU
+SHARED = torch.cuda.is_available()  # one GPU for all ranks
 DEVICE = torch.device("cuda", 0) if SHARED else torch.device("cpu")
 # codec, error feedback, world sizes
 CASES = {
@@ -37,30 +37,33 @@ CASES = {
 
 
 def steps(world_size):
-    """Gradients of each rank: plain ones, then none of a parameter on rank 0 and nowhere of
-    another, then some that are not finite."""
-    found = [gradients(NUMELS, world_size, step) for step in range(3)]
-    found[1][0][:70] = 0
-    for own in found[1]:
-        own[77:] = 0
-    found[2][0][3], found[2][-1][80] = torch.inf, torch.nan
-    return found
+    """Return the buckets of each rank in three steps.
+
+    In the second, one parameter has no gradient on rank 0 and another has none on any rank; in the
+    third some values are not finite.
+    """
+    buckets_by_step = [gradients(NUMELS, world_size, step) for step in range(3)]
+    buckets_by_step[1][0][:70] = 0
+    for bucket in buckets_by_step[1]:
+        bucket[77:] = 0
+    buckets_by_step[2][0][3], buckets_by_step[2][-1][80] = torch.inf, torch.nan
+    return buckets_by_step
 
 
 def several_steps(algorithm, world_size, case, device):
-    """Results and residuals of each step, without feedback of the last, and what was counted."""
+    """Return results and residuals of each step (of the last one, without feedback) and counts."""
     codec, feedback, _ = CASES[case]
     ranks = reductions(algorithm, world_size, codec, error_feedback=feedback)
-    found = []
+    results = []
     for buckets in steps(world_size)[0 if feedback else -1 :]:
-        with deferring(checks := Checks()):
-            found += played(ranks, NUMELS, [bucket.to(device) for bucket in buckets])
+        with deferring(checks := DeferredChecks()):
+            results += played(ranks, NUMELS, [bucket.to(device) for bucket in buckets])
         checks.raise_found(wait=True)
         for rank in ranks if feedback else []:
             for sites in rank.error_feedback.state_dict().values():
-                found += sites.values()
+                results += sites.values()
     counted = [(int(r.traffic.wire_nbytes), r.traffic.header_nbytes) for r in ranks]
-    return [tensor.cpu() for tensor in found], counted
+    return [tensor.cpu() for tensor in results], counted
 
 
 @pytest.mark.triton
@@ -69,8 +72,8 @@ def several_steps(algorithm, world_size, case, device):
 def test_bits_and_bytes_are_those_of_the_cpu(algorithm, world_size, case):
     expected, expected_counts = several_steps(algorithm, world_size, case, "cpu")
     with fake_gpu():
-        found, counts = several_steps(algorithm, world_size, case, DEVICE)
-    for ours, theirs in zip(found, expected, strict=True):
+        results, counts = several_steps(algorithm, world_size, case, DEVICE)
+    for ours, theirs in zip(results, expected, strict=True):
         assert torch.equal(ours.isnan(), theirs.isnan())
         numbers = ~ours.isnan()  # of two NaN a sum may take either one's bits
         assert same_bits(ours[numbers], theirs[numbers])
@@ -86,22 +89,24 @@ def test_the_host_reads_nothing(algorithm):
     with fake_gpu():
         played(ranks, NUMELS, buckets)  # fetches the residuals
         reads = HostReads(*buckets)
-        with reads.watching(), deferring(Checks()):
-            of = parameters(NUMELS)
-            play([r.start(of, bucket) for r, bucket in zip(ranks, buckets, strict=True)])
+        with reads.watching(), deferring(DeferredChecks()):
+            shapes = parameters(NUMELS)
+            play([r.start(shapes, bucket) for r, bucket in zip(ranks, buckets, strict=True)])
             assert reads.calls == []
             assert bool(buckets[0].isfinite().all())
             assert reads.calls == ["__bool__"]
 
 
 def together(ranks):
-    """Run generators of all ranks where a message leaves as late as its receiver waits for it, as
-    NCCL's do: a rank goes on when all its peers of a round are in the rounds it pairs up with."""
+    """Run the generators of all ranks where a message leaves only when its receiver waits for it.
+
+    NCCL works so: a rank goes on when all its peers of a round are in the rounds it pairs up with.
+    """
     waiting = dict(enumerate(map(next, ranks)))
     while waiting:
         ready = ready_ranks(waiting)
         assert ready, f"ranks {sorted(waiting)} wait for one another"
-        arrived = {
+        received = {
             rank: torch.cat(
                 [torch.empty(0, dtype=torch.uint8)]
                 + [m for s in dict.fromkeys(waiting[rank].sources) for m in sent(waiting[s], rank)]
@@ -111,7 +116,9 @@ def together(ranks):
         for rank in ready:
             wanted = waiting.pop(rank)
             try:
-                waiting[rank] = ranks[rank].send(Arrived(arrived[rank], list(wanted.nbytes)))
+                waiting[rank] = ranks[rank].send(
+                    ReceivedMessages(received[rank], list(wanted.nbytes))
+                )
             except StopIteration:
                 continue
 
@@ -120,12 +127,12 @@ def sent(wanted, to):
     return [message for peer, message in wanted.sends if peer == to and message.numel()]
 
 
-def due(wanted, source):
+def expected_nbytes(wanted, source):
     return [n for s, n in zip(wanted.sources, wanted.nbytes, strict=True) if s == source and n]
 
 
 def ready_ranks(waiting):
-    """Those whose sends and receives of this round are what their peers' rounds say, and theirs."""
+    """Return the ranks whose sends and receives fit those of all their peers in this round."""
     good = set(waiting)
     while True:
         bad = {
@@ -133,8 +140,10 @@ def ready_ranks(waiting):
             for rank in good
             for peer in {p for p, _ in waiting[rank].sends} | set(waiting[rank].sources)
             if peer not in good
-            or [m.numel() for m in sent(waiting[rank], peer)] != due(waiting[peer], rank)
-            or [m.numel() for m in sent(waiting[peer], rank)] != due(waiting[rank], peer)
+            or [m.numel() for m in sent(waiting[rank], peer)]
+            != expected_nbytes(waiting[peer], rank)
+            or [m.numel() for m in sent(waiting[peer], rank)]
+            != expected_nbytes(waiting[rank], peer)
         }
         if not bad:
             return good
@@ -149,8 +158,8 @@ def test_no_rank_sends_before_another_receives(algorithm, world_size):
     buckets = gradients(NUMELS, world_size)
     expected = played(reductions(algorithm, world_size, codec), NUMELS, buckets)
     ranks = reductions(algorithm, world_size, codec)
-    of = parameters(NUMELS)
-    generators = [r.start(of, bucket) for r, bucket in zip(ranks, buckets, strict=True)]
+    shapes = parameters(NUMELS)
+    generators = [r.start(shapes, bucket) for r, bucket in zip(ranks, buckets, strict=True)]
     if world_size > 1:
         together(generators)
         assert all(same_bits(a, b) for a, b in zip(buckets, expected, strict=True))
@@ -167,7 +176,7 @@ def test_ranks_that_both_send_first_are_noticed():
 
 
 def touched(device):
-    """Means of tables of which ranks touched some rows, or none, and one rank a row of NaN."""
+    """Return the means of tables where ranks touched some rows or none, and one a row of NaN."""
     tables = [ParameterShape("a", 40 * 3, 3), ParameterShape("b", 30 * 8, 8)]
     ranks = reductions("two_shot", 3, Rowwise(8))
     buckets = [torch.zeros(360) for _ in ranks]
@@ -177,7 +186,7 @@ def touched(device):
         bucket[120 + 8 * rank : 128 + 8 * rank] = torch.linspace(-1, 1, 8)
     buckets[0][350] = torch.nan
     buckets = [bucket.to(device) for bucket in buckets]
-    with deferring(checks := Checks()):
+    with deferring(checks := DeferredChecks()):
         play([all_reduce_touched(r, tables, b) for r, b in zip(ranks, buckets, strict=True)])
     checks.raise_found(wait=True)
     return [bucket.cpu() for bucket in buckets], [int(r.traffic.wire_nbytes) for r in ranks]
@@ -189,9 +198,9 @@ def test_touched_rows_are_those_of_the_cpu():
     expected, expected_nbytes = touched("cpu")
     torch.manual_seed(0)
     with fake_gpu():
-        found, nbytes = touched(DEVICE)
+        results, nbytes = touched(DEVICE)
     assert nbytes == expected_nbytes
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(results, expected, strict=True):
         assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
         assert int(ours.isnan().sum()) == 1
 
@@ -201,16 +210,16 @@ def test_bits_of_touched_rows_are_those_of_the_cpu(num_rows):
     chosen = torch.rand(num_rows, generator=torch.Generator().manual_seed(0)) < 0.5
     expected = touched_rows._packed(chosen)
     with fake_gpu():
-        found = touched_rows._packed(chosen.to(DEVICE))
-        assert torch.equal(touched_rows._unpacked(found, num_rows).cpu(), chosen)
-    assert torch.equal(found.cpu(), expected)
+        bits = touched_rows._packed(chosen.to(DEVICE))
+        assert torch.equal(touched_rows._unpacked(bits, num_rows).cpu(), chosen)
+    assert torch.equal(bits.cpu(), expected)
 
 
 # On ranks.
 
 
 def launched(transport, reduction, buckets):
-    """The means of buckets that are all in flight."""
+    """Return the means of buckets that are all in flight."""
     buckets = [bucket.to(DEVICE) for bucket in buckets]
     futures = [
         transport.start(reduction.start(parameters(NUMELS, f"b{k}"), bucket), bucket, _ignored)
@@ -224,7 +233,7 @@ def _ignored(_seconds):
 
 
 def staged(ops):
-    """batch_isend_irecv of a GPU's tensors with gloo, as NCCL wants a GPU for each rank."""
+    """Do what batch_isend_irecv does with a GPU's tensors, on gloo: NCCL wants a GPU a rank."""
     hosts = [op.tensor.cpu() for op in ops]
     works = [
         getattr(op.group, "send" if op.op is dist.isend else "recv")([host], op.group_peer, 0)
@@ -243,47 +252,47 @@ def buckets_of(world_size, rank):
 
 
 def on_ranks():
-    """{(world size, algorithm): the means of two buckets that were in flight}."""
-    found = {}
+    """Return {(world size, algorithm): the means of two buckets that were in flight}."""
+    means_by_case = {}
     for world_size in (2, 3):
         pg = dist.new_group(range(world_size))
         if dist.get_rank() >= world_size:
             continue
-        transport = DeviceTransport(pg, DEVICE, Checks())
+        transport = DeviceTransport(pg, DEVICE, DeferredChecks())
         for algorithm in ALGORITHMS:
             ours = reductions(algorithm, world_size, Rowwise(4))[pg.rank()]
             means = launched(transport, ours, buckets_of(world_size, pg.rank()))
-            found[world_size, algorithm] = means
-    return found
+            means_by_case[world_size, algorithm] = means
+    return means_by_case
 
 
 def losing_a_rank():
-    """What the others' futures say where rank 1 takes no part."""
+    """Return the errors of the other ranks' futures where rank 1 takes no part."""
     dist.barrier()
     pg = dist.new_group(timeout=timedelta(seconds=5))
-    transport, found = DeviceTransport(pg, DEVICE, Checks()), []
+    transport, errors = DeviceTransport(pg, DEVICE, DeferredChecks()), []
     reduction = reductions("ring", 3, Identity())[pg.rank()]
     for _ in range(2) if pg.rank() != 1 else ():
         try:
             launched(transport, reduction, [torch.zeros(sum(NUMELS))])
         except RuntimeError as error:
-            found.append(str(error))
+            errors.append(str(error))
     dist.barrier()
-    return found
+    return errors
 
 
 def damaging_a_frame():
-    """What the first and the next future of rank 0 say of a frame of rank 1 that was changed."""
+    """Return the errors of two futures of rank 0 after a frame of rank 1 was changed."""
     pg = dist.new_group([0, 1])
     if dist.get_rank() > 1:
         return None
-    transport = DeviceTransport(pg, DEVICE, Checks())
+    transport = DeviceTransport(pg, DEVICE, DeferredChecks())
     launch = transport._launch
 
     def damage(wanted):
-        arrived = launch(wanted)
-        arrived.buffer[40] ^= 1
-        return arrived
+        received = launch(wanted)
+        received.buffer[40] ^= 1
+        return received
 
     if pg.rank() == 0:
         transport._launch = damage
@@ -291,13 +300,13 @@ def damaging_a_frame():
     launched(transport, reduction, [torch.ones(sum(NUMELS))])
     if pg.rank() == 1:
         return None
-    found = []
+    errors = []
     for _ in range(2):
         try:
             launched(transport, reduction, [torch.ones(sum(NUMELS))])
         except (CorruptFrameError, RuntimeError) as error:
-            found.append(f"{type(error).__name__}: {error}")
-    return found
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
 
 
 def everything():

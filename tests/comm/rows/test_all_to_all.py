@@ -31,7 +31,7 @@ def layout_for(world_size: int) -> Layout:
     blocks: list[list[FeatureShard]] = [[] for _ in range(world_size)]
     for t, dim in enumerate(DIMS):
         blocks[t % owners].append(FeatureShard(f"t{t}", f"f{t}", 0, dim))
-    return Layout(tuple(tuple(own) for own in blocks))
+    return Layout(tuple(tuple(shards) for shards in blocks))
 
 
 def matrix(rank: int, num_rows: int, num_columns: int, salt: int) -> torch.Tensor:
@@ -56,7 +56,7 @@ class SpiedCollective:
 
 
 def run_case(layout, codecs, batch_sizes):
-    """(rows received, gradient received, bytes, dtypes sent, stats, op) for one round."""
+    """Return the rows and gradient received, the bytes and the dtypes sent, of one exchange."""
     rank = dist.get_rank()
     op = PooledAllToAll(
         dist.group.WORLD,
@@ -81,7 +81,7 @@ def run_case(layout, codecs, batch_sizes):
 
 
 def expected(layout, batch_sizes, rank):
-    """What stock would give: rows by owner, and gradients by sample owner, halved."""
+    """Return what stock TorchRec gives: rows by owner, and gradients by sample owner, halved."""
     first = sum(batch_sizes[:rank])
     mine = slice(first, first + batch_sizes[rank])
     owners = range(len(layout.blocks))
@@ -141,12 +141,12 @@ def test_only_variable_sizes_are_exchanged(ranks):
     payload, sizes = torch.uint8, torch.int64
     for results in ranks:
         for (name, _), result in results.items():
-            due = [payload, payload]
+            expected = [payload, payload]
             if name == "variable":
-                due = [sizes, payload, sizes, payload]
+                expected = [sizes, payload, sizes, payload]
             elif name == "variable forward":
-                due = [sizes, payload, payload]
-            assert result["dtypes"] == due, name
+                expected = [sizes, payload, payload]
+            assert result["dtypes"] == expected, name
 
 
 def die_or_wait():
@@ -193,7 +193,7 @@ def test_a_dropped_batch_is_seen_by_the_peers():
 
 
 def noisy_rounds():
-    """Decoded rows of three evaluations and two training steps, all of the same rows of ones."""
+    """Return the decoded rows of three evaluations and two training steps, all of equal rows."""
     layout = Layout(((FeatureShard("a", "f", 0, 4), FeatureShard("b", "f", 0, 8)),))
     codecs = dict.fromkeys("ab", Rowwise(2, "stochastic"))
     pair = DirectionCodecs(codecs, codecs)
@@ -218,7 +218,7 @@ def test_no_noise_is_drawn_twice():
 
 
 def gradients_of_one_graph():
-    """What two backward passes over the same graph bring back."""
+    """Return the gradients of two backward passes over the same graph."""
     layout = Layout(((FeatureShard("a", "f", 0, 4),),))
     codecs = {"a": Rowwise(2, "stochastic")}
     pair = DirectionCodecs(codecs, codecs)

@@ -43,7 +43,7 @@ SUMS = ("rowwise", "error_bounded")
 def make(kind, name):
     owned = OWNED if kind is PooledAllToAll else (tuple(DIMS),) * 2
     layout = Layout(
-        tuple(tuple(FeatureShard(t, f"f_{t}", 0, DIMS[t]) for t in own) for own in owned)
+        tuple(tuple(FeatureShard(t, f"f_{t}", 0, DIMS[t]) for t in names) for names in owned)
     )
     forward, backward = (
         c if isinstance(c, dict) else dict.fromkeys(layout.tables(), c) for c in CODECS[name]
@@ -86,15 +86,17 @@ def as_on_a_gpu():
 
 
 def damaged(device):
-    """(what `wait` raises, what the next `start` raises) on rank 0, where rank 1's frame was
-    changed on its way."""
+    """Return the errors of `wait` and of the next `start` on rank 0.
+
+    The frame of rank 1 is changed on its way.
+    """
     op = make(PooledAllToAll, "rowwise")
     rows = torch.randn(sum(SAMPLES), op.layout.dim_sum(op.rank)).to(device)
     pending = op.start(rows, SAMPLES)
-    pending = pending._call.pending
-    pending._work.wait()  # or what arrives after the damage would undo it
-    pending._work = None
-    received = pending._received
+    frames = pending._call.pending
+    frames._work.wait()  # or bytes that arrive after the damage would undo it
+    frames._work = None
+    received = frames._received
     if dist.get_rank() == 0:
         received.buffer[sum(received.nbytes[:1]) + 12] ^= 1
     try:
@@ -128,21 +130,21 @@ def announcing_too_much():
 
 def everything():
     cases = [(PooledAllToAll, n) for n in CODECS] + [(PooledReduceScatter, n) for n in SUMS]
-    found = {}
+    results = {}
     for device in ("cpu", device_of("gpu")):
-        on_gpu = bool(found)
+        on_gpu = bool(results)
         with as_on_a_gpu() if on_gpu else nullcontext():
             key = "gpu" if on_gpu else "cpu"
-            found[key] = {(k.__name__, n): once(make(k, n), device) for k, n in cases}
-            found[f"damaged {key}"] = damaged(device)
+            results[key] = {(k.__name__, n): once(make(k, n), device) for k, n in cases}
+            results[f"damaged {key}"] = damaged(device)
             if on_gpu:
-                found["announced"] = announcing_too_much()
+                results["announced"] = announcing_too_much()
     dist.barrier()  # a rank that leaves first would reset the other's connection
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
-def found():
+def results():
     for codecs in CODECS.values():  # compiles numba's kernels once, and not in each rank
         for codec in codecs:
             if not isinstance(codec, dict | ForwardMask):
@@ -151,17 +153,17 @@ def found():
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_all_to_all_is_that_of_the_cpu(found, name):
-    check(found, "PooledAllToAll", name)
+def test_all_to_all_is_that_of_the_cpu(results, name):
+    check(results, "PooledAllToAll", name)
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_reduce_scatter_is_that_of_the_cpu(found, name):
-    check(found, "PooledReduceScatter", name)
+def test_reduce_scatter_is_that_of_the_cpu(results, name):
+    check(results, "PooledReduceScatter", name)
 
 
-def check(found, kind, name):
-    for rank in found:
+def check(results, kind, name):
+    for rank in results:
         ours, theirs = rank["gpu"][kind, name], rank["cpu"][kind, name]
         for key in ("out", "grad"):
             assert torch.equal(ours[key].view(torch.int32), theirs[key].view(torch.int32)), key
@@ -170,9 +172,9 @@ def check(found, kind, name):
                 assert torch.equal(a, b)
 
 
-def test_sizes_are_counted(found):
+def test_sizes_are_counted(results):
     """A word a segment to the peer where sizes vary, in place of a word a peer."""
-    for r, rank in enumerate(found):
+    for r, rank in enumerate(results):
         key = ("PooledAllToAll", "error_bounded")
         extra = rank["gpu"][key]["headers"] - rank["cpu"][key]["headers"]
         assert extra == 8 * (len(OWNED[r]) - 1)
@@ -180,14 +182,14 @@ def test_sizes_are_counted(found):
         assert rank["gpu"][key]["headers"] == rank["cpu"][key]["headers"]
 
 
-def test_a_damaged_frame_is_raised_by_the_next_exchange(found):
-    assert "rank 1" in found[0]["damaged cpu"][0]
-    at_once, later = found[0]["damaged gpu"]
+def test_a_damaged_frame_is_raised_by_the_next_exchange(results):
+    assert "rank 1" in results[0]["damaged cpu"][0]
+    at_once, later = results[0]["damaged gpu"]
     assert at_once == ""
     assert "frame from rank 1: the sender's tables" in later
 
 
-def test_a_size_beyond_the_rows_is_refused(found):
-    for rank in found:
+def test_a_size_beyond_the_rows_is_refused(results):
+    for rank in results:
         message = "frame from rank 0, table 'a': 83886.. bytes of codec 7 announced"
         assert re.fullmatch(message, rank["announced"])

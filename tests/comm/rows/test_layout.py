@@ -79,14 +79,16 @@ def test_columns_of_all_owners():
 def test_both_ends_agree_on_sizes_and_layouts():
     batch_sizes = [2, 0, 3]
     for owner in range(3):
-        own = owned_by(owner)
+        owner_plan = owned_by(owner)
         width = LAYOUT.dim_sum(owner)
-        sent = own.place(*in_matrix(own, batch_sizes, first_columns(own), width))
+        sent = owner_plan.place(
+            *in_matrix(owner_plan, batch_sizes, first_columns(owner_plan), width)
+        )
         for receiver in range(3):
-            theirs = LAYOUT.plan_frames(range(3), receiver, CODECS)
-            due = theirs.place(*side_by_side(theirs, batch_sizes[receiver]))
-            assert sent.frame_nbytes[receiver] == due.frame_nbytes[owner]
-            assert own.layouts[receiver] == theirs.layouts[owner]
+            receiver_plan = LAYOUT.plan_frames(range(3), receiver, CODECS)
+            received = receiver_plan.place(*side_by_side(receiver_plan, batch_sizes[receiver]))
+            assert sent.frame_nbytes[receiver] == received.frame_nbytes[owner]
+            assert owner_plan.layouts[receiver] == receiver_plan.layouts[owner]
 
 
 def test_packed_segments_follow_one_another():
@@ -94,8 +96,8 @@ def test_packed_segments_follow_one_another():
     num_rows = torch.tensor([1, 2, 0, 0, 1, 1, 2, 0, 1])
     placed = plan.place(*packed(plan, num_rows))
     flat = torch.arange(int((num_rows * plan.dims).sum())).float()
-    found = rows_of(placed, flat)
-    assert flattened(found[s] for s in range(9)) == flat.tolist()
+    rows = rows_of(placed, flat)
+    assert flattened(rows[s] for s in range(9)) == flat.tolist()
 
 
 def test_packed_in_another_order():
@@ -104,18 +106,18 @@ def test_packed_in_another_order():
     order = torch.tensor([0, 3, 6, 1, 4, 7, 2, 5, 8])  # block by block
     placed = plan.place(*packed_in_order(plan, num_rows, order))
     flat = torch.arange(int((num_rows * plan.dims).sum())).float()
-    found = rows_of(placed, flat)
-    assert flattened(found[s] for s in order.tolist()) == flat.tolist()
+    rows = rows_of(placed, flat)
+    assert flattened(rows[s] for s in order.tolist()) == flat.tolist()
 
 
 def test_copies_behind_one_another():
     one, many = LAYOUT.plan_frames([0], 0, CODECS), owned_by(0)
     places = side_by_side(one, 2)
     placed = many.place(*behind_one_another(many, places, 20))
-    found = rows_of(placed, torch.arange(60).float())
-    assert found[1] == [[4, 5], [14, 15]]
-    assert found[4] == [[24, 25], [34, 35]]
-    assert found[7] == [[44, 45], [54, 55]]
+    rows = rows_of(placed, torch.arange(60).float())
+    assert rows[1] == [[4, 5], [14, 15]]
+    assert rows[4] == [[24, 25], [34, 35]]
+    assert rows[7] == [[44, 45], [54, 55]]
 
 
 def test_repeated_blocks():
@@ -125,7 +127,7 @@ def test_repeated_blocks():
 
 
 def test_equal_codec_and_dim_make_one_group():
-    parts = {(codec, dim): members.tolist() for codec, dim, members in owned_by(0).parts}
+    parts = {(codec, dim): members.tolist() for codec, dim, members in owned_by(0).groups}
     assert parts == {(Identity(), 4): [0, 2, 3, 5, 6, 8], (Rowwise(4), 2): [1, 4, 7]}
 
 

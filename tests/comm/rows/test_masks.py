@@ -24,7 +24,9 @@ DIMS = {"a": 20, "b": 7, "plain": 5, "c": 20}
 OWNED = (("a", "plain"), ("b", "c"))
 TOP = TopK(density=0.2, values="fp32")  # 4 of 20, 2 of 7
 ABOVE = TopK(threshold=0.9, values="fp32")
-LAYOUT = Layout(tuple(tuple(FeatureShard(t, f"f_{t}", 0, DIMS[t]) for t in own) for own in OWNED))
+LAYOUT = Layout(
+    tuple(tuple(FeatureShard(t, f"f_{t}", 0, DIMS[t]) for t in names) for names in OWNED)
+)
 SAMPLES = (6, 3)
 
 
@@ -49,13 +51,13 @@ def make(kind, forward=TOP, values="fp32", layout=LAYOUT, codecs=None, **options
 
 
 def rows_of(table: str, rank: int, num_rows: int, salt: int) -> Tensor:
-    """[n, dim] of that table for that rank's samples, the same on every rank."""
+    """Return [n, dim], rows of that table for that rank's samples, the same on every rank."""
     seed = 1000 * salt + 10 * sorted(DIMS).index(table) + rank
     return torch.randn(num_rows, DIMS[table], generator=torch.Generator().manual_seed(seed))
 
 
 def kept(table: str, rows: Tensor, forward: TopK) -> Tensor:
-    """[n, dim] bool, in plain torch."""
+    """Return [n, dim] bool, whether a column is kept, in plain torch."""
     if table == "plain":
         return torch.ones_like(rows, dtype=torch.bool)
     if forward.threshold is not None:
@@ -64,7 +66,7 @@ def kept(table: str, rows: Tensor, forward: TopK) -> Tensor:
 
 
 def measured(op, start, gradient):
-    """What arrives forward and, twice from one graph, backward; and the payload sent backward."""
+    """Return the rows, the gradients of two backward runs of a graph, and bytes sent backward."""
     pending, rows = start
     out = pending.wait()
     traffic = op.backward_traffic
@@ -77,11 +79,11 @@ def measured(op, start, gradient):
 
 
 def pooled(forward, values="fp32", exact=False):
-    op, me = make(PooledAllToAll, forward, values), dist.get_rank()
+    op, rank = make(PooledAllToAll, forward, values), dist.get_rank()
     rows = torch.cat(
-        [torch.cat([rows_of(t, r, n, 1) for t in OWNED[me]], 1) for r, n in enumerate(SAMPLES)]
+        [torch.cat([rows_of(t, r, n, 1) for t in OWNED[rank]], 1) for r, n in enumerate(SAMPLES)]
     ).requires_grad_()
-    gradient = torch.cat([rows_of(t, me, SAMPLES[me], 2) for own in OWNED for t in own], 1)
+    gradient = torch.cat([rows_of(t, rank, SAMPLES[rank], 2) for names in OWNED for t in names], 1)
     return measured(op, (op.start(rows, SAMPLES, exact=exact), rows), gradient)
 
 
@@ -90,25 +92,25 @@ def batch_of(table: str, rank: int) -> int:
 
 
 def variable(forward):
-    op, me = make(PooledAllToAll, forward), dist.get_rank()
-    sent = [[batch_of(t, r) for t in OWNED[me]] for r in range(2)]
-    rows = [rows_of(t, r, batch_of(t, r), 1).view(-1) for r in range(2) for t in OWNED[me]]
-    asked = [t for own in OWNED for t in own]
-    gradient = torch.cat([rows_of(t, me, batch_of(t, me), 2).view(-1) for t in asked])
+    op, rank = make(PooledAllToAll, forward), dist.get_rank()
+    sent = [[batch_of(t, r) for t in OWNED[rank]] for r in range(2)]
+    rows = [rows_of(t, r, batch_of(t, r), 1).view(-1) for r in range(2) for t in OWNED[rank]]
+    asked = [t for names in OWNED for t in names]
+    gradient = torch.cat([rows_of(t, rank, batch_of(t, rank), 2).view(-1) for t in asked])
     flat = torch.cat(rows).requires_grad_()
-    received = [batch_of(t, me) for t in asked]
+    received = [batch_of(t, rank) for t in asked]
     return measured(op, (op.start_variable(flat, sent, received), flat), gradient)
 
 
 def sequence(forward):
-    """Of tables a and c, which have one width."""
+    """Return the results of a sequence all-to-all of tables a and c, which have one width."""
     layout = Layout(((FeatureShard("a", "f_a", 0, 20),), (FeatureShard("c", "f_c", 0, 20),)))
-    op, me = make(SequenceAllToAll, forward, layout=layout), dist.get_rank()
-    own = "ac"[me]
-    rows = torch.cat([rows_of(own, r, batch_of(own, r), 1) for r in range(2)]).requires_grad_()
-    gradient = torch.cat([rows_of(t, me, batch_of(t, me), 2) for t in "ac"])
-    sent = torch.tensor([[batch_of(own, r) for r in range(2)]])
-    received = torch.tensor([batch_of(t, me) for t in "ac"])
+    op, rank = make(SequenceAllToAll, forward, layout=layout), dist.get_rank()
+    table = "ac"[rank]
+    rows = torch.cat([rows_of(table, r, batch_of(table, r), 1) for r in range(2)]).requires_grad_()
+    gradient = torch.cat([rows_of(t, rank, batch_of(t, rank), 2) for t in "ac"])
+    sent = torch.tensor([[batch_of(table, r) for r in range(2)]])
+    received = torch.tensor([batch_of(t, rank) for t in "ac"])
     return measured(op, (op.start(rows, sent, received), rows), gradient)
 
 
@@ -135,20 +137,20 @@ def without_gradients():
 
 def another_codec_on_the_way():
     """A sender that codes its rows otherwise keeps all columns, and gets them all back."""
-    me = dist.get_rank()
+    rank = dist.get_rank()
     op = make(PooledAllToAll)
     rows = torch.cat(
-        [torch.cat([rows_of(t, r, n, 1) for t in OWNED[me]], 1) for r, n in enumerate(SAMPLES)]
+        [torch.cat([rows_of(t, r, n, 1) for t in OWNED[rank]], 1) for r, n in enumerate(SAMPLES)]
     ).requires_grad_()
-    if me == 1:
-        op._plans[False] = make(  # forward only: what it receives is still of the config
+    if rank == 1:
+        op._plans[False] = make(  # forward only: it still expects the config's codecs
             PooledAllToAll,
             codecs=DirectionCodecs(
                 {t: Identity() if t in OWNED[1] else TOP for t in DIMS},
                 codecs_for(TOP, "fp32").backward,
             ),
         )._plans[False]
-    gradient = torch.cat([rows_of(t, me, SAMPLES[me], 2) for own in OWNED for t in own], 1)
+    gradient = torch.cat([rows_of(t, rank, SAMPLES[rank], 2) for names in OWNED for t in names], 1)
     real = collective.start_exchange
     collective.start_exchange = lambda *a, **o: real(*a, **(o | {"fixed_size": False}))
     try:
@@ -193,11 +195,11 @@ def ranks():
     return run_ranks(everything, 2, timeout_s=240)  # of which numba may take a minute
 
 
-def check_gradients(result, due, masks, tables):
+def check_gradients(result, expected, masks, tables):
     """Both passes brought the gradient of the kept columns and zeros; `plain` within its step."""
     for grad in result["grads"]:
         begin = 0
-        for table, x, mask in zip(tables, due, masks, strict=True):
+        for table, x, mask in zip(tables, expected, masks, strict=True):
             part = grad.reshape(-1)[begin : begin + x.numel()].view(x.shape)
             begin += x.numel()
             if table == "plain":
@@ -214,16 +216,16 @@ def check_gradients(result, due, masks, tables):
 @pytest.mark.dist
 @pytest.mark.parametrize(("case", "forward"), [("pooled", TOP), ("pooled above", ABOVE)])
 def test_pooled(ranks, case, forward):
-    for me, results in enumerate(ranks):
+    for rank, results in enumerate(ranks):
         result = results[case]
-        edges = [0, *accumulate(DIMS[t] for t in OWNED[me])]
-        for table, first, end in zip(OWNED[me], edges, edges[1:], strict=False):
+        edges = [0, *accumulate(DIMS[t] for t in OWNED[rank])]
+        for table, first, end in zip(OWNED[rank], edges, edges[1:], strict=False):
             x = torch.cat([rows_of(table, r, n, 1) for r, n in enumerate(SAMPLES)])
-            due = torch.cat([rows_of(table, r, n, 2) for r, n in enumerate(SAMPLES)])
+            expected = torch.cat([rows_of(table, r, n, 2) for r, n in enumerate(SAMPLES)])
             part = {"grads": [g[:, first:end] for g in result["grads"]]}
-            check_gradients(part, [due], [kept(table, x, forward)], [table])
-        out = [rows_of(t, me, SAMPLES[me], 1) for own in OWNED for t in own]
-        names = [t for own in OWNED for t in own]
+            check_gradients(part, [expected], [kept(table, x, forward)], [table])
+        out = [rows_of(t, rank, SAMPLES[rank], 1) for names in OWNED for t in names]
+        names = [t for names in OWNED for t in names]
         arrived = [torch.where(kept(t, x, forward), x, 0) for t, x in zip(names, out, strict=True)]
         assert torch.equal(result["out"], torch.cat(arrived, 1))
 
@@ -231,23 +233,23 @@ def test_pooled(ranks, case, forward):
 @pytest.mark.dist
 @pytest.mark.parametrize(("case", "forward"), [("variable", TOP), ("variable above", ABOVE)])
 def test_a_batch_size_of_its_own_for_every_feature(ranks, case, forward):
-    for me, results in enumerate(ranks):
-        order = [(t, r) for r in range(2) for t in OWNED[me]]
+    for rank, results in enumerate(ranks):
+        order = [(t, r) for r in range(2) for t in OWNED[rank]]
         x = [rows_of(t, r, batch_of(t, r), 1) for t, r in order]
-        due = [rows_of(t, r, batch_of(t, r), 2) for t, r in order]
+        expected = [rows_of(t, r, batch_of(t, r), 2) for t, r in order]
         tables = [t for t, _ in order]
         masks = [kept(t, rows, forward) for t, rows in zip(tables, x, strict=True)]
-        check_gradients(results[case], due, masks, tables)
+        check_gradients(results[case], expected, masks, tables)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize(("case", "forward"), [("sequence", TOP), ("sequence above", ABOVE)])
 def test_sequence(ranks, case, forward):
-    for me, results in enumerate(ranks):
-        table = "ac"[me]
+    for rank, results in enumerate(ranks):
+        table = "ac"[rank]
         x = torch.cat([rows_of(table, r, batch_of(table, r), 1) for r in range(2)])
-        due = torch.cat([rows_of(table, r, batch_of(table, r), 2) for r in range(2)])
-        check_gradients(results[case], [due], [kept(table, x, forward)], [table])
+        expected = torch.cat([rows_of(table, r, batch_of(table, r), 2) for r in range(2)])
+        check_gradients(results[case], [expected], [kept(table, x, forward)], [table])
 
 
 @pytest.mark.dist
@@ -256,24 +258,24 @@ def test_bytes_sent_backward(ranks, case, nbytes):
     """8 bytes a segment and nbytes for each value kept, to the other rank; no sizes travel, though
     those of a threshold depend on the data."""
     forward = ABOVE if "above" in case else TOP
-    for me, results in enumerate(ranks):
-        other = 1 - me
+    for rank, results in enumerate(ranks):
+        other = 1 - rank
         for table in DIMS:
-            due = 0
+            expected = 0
             if table in OWNED[other] and table != "plain":
-                num_kept = int(kept(table, rows_of(table, me, SAMPLES[me], 1), forward).sum())
-                due = -(-(8 + nbytes * num_kept) // 8) * 8
+                num_kept = int(kept(table, rows_of(table, rank, SAMPLES[rank], 1), forward).sum())
+                expected = -(-(8 + nbytes * num_kept) // 8) * 8
             if table != "plain":
-                assert results[case]["sent"][table] == due, (me, table)
+                assert results[case]["sent"][table] == expected, (rank, table)
         assert results[case]["header"] == overhead_nbytes(len(OWNED[other]))
 
 
 @pytest.mark.dist
 def test_exact_communication_ignores_masks(ranks):
-    for me, results in enumerate(ranks):
-        order = [[rows_of(t, r, n, 2) for r, n in enumerate(SAMPLES)] for t in OWNED[me]]
-        due = torch.cat([torch.cat(parts) for parts in order], 1)
-        assert all(torch.equal(grad, due) for grad in results["exact"]["grads"])
+    for rank, results in enumerate(ranks):
+        order = [[rows_of(t, r, n, 2) for r, n in enumerate(SAMPLES)] for t in OWNED[rank]]
+        expected = torch.cat([torch.cat(parts) for parts in order], 1)
+        assert all(torch.equal(grad, expected) for grad in results["exact"]["grads"])
 
 
 @pytest.mark.dist
@@ -284,9 +286,9 @@ def test_masks_are_made_where_they_are_needed_only(ranks):
 
 @pytest.mark.dist
 def test_a_sender_of_another_codec_keeps_all_columns(ranks):
-    due = [torch.cat([rows_of(t, r, n, 2) for r, n in enumerate(SAMPLES)]) for t in OWNED[1]]
+    expected = [torch.cat([rows_of(t, r, n, 2) for r, n in enumerate(SAMPLES)]) for t in OWNED[1]]
     for grad in ranks[1]["another"]["grads"]:
-        assert torch.equal(grad, torch.cat(due, 1))
+        assert torch.equal(grad, torch.cat(expected, 1))
 
 
 @pytest.mark.dist

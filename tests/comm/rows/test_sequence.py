@@ -35,7 +35,7 @@ def rows_for(owner, block, asker, salt):
 
 
 def owned(owner, world_size, salt):
-    """As the lookup has them: block by block, then by asker."""
+    """Return rows in the order of the lookup: block by block, then by asker."""
     rows = [
         rows_for(owner, b, asker, salt)
         for b in range(len(blocks_of(owner, world_size)))
@@ -45,7 +45,7 @@ def owned(owner, world_size, salt):
 
 
 def asked(asker, world_size, salt):
-    """As the result has them: by owner, then block by block."""
+    """Return rows in the order of the result: by owner, then block by block."""
     rows = [
         rows_for(owner, b, asker, salt)
         for owner in range(world_size)
@@ -68,11 +68,11 @@ def all_cases():
             exact=DirectionCodecs(exact, exact),
             name="test",
         )
-        own = range(len(layout.blocks[rank]))
-        sent = torch.tensor([[num_ids(rank, b, a) for a in range(size)] for b in own])
+        own_blocks = range(len(layout.blocks[rank]))
+        sent = torch.tensor([[num_ids(rank, b, a) for a in range(size)] for b in own_blocks])
         received = [num_ids(o, b, rank) for o in range(size) for b in range(len(layout.blocks[o]))]
         rows = owned(rank, size, 1).requires_grad_()
-        sent = sent.view(len(own), size).to(torch.int64)
+        sent = sent.view(len(own_blocks), size).to(torch.int64)
         out = op.start(rows, sent, torch.tensor(received, dtype=torch.int64)).wait()
         out.backward(asked(rank, size, 2))
         results[name] = out.detach(), rows.grad
@@ -88,17 +88,17 @@ def ranks(request):
 @pytest.mark.parametrize("name", CASES)
 def test_rows_and_gradients_arrive(ranks, name):
     for rank, results in enumerate(ranks):
-        for got, due in zip(
+        for got, expected in zip(
             results[name],
             (asked(rank, len(ranks), 1), owned(rank, len(ranks), 2)),
             strict=True,
         ):
-            if name == "int8" and due.numel():
-                half_step = (due.amax(1) - due.amin(1)) / 255 / 2
-                assert not torch.equal(got, due)
-                assert bool(((got - due).abs().amax(1) <= 1.01 * half_step).all())
+            if name == "int8" and expected.numel():
+                half_step = (expected.amax(1) - expected.amin(1)) / 255 / 2
+                assert not torch.equal(got, expected)
+                assert bool(((got - expected).abs().amax(1) <= 1.01 * half_step).all())
             else:
-                assert torch.equal(got, due)
+                assert torch.equal(got, expected)
 
 
 def test_rows_must_have_one_width():

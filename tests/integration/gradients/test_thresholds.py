@@ -32,9 +32,9 @@ def rule(*, error_feedback=False, **options):
     )
 
 
-def ranks(of):
+def ranks(gradient_rule):
     return [
-        make_dense_reduction(of, PARAMETERS, rank, WORLD_SIZE, Traffic("dense", ["all"]))
+        make_dense_reduction(gradient_rule, PARAMETERS, rank, WORLD_SIZE, Traffic("dense", ["all"]))
         for rank in range(WORLD_SIZE)
     ]
 
@@ -45,18 +45,20 @@ def gradients(step, rank):
 
 
 def reduced(reductions, step, *, buckets=(("a", "b", "c"),), scale=1.0):
-    """{parameter: its mean}, from buckets of these parameters."""
-    found = {}
+    """Return {parameter: its mean}, from buckets of these parameters."""
+    means = {}
     for names in buckets:
         parts = [p for name in names for p in PARAMETERS if p.name == name]
-        own = [
+        buckets_by_rank = [
             torch.cat([scale * gradients(step, rank)[name] for name in names])
             for rank in range(WORLD_SIZE)
         ]
-        play([r.start(parts, values) for r, values in zip(reductions, own, strict=True)])
-        split = own[0].split([p.numel for p in parts])
-        found |= dict(zip(names, split, strict=True))
-    return found
+        play(
+            [r.start(parts, values) for r, values in zip(reductions, buckets_by_rank, strict=True)]
+        )
+        split = buckets_by_rank[0].split([p.numel for p in parts])
+        means |= dict(zip(names, split, strict=True))
+    return means
 
 
 def share(values):
@@ -66,44 +68,44 @@ def share(values):
 def test_a_layer_has_its_density_in_the_steps_that_look():
     reductions = ranks(rule())
     for step in range(7):
-        # Of the contributions: those of a rank that are above its own threshold.
-        found = reduced(reductions, step, scale=1.0 if step % 3 == 0 else 0.1)
+        # A contribution is what is above its rank's own threshold.
+        means = reduced(reductions, step, scale=1.0 if step % 3 == 0 else 0.1)
         for name in ("a", "b"):
             # The owner keeps that share of its half of the sum.
             exact = math.ceil(DENSITY * PARAMETERS["ab".index(name)].numel / 2) * 2
-            kept = int((found[name] != 0).sum())
+            kept = int((means[name] != 0).sum())
             assert kept == exact if step % 3 == 0 else kept < exact / 4
-        assert share(found["c"]) == 1.0  # below min_numel
+        assert share(means["c"]) == 1.0  # below min_numel
 
 
 def test_global_density_goes_to_the_layer_with_the_large_values():
     for buckets in ((("a", "b", "c"),), (("c", "b"), ("a",))):
         reductions = ranks(rule(scope="global"))
         for step in range(4):
-            found = reduced(reductions, step, buckets=buckets)
+            means = reduced(reductions, step, buckets=buckets)
         if len(buckets) == 1:
-            total = sum(int((found[name] != 0).sum()) for name in ("a", "b"))
+            total = sum(int((means[name] != 0).sum()) for name in ("a", "b"))
             assert total <= 2 * math.ceil(DENSITY * 5000)
-        assert share(found["a"]) == 0.0
-        assert share(found["b"]) > DENSITY
+        assert share(means["a"]) == 0.0
+        assert share(means["b"]) > DENSITY
 
 
 def test_a_step_without_gradients_is_not_looked_at():
     for scope in ("layer", "global"):
         reductions = ranks(rule(scope=scope))
         reduced(reductions, 0, scale=0.0)
-        found = reduced(reductions, 1)
-        assert 0 < share(found["b"]) <= 0.1
+        means = reduced(reductions, 1)
+        assert 0 < share(means["b"]) <= 0.1
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_resumed_thresholds_are_the_same(scope):
-    of = rule(scope=scope, error_feedback=True)
-    straight, first = ranks(of), ranks(of)
+    gradient_rule = rule(scope=scope, error_feedback=True)
+    straight, first = ranks(gradient_rule), ranks(gradient_rule)
     for step in range(4):
         reduced(straight, step)
         reduced(first, step)
-    second, forgetful = ranks(of), ranks(of)
+    second, forgetful = ranks(gradient_rule), ranks(gradient_rule)
     for before, after, without in zip(first, second, forgetful, strict=True):
         assert before.tolerances.state_dict().keys() == after.tolerances.state_dict().keys()
         after.tolerances.load_state_dict(copy.deepcopy(before.tolerances.state_dict()))
@@ -111,8 +113,8 @@ def test_resumed_thresholds_are_the_same(scope):
             r.error_feedback.load_state_dict(before.error_feedback.state_dict())
     without_state = reduced(forgetful, 4)
     for step in range(4, 7):
-        expected, found = reduced(straight, step), reduced(second, step)
-        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        expected, means = reduced(straight, step), reduced(second, step)
+        assert all(torch.equal(expected[name], means[name]) for name in expected)
         if step == 4:  # not a step that looks, but for those who have no threshold
             assert not torch.equal(expected["b"], without_state["b"])
 
@@ -133,18 +135,23 @@ def test_what_was_sent_and_the_residual_are_the_input():
 def test_bytes_on_the_wire_are_as_few_as_dct_promises(density, least):
     """All headers counted, in steps that look; a layer of 512 x 512 normal gradients."""
     refresh = ThresholdRefresh(every=1, density=density, sample="all")
-    of = rule(codec=Threshold(1.0, values="int8"), error_feedback=True, refresh=refresh)
+    gradient_rule = rule(codec=Threshold(1.0, values="int8"), error_feedback=True, refresh=refresh)
     (layer,) = parameters = [ParameterShape("layer", 2**18, 1)]
     reductions = [
-        make_dense_reduction(of, parameters, rank, 4, Traffic("dense", ["all"]))
+        make_dense_reduction(gradient_rule, parameters, rank, 4, Traffic("dense", ["all"]))
         for rank in range(4)
     ]
     for step in range(3):
-        own = [
+        gradient_by_rank = [
             torch.randn(layer.numel, generator=torch.Generator().manual_seed(10 * step + rank))
             for rank in range(4)
         ]
-        play([r.start(parameters, values) for r, values in zip(reductions, own, strict=True)])
+        play(
+            [
+                r.start(parameters, values)
+                for r, values in zip(reductions, gradient_by_rank, strict=True)
+            ]
+        )
     for r in reductions:
         sent = int(r.traffic.wire_nbytes) + r.traffic.header_nbytes
         assert int(r.traffic.raw_nbytes) / sent >= least

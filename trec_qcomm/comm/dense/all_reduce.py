@@ -1,12 +1,11 @@
-"""All-reduce of the mean over ranks, coded: the algorithms, their costs, and what they share.
+"""Coded all-reduce of the mean over ranks: the algorithms, their costs, and what they share.
 
     reduction = Reduction(options, rank, world_size, traffic)
     rounds = reduction.start(parameters, bucket)      # on a process group: comm.transport
     play([r.start(...) for r in reductions])          # or all ranks in one process
 
-A bucket is divided by N first, so that residuals are in the unit of the mean, then summed up. All
-ranks end with equal bits, which depend on nothing but the inputs, the seed and the number of the
-call.
+A bucket is first divided by N, so that residuals are in the unit of the mean, and then summed up.
+All ranks end with equal bits, which depend only on the inputs, the seed and the number of the call.
 
 Knows: algorithms, buckets, error feedback. Does not know: DDP, process groups, which codec.
 Shapes: N ranks; E values of a bucket of P parameters.
@@ -19,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.chunks import Chunks, Coding, ParameterShape
-from trec_qcomm.comm.dense.coder import Coder, GradientTolerances
+from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
+from trec_qcomm.comm.dense.coder import GradientTolerances, MessageCoder
 from trec_qcomm.comm.dense.error_feedback import (
     CONTRIBUTION,
     OWNER,
@@ -35,7 +34,7 @@ from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.core.counters import Traffic
 
 Algorithm = Literal["ring", "recursive_doubling", "two_shot"]
-ALGORITHMS: dict[Algorithm, Callable[[Coder, Tensor], Rounds]] = {
+ALGORITHMS: dict[Algorithm, Callable[[MessageCoder, Tensor], Rounds]] = {
     "ring": ring,
     "recursive_doubling": recursive_doubling,
     "two_shot": two_shot,
@@ -44,10 +43,14 @@ ALGORITHMS: dict[Algorithm, Callable[[Coder, Tensor], Rounds]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceOptions:
-    """Of an all-reduce.
+    """Settings of an all-reduce.
 
-    Args: coding: see there.  algorithm: which.  error_feedback: see there.  seed: of stochastic
-        rounding.  measure: record the largest error of what this rank encodes.
+    Args:
+        coding: codecs of the values.
+        algorithm: name of the algorithm.
+        error_feedback: whether residuals are kept, see comm.dense.error_feedback.
+        seed: the config's seed of stochastic rounding.
+        measure: whether to record the largest error of what this rank encodes.
     """
 
     coding: Coding
@@ -58,7 +61,7 @@ class AllReduceOptions:
 
 
 def sites(algorithm: Algorithm, rank: int, world_size: int) -> list[Site]:
-    """Where that rank encodes; see error_feedback."""
+    """Return the places where that rank encodes; see comm.dense.error_feedback."""
     if algorithm == "two_shot":
         return [CONTRIBUTION, OWNER]
     stages = world_size.bit_length() - 1
@@ -68,8 +71,11 @@ def sites(algorithm: Algorithm, rank: int, world_size: int) -> list[Site]:
 
 
 def num_encodings(algorithm: Algorithm, world_size: int) -> int:
-    """How often the chunk of one owner is encoded in all, by all ranks, on its way into the sum: a
-    codec with |error| <= e gives |error of the sum| <= that times e, and the sum's own rounding."""
+    """Return how often one chunk is encoded by all ranks together on its way into the sum.
+
+    A codec with |error| <= e gives |error of the sum| <= that number times e, plus the rounding of
+    the sum itself.
+    """
     power = 1 << (world_size.bit_length() - 1)
     return {
         "ring": world_size,
@@ -79,16 +85,16 @@ def num_encodings(algorithm: Algorithm, world_size: int) -> int:
 
 
 def num_messages(algorithm: Algorithm, world_size: int) -> int:
-    """What the rank that sends most sends, in messages."""
+    """Return the number of messages of the rank that sends the most."""
     stages = world_size.bit_length() - 1
     unfold = 2 * (world_size != 1 << stages)
     return stages + unfold if algorithm == "recursive_doubling" else 2 * (world_size - 1)
 
 
 def sent_nbytes(algorithm: Algorithm, rank: int, chunk_nbytes: Sequence[int], whole: int) -> int:
-    """What one rank sends where the codec is of fixed size.
+    """Return the bytes that one rank sends where the codec is of fixed size.
 
-    Args: chunk_nbytes: of the frame of each chunk.  whole: of one frame of all chunks.
+    Args: chunk_nbytes: sizes of the frames of single chunks.  whole: size of a frame of all chunks.
     """
     n = len(chunk_nbytes)
     others = sum(chunk_nbytes) - chunk_nbytes[rank]
@@ -103,12 +109,15 @@ def sent_nbytes(algorithm: Algorithm, rank: int, chunk_nbytes: Sequence[int], wh
 
 
 def ring_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
-    """What each rank sends in a ring all-reduce of plain numbers: 2 (N - 1) / N of the data."""
+    """Return the bytes that each rank sends in a ring all-reduce of plain numbers.
+
+    That is 2 (N - 1) / N of the data.
+    """
     return 2 * (world_size - 1) * numel * itemsize // world_size
 
 
 class Reduction:
-    """What one rank keeps from one all-reduce to the next."""
+    """All-reduces of one rank, and what it keeps from one to the next."""
 
     def __init__(
         self,
@@ -120,8 +129,14 @@ class Reduction:
         numels: Mapping[str, int] | None = None,
         tolerances: GradientTolerances | None = None,
     ) -> None:
-        """Args: traffic: counts what is sent, of one table.  numels: see ErrorFeedback.
-        tolerances: see Coder.
+        """Prepare for all-reduces.
+
+        Args:
+            options: settings, the same on all ranks.
+            rank, world_size: this rank, and N.
+            traffic: counters of one table, for what is sent.
+            numels: sizes of the parameters that state names from the beginning.
+            tolerances: rule that sets the codec's tolerance; None: the config's holds.
         """
         self.options, self.rank, self.world_size = options, rank, world_size
         self.traffic, self.tolerances = traffic, tolerances
@@ -129,7 +144,7 @@ class Reduction:
         if options.error_feedback:
             self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
         self.num_calls = 0
-        self._chunks: dict[tuple[ParameterShape, ...], Chunks] = {}
+        self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
 
     def start(
         self,
@@ -139,19 +154,22 @@ class Reduction:
         exact: bool = False,
         once: bool = False,
     ) -> Rounds:
-        """The rounds in which `bucket` becomes the mean over ranks.
+        """Return the rounds in which `bucket` becomes the mean over ranks.
 
         Call it in the same order on all ranks, and run one to its end before the next.
 
-        Args:   parameters: P.  bucket: [E] float32, contiguous, on CPU, or on a GPU where the codec
-                is of fixed size; E is the sum of their numels, and may be 0.  exact: send float32,
-                leave residuals alone.  once: these parameters will not come again with these sizes.
+        Args:
+            parameters: P shapes, in the bucket's order.
+            bucket: [E] float32, contiguous, on CPU, or on a GPU where the codec is of fixed size;
+                E is the sum of the parameters' numels, and may be 0.
+            exact: send float32 and leave residuals alone.
+            once: these parameters will not come again with these sizes.
         Raises: ValueError: another dtype, device or size.
         """
         if bucket.dtype != torch.float32 or bucket.device.type not in ("cpu", "cuda"):
             got = f"{bucket.dtype} on {bucket.device}"
             raise ValueError(f"gradients: expected float32 on cpu or cuda, got {got}")
-        numel = sum(of.numel for of in parameters)
+        numel = sum(parameter.numel for parameter in parameters)
         if bucket.shape != (numel,):
             raise ValueError(f"gradients: expected [{numel}], got {list(bucket.shape)}")
         self.num_calls += 1
@@ -159,19 +177,20 @@ class Reduction:
         if exact:
             coding = replace(coding, codec=coding.exact)
         if exact or once:
-            chunks = Chunks(tuple(parameters), self.world_size, coding)
+            chunks = BucketChunks(tuple(parameters), self.world_size, coding)
         else:
             chunks = self._chunks_of(tuple(parameters))
         return self._rounds(chunks, bucket, self.num_calls, exact)
 
-    def _rounds(self, chunks: Chunks, bucket: Tensor, call: int, exact: bool) -> Rounds:
+    def _rounds(self, chunks: BucketChunks, bucket: Tensor, call: int, exact: bool) -> Rounds:
         feedback = None if exact else self.error_feedback
-        residuals = None if feedback is None else feedback.of(chunks)
-        coder = Coder(
+        residuals = None if feedback is None else feedback.for_bucket(chunks)
+        coder = MessageCoder(
             chunks,
             self.rank,
             call=call,
             seed=self.options.seed,
+            timed=self.traffic,
             residuals=residuals,
             tolerances=None if exact else self.tolerances,
             measure=self.options.measure,
@@ -183,20 +202,17 @@ class Reduction:
         chunks.scatter(values, bucket)
         self._add_traffic(coder, len(values))
 
-    def _chunks_of(self, parameters: tuple[ParameterShape, ...]) -> Chunks:
+    def _chunks_of(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
         if parameters not in self._chunks:
-            self._chunks[parameters] = Chunks(parameters, self.world_size, self.options.coding)
+            self._chunks[parameters] = BucketChunks(
+                parameters, self.world_size, self.options.coding
+            )
         return self._chunks[parameters]
 
-    def _add_traffic(self, coder: Coder, numel: int) -> None:
+    def _add_traffic(self, coder: MessageCoder, numel: int) -> None:
         raw = torch.tensor([ring_nbytes(numel, self.world_size)])
         payload = torch.tensor([coder.sent_nbytes - coder.header_nbytes])
         self.traffic.add_bytes(torch.tensor([0]), raw, payload, coder.header_nbytes)
-        coded = coder.traffic
-        for label, seconds in coded.encode_s.items():
-            self.traffic.encode_s[label] += seconds
-        for label, seconds in coded.decode_s.items():
-            self.traffic.decode_s[label] += seconds
-        if len(coded.max_abs_err):
-            worst = coded.max_abs_err.amax(0, keepdim=True)
+        if len(coder.traffic.max_abs_err):
+            worst = coder.traffic.max_abs_err.amax(0, keepdim=True)
             self.traffic.max_abs_err.copy_(torch.maximum(self.traffic.max_abs_err, worst))

@@ -1,9 +1,10 @@
 """Chunks: how the parameters of a bucket are dealt out to ranks and cut into segments.
 
-Every parameter is split by itself, so who owns which of its values does not depend on the bucket it
-is in, which DDP changes after its first step. A parameter is a number of blocks, the rows that a
-codec sees, and a rest shorter than one. Chunk c of N gets blocks c/N to (c+1)/N and the last chunk
-the rest. The rest is sent as float32, and so are parameters of fewer than `min_numel` values.
+Every parameter is split by itself. So the owner of a value does not depend on the bucket that the
+parameter is in, which DDP changes after its first step. A parameter is a number of blocks, the rows
+that a codec sees, and a rest shorter than a block. Chunk c of N gets blocks c/N to (c+1)/N, and the
+last chunk gets the rest. The rest is sent as float32, and so are parameters of fewer than
+`min_numel` values.
 
 In `values`, the buffer that an all-reduce works on, chunk 0 comes first, then chunk 1 and so on.
 
@@ -22,15 +23,17 @@ from torch import Tensor
 from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames, plan_frames
 from trec_qcomm.core.codec import Codec
 
-_REST = " (rest)"  # of the name of what is sent as float32
+_REST = " (rest)"  # ends the name of a segment that is sent as float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coding:
-    """How the values of a bucket are coded.
+    """Codecs of the values of a bucket.
 
-    Args: codec: of blocks.  exact: codec of the rest, of fixed size.  min_numel: parameters with
-        fewer values are sent exactly.
+    Args:
+        codec: codec of the blocks.
+        exact: codec of the rest, of fixed size.
+        min_numel: least number of values of a parameter that is coded; smaller ones go exactly.
     """
 
     codec: Codec
@@ -39,7 +42,13 @@ class Coding:
 
 
 class ParameterShape(NamedTuple):
-    """Args: numel: n, its values.  block: D >= 1, adjacent values that are one row to the codec."""
+    """Name and shape of a parameter, as an all-reduce sees it.
+
+    Args:
+        name: the parameter's name.
+        numel: n, the number of its values.
+        block: D >= 1, how many adjacent values are one row to the codec.
+    """
 
     name: str
     numel: int
@@ -50,7 +59,12 @@ class ParameterShape(NamedTuple):
 class Piece:
     """Adjacent values of one parameter in one chunk, all coded or none of them.
 
-    Args: name, parameter: whose.  begin, numel: which of its values.  start: in `values`.
+    Args:
+        name, parameter: the parameter's name and number.
+        chunk: the chunk's number.
+        begin, numel: first value in the parameter, and number of values.
+        coded: whether the codec of blocks applies.
+        start: first value in `values`.
     """
 
     name: str
@@ -63,15 +77,17 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Of the range in `values`."""
+        """End of the piece's range in `values`."""
         return self.start + self.numel
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Adjacent chunks as one frame, or one each.
+class ChunkSpan:
+    """Adjacent chunks, as one frame or as one frame each.
 
-    Args: begin, end: where they lie in `values`.  placed: their segments, at their places there.
+    Args:
+        begin, end: the range in `values`.
+        placed: the frames, with segments placed in `values`.
     """
 
     begin: int
@@ -80,12 +96,17 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Chunks:
+class BucketChunks:
     """The chunks of one bucket; the same on all ranks.
 
-    Args: parameters: P, in the bucket's order.  num_chunks: N.  coding: see there.
-    Derived: pieces: in the order of `values`.  bounds: [N + 1], where each chunk begins.
-        fingerprint: 32-bit hash.
+    Args:
+        parameters: P shapes, in the bucket's order.
+        num_chunks: N, the number of ranks.
+        coding: codecs of the values.
+    Derived:
+        pieces: all pieces, in the order of `values`.
+        bounds: N + 1 ints, where each chunk begins in `values`.
+        fingerprint: 32-bit hash of the parameters and N, for the frames' layout field.
     """
 
     parameters: tuple[ParameterShape, ...]
@@ -94,8 +115,8 @@ class Chunks:
     pieces: tuple[Piece, ...] = field(init=False)
     bounds: tuple[int, ...] = field(init=False)
     fingerprint: int = field(init=False)
-    _order: list[int] = field(init=False)  # of each piece, its number in the bucket
-    _bucket_numels: list[int] = field(init=False)  # of the pieces, in the bucket's order
+    _order: list[int] = field(init=False)  # each piece's number in the bucket
+    _bucket_numels: list[int] = field(init=False)  # the pieces' sizes, in the bucket's order
     _placed_frames: dict[tuple[object, ...], PlacedFrames] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,9 +124,9 @@ class Chunks:
         bounds = [0]
         for chunk in range(self.num_chunks):
             start = bounds[-1]
-            for p, of in enumerate(self.parameters):
-                for begin, numel, coded in self._ranges(of, chunk):
-                    pieces.append(Piece(of.name, p, chunk, begin, numel, coded, start))
+            for p, parameter in enumerate(self.parameters):
+                for begin, numel, coded in self._ranges(parameter, chunk):
+                    pieces.append(Piece(parameter.name, p, chunk, begin, numel, coded, start))
                     start += numel
             bounds.append(start)
         object.__setattr__(self, "pieces", tuple(pieces))
@@ -121,50 +142,53 @@ class Chunks:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
-        return tuple(of.name for of in self.parameters)
+        """Names of the parameters."""
+        return tuple(parameter.name for parameter in self.parameters)
 
-    def _ranges(self, of: ParameterShape, chunk: int) -> list[tuple[int, int, bool]]:
-        """(begin, numel, coded) of a parameter's pieces in one chunk, none empty."""
-        _, numel, block = of
+    def _ranges(self, parameter: ParameterShape, chunk: int) -> list[tuple[int, int, bool]]:
+        """Return (begin, numel, coded) of a parameter's pieces in one chunk, none empty."""
+        _, numel, block = parameter
         last = chunk == self.num_chunks - 1
         blocks = numel // block if numel >= self.coding.min_numel else 0
         first, end = (blocks * c // self.num_chunks * block for c in (chunk, chunk + 1))
-        found = [(first, end - first, True)] if end > first else []
+        ranges = [(first, end - first, True)] if end > first else []
         if last and numel > blocks * block:
-            found.append((blocks * block, numel - blocks * block, False))
-        return found
+            ranges.append((blocks * block, numel - blocks * block, False))
+        return ranges
 
     def gather(self, bucket: Tensor) -> Tensor:
-        """The bucket's values [E], parameter by parameter -> a new `values` [E], chunk by chunk."""
+        """Return a new `values` [E], chunk by chunk, from a bucket [E], parameter by parameter."""
         if not self.pieces:
             return bucket.clone()
         parts = torch.split(bucket, self._bucket_numels)
         return torch.cat([parts[n] for n in self._order])
 
     def scatter(self, values: Tensor, bucket: Tensor) -> None:
-        """The inverse: write `values` back into the bucket."""
+        """Write `values` back into the bucket: the inverse of `gather`."""
         if self.pieces:
             parts = torch.split(bucket, self._bucket_numels)
-            own = torch.split(values, [piece.numel for piece in self.pieces])
-            torch._foreach_copy_([parts[n] for n in self._order], list(own))
+            pieces = torch.split(values, [piece.numel for piece in self.pieces])
+            torch._foreach_copy_([parts[n] for n in self._order], list(pieces))
 
-    def part(self, chunks: range) -> Part:
-        """Adjacent chunks as one frame."""
-        return Part(self.bounds[chunks.start], self.bounds[chunks.stop], self.frames((chunks,)))
+    def span(self, chunks: range) -> ChunkSpan:
+        """Return adjacent chunks as one frame."""
+        return ChunkSpan(
+            self.bounds[chunks.start], self.bounds[chunks.stop], self.frames((chunks,))
+        )
 
     def frames(self, groups: tuple[range, ...]) -> PlacedFrames:
-        """One frame for each group of chunks, at their places in `values`."""
+        """Return a frame for each group of chunks, placed in `values`."""
         if groups not in self._placed_frames:
-            start = [piece.start for group in groups for c in group for piece in self._of(c)]
+            start = [piece.start for group in groups for c in group for piece in self._pieces_of(c)]
             self._placed_frames[groups] = self._place(groups, start)
         return self._placed_frames[groups]
 
     def copies(self, chunks: range, slots: tuple[int, ...]) -> PlacedFrames:
-        """Frames of the same adjacent chunks from several ranks, each in its row of a matrix
-        [.., numel of them].
+        """Return frames that hold the same adjacent chunks of several ranks.
 
-        Args: slots: the row of each frame.
+        Each is placed in a row of its own of a matrix [.., number of values of the chunks].
+
+        Args: chunks: numbers of the chunks.  slots: row of each frame.
         """
         key = (chunks, slots)
         if key not in self._placed_frames:
@@ -173,16 +197,16 @@ class Chunks:
                 slot * (end - first) + piece.start - first
                 for slot in slots
                 for c in chunks
-                for piece in self._of(c)
+                for piece in self._pieces_of(c)
             ]
             self._placed_frames[key] = self._place((chunks,) * len(slots), start)
         return self._placed_frames[key]
 
-    def _of(self, chunk: int) -> list[Piece]:
+    def _pieces_of(self, chunk: int) -> list[Piece]:
         return [piece for piece in self.pieces if piece.chunk == chunk]
 
     def _place(self, groups: Sequence[range], start: list[int]) -> PlacedFrames:
-        pieces = [piece for group in groups for c in group for piece in self._of(c)]
+        pieces = [piece for group in groups for c in group for piece in self._pieces_of(c)]
         rows = [p.numel // self._dim(p) for p in pieces]
         plan = self._plan(groups)
         num_rows, begin = (torch.tensor(x, dtype=torch.int64) for x in (rows, start))
@@ -197,7 +221,7 @@ class Chunks:
             [
                 (p.name if p.coded else p.name + _REST, self._dim(p))
                 for c in group
-                for p in self._of(c)
+                for p in self._pieces_of(c)
             ]
             for group in groups
         ]

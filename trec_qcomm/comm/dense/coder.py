@@ -1,6 +1,7 @@
-"""Coder: what one rank encodes and decodes in one all-reduce, its residuals and noise included.
+"""MessageCoder: what one rank encodes and decodes in one all-reduce, with its residuals and noise.
 
-Knows: codecs, frames, residuals, thresholds. Does not know: which algorithm, process groups.
+Knows: codecs, frames, residuals, tolerances. Does not know: which algorithm, process groups.
+Shapes: N ranks; E values of a bucket of P parameters; W bytes of a frame.
 """
 
 import hashlib
@@ -10,115 +11,161 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.chunks import Chunks, Part
+from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals
 from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames, largest_nbytes
 from trec_qcomm.comm.frame_plan import PlacedFrames
-from trec_qcomm.comm.rounds import SIZE_NBYTES, Arrived, Round
+from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.wire import frame
 
 
 class Message(NamedTuple):
-    """One frame. Args: frame: [W] uint8.  header_nbytes: of it, for statistics."""
+    """One frame to send.
+
+    Args: frame: [W] uint8.  header_nbytes: the share of W that is headers, for statistics.
+    """
 
     frame: Tensor
     header_nbytes: int
 
     @classmethod
-    def of(cls, arrived: Tensor, placed: PlacedFrames) -> "Message":
-        """A frame that is passed on as it arrived."""
-        return cls(arrived, frame.overhead_nbytes(placed.plan.segments_per_frame[0]))
+    def passed_on(cls, received: Tensor, placed: PlacedFrames) -> "Message":
+        """Return a frame that is sent on as it was received."""
+        return cls(received, frame.overhead_nbytes(placed.plan.segments_per_frame[0]))
 
 
 class GradientTolerances(Protocol):
-    """Sets the tolerances of the codec, such as thresholds, by what is about to be sent."""
+    """Rule that sets the tolerances of the codec, such as thresholds, before values are encoded.
 
-    def tolerances(self, values: Tensor, chunks: Chunks, part: Part, site: str) -> Tensor:
-        """Return [P] float64, the codec's tolerance for each parameter."""
+    Rows have a rule of another shape, comm.rows.collective.RowTolerances: a table has one tolerance
+    a step, a parameter has one for each place of the algorithm that encodes.
+    """
+
+    def tolerances(
+        self, values: Tensor, chunks: BucketChunks, span: ChunkSpan, site: str
+    ) -> Tensor:
+        """Return [P] float64, the codec's tolerance for each parameter.
+
+        Args:
+            values: [E] float32, the bucket with what is about to be sent.
+            chunks: the chunks of `values`.
+            span: the part of `values` that is sent.
+            site: the place of the algorithm that encodes, see error_feedback.
+        """
         ...
 
 
-class Coder:
-    """One all-reduce of one bucket on one rank.
+class MessageCoder:
+    """Encoder and decoder of one rank's messages in one all-reduce of one bucket.
 
-    sent_nbytes, header_nbytes: what its rounds send, and how much of that is headers and sizes.
+    Attributes: sent_nbytes, header_nbytes: bytes that its rounds send, and how many of them are
+        headers and sizes.  traffic: largest errors by parameter; its bytes do not count.
     """
 
     def __init__(
         self,
-        chunks: Chunks,
+        chunks: BucketChunks,
         rank: int,
         *,
         call: int,
         seed: int,
+        timed: Traffic,
         residuals: BucketResiduals | None = None,
         tolerances: GradientTolerances | None = None,
         measure: bool = False,
     ) -> None:
-        """Args: call: number of the all-reduce, the same on all ranks.  seed: of the config.
-        residuals: None without error feedback.  tolerances: None where the codec's own hold.
-        measure: also record the largest error.
+        """Prepare for one all-reduce.
+
+        Args:
+            chunks: the chunks of the bucket.
+            rank: this rank.
+            call: number of the all-reduce, the same on all ranks.
+            seed: the config's seed of stochastic rounding.
+            timed: counters that get the codecs' seconds.
+            residuals: None without error feedback.
+            tolerances: None where the codec's own tolerance holds.
+            measure: whether to record the largest error, too.
         """
         self.chunks, self.rank, self.world_size = chunks, rank, chunks.num_chunks
-        self.traffic = Traffic("dense", chunks.names)  # seconds and errors; bytes are the rounds'
+        self.traffic = Traffic("dense", chunks.names)
+        self.traffic.encode_s, self.traffic.decode_s = timed.encode_s, timed.decode_s
         self.sent_nbytes = self.header_nbytes = 0
         self._call, self._seed, self._measure = call, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
 
     def send(
-        self, values: Tensor, part: Part, site: str, *, drawn_by: int | None = None
+        self, values: Tensor, span: ChunkSpan, site: str, *, noise_group: int | None = None
     ) -> list[Message]:
-        """Encode that part of `values` [E] with its residual, and put what receivers will decode
+        """Encode that span of `values` [E] with its residual, and put what receivers will decode
         in its place.
 
-        Args:    site: which of the algorithm's places encodes here, names residuals.
-                 drawn_by: who draws the noise of stochastic rounding, if not this rank alone.
-        Returns: the frames of `part`.
+        Args:    site: the place of the algorithm that encodes; residuals are kept by it.
+                 noise_group: ranks of one group draw the same noise of stochastic rounding; None:
+                 this rank draws its own.
+        Returns: the frames of `span`.
         Raises:  UnencodableError: naming the parameter.
         """
-        own = values[part.begin : part.end]
+        sent_values = values[span.begin : span.end]
         if self._residuals is not None:
-            waiting = self._residuals.add(values, part, site)
-            before = own.clone()
+            waiting = self._residuals.add(values, span, site)
+            before = sent_values.clone()
+        tolerances = None
+        if self._tolerances is not None:
+            tolerances = self._tolerances.tolerances(values, self.chunks, span, site)
         frames = encode_frames(
             values,
-            part.placed,
+            span.placed,
             call=self._call,
-            seed=self._noise_seed(site, self.rank if drawn_by is None else drawn_by, part),
+            seed=self._noise_seed(site, self.rank if noise_group is None else noise_group, span),
             traffic=self.traffic,
             measure=self._measure,
-            tolerances=self._tolerances_of(values, part, site),
+            tolerances=tolerances,
         )
-        decode_frames(frames, part.placed, values, ranks=self._own(part), traffic=self.traffic)
+        counts = span.placed.plan.segments_per_frame
+        decode_frames(
+            frames, span.placed, values, ranks=[self.rank] * len(counts), traffic=self.traffic
+        )
         if self._residuals is not None:
-            self._residuals.note(before, own, waiting, part, site)
-        counts = part.placed.plan.segments_per_frame
-        parts = torch.split(frames.buffer, frames.nbytes)
-        return [Message(f, frame.overhead_nbytes(n)) for f, n in zip(parts, counts, strict=True)]
+            self._residuals.note(before, sent_values, waiting, span, site)
+        data = torch.split(frames.buffer, frames.nbytes)
+        return [Message(f, frame.overhead_nbytes(n)) for f, n in zip(data, counts, strict=True)]
 
     def round(
-        self, sends: Sequence[tuple[int, Message]], sources: Sequence[int], due: PlacedFrames | None
+        self,
+        sends: Sequence[tuple[int, Message]],
+        sources: Sequence[int],
+        expected: PlacedFrames | None,
     ) -> Round:
-        """A round of these messages. Args: due: one frame of each source; None: nothing comes."""
-        if due is None:
-            nbytes, most = [], []
+        """Return a round of these messages, and count its bytes.
+
+        Args:
+            sends: pairs of a rank and the message to it.
+            sources: the ranks to wait for.
+            expected: one frame from each source; None: nothing comes.
+        """
+        if expected is None:
+            nbytes, max_nbytes = [], []
         else:
-            nbytes, most = due.frame_nbytes, largest_nbytes(due).tolist()
+            nbytes, max_nbytes = expected.frame_nbytes, largest_nbytes(expected).tolist()
         fixed_size = self.chunks.coding.codec.fixed_size
         messages = [message for _, message in sends if message.frame.numel()]
-        sizes = 0 if fixed_size else SIZE_NBYTES * len(messages)
-        self.sent_nbytes += sum(m.frame.numel() for m in messages) + sizes
-        self.header_nbytes += sum(m.header_nbytes for m in messages) + sizes
+        sizes_nbytes = 0 if fixed_size else SIZE_NBYTES * len(messages)
+        self.sent_nbytes += sum(m.frame.numel() for m in messages) + sizes_nbytes
+        self.header_nbytes += sum(m.header_nbytes for m in messages) + sizes_nbytes
         return Round(
             sends=[(peer, message.frame) for peer, message in sends],
             sources=sources,
             nbytes=nbytes if fixed_size else None,
-            most=most,
+            max_nbytes=max_nbytes,
         )
 
     def receive(
-        self, arrived: Arrived, due: PlacedFrames, out: Tensor, sources: Sequence[int]
+        self,
+        received: ReceivedMessages,
+        expected: PlacedFrames,
+        out: Tensor,
+        sources: Sequence[int],
     ) -> None:
         """Decode the frames to their places in `out`.
 
@@ -126,21 +173,13 @@ class Coder:
             says.
         """
         announced = None
-        if frame.is_on_gpu(arrived.buffer):
-            announced = frame.Announced(due.codecs, due.most)
-        frames = SealedFrames(arrived.buffer, arrived.nbytes, self._call, announced)
-        decode_frames(frames, due, out, ranks=sources, traffic=self.traffic)
+        if frame.is_on_gpu(received.buffer):
+            announced = frame.Announced(expected.codecs, expected.max_nbytes)
+        frames = SealedFrames(received.buffer, received.nbytes, self._call, announced)
+        decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
 
-    def _own(self, part: Part) -> list[int]:
-        return [self.rank] * len(part.placed.plan.segments_per_frame)
-
-    def _tolerances_of(self, values: Tensor, part: Part, site: str) -> Tensor | None:
-        if self._tolerances is None:
-            return None
-        return self._tolerances.tolerances(values, self.chunks, part, site)
-
-    def _noise_seed(self, site: str, drawn_by: int, part: Part) -> int:
-        """63 bits, another for each rank, place, bucket and step."""
-        key = repr((self._seed, self._call, self.chunks.names, site, drawn_by, part.begin))
+    def _noise_seed(self, site: str, noise_group: int, span: ChunkSpan) -> int:
+        """Return 63 bits that differ by rank or group, place, bucket and step."""
+        key = repr((self._seed, self._call, self.chunks.names, site, noise_group, span.begin))
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1

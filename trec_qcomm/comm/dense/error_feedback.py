@@ -6,15 +6,15 @@ so that after any number of steps the sum of what was sent differs from the sum 
 last residual alone. Each place of an algorithm that encodes, its `site`, has residuals of its own.
 
 Residuals are kept by the names of parameters and outlive the buckets that DDP puts these in. They
-are in the unit of the mean over ranks, and are pending until the all-reduce has ended: where its
-result has a NaN or inf, a step that a loss scaler skips, they stay what they were. A parameter all
-of whose values are zero in a message (it got no gradient) leaves its residual for a later one.
+are in the unit of the mean over ranks. New residuals are pending until the all-reduce has ended: if
+its result has a NaN or inf, a step that a loss scaler skips, the old ones stay. A parameter whose
+values are all zero in a message (it got no gradient) leaves its residual for a later message.
 
-Residuals lie where the gradients do. In a GPU's memory nothing of this waits, but the first message
-of a bucket, which fetches them; state is on CPU.
+Residuals lie in the memory of the gradients. On a GPU nothing here waits, except that the first
+message of a bucket copies the residuals there. State is on CPU.
 
 Knows: names, pieces of buffers. Does not know: codecs, messages, algorithms.
-Source: Yang et al. 2020 (error compensation).
+Source: Yang et al. 2020 (error compensation); a residual at each place that encodes is ours.
 Shapes: E values of a bucket, n of a parameter.
 """
 
@@ -23,26 +23,31 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.chunks import Chunks, Part
+from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.core.transfer import upload
 from trec_qcomm.wire import frame
 
 Site = str
-CONTRIBUTION: Site = "contribution"  # of a rank's own values, with or without those of others
-OWNER: Site = "owner"  # of the sum of a chunk
-Key = tuple[Site, int, int]  # with the range in `values`
-Waiting = list[tuple[int, int]] | Tensor  # ranges of a part; on a GPU [numel] bool
+CONTRIBUTION: Site = "contribution"  # encodes a rank's own values, or a sum with others' values
+OWNER: Site = "owner"  # encodes the sum of a chunk
+Key = tuple[Site, int, int]  # a site and a range in `values`
+Waiting = list[tuple[int, int]] | Tensor  # values without a gradient: ranges; on a GPU [numel] bool
 
 
 def stage_site(stage: int) -> Site:
-    """Of stage k of recursive doubling; all ranks of a group of 2^k hold the same residual."""
+    """Return the site of one stage of recursive doubling.
+
+    All ranks of a group of 2^stage hold the same residual there.
+    """
     return f"stage{stage}" if stage else CONTRIBUTION
 
 
 def owed(sites: Mapping[Site, Tensor]) -> Tensor:
-    """What one rank's residuals [n] of a parameter, of one site or more, owe the means that follow.
+    """Return [n], what one rank's residuals of a parameter owe to the means that follow.
 
-    That of a stage counts once for all ranks of its group.
+    The residual of a stage counts once for all ranks of its group.
+
+    Args: sites: the residual [n] at each site, one or more.
     """
     total = torch.zeros(next(iter(sites.values())).shape)
     for site, residual in sites.items():
@@ -55,8 +60,12 @@ class ErrorFeedback:
     """The residuals of one rank."""
 
     def __init__(self, sites: Sequence[Site], numels: Mapping[str, int] | None = None) -> None:
-        """Args: sites: those of the algorithm on this rank.  numels: of the parameters that
-        `state_dict` names from the beginning; others follow when they are met.
+        """Begin without residuals.
+
+        Args:
+            sites: the places where the algorithm encodes on this rank.
+            numels: sizes of the parameters that `state_dict` names from the beginning; others
+                follow when they are met.
         """
         self._sites = tuple(sites)
         self._kept: dict[str, dict[Site, Tensor]] = {}  # by parameter, where no bucket has them
@@ -64,28 +73,31 @@ class ErrorFeedback:
             self._kept[name] = {site: torch.zeros(numel) for site in self._sites}
         self._buckets: dict[tuple[str, ...], BucketResiduals] = {}
 
-    def of(self, chunks: Chunks) -> "BucketResiduals":
-        """Those of a bucket. What another bucket held of the same parameters moves there."""
-        found = self._buckets.get(chunks.names)
-        if found is None:
+    def for_bucket(self, chunks: BucketChunks) -> "BucketResiduals":
+        """Return the residuals of a bucket. Other buckets lose those of the same parameters."""
+        residuals = self._buckets.get(chunks.names)
+        if residuals is None:
             names = set(chunks.names)
             for other in [key for key in self._buckets if names & set(key)]:
-                self._buckets.pop(other).keep(self._kept)
-            found = BucketResiduals(chunks, {n: self._kept.pop(n, {}) for n in chunks.names})
-            self._buckets[chunks.names] = found
-        return found
+                self._buckets.pop(other).write_to(self._kept)
+            residuals = BucketResiduals(chunks, {n: self._kept.pop(n, {}) for n in chunks.names})
+            self._buckets[chunks.names] = residuals
+        return residuals
 
     def state_dict(self) -> dict[str, dict[Site, Tensor]]:
-        """{parameter: {site: [n] float32}}, on CPU, 0 where this rank's site does not code the
-        value. Waits for a GPU."""
+        """Return {parameter: {site: [n] float32}} on CPU. Waits for a GPU.
+
+        Values are 0 where this rank's site does not code the value.
+        """
         state = {name: dict(sites) for name, sites in self._kept.items()}
         for bucket in self._buckets.values():
-            bucket.keep(state)
+            bucket.write_to(state)
         return state
 
     def load_state_dict(self, state: Mapping[str, Mapping[Site, Tensor]]) -> None:
-        """Continue from `state`, on any device; the sites of another algorithm go over into this
-        one's.
+        """Continue from `state`, on any device.
+
+        What sites of another algorithm owe moves to this algorithm's sites.
 
         Raises: ValueError: a parameter that was named before and has another size now.
         """
@@ -104,10 +116,14 @@ class ErrorFeedback:
 
 
 class BucketResiduals:
-    """The residuals of the parameters of one bucket, as they lie in `values`."""
+    """The residuals of the parameters of one bucket, in the order of `values`."""
 
-    def __init__(self, chunks: Chunks, kept: Mapping[str, Mapping[Site, Tensor]]) -> None:
-        """Raises: ValueError: a residual whose size differs from its parameter's."""
+    def __init__(self, chunks: BucketChunks, kept: Mapping[str, Mapping[Site, Tensor]]) -> None:
+        """Take over residuals.
+
+        Args:   chunks: the chunks of the bucket.  kept: {parameter: {site: [n] float32}}.
+        Raises: ValueError: a residual whose size differs from its parameter's.
+        """
         for name, numel, _ in chunks.parameters:
             for site, residual in kept[name].items():
                 if residual.shape != (numel,):
@@ -119,40 +135,47 @@ class BucketResiduals:
         self._pending: dict[Key, Tensor] = {}
         self._places: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
-    def add(self, values: Tensor, part: Part, site: Site) -> Waiting:
-        """Add the residuals to that part of `values` [E], but those of parameters that are all zero
-        in it. Returns: where these lie, for `note`."""
-        key = (site, part.begin, part.end)
+    def add(self, values: Tensor, span: ChunkSpan, site: Site) -> Waiting:
+        """Add the residuals to that span of `values` [E].
+
+        Parameters whose values are all zero in the span get none; their residuals wait.
+
+        Returns: the places of the parameters that wait, for `note`.
+        """
+        key = (site, span.begin, span.end)
         if key not in self._held:
             self._held[key] = self._assembled(key).to(values.device)
-        residual, own = self._held[key], values[part.begin : part.end]
-        waiting = self._waiting(values, part)
+        residual, sent_values = self._held[key], values[span.begin : span.end]
+        waiting = self._waiting(values, span)
         if isinstance(waiting, Tensor):
             residual = residual.masked_fill(waiting, 0)
         elif waiting:
             residual = residual.clone()
             for begin, end in waiting:
                 residual[begin:end] = 0
-        own += residual
+        sent_values += residual
         return waiting
 
-    def _waiting(self, values: Tensor, part: Part) -> Waiting:
-        pieces = [p for p in self._chunks.pieces if part.begin <= p.start < part.end]
+    def _waiting(self, values: Tensor, span: ChunkSpan) -> Waiting:
+        pieces = [p for p in self._chunks.pieces if span.begin <= p.start < span.end]
         if not pieces:
             return []
-        own = [values[p.start : p.end] for p in pieces]
-        not_zero = torch.stack(list(torch._foreach_norm(own, torch.inf))) != 0  # NaN is not
+        values_of_pieces = [values[p.start : p.end] for p in pieces]
+        norms = torch.stack(list(torch._foreach_norm(values_of_pieces, torch.inf)))
+        not_zero = norms != 0  # true of NaN, too
         if frame.is_on_gpu(values):
-            return self._mask(not_zero, part)
-        got = {p.name for p, found in zip(pieces, not_zero.tolist(), strict=True) if found}
-        return [(p.start - part.begin, p.end - part.begin) for p in pieces if p.name not in got]
+            return self._mask(not_zero, span)
+        got = {p.name for p, is_not in zip(pieces, not_zero.tolist(), strict=True) if is_not}
+        return [(p.start - span.begin, p.end - span.begin) for p in pieces if p.name not in got]
 
-    def _mask(self, not_zero: Tensor, part: Part) -> Tensor:
-        """[numel] bool: values of parameters of which no piece is. Args: not_zero: of each piece
-        of the part, bool."""
-        key = part.begin, part.end
+    def _mask(self, not_zero: Tensor, span: ChunkSpan) -> Tensor:
+        """Return [numel] bool: true for values of parameters all of whose pieces are zero.
+
+        Args: not_zero: [number of pieces in the span] bool.
+        """
+        key = span.begin, span.end
         if key not in self._places:
-            pieces = [p for p in self._chunks.pieces if part.begin <= p.start < part.end]
+            pieces = [p for p in self._chunks.pieces if span.begin <= p.start < span.end]
             places = torch.tensor([[p.parameter, p.numel] for p in pieces], dtype=torch.int64)
             self._places[key] = upload(not_zero.device, *places.T.contiguous())
         parameter, numel = self._places[key]
@@ -160,11 +183,16 @@ class BucketResiduals:
         got = torch.zeros(num_parameters, dtype=torch.int32, device=not_zero.device)
         got.index_add_(0, parameter, not_zero.int())
         waits = got[parameter] == 0
-        return torch.repeat_interleave(waits, numel, output_size=part.end - part.begin)
+        return torch.repeat_interleave(waits, numel, output_size=span.end - span.begin)
 
-    def note(self, before: Tensor, after: Tensor, waiting: Waiting, part: Part, site: Site) -> None:
-        """Take note of what was to be sent and what was, both of that part; see `end`."""
-        key = (site, part.begin, part.end)
+    def note(
+        self, before: Tensor, after: Tensor, waiting: Waiting, span: ChunkSpan, site: Site
+    ) -> None:
+        """Keep the difference between what was to be sent and what was sent, until `end`.
+
+        Args: before, after: [numel of the span] float32.  waiting: the result of `add`.
+        """
+        key = (site, span.begin, span.end)
         kept, held = before - after, self._held[key]
         if isinstance(waiting, Tensor):
             kept = torch.where(waiting, kept + held, kept)
@@ -174,7 +202,10 @@ class BucketResiduals:
         self._pending[key] = kept
 
     def end(self, finite: Tensor) -> None:
-        """The all-reduce has ended. Args: finite: [] bool, whether its result is."""
+        """Take over the new residuals, unless the result of the all-reduce is not finite.
+
+        Args: finite: [] bool.
+        """
         if frame.is_on_gpu(finite):
             for key, kept in self._pending.items():
                 self._held[key] = torch.where(finite, kept, self._held[key])
@@ -182,23 +213,23 @@ class BucketResiduals:
             self._held |= self._pending
         self._pending = {}
 
-    def keep(self, kept: dict[str, dict[Site, Tensor]]) -> None:
-        """Write all to `kept`, by name."""
+    def write_to(self, kept: dict[str, dict[Site, Tensor]]) -> None:
+        """Write all residuals to `kept`, by name and site."""
         for name, sites in self._kept.items():
             kept[name] = {site: residual.clone() for site, residual in sites.items()}
-        numel = {of.name: of.numel for of in self._chunks.parameters}
+        numel = {parameter.name: parameter.numel for parameter in self._chunks.parameters}
         for (site, begin, end), held in self._held.items():
             residual = held.cpu()
             for p in self._chunks.pieces:
                 if begin <= p.start < end:
-                    of = kept.setdefault(p.name, {}).setdefault(site, torch.zeros(numel[p.name]))
-                    of[p.begin : p.begin + p.numel] = residual[p.start - begin : p.end - begin]
+                    whole = kept.setdefault(p.name, {}).setdefault(site, torch.zeros(numel[p.name]))
+                    whole[p.begin : p.begin + p.numel] = residual[p.start - begin : p.end - begin]
 
     def _assembled(self, key: Key) -> Tensor:
         site, begin, end = key
-        found = torch.zeros(end - begin)
+        residual = torch.zeros(end - begin)
         for p in self._chunks.pieces:
-            of = self._kept[p.name].get(site)
-            if of is not None and begin <= p.start < end:
-                found[p.start - begin : p.end - begin] = of[p.begin : p.begin + p.numel]
-        return found
+            whole = self._kept[p.name].get(site)
+            if whole is not None and begin <= p.start < end:
+                residual[p.start - begin : p.end - begin] = whole[p.begin : p.begin + p.numel]
+        return residual

@@ -1,38 +1,39 @@
-"""Two-shot all-reduce: every rank sends every chunk to its owner, every owner its sum to all.
+"""Two-shot all-reduce: each chunk goes to its owner, and the owner sends the sum to all.
 
-The owner of a chunk decodes N contributions, its own among them, adds them up in float32 in the
-order of ranks, encodes the sum and goes on with what that decodes to.
+The owner of a chunk decodes N contributions, its own among them, and adds them up in float32 in the
+order of the ranks. It encodes the sum and keeps what the encoded sum decodes to.
 
 Knows: ranks, chunks. Does not know: codecs, process groups, residuals.
 Quantizations of a value: 2, whatever N is. With |error| <= e each, the error of the sum is at most
 (N + 1) e, and the sum's own rounding, (N-1) 2^-24 sum|x|.
-Bytes sent: frames of all chunks but the own, then its own chunk's N-1 times: 2 (N-1)/N of all.
-Source: Yang et al. 2020 ("all-to-all, sum, all-gather"), with a residual at both places.
+Bytes sent: the frames of the other ranks' chunks, then the frame of its own chunk N-1 times:
+2 (N-1)/N of all frames.
+Source: ours; ZeRO++ and torchft all-reduce in the same two steps (all-to-all and sum, all-gather).
 """
 
 from torch import Tensor
 
-from trec_qcomm.comm.dense.chunks import Part
-from trec_qcomm.comm.dense.coder import Coder
+from trec_qcomm.comm.dense.chunks import ChunkSpan
+from trec_qcomm.comm.dense.coder import MessageCoder
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, OWNER
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.ops.rank_sum import rank_sum
 
 
-def two_shot(coder: Coder, values: Tensor) -> Rounds:
-    """Make `values` [E] the sum over ranks; see the module."""
+def two_shot(coder: MessageCoder, values: Tensor) -> Rounds:
+    """Replace `values` [E] by the sum over ranks; see the module."""
     rank, n, chunks = coder.rank, coder.world_size, coder.chunks
     peers = [p for p in range(n) if p != rank]
-    own = chunks.part(range(rank, rank + 1))
-    everything = Part(0, len(values), chunks.frames(tuple(range(c, c + 1) for c in range(n))))
-    messages = coder.send(values, everything, CONTRIBUTION)
-    due = chunks.copies(range(rank, rank + 1), tuple(peers))
-    arrived = yield coder.round([(p, messages[p]) for p in peers], peers, due)
-    parts = values.new_empty(n, own.end - own.begin)
-    parts[rank] = values[own.begin : own.end]
-    coder.receive(arrived, due, parts, peers)
-    rank_sum(parts, values[own.begin : own.end])
-    [message] = coder.send(values, own, OWNER)
-    others = chunks.frames(tuple(range(p, p + 1) for p in peers))
-    arrived = yield coder.round([(p, message) for p in peers], peers, others)
-    coder.receive(arrived, others, values, peers)
+    own_chunk = chunks.span(range(rank, rank + 1))
+    all_chunks = ChunkSpan(0, len(values), chunks.frames(tuple(range(c, c + 1) for c in range(n))))
+    messages = coder.send(values, all_chunks, CONTRIBUTION)
+    contributions = chunks.copies(range(rank, rank + 1), tuple(peers))
+    received = yield coder.round([(p, messages[p]) for p in peers], peers, contributions)
+    summands = values.new_empty(n, own_chunk.end - own_chunk.begin)
+    summands[rank] = values[own_chunk.begin : own_chunk.end]
+    coder.receive(received, contributions, summands, peers)
+    rank_sum(summands, values[own_chunk.begin : own_chunk.end])
+    [message] = coder.send(values, own_chunk, OWNER)
+    sums = chunks.frames(tuple(range(p, p + 1) for p in peers))
+    received = yield coder.round([(p, message) for p in peers], peers, sums)
+    coder.receive(received, sums, values, peers)

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
-    ExchangePlan,
     PendingRows,
-    PlacedExchange,
     PooledCollective,
 )
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import first_columns, in_matrix, packed, side_by_side
 
 
 class PooledAllToAll(PooledCollective):
-    """Table-wise and column-wise shardings, and the hop between nodes of the two-level ones.
+    """Exchange of table-wise and column-wise shardings, and of two-level ones between nodes.
 
     `start` takes [B, D_rank] and its result is [B_rank, D], owner by owner.
     """
@@ -29,16 +28,16 @@ class PooledAllToAll(PooledCollective):
 
     def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
         plan = self._plans[exact]
-        width, mine = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
+        width, batch_size = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
         owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
-        sampled = side_by_side(plan.forward_received, mine)
+        sampled = side_by_side(plan.forward_received, batch_size)
         return PlacedExchange(
             forward_sent=plan.forward_sent.place(*owned),
             forward_received=plan.forward_received.place(*sampled),
             backward_sent=plan.backward_sent.place(*sampled),
             backward_received=plan.backward_received.place(*owned),
             sent_shape=(sum(batch_sizes), width),
-            result_shape=(mine, int(plan.forward_received.dims.sum())),
+            result_shape=(batch_size, int(plan.forward_received.dims.sum())),
         )
 
     def start_variable(
@@ -52,10 +51,13 @@ class PooledAllToAll(PooledCollective):
     ) -> PendingRows:
         """Launch with a batch size of its own for every feature.
 
-        Args:    rows: [N] float32: for each rank, for each of this rank's blocks, its rows.
-                 rows_sent: [P][own blocks] batch sizes.  rows_received: [blocks of all owners].
+        Args:
+            rows: [N] float32: for each rank, for each of this rank's blocks, that rank's rows.
+            rows_sent: [P][number of this rank's blocks], batch sizes.
+            rows_received: [number of blocks of all owners], batch sizes.
+            exact, gradient_divisor: arguments of `start`.
         Returns: pending [M] float32: for each owner, for each of its blocks, this rank's rows.
-        Raises:  as `start`.
+        Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         plan = self._plans[exact]
         owned = packed(plan.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))

@@ -1,11 +1,12 @@
-"""What every exchange of rows has in common: two autograd nodes, codecs, noise, counters.
+"""RowCollective: what every exchange of rows has: two autograd nodes, codecs, noise, counters.
 
-`start` of a subclass launches the exchange and `wait` ends it; in backward `wait`'s node launches
-the reverse exchange and `start`'s node ends it, as in TorchRec, so that whatever runs between
+`start` of a subclass launches the exchange and `wait` ends it. In backward `wait`'s node launches
+the reverse exchange and `start`'s node ends it, as in TorchRec, so that whatever runs in between
 overlaps with the network. All four steps are named in profiler traces.
 
-On a GPU all that codes runs on a stream of its own, and nothing waits for the kernels that check
-what arrived: what they find is raised by a later exchange, or by `RowCollective.checks`.
+On a GPU encoding and decoding run on a stream of their own, and nothing waits for the kernels that
+check received frames: an error that they find is raised by a later exchange, or by
+`RowCollective.checks`.
 
 Knows: frame plans, exchanges, autograd. Does not know: which codec, TorchRec.
 """
@@ -13,7 +14,7 @@ Knows: frame plans, exchanges, autograd. Does not know: which codec, TorchRec.
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -25,75 +26,41 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from trec_qcomm.comm.exchange import PendingFrames, encode_frames, start_exchange
-from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
+from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.streams import join, side_stream
-from trec_qcomm.core.checks import Checks, deferring
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.checks import DeferredChecks, deferring
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.ops.rank_sum import rank_sum
 
-CACHED_BATCH_SHAPES = 32  # the usual one, the last of an epoch, evaluation ...
+CACHED_BATCH_SHAPES = 32  # enough for the usual batch, an epoch's last one and evaluation
 
 
 @dataclass(frozen=True)
 class DirectionCodecs:
-    """Codec of each table by name, for each direction. The same on all ranks."""
+    """Codecs of the tables, the same on all ranks.
+
+    Args: forward, backward: {table: codec} of the rows and of their gradients.
+    """
 
     forward: Mapping[str, Codec]
     backward: Mapping[str, Codec]
 
 
-@dataclass(frozen=True, eq=False)
-class ExchangePlan:
-    """Plans of the four sets of frames of an exchange, before a batch is known.
-
-    Args: mirrored: backward's segments are forward's, in order: segment s of what is sent back
-        holds the gradients of segment s of what was received. So the columns that were kept of
-        a segment in forward (core.codec.MaskUse) are known to both ends in backward.
-    """
-
-    forward_sent: FramePlan
-    forward_received: FramePlan
-    backward_sent: FramePlan
-    backward_received: FramePlan
-    mirrored: bool = False
-
-    def check_masks(self, name: str) -> None:
-        """Raise ValueError naming the table whose backward codec needs masks it cannot have."""
-        for codec, _, members in self.backward_sent.parts:
-            if mask_use(codec) is MaskUse.READS and not self.mirrored:
-                table = self.backward_sent.tables[int(members[0])]
-                raise ValueError(
-                    f"{name}: table {table!r}: backward {codec.name} needs a table- or column-wise "
-                    "sharding; here one gradient goes to all ranks, which kept other columns each"
-                )
-
-
-@dataclass(frozen=True, eq=False)
-class PlacedExchange:
-    """The four sets of frames of an exchange, placed for one batch shape.
-
-    Args: sent_shape: of the rows given to `start`.  result_shape: of those that `wait` returns.
-        num_summands: how many results lie one behind the other in what is received, to be
-        added up in rank order.
-    """
-
-    forward_sent: PlacedFrames
-    forward_received: PlacedFrames
-    backward_sent: PlacedFrames
-    backward_received: PlacedFrames
-    sent_shape: tuple[int, ...]
-    result_shape: tuple[int, ...]
-    num_summands: int = 1
-
-
 class RowTolerances(Protocol):
-    """Sets the tolerances of one sender's forward codecs, by what is about to be sent."""
+    """Rule that sets the tolerances of one sender's forward codecs, step by step.
+
+    Gradients have a rule of another shape, see comm.dense.coder.GradientTolerances.
+    """
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
-        """See the rows of a training step before they are encoded. Args: values: their buffer."""
+        """Look at the rows of a training step before they are encoded.
+
+        Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
+        """
         ...
 
     def tolerances(self, step: int) -> Tensor:
@@ -102,15 +69,19 @@ class RowTolerances(Protocol):
 
 
 class RowCollective(ABC):
-    """The collective of one process group and one layout.
+    """Exchange of rows in one process group and one layout.
 
     Args:
-        pg: the ranks.  layout: see comm.rows.layout.  codecs: those of the config.
-        exact: those of `start(exact=True)`.  name: keys the noise, and is in errors and traces.
-        intra: all ranks are in one node; statistics keep such traffic apart.
-        seed: of stochastic rounding; ranks, steps and directions draw different noise from it.
-        measure_error: record max_abs_err, at the price of decoding what is sent.
-        tolerances: sets those of the forward codecs; None leaves them.
+        pg: the ranks.
+        layout: columns of every rank.
+        codecs: the config's codecs.
+        exact: the codecs of `start(exact=True)`.
+        name: text that keys the noise, and is in errors and traces.
+        intra: whether all ranks are in one node; statistics keep such traffic apart.
+        seed: the config's seed of stochastic rounding; ranks, steps and directions draw different
+            noise from it.
+        measure_error: whether to record max_abs_err, at the price of decoding what is sent.
+        tolerances: rule that sets the tolerances of the forward codecs; None: the config's hold.
     """
 
     def __init__(
@@ -129,16 +100,16 @@ class RowCollective(ABC):
         self.pg, self.layout, self.name = pg, layout, name
         self.rank, self.world_size = pg.rank(), pg.size()
         self._global_rank = dist.get_rank()  # groups of other ranks may use the same name
-        self.step = 0  # calls with gradients so far; state
-        self._num_evaluations = 0  # calls without, negative steps: training's noise is left alone
-        self._num_exchanges = 0  # of either direction; the ranks must agree
+        self.step = 0  # number of calls with gradients so far; part of the state
+        self._num_evaluations = 0  # calls without gradients; they do not change training's noise
+        self._num_exchanges = 0  # in both directions; the ranks must agree
         hop = "intra_" if intra else ""
         self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
         self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
-        self.checks = Checks()  # of frames in a GPU's memory
+        self.checks = DeferredChecks()  # errors in frames in a GPU's memory
         self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
         self._codecs = {False: codecs, True: exact}
-        self._plans = {kind: self._make_plan(c) for kind, c in self._codecs.items()}
+        self._plans = {is_exact: self._make_plan(c) for is_exact, c in self._codecs.items()}
         for plan in self._plans.values():
             plan.check_masks(name)
 
@@ -147,24 +118,28 @@ class RowCollective(ABC):
         """Return the plan of this kind of exchange."""
 
     def _owners_to_samples(self, codecs: DirectionCodecs, *, num_summands: int = 1) -> ExchangePlan:
-        """Every rank sends each its own blocks, and gets gradients of these back."""
-        own, each = [self.rank] * self.world_size, range(self.world_size)
+        """Plan frames in which every rank sends each its own blocks, and gets gradients back."""
+        rank, size = self.rank, self.world_size
+        owned, sampled = [rank] * size, range(size)  # the owner of the blocks in each frame
         return ExchangePlan(
             forward_sent=self.layout.plan_frames(
-                own, self.rank, codecs.forward, num_summands=num_summands
+                owned, rank, codecs.forward, num_summands=num_summands
             ),
             forward_received=self.layout.plan_frames(
-                each, self.rank, codecs.forward, num_summands=num_summands
+                sampled, rank, codecs.forward, num_summands=num_summands
             ),
-            backward_sent=self.layout.plan_frames(each, self.rank, codecs.backward),
-            backward_received=self.layout.plan_frames(own, self.rank, codecs.backward),
+            backward_sent=self.layout.plan_frames(sampled, rank, codecs.backward),
+            backward_received=self.layout.plan_frames(owned, rank, codecs.backward),
             mirrored=True,
         )
 
     def _start(
         self, rows: Tensor, exchange: PlacedExchange, gradient_divisor: int
     ) -> "PendingRows":
-        """Launch. Raises ValueError: rows of another shape or dtype.  UnencodableError."""
+        """Launch the exchange.
+
+        Raises: ValueError: rows of another shape or dtype.  UnencodableError.
+        """
         if tuple(rows.shape) != exchange.sent_shape or rows.dtype != torch.float32:
             raise ValueError(
                 f"{self.name}: rows are {list(rows.shape)} {rows.dtype}, "
@@ -176,7 +151,7 @@ class RowCollective(ABC):
         else:
             self._num_evaluations += 1
             step = -self._num_evaluations
-        call = _Call(
+        call = _RowExchange(
             self, exchange, gradient_divisor, step, self._tolerances_of(rows, exchange), rows.device
         )
         if torch.is_grad_enabled() and exchange.backward_sent.reads_masks:
@@ -196,14 +171,16 @@ class RowCollective(ABC):
         return self.tolerances.tolerances(step)
 
     def noise_seed(self, step: int, direction: str, again: int = 0) -> int:
-        """63 bits that differ for every rank, step, direction and name, and each time that a
-        graph is run backward `again`."""
+        """Return 63 bits that differ for every rank, step, direction and name.
+
+        Args: again: how often the same graph was run backward before.
+        """
         words = (self._seed, self.name, self._global_rank, step, direction)
         key = repr((*words, again) if again else words).encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
     def take_over(self, other: "RowCollective") -> None:
-        """Go on where `other`, the same collective with another layout, stopped."""
+        """Continue where `other`, the same collective with another layout, stopped."""
         self.step, self._num_evaluations = other.step, other._num_evaluations
         self._num_exchanges, self.checks = other._num_exchanges, other.checks
         if self.layout.tables() == other.layout.tables():
@@ -213,17 +190,19 @@ class RowCollective(ABC):
             )
 
     def next_exchange(self) -> int:
-        """The number of the exchange that begins. Taken before anything can fail, so that a rank
-        that drops a batch is out of step with its peers for good, and they see it."""
+        """Return the number of the exchange that begins.
+
+        It is taken before anything can fail. So a rank that drops a batch stays out of step with
+        its peers, and they see it.
+        """
         self._num_exchanges += 1
         return self._num_exchanges
 
 
 class PooledCollective(RowCollective):
-    """Of a matrix whose samples are grouped by rank: B_r samples of rank r."""
+    """Exchange of the rows of a matrix whose samples are grouped by rank: B_r samples of rank r."""
 
     def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
-        """See RowCollective."""
         super().__init__(pg, layout, **options)
         self._placed_exchange = lru_cache(CACHED_BATCH_SHAPES)(self._place_exchange)
 
@@ -241,22 +220,24 @@ class PooledCollective(RowCollective):
     ) -> "PendingRows":
         """Launch the exchange.
 
-        Args:    rows: [sum of B_r, D_rank] float32, samples grouped by rank.  batch_sizes: every
-                 rank's B_r, known to all.  exact: send float32 both ways.  gradient_divisor:
-                 what the gradients are divided by on arrival.
-        Raises:  ValueError: rows of another shape or dtype.  UnencodableError.
+        Args:
+            rows: [sum of B_r, D_rank] float32, samples grouped by rank.
+            batch_sizes: every rank's B_r, known to all.
+            exact: whether to send float32 in both directions.
+            gradient_divisor: number that the gradients are divided by when they are received.
+        Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         return self._start(rows, self._placed_exchange(tuple(batch_sizes), exact), gradient_divisor)
 
 
 class PendingRows:
-    """Rows on their way. `wait` once."""
+    """Rows on their way. Call `wait` once."""
 
-    def __init__(self, call: "_Call", token: Tensor) -> None:
+    def __init__(self, call: "_RowExchange", token: Tensor) -> None:
         self._call, self._token = call, token
 
     def wait(self) -> Tensor:
-        """The float32 rows, of the exchange's result_shape.
+        """Return the rows, float32, in the exchange's result_shape.
 
         Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
         """
@@ -265,11 +246,20 @@ class PendingRows:
 
 
 @dataclass(eq=False)
-class _Call:
-    """What the two autograd nodes of one call share.
+class _RowExchange:
+    """State that the two autograd nodes of one call share.
 
-    Args: masks: where backward needs them, which columns forward kept of what was sent and of what
-        was received. They live as long as the graph, so it may be run backward again.
+    Args:
+        op: the collective.
+        exchange: the frames of this batch.
+        gradient_divisor: number that the gradients are divided by.
+        step: number of the step, negative in evaluation.
+        tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
+        device: where the rows lie.
+        pending: the exchange that was launched and not waited for.
+        num_backwards: how often backward was launched.
+        masks: where backward needs them, the columns that forward kept of what was sent and of what
+            was received. They live as long as the graph, which may be run backward again.
     """
 
     op: RowCollective
@@ -278,12 +268,12 @@ class _Call:
     step: int
     tolerances: Tensor | None
     device: torch.device
-    pending: PendingFrames | None = field(default=None)
+    pending: PendingFrames | None = None
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
 
     def placed_frames(self, direction: str) -> tuple[PlacedFrames, PlacedFrames]:
-        """(sent, received)."""
+        """Return the frames that are sent and those that are received, with masks if needed."""
         exchange, forward = self.exchange, direction == "forward"
         sent = exchange.forward_sent if forward else exchange.backward_sent
         received = exchange.forward_received if forward else exchange.backward_received
@@ -295,6 +285,7 @@ class _Call:
         return sent.with_masks(sampled), received.with_masks(owned)
 
     def launch(self, values: Tensor, direction: str) -> None:
+        """Encode the rows or gradients and start their exchange."""
         op, forward = self.op, direction == "forward"
         sent, received = self.placed_frames(direction)
         traffic = op.forward_traffic if forward else op.backward_traffic
@@ -321,6 +312,7 @@ class _Call:
             )
 
     def finish(self, direction: str) -> Tensor:
+        """Wait for the exchange, and return what was received, decoded and summed up."""
         exchange, forward = self.exchange, direction == "forward"
         assert self.pending is not None, "waited for twice, or backward without forward"
         num_summands = exchange.num_summands if forward else 1
@@ -329,14 +321,14 @@ class _Call:
             side_stream(self.device),
             deferring(self.op.checks),
         ):
-            # Not a view: callers may change it in place.
+            # `out` is not a view of a larger buffer: callers may change it in place.
             shape = exchange.result_shape if forward else exchange.sent_shape
             out = torch.empty(shape, device=self.device)
-            parts = out if num_summands == 1 else out.new_empty(num_summands, out.numel())
-            self.pending.wait(parts)
+            summands = out if num_summands == 1 else out.new_empty(num_summands, out.numel())
+            self.pending.wait(summands)
             self.pending = None
             if num_summands > 1:
-                rank_sum(parts, out)
+                rank_sum(summands, out)
         join(self.device, out)
         return out
 
@@ -345,7 +337,7 @@ class _Launch(Function):
     """Forward: send rows, return a token. Backward: receive their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, call: _RowExchange, rows: Tensor) -> Tensor:
         ctx.call = call
         call.launch(rows, "forward")
         return rows.new_zeros(1)
@@ -353,7 +345,7 @@ class _Launch(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *token_grads: Tensor) -> tuple[None, Tensor]:
-        call: _Call = ctx.call
+        call: _RowExchange = ctx.call
         grad = call.finish("backward")
         if call.gradient_divisor != 1:
             grad.div_(call.gradient_divisor)
@@ -364,7 +356,7 @@ class _Collect(Function):
     """Forward: receive rows. Backward: send their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, token: Tensor) -> Tensor:
+    def forward(ctx: Any, call: _RowExchange, token: Tensor) -> Tensor:
         ctx.call = call
         return call.finish("forward")
 

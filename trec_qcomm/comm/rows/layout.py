@@ -1,7 +1,8 @@
-"""Who owns which columns, and where a rank's rows lie: the segments of each pair of ranks.
+"""Layout: which rank owns which columns, and where a rank's rows lie in a buffer.
 
-The functions below are the ways in which rows lie in a buffer, each as the (num_rows, start,
-stride) of core.segments.Segments, [S] int64.
+Each function below stands for one order of rows in a buffer. It returns `Places`: num_rows, start
+and stride as core.segments.Segments has them, [S] int64 each.
+Shapes: S segments in P frames.
 """
 
 import zlib
@@ -23,7 +24,7 @@ Places = tuple[Tensor, Tensor, Tensor]
 class FeatureShard:
     """Adjacent columns that hold one table's rows for one feature and one column shard.
 
-    Args: table, feature: names.  column: the shard's first column in the table.  dim: its width.
+    Args: table, feature: names.  column: the shard's first column in the table.  dim: columns.
     """
 
     table: str
@@ -34,7 +35,9 @@ class FeatureShard:
 
 @dataclass(frozen=True)
 class Layout:
-    """The blocks of every rank, in the order of its columns. The same on all ranks.
+    """The blocks (shards of features) of every rank, in the order of its columns.
+
+    Equal on all ranks.
 
     Args: blocks: one tuple per rank of the process group.
     """
@@ -42,7 +45,7 @@ class Layout:
     blocks: tuple[tuple[FeatureShard, ...], ...]
 
     def dim_sum(self, rank: int) -> int:
-        """Columns of that rank's matrix."""
+        """Return the number of columns of that rank's matrix."""
         return sum(block.dim for block in self.blocks[rank])
 
     def fingerprint(self, rank: int) -> int:
@@ -58,7 +61,7 @@ class Layout:
         return zlib.crc32(f"({text})".encode())
 
     def tables(self) -> list[str]:
-        """All names, each once, sorted."""
+        """Return the names of all tables, each once, sorted."""
         return sorted({block.table for blocks in self.blocks for block in blocks})
 
     def plan_frames(
@@ -71,12 +74,16 @@ class Layout:
         repeats: int = 1,
         num_summands: int = 1,
     ) -> FramePlan:
-        """The segments of frames that hold the blocks of these owners, one frame an owner.
+        """Plan frames that hold the blocks of these owners, one frame an owner.
 
-        Args: owners: for what `rank` owns and sends, or gets gradients of, itself P times; for
-            what it receives, or sends gradients of, each rank once.
-            repeats: how often the blocks follow one another.
-            fan_out, num_summands: see comm.frame_plan.plan_frames.
+        Args:
+            owners: `rank` P times, for rows that it owns and sends or gets gradients of; each rank
+                once, for rows that it receives or sends gradients of.
+            rank: this rank.
+            codecs: {table: codec}.
+            repeats: number of times that the blocks follow one another.
+            fan_out: number of ranks that a single frame goes to.
+            num_summands: number of decoded values that the receivers add up.
         """
         return plan_frames(
             [[(b.table, b.dim) for b in self.blocks[owner]] * repeats for owner in owners],
@@ -90,16 +97,16 @@ class Layout:
 
 
 def first_columns(plan: FramePlan) -> Tensor:
-    """[S] int64: the first column of each segment among those of its frame."""
+    """Return [S] int64, the first column of each segment within its frame."""
     counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
-    ends = exclusive_cumsum(plan.dims)  # with a sentinel for frames that begin behind the last
+    ends = exclusive_cumsum(plan.dims)  # one more than S, for empty frames at the end
     return ends[:-1] - torch.repeat_interleave(ends[exclusive_cumsum(counts)[:-1]], counts)
 
 
 def in_matrix(plan: FramePlan, batch_sizes: Sequence[int], columns: Tensor, width: int) -> Places:
-    """Rows of a [sum(batch_sizes), width] matrix: frame p has the samples of rank p.
+    """Place rows in a [sum(batch_sizes), width] matrix: frame p has the samples of rank p.
 
-    Args: columns: [S] int64, the first column of each segment.
+    Args: batch_sizes: P ints.  columns: [S] int64, the first column of each segment.
     """
     num_rows = torch.tensor(batch_sizes, dtype=torch.int64)[plan.frame]
     first_row = torch.tensor([0, *accumulate(batch_sizes)], dtype=torch.int64)[plan.frame]
@@ -107,29 +114,32 @@ def in_matrix(plan: FramePlan, batch_sizes: Sequence[int], columns: Tensor, widt
 
 
 def side_by_side(plan: FramePlan, num_samples: int) -> Places:
-    """Rows of a [num_samples, sum of dims] matrix: every frame has all samples, some columns."""
+    """Place rows in a [num_samples, sum of dims] matrix: a frame has all samples, some columns."""
     num_rows = torch.full_like(plan.dims, num_samples)
-    return (
-        num_rows,
-        exclusive_cumsum(plan.dims)[:-1],
-        torch.full_like(num_rows, int(plan.dims.sum())),
-    )
+    stride = torch.full_like(num_rows, int(plan.dims.sum()))
+    return num_rows, exclusive_cumsum(plan.dims)[:-1], stride
 
 
-def behind_one_another(plan: FramePlan, one: Places, size: int) -> Places:
-    """Frames of equal segments, each a copy of the places of `one`, `size` values apart."""
+def behind_one_another(plan: FramePlan, first_frame: Places, size: int) -> Places:
+    """Place frames of equal segments `size` values apart, each as `first_frame` is."""
     num_frames = len(plan.segments_per_frame)
-    num_rows, start, stride = (tensor.repeat(num_frames) for tensor in one)
+    num_rows, start, stride = (tensor.repeat(num_frames) for tensor in first_frame)
     return num_rows, start + plan.frame * size, stride
 
 
 def packed(plan: FramePlan, num_rows: Tensor) -> Places:
-    """Segments that lie one behind the other, in frame order. Args: num_rows: [S] int64."""
+    """Place segments one behind the other, in the order of the frames.
+
+    Args: num_rows: [S] int64.
+    """
     return num_rows, exclusive_cumsum(num_rows * plan.dims)[:-1], plan.dims
 
 
 def packed_in_order(plan: FramePlan, num_rows: Tensor, order: Tensor) -> Places:
-    """Segments that lie one behind the other. Args: order: [S] int64, which is n-th."""
+    """Place segments one behind the other in another order.
+
+    Args: num_rows: [S] int64.  order: [S] int64, the number of the segment that is n-th.
+    """
     start = torch.empty_like(num_rows)
     start[order] = exclusive_cumsum((num_rows * plan.dims)[order])[:-1]
     return num_rows, start, plan.dims

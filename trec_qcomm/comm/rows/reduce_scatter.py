@@ -1,9 +1,9 @@
 """Pooled reduce-scatter: partial sums of all ranks are added up at the owners of the samples.
 
-Forward is an all-to-all of encoded partial rows, decoded and summed in float32 in rank order, so
-the result does not depend on arrival and encoded bytes are never added. Backward sends the one
-gradient to every rank: equal frames, encoded once. Where both ends know which partial rows are
-empty, `start_selected` sends only the others, and gradients only of these.
+Forward is an all-to-all of encoded partial rows. They are decoded and summed in float32 in rank
+order, so the result does not depend on the order of arrival, and encoded bytes are never added.
+Backward sends one gradient to every rank: equal frames, encoded once. Where both ends know which
+partial rows are empty, `start_selected` sends only the others and only their gradients.
 
 Error: each of the P partial rows is coded with 1/P of a BOUNDED codec's error bound, so the bound
 holds for the sum, up to the sum's own rounding, (P - 1) 2^-24 sum|x|.
@@ -19,24 +19,23 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
-    ExchangePlan,
     PendingRows,
-    PlacedExchange,
     PooledCollective,
 )
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
 from trec_qcomm.comm.rows.selected import PendingSum, take_rows
 from trec_qcomm.ops.rows import Rows
 
 
 class PooledReduceScatter(PooledCollective):
-    """Row-wise sharding, and the hop inside a node of the two-level ones.
+    """Exchange of row-wise shardings, and of two-level ones inside a node.
 
     `start` takes [B, D] and its result is [B_rank, D].
     """
 
     def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
-        """See RowCollective. Raises ValueError: ranks whose columns differ."""
+        """Take the arguments of RowCollective. Raises ValueError: ranks whose columns differ."""
         if len(set(layout.blocks)) > 1:
             raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
         super().__init__(pg, layout, **options)
@@ -47,35 +46,38 @@ class PooledReduceScatter(PooledCollective):
         return self._repeated_plan(codecs, 1)
 
     def _repeated_plan(self, codecs: DirectionCodecs, repeats: int) -> ExchangePlan:
-        everyone, me, size = [self.rank] * self.world_size, self.rank, self.world_size
+        rank, size = self.rank, self.world_size
+        owners = [rank] * size
         forward = self.layout.plan_frames(
-            everyone, me, codecs.forward, repeats=repeats, num_summands=size
+            owners, rank, codecs.forward, repeats=repeats, num_summands=size
         )
         return ExchangePlan(
             forward_sent=forward,
             forward_received=forward,
             backward_sent=self.layout.plan_frames(
-                [me], me, codecs.backward, fan_out=size, repeats=repeats
+                [rank], rank, codecs.backward, fan_out=size, repeats=repeats
             ),
             backward_received=self.layout.plan_frames(
-                everyone, me, codecs.backward, repeats=repeats
+                owners, rank, codecs.backward, repeats=repeats
             ),
         )
 
     def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
         plan = self._plans[exact]
-        width, mine = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
+        width, batch_size = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
         owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
-        gradient = in_matrix(plan.backward_sent, [mine], first_columns(plan.backward_sent), width)
+        gradient = in_matrix(
+            plan.backward_sent, [batch_size], first_columns(plan.backward_sent), width
+        )
         return PlacedExchange(
             forward_sent=plan.forward_sent.place(*owned),
             forward_received=plan.forward_received.place(
-                *behind_one_another(plan.forward_received, gradient, mine * width)
+                *behind_one_another(plan.forward_received, gradient, batch_size * width)
             ),
             backward_sent=plan.backward_sent.place(*gradient),
             backward_received=plan.backward_received.place(*owned),
             sent_shape=(sum(batch_sizes), width),
-            result_shape=(mine, width),
+            result_shape=(batch_size, width),
             num_summands=self.world_size,
         )
 
@@ -89,10 +91,14 @@ class PooledReduceScatter(PooledCollective):
     ) -> PendingRows:
         """Launch with a batch size of its own for every feature.
 
-        Args:    rows: [N] float32: for each rank, for each block, its rows; the blocks may follow
-                 one another several times.  rows_sent: [P][blocks, or a multiple] batch sizes.
+        Args:
+            rows: [N] float32: for each rank, for each block, that rank's rows; the blocks may
+                follow one another several times.
+            rows_sent: [P][number of blocks, or a multiple], batch sizes.
+            exact, gradient_divisor: arguments of `start`.
         Returns: pending [M] float32: for each block, this rank's rows.
-        Raises:  as `start`; ValueError: sizes that are no multiple of the blocks.
+        Raises: ValueError: rows of another shape or dtype, or sizes that are no multiple of the
+            blocks.  UnencodableError.
         """
         repeats, rest = divmod(len(rows_sent[self.rank]), max(len(self.layout.blocks[0]), 1))
         if rest:
@@ -102,9 +108,9 @@ class PooledReduceScatter(PooledCollective):
             plan = self._repeated_plan(self._codecs[exact], repeats)
             self._variable_plans[exact, repeats] = plan
         owned = packed(plan.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))
-        mine = torch.tensor(rows_sent[self.rank], dtype=torch.int64)
-        gradient = packed(plan.backward_sent, mine)
-        size = int((mine * plan.backward_sent.dims).sum())
+        rows_received = torch.tensor(rows_sent[self.rank], dtype=torch.int64)
+        gradient = packed(plan.backward_sent, rows_received)
+        size = int((rows_received * plan.backward_sent.dims).sum())
         exchange = PlacedExchange(
             forward_sent=plan.forward_sent.place(*owned),
             forward_received=plan.forward_received.place(
@@ -130,11 +136,14 @@ class PooledReduceScatter(PooledCollective):
     ) -> PendingSum:
         """Launch with some of the partial rows; the others are 0, and get a gradient of 0.
 
-        Args:    rows: float32, any shape.  sent: of these, for each rank, for each block.
-                 received: for each rank, for each block, where its rows belong in the result.
-                 shape: of the result.  exact, gradient_divisor: see `start`.
+        Args:
+            rows: float32, any shape.
+            sent: for each rank, for each block, the rows to send.
+            received: for each rank, for each block, where its rows belong in the result.
+            shape: shape of the result.
+            exact, gradient_divisor: arguments of `start`.
         Returns: pending sums of that shape.
-        Raises:  UnencodableError.
+        Raises: UnencodableError.
         """
         if exact not in self._selected_plans:
             self._selected_plans[exact] = self._owners_to_samples(

@@ -1,4 +1,4 @@
-"""Selected rows of a buffer as a step of autograd: packed before an exchange, unpacked after it.
+"""Selected rows of a buffer, as steps of autograd: packed before an exchange, unpacked after it.
 
 Knows: ops.rows. Does not know: why these rows, codecs, process groups.
 """
@@ -14,30 +14,38 @@ from trec_qcomm.ops.rows import Rows, add, take
 
 
 def take_rows(values: Tensor, rows: Rows) -> Tensor:
-    """[rows.num_values] float32: the rows one behind the other. Others get a gradient of 0."""
+    """Return [rows.num_values] float32, the rows one behind the other.
+
+    The other rows get a gradient of 0.
+    """
     packed: Tensor = _Take.apply(values, rows)  # type: ignore[no-untyped-call]
     return packed
 
 
 class PendingSum:
-    """Packed rows on their way to be added up. `wait` once.
+    """Packed rows on their way to be added up. Call `wait` once.
 
-    Args: rows: where they belong, in rank order, so that sums do not depend on arrival.
-        shape: of the result.
+    Args:
+        pending: the packed rows.
+        rows: places of the rows in the result, in rank order: sums must not depend on arrival.
+        shape: shape of the result.
     """
 
     def __init__(self, pending: PendingRows, rows: Rows, shape: tuple[int, ...]) -> None:
         self._pending, self._rows, self._shape = pending, rows, shape
 
     def wait(self) -> Tensor:
-        """The sums, float32; 0 where nothing was sent. Raises: as PendingRows."""
+        """Return the sums, float32; 0 where nothing was sent.
+
+        Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
+        """
         packed = self._pending.wait()
         sums: Tensor = _Add.apply(packed, self._rows, self._shape)  # type: ignore[no-untyped-call]
         return sums
 
 
 class _Take(Function):
-    """Forward: take. Backward: add into zeros."""
+    """Autograd node that takes rows; backward adds their gradients into zeros."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, rows: Rows) -> Tensor:
@@ -50,13 +58,13 @@ class _Take(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (grad,) = grads
-        found = grad.new_zeros(ctx.shape)
-        add(grad.contiguous(), ctx.rows, found)
-        return found, None
+        rows_grad = grad.new_zeros(ctx.shape)
+        add(grad.contiguous(), ctx.rows, rows_grad)
+        return rows_grad, None
 
 
 class _Add(Function):
-    """Forward: add into zeros. Backward: take."""
+    """Autograd node that adds rows into zeros; backward takes their gradients."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, rows: Rows, shape: tuple[int, ...]) -> Tensor:
@@ -69,6 +77,6 @@ class _Add(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
-        found = grad.new_empty(ctx.rows.num_values)
-        take(grad.contiguous(), ctx.rows, found)
-        return found, None, None
+        packed_grad = grad.new_empty(ctx.rows.num_values)
+        take(grad.contiguous(), ctx.rows, packed_grad)
+        return packed_grad, None, None

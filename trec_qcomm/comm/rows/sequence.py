@@ -1,6 +1,6 @@
-"""Sequence all-to-all: one row for every id goes to the owner of the sample, its gradient back.
+"""Sequence all-to-all: a row for every id goes to the owner of the sample, its gradient comes back.
 
-The rows of a table for one rank lie together on either end, so TorchRec's permutes of rows before
+The rows of a table for one rank lie together at both ends. So TorchRec's permutes of rows before
 and after the exchange are not needed: a segment says where its rows lie.
 Shapes: P ranks; F blocks (features) of this rank; all rows have D values.
 """
@@ -13,19 +13,18 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
-    ExchangePlan,
     PendingRows,
-    PlacedExchange,
     RowCollective,
 )
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, packed, packed_in_order
 
 
 class SequenceAllToAll(RowCollective):
-    """Table-wise, column-wise and row-wise shardings of unpooled embeddings."""
+    """Exchange of table-wise, column-wise and row-wise shardings of unpooled embeddings."""
 
     def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
-        """See RowCollective. Raises ValueError: rows of several widths."""
+        """Take the arguments of RowCollective. Raises ValueError: rows of several widths."""
         dims = {block.dim for blocks in layout.blocks for block in blocks}
         if len(dims) > 1:
             raise ValueError(f"{options['name']}: rows of {sorted(dims)} values must be equal")
@@ -46,12 +45,14 @@ class SequenceAllToAll(RowCollective):
     ) -> PendingRows:
         """Launch the exchange.
 
-        Args:    rows: [N, D] float32: for each of this rank's blocks, for each rank, its rows.
-                 rows_sent: [F, P] int64 on CPU, how many of them.
-                 rows_received: [blocks of all owners] int64 on CPU.
-                 exact, gradient_divisor: see comm.rows.collective.PooledCollective.start.
+        Args:
+            rows: [N, D] float32: for each of this rank's blocks, for each rank, that rank's rows.
+            rows_sent: [F, P] int64 on CPU, the number of these rows.
+            rows_received: [number of blocks of all owners] int64 on CPU, numbers of rows.
+            exact: whether to send float32 in both directions.
+            gradient_divisor: number that the gradients are divided by when they are received.
         Returns: pending [M, D] float32: for each owner, for each of its blocks, this rank's rows.
-        Raises:  ValueError: rows of another shape or dtype.  UnencodableError.
+        Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         plan = self._plans[exact]
         num_blocks, num_ranks = rows_sent.shape

@@ -28,7 +28,7 @@ from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.config import AllReduceRule
-from trec_qcomm.core.checks import Checks
+from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.placement import (
     check_on_gpu,
@@ -77,7 +77,7 @@ class GradientAllReduce(ABC):
         self._seed, self._measure_error = seed, measure_error
         self._is_exact = is_exact
         self._loaded: State = {}
-        self._device, self._checks = torch.device("cpu"), Checks()
+        self._device, self._checks = torch.device("cpu"), DeferredChecks()
         # Empty before `register`.
         self._shapes_by_parameter: dict[nn.Parameter, list[ParameterShape]] = {}
 

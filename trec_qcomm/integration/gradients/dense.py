@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trec_qcomm.comm.dense.all_reduce import Reduction
-from trec_qcomm.comm.dense.chunks import Chunks, ParameterShape
+from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.config import GradientRule
 from trec_qcomm.core.counters import Traffic
@@ -70,7 +70,7 @@ def make_dense_reduction(
     """
     refresh, tolerance = rule.refresh, rule.codec.tolerance
 
-    def make_thresholds(chunks: Chunks, sites: Sequence[str]) -> GradientThresholds:
+    def make_thresholds(chunks: BucketChunks, sites: Sequence[str]) -> GradientThresholds:
         assert refresh is not None
         assert tolerance is not None
         kind = GlobalThresholds if rule.scope == "global" else LayerThresholds

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trec_qcomm.comm.transport import DeviceTransport, Transport
-from trec_qcomm.core.checks import Checks
+from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec, has_gpu_kernels
 
 
@@ -79,7 +79,7 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def make_transport(
-    pg: dist.ProcessGroup, device: torch.device, checks: Checks
+    pg: dist.ProcessGroup, device: torch.device, checks: DeferredChecks
 ) -> Transport | DeviceTransport:
     """Return what carries messages that lie in the memory of a device. Collective.
 

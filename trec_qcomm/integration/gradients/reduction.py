@@ -15,7 +15,7 @@ from trec_qcomm.comm.dense.all_reduce import (
     sent_nbytes,
     sites,
 )
-from trec_qcomm.comm.dense.chunks import Chunks, Coding, ParameterShape
+from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.coder import GradientTolerances
 from trec_qcomm.config import AllReduceRule
 from trec_qcomm.core.counters import Traffic
@@ -32,7 +32,7 @@ def make_reduction(
     *,
     min_numel: int = 0,
     error_feedback: bool = False,
-    make_tolerances: Callable[[Chunks, Sequence[str]], GradientTolerances] | None = None,
+    make_tolerances: Callable[[BucketChunks, Sequence[str]], GradientTolerances] | None = None,
     seed: int = 0,
     measure_error: bool = False,
 ) -> Reduction:
@@ -49,7 +49,7 @@ def make_reduction(
         measure_error: whether to record the largest error of what this rank encodes.
     """
     coding = Coding(codec=rule.codec, exact=Identity(), min_numel=min_numel)
-    chunks = Chunks(tuple(parameters), world_size, coding)
+    chunks = BucketChunks(tuple(parameters), world_size, coding)
     options = AllReduceOptions(
         coding=coding,
         algorithm=_algorithm(rule, chunks),
@@ -64,7 +64,7 @@ def make_reduction(
     return Reduction(options, rank, world_size, traffic, numels=numels, tolerances=tolerances)
 
 
-def _algorithm(rule: AllReduceRule, chunks: Chunks) -> Algorithm:
+def _algorithm(rule: AllReduceRule, chunks: BucketChunks) -> Algorithm:
     """Return the rule's algorithm, the fastest one for `auto`.
 
     The fastest is the one whose busiest rank has sent all first, by the link's model, with all
@@ -74,8 +74,8 @@ def _algorithm(rule: AllReduceRule, chunks: Chunks) -> Algorithm:
     if rule.algorithm != "auto":
         return rule.algorithm
     world_size = chunks.num_chunks
-    each = [chunks.part(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
-    (whole,) = chunks.part(range(world_size)).placed.frame_nbytes
+    each = [chunks.span(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
+    (whole,) = chunks.span(range(world_size)).placed.frame_nbytes
 
     def seconds(algorithm: Algorithm) -> float:
         most = max(sent_nbytes(algorithm, r, each, whole) for r in range(world_size))

@@ -1,4 +1,7 @@
-"""The loops of frame.py in numba. They raise nothing: `unseal` returns why and where it stopped."""
+"""Kernels of frame.py for the CPU, in numba. They raise nothing; `unseal` returns what is wrong.
+
+Shapes: P frames, S segments in all; the arguments are those of frame.py as numpy arrays.
+"""
 
 import numpy as np
 from numba import njit
@@ -22,7 +25,7 @@ def _checksum(words):
 
 @njit(forceinline=True)
 def _write_header(words, frame_nbytes, layout, call, codecs, num_rows, nbytes):
-    """words: [..] uint32 of a frame from its beginning. The checksum is left 0."""
+    """Write a header and segment table, with 0 as the checksum. words: [..] uint32, a frame."""
     count = codecs.size
     words[0], words[1] = _MAGIC, _VERSION | np.uint32(call << 16)
     words[2], words[3] = np.uint32(layout), np.uint32(count)
@@ -38,7 +41,7 @@ def _write_header(words, frame_nbytes, layout, call, codecs, num_rows, nbytes):
 
 @njit(nogil=True, cache=True)
 def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
-    """See frame.seal."""
+    """Write headers, segment tables and checksums; see frame.seal."""
     begin, first = 0, 0
     for p in range(counts.size):
         if counts[p] == 0:
@@ -55,7 +58,7 @@ def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
 
 @njit(nogil=True, cache=True)
 def write_headers(headers, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
-    """Headers and segment tables one behind the other, checksums 0. headers: [H] uint8."""
+    """Write headers and segment tables one behind the other, checksums 0. headers: [H] uint8."""
     begin, first = 0, 0
     for p in range(counts.size):
         if counts[p] == 0:
@@ -71,7 +74,7 @@ def write_headers(headers, frame_nbytes, counts, layouts, call, codecs, num_rows
 
 @njit(nogil=True, cache=True)
 def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbytes):
-    """(reason, segment within the frame or -1) of one frame; fills codecs, at, nbytes."""
+    """Check one frame and fill codecs, at, nbytes. Return (reason, its segment or -1)."""
     if frame.size < 32 or frame.size % 8:
         return BAD_SIZE, -1
     words = frame.view(np.uint32)
@@ -108,7 +111,7 @@ def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbyte
 
 @njit(nogil=True, cache=True)
 def unseal(buffer, frame_nbytes, counts, layouts, call, num_rows, codecs, at, nbytes):
-    """(reason, frame, segment or -1). See frame.unseal."""
+    """Check P frames and fill codecs, at, nbytes. Return (reason, frame, segment or -1)."""
     begin, first = 0, 0
     for p in range(counts.size):
         if counts[p] == 0 and frame_nbytes[p] == 0:

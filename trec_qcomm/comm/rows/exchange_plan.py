@@ -1,0 +1,65 @@
+"""ExchangePlan: the frames of an exchange of rows and of the reverse exchange of their gradients.
+
+An `ExchangePlan` stays from batch to batch; with the rows of a batch it is a `PlacedExchange`.
+
+Knows: frame plans, masks. Does not know: process groups, autograd, how rows lie.
+"""
+
+from dataclasses import dataclass
+
+from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
+from trec_qcomm.core.codec import MaskUse, mask_use
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePlan:
+    """Plans of the four sets of frames of an exchange.
+
+    Args:
+        forward_sent, forward_received: the rows.
+        backward_sent, backward_received: the gradients of the rows.
+        mirrored: backward's segments are forward's, in order: segment s of what is sent back
+            holds the gradients of segment s of what was received. So the columns that were kept of
+            a segment in forward (core.codec.MaskUse) are known to both ends in backward.
+    """
+
+    forward_sent: FramePlan
+    forward_received: FramePlan
+    backward_sent: FramePlan
+    backward_received: FramePlan
+    mirrored: bool = False
+
+    def check_masks(self, name: str) -> None:
+        """Raise ValueError naming the table whose backward codec needs masks it cannot have.
+
+        Args: name: the collective's name, for the error.
+        """
+        for codec, _, members in self.backward_sent.groups:
+            if mask_use(codec) is MaskUse.READS and not self.mirrored:
+                table = self.backward_sent.tables[int(members[0])]
+                raise ValueError(
+                    f"{name}: table {table!r}: backward {codec.name} needs a table- or column-wise "
+                    "sharding; here one gradient goes to all ranks, which kept other columns each"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedExchange:
+    """The four sets of frames of an exchange, with the rows and places of one batch.
+
+    Args:
+        forward_sent, forward_received: the rows.
+        backward_sent, backward_received: the gradients of the rows.
+        sent_shape: shape of the rows given to `start`.
+        result_shape: shape of the rows that `wait` returns.
+        num_summands: number of results that lie one behind the other in what is received, to be
+            added up in rank order.
+    """
+
+    forward_sent: PlacedFrames
+    forward_received: PlacedFrames
+    backward_sent: PlacedFrames
+    backward_received: PlacedFrames
+    sent_shape: tuple[int, ...]
+    result_shape: tuple[int, ...]
+    num_summands: int = 1
