@@ -99,15 +99,22 @@ def encode_frames(
         num_rows=placed.num_rows,
         nbytes=nbytes,
     )
-    copies = plan.remote_copies
-    segment_copies = copies[plan.frame]
-    wire = nbytes * segment_copies
-    sent = int((torch.tensor(frame_nbytes, dtype=torch.int64) * copies).sum())
-    traffic.add_bytes(plan.table, placed.raw_nbytes * segment_copies, wire, sent - int(wire.sum()))
+    _count_bytes(traffic, placed, nbytes, frame_nbytes)
     n, counts = plan.fan_out, plan.segments_per_frame
     if n > 1:
         buffer, codecs, nbytes = (tensor.repeat(n) for tensor in (buffer, codecs, nbytes))
     return SealedFrames(buffer, frame_nbytes * n, call, frame.Announced(codecs, nbytes), counts * n)
+
+
+def _count_bytes(
+    traffic: Traffic, placed: PlacedFrames, nbytes: Tensor, frame_nbytes: list[int]
+) -> None:
+    """Count what goes to other ranks. Args: nbytes: [S] int64, encoded bytes of each segment."""
+    copies = placed.plan.remote_copies
+    segment_copies = copies[placed.plan.frame]
+    raw, wire = placed.raw_nbytes * segment_copies, nbytes * segment_copies
+    sent = int((torch.tensor(frame_nbytes, dtype=torch.int64) * copies).sum())
+    traffic.add_bytes(placed.plan.table, raw, wire, sent - int(wire.sum()))
 
 
 def decode_frames(

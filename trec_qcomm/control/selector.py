@@ -69,7 +69,7 @@ def select(candidates: Mapping[str, Measurement], *, link_gb_s: float) -> Select
     """
     if not candidates:
         raise ValueError("candidates: expected one or more")
-    speed_ups = {name: each.speed_up(link_gb_s) for name, each in candidates.items()}
+    speed_ups = {name: m.speed_up(link_gb_s) for name, m in candidates.items()}
     best = max(speed_ups, key=lambda name: speed_ups[name])
     return Selection(name=best, speed_up=speed_ups[best], speed_ups=speed_ups)
 
@@ -90,7 +90,7 @@ def measure(codec: Codec, batches: Sequence[Tensor]) -> Measurement:
         raise ValueError("batches: expected one or more of [n >= 1, D >= 1] float32, of one D")
     rows = torch.cat(list(batches))
     copies = -(-_TIMED_NBYTES // (FLOAT32_NBYTES * rows.numel()))
-    segments = Segments.packed([len(each) for each in batches] * copies, dim)
+    segments = Segments.packed([len(batch) for batch in batches] * copies, dim)
     rows = rows.repeat(copies, 1)
     encoded_nbytes, encode_s, decode_s = _time(codec, rows, segments)
     raw_nbytes = FLOAT32_NBYTES * rows.numel()

@@ -163,7 +163,7 @@ class Reduction:
             bucket: [E] float32, contiguous, on CPU, or on a GPU where the codec is of fixed size;
                 E is the sum of the parameters' numels, and may be 0.
             exact: send float32 and leave residuals alone.
-            once: these parameters will not come again with these sizes.
+            once: whether these parameters will not come again with these sizes.
         Raises: ValueError: another dtype, device or size.
         """
         if bucket.dtype != torch.float32 or bucket.device.type not in ("cpu", "cuda"):
