@@ -66,7 +66,7 @@ def main(local_rank: int = 0, world_size: int | None = None) -> None:
         optimizer.step()
         if dist.get_rank() == 0 and step % 5 == 0:
             print(f"step {step:2}: loss {loss.item():.4f}")
-    sent = {kind: (s["raw_nbytes"], s["wire_nbytes"]) for kind, s in qcomm.stats().items()}
+    sent = {kind: (s.raw_nbytes, s.wire_nbytes) for kind, s in qcomm.stats().by_kind().items()}
     if dist.get_rank() == 0:
         print("\n".join(f"{kind:>18}: {raw} -> {wire} bytes" for kind, (raw, wire) in sent.items()))
     dist.destroy_process_group()

@@ -140,7 +140,7 @@ def row(way: Way, error: float, num_steps: int, numel: int) -> dict[str, Any]:
     p20, p50, p80 = (float(times.quantile(q)) for q in (0.2, 0.5, 0.8))
     counted = None
     if way.hook is not None:
-        counted = way.hook.stats()["dense"]["wire_nbytes"] / (num_steps + 1)
+        counted = way.hook.stats().dense.wire_nbytes / (num_steps + 1)
     return {
         "way": way.name,
         "world_size": dist.get_world_size(),

@@ -72,7 +72,7 @@ def mean_traffic(trainer: Trainer) -> Traffic | None:
     """Bytes a step that a rank sends to others, by kind, the mean over ranks. Collective."""
     if trainer.qcomm is None or not trainer.losses:
         return None
-    per_rank = gather(trainer.qcomm.stats())
+    per_rank = gather(trainer.qcomm.stats().to_dict())
     divisor = len(trainer.losses) * len(per_rank)
     return {
         kind: {
@@ -93,7 +93,7 @@ def table_records(trainer: Trainer) -> dict[str, dict[str, Any]] | None:
     """
     if trainer.qcomm is None or not trainer.losses:
         return None
-    per_rank = gather((trainer.qcomm.stats(), trainer.qcomm.forward_params()))
+    per_rank = gather((trainer.qcomm.stats().to_dict(), trainer.qcomm.forward_params()))
     divisor = len(trainer.losses) * len(per_rank)
     tables = sorted({t for stats, _ in per_rank for t in stats["embedding_forward"]["tables"]})
     return {table: _table_record(table, per_rank, divisor) for table in tables}
@@ -172,7 +172,7 @@ class Report:
             "step": trainer.step,
             "loss": float(np.mean(trainer.losses[-self.options.log_every :])),
             "step_ms": step_ms(trainer.step_s[-self.options.log_every :], skip=0),
-            "nbytes": None if trainer.qcomm is None else trainer.qcomm.stats(),
+            "nbytes": None if trainer.qcomm is None else trainer.qcomm.stats().to_dict(),
         }
         self._write(record)
         if self.scalars is not None:

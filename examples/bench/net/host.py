@@ -127,7 +127,7 @@ def measure(every: list[argparse.Namespace], num_steps: int, interface: str) -> 
         for way in ways:
             timed_step(way, batches, interface, timed=step >= WARM_STEPS)
     for way in ways:
-        way.counted = None if way.trainer.qcomm is None else way.trainer.qcomm.stats()
+        way.counted = None if way.trainer.qcomm is None else way.trainer.qcomm.stats().to_dict()
     tests = Batches(dataset.test, every[0].batch_size, drop_last=False, **ranks)
     records = []
     for way in tqdm(ways, desc="scores and profiles", disable=quiet):
