@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.bench.codecs import formats
-from examples.bench.codecs.formats import Format
+from examples.bench import formats
 from examples.bench.codecs.table import break_even_gb_s
+from examples.bench.formats import Format
 from trec_qcomm import records
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Rowwise, Threshold, TopK
 from trec_qcomm.core.codec import Codec

@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from examples.bench.codecs import compressors, formats
+from examples.bench import formats
+from examples.bench.codecs import compressors
 from examples.bench.codecs.compressors import Compressor
-from examples.bench.codecs.formats import Format
 from examples.bench.codecs.workload import TableGroup, Workload
+from examples.bench.formats import Format
 from trec_qcomm import Contract
 from trec_qcomm.codecs import (
     Cast,
