@@ -6,7 +6,7 @@
 # install left behind is thrown away by the next make and never trusted.
 
 PYTHON ?= python3
-CONFIGS ?= configs/fp32.yaml configs/int8.yaml configs/int4.yaml
+CONFIGS ?= configs/fp32.yaml configs/int8.yaml configs/best.yaml
 ARGS ?=
 # A worker a core; the tests of a file stay together, as they share the ranks that it spawns. In
 # their own order: the other one begins with the files of most tests, which are not the longest.
@@ -49,13 +49,13 @@ help:  ## List the targets
 venv: $(DEV)  ## Create .venv with the pinned run-time and developer packages
 
 demo: $(RUN)  ## Train the Criteo example with each of CONFIGS and compare
-	$(ONE_THREAD) $(PY) examples/criteo/compare.py --configs $(CONFIGS)
+	$(ONE_THREAD) $(PY) examples/criteo/compare.py --configs $(CONFIGS) $(ARGS)
 
 bench-net: $(RUN)  ## Measure bytes and step time on emulated networks (root, iproute2; ARGS='--rate 1gbit')
-	$(PY) examples/bench/net/run.py $(ARGS)
+	$(PY) -m examples.bench.net $(ARGS)
 
 bench-codec: $(RUN)  ## Measure all codecs beside other compressors on rows and gradients (ARGS='--rows FILE.pt')
-	$(ONE_THREAD) $(PY) examples/bench/codec/run.py $(ARGS)
+	$(ONE_THREAD) $(PY) -m examples.bench.codecs $(ARGS)
 
 report: $(DEV)  ## Draw the README's records on one page, runs/report.html (ARGS='runs/my.jsonl')
 	@mkdir -p runs
@@ -66,8 +66,8 @@ pictures: $(DEV)  ## Draw the pictures of README.md and configs/README.md again
 	$(PY) -m trec_qcomm.report --out runs/pictures.html --png runs/pictures $(PICTURED)
 	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/
 
-accuracy: $(RUN)  ## Run the quality gate over configs/ (hours; goes on where it was; ARGS='--data FILE')
-	$(ONE_THREAD) $(PY) examples/criteo/accuracy.py --configs configs/*.yaml --seeds 50 --jobs $(JOBS) $(ARGS)
+accuracy: $(RUN)  ## Run the quality gate over configs/ as its table has it (hours; resumes; ARGS='--data FILE')
+	$(ONE_THREAD) $(PY) examples/criteo/accuracy.py --configs $(filter-out configs/fp32.yaml,$(wildcard configs/*.yaml)) --jobs $(JOBS) $(ARGS)
 
 test: $(DEV)  ## Run all tests (ARGS goes to pytest)
 	$(ONE_THREAD) $(PY) -m pytest $(WORKERS) $(ARGS)

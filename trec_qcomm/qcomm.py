@@ -14,6 +14,7 @@ from trec_qcomm.config import (
     load_config,
     load_preset,
 )
+from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
@@ -160,24 +161,42 @@ class QComm:
         finally:
             self._session.exact = before
 
-    def stats(self) -> dict[str, Any]:
-        """What this rank sent to other ranks since construction or `reset_stats`.
+    def stats(self) -> Stats:
+        """Return what this rank sent to other ranks since construction or `reset_stats`.
 
-        Returns: for each of embedding_forward, embedding_backward, intra_embedding_forward,
-            intra_embedding_backward (hops inside a node), dense, data_parallel, input:
-            raw_nbytes, wire_nbytes (headers included), header_nbytes, num_calls, wire_s, encode_s
-            and decode_s by codec and dim, and tables: {name: raw_nbytes, wire_nbytes,
-            max_abs_err}. max_abs_err is None unless the config's measure_error is true. wire_s is
-            the time blocked on the network, of all codecs together as they share one frame. On
-            CUDA, where nothing waits for the device, wire_s, encode_s and decode_s are the seconds
-            that launching took, not those that the device worked.
-            dense and data_parallel count what was sent, or what a ring all-reduce sends where DDP's
-            own is used; their raw_nbytes is a float32 ring's. input also has bags:
-            num_bags, num_sent and these by table: the bags of ids that this rank's batches had, and
-            how many were sent, where `unique_bags` sends equal ones once. Rows of the others are in
-            no count: raw_nbytes is of the rows that were sent.
+            stats = qcomm.stats()
+            stats.embedding_forward.wire_nbytes, stats.dense.tables, stats.to_dict()
+
+        Bytes are counted three times: raw, distinct and wire (core.stats.KindStats). Raw bytes of
+        rows are exact where all ranks have equal batch sizes. Ids, and unpooled rows, count in
+        proportion: as many times the distinct ones as this rank's batch has of them.
+        dense and data_parallel count what was sent, or what a ring all-reduce sends where DDP's
+        own is used; their raw bytes are a float32 ring's.
         """
         return self._session.stats()
+
+    def summary(self) -> str:
+        """Return one table of what this rank sends to others in a step, as text.
+
+        A row is a group of traffic: forward, backward, dense, ids, all. Columns are KB as float32
+        before equal bags are merged (raw), after that (distinct) and on the wire, raw over wire,
+        and ms of encoding, waiting for the network and decoding.
+        """
+        return str(self.stats())
+
+    def __repr__(self) -> str:
+        """Return what is active: where the config is from, its rules, whether it is bypassed."""
+        config = self.config
+        parts = [
+            f"{', '.join(rule.tables)}: {rule.forward!r} forward, {rule.backward!r} backward"
+            + (f", unique_bags {rule.unique_bags}" if rule.unique_bags else "")
+            for rule in config.embedding
+        ]
+        for name, gradients in (("dense", config.dense), ("data_parallel", config.data_parallel)):
+            said = "DDP" if gradients is None else f"{gradients.codec!r} by {gradients.algorithm}"
+            parts.append(f"{name}: {said}")
+        parts += ["bypassed"] if self._session.exact else []
+        return f"QComm({config.source!r}; {'; '.join(parts)})"
 
     def forward_params(self) -> dict[str, float]:
         """Return the error bound or threshold of each table's forward codec in the next step.

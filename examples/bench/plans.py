@@ -1,8 +1,8 @@
 """What TorchRec's planner chooses for a cluster when codecs are priced as they are.
 
-  python plans.py                                   26 tables of MLPerf's DLRM, 16 and 128 GPUs
-  python plans.py --model synthetic --gpus 64       60 tables of 64 to 256 columns, some very large
-  python plans.py --inter-gb-s 50 --encode-gb-s 800 --decode-gb-s 1000 --json plans.jsonl
+  python -m examples.bench.plans                  26 tables of MLPerf's DLRM, 16 and 128 GPUs
+  python -m examples.bench.plans --model synthetic --gpus 64      60 tables, some very large
+  python -m examples.bench.plans --inter-gb-s 50 --encode-gb-s 800 --out plans.jsonl
 
 Needs no GPU and measures nothing: every number is TorchRec's performance model with the given
 bandwidths and codec speeds. `step` is its rating of a plan: of all ranks the largest sum of lookup,
@@ -16,15 +16,13 @@ the bytes at the same speed, to see what one would be worth.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import random
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +42,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from trec_qcomm import Codec, Contract, Identity, QComm, Rowwise, Throughput
 from trec_qcomm.config import Config, TableRule
 from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.records import BenchRecord, Environment, append
 
 RANKS_PER_NODE = 8
 RESERVED = 0.15  # of the memory, for everything but tables
@@ -62,7 +61,7 @@ MLPERF_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, columns, and ids a sample."""
+    """A table of a model: its rows, columns, and ids a sample."""
 
     num_rows: int
     dim: int
@@ -113,7 +112,7 @@ def mlperf() -> list[Table]:
 
 
 def synthetic(num_tables: int = 60, seed: int = 0) -> list[Table]:
-    """Log-uniform rows, 1e4 to 2e8: most tables small, most rows in few."""
+    """Return tables of log-uniform rows, 1e4 to 2e8: most are small, most rows lie in few."""
     draw = random.Random(seed)
     return [
         Table(int(10 ** draw.uniform(4, 8.3)), draw.choice((64, 128, 256)), draw.randint(1, 30))
@@ -125,7 +124,7 @@ MODELS = {"mlperf": mlperf, "synthetic": synthetic}
 
 
 class BestPlan(Stats):
-    """Takes from the planner the plan it found, with ranks and prices."""
+    """The plan that the planner chose, with ranks and prices."""
 
     def __init__(self) -> None:
         self.options: list[ShardingOption] = []
@@ -174,7 +173,7 @@ class Problem:
         self.throughput = {"identity": free, "rowwise": speed, "hypothetical": speed}
 
     def plan(self, codec: Codec) -> tuple[list[ShardingOption], EmbeddingEnumerator]:
-        """The planner's plan, and the enumerator that has the prices of all others."""
+        """Return the planner's plan, and the enumerator that has the prices of all others."""
         rule = TableRule(tables=("*",), forward=codec, backward=codec)
         estimator = QComm(Config(embedding=(rule,))).estimator(
             self.topology, self.constraints, throughput=self.throughput
@@ -185,22 +184,22 @@ class Problem:
             self.constraints,
             estimator=[estimator, EmbeddingStorageEstimator(self.topology, self.constraints)],
         )
-        found = BestPlan()
+        best = BestPlan()
         EmbeddingShardingPlanner(
             topology=self.topology,
             batch_size=self.batch_size,
             enumerator=enumerator,
             storage_reservation=FixedPercentageStorageReservation(RESERVED),
             constraints=self.constraints,
-            stats=found,
+            stats=best,
             debug=False,
         ).plan(self.module, self.sharders)  # type: ignore[arg-type]
-        return found.options, enumerator
+        return best.options, enumerator
 
     def priced(
         self, plan: list[ShardingOption], enumerator: EmbeddingEnumerator
     ) -> list[ShardingOption]:
-        """The same placement at that enumerator's prices."""
+        """Return the placement of a plan at that enumerator's prices."""
         prices = {_key(so): so for so in enumerator.enumerate(self.module, self.sharders)}  # type: ignore[arg-type]
         priced = [prices[_key(so)] for so in plan]
         for ours, theirs in zip(priced, plan, strict=True):
@@ -210,7 +209,7 @@ class Problem:
 
 
 def rate(plan: list[ShardingOption]) -> tuple[float, float]:
-    """Predicted step in ms, as TorchRec rates plans, and the share of communication and codec."""
+    """Return the predicted step in ms, as TorchRec rates plans, and the share of communication."""
     totals: Counter[int] = Counter()
     comms: Counter[int] = Counter()
     for so in plan:
@@ -227,7 +226,7 @@ def _key(so: ShardingOption) -> tuple[Any, ...]:
 
 
 def solve(tables: list[Table], num_gpus: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record a codec; the first is fp32."""
+    """Return one record a codec; the first is fp32."""
     problem = Problem(tables, num_gpus, options)
     records = []
     first: list[ShardingOption] = []
@@ -253,7 +252,7 @@ def solve(tables: list[Table], num_gpus: int, options: argparse.Namespace) -> li
 
 
 def format_table(records: list[dict[str, Any]]) -> str:
-    """Markdown, a row for each GPUs and codec."""
+    """Return markdown, a row for each number of GPUs and codec."""
     head = ["GPUs", "codec", *SHORT.values(), "step [ms]", "comms", "fp32's plan [ms]"]
     lines = [head, ["---:"] * len(head), *(_cells(record) for record in records)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -270,6 +269,25 @@ def _cells(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _typed(
+    records: list[dict[str, Any]], options: argparse.Namespace, tables: list[Table]
+) -> list[BenchRecord]:
+    setup = {k: v for k, v in vars(options).items() if isinstance(v, int | float | str)}
+    setup |= {"num_tables": len(tables), "kind": "prediction of TorchRec's performance model"}
+    environment = Environment.current()
+    return [
+        BenchRecord(
+            configuration=record["codec"],
+            bench="plans",
+            setup=setup,
+            environment=environment,
+            case={"num_gpus": record["num_gpus"]} | record["shardings"],
+            figures={k: v for k, v in record.items() if isinstance(v, float)},
+        )
+        for record in records
+    ]
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -283,9 +301,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--hbm-gb-s", type=float, default=2039, help="its bandwidth (default 2039, A100)")
     add("--intra-gb-s", type=float, default=300, help="inside a node, a GPU (default 300)")
     add("--inter-gb-s", type=float, default=25, help="between nodes, a GPU (default 25)")
-    add("--encode-gb-s", type=float, default=400, help="of float32 rows, assumed (default 400)")
-    add("--decode-gb-s", type=float, default=400, help="likewise (default 400)")
-    add("--json", type=Path, default=None, help="also write the records, a JSON object a line")
+    add(
+        "--encode-gb-s", type=float, default=400, help="GB/s of float32 rows, assumed (default 400)"
+    )
+    add(
+        "--decode-gb-s", type=float, default=400, help="GB/s of float32 rows, assumed (default 400)"
+    )
+    add("--out", type=Path, default=None, metavar="FILE", help="append the records to this file")
     return parser
 
 
@@ -310,15 +332,8 @@ def main() -> None:
     )
     records = [record for n in options.gpus for record in solve(tables, n, options)]
     print(format_table(records))
-    if options.json is not None:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        run = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-        about = {"kind": "prediction", "options": run, "commit": commit}
-        about |= {"versions": {"torchrec": torchrec.__version__, "torch": torch.__version__}}
-        about |= {"tables": [asdict(table) for table in tables]}
-        options.json.write_text("".join(json.dumps(about | r) + "\n" for r in records))
+    if options.out is not None:
+        append(options.out, *_typed(records, options, tables))
     print(
         f"\ndone: predictions of TorchRec {torchrec.__version__}'s model with the speeds given "
         "above, not measurements"

@@ -1,7 +1,7 @@
 """Trains with several configs on the same rows and seed and shows them side by side.
 
-  python compare.py --configs ../../configs/fp32.yaml ../../configs/int8.yaml
-  python compare.py --configs stock ../../configs/int4.yaml --data train.txt --embedding-dim 64
+  python examples/criteo/compare.py --configs configs/fp32.yaml configs/best.yaml
+  python examples/criteo/compare.py --configs stock configs/int4.yaml --data train.txt
 
 Every other option goes to train.py as it is, --help of which lists them. Each config is a run of
 train.py of its own, one after another. The change of NE is against the first config.
@@ -10,25 +10,17 @@ train.py of its own, one after another. The change of NE is against the first co
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from trec_qcomm import records
+from trec_qcomm.records import TRAFFIC_GROUPS, TrainingRecord
 
 TRAIN = Path(__file__).with_name("train.py")
-TRAFFIC = {
-    "forward": ("embedding_forward",),
-    "backward": ("embedding_backward",),
-    "in node": ("intra_embedding_forward", "intra_embedding_backward"),
-    "dense": ("dense", "data_parallel"),
-    "ids": ("input",),
-}
-
-
-Record = dict[str, Any]
+INTERRUPTED = 130
 
 
 def main() -> int:
@@ -42,7 +34,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="default: runs")
     arguments, rest = parser.parse_known_args()
     started = time.perf_counter()
-    records: dict[str, Record] = {}
+    trainings: list[TrainingRecord] = []
     for number, config in enumerate(arguments.configs, start=1):
         print(f"[{number}/{len(arguments.configs)}] {config}", flush=True)
         name = f"compare-{number}-{Path(config).stem}"
@@ -50,9 +42,9 @@ def main() -> int:
         if status:
             print(f"{config}: train.py ended with status {status}", file=sys.stderr)
             return status
-        records[name] = last_record(arguments.out / f"{name}.jsonl")
-    print(format_table(list(records.values())))
-    print(format_verdict(list(records.values()), time.perf_counter() - started))
+        trainings.append(last_training(arguments.out / f"{name}.jsonl"))
+    print(format_table(trainings))
+    print(format_verdict(trainings, time.perf_counter() - started))
     return 0
 
 
@@ -62,84 +54,79 @@ def train(config: str, name: str, out: Path, rest: Sequence[str]) -> int:
     try:
         return subprocess.run([*command, *rest], stdout=subprocess.DEVNULL, check=False).returncode
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
 
 
-def last_record(path: Path) -> Record:
-    """The final record of the run that wrote last.
+def last_training(path: Path) -> TrainingRecord:
+    """Return the training that was written last.
 
-    Raises: ValueError: that run did not come to its end.
+    Raises: ValueError: the last run did not come to its end.
     """
-    record: Record = json.loads(path.read_text().splitlines()[-1])
-    if record["kind"] != "final":
-        raise ValueError(f"{path}: the last record is {record['kind']}, not final")
+    record = records.read(path)[-1]
+    if not isinstance(record, TrainingRecord):
+        raise ValueError(f"{record.origin}: the last record is of kind {record.kind}, not training")
     return record
 
 
-def format_table(records: Sequence[Record]) -> str:
-    """A line a config. Bytes are raw -> wire, KB a step, of one rank to the others."""
-    head = [
-        "config",
-        "AUC",
-        "logloss",
-        "NE",
-        *(f"{kind} [KB/step]" for kind in TRAFFIC),
-        "p50 [ms]",
-    ]
-    lines = [head, *(_cells(record, records[0]) for record in records)]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
+def format_table(trainings: Sequence[TrainingRecord]) -> str:
+    """Return a line a config. Bytes are raw -> wire, KB a step, of one rank to the others."""
+    kinds = (f"{group} [KB/step]" for group in TRAFFIC_GROUPS)
+    lines = [["config", "AUC", "logloss", "NE", *kinds, "p50 [ms]"]]
+    lines += [_cells(training, trainings[0]) for training in trainings]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in lines
     )
 
 
-def format_verdict(records: Sequence[Record], elapsed_s: float) -> str:
-    """One line: how much less the smallest config sends than float32 would, at what cost."""
-    done = f"{len(records)} configs in {elapsed_s:.0f} s"
-    counted = [record for record in records if record["nbytes_per_step"]]
+def format_verdict(trainings: Sequence[TrainingRecord], elapsed_s: float) -> str:
+    """Return one sentence: what the config with the fewest bytes saves, and what it costs."""
+    done = f"{len(trainings)} configs in {elapsed_s:.0f} s"
+    counted = [training for training in trainings if training.traffic is not None]
     if not counted:
         return f"{done}: none of them counts its bytes"
-    best = min(counted, key=lambda record: sum(_nbytes(record, "wire_nbytes").values()))
-    raw, wire = _nbytes(best, "raw_nbytes"), _nbytes(best, "wire_nbytes")
-    embedding = (raw["forward"] + raw["backward"]) / (wire["forward"] + wire["backward"] or 1)
-    whole = sum(raw.values()) / (sum(wire.values()) or 1)
+    least = min(counted, key=lambda training: sum(_nbytes(training, 1).values()))
+    raw, wire = _nbytes(least, 0), _nbytes(least, 1)
+    in_all = sum(raw.values()) / 1e3, sum(wire.values()) / 1e3
+    rows = [(sizes["forward"] + sizes["backward"]) / 1e3 for sizes in (raw, wire)]
+    change, first = _change(least, trainings[0]), trainings[0].configuration
     return (
-        f"{done}: {_config_name(best)} sends {embedding:.2f}x fewer embedding bytes than float32, "
-        f"{whole:.2f}x fewer in all; NE {_change(best, records[0])} against "
-        f"{_config_name(records[0])} (one seed, noise included)"
+        f"{done}: {least.configuration} sends {in_all[0] / in_all[1]:.1f}x fewer bytes a step than "
+        f"float32 ({in_all[0]:.0f} -> {in_all[1]:.0f} KB in all, {rows[0]:.0f} -> {rows[1]:.0f} "
+        f"KB of embeddings); NE {change} against {first} (one seed; noise alone moves it by about "
+        "0.1 %)"
     )
 
 
-def _cells(record: Record, first: Record) -> list[str]:
-    metrics = _metrics(record)
-    cells = [_config_name(record), f"{metrics['auc']:.4f}", f"{metrics['logloss']:.4f}"]
-    cells.append(_change(record, first))
-    if record["nbytes_per_step"]:
-        raw, wire = _nbytes(record, "raw_nbytes"), _nbytes(record, "wire_nbytes")
-        cells += [f"{raw[kind] / 1e3:.1f} -> {wire[kind] / 1e3:.1f}" for kind in TRAFFIC]
+def _cells(training: TrainingRecord, first: TrainingRecord) -> list[str]:
+    metrics = _metrics(training)
+    cells = [training.configuration, f"{metrics['auc']:.4f}", f"{metrics['logloss']:.4f}"]
+    cells.append(_change(training, first))
+    if training.traffic is None:
+        cells += ["-"] * len(TRAFFIC_GROUPS)
     else:
-        cells += ["-"] * len(TRAFFIC)
-    return [*cells, f"{record['step_ms']['p50']:.1f}"]
+        raw, wire = (_nbytes(training, i) for i in (0, 1))
+        cells += [f"{raw[group] / 1e3:.1f} -> {wire[group] / 1e3:.1f}" for group in TRAFFIC_GROUPS]
+    return [*cells, f"{1e3 * training.step_s.p50:.1f}" if training.step_s else "-"]
 
 
-def _nbytes(record: Record, name: str) -> dict[str, float]:
-    nbytes = record["nbytes_per_step"]
-    return {kind: sum(nbytes[part][name] for part in parts) for kind, parts in TRAFFIC.items()}
+def _nbytes(training: TrainingRecord, which: int) -> dict[str, float]:
+    """Return bytes a step by group of traffic. Args: which: 0 for float32 rows, 1 for the wire."""
+    traffic = training.traffic or {}
+    return {
+        group: sum((traffic[k].raw_nbytes or 0, traffic[k].wire_nbytes)[which] for k in kinds)
+        for group, kinds in TRAFFIC_GROUPS.items()
+    }
 
 
-def _metrics(record: Record) -> dict[str, float]:
-    """As the model would be served: with the codec, where it was scored so."""
-    modes: dict[str, dict[str, float]] = record["metrics"]
-    return modes.get("on") or modes["off"]
+def _metrics(training: TrainingRecord) -> records.Metrics:
+    """Return the metrics as the model would be served: with the codec, where it was scored so."""
+    return training.metrics or training.metrics_exact
 
 
-def _change(record: Record, first: Record) -> str:
-    return f"{100 * (_metrics(record)['ne'] / _metrics(first)['ne'] - 1):+.3f} %"
-
-
-def _config_name(record: Record) -> str:
-    return Path(record["options"]["config"]).stem
+def _change(training: TrainingRecord, first: TrainingRecord) -> str:
+    return f"{100 * (_metrics(training)['ne'] / _metrics(first)['ne'] - 1):+.3f} %"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from data import FEATURES
+from data.dataset import FEATURES
+from data.tsv import NUM_DENSE
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -23,7 +24,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-from tsv import NUM_DENSE
 
 EMBEDDING_OPTIMIZERS = ("rowwise_adagrad", "sgd")
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
@@ -32,7 +32,7 @@ _EPS = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the DLRM is and how it learns; two runs with equal fields start from equal weights."""
+    """Shape of a DLRM and how it learns; two runs with equal fields start from equal weights."""
 
     embedding_dim: int
     dense_arch: tuple[int, ...]  # hidden layers; a last one of embedding_dim is added
@@ -56,7 +56,7 @@ class ModelConfig:
 
 
 def build_dlrm(config: ModelConfig, num_embeddings: Sequence[int]) -> DLRMTrain:
-    """The unsharded model: dense layers from the seed, tables without storage (device meta)."""
+    """Return the unsharded model: dense layers from the seed, tables on the device meta."""
     tables = [
         EmbeddingBagConfig(
             name=f"t_{feature}",
@@ -91,7 +91,7 @@ def init_embeddings(dmp: DistributedModelParallel, config: ModelConfig) -> None:
 
 
 def build_optimizer(dmp: DistributedModelParallel, config: ModelConfig) -> CombinedOptimizer:
-    """The fused optimizer, its like for DATA_PARALLEL tables, and one for the dense layers."""
+    """Join the optimizers of fused tables, of DATA_PARALLEL tables and of the dense layers."""
     loose = dict(in_backward_optimizer_filter(dmp.named_parameters()))
     tables = {name: p for name, p in loose.items() if ".embedding_bags." in name}
     dense = {name: p for name, p in loose.items() if name not in tables}
@@ -110,7 +110,7 @@ def _table_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimi
 
 
 def dense_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimizer:
-    """Of the parameters of the dense layers."""
+    """Return the optimizer of the dense layers."""
     if config.dense_optimizer == "adagrad":
         return torch.optim.Adagrad(parameters, lr=config.dense_lr, eps=_EPS)
     if config.dense_optimizer == "sgd":
@@ -119,7 +119,7 @@ def dense_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimiz
 
 
 def _initial_table(num_rows: int, config: ModelConfig, index: int) -> Tensor:
-    """[num_rows, D] uniform in +-init_scale, the same on every rank."""
+    """Return [num_rows, D] uniform in +-init_scale, the same on every rank."""
     generator = torch.Generator().manual_seed(config.seed * len(FEATURES) + index)
     unit = torch.rand((num_rows, config.embedding_dim), generator=generator)
     return (2 * unit - 1) * config.init_scale
@@ -128,7 +128,7 @@ def _initial_table(num_rows: int, config: ModelConfig, index: int) -> Tensor:
 def _local_shards(
     weight: Tensor | ShardedTensor,
 ) -> tuple[int, list[tuple[Tensor, tuple[int, int]]]]:
-    """The rows of a table, and its shards on this rank with the row and column they begin at."""
+    """Return the rows of a table, and its shards here with the row and column they begin at."""
     if not isinstance(weight, ShardedTensor):
         return len(weight), [(weight, (0, 0))]
     local = []

@@ -8,7 +8,7 @@ from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Threshold
 from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
-from trec_qcomm.core.counters import Traffic, summary
+from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 
 LAYOUT = Layout(
@@ -94,7 +94,7 @@ def test_a_nan_error_is_not_zero():
     fine = Traffic("embedding_forward", ["a"])
     fine.max_abs_err[0] = 1.0
     for order in ([traffic, fine], [fine, traffic], [traffic]):
-        assert torch.tensor(summary(order)["tables"]["a"]["max_abs_err"]).isnan()
+        assert torch.tensor(kind_stats(order).tables["a"].max_abs_err).isnan()
 
 
 def payload(bound, **options):

@@ -3,7 +3,6 @@
 The other compressors need not be installed: two of them copy here.
 """
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -15,30 +14,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
+from options import build_parser, check_options
 
+from examples.bench.codecs import __main__ as bench
+from examples.bench.codecs import compressors, entries, timing, workload
+from examples.bench.codecs.table import break_even_gb_s
 from trec_qcomm.core.registry import codec_names, codec_type
+from trec_qcomm.records import Environment
 from trec_qcomm.testing import frame_of
 from trec_qcomm.wire import frame
 
-CODEC = Path(__file__).resolve().parents[2] / "examples" / "bench" / "codec"
-sys.path.append(str(CODEC))  # behind net's, which has a `run`, too
-_SPEC = importlib.util.spec_from_file_location("bench_codec", CODEC / "run.py")
-bench = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(bench)
-
-import contestants  # noqa: E402
-import gpu  # noqa: E402
-import opponents  # noqa: E402
-import parts  # noqa: E402
-import teams  # noqa: E402
-import train  # noqa: E402
-
-FIELDS = {
-    "bench", "name", "ours", "config", "kind", "dim", "threads", "raw_nbytes", "wire_nbytes",
-    "ratio", "encode_gb_s", "decode_gb_s", "max_error", "bound", "break_even_gb_s", "data", "seed",
-    "commit", "versions", "hardware",
-}  # fmt: skip
-COPY, ZSTD = "zstd-1", opponents.BASELINE
+COPY, ZSTD = "zstd-1", compressors.BASELINE
 DIM = 16
 
 
@@ -48,10 +35,10 @@ def copying(*_):
 
 @pytest.fixture(autouse=True)
 def no_other_installed(monkeypatch):
-    for module in opponents.PIP:
+    for module in compressors.PIP:
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setitem(opponents._LOSSLESS, COPY, ("numpy", copying))
-    monkeypatch.setitem(opponents._OPPONENTS, ZSTD, ("numpy", opponents.Quantized, copying))
+    monkeypatch.setitem(compressors._LOSSLESS, COPY, ("numpy", copying))
+    monkeypatch.setitem(compressors._BOUNDED, ZSTD, ("numpy", compressors.Quantized, copying))
 
 
 @pytest.fixture
@@ -59,7 +46,9 @@ def dumped(tmp_path):
     """Three tables of 40 samples, as --dump-rows writes them."""
     generator = torch.Generator().manual_seed(0)
     ids = {f"t{n}": torch.arange(40) % n for n in (20, 3, 7)}
-    rows = {t: torch.randn(40, DIM, generator=generator)[own] * 0.1 for t, own in ids.items()}
+    rows = {
+        t: torch.randn(40, DIM, generator=generator)[numbers] * 0.1 for t, numbers in ids.items()
+    }
     gradients = {t: torch.randn(40, DIM, generator=generator) * 1e-4 for t in ids}
     made = {"rows": rows, "gradients": gradients, "ids": ids, "meta": {"seed": 5}}
     torch.save(made, tmp_path / "small.pt")
@@ -68,61 +57,59 @@ def dumped(tmp_path):
 
 @pytest.fixture
 def run(dumped, monkeypatch, capsys):
-    """Calls main and gives (exit status, output, records)."""
+    """Return a function that calls main and gives (exit status, output, records)."""
     out = dumped.parent / "codec.jsonl"
 
     def call(*words):
         command = ["run.py", "--rows", str(dumped), "--samples", "40", "--repeats", "2"]
         monkeypatch.setattr(sys, "argv", [*command, "--out", str(out), *words])
         status = bench.main()
-        return status, capsys.readouterr(), bench.read(out)
+        return status, capsys.readouterr(), bench._read(out)
 
-    monkeypatch.setattr(teams, "LEAST_S", 1e-6)
+    monkeypatch.setattr(timing, "LEAST_S", 1e-6)
     return call
 
 
-def case_of(path, kind):
-    (case,) = parts.read_cases(path, [kind], 40)
-    return case
+def workload_of(path, kind):
+    (one,) = workload.read_workloads(path, [kind], 40)
+    return one
 
 
 def find(case, name):
-    return next(c for c in contestants.contestants(case, 0.01) if c.name == name)
+    return next(e for e in entries.entries(case, 0.01) if e.name == name)
 
 
-def tried(one, of_parts):
-    """What is wrong with a contestant."""
-    with teams.threads(len(of_parts)) as pool:
-        team = teams.round_trip(one, of_parts, pool)
-        return teams.wrong(one, team, of_parts)
+def mistake_of(entry, groups):
+    """Return what is wrong with an entry's round trip."""
+    with timing.threads(len(groups)) as pool:
+        return timing.mistake(entry, timing.round_trip(entry, groups, pool), groups)
 
 
 def test_every_codec_is_measured(run):
     status, said, records = run("--threads", "1", "2")
     assert status == 0, said.err
     for r in records:
-        relative = {"error_over_bound"} if r["bound"] else set()
-        assert set(r) == FIELDS | relative
-        assert r["ours"] == (r["config"] is not None)
-        assert r["raw_nbytes"] == 30 * DIM * 4  # of distinct ids
-        assert r["ratio"] == r["raw_nbytes"] / r["wire_nbytes"]
-        assert (r["data"], r["seed"], r["dim"]) == ("small.pt", 5, DIM)
-        for call in ("encode_gb_s", "decode_gb_s"):
-            assert 0 < r[call]["p20"] <= r[call]["p50"] <= r[call]["p80"]
+        assert (r.error_over_bound is not None) == bool(r.bound)
+        assert r.is_ours == (r.config is not None)
+        assert r.raw_nbytes == 30 * DIM * 4  # rows of distinct ids
+        assert r.ratio == r.raw_nbytes / r.wire_nbytes
+        assert (r.setup, r.seed, r.dim) == ({"data": "small.pt"}, 5, DIM)
+        for rate in (r.encode_gb_s, r.decode_gb_s):
+            assert 0 < rate.p20 <= rate.p50 <= rate.p80
         # On that link sending raw rows takes as long as coding them and sending less.
-        link, raw, wire = r["break_even_gb_s"], r["raw_nbytes"], r["wire_nbytes"]
-        coding = raw / r["encode_gb_s"]["p50"] + raw / r["decode_gb_s"]["p50"]
-        assert (raw - wire) == pytest.approx(link * coding)
-        if r["bound"] == 0:
-            assert r["max_error"] == 0
-        elif r["bound"] is not None:
-            assert 0 < r["error_over_bound"] <= 1
+        coding = r.raw_nbytes / r.encode_gb_s.p50 + r.raw_nbytes / r.decode_gb_s.p50
+        assert (r.raw_nbytes - r.wire_nbytes) == pytest.approx(r.break_even_gb_s * coding)
+        if r.bound == 0:
+            assert r.max_error == 0
+        elif r.bound is not None:
+            assert 0 < r.error_over_bound <= 1
     shipped = {n for n in codec_names() if codec_type(n).__module__.startswith("trec_qcomm.")}
-    assert {r["config"]["codec"] for r in records if r["ours"]} == shipped  # tests have others
-    theirs = {r["name"]: r["bound"] for r in records if not r["ours"]}
+    ours = {yaml.safe_load(r.config)["codec"] for r in records if r.is_ours}
+    assert ours == shipped  # tests have others
+    theirs = {r.configuration: r.bound for r in records if not r.is_ours}
     assert {name for name in theirs if theirs[name] is not None} == {COPY, ZSTD}
     assert {"torch fp16", "FBGEMM INT8", "FBGEMM INT4", "FBGEMM MX4"} <= set(theirs)
-    assert {(r["kind"], r["threads"]) for r in records} == {
+    assert {(r.values, r.threads) for r in records} == {
         (kind, t) for kind in ("rows", "gradients") for t in (1, 2)
     }
     assert "left out: zfp: pip install zfpy (" in said.err
@@ -130,13 +117,13 @@ def test_every_codec_is_measured(run):
 
 
 def test_bytes_are_those_of_frames(run, dumped):
-    """But for headers; and as many on two threads as on one."""
+    """Bytes are those of frames but for headers, and as many on two threads as on one."""
     _, _, records = run("--threads", "1", "2")
-    wire = {(r["name"], r["kind"], r["threads"]): r["wire_nbytes"] for r in records}
+    wire = {(r.configuration, r.values, r.threads): r.wire_nbytes for r in records}
     for kind in ("rows", "gradients"):
-        case = case_of(dumped, kind)
+        case = workload_of(dumped, kind)
         sizes = [len(rows) for rows in case.tables.values()]
-        for one in contestants.contestants(case, 0.01):
+        for one in entries.entries(case, 0.01):
             if one.codec is None or one.codec.name == "forward_mask":
                 continue
             sealed, segments = frame_of(one.codec, torch.cat([*case.tables.values()]), sizes)
@@ -145,10 +132,10 @@ def test_bytes_are_those_of_frames(run, dumped):
 
 
 def test_forward_mask_sends_what_topk_kept(dumped):
-    case = case_of(dumped, "gradients")
-    (part,) = parts.deal(case, 1)
-    one, top = (find(case, name).make(part) for name in ("forward_mask 10 %", "topk 10 %"))
-    top.rows = part.forward
+    case = workload_of(dumped, "gradients")
+    (group,) = workload.deal(case, 1)
+    one, top = (find(case, name).make(group) for name in ("forward_mask 10 %", "topk 10 %"))
+    top.rows = group.forward
     for member in (one, top):
         member.encode()
         member.decode()
@@ -157,42 +144,47 @@ def test_forward_mask_sends_what_topk_kept(dumped):
 
 
 def test_break_even():
-    assert gpu.break_even_gb_s(2.0, encode=4.0, decode=4.0) == 1.0
-    assert gpu.break_even_gb_s(4.0, 3.0, 6.0) == 1.5
-    assert gpu.break_even_gb_s(1.0, 3.0, 6.0) == 0.0
-    assert gpu.break_even_gb_s(0.5, 3.0, 6.0) < 0
+    assert break_even_gb_s(2.0, encode=4.0, decode=4.0) == 1.0
+    assert break_even_gb_s(4.0, 3.0, 6.0) == 1.5
+    assert break_even_gb_s(1.0, 3.0, 6.0) == 0.0
+    assert break_even_gb_s(0.5, 3.0, 6.0) < 0
 
 
 def test_what_is_there_is_not_measured_again(run):
     few = ("--threads", "1", "--codecs", "identity", "error_bounded bitpack", "torch fp16")
     _, _, first = run(*few)
-    assert [r["name"] for r in first] == ["identity", "error_bounded bitpack", "torch fp16"] * 2
+    assert [r.configuration for r in first] == [
+        "identity",
+        "error_bounded bitpack",
+        "torch fp16",
+    ] * 2
     status, said, again = run(*few)
     assert (status, again) == (0, first)
     assert "`error_bounded bitpack`" in said.out
     assert "6 measurements, 0 of them new" in said.out
     _, _, more = run(*few, "--bound", "0.03")
     assert more[:6] == first
-    assert [(r["name"], r["bound"]) for r in more[6:]] == [("error_bounded bitpack", 0.03)] * 2
+    assert [(r.configuration, r.bound) for r in more[6:]] == [("error_bounded bitpack", 0.03)] * 2
     _, said, more = run("--threads", "2", *few[2:], "--kind", "rows")
-    assert [(r["threads"], r["kind"]) for r in more[8:]] == [(2, "rows")] * 3
+    assert [(r.threads, r.values) for r in more[8:]] == [(2, "rows")] * 3
     assert "3 measurements, 3 of them new" in said.out
 
 
 def test_speeds_of_other_versions_and_commits_are_not_shown_as_new(run, monkeypatch):
     few = ("--threads", "1", "--codecs", "identity", "sign", "--kind", "rows")
-    now = bench.describe()
-    machines = iter([now, now | {"commit": "later"}, now | {"versions": {"numba": "0.1"}}])
-    monkeypatch.setattr(bench, "describe", lambda: next(machines))
+    now = Environment(commit="now", versions={"numba": "0.2"}, hardware={"num_cpus": 2})
+    others = [now, replace(now, commit="later"), replace(now, versions={"numba": "0.1"})]
+    environments = iter(others)
+    monkeypatch.setattr(bench.Environment, "current", lambda *_: next(environments))
     _, said, first = run(*few)
     assert "of other commits" not in said.out
     _, said, again = run(*few)
     assert again == first
     last = said.out.splitlines()[-1]
-    assert f"2 measurements, 0 of them new, 2 of other commits ({now['commit']}), " in last
+    assert "2 measurements, 0 of them new, 2 of other commits (now), " in last
     _, said, again = run(*few)
     assert "2 measurements, 2 of them new, " in said.out.splitlines()[-1]
-    assert [r["versions"] for r in again[2:]] == [{"numba": "0.1"}] * 2
+    assert [r.environment.versions for r in again[2:]] == [{"numba": "0.1"}] * 2
 
 
 def test_an_interrupted_run_goes_on(run, dumped):
@@ -202,12 +194,12 @@ def test_an_interrupted_run_goes_on(run, dumped):
     out.write_text(out.read_text().splitlines(keepends=True)[0])
     _, _, again = run(*few)
     assert again[0] == both[0]
-    assert [r["name"] for r in again] == ["identity", "sign"]
+    assert [r.configuration for r in again] == ["identity", "sign"]
     out.write_text(out.read_text()[:-20])
-    with pytest.raises(SystemExit, match=r"error: .*codec\.jsonl, line 2: .*; take it away to go"):
+    with pytest.raises(SystemExit, match=r"error: .*codec\.jsonl, line 2: .*cut short"):
         run(*few)
     out.write_text(out.read_text().splitlines(keepends=True)[0] + "7\n")
-    with pytest.raises(SystemExit, match=r"codec\.jsonl, line 2: no record; take it away"):
+    with pytest.raises(SystemExit, match=r"codec\.jsonl, line 2: expected an object"):
         run(*few)
 
 
@@ -215,7 +207,7 @@ def test_ctrl_c_says_how_to_go_on(run, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(teams, "in_turn", interrupt)
+    monkeypatch.setattr(timing, "in_turn", interrupt)
     status, said, records = run("--threads", "1", "--codecs", "identity")
     assert (status, records) == (bench.INTERRUPTED, [])
     assert "the same command goes on with" in said.err
@@ -225,17 +217,17 @@ def test_what_breaks_its_bound_is_not_timed(run, monkeypatch):
     def forgets(*_):
         return (lambda q: (q // 2 * 2).tobytes()), bytes
 
-    monkeypatch.setitem(opponents._OPPONENTS, ZSTD, ("numpy", opponents.Quantized, forgets))
+    monkeypatch.setitem(compressors._BOUNDED, ZSTD, ("numpy", compressors.Quantized, forgets))
     status, said, records = run("--threads", "1", "--codecs", ZSTD, "identity", "--kind", "rows")
     assert status == 1
-    assert [r["name"] for r in records] == ["identity"]
+    assert [r.configuration for r in records] == ["identity"]
     last = said.out.splitlines()[-1]
     assert f"REFUSED: {ZSTD} (rows, dim 16, threads 1): an error of " in last
     assert "times the bound; not timed" in said.err
 
 
 class Damaged:
-    """An opponent whose decoded values something happens to."""
+    """A compressor whose decoded values something happens to."""
 
     def __init__(self, sound, damage):
         self.sound, self.damage, self.out = sound, damage, sound.out
@@ -264,20 +256,20 @@ SOME = ("identity", "rowwise 4", "error_bounded rans", "topk 10 %", "sign", COPY
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", SOME)
 def test_a_wrong_round_trip_is_named(name, damage, dumped):
-    case = case_of(dumped, "rows")
-    of_parts, sound = parts.deal(case, 1), find(case, name)
-    assert tried(sound, of_parts) is None
+    case = workload_of(dumped, "rows")
+    groups, sound = workload.deal(case, 1), find(case, name)
+    assert mistake_of(sound, groups) is None
     happens, reason = DAMAGE[damage]
-    broken = replace(sound, make=lambda part: Damaged(sound.make(part), happens))
-    assert re.search(reason, tried(broken, of_parts) or "nothing")
+    broken = replace(sound, make=lambda group: Damaged(sound.make(group), happens))
+    assert re.search(reason, mistake_of(broken, groups) or "nothing")
 
 
 def test_tables_are_dealt_whole(dumped):
-    case = case_of(dumped, "rows")
-    assert [len(p.rows) for p in parts.deal(case, 2)] == [20, 10]
-    many = parts.deal(case, 64)
+    case = workload_of(dumped, "rows")
+    assert [len(p.rows) for p in workload.deal(case, 2)] == [20, 10]
+    many = workload.deal(case, 64)
     assert [p.segments.num_rows.tolist() for p in many] == [[20], [7], [3]]
-    (one,) = parts.deal(case, 1)
+    (one,) = workload.deal(case, 1)
     assert torch.equal(one.rows, torch.cat([case.tables[t] for t in ("t20", "t7", "t3")]))
 
 
@@ -290,8 +282,8 @@ def test_members_work_at_the_same_time():
             self.door.wait(timeout=30)
 
     door = threading.Barrier(3)
-    with teams.threads(3) as pool:
-        assert teams.Team([Meets(door) for _ in range(3)], pool).seconds("encode", 2) >= 0
+    with timing.threads(3) as pool:
+        assert timing.Workers([Meets(door) for _ in range(3)], pool).seconds("encode", 2) >= 0
 
 
 class Idle:
@@ -304,26 +296,26 @@ def test_waiting_for_a_core_is_left_out(tmp_path, monkeypatch):
 
     class Waits:
         def encode(self):
-            teams.SCHEDSTAT.write_text("9 302000000 9")
+            timing.SCHEDSTAT.write_text("9 302000000 9")
 
     clock = iter((10.0, 10.5))
-    monkeypatch.setattr(teams, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(teams, "SCHEDSTAT", tmp_path / "schedstat")
-    teams.SCHEDSTAT.write_text("5 2000000 7")
-    with teams.threads(1) as pool:
-        assert teams.Team([Waits()], pool).seconds("encode") == pytest.approx(0.2)
-    teams.SCHEDSTAT.unlink()
-    assert teams.waited_s() == 0
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(timing, "SCHEDSTAT", tmp_path / "schedstat")
+    timing.SCHEDSTAT.write_text("5 2000000 7")
+    with timing.threads(1) as pool:
+        assert timing.Workers([Waits()], pool).seconds("encode") == pytest.approx(0.2)
+    timing.SCHEDSTAT.unlink()
+    assert timing.waited_s() == 0
 
 
 def test_waiting_just_before_a_call_does_not_count(monkeypatch):
     """A time below 0 would end in calls without end: what is taken off must have been timed."""
     clock = iter((10.0, 10.5))
-    monkeypatch.setattr(teams, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     left = []
-    monkeypatch.setattr(teams, "waited_s", lambda: left.append(clock.__length_hint__()) or 0.0)
-    with teams.threads(1) as pool:
-        assert teams.Team([Idle()], pool).seconds("encode") == 0.5
+    monkeypatch.setattr(timing, "waited_s", lambda: left.append(clock.__length_hint__()) or 0.0)
+    with timing.threads(1) as pool:
+        assert timing.Workers([Idle()], pool).seconds("encode") == 0.5
     assert left == [1, 1]  # both after the clock's first look and before its second
 
 
@@ -336,11 +328,11 @@ def test_without_rows_a_training_makes_them(tmp_path, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", pretend)
     for _ in range(2):
-        path = parts.train(tmp_path, 16, 3)
+        path = workload.train(tmp_path, 16, 3)
         assert path.read_text() == "rows"
     (command,) = commands
-    options = train.build_parser().parse_args(command[2:])
-    train.check_options(options)
+    options = build_parser().parse_args(command[2:])
+    check_options(options)
     assert (options.embedding_dim, options.seed, options.ranks) == (16, 3, 1)
     assert options.dump_rows != path
 
@@ -376,10 +368,10 @@ def test_the_table_says_what_was_measured(run):
     assert "| none, none | 0 |" in lines["identity"]
     assert lines["forward_mask 10 %"].startswith("| `forward_mask 10 %` |  |  |  |  |  | ")
     assert lines["error_bounded bitpack"].count(" of 1 % |") == 2
-    one, two = (r for r in records if (r["name"], r["kind"]) == ("rowwise 4", "rows"))
-    assert (one["threads"], two["threads"]) == (1, 2)
+    one, two = (r for r in records if (r.configuration, r.values) == ("rowwise 4", "rows"))
+    assert (one.threads, two.threads) == (1, 2)
     cells = lines["rowwise 4"].split(" | ")
-    assert cells[1] == f"{one['ratio']:.2f}"
+    assert cells[1] == f"{one.ratio:.2f}"
     for cell, what in zip(cells[2:4], ("encode_gb_s", "decode_gb_s"), strict=True):
         shown = [float(word) for word in cell.split(", ")]
-        assert shown == pytest.approx([r[what]["p50"] for r in (one, two)], rel=0.5, abs=0.01)
+        assert shown == pytest.approx([getattr(r, what).p50 for r in (one, two)], rel=0.5, abs=0.01)

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-BENCH = Path(__file__).parents[2] / "examples" / "bench"
+ROOT = Path(__file__).parents[2]
 
 
 def run(*options, code=""):
-    command = [sys.executable, "-c", code] if code else [sys.executable, "gpu.py"]
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "examples.bench.gpu"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     return subprocess.run(
         [*command, *options],
-        cwd=BENCH,
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
@@ -24,26 +24,29 @@ def run(*options, code=""):
     )
 
 
-SMALL = ("--check-only", "--device", "cpu", "--rows", "260", "--dim", "16", "--peers", "2")
+SMALL = ("--check-only", "--device", "cpu", "--rows", "260", "--dim", "16", "--ranks", "2")
 
 
 @pytest.mark.triton
 @pytest.mark.slow
 def test_checks_every_codec():
-    code = "import gpu; gpu.CODECS.pop('error_bounded_rans'); raise SystemExit(gpu.main())"
+    code = (
+        "from examples.bench import gpu; gpu.CODECS.pop('error_bounded_rans'); "
+        "raise SystemExit(gpu.main())"
+    )
     done = run(*SMALL, "--inputs", "2", "--data", "trained", code=code)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "10 checked, 0 wrong; no --json"
+    assert done.stdout.splitlines()[-1] == "10 checked, 0 wrong; no --out"
 
 
 @pytest.mark.triton
 @pytest.mark.slow
 def test_checks_rans():
-    """By itself, of few segments: it takes long to interpret."""
+    """Check rANS alone, with few segments: it takes long to interpret."""
     few = ("--tables", "2", "--rows", "16", "--data", "gradients", "--inputs", "1")
     done = run(*SMALL, *few, "--codecs", "error_bounded_rans")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "1 checked, 0 wrong; no --json"
+    assert done.stdout.splitlines()[-1] == "1 checked, 0 wrong; no --out"
 
 
 @pytest.mark.triton
@@ -51,7 +54,7 @@ def test_checks_rans():
 def test_a_wrong_kernel_is_not_timed():
     """A codec whose kernels differ between the two memories."""
     code = """
-import gpu
+from examples.bench import gpu
 from trec_qcomm.ops.rowwise import gpu as kernels
 real = kernels.encode
 def wrong(values, segments, payload, at, **options):
@@ -64,7 +67,7 @@ raise SystemExit(gpu.main())
     done = run(*SMALL, "--codecs", "rowwise8", "fp16", code=code)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "wrong bytes differ from the CPU's" in done.stdout
-    assert done.stdout.splitlines()[-1] == "2 checked, 2 wrong; no --json"
+    assert done.stdout.splitlines()[-1] == "2 checked, 2 wrong; no --out"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

@@ -1,38 +1,52 @@
 """bench-net: real hosts on a network of a given speed, and what is said of what they measured."""
 
-import json
+import argparse
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-NET = Path(__file__).resolve().parents[2] / "examples" / "bench" / "net"
-sys.path.insert(0, str(NET))
+from examples.bench.net import __main__ as bench
+from examples.bench.net import hosts, section, tables
+from trec_qcomm import records
+from trec_qcomm.records import (
+    TRAFFIC_KINDS,
+    Environment,
+    NetworkRecord,
+    Percentiles,
+    TrafficBytes,
+    TrainingRecord,
+)
 
-import hosts  # noqa: E402
-import net_section  # noqa: E402
-import run  # noqa: E402
-import tables  # noqa: E402
-
-CONFIG = NET.parents[2] / "configs" / "best.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "best.yaml"
 # Large enough that what else goes over the wire in a step is little beside.
 MODEL = "--rows 8000 --batch-size 256 --embedding-dim 64 --min-count 1"
 LACKS = " and ".join(hosts.missing())
 emulated = pytest.mark.skipif(bool(LACKS), reason=f"needs {LACKS}")
 
 
-def record(way, sent, counted=None, p50=1.0):
-    per_kind = {"wire_nbytes": [0.0, 0.0], "raw_nbytes": [0.0, 0.0]}
-    kinds = {kind: dict(per_kind) for parts in tables.KINDS.values() for kind in parts}
-    if counted is not None:
-        kinds["dense"] = {"wire_nbytes": [counted, counted]}
-    return {
-        "hosts": 2, "rate": "none", "delay": None, "way": way, "sent_nbytes": [sent, sent],
-        "step_s": {"p20": p50, "p50": p50, "p80": p50}, "metrics": {"ne": 0.9},
-        "counted": None if counted is None else kinds,
-    }  # fmt: skip
+def record(name, sent, counted=None, p50=1.0, rate="none"):
+    """Return a record of two hosts. Args: counted: bytes of dense gradients by our count."""
+    host = {kind: TrafficBytes(wire_nbytes=0.0) for kind in TRAFFIC_KINDS}
+    host["dense"] = TrafficBytes(wire_nbytes=counted or 0.0)
+    return NetworkRecord(
+        configuration=name,
+        config="one",
+        setup={"plan": "table_wise", "batch_size": 8},
+        environment=Environment(commit="abc1234"),
+        num_hosts=2,
+        rate=rate,
+        num_steps=2,
+        step_s=Percentiles(p20=p50, p50=p50, p80=p50),
+        sent_nbytes=(sent, sent),
+        sent_packets=(1.0, 1.0),
+        traffic=None if counted is None else (host, host),
+        metrics={"ne": 0.9},
+    )
 
 
 def test_counts_that_disagree_are_told():
@@ -41,10 +55,10 @@ def test_counts_that_disagree_are_told():
 
 
 def test_tables_compare_with_stock():
-    records = [record("stock", 4e6, p50=2.0), record("best", 1e6, 1e6, p50=0.5)]
-    line = next(r for r in tables.format_table(records).splitlines() if r.startswith("| best"))
+    measured = [record("stock", 4e6, p50=2.0), record("best", 1e6, 1e6, p50=0.5)]
+    line = next(r for r in tables.format_table(measured).splitlines() if r.startswith("| best"))
     assert "| 4.00 | 1000 | 4.0 | 0, 0, 1000, 0 |" in line
-    said = tables.verdict([records])
+    said = tables.verdict([measured])
     assert "best on 2 hosts" in said
     assert "4.0x fewer bytes and 4.0x the speed of stock" in said
 
@@ -52,14 +66,16 @@ def test_tables_compare_with_stock():
 def test_only_the_same_measurement_counts_as_done(tmp_path):
     config = tmp_path / "a.yaml"
     config.write_text("one")
-    label = {"hosts": 2, "model": ["--rows", "9"], "num_steps": 2}
-    records = [label | {"way": "a", "config": "one"}, label | {"way": "stock", "config": None}]
-    names = [str(config), "stock"]
-    assert run.missing_configs(run.of_network(records, label), names) == []
-    assert run.of_network(records, label | {"num_steps": 3}) == []
-    assert run.of_network(records, label | {"model": ["--rows", "8"]}) == []
+    done = [record("a", 1.0), replace(record("stock", 1.0), config=None)]
+    names, setup = [str(config), "stock"], dict(done[0].setup)
+    asked = argparse.Namespace(delay=None, steps=2)
+    of_network = bench.of_network(done, 2, "none", asked, setup)
+    assert bench.missing_configs(of_network, names) == []
+    longer = argparse.Namespace(delay=None, steps=3)
+    assert bench.of_network(done, 2, "none", longer, setup) == []
+    assert bench.of_network(done, 2, "none", asked, setup | {"batch_size": 9}) == []
     config.write_text("two")
-    assert run.missing_configs(records, names) == [str(config)]
+    assert bench.missing_configs(done, names) == [str(config)]
 
 
 @pytest.mark.parametrize(
@@ -70,43 +86,49 @@ def test_only_the_same_measurement_counts_as_done(tmp_path):
         ("--eval-codec off", "eval_codec"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(words, name, monkeypatch, capsys):
-    monkeypatch.setattr(run, "missing", list)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--rate", "none", *words.split()])
-    with pytest.raises(SystemExit) as ended:
-        run.main()
-    assert ended.value.code == 2
-    assert f"{name}: an option that bench-net does not have" in capsys.readouterr().err
+def test_options_that_would_do_nothing_are_refused(words, name, monkeypatch, capfd):
+    monkeypatch.setattr(bench, "missing", list)
+    monkeypatch.setattr(sys, "argv", ["net", "--rate", "none", *words.split()])
+    assert bench.main() == 2
+    assert f"{name}: an option that bench-net does not have" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("name", "change"),
     [
-        {"config": "another"}, {"commit": "def5678"}, {"options": {"batch_size": 9}},
-        {"num_steps": 3}, {"delay": "1ms"}, {"model": ["--rows", "9"]},
+        ("config", {"config": "another"}),
+        ("commit", {"environment": Environment(commit="def5678")}),
+        ("batch_size", {"setup": {"plan": "table_wise", "batch_size": 9}}),
+        ("num_steps", {"num_steps": 3}),
+        ("delay", {"delay": "1ms"}),
     ],
-    ids=lambda change: next(iter(change)),
-)  # fmt: skip
-def test_a_line_of_the_readme_is_of_one_measurement(change):
-    """Of two rates; a change in one of them is named."""
-    same = {"commit": "abc1234", "options": {"batch_size": 8}, "num_steps": 2, "config": "one"}
-    slow, fast = (record("best", 1e6) | same | {"rate": r} for r in ("100mbit", "1gbit"))
-    assert "| `best` |" in net_section.table([slow, fast])
-    (name,) = change
+)
+def test_a_line_of_the_readme_is_of_one_measurement(name, change):
+    """A change between the records of two rates is named."""
+    slow, fast = (record("best", 1e6, rate=rate) for rate in ("100mbit", "1gbit"))
+    assert "| `best` |" in section.table([slow, fast])
     with pytest.raises(ValueError, match=f"best at 1gbit: another {name} than at 100mbit"):
-        net_section.table([slow, fast | change])
+        section.table([slow, replace(fast, **change)])
 
 
-def test_a_line_that_was_cut_short_is_told(tmp_path, monkeypatch, capsys):
+def test_a_rate_that_one_configuration_lacks_is_an_empty_cell():
+    measured = [record("stock", 4e6, rate=rate) for rate in ("100mbit", "1gbit")]
+    table = section.table([*measured, record("best", 1e6, rate="1gbit")])
+    assert "| `best` | 1.00 MB, 4.0x less |  | 1000 ms, 1.0x | 0.9000 |" in table
+
+
+def test_a_file_that_is_no_record_of_a_network_is_told(tmp_path, monkeypatch, capsys):
     out = tmp_path / "net.jsonl"
-    out.write_text(json.dumps(record("stock", 1.0)) + '\n{"hosts": 2, "ra')
-    monkeypatch.setattr(run, "missing", list)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--configs", "stock", "--out", str(out)])
+    monkeypatch.setattr(bench, "missing", list)
+    monkeypatch.setattr(sys, "argv", ["net", "--configs", "stock", "--out", str(out)])
+    records.append(out, TrainingRecord(configuration="a", steps=1))
     with pytest.raises(SystemExit):
-        run.main()
-    said = capsys.readouterr().err
-    assert "net.jsonl, line 2: " in said
-    assert "take it away to go on" in said
+        bench.main()
+    assert "net.jsonl, line 1: a record of kind training, not network" in capsys.readouterr().err
+    out.write_text(out.read_text() + '{"hosts": 2, "ra')
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "net.jsonl, line 2: " in capsys.readouterr().err
 
 
 @emulated
@@ -155,19 +177,17 @@ def test_a_host_that_fails_ends_the_others():
 @pytest.mark.slow
 def test_measures_and_goes_on(tmp_path):
     out = tmp_path / "net.jsonl"
-    command = [sys.executable, NET / "run.py", "--hosts", "2", "--rate", "none", "--steps", "2"]
-    command += ["--out", out, *MODEL.split(), "--timeout", "100", "--configs"]
-    found = {}
+    command = [sys.executable, "-m", "examples.bench.net", "--hosts", "2", "--rate", "none"]
+    command += ["--steps", "2", "--out", out, *MODEL.split(), "--timeout", "100", "--configs"]
     for configs in (["stock"], ["stock", "stock_fp16", CONFIG]):
         done = subprocess.run(
-            [*command, *configs], capture_output=True, text=True, timeout=250, check=False
+            [*command, *configs], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
         )
         assert done.returncode == 0, done.stderr
-        found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [r["way"] for r in found] == ["stock", "stock_fp16", "best"]
-    stock, half, best = found
-    assert max(best["sent_nbytes"]) < min(half["sent_nbytes"]) < min(stock["sent_nbytes"])
-    assert min(best["breakdown_s"][part] for part in ("encode", "lookup", "dense", "optimizer")) > 0
+    stock, half, best = records.read(out)
+    assert [r.configuration for r in (stock, half, best)] == ["stock", "stock_fp16", "best"]
+    assert max(best.sent_nbytes) < min(half.sent_nbytes) < min(stock.sent_nbytes)
+    assert min(best.breakdown_s[part] for part in ("encode", "lookup", "dense", "optimizer")) > 0
     assert "| ms | lookup |" in done.stdout
-    assert best["losses"][0] == pytest.approx(stock["losses"][0], rel=1e-3)
+    assert best.losses[0] == pytest.approx(stock.losses[0], rel=1e-3)
     assert "best on 2 hosts at none" in done.stdout

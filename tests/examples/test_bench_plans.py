@@ -1,21 +1,22 @@
 """The planning bench runs without a GPU, says what it is, and its figures hang together."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from trec_qcomm import records
+from trec_qcomm.records import BenchRecord
+
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "bench" / "plans.py"
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, words)],
+        [sys.executable, "-m", "examples.bench.plans", *map(str, words)],
+        cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -26,21 +27,21 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_small_cluster_is_planned(tmp_path: Path) -> None:
     file = tmp_path / "plans.jsonl"
-    done = run("--gpus", 16, "--max-tables", 4, "--json", file)
+    done = run("--gpus", 16, "--max-tables", 4, "--out", file)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| 16 |")]
     assert [row.split(" | ")[1] for row in rows] == ["fp32", "int8", "int4", "16x"]
     assert done.stdout.splitlines()[-1].startswith("done: predictions of TorchRec ")
     assert done.stdout.splitlines()[-1].endswith("not measurements")
-    records: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [record["codec"] for record in records] == ["fp32", "int8", "int4", "16x"]
-    steps = [record["predicted_step_ms"] for record in records]
+    made = [record for record in records.read(file) if isinstance(record, BenchRecord)]
+    steps = [record.figures["predicted_step_ms"] for record in made]
+    assert [record.configuration for record in made] == ["fp32", "int8", "int4", "16x"]
     assert steps == sorted(steps, reverse=True)
-    for record in records:
-        assert record["kind"] == "prediction"
-        assert sum(record["shardings"].values()) == 4
-        assert 0 < record["comms_share"] < 1
-    kept = [record["predicted_step_ms_with_the_plan_of_fp32"] for record in records]
+    for record in made:
+        assert record.setup["kind"] == "prediction of TorchRec's performance model"
+        assert sum(n for k, n in record.case.items() if k != "num_gpus") == 4
+        assert 0 < record.figures["comms_share"] < 1
+    kept = [record.figures["predicted_step_ms_with_the_plan_of_fp32"] for record in made]
     assert kept[0] == pytest.approx(steps[0])
 
 

@@ -2,20 +2,17 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "bench" / "results"))
-
-import readme
+from examples.bench import readme
 
 FIRST_OF = {"net.jsonl": "1.0x less", "codec.jsonl": "| `rowwise 8` | 3.76 |"}
 
 
 @pytest.mark.parametrize("section", readme.SECTIONS, ids=lambda s: s.records)
 def test_readme_says_what_was_measured(section):
-    """`python examples/bench/results/readme.py --write` puts it right."""
+    """`python -m examples.bench.readme --write` puts it right."""
     text = section.page.read_text()
     assert text == readme.replaced(text, section)
     assert FIRST_OF[section.records] in section.made()

@@ -1,39 +1,40 @@
 """accuracy.py: its trainings are those of train.py, its statistics right, its runs resumable."""
 
 import argparse
-import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import accuracy
 import pytest
 import torch
 import torch.distributed as dist
+from data.dataset import FEATURES, Batches
+from emulation.optimizers import RowwiseAdagrad
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from options import build_parser
+from study.engine import MODES, Configuration, Study
+from study.show import changes, format_table, verdict
+from train import build_trainer, load_dataset
 
+from trec_qcomm import records
+from trec_qcomm.records import SeedEvaluation, SeedTraining, StudyRecord
+from trec_qcomm.report.statistics import Change, eval_only_gate, t_quantile, training_gate
 from trec_qcomm.testing import run_ranks
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "examples" / "criteo"
-sys.path.insert(0, str(FOLDER))  # a folder of scripts, not a package
-import accuracy  # noqa: E402
-import train as example  # noqa: E402
-from data import FEATURES, Batches  # noqa: E402
-from study.runs import MODES, Study, run_seed, train_config  # noqa: E402
-from study.show import changes, format_table, verdict  # noqa: E402
-from study.training import RowwiseAdagrad  # noqa: E402
-
-from trec_qcomm.report.statistics import Change, eval_only_gate, t_quantile, training_gate  # noqa: E402
 
 SMALL = [
     *("--rows", "2048", "--batch-size", "32", "--embedding-dim", "4"),
     *("--dense-arch", "8", "--over-arch", "8"),
 ]
+RANKS = ["--ranks", "2"]
 CODED = """
 embedding:
   - tables: ["t_C1?"]
@@ -67,11 +68,9 @@ def write_config(folder: Path, name: str = "coded", text: str = CODED) -> Path:
     return path
 
 
-def study_of(config: Path, *options: str, modes=MODES) -> Study:
-    arguments = argparse.Namespace(
-        configs=[str(config)], seeds=1, jobs=1, modes=modes, data=accuracy.SYNTHETIC
-    )
-    return accuracy.make_study(arguments, [*SMALL, *options])
+def study_of(config: Path, *options: str, modes=MODES, seeds: int = 1) -> Study:
+    arguments = argparse.Namespace(configs=[str(config)], seeds=seeds, jobs=1, modes=modes)
+    return accuracy.make_study(arguments, [*SMALL, *RANKS, *options])
 
 
 # The trainings.
@@ -83,10 +82,10 @@ NUM_STEPS = 8
 
 
 def train_on_ranks(config: str) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and this rank's tables after some steps of train.py."""
-    options = example.build_parser().parse_args(["--config", config, *SMALL, *EXACT])
-    dataset = example.load_dataset(options)
-    trainer = example.build_trainer(options, dataset.num_embeddings)
+    """Return losses and this rank's tables after some steps of train.py."""
+    options = build_parser().parse_args(["--config", config, "--min-count", "1", *SMALL, *EXACT])
+    dataset = load_dataset(options)
+    trainer = build_trainer(options, dataset.num_embeddings)
     where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)
     for _ in range(NUM_STEPS):
@@ -108,14 +107,14 @@ def test_training_equals_that_of_two_ranks(tmp_path, name):
     config = str(coded if name == "coded" else ROOT / "configs" / "fp32.yaml")
     ranks = run_ranks(train_on_ranks, 2, config, timeout_s=240)
     study = study_of(coded, *EXACT, "--steps", str(NUM_STEPS))
-    dataset = example.load_dataset(study.options)
-    training = train_config(study, name, 0, dataset)
+    model = study.train(study.by_name[name], 0)
     expected = [sum(pair) / 2 for pair in zip(*(losses for losses, _ in ranks), strict=True)]
     assert len(expected) == NUM_STEPS
-    assert training.losses == expected
+    assert model.losses == expected
     tables = ranks[0][1] | ranks[1][1]
-    for feature, own in zip(FEATURES, training.weight.split(dataset.num_embeddings), strict=True):
-        assert torch.equal(own, tables[feature]), feature
+    weights = model.training.weight.split(model.dataset.num_embeddings)
+    for feature, weight in zip(FEATURES, weights, strict=True):
+        assert torch.equal(weight, tables[feature]), feature
 
 
 def test_rowwise_adagrad_is_that_of_fbgemm():
@@ -145,38 +144,70 @@ def test_rowwise_adagrad_is_that_of_fbgemm():
 
 def test_a_seed_gives_paired_runs(tmp_path):
     study = study_of(write_config(tmp_path), "--steps", "12")
-    missing = study.missing([], [4])
-    first = {r["config"]: r for r in run_seed(study, 4, missing[4])}
+    missing = study.missing([])[0]
+    first = {r.configuration: r for r in study.run_seed(4, missing)}
     assert list(first) == ["fp32", "null", "coded"]
-    losses = {r["training"]["test"]["on"]["logloss"] for r in first.values()}
+    losses = {r.training.metrics["logloss"] for r in first.values()}
     assert len(losses) == 3
-    fp32 = first["fp32"]["training"]["test"]
-    assert fp32["on"] == fp32["off"] == first["coded"]["eval_only"]["off"]
-    assert first["coded"]["eval_only"]["on"] != fp32["on"]
-    again = {r["config"]: r for r in run_seed(study, 4, missing[4])}
+    fp32, coded = first["fp32"].training, first["coded"].evaluation
+    assert fp32.metrics == fp32.metrics_exact == coded.metrics_exact
+    assert coded.metrics != fp32.metrics
+    again = {r.configuration: r for r in study.run_seed(4, missing)}
     for name, record in first.items():
-        parts = ("training", "eval_only", "config_sha256", "options", "seed")
-        assert all(record.get(part) == again[name].get(part) for part in parts), name
-    assert study.missing(list(first.values()), [4]) == {}
+        fields = ("training", "evaluation", "config", "setup", "num_ranks", "seed")
+        assert all(getattr(record, f) == getattr(again[name], f) for f in fields), name
 
 
 def test_eval_only_trains_fp32_and_null_alone(tmp_path):
     study = study_of(write_config(tmp_path), "--steps", "2", modes=("eval-only",))
-    records = list(run_seed(study, 0, study.missing([], [0])[0]))
-    assert [sorted({"training", "eval_only"} & r.keys()) for r in records] == [
-        ["training"],
-        ["training"],
-        ["eval_only"],
+    made = list(study.run_seed(0, study.missing([])[0]))
+    assert [(r.training is not None, r.evaluation is not None) for r in made] == [
+        (True, False),
+        (True, False),
+        (False, True),
     ]
     both = study_of(write_config(tmp_path), "--steps", "2")
-    assert both.missing(records, [0]) == {0: {"coded": {"training"}}}
+    assert both.missing(made) == {0: {"coded": {"training"}}}
+
+
+class ConstantModel:
+    """A model without a network, as any client of the engine may have one."""
+
+    losses = (0.5, 0.25)
+
+    def __init__(self, configuration, seed):
+        self.shift = 0.01 * (configuration.name == "worse") + 1e-6 * configuration.is_null
+        self.seed = seed
+
+    def evaluate(self, configuration):
+        value = 0.5 + 0.1 * self.seed + self.shift
+        return {"ne": value, "logloss": value, "auc": 0.7}
+
+
+def test_the_engine_knows_no_model(tmp_path):
+    """Any callback can be studied; other setups and other configs of a name are refused."""
+    configs = tuple(Configuration(name, CODED) for name in ("equal", "worse"))
+    exact = (ROOT / "configs" / "fp32.yaml").read_text()
+    study = Study("any", configs, range(3), ConstantModel, exact, 1, {"dim": 4}, ("training",))
+    path = tmp_path / "runs.jsonl"
+    for seed, missing in study.missing([]).items():
+        records.append(path, *study.run_seed(seed, missing))
+    done = study.read(path)
+    assert len(done) == 12
+    assert study.missing(done) == {}
+    assert changes(done, "equal")["test"].mean == 0
+    assert changes(done, "worse")["test"].mean > 1
+    with pytest.raises(ValueError, match="runs with other dim; give another --out"):
+        replace(study, setup={"dim": 8}).read(path)
+    with pytest.raises(ValueError, match="runs of another config worse; give another"):
+        replace(study, configurations=(Configuration("worse", exact),)).read(path)
 
 
 @pytest.mark.slow
 def test_command_resumes_where_it_stopped(tmp_path):
     config, out = write_config(tmp_path), tmp_path / "out"
     command = [
-        *(sys.executable, str(FOLDER / "accuracy.py"), "--configs", str(config)),
+        *(sys.executable, accuracy.__file__, "--configs", str(config), *RANKS),
         *("--seeds", "2", "--jobs", "2", "--steps", "2", "--out", str(out), *SMALL),
     ]
 
@@ -194,16 +225,20 @@ def test_command_resumes_where_it_stopped(tmp_path):
     assert table in done.stdout
     assert "gate passed by none of coded" in done.stdout.splitlines()[-1]
 
-    cut = next(k for k, line in enumerate(lines) if '"config": "coded"' in line)
-    kept = [line for k, line in enumerate(lines) if k != cut]
-    runs.write_text("\n".join(kept) + "\n" + lines[cut][:100])  # as a lost machine leaves it
+    cut = next(k for k, line in enumerate(lines) if '"configuration": "coded"' in line)
+    before = records.read(runs)[cut]
+    kept = "".join(line + "\n" for k, line in enumerate(lines) if k != cut)
+    runs.write_text(kept + lines[cut][:100])  # a lost machine leaves it so
+    refused = run()
+    assert refused.returncode == 2
+    assert "runs.jsonl, line 6: " in refused.stderr
+    runs.write_text(kept)
     assert run().returncode == 0
-    again = [json.loads(line) for line in runs.read_text().splitlines() if line != lines[cut][:100]]
+    again = records.read(runs)
     assert len(again) == 6
-    before = json.loads(lines[cut])
-    assert (again[-1]["config"], again[-1]["seed"]) == (before["config"], before["seed"])
-    assert again[-1]["training"] == before["training"]
-    assert again[-1]["eval_only"] == before["eval_only"]
+    assert again[-1].training == before.training
+    assert again[-1].evaluation == before.evaluation
+    assert (again[-1].configuration, again[-1].seed) == (before.configuration, before.seed)
     assert (out / "table.md").read_text() == table
 
     other = run("--lr", "0.5")
@@ -221,7 +256,7 @@ def test_bad_options_are_named(tmp_path):
         study_of(write_config(tmp_path, "x", CODED.replace("t_C1?", "t_X")))
 
 
-# The statistics. Quantiles as any table of Student's t has them, to 3 digits.
+# The statistics. Quantiles are those of a table of Student's t, to 3 digits.
 
 
 @pytest.mark.parametrize(
@@ -262,34 +297,40 @@ def test_gates():
     assert eval_only_gate(Change(3, 0.0)) == "not shown (3 of 10 seeds)"
 
 
-def record(config: str, seed: int, logloss: float, ne: float | None = None) -> dict:
-    part = {"logloss": logloss, "auc": 0.7 / (1 + logloss)}
-    found = {"config": config, "seed": seed}
-    found["training"] = {"progressive_logloss": 2 * logloss, "test": {"on": part, "off": part}}
-    if ne is not None:
-        found["eval_only"] = {"on": {"ne": ne}, "off": {"ne": 0.8}}
-    return found
+def record(name: str, seed: int, logloss: float, ne: float | None = None) -> StudyRecord:
+    metrics = {"logloss": logloss, "auc": 0.7 / (1 + logloss)}
+    return StudyRecord(
+        configuration=name,
+        seed=seed,
+        num_ranks=2,
+        training=SeedTraining(
+            steps=1, progressive_logloss=2 * logloss, metrics=metrics, metrics_exact=metrics
+        ),
+        evaluation=None
+        if ne is None
+        else SeedEvaluation(metrics={"ne": ne}, metrics_exact={"ne": 0.8}),
+    )
 
 
 def test_changes_are_paired_by_seed():
-    records = [record("fp32", seed, 0.5 + seed) for seed in range(3)]
-    records += [record("a", seed, (0.5 + seed) * 1.01, 0.8 * 1.02) for seed in (2, 0, 7)]
-    found = changes(records, "a")
-    assert {key: change.n for key, change in found.items()} == {
+    made = [record("fp32", seed, 0.5 + seed) for seed in range(3)]
+    made += [record("a", seed, (0.5 + seed) * 1.01, 0.8 * 1.02) for seed in (2, 0, 7)]
+    by_measure = changes(made, "a")
+    assert {key: change.n for key, change in by_measure.items()} == {
         "test": 2,
         "progressive": 2,
         "auc": 2,
         "test_off": 2,
         "eval_only": 2,
     }
-    assert changes([*records, *records[-3:]], "a") == found  # the same runs once more
-    assert found["test"].mean == pytest.approx(1.0)
-    assert found["progressive"].mean == pytest.approx(1.0)
-    assert found["auc"].mean < 0
-    assert found["eval_only"].mean == pytest.approx(2.0)
-    table = format_table(records, ["a"]).splitlines()
+    assert changes([*made, *made[-3:]], "a") == by_measure  # the same runs once more
+    assert by_measure["test"].mean == pytest.approx(1.0)
+    assert by_measure["progressive"].mean == pytest.approx(1.0)
+    assert by_measure["auc"].mean < 0
+    assert by_measure["eval_only"].mean == pytest.approx(2.0)
+    table = format_table(made, ["a"]).splitlines()
     assert [line.split(" | ")[0] for line in table] == ["| config", "| ---", "| null", "| a"]
     assert len({line.count("|") for line in table}) == 1
-    assert verdict(records, ["a"]) == (
+    assert verdict(made, ["a"]) == (
         "training gate passed by none; eval-only gate passed by none of a"
     )

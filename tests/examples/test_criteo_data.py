@@ -6,9 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data import FEATURES, Batches, HashBuckets, Vocabulary, load_tsv, prepare, transform_dense
-from synthetic import generate, write_tsv
-from tsv import MISSING_CATEGORY, NUM_SPARSE, ROW, Rows
+from data.dataset import (
+    FEATURES,
+    Batches,
+    HashBuckets,
+    Vocabulary,
+    load_tsv,
+    prepare,
+    transform_dense,
+)
+from data.synthetic import generate, write_tsv
+from data.tsv import MISSING_CATEGORY, NUM_SPARSE, ROW, Rows
 
 RAW = generate(700, seed=5)
 

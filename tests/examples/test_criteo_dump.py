@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from data import FEATURES, Batches, prepare
-from dump import DUMPED_SAMPLES, _batch_rows
-from loop import Trainer
+from data.dataset import FEATURES, Batches, prepare
+from data.synthetic import generate
 from model import ModelConfig, _initial_table, build_dlrm
-from synthetic import generate
+from options import build_parser, check_options
+from report.row_dump import DUMPED_SAMPLES, _batch_rows
 from torch import Tensor
 from torchrec.models.dlrm import DLRMTrain
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from train import build_parser, check_options
+from trainer import Trainer
 
 from trec_qcomm import load_config
 from trec_qcomm.analyze.__main__ import main
@@ -39,7 +39,7 @@ CONFIG = ModelConfig(
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a training with int4 on the wire that changes no weight."""
+    """The dump of a training with int4 on the wire that changes no weight."""
     folder = tmp_path_factory.mktemp("dump")
     file = folder / "new" / "rows.pt"
     script = ROOT / "examples" / "criteo" / "train.py"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from data import FEATURES
+from data.dataset import FEATURES
 from plans.files import Cluster, build_plan, load_plan, plan_names
 from plans.planned import make_plan
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder

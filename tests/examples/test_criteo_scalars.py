@@ -1,6 +1,5 @@
 """train.py --tensorboard: what it writes is read back by TensorBoard's own reader."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scalars import Scalars, check_installed
-from train import build_parser, check_options
+from options import build_parser, check_options
+from report.scalars import Scalars, check_installed
+
+from trec_qcomm import records
+from trec_qcomm.records import Percentiles, ProgressRecord, TrainingRecord
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "criteo" / "train.py"
@@ -20,27 +22,23 @@ Points = dict[str, dict[int, float]]
 
 
 def read(folder: Path) -> Points:
-    """{tag: {step: value}} as TensorBoard shows it; no step may be there twice."""
+    """Return {tag: {step: value}} as TensorBoard shows it; no step may be there twice."""
     module = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator",
         reason="tensorboard is not installed",
     )
     events = module.EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    found = {}
+    points = {}
     for tag in events.Tags()["scalars"]:
-        found[tag] = {event.step: event.value for event in events.Scalars(tag)}
-        assert len(found[tag]) == len(events.Scalars(tag)), tag
-    return found
+        points[tag] = {event.step: event.value for event in events.Scalars(tag)}
+        assert len(points[tag]) == len(events.Scalars(tag)), tag
+    return points
 
 
 def stats(raw: int, wire: int, *, error: float | None = None) -> dict[str, Any]:
-    """Of one kind and one table."""
+    """Return the counters of one kind of traffic with one table."""
     counters = {"raw_nbytes": raw, "wire_nbytes": wire}
     return {**counters, "tables": {"t": counters | {"max_abs_err": error}}}
-
-
-def progress(step: int, loss: float, **nbytes: Any) -> dict[str, Any]:
-    return {"step": step, "loss": loss, "step_ms": {"p50": 7.0}, "nbytes": nbytes or None}
 
 
 def test_counters_become_rates(tmp_path: Path) -> None:
@@ -48,15 +46,15 @@ def test_counters_become_rates(tmp_path: Path) -> None:
     scalars = Scalars(tmp_path, first_step=0)
     bags = {"bags": {"tables": {"t": {"num_bags": 10, "num_sent": 4}}}}
     more = {"bags": {"tables": {"t": {"num_bags": 30, "num_sent": 5}}}}
+    step_s = Percentiles(p20=0.006, p50=0.007, p80=0.008)
+    forward, traffic = stats(80, 20, error=0.25), {"dense": stats(0, 0)}
     scalars.add_progress(
-        progress(
-            2, 0.5, forward=stats(80, 20, error=0.25), dense=stats(0, 0), input=stats(8, 8) | bags
-        )
+        2, 0.5, step_s, traffic | {"forward": forward, "input": stats(8, 8) | bags}
     )
     scalars.add_progress(
-        progress(6, 0.25, forward=stats(100, 30), dense=stats(0, 0), input=stats(24, 16) | more)
+        6, 0.25, step_s, traffic | {"forward": stats(100, 30), "input": stats(24, 16) | more}
     )
-    scalars.add_final({"step": 7, "metrics": {"on": {"auc": 0.75, "num_rows": 9}}})
+    scalars.add_metrics(7, {"on": {"auc": 0.75, "num_rows": 9}})
     scalars.close()
     assert read(tmp_path) == {
         "train/loss": {2: 0.5, 6: 0.25},
@@ -78,7 +76,7 @@ def test_a_resumed_run_takes_the_place_of_later_steps(tmp_path: Path) -> None:
     for first, steps, loss in ((0, (2, 4, 6), 1.0), (4, (6, 8), 2.0)):
         scalars = Scalars(tmp_path, first_step=first)
         for step in steps:
-            scalars.add_progress(progress(step, loss))
+            scalars.add_progress(step, loss, None, None)
         scalars.close()
     assert read(tmp_path)["train/loss"] == {2: 1.0, 4: 1.0, 6: 2.0, 8: 2.0}
 
@@ -101,13 +99,13 @@ def train(out: Path, *words: object) -> None:
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_training_and_its_resumption_are_one_curve(tmp_path: Path) -> None:
-    """As after a crash: the checkpoint is older than what was last written."""
+    """After a crash the checkpoint may be older than what was last written."""
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     train(tmp_path, "--steps", 6, "--checkpoint-every", 4)
     first = read(tmp_path / "events" / "run")
     shutil.rmtree(tmp_path / "ckpt" / "step_000000006")
     train(tmp_path, "--steps", 8, "--resume")
-    found = read(tmp_path / "events" / "run")
+    both = read(tmp_path / "events" / "run")
     assert list(first["train/loss"]) == [2, 4, 6]
     for tag in (
         "train/loss",
@@ -115,19 +113,21 @@ def test_a_training_and_its_resumption_are_one_curve(tmp_path: Path) -> None:
         "sent_nbytes/embedding_forward",
         "bags_sent/t_C2",
     ):
-        assert list(found[tag]) == [2, 4, 6, 8], tag
-    assert found["train/loss"][4] == first["train/loss"][4]
-    assert found["train/loss"][6] == first["train/loss"][6]  # trained again, bit for bit
-    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    resumed = [r for r in lines if r["kind"] == "progress"][-2:]
-    assert [r["step"] for r in resumed] == [6, 8]
-    assert found["train/loss"][8] == pytest.approx(resumed[1]["loss"], rel=1e-6)
-    sent = [r["nbytes"]["embedding_backward"]["wire_nbytes"] for r in resumed]
-    measured = found["sent_nbytes/embedding_backward"]
+        assert list(both[tag]) == [2, 4, 6, 8], tag
+    assert both["train/loss"][4] == first["train/loss"][4]
+    assert both["train/loss"][6] == first["train/loss"][6]  # trained again, bit for bit
+    written = records.read(tmp_path / "run.jsonl")
+    resumed = [r for r in written if isinstance(r, ProgressRecord)][-2:]
+    assert [r.step for r in resumed] == [6, 8]
+    assert both["train/loss"][8] == pytest.approx(resumed[1].loss, rel=1e-6)
+    sent = [r.traffic["embedding_backward"].wire_nbytes for r in resumed if r.traffic]
+    measured = both["sent_nbytes/embedding_backward"]
     assert [measured[6], measured[8]] == pytest.approx([sent[0] / 2, (sent[1] - sent[0]) / 2])
-    assert all(0 < value < 1 for value in found["bags_sent/t_C2"].values())
-    assert found["ratio/embedding_forward"][8] > 4
-    assert found["test_on/auc"] == {8: pytest.approx(lines[-1]["metrics"]["on"]["auc"], rel=1e-6)}
+    assert all(0 < value < 1 for value in both["bags_sent/t_C2"].values())
+    assert both["ratio/embedding_forward"][8] > 4
+    last = written[-1]
+    assert isinstance(last, TrainingRecord)
+    assert both["test_on/auc"] == {8: pytest.approx(last.metrics["auc"], rel=1e-6)}
 
 
 def test_without_the_package_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import CARDINALITIES, POSITIVE_RATE, generate, write_tsv
-from tsv import MISSING_CATEGORY, NUM_SPARSE, LineCount, read_file
+from data.synthetic import CARDINALITIES, POSITIVE_RATE, generate, write_tsv
+from data.tsv import MISSING_CATEGORY, NUM_SPARSE, LineCount, read_file
 
 
 def test_equal_seeds_give_equal_rows() -> None:

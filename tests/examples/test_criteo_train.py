@@ -1,6 +1,5 @@
 """train.py and compare.py as a user runs them: two ranks, plain TorchRec and the plugin."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import generate, write_tsv
-from train import build_parser, check_options
+from data.synthetic import generate, write_tsv
+from options import build_parser, check_options
+
+from trec_qcomm import records
+from trec_qcomm.records import TrainingRecord
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "criteo"
@@ -31,7 +33,7 @@ def environment() -> dict[str, str]:
 
 
 def run(script: str, *words: object) -> str:
-    """What a run prints; it must succeed."""
+    """Return what a run prints; it must succeed."""
     done = subprocess.run(
         command(script, *words), env=environment(), capture_output=True, text=True, check=False
     )
@@ -40,7 +42,7 @@ def run(script: str, *words: object) -> str:
 
 
 def fail(*words: object) -> str:
-    """What a run of train.py complains about; it must fail."""
+    """Return what a run of train.py complains about; it must fail."""
     done = subprocess.run(
         command("train.py", *words), env=environment(), capture_output=True, text=True, check=False
     )
@@ -48,52 +50,54 @@ def fail(*words: object) -> str:
     return done.stderr
 
 
-def train(out: Path, *words: object, config: object = "stock") -> dict[str, Any]:
-    """The final record of a run, of plain TorchRec unless a config is given."""
+def train(out: Path, *words: object, config: object = "stock") -> TrainingRecord:
+    """Train with plain TorchRec, or with the config given; return the record of the training."""
     run("train.py", "--config", config, "--name", "run", "--out", out, *words)
     return last_record(out)
 
 
-def last_record(out: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((out / "run.jsonl").read_text().splitlines()[-1])
-    return record
+def last_record(out: Path) -> Any:
+    return records.read(out / "run.jsonl")[-1]
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> TrainingRecord:
     """Twenty steps in one go."""
     return train(tmp_path_factory.mktemp("straight"), "--steps", 20, "--log-every", 5)
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Ten steps of the same, and where their checkpoint lies."""
+def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingRecord]:
+    """Ten steps of the same training, and the folder of their checkpoint."""
     out = tmp_path_factory.mktemp("half")
     return out, train(out, "--steps", 10, "--checkpoint-dir", out)
 
 
-def test_a_run_records_what_it_did(straight: dict[str, Any]) -> None:
-    assert straight["kind"] == "final"
-    assert len(straight["losses"]) == straight["step"] == 20
-    assert straight["metrics"]["off"]["num_rows"] == 858  # a seventh of 6000, each row once
-    assert 0 < straight["metrics"]["off"]["auc"] < 1
-    assert straight["nbytes_per_step"] is None
-    assert set(straight["step_ms"]) == {"p20", "p50", "p80"}
-    assert straight["options"]["seed"] == 0
-    assert straight["versions"]["torchrec"]
+def test_a_run_records_what_it_did(straight: TrainingRecord) -> None:
+    assert len(straight.losses) == straight.steps == 20
+    assert straight.metrics["num_rows"] == 858  # a seventh of 6000, each row once
+    assert 0 < straight.metrics["auc"] < 1
+    assert straight.metrics_exact == {}
+    assert straight.traffic is None
+    assert straight.step_s is not None
+    assert straight.step_s.p20 <= straight.step_s.p50 <= straight.step_s.p80
+    assert (straight.configuration, straight.config, straight.seed) == ("stock", None, 0)
+    assert straight.setup["dense_arch"] == "32"
+    assert straight.environment is not None
+    assert straight.environment.versions["torchrec"]
 
 
 def test_a_resumed_run_repeats_the_losses_bit_for_bit(
-    straight: dict[str, Any], half: tuple[Path, dict[str, Any]]
+    straight: TrainingRecord, half: tuple[Path, TrainingRecord]
 ) -> None:
     folder, first = half
     second = train(folder, "--steps", 20, "--checkpoint-dir", folder, "--resume")
-    assert first["losses"] + second["losses"] == straight["losses"]
-    assert second["metrics"] == straight["metrics"]
+    assert first.losses + second.losses == straight.losses
+    assert second.metrics == straight.metrics
 
 
 @pytest.mark.slow
-def test_a_resumed_run_may_not_be_another_training(half: tuple[Path, dict[str, Any]]) -> None:
+def test_a_resumed_run_may_not_be_another_training(half: tuple[Path, TrainingRecord]) -> None:
     words = ("--config", "stock", "--checkpoint-dir", half[0])
     assert "resumed with other options: seed 0 -> 1" in fail(*words, "--resume", "--seed", 1)
     assert "a training is here" in fail(*words)
@@ -101,14 +105,14 @@ def test_a_resumed_run_may_not_be_another_training(half: tuple[Path, dict[str, A
 
 @pytest.mark.slow
 def test_mixed_plans_start_equal_and_resume_exactly(
-    tmp_path: Path, straight: dict[str, Any]
+    tmp_path: Path, straight: TrainingRecord
 ) -> None:
     checkpoints = ("--plan", "mixed", "--checkpoint-dir", tmp_path)
     whole = train(tmp_path, "--steps", 20, "--plan", "mixed")
     first = train(tmp_path, "--steps", 10, *checkpoints)
     second = train(tmp_path, "--steps", 20, *checkpoints, "--resume")
-    assert whole["losses"][0] == straight["losses"][0]
-    assert first["losses"] + second["losses"] == whole["losses"]
+    assert whole.losses[0] == straight.losses[0]
+    assert first.losses + second.losses == whole.losses
 
 
 @pytest.mark.slow
@@ -116,7 +120,7 @@ def test_mixed_plans_start_equal_and_resume_exactly(
     ("plan", "config", "optimizer"), [("two_level", INT4, "sgd"), ("planned", "stock", "adam")]
 )
 def test_plans_train_and_resume_exactly(
-    tmp_path: Path, straight: dict[str, Any], plan: str, config: object, optimizer: str
+    tmp_path: Path, straight: TrainingRecord, plan: str, config: object, optimizer: str
 ) -> None:
     """Rows and two levels on two nodes of one rank each."""
     words = ("--plan", plan, "--ranks-per-node", 1, "--dense-optimizer", optimizer)
@@ -125,9 +129,9 @@ def test_plans_train_and_resume_exactly(
     first = train(tmp_path, "--steps", 10, *checkpoints, config=config)
     second = train(tmp_path, "--steps", 20, *checkpoints, "--resume", config=config)
     if config == "stock":
-        assert whole["losses"][0] == pytest.approx(straight["losses"][0], rel=1e-6)
-    assert first["losses"] + second["losses"] == whole["losses"]
-    assert sum(whole["shardings"].values()) == 26
+        assert whole.losses[0] == pytest.approx(straight.losses[0], rel=1e-6)
+    assert first.losses + second.losses == whole.losses
+    assert sum(whole.shardings.values()) == 26
     message = "resumed with other options: plan "
     assert message in fail("--config", config, *checkpoints, "--resume", "--plan", "mixed")
     if plan == "planned":
@@ -156,9 +160,9 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, number: int
     assert process.wait(timeout=60) == 130
     stopped = last_record(tmp_path)  # it is there when train.py ends, not later
     process.communicate(timeout=60)
-    assert stopped["kind"] == "interrupted"
-    resumed = train(tmp_path, *words, "--resume", "--steps", stopped["step"] + 3)
-    assert len(resumed["losses"]) == 3
+    assert stopped.is_interrupted
+    resumed = train(tmp_path, *words, "--resume", "--steps", stopped.step + 3)
+    assert len(resumed.losses) == 3
 
 
 @pytest.mark.slow
@@ -166,7 +170,7 @@ def test_a_file_is_scored_to_its_last_row(tmp_path: Path) -> None:
     """129 test rows over 2 ranks of 64: one rank has none of the last batch."""
     write_tsv(generate(903, seed=1), tmp_path / "rows.tsv.gz")
     record = train(tmp_path, "--data", tmp_path / "rows.tsv.gz", "--hash-buckets", 40)
-    assert record["metrics"]["off"]["num_rows"] == 129
+    assert record.metrics["num_rows"] == 129
 
 
 @pytest.mark.slow
@@ -182,19 +186,23 @@ def test_compare_shows_configs_side_by_side(tmp_path: Path) -> None:
 
 
 def check_tables(int8: Path, fp32: Path) -> None:
-    """Of tables whose rows cross: 16 bytes a row and 4 of scale and low in fp16, of 64."""
+    """Check rows that cross: of 64 bytes 16, and 4 of scale and low in fp16, are sent as int8."""
     for path, fewest, most in ((int8, 3.1, 3.3), (fp32, 1.0, 1.0)):
-        record = json.loads(path.read_text().splitlines()[-1])
-        tables = record["tables"]
-        assert len(tables) == 26
+        record = records.read(path)[-1]
+        assert isinstance(record, TrainingRecord)
+        assert record.traffic is not None
+        assert record.tables is not None
+        assert len(record.tables) == 26
         for direction in ("forward", "backward"):
-            sent = record["nbytes_per_step"][f"embedding_{direction}"]
-            raw = sum(t["raw_nbytes"][direction] for t in tables.values())
-            wire = sum(t["wire_nbytes"][direction] for t in tables.values())
-            assert raw == pytest.approx(sent["raw_nbytes"])
-            assert 0.98 * sent["wire_nbytes"] < wire < sent["wire_nbytes"]  # without headers
+            sent = record.traffic[f"embedding_{direction}"]
+            of_tables = [getattr(table, direction) for table in record.tables.values()]
+            raw = sum(table.raw_nbytes for table in of_tables)
+            wire = sum(table.wire_nbytes for table in of_tables)
+            assert raw == pytest.approx(sent.raw_nbytes)
+            assert 0.98 * sent.wire_nbytes < wire < sent.wire_nbytes  # without headers
             assert fewest <= raw / wire <= most
-        assert all(not t["params"] and t["num_sent"] == t["num_bags"] for t in tables.values())
+        assert not any(table.tolerances for table in record.tables.values())
+        assert all(table.num_sent == table.num_bags for table in record.tables.values())
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tsv
-from tsv import MISSING_CATEGORY, NUM_DENSE, NUM_SPARSE, LineCount, Rows, list_files, read_file
+from data import tsv
+from data.tsv import MISSING_CATEGORY, NUM_DENSE, NUM_SPARSE, LineCount, Rows, list_files, read_file
 
 GOOD = "\t".join(["1", *map(str, range(NUM_DENSE)), *(f"{k:08x}" for k in range(NUM_SPARSE))])
 

@@ -1,29 +1,27 @@
 """The Criteo example trains bit for bit alike with our identity codec and with stock TorchRec."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from data.dataset import Batches
+from options import build_parser
+from train import build_trainer, load_dataset
 
 from tests.integration.small_model import same_weights, weights
 from trec_qcomm.testing import run_ranks
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "examples" / "criteo"))  # a folder of scripts, not a package
-import train as example  # noqa: E402
-from data import Batches  # noqa: E402
-
 NUM_STEPS = 20
 OPTIONS = ["--plan", "mixed", "--rows", "8192", "--batch-size", "32"]
 
 
 def train_steps(config: str):
-    """Losses and this rank's weights after 20 steps: TW, CW and DP tables in one plan."""
-    options = example.build_parser().parse_args(["--config", config, *OPTIONS])
-    dataset = example.load_dataset(options)
-    trainer = example.build_trainer(options, dataset.num_embeddings)
+    """Return losses and this rank's weights after 20 steps: TW, CW and DP tables in one plan."""
+    options = build_parser().parse_args(["--config", config, *OPTIONS])
+    dataset = load_dataset(options)
+    trainer = build_trainer(options, dataset.num_embeddings)
     before = weights(trainer.dmp)
     where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)

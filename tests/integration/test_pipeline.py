@@ -57,7 +57,7 @@ def by_hand(qcomm):
 
 
 def nbytes(qcomm):
-    return {kind: traffic["wire_nbytes"] for kind, traffic in qcomm.stats().items()}
+    return {kind: traffic.wire_nbytes for kind, traffic in qcomm.stats().by_kind().items()}
 
 
 def merging():
@@ -78,7 +78,7 @@ def all_ways():
         "merged by hand": by_hand(merged_by_hand),
         "merged nbytes": nbytes(merged),
         "merged nbytes by hand": nbytes(merged_by_hand),
-        "bags": merged.stats()["input"]["bags"],
+        "bags": merged.stats().to_dict()["input"]["bags"],
     }
 
 
@@ -114,7 +114,7 @@ def reshard_outputs():
     train(dmp, dense_optimizer(dmp), range(2))
     ebc = dmp.module.ebc
     ebc._update_output_dist()
-    calls = qcomm.stats()["embedding_forward"]["num_calls"]
+    calls = qcomm.stats().embedding_forward.num_calls
     steps = {name: int(step) for name, step in qcomm.state_dict()["steps"].items()}
     with torch.no_grad():
         dmp(batch(0, 4))

@@ -56,7 +56,7 @@ def everything():
     return {
         "runs": results,
         "evaluations": evaluations(),
-        "stats": qcomm.stats(),
+        "stats": qcomm.stats().to_dict(),
         "state": qcomm.state_dict(),
     }
 

@@ -49,7 +49,7 @@ def errors_by_step(sharding):
 
 
 def _largest_error(qcomm):
-    tables = qcomm.stats()["embedding_forward"]["tables"].values()
+    tables = qcomm.stats().to_dict()["embedding_forward"]["tables"].values()
     return max(t["max_abs_err"] for t in tables if t["max_abs_err"] is not None)
 
 
@@ -83,7 +83,7 @@ def classes_found():
 def _forward_nbytes(qcomm, dmp, case):
     qcomm.reset_stats()
     train(dmp, case, 1, linear=True)
-    return qcomm.stats()["embedding_forward"]["wire_nbytes"]
+    return qcomm.stats().embedding_forward.wire_nbytes
 
 
 def kept_shares():

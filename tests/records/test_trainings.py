@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 import trec_qcomm
-from trec_qcomm.records import TrafficBytes, TrainingRecord, append, read, traffic_of
+from trec_qcomm.core.stats import KindStats, Stats
+from trec_qcomm.records import TRAFFIC_KINDS, TrafficBytes, TrainingRecord, append, read, traffic_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,9 +32,10 @@ def test_plain_torchrec_has_neither_config_nor_traffic() -> None:
 
 
 def test_traffic_is_that_of_a_step() -> None:
-    kinds = trec_qcomm.QComm.from_yaml(ROOT / "configs" / "int4.yaml").stats()
-    counted = {kind: dict.fromkeys(("raw_nbytes", "wire_nbytes"), 12) for kind in kinds}
-    assert traffic_of(counted, 4)["input"] == TrafficBytes(raw_nbytes=3, wire_nbytes=3)
+    stats = Stats(input=KindStats(raw_nbytes=12, distinct_nbytes=8, wire_nbytes=4))
+    traffic = traffic_of(stats, 4)
+    assert traffic["input"] == TrafficBytes(raw_nbytes=3, distinct_nbytes=2, wire_nbytes=1)
+    assert set(traffic) == set(TRAFFIC_KINDS)
 
 
 def test_an_unknown_field_is_refused() -> None:

@@ -1,53 +1,73 @@
-"""Counters: what each exchange sent and how long it took, table by table. No I/O, no units but
-bytes and seconds.
+"""Counters of what each exchange sends and how long it takes, table by table.
+
+Knows: bytes, seconds, table names. Does not know: codecs, files.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from trec_qcomm.core.stats import BagStats, KindStats, TableBags, TableStats
+
 
 class Traffic:
-    """One direction of one exchange, summed over calls since `reset`.
+    """Counter of one direction of one exchange since `reset`, of what goes to OTHER ranks only.
 
-    raw is what float32 rows would take and wire what was handed to the collective; both count
-    what goes to OTHER ranks only. wire includes headers.
+    raw_nbytes is float32 of everything, distinct_nbytes float32 of what is sent, wire_nbytes what
+    is handed to the collective, without headers.
 
-    Args: kind: such as "embedding_forward".  tables: T distinct names.
+    Args:
+        kind: one of core.stats.TRAFFIC_KINDS.
+        tables: T distinct names.
     """
 
     def __init__(self, kind: str, tables: Sequence[str]) -> None:
         self.kind, self.tables = kind, tuple(tables)
         self.raw_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
+        self.distinct_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
         self.wire_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
         self.max_abs_err = torch.empty(len(self.tables))
         self.reset()
 
     def reset(self) -> None:
-        """Back to zero. In place: tensors made in inference mode could not be added to later."""
+        """Set everything to zero, in place: a tensor made in inference mode could not be added to
+        later."""
         self.num_calls = 0
         self.header_nbytes = 0
         self.raw_nbytes.zero_()
+        self.distinct_nbytes.zero_()
         self.wire_nbytes.zero_()
         self.max_abs_err.fill_(-1.0)  # not measured
         self.encode_s: dict[str, float] = defaultdict(float)
         self.decode_s: dict[str, float] = defaultdict(float)
         self.wire_s = 0.0
 
-    def add_bytes(self, table: Tensor, raw: Tensor, wire: Tensor, header_nbytes: int) -> None:
-        """Count one call. Args: table, raw, wire: [S] int64, table by number."""
+    def add_bytes(self, table: Tensor, sent: Tensor, wire: Tensor, header_nbytes: int) -> None:
+        """Count one call.
+
+        Args:
+            table: [S] int64, number of the table of each segment.
+            sent: [S] int64, float32 bytes of each segment; they count as raw and as distinct.
+            wire: [S] int64, encoded bytes of each segment.
+            header_nbytes: bytes of frame headers.
+        """
         self.num_calls += 1
         self.header_nbytes += header_nbytes
-        self.raw_nbytes.index_add_(0, table, raw)
+        self.raw_nbytes.index_add_(0, table, sent)
+        self.distinct_nbytes.index_add_(0, table, sent)
         self.wire_nbytes.index_add_(0, table, wire)
+
+    def add_left_out(self, table: Tensor, nbytes: Tensor) -> None:
+        """Count as raw what was not sent at all. Args: nbytes: [S] int64, float32 bytes."""
+        self.raw_nbytes.index_add_(0, table, nbytes)
 
 
 class BagCounts:
-    """How many bags of ids this rank's batches had, and how many were sent because they differ.
-    Of unpooled features each id counts as a bag.
+    """Counter of the bags of ids that this rank's batches have, and of those that are sent.
+
+    Equal bags are sent once. Each id of an unpooled feature counts as a bag.
     """
 
     def __init__(self) -> None:
@@ -56,7 +76,7 @@ class BagCounts:
         self.num_sent = torch.zeros(0, dtype=torch.int64)
 
     def numbers_of(self, tables: Iterable[str]) -> Tensor:
-        """[..] int64, the number of each table; new ones get the next."""
+        """Return [..] int64, the number of each table; new ones get the next."""
         numbers = []
         for table in tables:
             if table not in self.tables:
@@ -68,61 +88,77 @@ class BagCounts:
         return torch.tensor(numbers, dtype=torch.int64)
 
     def add(self, table: Tensor, num_bags: Tensor, num_sent: Tensor) -> None:
-        """Count one batch. Args: [F] int64 each, of every feature; table by number."""
+        """Count one batch of F features.
+
+        Args:
+            table: [F] int64, number of each feature's table.
+            num_bags: [F] int64, bags of each feature.
+            num_sent: [F] int64, distinct bags of each feature.
+        """
         self.num_bags.index_add_(0, table, num_bags)
         self.num_sent.index_add_(0, table, num_sent)
 
     def reset(self) -> None:
-        """Back to zero, in place, see Traffic.reset."""
+        """Set everything to zero, in place, as Traffic.reset does."""
         self.num_bags.zero_()
         self.num_sent.zero_()
 
-    def summary(self) -> dict[str, Any]:
-        """num_bags, num_sent: int; tables: {name: {num_bags, num_sent}}."""
+    def stats(self) -> BagStats:
+        """Return the counts."""
         pairs = zip(self.num_bags.tolist(), self.num_sent.tolist(), strict=True)
-        return {
-            "num_bags": int(self.num_bags.sum()),
-            "num_sent": int(self.num_sent.sum()),
-            "tables": {
-                name: {"num_bags": bags, "num_sent": sent}
+        return BagStats(
+            num_bags=int(self.num_bags.sum()),
+            num_sent=int(self.num_sent.sum()),
+            tables={
+                name: TableBags(num_bags=bags, num_sent=sent)
                 for name, (bags, sent) in zip(self.tables, pairs, strict=True)
             },
-        }
+        )
 
 
-def summary(traffics: Iterable[Traffic]) -> dict[str, Any]:
-    """Several `Traffic` of one kind as one plain dict.
+def kind_stats(traffics: Iterable[Traffic]) -> KindStats:
+    """Return the sum of several counters of one kind of traffic."""
+    traffics = list(traffics)
+    header_nbytes = sum(traffic.header_nbytes for traffic in traffics)
+    return KindStats(
+        raw_nbytes=sum(int(traffic.raw_nbytes.sum()) for traffic in traffics),
+        distinct_nbytes=sum(int(traffic.distinct_nbytes.sum()) for traffic in traffics),
+        wire_nbytes=sum(int(traffic.wire_nbytes.sum()) for traffic in traffics) + header_nbytes,
+        header_nbytes=header_nbytes,
+        num_calls=sum(traffic.num_calls for traffic in traffics),
+        wire_s=sum((traffic.wire_s for traffic in traffics), 0.0),
+        encode_s=_summed(traffic.encode_s for traffic in traffics),
+        decode_s=_summed(traffic.decode_s for traffic in traffics),
+        tables=_by_table(traffics),
+    )
 
-    Returns: raw_nbytes, wire_nbytes, header_nbytes, num_calls: int; wire_s: float; encode_s and
-        decode_s: {codec and dim: float}; tables: {name: {raw_nbytes, wire_nbytes, max_abs_err}},
-        max_abs_err None where it was not measured.
-    """
-    total: dict[str, Any] = {"raw_nbytes": 0, "wire_nbytes": 0, "header_nbytes": 0, "num_calls": 0}
-    encode_s: dict[str, float] = defaultdict(float)
-    decode_s: dict[str, float] = defaultdict(float)
-    tables: dict[str, dict[str, Any]] = {}
-    wire_s = 0.0
+
+def _summed(mappings: Iterable[dict[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for mapping in mappings:
+        for name, value in mapping.items():
+            sums[name] += value
+    return dict(sums)
+
+
+def _by_table(traffics: Sequence[Traffic]) -> dict[str, TableStats]:
+    places: dict[str, list[tuple[Traffic, int]]] = {}
     for traffic in traffics:
-        total["num_calls"] += traffic.num_calls
-        total["header_nbytes"] += traffic.header_nbytes
-        total["raw_nbytes"] += int(traffic.raw_nbytes.sum())
-        total["wire_nbytes"] += int(traffic.wire_nbytes.sum()) + traffic.header_nbytes
-        wire_s += traffic.wire_s
-        for codec, seconds in traffic.encode_s.items():
-            encode_s[codec] += seconds
-        for codec, seconds in traffic.decode_s.items():
-            decode_s[codec] += seconds
         for t, name in enumerate(traffic.tables):
-            row = tables.setdefault(name, {"raw_nbytes": 0, "wire_nbytes": 0, "max_abs_err": None})
-            row["raw_nbytes"] += int(traffic.raw_nbytes[t])
-            row["wire_nbytes"] += int(traffic.wire_nbytes[t])
-            error = traffic.max_abs_err[t]
-            if not bool(error < 0):  # torch.maximum keeps NaN, Python's max may not
-                before = torch.tensor(row["max_abs_err"] or 0.0)
-                row["max_abs_err"] = float(torch.maximum(before, error))
-    return total | {
-        "wire_s": wire_s,
-        "encode_s": dict(encode_s),
-        "decode_s": dict(decode_s),
-        "tables": tables,
+            places.setdefault(name, []).append((traffic, t))
+    return {
+        name: TableStats(
+            raw_nbytes=sum(int(traffic.raw_nbytes[t]) for traffic, t in rows),
+            distinct_nbytes=sum(int(traffic.distinct_nbytes[t]) for traffic, t in rows),
+            wire_nbytes=sum(int(traffic.wire_nbytes[t]) for traffic, t in rows),
+            max_abs_err=_largest([traffic.max_abs_err[t] for traffic, t in rows]),
+        )
+        for name, rows in places.items()
     }
+
+
+def _largest(errors: Sequence[Tensor]) -> float | None:
+    """Return the largest error; None where none was measured. NaN is larger than any number."""
+    measured = [error for error in errors if not bool(error < 0)]
+    # Tensor.max keeps NaN, which Python's max may not.
+    return float(torch.stack(measured).max()) if measured else None

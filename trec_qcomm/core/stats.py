@@ -1,7 +1,11 @@
-"""Kinds of traffic that a model's collectives have, and the groups that tables and figures show.
+"""Stats: what a rank sent to others, by kind of traffic and by table; kinds and groups of traffic.
 
-Knows: names. Does not know: torch, so that records of a run can be read without it.
+Knows: numbers. Does not know: torch, so that records of a run can be read without it.
 """
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 TRAFFIC_KINDS = (
     "embedding_forward",  # pooled or unpooled rows, to the ranks whose samples need them
@@ -18,3 +22,161 @@ TRAFFIC_GROUPS: dict[str, tuple[str, ...]] = {
     "dense": ("dense", "data_parallel"),
     "ids": ("input",),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStats:
+    """Traffic of one table, without frame headers.
+
+    Args:
+        raw_nbytes, distinct_nbytes, wire_nbytes: bytes, as in KindStats.
+        max_abs_err: largest absolute error; None unless the config's measure_error is true.
+    """
+
+    raw_nbytes: int = 0
+    distinct_nbytes: int = 0
+    wire_nbytes: int = 0
+    max_abs_err: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindStats:
+    """Traffic of one kind.
+
+    Args:
+        raw_nbytes: float32 bytes of everything, before equal bags are merged and empty or
+            untouched rows are left out.
+        distinct_nbytes: float32 bytes of what is sent after that.
+        wire_nbytes: bytes that the collectives are given, headers included.
+        header_nbytes: bytes of frame headers.
+        num_calls: number of collective calls.
+        wire_s: seconds blocked on the network, of all codecs together as they share one frame.
+        encode_s, decode_s: seconds by codec and dim. On CUDA, where nothing waits for the device,
+            all seconds are those that launching took.
+        tables: traffic by table.
+    """
+
+    raw_nbytes: int = 0
+    distinct_nbytes: int = 0
+    wire_nbytes: int = 0
+    header_nbytes: int = 0
+    num_calls: int = 0
+    wire_s: float = 0.0
+    encode_s: Mapping[str, float] = field(default_factory=dict)
+    decode_s: Mapping[str, float] = field(default_factory=dict)
+    tables: Mapping[str, TableStats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableBags:
+    """Bags of ids of one table. Args: num_sent: bags that were sent because they differ."""
+
+    num_bags: int = 0
+    num_sent: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagStats:
+    """Bags of ids that this rank's batches had, and those that were sent because they differ.
+
+    Only tables whose equal bags may be merged are counted. Of unpooled features each id is a bag.
+    """
+
+    num_bags: int = 0
+    num_sent: int = 0
+    tables: Mapping[str, TableBags] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What one rank sent to other ranks since construction or the last reset.
+
+    There is an attribute for each of TRAFFIC_KINDS, such as `stats.dense.wire_nbytes`.
+
+    Args:
+        bags: bags of ids, where equal ones may be merged.
+        num_steps: number of training steps: of backwards that sent gradients of rows.
+    """
+
+    embedding_forward: KindStats = field(default_factory=KindStats)
+    embedding_backward: KindStats = field(default_factory=KindStats)
+    intra_embedding_forward: KindStats = field(default_factory=KindStats)
+    intra_embedding_backward: KindStats = field(default_factory=KindStats)
+    dense: KindStats = field(default_factory=KindStats)
+    data_parallel: KindStats = field(default_factory=KindStats)
+    input: KindStats = field(default_factory=KindStats)
+    bags: BagStats = field(default_factory=BagStats)
+    num_steps: int = 0
+
+    def by_kind(self) -> dict[str, KindStats]:
+        """Return the traffic of every kind, in the order of TRAFFIC_KINDS."""
+        return {kind: getattr(self, kind) for kind in TRAFFIC_KINDS}
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return plain dicts by kind, with the names of KindStats; input has bags as well."""
+        kinds = {kind: asdict(stats) for kind, stats in self.by_kind().items()}
+        kinds["input"]["bags"] = asdict(self.bags)
+        return kinds
+
+    def __str__(self) -> str:
+        """Return one table: KB and ms of a step by group of traffic, or of all without steps."""
+        divisor = max(self.num_steps, 1)
+        what = f"a step, {self.num_steps} steps" if self.num_steps else "in all"
+        rows: list[tuple[str, ...]] = [_HEAD]
+        whole = _Sums()
+        for group, kinds in TRAFFIC_GROUPS.items():
+            sums = _Sums()
+            for kind in kinds:
+                sums = sums.plus(getattr(self, kind))
+            rows.append(sums.cells(group, divisor))
+            whole = whole.add(sums)
+        rows.append(whole.cells("all", divisor))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if n else cell.ljust(width)
+                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join([f"Sent by this rank to others, {what}:", *lines])
+
+
+_HEAD = (
+    "", "raw [KB]", "distinct [KB]", "wire [KB]", "ratio", "encode [ms]", "wire [ms]",
+    "decode [ms]",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over kinds of traffic."""
+
+    raw_nbytes: int = 0
+    distinct_nbytes: int = 0
+    wire_nbytes: int = 0
+    encode_s: float = 0.0
+    wire_s: float = 0.0
+    decode_s: float = 0.0
+
+    def plus(self, stats: KindStats) -> "_Sums":
+        return self.add(
+            _Sums(
+                stats.raw_nbytes, stats.distinct_nbytes, stats.wire_nbytes,
+                sum(stats.encode_s.values()), stats.wire_s, sum(stats.decode_s.values()),
+            )
+        )  # fmt: skip
+
+    def add(self, other: "_Sums") -> "_Sums":
+        return _Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def cells(self, name: str, divisor: int) -> tuple[str, ...]:
+        sizes = (self.raw_nbytes, self.distinct_nbytes, self.wire_nbytes)
+        seconds = (self.encode_s, self.wire_s, self.decode_s)
+        ratio = f"{self.raw_nbytes / self.wire_nbytes:.2f}" if self.wire_nbytes else "-"
+        return (
+            name,
+            *(f"{nbytes / divisor / 1e3:.1f}" for nbytes in sizes),
+            ratio,
+            *(f"{1e3 * s / divisor:.2f}" for s in seconds),
+        )

@@ -11,18 +11,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.config import Config, config_to_dict
-from trec_qcomm.core.counters import BagCounts, Traffic, summary
+from trec_qcomm.core.counters import BagCounts, Traffic, kind_stats
+from trec_qcomm.core.stats import TRAFFIC_KINDS, Stats
 from trec_qcomm.integration.collectives import EmbeddingCollectives
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.tables import TableGradients
-
-ROW_KINDS = (
-    "embedding_forward",
-    "embedding_backward",
-    "intra_embedding_forward",
-    "intra_embedding_backward",
-)
 
 
 class Session:
@@ -36,9 +30,7 @@ class Session:
         self.exact = False
         self.tables: set[str] = set()
         self.counters = {
-            "dense": Traffic("dense", ["all"]),
-            "data_parallel": Traffic("data_parallel", ["all"]),
-            "input": Traffic("input", ["all"]),
+            kind: Traffic(kind, ["all"]) for kind in ("dense", "data_parallel", "input")
         }
         self.bags = BagCounts()
         self.collectives = EmbeddingCollectives(config)
@@ -112,16 +104,19 @@ class Session:
         gradients.register(ddp)
         self._gradients[name] = gradients
 
-    def stats(self) -> dict[str, Any]:
-        """Return the summary of each kind of traffic (core.counters.summary)."""
-        kinds: dict[str, list[Traffic]] = {kind: [] for kind in ROW_KINDS}
+    def stats(self) -> Stats:
+        """Return what this rank sent since construction or `reset_stats`."""
+        traffics: dict[str, list[Traffic]] = {kind: [] for kind in TRAFFIC_KINDS}
         for collective in self.collectives:
             for traffic in (collective.forward_traffic, collective.backward_traffic):
-                kinds[traffic.kind].append(traffic)
-        kinds |= {kind: [traffic] for kind, traffic in self.counters.items()}
-        counted = {kind: summary(traffics) for kind, traffics in kinds.items()}
-        counted["input"]["bags"] = self.bags.summary()
-        return counted
+                traffics[traffic.kind].append(traffic)
+        for kind, traffic in self.counters.items():
+            traffics[kind].append(traffic)
+        return Stats(
+            **{kind: kind_stats(group) for kind, group in traffics.items()},
+            bags=self.bags.stats(),
+            num_steps=max((c.backward_traffic.num_calls for c in self.collectives), default=0),
+        )
 
     def forward_params(self) -> dict[str, float]:
         """Return the tolerance of each table's forward codec in the next step (QComm's method)."""

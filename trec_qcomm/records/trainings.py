@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trec_qcomm.core.stats import TRAFFIC_KINDS
+from trec_qcomm.core.stats import Stats
 from trec_qcomm.records.environment import Environment
 from trec_qcomm.records.record import Percentiles, Record, Scalar, Traffic, TrafficBytes
 
@@ -17,7 +17,7 @@ Metrics = Mapping[str, float]  # by name: ne (normalized entropy), logloss, auc,
 class Measured(Protocol):
     """What a record takes from a `QComm`."""
 
-    def stats(self) -> Any:
+    def stats(self) -> Stats:
         """Return the traffic since the last reset."""
 
     def to_yaml(self) -> str:
@@ -106,7 +106,7 @@ class TrainingRecord(Record, kind="training"):
         stats = None if qcomm is None else qcomm.stats()
         steps = fields.pop("steps", len(losses))
         if stats is not None and "traffic" not in fields:
-            fields["traffic"] = traffic_of(stats, steps)
+            fields["traffic"] = traffic_of(stats, stats.num_steps or steps)
         fields.setdefault("config", None if qcomm is None else qcomm.to_yaml())
         fields.setdefault("num_ranks", _num_ranks())
         fields.setdefault("environment", Environment.current())
@@ -216,20 +216,20 @@ class StudyRecord(Record, kind="study"):
     seconds: float | None = None
 
 
-def traffic_of(stats: Any, num_steps: int) -> dict[str, TrafficBytes]:
+def traffic_of(stats: Stats, num_steps: int) -> dict[str, TrafficBytes]:
     """Return the bytes of a step by kind of traffic.
 
     Args:
-        stats: what `QComm.stats()` returned, or its `to_dict()`.
+        stats: what `QComm.stats()` returned.
         num_steps: number of steps that it counted; 0 counts as 1.
     """
-    by_kind = stats if isinstance(stats, Mapping) else stats.to_dict()
-    names = ("raw_nbytes", "distinct_nbytes", "wire_nbytes")
     return {
         kind: TrafficBytes(
-            **{n: by_kind[kind][n] / max(num_steps, 1) for n in names if n in by_kind[kind]}
+            raw_nbytes=kind_stats.raw_nbytes / max(num_steps, 1),
+            distinct_nbytes=kind_stats.distinct_nbytes / max(num_steps, 1),
+            wire_nbytes=kind_stats.wire_nbytes / max(num_steps, 1),
         )
-        for kind in TRAFFIC_KINDS
+        for kind, kind_stats in stats.by_kind().items()
     }
 
 

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from types import TracebackType
 
 _SUBNET, _PORT = "10.77.0", "29500"
-# Of the bucket: at 10 Gbit/s what leaves between two ticks of the kernel, and little at 100 Mbit/s.
+# Burst and queue of the bucket: at 10 Gbit/s what leaves between two ticks of the kernel, and
+# little at 100 Mbit/s.
 _BURST, _QUEUE = "256kb", "200ms"
 _GRACE_S = 10.0  # for the other hosts to say what they saw of one that failed
 
 
 def missing() -> list[str]:
-    """What this machine lacks to emulate hosts, as phrases; empty if nothing."""
+    """Return what this machine lacks to emulate hosts, as phrases; empty if nothing."""
     needs = [f"the command {name} (package iproute2)" for name in ("ip", "tc") if not _has(name)]
     return needs if os.geteuid() == 0 else [*needs, "root"]
 
@@ -29,8 +30,10 @@ def missing() -> list[str]:
 class Hosts:
     """A context manager: the network is there within, and gone after.
 
-    Args: count: hosts, 2 to 250.  rate: of each link, as tc writes it ("100mbit"), or "none".
-        delay: one way, as tc writes it ("1ms"), or None.
+    Args:
+        count: number of hosts, 2 to 250.
+        rate: rate of each link as tc writes it ("100mbit"), or "none".
+        delay: delay one way as tc writes it ("1ms"), or None.
     """
 
     def __init__(self, count: int, rate: str, delay: str | None = None) -> None:

@@ -35,7 +35,7 @@ PLANNED = "planned"
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One sharding for some tables; see the module."""
+    """One sharding for some tables, as a plan file has it."""
 
     sharding: str
     tables: tuple[str, ...] = ("*",)
@@ -52,19 +52,19 @@ class Rule:
                 raise ValueError(f"{name}: {value!r} is not an integer above 0")
 
     def take(self, by_size: list[EmbeddingBagConfig]) -> list[EmbeddingBagConfig]:
-        """Which of these tables, the largest first, the rule is about."""
-        found = [
+        """Return those of the tables, the largest first, that the rule is about."""
+        tables = [
             table
             for table in by_size
             if any(fnmatchcase(table.name, pattern) for pattern in self.tables)
             and (self.below_rows is None or table.num_embeddings < self.below_rows)
         ]
-        return found[: self.largest]
+        return tables[: self.largest]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What the planner believes of the machines, in GB/s; codec speeds None: measured here."""
+    """Speeds of the machines for the planner, in GB/s; codec speeds None: measured here."""
 
     inter_node_gb_s: float
     intra_node_gb_s: float
@@ -98,18 +98,21 @@ class Plan:
 
     @property
     def depends_on_nodes(self) -> bool:
-        """Whether other nodes of the same ranks may mean another plan."""
+        """Whether the plan depends on how ranks are grouped into nodes."""
         kinds = {self.sharding, *(rule.sharding for rule in self.rules)}
         return not kinds.isdisjoint({PLANNED, *TWO_LEVEL})
 
 
 def plan_names() -> list[str]:
-    """The plans in configs/plans, for --plan."""
+    """Return the names of the plans in configs/plans, for --plan."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load_plan(name_or_path: str) -> Plan:
-    """A plan of configs/plans by its name, or any file. ValueErrors name file, field, choices."""
+    """Return a plan of configs/plans by its name, or any file.
+
+    Raises: ValueError: naming file, field and choices.
+    """
     path = FOLDER / f"{name_or_path}.yaml"
     if name_or_path not in plan_names():
         path = Path(name_or_path)
@@ -133,7 +136,7 @@ def load_plan(name_or_path: str) -> Plan:
 def build_plan(
     model: nn.Module, plan: Plan, *, world_size: int, ranks_per_node: int, device_type: str
 ) -> ShardingPlan:
-    """TorchRec's plan for every EmbeddingBagCollection of the model; not for `planned`.
+    """Return TorchRec's plan for every EmbeddingBagCollection of the model; not for `planned`.
 
     Raises: ValueError: a pattern that matches no table, columns that cannot be cut, or a two-level
         sharding on one node.
@@ -154,7 +157,7 @@ def build_plan(
 def choose_sharding(
     tables: Iterable[EmbeddingBagConfig], plan: Plan, *, place: Place
 ) -> Generators:
-    """How each table is sharded, by its name. Raises ValueError as `build_plan`."""
+    """Return how each table is sharded, by its name. Raises ValueError like `build_plan`."""
     rest = sorted(tables, key=lambda table: -table.num_embeddings)
     chosen: Generators = {}
     try:

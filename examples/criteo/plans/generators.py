@@ -1,4 +1,4 @@
-"""How TorchRec is told to shard tables in each of its ways, evenly over ranks and nodes.
+"""TorchRec's generators of each kind of sharding, evenly over ranks and nodes.
 
 Knows: table sizes, ranks, nodes. Does not know: plan files. Shapes: tables of [rows, D].
 """
@@ -29,19 +29,19 @@ Tables = list[EmbeddingBagConfig]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a plan is for. Ranks of a node follow one another."""
+    """Ranks and nodes that a plan is for. Ranks of a node follow one another."""
 
     world_size: int
     ranks_per_node: int
 
     @property
     def num_nodes(self) -> int:
-        """W / ranks a node."""
+        """Number of nodes."""
         return self.world_size // self.ranks_per_node
 
 
 def shard(by_size: Tables, sharding: str, place: Place) -> Generators:
-    """TorchRec's generators of that sharding, by table; the tables are given the largest first.
+    """Return TorchRec's generators of a sharding by table, of tables with the largest first.
 
     Raises: ValueError: columns that cannot be cut, or one node where there must be two.
     """
@@ -99,13 +99,13 @@ TWO_LEVEL = ("table_row_wise", "grid_shard")  # over nodes, and over the ranks o
 
 
 def _deal(num_tables: int, num_places: int) -> list[int]:
-    """Places 0 1 .. P-1 P-1 .. 1 0 0 1 ..: equal numbers of tables, nearly equal rows."""
+    """Return places 0 1 .. P-1 P-1 .. 1 0 0 1 ..: equal numbers of tables, nearly equal rows."""
     order = [*range(num_places), *reversed(range(num_places))]
     return [order[k % len(order)] for k in range(num_tables)]
 
 
 def _fused(generate: ParameterShardingGenerator) -> ParameterShardingGenerator:
-    """The same in the kernel that runs the optimizer; TorchRec's generator would take `dense`."""
+    """Return the sharding in the kernel that runs the optimizer; TorchRec's would take `dense`."""
 
     def fused(*arguments: Any) -> ParameterSharding:
         sharding = generate(*arguments)
@@ -116,7 +116,7 @@ def _fused(generate: ParameterShardingGenerator) -> ParameterShardingGenerator:
 
 
 def _grid(num_columns: int) -> ParameterShardingGenerator:
-    """Blocks of `num_columns` columns, one a node. TorchRec's grid_shard cuts at 128 only."""
+    """Cut blocks of `num_columns` columns, one a node. TorchRec's grid_shard cuts at 128 only."""
 
     def generate(
         parameter: Any, local_size: int, world_size: int, device_type: str, sharder: Any

@@ -22,8 +22,9 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from plans.files import Cluster
+from trec_qcomm import Throughput
 
-RESERVED = 0.15  # of the memory, for everything but tables
+RESERVED = 0.15  # share of the memory for everything but tables
 
 
 def make_plan(
@@ -37,7 +38,7 @@ def make_plan(
     ranks_per_node: int,
     device_type: str,
 ) -> ShardingPlan:
-    """What the planner finds best; `qcomm` None is TorchRec's own estimate.
+    """Return the plan that the planner finds best; `qcomm` None is TorchRec's own estimate.
 
     Collective where a process group exists: rank 0 plans, so that all ranks have one plan.
     """
@@ -64,7 +65,7 @@ def make_plan(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warning that the planner gives for every data-parallel table."""
+    """Hide the warning that the planner gives for every data-parallel table."""
     root = logging.getLogger()
     level = root.level
     root.setLevel("ERROR")
@@ -79,7 +80,5 @@ def _perf_estimator(topology: Topology, cluster: Cluster, qcomm: Any) -> Embeddi
         return EmbeddingPerfEstimator(topology)
     if cluster.encode_gb_s is None or cluster.decode_gb_s is None:
         return qcomm.estimator(topology)
-    from trec_qcomm import Throughput  # only here, so that `stock` runs without the plugin
-
     speed = Throughput(encode_gb_s=cluster.encode_gb_s, decode_gb_s=cluster.decode_gb_s)
     return qcomm.estimator(topology, throughput=speed)

@@ -1,1 +1,1 @@
-"""Parts of accuracy.py: one training by emulation, the statistics of many, how they are shown."""
+"""Does a configuration cost quality? Paired trainings of any model, resumable, a verdict."""

@@ -1,8 +1,7 @@
-"""A study's missing runs in several processes, written one by one as they are done."""
+"""Missing trainings of a study in several processes, each written when it is done."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import queue
 import signal
@@ -14,29 +13,30 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from study.runs import Modes, Study, run_seed
-from study.show import Record
+from study.engine import Missing, Study
+from trec_qcomm import records
+from trec_qcomm.records import StudyRecord
 
 
-def run_all(study: Study, missing: Mapping[int, Modes], path: Path, *, jobs: int) -> None:
-    """Run what is missing in that many processes; every run is written when it is done.
+def run_all(study: Study, missing: Mapping[int, Missing], path: Path, *, jobs: int) -> None:
+    """Run what is missing, and append each record to the file when it is there.
 
-    Raises: RuntimeError: a run failed, or its process was lost.
+    Args:
+        study: the study; each process unpickles it.
+        missing: what is missing, see Study.missing.
+        path: file of the records.
+        jobs: number of processes, of one thread each.
+    Raises: RuntimeError: a training failed, or its process was lost.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    total = sum(len(configs) for configs in missing.values())
-    records = _in_processes(study, missing, min(jobs, len(missing)))
-    cut_short = path.exists() and not path.read_text().endswith("\n")
-    with path.open("a") as file, tqdm(total=total, unit="run", desc="accuracy") as bar:
-        file.write("\n" * cut_short)
-        for record in records:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            bar.set_postfix_str(f"seed {record['seed']} {record['config']}")
+    total = sum(len(configurations) for configurations in missing.values())
+    with tqdm(total=total, unit="run", desc=study.name) as bar:
+        for record in _in_processes(study, missing, min(jobs, len(missing))):
+            records.append(path, record)
+            bar.set_postfix_str(f"seed {record.seed} {record.configuration}")
             bar.update(1)
 
 
-def _in_processes(study: Study, missing: Mapping[int, Modes], jobs: int) -> Iterator[Record]:
+def _in_processes(study: Study, missing: Mapping[int, Missing], jobs: int) -> Iterator[StudyRecord]:
     context = multiprocessing.get_context("spawn")
     tasks, results = context.Queue(), context.Queue()
     for task in (*missing.items(), *[None] * jobs):
@@ -57,7 +57,7 @@ def _in_processes(study: Study, missing: Mapping[int, Modes], jobs: int) -> Iter
                     raise RuntimeError("a process of the study was lost") from None
                 continue
             if kind == "failed":
-                raise RuntimeError(f"a run failed:\n{value}")
+                raise RuntimeError(f"a training failed:\n{value}")
             if kind == "record":
                 yield value
             running -= kind == "done"
@@ -67,13 +67,13 @@ def _in_processes(study: Study, missing: Mapping[int, Modes], jobs: int) -> Iter
 
 
 def _work(study: Study, tasks: Any, results: Any) -> None:
-    """One process: seed after seed."""
+    """Train seed after seed until there are no more, in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     try:
         while (task := tasks.get()) is not None:
-            for record in run_seed(study, *task):
+            for record in study.run_seed(*task):
                 if parent is None or not parent.is_alive():
                     return  # it was killed, and nobody would write the records
                 results.put(("record", record))

@@ -1,11 +1,11 @@
-"""What a study found: a table in markdown, a line of it, a plot. Reads records, trains nothing."""
+"""What a study showed: a table in markdown, a sentence, a plot. Reads records, trains nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from trec_qcomm.records import StudyRecord
 from trec_qcomm.report.figures.quality import intervals, studies
 from trec_qcomm.report.statistics import (
     BASELINE,
@@ -17,7 +17,6 @@ from trec_qcomm.report.statistics import (
 )
 from trec_qcomm.report.style import matplotlib, render
 
-Record = dict[str, Any]  # one (config, seed), see accuracy.py
 _HEAD = (
     "config", "seeds", "training: test logloss, %", "training: progressive logloss, %",
     "gate (b) training", "test AUC, % (+ is better)", "test logloss, codec off, %",
@@ -25,52 +24,56 @@ _HEAD = (
 )  # fmt: skip
 
 
-def changes(records: Sequence[Record], config: str) -> dict[str, Change]:
-    """Paired changes of one config against fp32; the keys are those of studies.changes."""
-    own, fp32 = ([r for r in records if r["config"] == name] for name in (config, BASELINE))
-    return studies.changes(own, fp32)
+def changes(records: Sequence[StudyRecord], name: str) -> dict[str, Change]:
+    """Return the paired changes of a configuration against float32, by what studies.changes has."""
+    ours, fp32 = ([r for r in records if r.configuration == n] for n in (name, BASELINE))
+    return studies.changes(ours, fp32)
 
 
-def format_table(records: Sequence[Record], configs: Sequence[str]) -> str:
-    """Markdown, a line a config, the null run first. Changes: mean [95 % interval], upper limit."""
+def format_table(records: Sequence[StudyRecord], names: Sequence[str]) -> str:
+    """Return markdown, a line a configuration, the null run first.
+
+    Changes are mean [95 % interval], one-sided upper 95 % limit.
+    """
     lines = [_HEAD, ("---",) * len(_HEAD)]
-    lines += [_cells(name, changes(records, name)) for name in (NULL, *configs)]
+    lines += [_cells(name, changes(records, name)) for name in (NULL, *names)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def verdict(records: Sequence[Record], configs: Sequence[str]) -> str:
-    """One line: which configs passed which gate."""
+def verdict(records: Sequence[StudyRecord], names: Sequence[str]) -> str:
+    """Return one line: which configurations passed which gate."""
     passed: dict[str, list[str]] = {"training": [], "eval-only": []}
-    for name in configs:
-        found = changes(records, name)
-        if "test" in found and training_gate(found["test"], found["progressive"]) == PASS:
+    for name in names:
+        by_measure = changes(records, name)
+        test, progressive, ne = map(by_measure.get, ("test", "progressive", "eval_only"))
+        if test and progressive and training_gate(test, progressive) == PASS:
             passed["training"].append(name)
-        if "eval_only" in found and eval_only_gate(found["eval_only"]) == PASS:
+        if ne and eval_only_gate(ne) == PASS:
             passed["eval-only"].append(name)
-    parts = [
-        f"{gate} gate passed by {', '.join(names) or 'none'}" for gate, names in passed.items()
-    ]
-    return f"{'; '.join(parts)} of {', '.join(configs)}"
+    parts = [f"{gate} gate passed by {', '.join(of_gate) or 'none'}"
+             for gate, of_gate in passed.items()]  # fmt: skip
+    return f"{'; '.join(parts)} of {', '.join(names)}"
 
 
-def write_plot(records: Sequence[Record], configs: Sequence[str], folder: Path) -> bool:
-    """Means and intervals in folder/accuracy.png; False where matplotlib is not installed."""
+def write_plot(records: Sequence[StudyRecord], names: Sequence[str], folder: Path) -> bool:
+    """Draw means and intervals in folder/accuracy.png; False where matplotlib is not installed."""
     try:
         matplotlib()
     except ValueError:
         return False
-    chosen = [r for r in records if r["config"] in (BASELINE, NULL, *configs)]
-    lines, options = intervals.lines_of(chosen), chosen[0]["options"]
-    render(intervals.figure("accuracy", studies.title(options), lines), folder)
+    chosen = [r for r in records if r.configuration in (BASELINE, NULL, *names)]
+    setup = studies.StudySetup(chosen[0].num_ranks, chosen[0].setup_key)
+    render(intervals.figure("accuracy", str(setup), intervals.lines_of(chosen)), folder)
     return True
 
 
-def _cells(name: str, found: dict[str, Change]) -> tuple[str, ...]:
-    test, progressive, ne = (found.get(key) for key in ("test", "progressive", "eval_only"))
+def _cells(name: str, by_measure: dict[str, Change]) -> tuple[str, ...]:
+    test, progressive, ne = map(by_measure.get, ("test", "progressive", "eval_only"))
     is_null = name == NULL
     gate_b = training_gate(test, progressive) if test and progressive and not is_null else "-"
     gate_a = eval_only_gate(ne) if ne and not is_null else "-"
-    n = max((change.n for change in found.values()), default=0)
-    texts = [str(found[k]) if k in found else "-" for k in ("test", "progressive")]
-    rest = (str(found[k]) if k in found else "-" for k in ("auc", "test_off", "eval_only"))
-    return (name, str(n), *texts, gate_b, *rest, gate_a)
+    n = max((change.n for change in by_measure.values()), default=0)
+    texts = {key: str(change) for key, change in by_measure.items()}
+    losses = (texts.get(key, "-") for key in ("test", "progressive"))
+    rest = (texts.get(key, "-") for key in ("auc", "test_off", "eval_only"))
+    return (name, str(n), *losses, gate_b, *rest, gate_a)

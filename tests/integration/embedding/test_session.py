@@ -62,9 +62,9 @@ def calls_after_reset_in_inference_mode():
     train(dmp, case, 1, linear=True)
     with torch.inference_mode():
         qcomm.reset_stats()
-    assert qcomm.stats()["embedding_forward"]["num_calls"] == 0
+    assert qcomm.stats().embedding_forward.num_calls == 0
     train(dmp, case, 2, linear=True)
-    return qcomm.stats()["embedding_forward"]["num_calls"]
+    return qcomm.stats().embedding_forward.num_calls
 
 
 def dense_bytes(**options):
@@ -80,7 +80,7 @@ def dense_bytes(**options):
         data_parallel_wrapper=qcomm.data_parallel_wrapper(**options),
     )
     train(dmp, case, 1, linear=False)
-    dense = qcomm.stats()["dense"]
+    dense = qcomm.stats().to_dict()["dense"]
     return dense["raw_nbytes"], dense["wire_nbytes"]
 
 
@@ -105,7 +105,7 @@ def ids_sent_and_counted():
             dmp(batch(case, 0, dist.get_rank()))
     finally:
         dist.all_to_all_single = real
-    stats = qcomm.stats()
+    stats = qcomm.stats().to_dict()
     return sent[0], sum(stats[kind]["wire_nbytes"] for kind in ("input", "embedding_forward"))
 
 

@@ -136,7 +136,7 @@ def detached(outputs):
 
 
 def stats_of(qcomm):
-    return qcomm.stats() if qcomm is not None else {}
+    return qcomm.stats().to_dict() if qcomm is not None else {}
 
 
 MODES = {

@@ -42,10 +42,10 @@ def exact_and_counted():
     ddp, handle = compressed(Config(dense=RULE))
     with handle.bypass():
         bypassed = train(ddp, range(2))
-    exact = handle.stats()
+    exact = handle.stats().to_dict()
     handle.reset_stats()
     train(ddp, range(2))
-    return expected, bypassed, exact, handle.stats()
+    return expected, bypassed, exact, handle.stats().to_dict()
 
 
 def resumed(folder):

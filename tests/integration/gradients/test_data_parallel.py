@@ -72,7 +72,7 @@ def best_and_ddp():
         qcomm = QComm(config)
         dmp = small_model.shard(qcomm, plan=plan, optimizer="dense")
         losses = small_model.train(dmp, small_model.dense_optimizer(dmp), range(12))
-        runs.append((losses, small_model.weights(dmp), qcomm.stats()["data_parallel"]))
+        runs.append((losses, small_model.weights(dmp), qcomm.stats().to_dict()["data_parallel"]))
     return runs
 
 
@@ -100,7 +100,7 @@ def bytes_of_touched_rows():
         ids = [b[feature].values() for b in batches for feature in table.features]
         values += len(torch.cat(ids).unique()) * table.dim
     rows = sum(table.num_rows * table.dim for table in case.tables)
-    return qcomm.stats()["data_parallel"], values, rows
+    return qcomm.stats().to_dict()["data_parallel"], values, rows
 
 
 @pytest.mark.dist
@@ -124,7 +124,7 @@ def lossy_with_bypass():
                 train(dmp, CASES["mixed"], 1, linear=True)
         else:
             train(dmp, CASES["mixed"], 1, linear=True)
-        stats.append(qcomm.stats())
+        stats.append(qcomm.stats().to_dict())
     return stats
 
 

@@ -178,7 +178,8 @@ def run(
     """Shard a case and train it."""
     dmp = shard(case, qcomm, model)
     outputs = train(dmp, case, num_steps, linear=linear)
-    return RankResult(outputs, weights(dmp, case), qcomm.stats() if qcomm is not None else {})
+    stats = {} if qcomm is None else qcomm.stats().to_dict()
+    return RankResult(outputs, weights(dmp, case), stats)
 
 
 def assert_same(

@@ -11,7 +11,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.config import Config, read_config
-from trec_qcomm.core.counters import Traffic, summary
+from trec_qcomm.core.counters import Traffic, kind_stats
+from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.integration.gradients.dense import DenseGradients
 
@@ -76,9 +77,9 @@ class CompressedDDP:
         finally:
             self._exact = before
 
-    def stats(self) -> dict[str, Any]:
-        """Return what this rank sent since construction or `reset_stats`; see QComm.stats."""
-        return {"dense": summary([self._gradients.traffic])}
+    def stats(self) -> Stats:
+        """Return what this rank sent since construction or `reset_stats`, in `stats().dense`."""
+        return Stats(dense=kind_stats([self._gradients.traffic]))
 
     def reset_stats(self) -> None:
         """Set all counters to zero."""

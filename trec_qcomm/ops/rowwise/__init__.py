@@ -6,7 +6,7 @@ two, so that float16 can hold them whatever the segment's magnitude. Any dim >= 
 FBGEMM's Float{8Bit,NBit}Rowwise operators are no backend on CPU. They round low to nearest, so
 values clip. They want contiguous rows of even dims, have another layout of a row, and lose NaN.
 Copying, scaling and placing rows for them makes a 4-bit round trip slower than the kernel here
-(examples/bench/rowwise.py measures both).
+(`make bench-codec` measures both).
 Source: Yang et al. 2020 (row-wise min/max quantization); scaling, rounding and NaN are ours.
 """
 

@@ -1,0 +1,1 @@
+"""What the repository shows: a quickstart, a DLRM on Criteo, benches."""

@@ -1,0 +1,1 @@
+"""Benches: run each with `python -m examples.bench.NAME` from the root of the repository."""

@@ -1,0 +1,1 @@
+"""bench-net: whole trainings between hosts of a network with a given speed."""

@@ -1,0 +1,163 @@
+"""What the codecs save on networks of several speeds, beside plain TorchRec: bytes, time, quality.
+
+  python -m examples.bench.net                             2 and 4 hosts; 100 Mbit/s to no limit
+  python -m examples.bench.net --hosts 2 --rate 100mbit,1gbit --delay 1ms
+  python -m examples.bench.net --hosts 2 --rate 25mbit,100mbit --plan row_wise
+  python -m examples.bench.net --data train.tsv --configs stock configs/best.yaml --out mine.jsonl
+
+Hosts are network namespaces of this machine whose links are as slow as told (hosts.py; needs root
+and iproute2). Each host trains all configs in turn, step by step (examples/criteo/in_turn.py);
+options that are not listed here are those of examples/criteo/train.py, but for --tensorboard,
+--dump-rows, --eval-codec, --epochs and checkpoints. One record a network and config in --out;
+networks that are there already are not run again, so the same command goes on after Ctrl-C.
+
+The last column holds the kernel's count of the bytes against ours. If they are more than 3 % apart
+for any config the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.bench.net.hosts import Hosts, missing
+from examples.bench.net.tables import MOST_APART, apart, format_breakdown, format_table, verdict
+from trec_qcomm import records
+from trec_qcomm.records import NetworkRecord
+
+ROOT = Path(__file__).resolve().parents[3]
+TRAINING = ROOT / "examples" / "criteo" / "in_turn.py"
+CONFIGURATIONS = ["stock", "stock_fp16", "stock_int8"] + [
+    str(ROOT / "configs" / f"{name}.yaml")
+    for name in ("int8", "int4", "unique_int4", "dual_level", "dct", "best")
+]
+# The model whose traffic the README is about; each option may be given again.
+MODEL = {"--batch-size": "2048", "--embedding-dim": "64", "--min-count": "1", "--rows": "131072"}
+RATES = ["100mbit", "1gbit", "10gbit", "none"]  # none: no limit
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run what is missing in --out, and show all of it."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args()
+    lacks = missing()
+    if lacks:
+        print(
+            f"bench-net cannot emulate hosts here: it needs {' and '.join(lacks)}", file=sys.stderr
+        )
+        return 1
+    rest = [w for name, value in MODEL.items() if name not in rest for w in (name, value)] + rest
+    checked = subprocess.run(
+        [*_command(arguments, arguments.configs, rest), "--check"],
+        env=os.environ | {"WORLD_SIZE": str(arguments.hosts[0]), "LOCAL_WORLD_SIZE": "1"},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if checked.returncode:
+        return checked.returncode
+    setup = json.loads(checked.stdout)
+    started = time.monotonic()
+    networks = [(num_hosts, rate) for num_hosts in arguments.hosts for rate in arguments.rate]
+    try:
+        for number, (num_hosts, rate) in enumerate(networks, start=1):
+            print(f"[{number}/{len(networks)}] {num_hosts} hosts, {rate}", file=sys.stderr)
+            measured = of_network(_read(arguments.out), num_hosts, rate, arguments, setup)
+            configs = missing_configs(measured, arguments.configs)
+            if configs:
+                _measure(arguments, num_hosts, rate, configs, rest)
+    except ValueError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on with {arguments.out}", file=sys.stderr)
+        return INTERRUPTED
+    shown = [of_network(_read(arguments.out), *network, arguments, setup) for network in networks]
+    print("\n\n".join(f"{format_table(n)}\n\n{format_breakdown(n)}" for n in shown))
+    print(f"{verdict(shown)}; {time.monotonic() - started:.0f} s; {arguments.out}")
+    return int(any(apart(r) > MOST_APART for network in shown for r in network if r.traffic))
+
+
+def of_network(
+    read: Sequence[NetworkRecord],
+    num_hosts: int,
+    rate: str,
+    arguments: argparse.Namespace,
+    setup: Mapping[str, Any],
+) -> list[NetworkRecord]:
+    """Return the records of one network, of the same model, options and number of steps."""
+    asked = (num_hosts, rate, arguments.delay, arguments.steps, setup)
+    return [r for r in read if (r.num_hosts, r.rate, r.delay, r.num_steps, dict(r.setup)) == asked]
+
+
+def missing_configs(measured: Sequence[NetworkRecord], configs: Sequence[str]) -> list[str]:
+    """Return the configs without a record, or whose file said something else then."""
+    done = {(r.configuration, r.config) for r in measured}
+    now = {c: Path(c).read_text() if Path(c).is_file() else None for c in configs}
+    return [c for c in configs if (Path(c).stem, now[c]) not in done]
+
+
+def _read(path: Path) -> list[NetworkRecord]:
+    """Return the records so far. Raises ValueError: a line that is no record of a network."""
+    read = records.read(path) if path.exists() else []
+    for record in read:
+        if not isinstance(record, NetworkRecord):
+            raise ValueError(f"{record.origin}: a record of kind {record.kind}, not network")
+    return read
+
+
+def _measure(
+    arguments: argparse.Namespace,
+    num_hosts: int,
+    rate: str,
+    configs: Sequence[str],
+    rest: Sequence[str],
+) -> None:
+    """Train on one network; host 0 appends the records to --out."""
+    command = [*_command(arguments, configs, rest), "--rate", rate]
+    command += [] if arguments.delay is None else ["--delay", arguments.delay]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would talk over the progress
+    with Hosts(num_hosts, rate, arguments.delay) as hosts:
+        hosts.run(command, timeout_s=arguments.network_timeout)
+
+
+def _command(
+    arguments: argparse.Namespace, configs: Sequence[str], rest: Sequence[str]
+) -> list[str]:
+    """Return the command of one host; `rest` are options of train.py."""
+    ours = ["--steps", str(arguments.steps), "--out", str(arguments.out)]
+    return [sys.executable, str(TRAINING), "--configs", *configs, *ours, *rest]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--hosts", type=_numbers, default=[2, 4], help="default 2,4")
+    add("--rate", type=_words, default=RATES, help=f"as tc writes it (default {','.join(RATES)})")
+    add("--delay", default=None, help="one way, such as 1ms")
+    add("--configs", nargs="+", default=CONFIGURATIONS, help="as train.py's --config (nine)")
+    add("--steps", type=int, default=25, help="timed steps of each config (default 25)")
+    add("--out", type=Path, default=Path("runs/net.jsonl"), help="default runs/net.jsonl")
+    add("--network-timeout", type=float, default=3600.0, metavar="SECONDS", help="default 3600")
+    return parser
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

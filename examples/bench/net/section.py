@@ -1,0 +1,92 @@
+"""The section of a README about bench-net, from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from examples.bench.net.tables import sent_nbytes
+from trec_qcomm.records import NetworkRecord
+
+RATES = {
+    "25mbit": "25 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s",
+    "none": "no limit",
+}  # fmt: skip
+
+
+def section(records: Sequence[NetworkRecord]) -> str:
+    """Return a table for each plan and number of hosts, and what they were measured with."""
+    places = sorted({(str(r.setup.get("plan")), r.num_hosts) for r in records}, reverse=True)
+    places.sort(key=lambda place: place[1])
+    parts = [
+        table([r for r in records if (str(r.setup.get("plan")), r.num_hosts) == place])
+        for place in places
+    ]
+    return "\n".join([*parts, made_with(records), ""])
+
+
+def table(records: Sequence[NetworkRecord]) -> str:
+    """Return a line a configuration: bytes, and the step time at each rate.
+
+    Args: records: records of one plan and number of hosts.
+    Raises: ValueError: a configuration's records have more than one config, commit, setup or delay.
+    """
+    check_alike(records)
+    rates = [rate for rate in RATES if any(r.rate == rate for r in records)]
+    by_place = {(r.configuration, r.rate): r for r in records}
+    names = dict.fromkeys(r.configuration for r in records)
+    base = next(iter(names))
+    plan = records[0].setup.get("plan", "table_wise")
+    head = " | ".join(f"{RATES[rate]}: step" for rate in rates)
+    lines = [
+        f"| {records[0].num_hosts} hosts, {plan} | sent a step | {head} | NE |",
+        "|---|---|" + "---|" * len(rates) + "---|",
+    ]
+    for name in names:
+        measured = {rate: by_place.get((name, rate)) for rate in rates}
+        first = next(record for record in measured.values() if record is not None)
+        sent = sent_nbytes(first)
+        cells = [f"{sent / 1e6:.2f} MB, {sent_nbytes(by_place[base, first.rate]) / sent:.1f}x less"]
+        for rate, record in measured.items():
+            cells.append("" if record is None else _step(record, by_place[base, rate]))
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {first.metrics['ne']:.4f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _step(record: NetworkRecord, base: NetworkRecord) -> str:
+    return f"{1e3 * record.step_s.p50:.0f} ms, {base.step_s.p50 / record.step_s.p50:.1f}x"
+
+
+def check_alike(records: Sequence[NetworkRecord]) -> None:
+    """Raise ValueError unless each line of a table is of one measurement."""
+    first: dict[str, NetworkRecord] = {}
+    for record in records:
+        other = first.setdefault(record.configuration, record)
+        ours, theirs = _identity(record), _identity(other)
+        changed = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+        if changed:
+            raise ValueError(
+                f"{record.configuration} at {record.rate}: another {', '.join(changed)} than at "
+                f"{other.rate}; a line of the table is of one"
+            )
+
+
+def _identity(record: NetworkRecord) -> dict[str, Any]:
+    """Return all that a line has once, but the rate."""
+    fields = {name: getattr(record, name) for name in ("config", "num_steps", "delay")}
+    commit = record.environment.commit if record.environment else None
+    return fields | dict(record.setup) | {"commit": commit}
+
+
+def made_with(records: Sequence[NetworkRecord]) -> str:
+    """Return one sentence: model, commits, versions, machine."""
+    first = records[0]
+    environments = [r.environment for r in records if r.environment is not None]
+    versions = ", ".join(f"{name} {number}" for name, number in environments[0].versions.items())
+    commits = ", ".join(sorted({str(e.commit) for e in environments}))
+    hardware = environments[0].hardware
+    return (
+        f"{first.setup['batch_size']} samples a host, dim {first.setup['embedding_dim']}, "
+        f"{first.num_steps} steps (median); commit {commits}; {versions}; "
+        f"{hardware['num_cpus']} cores in all ({hardware['cpu']}), no GPU."
+    )

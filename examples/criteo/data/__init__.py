@@ -1,0 +1,1 @@
+"""Criteo's rows: read from its TSV or made from a seed, split, numbered, cut into batches."""

@@ -1,0 +1,168 @@
+"""The command line of train.py, its checks, and which of its options decide what is trained.
+
+Knows: every option and what argparse alone cannot refuse. Does not know: ranks, records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from model import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS
+from plans.files import load_plan, plan_names
+from report.scalars import check_installed
+from torchrec.distributed.comm import get_local_size
+
+STOCK = "stock"  # TorchRec without the plugin
+STOCK_NAMES = (STOCK, "stock_fp16", "stock_int8")
+INTERRUPTED = 130  # exit status
+# The options that decide what is trained, and how: two runs are compared only where they agree. A
+# checkpoint is resumed only by a run that agrees in all but the last three.
+SETUP = (
+    "plan", "data", "rows", "min_count", "hash_buckets", "batch_size", "embedding_dim",
+    "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr", "dense_lr",
+    "init_scale", "epochs", "steps", "device",
+)  # fmt: skip
+NOT_OF_A_CHECKPOINT = ("epochs", "steps", "device")
+_POSITIVE = (
+    "rows", "min_count", "hash_buckets", "batch_size", "epochs", "steps", "embedding_dim", "ranks",
+    "ranks_per_node", "checkpoint_every", "log_every", "timeout",
+)  # fmt: skip
+
+
+def build_parser(description: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of train.py; other scripts hand it the options that they do not know."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for add in (_add_run_options, _add_data_options, _add_model_options, _add_checkpoint_options):
+        add(parser)
+    return parser
+
+
+def setup_of(options: argparse.Namespace) -> dict[str, str | int | float | bool]:
+    """Return the options that must be equal for two runs to be compared, without unset ones.
+
+    The ranks a node count only where the plan depends on them. The seed and the number of ranks are
+    fields of a record.
+    """
+    setup = {name: getattr(options, name) for name in SETUP}
+    setup["data"] = options.data.name if options.data else None
+    for name in ("dense_arch", "over_arch"):
+        setup[name] = ",".join(map(str, setup[name]))
+    plan = load_plan(options.plan)
+    setup["plan"] = options.plan if options.plan in plan_names() else str(plan)
+    if plan.depends_on_nodes:
+        setup["ranks_per_node"] = get_local_size(int(os.environ.get("WORLD_SIZE", options.ranks)))
+    return {name: value for name, value in setup.items() if value is not None}
+
+
+def is_stock(config: str) -> bool:
+    """Return whether this names TorchRec without the plugin."""
+    return config in STOCK_NAMES
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise ValueError, naming the option, for what argparse alone cannot refuse."""
+    for name in _POSITIVE:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} {value}: must be positive")
+    if options.hash_buckets is not None and options.min_count is not None:
+        raise ValueError("hash_buckets and min_count exclude one another")
+    if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
+        raise ValueError("checkpoint_every and resume need checkpoint_dir")
+    if not is_stock(options.config) and not Path(options.config).is_file():
+        names = ", ".join(STOCK_NAMES)
+        raise ValueError(f"config {options.config}: neither a file nor one of {names}")
+    if options.dump_rows is not None and options.dump_rows.is_dir():
+        raise ValueError(f"dump_rows {options.dump_rows}: is a folder; expected a file to write")
+    if options.tensorboard is not None:
+        if options.tensorboard.is_file():
+            raise ValueError(f"tensorboard {options.tensorboard}: is a file; expected a folder")
+        check_installed()
+    load_plan(options.plan)
+    world_size = int(os.environ.get("WORLD_SIZE", options.ranks))
+    if options.ranks_per_node is not None and world_size % options.ranks_per_node:
+        raise ValueError(f"ranks_per_node {options.ranks_per_node}: {world_size} ranks do not fill")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("run").add_argument
+    add(
+        "--config",
+        required=True,
+        help="a trec_qcomm YAML file; or stock, stock_fp16, stock_int8: without the plugin",
+    )
+    add("--plan", default="table_wise", help=f"{', '.join(plan_names())}, or a YAML file like them")
+    add("--ranks", type=int, default=2, help="processes to start (default 2)")
+    add(
+        "--ranks-per-node",
+        type=int,
+        default=None,
+        help="ranks that two-level plans take for one node (default: all ranks of a machine)",
+    )
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    add("--eval-codec", choices=("on", "off", "both"), default="on", help="score with the codec on")
+    add("--seed", type=int, default=0, help="seed of the weights and the synthetic rows")
+    add("--out", type=Path, default=Path("runs"), help="folder of the JSON lines (default runs)")
+    add("--name", default=None, help="file in --out (default: config, plan and seed)")
+    add(
+        "--tensorboard",
+        type=Path,
+        nargs="?",
+        const=Path("runs/tensorboard"),
+        metavar="FOLDER",
+        help="scalars each --log-every steps, in FOLDER/NAME (default runs/tensorboard); needs the "
+        "package tensorboard",
+    )
+    add("--log-every", type=int, default=50, metavar="STEPS", help="default 50")
+    add(
+        "--dump-rows",
+        type=Path,
+        default=None,
+        metavar="FILE.pt",
+        help="rows and gradients of the trained model, to choose codecs by",
+    )
+    add("--timeout", type=float, default=300.0, help="seconds until a lost rank is an error")
+
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("data").add_argument
+    add("--data", type=Path, default=None, help="TSV (.gz, .xz) or a folder; default: synthetic")
+    add("--rows", type=int, default=131_072, help="number of synthetic rows (default 131072)")
+    add("--min-count", type=int, default=None, help="rarer categories become id 0 (default 2)")
+    add("--hash-buckets", type=int, default=None, help="hash instead of a vocabulary")
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("model and optimizers").add_argument
+    layers = {"type": _layers, "help": "sizes of its hidden layers"}
+    add("--batch-size", type=int, default=256, help="samples a rank (default 256)")
+    add("--epochs", type=int, default=1, help="in the same order of rows (default 1)")
+    add("--steps", type=int, default=None, help="stop after so many steps in all")
+    add("--embedding-dim", type=int, default=16, help="columns of every table (default 16)")
+    add("--dense-arch", default=(512, 256), metavar="512-256", **layers)
+    add("--over-arch", default=(512, 512, 256), metavar="512-512-256", **layers)
+    add(
+        "--embedding-optimizer",
+        choices=EMBEDDING_OPTIMIZERS,
+        default="rowwise_adagrad",
+        help="in the embedding kernels (default rowwise_adagrad)",
+    )
+    add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help="default adam")
+    add("--lr", type=float, default=0.02, help="learning rate of the embeddings (default 0.02)")
+    add("--dense-lr", type=float, default=0.001, help="default 0.001")
+    add("--init-scale", type=float, default=0.01, help="embeddings start uniform in +- this")
+
+
+def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("checkpoints").add_argument
+    add("--checkpoint-dir", type=Path, default=None, help="a folder that all ranks see")
+    add("--checkpoint-every", type=int, default=None, metavar="STEPS", help="and at the end")
+    add("--resume", action="store_true", default=False, help="from the last one in the folder")
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split("-"))

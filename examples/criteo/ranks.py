@@ -1,0 +1,137 @@
+"""The ranks of a training: started on this machine, or joined as a launcher has set them up.
+
+Knows: processes, signals, the process group. Does not know: what a rank does.
+Where RANK and WORLD_SIZE are set (torchrun, or a launcher on several hosts) this process is that
+rank; else it starts --ranks processes itself and passes Ctrl-C and SIGTERM on to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import resource_tracker
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+
+Run = Callable[[argparse.Namespace], bool]  # what each rank does; False if it was interrupted
+# Modules that take seconds to import, and compute nothing when they are.
+_PRELOAD = ["torchrec.models.dlrm", "torchrec.metrics.ne", "trec_qcomm"]
+
+
+def run_ranks(run: Run, options: argparse.Namespace) -> bool:
+    """Call `run` on every rank, in an initialized process group; return False if interrupted.
+
+    Args:
+        run: function of a module, which each process imports by its name.
+        options: options of train.py: ranks, ranks_per_node, device, timeout, checkpoint_dir.
+    """
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return join(run, options)
+    return _start_ranks(run, options)
+
+
+def join(run: Run, options: argparse.Namespace) -> bool:
+    """Join the process group that the environment describes, and run."""
+    os.environ.setdefault("MASTER_PORT", "29500")
+    if options.ranks_per_node is not None:
+        os.environ["LOCAL_WORLD_SIZE"] = str(options.ranks_per_node)  # what TorchRec calls a node
+    is_first = os.environ["RANK"] == "0"
+    logging.basicConfig(format="%(message)s", level="WARNING" if is_first else "ERROR")
+    silence_start()
+    backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
+    if options.device == "cuda":
+        torch.cuda.set_device(local_rank())
+    dist.init_process_group(backend, timeout=timedelta(seconds=options.timeout))
+    try:
+        return run(options)
+    finally:
+        dist.destroy_process_group()
+
+
+def local_rank() -> int:
+    """Return the number of this rank on its machine."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def silence_start() -> None:
+    """Hide what torch says about its deprecated names because TorchRec uses them."""
+    for name in ("torch.fx", *(f"torchrec.distributed.{m}" for m in ("planner", "comm", "utils"))):
+        logging.getLogger(name).setLevel("ERROR")
+    for message in ("`broadcast_buffers` is deprecated", "Please use DTensor instead"):
+        warnings.filterwarnings("ignore", message, FutureWarning)
+
+
+def _start_ranks(run: Run, options: argparse.Namespace) -> bool:
+    """Run --ranks processes on this machine; return False if a signal came meanwhile."""
+    threads = max(1, (os.cpu_count() or 1) // options.ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    children = _fork_from_server(run, options)
+    signals: list[int] = []
+
+    def pass_on(number: int, _: Any) -> None:
+        signals.append(number)
+        for process in children.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number if options.checkpoint_dir else signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    try:
+        while not children.join():
+            pass
+    except ProcessExitedException:
+        if not signals:
+            raise
+    return not signals
+
+
+def _fork_from_server(run: Run, options: argparse.Namespace) -> Any:
+    """Start the ranks from a server that has imported what takes seconds.
+
+    A SIGTERM to all processes must not end the server, as the ends of ranks are told by it: it
+    starts with the signal blocked, and the ranks unblock it.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    start: Any = start_processes  # torch leaves it untyped
+    resource_tracker.ensure_running()  # or the server starts it, which unblocks signals
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    children = start(
+        _rank_process,
+        (run, options, _free_port()),
+        nprocs=options.ranks,
+        join=False,
+        start_method="forkserver",
+    )
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return children
+
+
+def _rank_process(rank: int, run: Run, options: argparse.Namespace, port: int) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see _fork_from_server
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(options.ranks),
+        "LOCAL_WORLD_SIZE": str(options.ranks),  # unless --ranks-per-node, see join
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    join(run, options)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,1 @@
+"""Results of a training: metrics, records, TensorBoard, dumped rows."""

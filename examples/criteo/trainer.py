@@ -1,0 +1,145 @@
+"""A training step, the evaluation, checkpoints, Ctrl-C: what a user would write by hand.
+
+Knows: a sharded model, batches by index, QComm's public methods. Does not know: options, records,
+how ranks were started. Every rank calls the functions that are marked "Collective".
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from data.dataset import Batches
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torchrec.distributed import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+
+@dataclass
+class Trainer:
+    """A sharded model and how far it has come. `qcomm` is None for plain TorchRec."""
+
+    dmp: DistributedModelParallel
+    optimizer: CombinedOptimizer
+    device: torch.device
+    qcomm: Any = None
+    step: int = 0  # steps done
+    losses: list[float] = field(default_factory=list)  # this rank's, since the start or the resume
+    step_s: list[float] = field(default_factory=list)  # seconds of the same steps
+
+    def train_step(self, batches: Batches) -> None:
+        """Take one step on the next batch; epochs follow one another in the same order of rows."""
+        started = time.perf_counter()
+        batch = batches[self.step % len(batches)].to(self.device)
+        self.optimizer.zero_grad()
+        loss, _ = self.dmp(batch)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(float(loss.detach()))
+        self.step_s.append(time.perf_counter() - started)
+        self.step += 1
+
+    def predict(self, batches: Batches, *, exact: bool) -> tuple[Tensor, Tensor]:
+        """Return probabilities [N] and labels [N], float64, of all rows of all ranks. Collective.
+
+        With `exact` the codec is bypassed: float32 on the wire.
+        """
+        outputs: list[tuple[Tensor, Tensor]] = []
+        self.dmp.eval()
+        with torch.no_grad(), self.qcomm.bypass() if self.qcomm and exact else nullcontext():
+            for index in range(len(batches)):
+                _, (_, logits, labels) = self.dmp(batches[index].to(self.device))
+                outputs.append((logits.cpu(), labels.cpu()))
+        self.dmp.train()
+        logits, labels = _gather([torch.cat(column) for column in zip(*outputs, strict=True)])
+        return torch.sigmoid(logits.double()), labels.double()
+
+    def state(self) -> dict[str, Any]:
+        """Return all that a checkpoint holds."""
+        state = {"model": self.dmp, "optimizer": self.optimizer, "step": torch.tensor(self.step)}
+        return state if self.qcomm is None else state | {"trec_qcomm": self.qcomm}
+
+    def save(self, directory: Path) -> None:
+        """Write directory/step_N. Collective; the directory is one that all ranks see."""
+        save(self.state(), checkpoint_id=directory / f"step_{self.step:09d}")
+
+    def resume(self, directory: Path) -> None:
+        """Continue from the last complete checkpoint. Collective.
+
+        Raises: ValueError: there is none.
+        """
+        complete = _complete_checkpoints(directory)
+        if not complete:
+            raise ValueError(f"{directory}: no complete checkpoint to resume from")
+        for _, part in self.optimizer.optimizers:
+            if isinstance(part, KeyedOptimizerWrapper):
+                part.init_state()  # DCP loads in place, and Adam has no state before its first step
+        state = self.state()
+        load(state, checkpoint_id=complete[-1])
+        self.step = int(state["step"])
+
+
+def open_checkpoints(
+    trainer: Trainer, directory: Path, identity: dict[str, str], *, resume: bool
+) -> None:
+    """Resume from the folder, or claim it for the training that `identity` describes. Collective.
+
+    Raises: ValueError: the folder holds another training, or has no checkpoint to resume from.
+    """
+    file = directory / "options.json"
+    if not resume:
+        if _complete_checkpoints(directory):
+            raise ValueError(f"{directory}: a training is here; --resume it or take another folder")
+        dist.barrier()  # all have looked before one writes
+        if dist.get_rank() == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(identity, indent=1))
+        return
+    saved = json.loads(file.read_text()) if file.exists() else identity
+    changed = [f"{k} {saved.get(k)} -> {v}" for k, v in identity.items() if saved.get(k) != v]
+    if changed:
+        raise ValueError(f"{file}: resumed with other options: {', '.join(changed)}")
+    trainer.resume(directory)
+
+
+class StopRequest:
+    """Ctrl-C or SIGTERM asks for a stop after the step; a third one stops at once."""
+
+    def __init__(self) -> None:
+        self.num_signals = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._count)
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self.num_signals += 1
+        if self.num_signals >= 3:
+            raise KeyboardInterrupt
+
+    def agreed(self, device: torch.device) -> bool:
+        """Return whether any rank was asked to stop. Collective."""
+        flag = torch.tensor(self.num_signals, dtype=torch.int32, device=device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
+
+
+def _complete_checkpoints(directory: Path) -> list[Path]:
+    """List them in the order of their steps. DCP writes .metadata last."""
+    return sorted(file.parent for file in directory.glob("step_*/.metadata"))
+
+
+def _gather(columns: list[Tensor]) -> list[Tensor]:
+    """Join each rank's [n, ...] in rank order; n may differ."""
+    per_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(per_rank, [column.numpy() for column in columns])
+    return [torch.from_numpy(np.concatenate(parts)) for parts in zip(*per_rank, strict=True)]
