@@ -61,7 +61,7 @@ report: $(DEV)  ## Draw the README's records on one page, runs/report.html (ARGS
 	@mkdir -p runs
 	$(PY) -m trec_qcomm.report --out runs/report.html $(RECORDS) $(ARGS)
 
-pictures: $(DEV)  ## Draw the pictures of README.md and configs/README.md again
+pictures: $(DEV)  ## Draw the pictures of the documents again
 	@mkdir -p runs
 	$(PY) -m trec_qcomm.report --out runs/pictures.html --png runs/pictures $(PICTURED)
 	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/

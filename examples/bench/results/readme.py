@@ -44,14 +44,13 @@ class Section:
 
 
 def networks_in_short(records: list[Record]) -> str:
-    """Return the table of a few configurations on 2 hosts, without its last column, NE."""
+    """Return the tables of a few configurations on 2 hosts, without their last column, NE."""
     chosen = [r for r in records if r["hosts"] == 2 and r["way"] in IN_SHORT]
     missing = set(IN_SHORT) - {r["way"] for r in chosen}
     if missing:
         raise ValueError(f"net.jsonl: no record of {', '.join(sorted(missing))}")
-    lines = net_section.table(chosen).splitlines()
-    table = "\n".join(line.rsplit("|", 2)[0] + "|" for line in lines)
-    return f"{table}\n\n{net_section.made_with(chosen)}\n"
+    lines = net_section.section(chosen).splitlines()
+    return "".join(f"{x.rsplit('|', 2)[0]}|\n" if x.startswith("|") else f"{x}\n" for x in lines)
 
 
 SECTIONS = (
