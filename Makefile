@@ -61,7 +61,7 @@ report: $(DEV)  ## Draw the README's records on one page, runs/report.html (ARGS
 	@mkdir -p runs
 	$(PY) -m trec_qcomm.report --out runs/report.html $(RECORDS) $(ARGS)
 
-pictures: $(DEV)  ## Draw the pictures of README.md and configs/README.md again
+pictures: $(DEV)  ## Draw the pictures of the documents again
 	@mkdir -p runs
 	$(PY) -m trec_qcomm.report --out runs/pictures.html --png runs/pictures $(PICTURED)
 	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/
@@ -87,9 +87,10 @@ test-versions: $(DEV)  ## Run the parity tests on each TorchRec in .pins/version
 check-torch: $(DEV)  ## Look for names that torch 2.11, or one of VERSIONS, does not have yet
 	$(PY) .ci/check_torch.py $(VERSIONS)
 
-lint: $(DEV)  ## Check style and formatting (ruff)
+lint: $(DEV)  ## Check style and formatting (ruff), and prose
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) .ci/check_prose.py
 
 types: $(DEV)  ## Check types (mypy, strict)
 	$(PY) -m mypy
