@@ -46,23 +46,33 @@ class Section:
         return self.make(records.read(RESULTS / self.records))
 
 
-IN_SHORT = ("stock", "stock_int8", "int8", "int4", "unique_int4", "best")
+IN_SHORT = {
+    "table_wise": ("stock", "stock_int8", "int8", "unique_int4", "best"),
+    "row_wise": ("stock", "int8", "best"),
+}
+RATES_IN_SHORT = ("25mbit", "100mbit", "1gbit", "none")
 
 
 def networks_in_short(all_records: Sequence[NetworkRecord]) -> str:
-    """Return the table of a few configurations on 2 hosts, without its last column, NE.
+    """Return one table of a few configurations on 2 hosts by plan, without its last column, NE.
 
     Raises: ValueError: one of them was not measured.
     """
-    chosen = [
-        r
-        for r in all_records
-        if r.num_hosts == 2 and r.configuration in IN_SHORT and r.setup["plan"] == "table_wise"
-    ]
-    missing = set(IN_SHORT) - {r.configuration for r in chosen}
-    if missing:
-        raise ValueError(f"net.jsonl: no record of {', '.join(sorted(missing))}")
-    lines = net_section.table(chosen).splitlines()
+    lines: list[str] = []
+    chosen: list[NetworkRecord] = []
+    for plan, names in IN_SHORT.items():
+        of_plan = [
+            r
+            for r in all_records
+            if r.num_hosts == 2 and r.configuration in names and r.setup["plan"] == plan
+        ]
+        missing = set(names) - {r.configuration for r in of_plan}
+        if missing:
+            raise ValueError(f"net.jsonl: no record of {plan}, {', '.join(sorted(missing))}")
+        head, rule, *rows = net_section.table(of_plan, RATES_IN_SHORT).splitlines()
+        lines += [] if lines else [head.replace(", table_wise", ""), rule]
+        lines += [row.replace("| `", f"| {plan.replace('_', '-')}, `", 1) for row in rows]
+        chosen += of_plan
     table = "\n".join(line.rsplit("|", 2)[0] + "|" for line in lines)
     return f"{table}\n\n{net_section.made_with(chosen)}\n"
 

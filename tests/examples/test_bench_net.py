@@ -97,7 +97,6 @@ def test_options_that_would_do_nothing_are_refused(words, name, monkeypatch, cap
     ("name", "change"),
     [
         ("config", {"config": "another"}),
-        ("commit", {"environment": Environment(commit="def5678")}),
         ("batch_size", {"setup": {"plan": "table_wise", "batch_size": 9}}),
         ("num_steps", {"num_steps": 3}),
         ("delay", {"delay": "1ms"}),

@@ -25,14 +25,16 @@ def section(records: Sequence[NetworkRecord]) -> str:
     return "\n".join([*parts, made_with(records), ""])
 
 
-def table(records: Sequence[NetworkRecord]) -> str:
+def table(records: Sequence[NetworkRecord], rates: Sequence[str] | None = None) -> str:
     """Return a line a configuration: bytes, and the step time at each rate.
 
-    Args: records: records of one plan and number of hosts.
-    Raises: ValueError: a configuration's records have more than one config, commit, setup or delay.
+    Args:
+        records: records of one plan and number of hosts.
+        rates: rates that have a column; None: those that were measured.
+    Raises: ValueError: a configuration's records have more than one config, setup or delay.
     """
     check_alike(records)
-    rates = [rate for rate in RATES if any(r.rate == rate for r in records)]
+    rates = rates or [rate for rate in RATES if any(r.rate == rate for r in records)]
     by_place = {(r.configuration, r.rate): r for r in records}
     names = dict.fromkeys(r.configuration for r in records)
     base = next(iter(names))
@@ -72,10 +74,9 @@ def check_alike(records: Sequence[NetworkRecord]) -> None:
 
 
 def _identity(record: NetworkRecord) -> dict[str, Any]:
-    """Return all that a line has once, but the rate."""
+    """Return all that a line has once: neither the rate nor the commit, which `made_with` tells."""
     fields = {name: getattr(record, name) for name in ("config", "num_steps", "delay")}
-    commit = record.environment.commit if record.environment else None
-    return fields | dict(record.setup) | {"commit": commit}
+    return fields | dict(record.setup)
 
 
 def made_with(records: Sequence[NetworkRecord]) -> str:
