@@ -21,6 +21,7 @@ from tests.integration.embedding.test_every_sharding import (
 )
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import CW, POOLED, RW, SEQUENCE, TW, Case, shards
+from tests.integration.sharded_models.expected_traffic import BACKWARD, FORWARD, frames_of
 from tests.integration.sharded_models.training import assert_same, run
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, Identity, QComm, TableRule
@@ -163,10 +164,62 @@ def test_one_row_for_each_distinct_bag_is_sent(outcomes, sharding, weighted):
                         rows = num_distinct(case, rank, feature, owner)
                         expected["embedding_backward"] += rows * owner.num_cols * 4
         for kind, nbytes in expected.items():
-            assert result.stats[kind]["raw_nbytes"] == nbytes
+            assert result.stats[kind]["distinct_nbytes"] == nbytes
             assert result.stats[kind]["wire_nbytes"] - result.stats[kind]["header_nbytes"] >= nbytes
         bags = result.stats["input"]["bags"]
         assert bags["num_sent"] < bags["num_bags"]
+
+
+def all_rows_nbytes(case, rank, world_size):
+    """Return the float32 bytes of one step's rows by kind, with no bag merged and none empty."""
+    if case.sharding == RW:
+        widths = [table.dim * len(table.features) for table in case.tables]
+        peers = set(range(world_size)) - {rank}
+        forward = sum(case.batch_size(peer) for peer in peers)
+        backward = case.batch_size(rank) * len(peers)
+        return {FORWARD: 4 * forward * sum(widths), BACKWARD: 4 * backward * sum(widths)}
+    return {
+        kind: sum(4 * num_rows * dim for frame in frames for _, num_rows, dim in frame)
+        for kind, frames in frames_of(case, rank, world_size).items()
+    }
+
+
+# The mixed plan has row-wise tables beside others, whose empty rows frames_of leaves out.
+WITHOUT_EMPTY_ROWS = [n for n in parity_cases(4) if not n.startswith(("sequence", "mix"))]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", WITHOUT_EMPTY_ROWS)
+def test_raw_bytes_are_of_all_bags_where_batches_are_equal(outcomes, name):
+    case = parity_cases(4)[name]
+    if ("parity", name) not in outcomes or len(case.batch) > 1:
+        pytest.skip("no such node size, or batches that differ")
+    runs = [ours for _, ours in results_of(outcomes["parity", name])]
+    for rank, result in enumerate(runs):
+        for kind, nbytes in all_rows_nbytes(case, rank, len(runs)).items():
+            counted = result.stats[kind]
+            assert counted["raw_nbytes"] == counted["num_calls"] * nbytes, kind
+            assert counted["raw_nbytes"] > counted["distinct_nbytes"] or not nbytes
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sharding", [TW, CW, RW])
+def test_raw_bytes_of_gradients_are_of_all_bags_whatever_the_batches(outcomes, sharding):
+    case = exact_cases()[f"{sharding}/uneven"]
+    runs = results_of(outcomes["exact", f"{sharding}/uneven"])
+    for rank, result in enumerate(runs):
+        nbytes = all_rows_nbytes(case, rank, len(runs))[BACKWARD]
+        assert result.stats[BACKWARD]["raw_nbytes"] == nbytes
+        ids = result.stats["input"]
+        assert ids["raw_nbytes"] > ids["distinct_nbytes"] == ids["wire_nbytes"]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sharding", SEQUENCE)
+def test_raw_bytes_of_unpooled_rows_count_repeated_ids(outcomes, sharding):
+    for _, result in results_of(outcomes["parity", f"sequence_{sharding}"]):
+        for kind in (FORWARD, BACKWARD):
+            assert result.stats[kind]["raw_nbytes"] > result.stats[kind]["distinct_nbytes"]
 
 
 @pytest.mark.dist

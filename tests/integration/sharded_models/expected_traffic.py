@@ -133,7 +133,7 @@ def frame_header_nbytes(num_segments: int) -> int:
 def expected_stats(
     frames: dict[str, list[Frame]], codecs: dict[str, dict[str, Codec]]
 ) -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
-    """Return header bytes and (raw, wire) bytes of each table, by kind of traffic.
+    """Return header bytes and (distinct, wire) bytes of each table, by kind of traffic.
 
     Args: codecs: the codec of each kind and table
     """
@@ -168,11 +168,12 @@ def stats_problems(
             problems += _row_problems(kind, counted, sent_frames)
             continue
         header, tables = expected_stats({kind: sent_frames}, codecs)[kind]
-        sent = {n: (t["raw_nbytes"], t["wire_nbytes"]) for n, t in counted["tables"].items()}
+        sent = {n: (t["distinct_nbytes"], t["wire_nbytes"]) for n, t in counted["tables"].items()}
         for name in sorted(tables.keys() | {n for n, nbytes in sent.items() if any(nbytes)}):
             if sent.get(name) != tables.get(name):
                 problems.append(
-                    f"{kind}, {name}: {sent.get(name)} raw and wire bytes, not {tables.get(name)}"
+                    f"{kind}, {name}: {sent.get(name)} distinct and wire bytes, "
+                    f"not {tables.get(name)}"
                 )
         if counted["header_nbytes"] != header:
             problems.append(f"{kind}: {counted['header_nbytes']} header bytes, not {header}")
@@ -183,15 +184,16 @@ def stats_problems(
 
 
 def _row_problems(kind: str, counted: dict, sent: list[Frame]) -> list[str]:
-    """Check sizes that depend on the data: raw bytes, and that wire bytes add up."""
+    """Check sizes that depend on the data: distinct bytes, and that wire bytes add up."""
     rows: dict[str, int] = defaultdict(int)
     for frame in sent:
         for table, num_rows, dim in frame:
             rows[table.name] += 4 * num_rows * dim
     problems = []
     for name, counts in counted["tables"].items():
-        if counts["raw_nbytes"] != rows[name]:
-            problems.append(f"{kind}, {name}: {counts['raw_nbytes']} raw bytes, not {rows[name]}")
+        if counts["distinct_nbytes"] != rows[name]:
+            distinct = counts["distinct_nbytes"]
+            problems.append(f"{kind}, {name}: {distinct} distinct bytes, not {rows[name]}")
         if (counts["wire_nbytes"] > 0) != (rows[name] > 0):
             problems.append(f"{kind}, {name}: {counts['wire_nbytes']} wire bytes of {rows[name]}")
     wire = (

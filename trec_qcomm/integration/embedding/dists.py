@@ -31,6 +31,7 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.embedding.session_registry import refuse_sync_collectives
 from trec_qcomm.integration.ids.batch_notes import notes_on
+from trec_qcomm.integration.ids.left_out import add_left_out
 from trec_qcomm.integration.session import Session
 from trec_qcomm.ops.rows import Rows
 
@@ -202,19 +203,40 @@ class CodedSequenceDist(
         Raises:  ValueError: synchronous collectives; a config pattern that matches no table; a
                  context that did not come through our module.
         """
-        sent = notes_on(sharding_ctx).sent
+        notes = notes_on(sharding_ctx)
+        sent = notes.sent
         if sharding_ctx is None or sent is None:
             raise ValueError("the batch's context lacks what was sent: was input_dist replaced?")
-        pending = self.collective.start(
-            local_embs,
-            self._rows_sent(sharding_ctx),
-            torch.tensor(sent.num_ids, dtype=torch.int64),
-            **self._options(),
-        )
+        rows_sent = self._rows_sent(sharding_ctx)
+        rows_received = torch.tensor(sent.num_ids, dtype=torch.int64)
+        if notes.repetition is not None:
+            self._count_left_out(rows_sent, rows_received, notes.repetition.by_feature)
+        pending = self.collective.start(local_embs, rows_sent, rows_received, **self._options())
         order = sharding_ctx.unbucketize_permute_tensor
         if order is None:
             return RowsAwaitable(pending)
         return RowsAwaitable(pending, [lambda rows: rows.index_select(0, order)])
+
+    def _count_left_out(self, sent: Tensor, received: Tensor, ratio: Tensor) -> None:
+        """Count the rows that are left out because equal ids are merged.
+
+        Args:
+            sent: [F_rank, P] int64, rows that each rank asked for
+            received: [shards of all ranks] int64, rows that this rank asked for
+            ratio: [F] float64, ids over distinct ids of this rank's batch
+        """
+        collective = self.collective
+        rank, blocks = collective.rank, collective.layout.blocks
+        every = [shard for shards in blocks for shard in shards]
+        owner = torch.tensor([r for r, shards in enumerate(blocks) for _ in shards])
+        by_shard = ratio if len(ratio) == len(every) else ratio.repeat(len(blocks))
+        if len(sent):
+            others = sent.sum(1) - sent[:, rank]
+            rows = (others * (by_shard[owner == rank] - 1)).round().long()
+            add_left_out(collective.forward_traffic, blocks[rank], rows)
+        if torch.is_grad_enabled():
+            rows = (received * (by_shard - 1) * (owner != rank)).round().long()
+            add_left_out(collective.backward_traffic, every, rows)
 
     def _rows_sent(self, ctx: SequenceShardingContext) -> Tensor:
         """Return [F, P] int64: ids of each of this rank's features that each rank asked for."""

@@ -15,6 +15,7 @@ from trec_qcomm.integration.embedding.dists import (
 )
 from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_expect, rows_to_send
+from trec_qcomm.integration.ids.left_out import add_left_out, batch_size_of
 
 
 class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
@@ -51,7 +52,32 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         sizes = batch_sizes(received, ctx.batch_size_per_rank, self._num_ranks)
         outgoing = rows_to_send(received.lengths() != 0, sizes, self._dims, variable=variable)
         incoming, shape = rows_to_expect(sent, self._dims, self._num_ranks, variable=variable)
+        expected = torch.tensor(sent.num_bags, dtype=torch.int64).view(self._num_ranks, -1)
+        if notes.merged is not None:
+            whole = torch.full_like(expected, batch_size_of(notes.merged))
+            self._count_left_out(whole, whole, outgoing.counts, incoming.counts)
+        else:
+            self._count_left_out(sizes.T, expected, outgoing.counts, incoming.counts)
         return self._dist.some_rows(local_embs, outgoing, incoming, shape)
+
+    def _count_left_out(
+        self, owned: Tensor, sampled: Tensor, sent: Tensor, received: Tensor
+    ) -> None:
+        """Count the rows that are left out, empty ones and those of merged bags.
+
+        Args:
+            owned, sampled: [P, F] int64, all rows for the samples of each rank, and all rows that
+                each rank has for this rank's samples
+            sent, received: [P F] int64, the rows that are sent and received
+        """
+        collective = self._dist.collective
+        is_other = torch.arange(self._num_ranks)[:, None] != collective.rank
+        shards = collective.layout.blocks[0]
+        rows = (owned - sent.view(owned.shape)).clamp(min=0) * is_other
+        add_left_out(collective.forward_traffic, shards, rows.sum(0))
+        if torch.is_grad_enabled():
+            rows = (sampled - received.view(sampled.shape)) * is_other
+            add_left_out(collective.backward_traffic, shards, rows.sum(0))
 
     def _all_rows(self, local_embs: Tensor, ctx: Any) -> RowsAwaitable:
         if ctx is not None and ctx.variable_batch_per_feature:
@@ -122,4 +148,32 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
         rows: RowsAwaitable = self._variable_cross(
             inside, by_place[self._local_rank], ctx.batch_size_per_feature_pre_a2a
         )
+        merged = notes_on(ctx).merged
+        if merged is not None:
+            self._count_left_out(
+                torch.tensor(by_place, dtype=torch.int64), merged.bags.counts, batch_size_of(merged)
+            )
         return rows
+
+    def _count_left_out(self, sizes: Tensor, counts: Tensor, size: int) -> None:
+        """Count the rows that are left out because equal bags are merged.
+
+        Args:
+            sizes: [L local ranks, M nodes, features of this node] int64, distinct bags of each
+            counts: [features of all nodes] int64, distinct bags of this rank
+            size: bags of each feature before merging
+        """
+        intra, cross = self._intra.collective, self._cross.collective
+        left_out = (size - sizes).clamp(min=0)
+        node, blocks = cross.rank, cross.layout.blocks
+        mine = left_out[self._local_rank]
+        owner = torch.tensor([n for n, shards in enumerate(blocks) for _ in shards])
+        is_other_node = torch.arange(self._num_nodes)[:, None] != node
+        inside = left_out.sum((0, 1)) - mine.sum(0)
+        add_left_out(intra.forward_traffic, blocks[node], inside)
+        add_left_out(cross.forward_traffic, blocks[node], (mine * is_other_node).sum(0))
+        if torch.is_grad_enabled():
+            gathered = mine.sum(0) * (self._local_size - 1)
+            add_left_out(intra.backward_traffic, blocks[node], gathered)
+            every = [shard for shards in blocks for shard in shards]
+            add_left_out(cross.backward_traffic, every, (size - counts) * (owner != node))

@@ -34,7 +34,8 @@ from trec_qcomm.integration.embedding.dists import CodedSequenceDist
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
 from trec_qcomm.integration.embedding.shardings import CodedSharding
 from trec_qcomm.integration.ids.bag_merging import plan_merging
-from trec_qcomm.integration.ids.batch_notes import hand_over_notes
+from trec_qcomm.integration.ids.batch_notes import hand_over_notes, notes_on
+from trec_qcomm.integration.ids.left_out import repetition
 from trec_qcomm.integration.ids.unique_ids import distinct_ids
 from trec_qcomm.integration.session import Session
 
@@ -106,13 +107,18 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             stock: list[Any] = super()._dedup_indices(ctx, input_feature_splits)
             return stock
         bags, distinct = self._registry.session.bags, []
-        for features, tables in zip(input_feature_splits, self._tables, strict=True):
+        dists = input_dists(self)
+        for features, tables, input_dist in zip(
+            input_feature_splits, self._tables, dists, strict=True
+        ):
             unique, ids, reverse = distinct_ids(features, self._merging.shares_of(tables))
             num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)
             bags.add(bags.numbers_of(tables), num_ids, unique.counts)
             ctx.input_features.append(features)
             ctx.reverse_indices.append(reverse)
             distinct.append(ids)
+            by_feature = num_ids.double() / unique.counts.clamp(min=1)
+            notes_on(input_dist).repetition = repetition(features, ids, by_feature)
         return distinct
 
     @classmethod

@@ -52,6 +52,7 @@ from trec_qcomm.integration.ids.bag_merging import (
     plan_merging,
 )
 from trec_qcomm.integration.ids.id_traffic import record_sent_ids
+from trec_qcomm.integration.ids.left_out import count_left_out
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
 
 
@@ -148,6 +149,7 @@ class _CodedWholeColumns(_CodedPooledSharding):
         )
         if self._merging.point is MergePoint.LOOKUP:
             select_bags(output_dist, self._merging, self._layout().blocks[pg.rank()], pg.size())
+        count_left_out(output_dist, collective)
         expand_bags(output_dist, self._feature_shards(), permutes)
         return output_dist
 

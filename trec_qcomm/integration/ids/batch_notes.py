@@ -54,11 +54,14 @@ class BatchNotes:
         sent: what the input dist sent; None where it is not one of ours
         merged: the distinct bags; None where no bags are merged
         received: the ids after the input dist, which this rank looks up; None before that
+        repetition: how often this rank's ids repeat (ids.left_out.IdRepetition); None where none
+            are merged before they are sent
     """
 
     sent: SentIds | None = None
     merged: MergedBags | None = None
     received: KeyedJaggedTensor | None = None
+    repetition: Any = None
 
 
 def notes_on(carrier: Any) -> BatchNotes:

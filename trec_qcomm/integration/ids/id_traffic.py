@@ -32,7 +32,11 @@ def record_sent_ids(input_dist: Any, traffic: Traffic) -> None:
         num_sizes = len(splits_and_tensors) + (not features.variable_stride_per_key())
         count = torch.tensor([nbytes + 8 * num_sizes * (world_size - 1)])
         traffic.add_bytes(torch.tensor([0]), count, count, 0)
-        notes_on(input_dist).sent = SentIds(
+        notes = notes_on(input_dist)
+        if notes.repetition is not None:
+            left_out = round(nbytes * (notes.repetition.nbytes_ratio - 1))
+            traffic.add_left_out(torch.tensor([0]), torch.tensor([left_out]))
+        notes.sent = SentIds(
             features.length_per_key(), features.stride_per_key(), features.lengths()
         )
 

@@ -29,6 +29,7 @@ from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.bag_merging import BagMerging, MergePoint
 from trec_qcomm.integration.ids.batch_notes import MergedBags, notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
+from trec_qcomm.integration.ids.left_out import repetition
 from trec_qcomm.ops.unique import BagBlocks, UniqueBags, expand, sum_by_bag, take_bags, unique_bags
 
 Callback = Callable[[Tensor], Tensor]
@@ -57,8 +58,13 @@ def merge_bags(
             return None
         bags = _distinct_bags(features, shares)
         counts.add(tables, torch.full_like(tables, features.stride()), bags.counts)
-        notes_on(input_dist).merged = MergedBags(bags, in_lookup)
-        return (_distinct_batch(features, bags),) if in_lookup else None
+        notes = notes_on(input_dist)
+        notes.merged = MergedBags(bags, in_lookup)
+        if not in_lookup:
+            return None
+        distinct = _distinct_batch(features, bags)
+        notes.repetition = repetition(features, distinct)
+        return (distinct,)
 
     input_dist.register_forward_pre_hook(before)
 
