@@ -45,6 +45,7 @@ def exact_and_counted():
     exact = handle.stats().to_dict()
     handle.reset_stats()
     train(ddp, range(2))
+    assert "a step, 2 steps" in handle.summary()
     return expected, bypassed, exact, handle.stats().to_dict()
 
 

@@ -76,6 +76,7 @@ class GradientAllReduce(ABC):
         self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
         self._seed, self._measure_error = seed, measure_error
         self._is_exact = is_exact
+        self.num_steps = 0  # backwards whose gradients were all-reduced
         self._loaded: State = {}
         self._device, self._checks = torch.device("cpu"), DeferredChecks()
         # Empty before `register`.
@@ -129,6 +130,7 @@ class GradientAllReduce(ABC):
 
     def start(self, bucket: Bucket) -> Future[Tensor]:
         """Launch one bucket's all-reduce and return a future of its mean."""
+        self.num_steps += bucket.is_last()
         values = bucket.buffer()
         shapes = [shape for p in bucket.parameters() for shape in self._shapes_by_parameter[p]]
         rounds = self._rounds(shapes, values)

@@ -25,7 +25,7 @@ def compress_ddp(
         ddp = DistributedDataParallel(model)
         compressed = trec_qcomm.compress_ddp(ddp, "dense_float6")
         ...  # train as before
-        print(compressed.stats())
+        print(compressed.summary())
 
     Call it once for a DDP, on all ranks, before the first backward. What the config says of
     embeddings and of DATA_PARALLEL tables is for TorchRec's modules, and is not used here.
@@ -79,11 +79,17 @@ class CompressedDDP:
 
     def stats(self) -> Stats:
         """Return what this rank sent since construction or `reset_stats`, in `stats().dense`."""
-        return Stats(dense=kind_stats([self._gradients.traffic]))
+        sent = kind_stats([self._gradients.traffic])
+        return Stats(dense=sent, num_steps=self._gradients.num_steps)
+
+    def summary(self) -> str:
+        """Return one table of what this rank sends to others in a step, as text."""
+        return str(self.stats())
 
     def reset_stats(self) -> None:
         """Set all counters to zero."""
         self._gradients.traffic.reset()
+        self._gradients.num_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on as if it had not stopped.
