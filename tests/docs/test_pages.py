@@ -14,8 +14,9 @@ PAGES = (
 )  # fmt: skip
 FOLDERS = (
     ROOT, PACKAGE, PACKAGE / "integration", PACKAGE / "integration" / "embedding",
-    PACKAGE / "wire", ROOT / "configs", ROOT / "configs" / "plans", ROOT / "examples" / "bench",
-    ROOT / "examples" / "criteo", ROOT / "tests" / "integration" / "embedding",
+    PACKAGE / "wire", PACKAGE / "comm" / "rows", ROOT / "configs", ROOT / "configs" / "plans",
+    ROOT / "examples" / "bench", ROOT / "examples" / "criteo",
+    ROOT / "tests" / "integration" / "embedding",
 )  # fmt: skip
 NAMED = re.compile(r"(?<![\w/.*])((?:[a-z_]+/)*[A-Za-z_]+\.(?:py|md|yaml))(?![\w*])")
 OF_A_USER = {"my.yaml"}
