@@ -67,7 +67,7 @@ def main(local_rank: int = 0, world_size: int | None = None) -> None:
             print(f"step {step:2}: loss {losses[-1]:.4f}")
     if dist.get_rank() == 0:
         setup = {"batch_size": BATCH, "embedding_dim": DIM}  # equal in runs that are compared
-        append(RECORDS, TrainingRecord.of(qcomm, name="int4", losses=losses, setup=setup))
+        append(RECORDS, TrainingRecord.from_qcomm(qcomm, name="int4", losses=losses, setup=setup))
         print(qcomm.summary(), f"python -m trec_qcomm.report {RECORDS}    draws it", sep="\n")
     dist.destroy_process_group()
 
