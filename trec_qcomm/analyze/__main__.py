@@ -114,7 +114,7 @@ def read_options(arguments: argparse.Namespace) -> Options:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """As the command line says; a mistake in it ends with status 2."""
+    """Analyze rows and return the exit status; 2 after a mistake in the command line."""
     parser = build_parser()
     arguments = parser.parse_args(words)
     try:

@@ -8,11 +8,13 @@ from torch import Tensor
 
 
 def load_rows(path: Path, *, batch: int) -> dict[str, list[Tensor]]:
-    """{table: batches [n, D] float32} of a file that torch.save wrote.
+    """Return {table: batches [n, D] float32} from a file that torch.save wrote.
 
-    Args: path: of {"rows": {table: [n, D] float32, or a list of batches of such rows}}; other keys
-        are ignored.  batch: rows a batch, into which a tensor is cut; rows at the end that do not
-        fill one are left out, unless there is no other batch.
+    Args:
+        path: file of {"rows": {table: [n, D] float32, or a list of batches of such rows}}; other
+            keys are ignored.
+        batch: number of rows in a batch, into which a tensor is cut. Rows at the end that do not
+            fill a batch are left out, unless there is no other batch.
     Raises: ValueError naming file and field.
     """
     try:

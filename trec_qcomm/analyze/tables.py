@@ -55,10 +55,15 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """What was measured of one table, and what it shall have. Rows and bytes are those of a batch.
+    """Measurements of one table, and its bound and encoder. Rows and bytes are those of a batch.
 
-    Args: num_rows: looked up.  num_distinct: of these.  index: under the base bound.
-        bound: that of `bound_class`.  kept: the index under `bound`.  by_encoder: under `bound`.
+    Args:
+        num_rows: rows that are looked up.
+        num_distinct: different rows among them.
+        index: homogenization index under the base bound.
+        bound: relative error bound of `bound_class`.
+        kept: homogenization index under `bound`.
+        by_encoder: measurement of each encoder under `bound`.
     """
 
     table: str
@@ -75,17 +80,17 @@ class TableResult:
 
     @property
     def encoder(self) -> str:
-        """The fastest one."""
+        """Name of the fastest encoder."""
         return self.selection.name
 
     @property
     def ratio(self) -> float:
-        """Of that encoder: float32 bytes of the rows that are sent, over encoded ones."""
+        """Float32 bytes of the rows that are sent, over their bytes in the fastest encoder."""
         return self.by_encoder[self.encoder].compression_ratio
 
     @property
     def raw_nbytes(self) -> float:
-        """float32 bytes of all rows that are looked up."""
+        """Float32 bytes of all rows that are looked up."""
         return FLOAT32_NBYTES * self.num_rows * self.dim
 
 
