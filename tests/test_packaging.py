@@ -29,8 +29,8 @@ def wheel(tmp_path_factory):
     copy = tmp_path_factory.mktemp("source")
     unwanted = shutil.ignore_patterns("__pycache__")
     for name in ("trec_qcomm", "configs"):
-        shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=unwanted)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
     (copy / "dist").mkdir()

@@ -1,7 +1,6 @@
 """Presets: the configs that ship, by name.
 
-In a checkout they are the files of configs/; a wheel carries the same files beside the package's
-own (setup.py puts them there).
+`trec_qcomm/presets` is a link to configs/ in a checkout, and a folder of its files in a wheel.
 
 Knows: where the files lie. Does not know: what is in them.
 """
@@ -15,19 +14,19 @@ from typing import Any
 from trec_qcomm.config.read import config_from_dict, load_config
 from trec_qcomm.config.tree import Config
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_FOLDER = Path(__file__).resolve().parents[1] / "presets"
 
 
 def presets() -> tuple[str, ...]:
     """Return the names of the configs that ship, such as "best" and "int4"."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 
 def load_preset(name: str) -> Config:
     """Return the config that ships under a name. Raises ValueError naming those that exist."""
     if name not in presets():
         raise ValueError(f"preset: {name!r} is not one of {', '.join(presets())}")
-    return replace(load_config(_folder() / f"{name}.yaml"), source=f"preset {name}")
+    return replace(load_config(_FOLDER / f"{name}.yaml"), source=f"preset {name}")
 
 
 def read_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
@@ -55,9 +54,3 @@ def read_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
         "config: expected a Config, a mapping, the path of a YAML file or the name of a preset, "
         f"got {config!r}"
     )
-
-
-def _folder() -> Path:
-    """Return the folder of the files: in the wheel, or else in the checkout."""
-    folder = _PACKAGE / "presets"
-    return folder if folder.is_dir() else _PACKAGE.parent / "configs"
