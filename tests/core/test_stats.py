@@ -1,6 +1,6 @@
 """Stats: typed, as dicts, and as one table of a step."""
 
-from trec_qcomm import Config, QComm
+from trec_qcomm import QComm
 from trec_qcomm.core.stats import TRAFFIC_GROUPS, TRAFFIC_KINDS, KindStats, Stats
 
 ROWS = KindStats(
@@ -40,5 +40,5 @@ def test_a_qcomm_says_what_is_active() -> None:
     assert "dense: Float6" in repr(qcomm)
     with qcomm.bypass():
         assert repr(qcomm).endswith("bypassed)")
-    assert "dense: DDP" in repr(QComm(Config()))
+    assert "dense: DDP" in repr(QComm.from_preset("int4"))
     assert "all" in qcomm.summary()
