@@ -163,6 +163,24 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         load_steps(write(tmp_path / "none.jsonl", [replace(network("int8"), config="a: [b")]))
 
 
+def test_steps_of_another_setup_are_left_out(tmp_path: Path) -> None:
+    """A row-wise plan sends other bytes, so that its ratios are not those of the main setup."""
+    setup: dict[str, Any] = {"batch_size": 2048, "plan": "row_wise"}
+    other = replace(network("int8"), setup=setup)
+    records = [network("int8"), network("int8", rate="none"), other]
+    steps, left_out = load_steps(write(tmp_path / "net.jsonl", records))
+    assert [step.rate for step in steps] == ["100mbit", "none"]
+    assert left_out == ["int8, 2 hosts, 100mbit: another setup, with plan row_wise"]
+
+
+def test_the_fit_is_at_the_slowest_link_where_all_were_measured(tmp_path: Path) -> None:
+    path = tmp_path / "net.jsonl"
+    records = [*sample_records.everything(path), network("stock", rate="25mbit")]
+    fit, predictions = validate(load_steps(write(path, records))[0], FIT_CONFIGURATIONS)
+    assert fit == TRUE
+    assert {p.step.rate for p in predictions if p.is_fitted} == {"100mbit"}
+
+
 def test_of_equal_steps_the_last_counts(tmp_path: Path) -> None:
     again = replace(network("int8", step_s=7.0), config=f"# again\n{INT8}")
     (step,), _ = load_steps(write(tmp_path / "two.jsonl", [network("int8"), again]))
@@ -189,7 +207,7 @@ def test_ratios_are_those_of_the_fewest_hosts_and_the_last_step(tmp_path: Path) 
 def test_the_committed_records_can_be_read() -> None:
     """What any run of bench-net gives, whatever it measured."""
     steps, left_out = load_steps(RECORDS)
-    assert left_out == []
+    assert all("another setup" in reason for reason in left_out)
     fit, predictions = validate(steps, FIT_CONFIGURATIONS)
     assert sum(p.is_fitted for p in predictions) == len(FIT_CONFIGURATIONS) < len(predictions)
     assert all(0 < p.ratio < math.inf for p in predictions)

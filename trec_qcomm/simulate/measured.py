@@ -10,6 +10,7 @@ Knows: network records, configs. Does not know: models of time.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 NO_LIMIT = "none"
 
 Nbytes = dict[str, float]  # by group of traffic
+Setup = tuple[tuple[str, Scalar], ...]  # sorted by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class MeasuredStep:
     gb_s: float | None
     step_s: float
     config: str | None
-    setup: tuple[tuple[str, Scalar], ...]
+    setup: Setup
     sent: Nbytes
     distinct: Nbytes
     raw: Nbytes | None
@@ -61,7 +63,9 @@ class MeasuredStep:
 
 
 def load_steps(path: Path) -> tuple[list[MeasuredStep], list[str]]:
-    """Return all steps of a file, of equal ones the last; and which are left out, why.
+    """Return the steps of a file's main setup, of equal ones the last; and what is left out, why.
+
+    The main setup is that of most steps.
 
     Raises: ValueError naming file, line and field.
     """
@@ -94,7 +98,23 @@ def load_steps(path: Path) -> tuple[list[MeasuredStep], list[str]]:
             raise ValueError(f"{path}: {step.configuration}, {step.rate}: {error}") from error
     if not steps:
         raise ValueError(f"{path}: no step that can be used")
-    return list(steps.values()), left_out
+    setup = _main_setup(list(steps.values()))
+    for step in steps.values():
+        if step.setup != setup:
+            name = f"{step.configuration}, {step.num_hosts} hosts, {step.rate}"
+            left_out.append(f"{name}: another setup, with {_difference(step.setup, setup)}")
+    return [step for step in steps.values() if step.setup == setup], left_out
+
+
+def _main_setup(steps: Sequence[MeasuredStep]) -> Setup:
+    """Return the setup of most steps; the model of a step is fitted within one."""
+    return Counter(step.setup for step in steps).most_common(1)[0][0]
+
+
+def _difference(setup: Setup, other: Setup) -> str:
+    """Return the values of a setup that the other one does not have."""
+    values = [f"{name} {value}" for name, value in setup if (name, value) not in other]
+    return ", ".join(values) or "less said of it"
 
 
 def parse_rate(rate: str) -> float | None:

@@ -99,7 +99,8 @@ def _key(step: MeasuredStep) -> tuple[object, ...]:
 def choose(
     measured: Sequence[tuple[MeasuredStep, float]], configurations: Sequence[str]
 ) -> list[int]:
-    """Return which of the pairs to fit on: those named, at the fewest hosts and the slowest link.
+    """Return which of the pairs to fit on: those named, at the fewest hosts and the slowest link
+    where all of them were measured.
 
     Raises: ValueError: a configuration that was not measured there.
     """
@@ -107,11 +108,12 @@ def choose(
         raise ValueError(
             "records: nothing to validate: expected steps with a limit, and the same without one"
         )
-    where = min((step.num_hosts, step.gb_s) for step, _ in measured)
-    there = {
-        step.configuration: i
-        for i, (step, _) in enumerate(measured) if (step.num_hosts, step.gb_s) == where
-    }  # fmt: skip
+    places: dict[tuple[int, float | None], dict[str, int]] = {}
+    for i, (step, _) in enumerate(measured):
+        places.setdefault((step.num_hosts, step.gb_s), {})[step.configuration] = i
+    complete = [where for where, there in places.items() if set(configurations) <= there.keys()]
+    where = min(complete or places)
+    there = places[where]
     missing = [name for name in configurations if name not in there]
     if missing or not configurations:
         raise ValueError(

@@ -229,12 +229,12 @@ def _speeds(axes: Any, runs: Sequence[Run], looks: Looks, free: float) -> None:
 def _rate_axis(axes: Any, rates: Sequence[float], free: float | None) -> None:
     grid(axes)
     axes.set_xscale("log")
-    places, texts = [*rates], [rate_text(rate).replace(" ", "\n") for rate in rates]
+    places, texts = [*rates], [rate_text(rate).removesuffix("bit/s") for rate in rates]
     if free is not None:
         places, texts = [*places, free], [*texts, "no\nlimit"]
     axes.set_xticks(places, texts)
     axes.minorticks_off()
-    axes.set_xlabel("rate of each host's link")
+    axes.set_xlabel("rate of each host's link [bit/s]")
 
 
 def _curve(runs: Sequence[Run], free: float) -> tuple[list[float], list[float]]:
