@@ -23,6 +23,7 @@ from trec_qcomm.report.runs import (
 from trec_qcomm.report.style import INK, MUTED, Look, Looks, grid, plain_ticks
 
 _FREE = 200  # no limit is drawn at so many times the fastest link
+_CLOSE = 6  # labels of two rates overlap if one is less than so many times the other
 
 
 def build(runs: Sequence[Run], looks: Looks, passing: Mapping[str, Passing]) -> list[Figure]:
@@ -230,6 +231,9 @@ def _rate_axis(axes: Any, rates: Sequence[float], free: float | None) -> None:
     grid(axes)
     axes.set_xscale("log")
     places, texts = [*rates], [rate_text(rate).removesuffix("bit/s") for rate in rates]
+    for number, (rate, after) in enumerate(pairwise(rates), start=1):
+        if after < _CLOSE * rate and not texts[number - 1].startswith("\n"):
+            texts[number] = f"\n{texts[number]}"  # a line lower, or the two would overlap
     if free is not None:
         places, texts = [*places, free], [*texts, "no\nlimit"]
     axes.set_xticks(places, texts)
