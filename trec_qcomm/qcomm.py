@@ -1,4 +1,4 @@
-"""QComm: the one object a user holds. Everything else is reached through it."""
+"""QComm, the object that a user of TorchRec holds: sharders, wrapper, statistics and state."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -46,7 +46,11 @@ class QComm:
     """
 
     def __init__(self, config: Config) -> None:
-        """Args: config: settings of the codecs. Raises ValueError: it is no Config."""
+        """Make a QComm for one model, on this rank.
+
+        Args: config: settings of the codecs.
+        Raises: ValueError: it is no Config.
+        """
         if not isinstance(config, Config):
             raise ValueError(
                 f"QComm: expected a Config, got {config!r}; "
@@ -57,12 +61,15 @@ class QComm:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "QComm":
-        """Make one from a YAML file. Raises ValueError naming file, field and allowed values."""
+        """Make a QComm from a YAML file.
+
+        Raises: ValueError: naming file, field and allowed values.
+        """
         return cls(load_config(path))
 
     @classmethod
     def from_preset(cls, name: str) -> "QComm":
-        """Make one from a config that ships, such as "best"; `trec_qcomm.presets()` lists them.
+        """Make a QComm from a preset, such as "best"; `trec_qcomm.presets()` lists them.
 
         Raises: ValueError: no config ships under that name.
         """
@@ -70,7 +77,7 @@ class QComm:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "QComm":
-        """Make one from a mapping with the fields of a YAML file.
+        """Make a QComm from a mapping with the fields of a YAML file.
 
             QComm.from_dict({"dense": {"codec": "float6"}})
 
@@ -114,7 +121,8 @@ class QComm:
     def codecs_registry(self) -> dict[str, QuantizedCommCodecs]:
         """Return the config as TorchRec's own registry, for TorchRec's own sharders.
 
-        Raises: ValueError: a codec other than cast, or codecs that differ by table, and why.
+        Raises: ValueError: a codec other than cast and identity, codecs that differ by table, or
+            `unique_bags`.
         """
         return codecs_registry(self.config)
 
@@ -152,8 +160,8 @@ class QComm:
     def bypass(self) -> Iterator[None]:
         """Send exact values inside the block, for evaluation.
 
-        All ranks enter it together: a rank that does not expects frames of other sizes, and gloo
-        ends the process.
+        All ranks must enter it together. A rank that does not expects frames of other sizes, and
+        gloo ends the process.
         """
         before, self._session.exact = self._session.exact, True
         try:
@@ -168,10 +176,10 @@ class QComm:
             stats.embedding_forward.wire_nbytes, stats.dense.tables, stats.to_dict()
 
         Bytes are counted three times: raw, distinct and wire (core.stats.KindStats). Raw bytes of
-        rows are exact where all ranks have equal batch sizes. Ids, and unpooled rows, count in
-        proportion: as many times the distinct ones as this rank's batch has of them.
-        dense and data_parallel count what was sent, or what a ring all-reduce sends where DDP's
-        own is used; their raw bytes are a float32 ring's.
+        pooled rows are exact where all ranks have equal batch sizes. Raw bytes of ids and of
+        unpooled rows are estimated: the bytes sent, times how often this rank's batch repeats an
+        id. dense and data_parallel count what was sent, or what a ring all-reduce sends where
+        DDP's own is used; their raw bytes are those of a float32 ring.
         """
         return self._session.stats()
 
@@ -201,9 +209,9 @@ class QComm:
     def forward_params(self) -> dict[str, float]:
         """Return the error bound or threshold of each table's forward codec in the next step.
 
-        This rank's own rows are sent with it, between nodes where there are two hops; ranks may
-        differ where it is found while training. For a row-wise table it holds for the sum over
-        ranks. Tables whose codec has neither are not in it.
+        It is for the rows that this rank sends; where there are two hops, for the hop between
+        nodes. Ranks may have different numbers if these are found while training. The bound of a
+        row-wise table holds for the sum over ranks. Tables whose codec has neither are left out.
         """
         return self._session.forward_params()
 
@@ -214,10 +222,11 @@ class QComm:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on as if it had not stopped, keyed by names.
 
-        It holds steps, which seed stochastic rounding and drive schedules, what codecs of dense
-        gradients kept back, and bounds and thresholds that were found while training.
+        It holds the numbers of steps, which seed stochastic rounding and drive schedules; what
+        codecs of dense gradients kept back; and bounds and thresholds that were found while
+        training.
 
-        Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state comes of it.
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state is returned.
         """
         return self._session.state_dict()
 
@@ -228,7 +237,7 @@ class QComm:
     def load_resized(self, checkpoint_id: str | Path, *, key: str = "trec_qcomm") -> None:
         """Continue from a checkpoint that another number of ranks wrote. Collective.
 
-            dcp.load({"model": model_state}, checkpoint_id=folder)    # without ours
+            dcp.load({"model": model_state}, checkpoint_id=folder)    # without QComm's state
             qcomm.load_resized(folder)
 
         Steps go on. What codecs of dense gradients kept back goes on as the config's `on_resize`

@@ -1,1 +1,1 @@
-"""Collectives over coded rows. Sees codecs only through core.codec; knows no TorchRec."""
+"""Collectives over coded rows and gradients. They know codecs by core.codec, and no TorchRec."""

@@ -167,7 +167,7 @@ class _EmulatedBatch:
     gradient_divisor: int
 
     def masks(self) -> Masks | None:
-        """Return memory for the columns that forward keeps, where a backward codec reads them."""
+        """Return memory for the columns that forward keeps; None if no backward codec uses them."""
         if all(mask_use(codec) is None for codec in self.exchange.backward):
             return None
         return Masks.of_all_columns(self.samples.num_rows, self.samples.dims)

@@ -78,7 +78,8 @@ def encode_frames(
     nbytes, codecs = torch.empty_like(placed.num_rows), placed.codecs
     timer = _Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
-        group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63  # values are numbered within a group
+        # Each group numbers its values from 0, so equal seeds would draw equal noise.
+        group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
         encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
         nbytes[group.members] = encoded.nbytes
         timer.add_to(group.label)
@@ -215,7 +216,7 @@ def start_exchange(
     fixed_size: bool,
     traffic: Traffic,
 ) -> PendingFrames:
-    """Launch the all-to-all of frames and return at once (after the sizes, where they travel).
+    """Launch the all-to-all of frames and return at once, or once the sizes have come.
 
     Args:
         pg: the ranks.
@@ -272,7 +273,8 @@ def _exchange_tables(
 ) -> frame.Announced:
     """Return each segment's codec and size; refuse wrong ones before memory is allocated for them.
 
-    The host waits for the peers' words. No stream waits for the host.
+    Both travel as one int64 word a segment. The host waits for the peers' words; no stream waits
+    for the host.
     """
     assert sent.announced is not None
     plan, device = incoming.plan, sent.buffer.device
@@ -302,10 +304,10 @@ def _exchange_tables(
 
 
 def largest_nbytes(placed: PlacedFrames) -> Tensor:
-    """Return [P] int64, the size that no frame exceeds.
+    """Return [P] int64, the largest size in bytes that each frame may have.
 
-    No codec may take more than twice the rows it codes, plus a little. A frame without segments is
-    not sent.
+    It is twice the float32 bytes of the rows, and 4096 for the frame and for each segment. A frame
+    without segments is not sent, so it has 0.
     """
     plan = placed.plan
     counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
@@ -322,7 +324,7 @@ def _encode_group(
     seed: int,
     tolerances: Tensor,
 ) -> Encoded:
-    """Encode one group. Args: at, tolerances: [S] int64 and float64, those of all segments."""
+    """Encode one group. Args: at, tolerances: [S] int64 and float64, for all segments."""
     codec, members = group.codec, group.members
     try:
         return codec.encode(
@@ -363,7 +365,10 @@ def _decode_group(
 def _by_sender_codec(
     group: CodecGroup, used: Tensor, plan: FramePlan, ranks: Sequence[int]
 ) -> list[CodecGroup]:
-    """Split a group whose senders chose other codecs than this rank's config."""
+    """Return a group split by the codecs that the senders used, if these differ from the config's.
+
+    Raises: CorruptFrameError: a wire id that no codec has.
+    """
     subgroups = []
     for wire_id in sorted(set(used.tolist())):
         which = (used == wire_id).nonzero().view(-1)

@@ -40,7 +40,7 @@ class CodecGroup:
 
 @dataclass(frozen=True, eq=False)
 class FramePlan:
-    """S segments in P frames, without rows. Made by `plan_frames`.
+    """Plan of P frames and their S segments, without rows; `plan_frames` makes it.
 
     Args:
         tables: S names, the table of each segment.
@@ -174,7 +174,8 @@ def plan_frames(
         layouts: P hashes.
         codecs: {table: codec}.
         table_numbers: {table: number} in statistics and in the tolerances of an encode call.
-        rank: this rank; frame p goes to rank p, unless `fan_out` is above 1.
+        rank: this rank; frame p goes to rank p or comes from it, unless `fan_out` is above 1. The
+            frame of this rank itself does not count as sent.
         fan_out: number of ranks that a single frame goes to, this rank among them.
         num_summands: number of decoded values that the receivers add up. The error bound of a
             BOUNDED codec is divided by it, so that it holds for the sum.

@@ -1,4 +1,4 @@
-"""Rounds: what one rank of a collective sends and receives, one round after the other.
+"""Rounds, the messages that one rank of a collective sends and receives, step by step.
 
 A collective is written once, as a generator for one rank: it yields a `Round` and is sent the
 `ReceivedMessages`. `transport.py` runs it on a process group. `play` runs all ranks in one process,
@@ -34,7 +34,7 @@ class ReceivedMessages:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What one rank sends, and what it waits for.
+    """Messages that one rank sends, and those that it waits for, in one step of a collective.
 
     Args:
         sends: pairs of a rank and a [W] uint8 contiguous message to it, in the order of sending;
@@ -43,7 +43,7 @@ class Round:
             them.
         nbytes: size of each of these messages, 0 where none comes; None: sizes travel before the
             bytes.
-        max_nbytes: size of each beyond which it is refused.
+        max_nbytes: largest size of each of these messages; a larger one is refused.
     """
 
     sends: Sequence[tuple[int, Tensor]]
@@ -52,7 +52,10 @@ class Round:
     max_nbytes: Sequence[int]
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
-        """Raise CorruptFrameError for a size that no sender has reason to announce."""
+        """Raise CorruptFrameError at a size that is above its limit, negative or no multiple of 8.
+
+        Args: sizes: the size of each source's message.
+        """
         for source, size, limit in zip(self.sources, sizes, self.max_nbytes, strict=True):
             if not 0 <= size <= limit or size % 8:
                 raise CorruptFrameError(f"{size} bytes announced, at most {limit}", rank=source)
@@ -112,7 +115,7 @@ def _is_there(wanted: Round, rank: int, mail: dict[tuple[int, int], deque[Tensor
 
 
 def _sizes(wanted: Round, messages: Sequence[Tensor]) -> list[int]:
-    """Return the size of each source's message, 0 where none comes, after a check of them."""
+    """Return the size of each source's message, checked; 0 where none comes."""
     limits = wanted.max_nbytes if wanted.nbytes is None else wanted.nbytes
     sizes, coming = [], iter(messages)
     for limit in limits:

@@ -2,7 +2,7 @@
 
 On a CPU nothing happens here. Tensors are allocated on the stream that writes them. Where another
 stream reads them, the allocator is told (record_stream), so that it does not reuse the memory
-before that.
+before the read is over.
 Source: torch's notes on CUDA semantics. Not run on a GPU so far.
 """
 
@@ -23,9 +23,9 @@ def side_stream(device: torch.device, *given: Tensor, use: Use = "rows") -> Iter
 
     Args:
         device: the device; on a CPU the context does nothing.
-        given: tensors of the current stream that are read or written within; if there are any, the
-            side stream first waits for what the current stream was given to do so far.
-        use: which of the side streams.
+        given: tensors of the current stream that the context reads or writes. If there are any,
+            the side stream first waits for the work that the current stream has so far.
+        use: name of the side stream.
     """
     if device.type != "cuda":
         yield
@@ -55,7 +55,7 @@ def join(device: torch.device, *made: Tensor) -> None:
 def sizes_stream(device: torch.device) -> Iterator[None]:
     """Launch what runs in this context on a stream that waits for no other.
 
-    It is for what the host waits for, and which needs nothing that other streams still compute.
+    Use it for results that the host waits for and that depend on no work of other streams.
     """
     if device.type != "cuda":
         yield

@@ -1,8 +1,9 @@
-"""All-reduce of table gradients in which most rows are zero: only rows that some rank touched.
+"""All-reduce of table gradients whose rows are mostly zero: only touched rows are sent.
 
-Ranks first tell one another which rows of their gradients have a value other than zero, one bit a
-row. The rows in the union are packed and all-reduced like a dense bucket. Rows that no rank touched
-are zero everywhere and stay so. On a GPU the host waits once, for the number of rows in the union.
+A rank touched a row if its gradient of the row has a value other than zero. Ranks first tell one
+another which rows they touched, one bit a row. The rows that some rank touched, the union, are
+packed and all-reduced like a dense bucket. The others are zero everywhere and stay so. On a GPU the
+host waits once, for the number of rows in the union.
 
 Knows: rows, reductions. Does not know: DDP, codecs.
 Shapes: R rows of all tables of a bucket, E values; N ranks.

@@ -32,8 +32,8 @@ from trec_qcomm.core.checks import DeferredChecks, deferring
 def run_round(pg: dist.ProcessGroup, wanted: Round) -> ReceivedMessages:
     """Send and receive what a round asks for, and block until all of it is done.
 
-    Raises: CorruptFrameError: a size that no sender has reason to announce.  RuntimeError: a peer
-        is lost or the group's timeout is over.
+    Raises: CorruptFrameError: a size that `Round.check_sizes` refuses.  RuntimeError: a peer is
+        lost or the group's timeout is over.
     """
     sizes = _exchanged_sizes(pg, wanted) if wanted.nbytes is None else list(wanted.nbytes)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8)
@@ -89,7 +89,7 @@ class Transport:
         """Run the rounds after those of earlier calls.
 
         Args:    rounds: the collective, which writes `result`.
-                 on_wire_s: is told the seconds of each round.
+                 on_wire_s: function that is called with the seconds of each round.
         Returns: a future of `result`, or of a RuntimeError whose text names what went wrong, such
                  as a CorruptFrameError. After an error nothing runs any more, as ranks would pair
                  up the wrong messages.
@@ -133,9 +133,9 @@ class DeviceTransport:
         """Connect the ranks; all of them call it together.
 
         Args:
-            pg: the ranks; all launch whatever else they launch on it in the same order.
+            pg: the ranks. They must launch all their operations on it in the same order.
             device: the GPU.
-            checks: collects errors in frames.
+            checks: collector of the errors in frames.
         """
         self.pg, self._device, self._checks = pg, device, checks
         self._broken: Exception | None = None
@@ -148,7 +148,7 @@ class DeviceTransport:
         """Launch the rounds after those of earlier calls.
 
         Args:    rounds: the collective, which reads and writes `result`.
-                 on_wire_s: is told the seconds that launching each round took.
+                 on_wire_s: function that is called with the seconds that launching a round took.
         Returns: a future of `result`, whose `wait` makes the current stream wait.
         Raises:  CorruptFrameError: bad frames, also those of earlier collectives.
                  RuntimeError: an earlier collective failed; nothing is launched any more.
@@ -210,4 +210,4 @@ def _drive(
 def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job  # it holds the transport
+        del job  # while this thread waits, it would keep the transport from being freed

@@ -59,10 +59,10 @@ class GradientRule(AllReduceRule):
         min_numel: smallest parameter that is coded. Smaller ones are sent as float32, and so are
             the values of a parameter behind its last whole block.
         error_feedback: whether what the codec kept back is added to the next step's gradients.
-        refresh: finder of the codec's threshold while training; None keeps the codec's own.
+        refresh: rule that finds the codec's threshold while training; None keeps the codec's own.
         scope: `layer` finds a threshold for each parameter, `global` one for all together.
-        on_resize: what a resumed run of another world size does with what was kept back: `sum`
-            goes on with the sum over all ranks, `reset` with nothing.
+        on_resize: use of what was kept back, in a resumed run of another world size: `sum` goes on
+            with the sum over all ranks, `reset` with nothing.
     """
 
     block: int = 128

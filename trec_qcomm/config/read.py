@@ -14,7 +14,7 @@ Errors name file, field and allowed values.
         refresh: {every: 1000, density: 0.1}    # optional: topk's threshold, see control.threshold
     dense:                        # optional: the all-reduce of the replicated part's gradients
       codec: {codec: rowwise, bits: 4}
-      error_feedback: true        # and what else a GradientRule has
+      error_feedback: true        # and the other fields of a GradientRule
     data_parallel:                # optional: the all-reduce of DATA_PARALLEL tables' gradients
       codec: {codec: cast, dtype: bf16}
     seed: 0                       # seed of stochastic rounding
@@ -160,7 +160,7 @@ def _checked_keys(
     return dict(data)
 
 
-# Errors that reading a file raises; PyYAML has more of them than YAMLError.
+# Errors that reading a file raises. PyYAML raises others besides YAMLError.
 _UNREADABLE = (
     OSError,
     yaml.YAMLError,

@@ -33,7 +33,7 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class HopCodecs:
-    """Codecs of one hop.
+    """Codecs of one hop of a two-level sharding.
 
     Args:
         forward: codec of the rows.
@@ -52,18 +52,19 @@ class TableRule:
     """Rule of the embedding exchanges of all tables that match one of the patterns.
 
     Args:
-        tables: one shell pattern (`*`, `?`, `[..]`), case-sensitive, or a sequence of them; a
-            tuple afterwards.
+        tables: one shell pattern (`*`, `?`, `[..]`), case-sensitive, or a sequence of them. It is
+            kept as a tuple.
         forward: codec of the rows.
         backward: codec of the gradients of the rows.
         intra: codecs of the hop inside a node, which only table_row_wise and grid_shard tables
             have; `forward` and `backward` are then the codecs of the hop between nodes.
-        unique_bags: whether equal bags of a batch are looked up and sent once. This is exact; True
-            is an error where it would not be, "auto" uses it where it is and where bags repeat.
+        unique_bags: whether equal bags of a batch are looked up and sent once. Results stay exact:
+            where they would not, True is an error. "auto" merges only where results stay exact and
+            enough bags repeat.
         schedule: factor of the error bound of `forward`, step by step.
-        classes: finder of the error bound of `forward`, table by table, from the rows that each
-            rank sends.
-        refresh: finder of the threshold of a `forward` that is topk, from the same rows.
+        classes: rule that finds the error bound of `forward` for each table, from the rows that
+            each rank sends.
+        refresh: rule that finds the threshold of a `forward` that is topk, from the same rows.
     """
 
     tables: Sequence[str]

@@ -16,8 +16,8 @@ class Config:
     """Settings of compressed communication for one model.
 
     Args:
-        embedding: a sequence of rules of the embedding exchanges, a tuple afterwards; for each
-            table the first rule with a pattern that matches holds.
+        embedding: rules of the embedding exchanges, kept as a tuple. For each table the first rule
+            with a pattern that matches holds.
         dense: rule of the gradients of the replicated part; None leaves them to DDP.
         data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
         seed: seed of stochastic rounding, 0..2^63 - 1.

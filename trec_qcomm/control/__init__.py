@@ -1,1 +1,1 @@
-"""Control: rules from numbers to tolerances and choices. No process groups, no TorchRec."""
+"""Rules that set tolerances and choose codecs. They know no process groups and no TorchRec."""

@@ -18,7 +18,7 @@ from trec_qcomm.core.segments import Masks, Segments
 from trec_qcomm.wire.frame import overhead_nbytes
 
 FLOAT32_NBYTES = 4
-MEASURED_NBYTES = 2**23  # bytes of float32 rows in a call, as of a few tables; beyond the caches
+MEASURED_NBYTES = 2**23  # float32 bytes of rows in a call: a few tables, more than caches hold
 MEASURED_REPEATS = 7
 
 
@@ -26,7 +26,7 @@ MEASURED_REPEATS = 7
 class Throughput:
     """Speed of a codec on one device.
 
-    Args: encode_gb_s, decode_gb_s: GB/s of float32 rows, > 0; math.inf is a codec that is free.
+    Args: encode_gb_s, decode_gb_s: GB/s of float32 rows, > 0; math.inf if it takes no time.
     """
 
     encode_gb_s: float
@@ -85,8 +85,8 @@ def wire_nbytes(codec: Codec, num_rows: tuple[int, ...], dim: int) -> int:
 def measure_throughput(codec: Codec, dim: int) -> Throughput:
     """Measure the codec on one thread of this machine's CPU, on 8 MiB of normal rows.
 
-    The result is the median of 7 calls. It is measured once a process for each codec and dim, which
-    takes some 0.1 s, and the compilation.
+    The result is the median of 7 calls. It is measured once a process for each codec and dim. That
+    takes about 0.1 s, after the time to compile.
     """
     key = (codec, dim)
     if key not in _throughputs:

@@ -99,9 +99,10 @@ class OnlineErrorBounds:
             bounds.observe(table, homogenization_index(rows, bound=bounds.classes.base))
         tolerances = bounds.bounds()[table_of_segment]
 
-    A table is tight until it is measured. Then its bound is tightened as soon as the index asks for
-    it, and loosened only when the index is above the threshold by `margin`. So an index that moves
-    back and forth across a threshold ends with the smaller bound.
+    A table is tight until it is measured. Its first index sets its class. Later its bound is
+    tightened as soon as the index asks for it, and loosened only when the index is above the
+    threshold by `margin`. So an index that moves back and forth across a threshold ends with the
+    smaller bound.
     """
 
     def __init__(self, tables: Sequence[str], classes: OnlineClasses) -> None:
@@ -125,7 +126,7 @@ class OnlineErrorBounds:
             raise ValueError(f"table {table!r} is not one of {', '.join(self.tables)}")
         asked = self.classes.of_index(index)
         current = self._measured.get(table, BoundClass.LOOSE)
-        if asked > current:  # to loosen, the index must ask for it minus the margin, too
+        if asked > current:  # loosen only as far as the index less the margin asks for
             asked = max(current, self.classes.of_index(max(0.0, index - self.classes.margin)))
         self._measured[table] = asked
 

@@ -32,7 +32,7 @@ def homogenization_index(rows: Tensor, *, bound: float) -> float:
 
     Args:
         rows: [n, D] float32, n >= 1; equal rows count once, NaN and inf count like other values.
-        bound: 0..1, a fraction of max - min over the finite values.
+        bound: fraction of max - min over the finite values, above 0 and below 1.
     Numerics: codes are round(x / step) in float64, step = 2 bound (max - min); the codec's codes
         may differ for values next to the middle between two codes.
     Raises: ValueError: another shape, dtype or bound.

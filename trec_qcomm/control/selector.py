@@ -33,7 +33,7 @@ class Measurement:
 
     Args:
         compression_ratio: float32 bytes / encoded bytes, frame headers excluded, > 0.
-        throughput: speed; math.inf for a codec that is free.
+        throughput: speed of encoding and decoding; math.inf if the codec takes no time.
     """
 
     compression_ratio: float

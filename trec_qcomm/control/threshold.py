@@ -18,7 +18,7 @@ _LEAST = 2.0**-126  # the threshold where the quantile is 0, so that zeros are n
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdRefresh:
-    """Rule that updates the threshold of a table.
+    """Rule that updates the threshold of a table or of gradients.
 
     Args:
         every: steps between two updates, >= 1.
@@ -80,7 +80,7 @@ class SampledThreshold:
         return {"threshold": torch.tensor(value, dtype=torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`. Raises ValueError: not a threshold."""
+        """Continue from `state`. Raises ValueError: its number is not a threshold > 0."""
         value = float(state["threshold"])
         if value <= 0 or math.isinf(value):
             raise ValueError(f"threshold: {value!r} is not a number > 0")

@@ -1,9 +1,9 @@
 """Errors that kernels find in bytes on a GPU, and when they are raised.
 
 A kernel notes the first bad segment in the device's memory. By default the op waits for the note
-and raises at once. Within `deferring()`, where nothing may wait, `DeferredChecks.raise_found`
-raises it; the caller calls that until nothing is pending. Once an error was raised, each later call
-raises it again: values that were decoded from bad bytes stay bad.
+and raises at once. Within `deferring()` the host must not wait, and `DeferredChecks.raise_found`
+raises the error later; the caller calls that until nothing is pending. Once an error was raised,
+each later call raises it again: values that were decoded from bad bytes stay bad.
 """
 
 import threading
@@ -18,7 +18,7 @@ from torch import Tensor
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.transfer import Download
 
-MakeError = Callable[[int], CorruptFrameError]  # from the number of the bad segment
+MakeError = Callable[[int], CorruptFrameError]  # takes the number of the bad segment
 Rename = Callable[[CorruptFrameError], CorruptFrameError]
 
 _this_thread = threading.local()
@@ -32,11 +32,11 @@ class DeferredChecks:
         self._error: Callable[[], CorruptFrameError] | None = None
 
     def add(self, first: Tensor, error: MakeError) -> None:
-        """Wait later for the result of a check.
+        """Add a check whose result is still on the device; `raise_found` reads it later.
 
         Args:
             first: [1] int32 that the current stream writes, the number of the first bad segment.
-            error: makes the error from that number.
+            error: function that makes the error from that number.
         """
         if self._error is None:
             self._pending.append((Download(first), error))
@@ -53,7 +53,8 @@ class DeferredChecks:
                 self._error = partial(error, first)
                 self._pending.clear()
         if self._error is not None:
-            raise self._error()  # a new object: a traceback would hold the tensors of its frames
+            # A new object each time: the traceback of a kept one would keep tensors alive.
+            raise self._error()
 
 
 @contextmanager
@@ -71,7 +72,7 @@ def deferring(checks: DeferredChecks) -> Iterator[None]:
 def renaming_errors(rename: Rename) -> Iterator[None]:
     """Pass every CorruptFrameError of this context, raised now or later, through `rename`.
 
-    Args: rename: returns an error that also has the names of the rank and of the segment's table.
+    Args: rename: function that returns the error with the rank and the name of the table added.
     """
     before = getattr(_this_thread, "rename", None)
     _this_thread.rename = rename

@@ -1,10 +1,11 @@
-"""Codec: float32 rows <-> bytes, one call for a batch of segments; Contract: what it promises.
+"""Codec, the interface that turns float32 rows into bytes and back, and Contract, its promise.
 
 A codec is a frozen dataclass: its fields are its config, its repr is the call that makes it, and
-it keeps no state. It knows no table, no peer and no step: the caller does.
+it keeps no state. One call handles a batch of segments. A codec does not know tables, peers or
+steps; its caller does.
 
-The caller owns the memory. It asks `max_nbytes` and lays the segments out, and `encode` writes each
-where it is told. So fixed-size codecs write straight into the frames that are sent.
+The caller owns the memory. It asks `max_nbytes`, chooses a place for each segment, and `encode`
+writes there. So fixed-size codecs write straight into the frames that are sent.
 Shapes: S segments, W payload bytes.
 """
 
@@ -20,21 +21,21 @@ from trec_qcomm.core.segments import Encoded, Segments
 class Contract(Enum):
     """Promise about the difference between `decode(encode(x))` and x."""
 
-    EXACT = "exact"  # nothing: bit-identical, NaN payloads and signed zeros included
-    BOUNDED = "bounded"  # by at most a bound that the config states, for every finite value
-    UNBIASED = "unbiased"  # by noise whose mean over seeds is 0
-    BIASED = "biased"  # by anything else; give it error feedback where a residual exists
+    EXACT = "exact"  # no difference: bit-identical, with NaN payloads and signed zeros
+    BOUNDED = "bounded"  # at most a bound that the config states, for every finite value
+    UNBIASED = "unbiased"  # noise whose mean over seeds is 0
+    BIASED = "biased"  # any other difference; use error feedback where residuals are kept
 
 
 class MaskUse(Enum):
     """Use that a codec makes of `Segments.masks`, if it keeps only some columns of each row.
 
-    A codec says so in an attribute `mask_use`; one without it keeps all columns and ignores masks.
-    Ask with `mask_use(codec)`.
+    Such a codec has an attribute `mask_use`; one without it keeps all columns and ignores masks.
+    Callers read it by the function `mask_use`.
     """
 
-    WRITES = "writes"  # chooses columns; encode and decode note them, where there are masks
-    READS = "reads"  # codes the columns that the masks name; ValueError where there are none
+    WRITES = "writes"  # chooses columns; encode and decode write them to the masks, if given
+    READS = "reads"  # codes the columns that the masks name; ValueError without masks
 
 
 @runtime_checkable
@@ -70,7 +71,7 @@ class Codec(Protocol):
         ...
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, encoded bytes at most, and exactly where `fixed_size`.
+        """Return [S] int64, the most bytes that each segment takes; exact where `fixed_size`.
 
         All are multiples of `ALIGNMENT`.
         """
@@ -109,7 +110,7 @@ class Codec(Protocol):
 
 
 def mask_use(codec: Codec) -> MaskUse | None:
-    """Return what the codec does with masks; None: nothing, it keeps all columns."""
+    """Return how the codec uses masks, or None if it keeps all columns."""
     use: MaskUse | None = getattr(codec, "mask_use", None)
     return use
 
@@ -117,7 +118,7 @@ def mask_use(codec: Codec) -> MaskUse | None:
 def has_gpu_kernels(codec: Codec) -> bool:
     """Return whether the codec codes rows in the memory of a GPU.
 
-    A codec that does says so in an attribute `has_gpu_kernels`; one without it is for CPUs.
+    Such a codec has an attribute `has_gpu_kernels`; one without it is for CPUs.
     """
     return bool(getattr(codec, "has_gpu_kernels", False))
 

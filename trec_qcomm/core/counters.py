@@ -13,10 +13,11 @@ from trec_qcomm.core.stats import BagStats, KindStats, TableBags, TableStats
 
 
 class Traffic:
-    """Counter of one direction of one exchange since `reset`, of what goes to OTHER ranks only.
+    """Counter of what one direction of one exchange sends to OTHER ranks, since `reset`.
 
-    raw_nbytes is float32 of everything, distinct_nbytes float32 of what is sent, wire_nbytes what
-    is handed to the collective, without headers.
+    It counts three sizes of each table. raw_nbytes: all rows as float32, also those that need not
+    be sent. distinct_nbytes: the rows that are sent, as float32. wire_nbytes: the bytes that the
+    collective is given, without headers.
 
     Args:
         kind: one of core.stats.TRAFFIC_KINDS.
@@ -32,8 +33,10 @@ class Traffic:
         self.reset()
 
     def reset(self) -> None:
-        """Set everything to zero, in place: a tensor made in inference mode could not be added to
-        later."""
+        """Set everything to zero, in place.
+
+        New tensors would not do: one made in inference mode cannot be changed outside of it.
+        """
         self.num_calls = 0
         self.header_nbytes = 0
         self.raw_nbytes.zero_()
@@ -45,7 +48,7 @@ class Traffic:
         self.wire_s = 0.0
 
     def add_bytes(self, table: Tensor, sent: Tensor, wire: Tensor, header_nbytes: int) -> None:
-        """Count one call.
+        """Count the bytes of one collective call.
 
         Args:
             table: [S] int64, number of the table of each segment.
@@ -60,7 +63,10 @@ class Traffic:
         self.wire_nbytes.index_add_(0, table, wire)
 
     def add_left_out(self, table: Tensor, nbytes: Tensor) -> None:
-        """Count as raw what was not sent at all. Args: nbytes: [S] int64, float32 bytes."""
+        """Add rows that were not sent to the raw bytes.
+
+        Args: table: [S] int64, numbers of the tables.  nbytes: [S] int64, float32 bytes.
+        """
         self.raw_nbytes.index_add_(0, table, nbytes)
 
 
@@ -76,7 +82,7 @@ class BagCounts:
         self.num_sent = torch.zeros(0, dtype=torch.int64)
 
     def numbers_of(self, tables: Iterable[str]) -> Tensor:
-        """Return [..] int64, the number of each table; new ones get the next."""
+        """Return [..] int64, the number of each table; new tables get the next numbers."""
         numbers = []
         for table in tables:
             if table not in self.tables:

@@ -1,4 +1,4 @@
-"""Errors at run time. Bad configuration is a plain `ValueError` from the reader."""
+"""Errors of encoding and decoding at run time. A bad configuration is a plain `ValueError`."""
 
 
 class CorruptFrameError(RuntimeError):
@@ -8,7 +8,7 @@ class CorruptFrameError(RuntimeError):
         reason: one sentence.
         rank: the sender in the process group, or None where unknown.
         table: the table whose segment is wrong, or None where the whole frame is.
-        segment: number of the segment in the batch that was decoded, for a caller that knows names.
+        segment: number of the bad segment in the batch, from which a caller may find the table.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Segments: which rows of a buffer are coded, and where they lie; Encoded: where their bytes lie.
+"""Segments, the rows of a buffer that are coded, and Encoded, the places of their bytes.
 
 A segment is the rows that one rank sends one peer for one (table, feature, column shard). It is the
 unit of coding. Rows are read and written in the [batch, sum of dims] matrices of TorchRec, so a
@@ -67,15 +67,15 @@ class Masks:
 class Segments:
     """A batch of S segments over R coded rows of `dim` values each.
 
-    Value d of row i of segment s is `values.view(-1)[start[s] + i * stride[s] + d]`, and coded
-    row `offsets[s] + i` of the batch.
+    Value d of row i of segment s is `values.view(-1)[start[s] + i * stride[s] + d]`. Among the R
+    coded rows of the batch this row has the number `offsets[s] + i`.
 
     Args:
         offsets: [S + 1] int64 on CPU, from 0 to R, not decreasing.
         dim: D >= 1.
         start: [S] int64 on CPU, >= 0.
         stride: [S] int64 on CPU, in values, >= dim where there is more than one row.
-        masks: None, or the caller's memory for what core.codec.MaskUse says.
+        masks: the caller's memory for the columns that a codec keeps (core.codec.MaskUse), or None.
     Derived: num_rows: [S] int64.  extent: the number of values that a buffer must hold.
     Raises: ValueError: another shape, dtype or size.
     """
@@ -152,7 +152,10 @@ class Segments:
             raise ValueError(f"Segments.masks: on {self.masks.bits.device}, not {values.device}")
 
     def block(self, values: Tensor, segment: int) -> Tensor:
-        """Return the rows of one segment, a [n, D] view of `values`. For references and tests."""
+        """Return the rows of one segment, a [n, D] view of `values`.
+
+        It is for references, tests and measurements: a call for each segment is slow.
+        """
         shape = (int(self.num_rows[segment]), self.dim)
         return values.view(-1).as_strided(
             shape,

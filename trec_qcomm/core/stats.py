@@ -1,4 +1,4 @@
-"""Stats: what a rank sent to others, by kind of traffic and by table; kinds and groups of traffic.
+"""Stats, what a rank sent to other ranks, by kind of traffic and by table.
 
 Knows: numbers. Does not know: torch, so that records of a run can be read without it.
 """
@@ -51,8 +51,8 @@ class KindStats:
         header_nbytes: bytes of frame headers.
         num_calls: number of collective calls.
         wire_s: seconds blocked on the network, of all codecs together as they share one frame.
-        encode_s, decode_s: seconds by codec and dim. On CUDA, where nothing waits for the device,
-            all seconds are those that launching took.
+        encode_s, decode_s: seconds by codec and dim. On CUDA nothing waits for the device, so all
+            seconds, wire_s too, are those that launching took.
         tables: traffic by table.
     """
 
@@ -69,7 +69,10 @@ class KindStats:
 
 @dataclass(frozen=True, kw_only=True)
 class TableBags:
-    """Bags of ids of one table. Args: num_sent: bags that were sent because they differ."""
+    """Bags of ids of one table.
+
+    Args: num_bags: all bags.  num_sent: bags that were sent because they differ.
+    """
 
     num_bags: int = 0
     num_sent: int = 0
@@ -95,7 +98,7 @@ class Stats:
 
     Args:
         bags: bags of ids, where equal ones may be merged.
-        num_steps: number of training steps: of backwards that sent gradients of rows.
+        num_steps: number of training steps, counted as backward passes that sent gradients.
     """
 
     embedding_forward: KindStats = field(default_factory=KindStats)
@@ -113,13 +116,16 @@ class Stats:
         return {kind: getattr(self, kind) for kind in TRAFFIC_KINDS}
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return plain dicts by kind, with the names of KindStats; input has bags as well."""
+        """Return {kind: the fields of its KindStats}; the kind `input` also has `bags`."""
         kinds = {kind: asdict(stats) for kind, stats in self.by_kind().items()}
         kinds["input"]["bags"] = asdict(self.bags)
         return kinds
 
     def __str__(self) -> str:
-        """Return one table: KB and ms of a step by group of traffic, or of all without steps."""
+        """Return one table as text: KB and ms of each group of traffic, in a step.
+
+        Where no step was counted, the numbers are those of everything together.
+        """
         divisor = max(self.num_steps, 1)
         what = f"a step, {self.num_steps} steps" if self.num_steps else "in all"
         rows: list[tuple[str, ...]] = [_HEAD]

@@ -10,15 +10,15 @@ def upload(device: torch.device, *vectors: Tensor) -> tuple[Tensor, ...]:
         return vectors
     staged = torch.empty(sum(v.numel() for v in vectors), dtype=torch.int64, pin_memory=True)
     torch.cat(vectors, out=staged)
-    # The pinned memory is not given to anyone else before the copy is over: torch sees to that.
+    # torch's allocator does not reuse the pinned memory before the copy is over.
     on_device = staged.to(device, non_blocking=True)
     return torch.split(on_device, [vector.numel() for vector in vectors])
 
 
 class Download:
-    """Vector on its way to the CPU, behind what the current stream was given to do so far.
+    """Copy of a vector on its way to the CPU, behind the work that the current stream has so far.
 
-    Args: vector: a tensor on any device; on CPU it is there at once, in the same memory.
+    Args: vector: a tensor on any device. On CPU it is there at once, and is not copied.
     """
 
     def __init__(self, vector: Tensor) -> None:
@@ -42,5 +42,5 @@ class Download:
 
 
 def download(vector: Tensor) -> Tensor:
-    """Return a copy of the vector on CPU, after waiting for the current stream up to here."""
+    """Return the vector on CPU, after waiting for the work that the current stream has so far."""
     return Download(vector).wait()

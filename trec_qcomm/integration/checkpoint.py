@@ -1,7 +1,7 @@
 """Checkpoints of another world size, which torch.distributed.checkpoint does not load by itself.
 
-It gives a rank the names that the rank asks for, and each rank has gradient state of its own. Here
-a rank asks for the names of all ranks that wrote the checkpoint.
+It loads only the names that a rank asks for, and each rank saved its gradient state under names of
+its own. Here a rank asks for the names of all ranks that wrote the checkpoint.
 
 Knows: torch.distributed.checkpoint. Does not know: what the state means.
 """

@@ -58,7 +58,7 @@ class EmbeddingCollectives:
 
         Args:
             module: the module it belongs to, which was added before
-            name: key of its noise; a second one of that name takes over step and traffic
+            name: key of its noise; a second collective of that name takes over step and traffic
             intra: whether it is the hop inside a node, which the rules' `intra` codes
         Raises: ValueError: no pattern matches a table.
         """
@@ -100,7 +100,7 @@ class EmbeddingCollectives:
         return tolerances
 
     def _steps_of(self, module: str) -> int:
-        """Return the calls with gradients so far: each collective of a module counts them."""
+        """Return the number of a module's calls with gradients, which each collective counts."""
         counted = (c.step for c in self._by_module[module].values())
         return max(counted, default=self._loaded_steps.get(module, 0))
 
@@ -122,8 +122,8 @@ class EmbeddingCollectives:
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
-        Raises: CorruptFrameError: what frames in a GPU's memory held was wrong; it is noticed
-            late there, and no state is given out that was trained with it.
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong. That is found late, and no
+            state is returned that was trained with it.
         """
         for collective in self:
             collective.checks.raise_found(wait=True)
@@ -138,7 +138,7 @@ class EmbeddingCollectives:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`. Raises ValueError: it names a module that the model does not have.
 
-        Before the model is sharded nothing is known of that: `check_loaded_names` raises it.
+        Before the model is sharded its modules are unknown; then `check_loaded_names` raises it.
         """
         steps = {str(name): int(step) for name, step in state["steps"].items()}
         if self._by_module:

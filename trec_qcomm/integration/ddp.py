@@ -28,7 +28,9 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
     """
 
     def __init__(self, session: Session, **options: Any) -> None:
-        """Args: options: keyword arguments of TorchRec's wrapper.
+        """Make a wrapper with TorchRec's options.
+
+        Args: options: keyword arguments of TorchRec's wrapper.
         Raises: ValueError: the config has `dense`, and options an allreduce_comm_precision.
         """
         super().__init__(**options)
@@ -70,13 +72,13 @@ def _check_all_sharded(dmp: DistributedModelParallel) -> None:
 
 
 def _data_parallel_lookups(dmp: DistributedModelParallel) -> list[DistributedDataParallel]:
-    """Return the DDPs of DATA_PARALLEL tables, each once: modules around it list them, too."""
+    """Return the DDPs of DATA_PARALLEL tables, each once, although several modules list it."""
     all_lookups = [lookup for module in dmp.modules() for lookup in lookups(module)]
     return list(dict.fromkeys(x for x in all_lookups if isinstance(x, DistributedDataParallel)))
 
 
 def _count(ddp: DistributedDataParallel, traffic: Traffic, *, wire_itemsize: int = 4) -> None:
-    """Add one all-reduce for every forward that DDP will follow with one."""
+    """From now on count one all-reduce for every forward pass that DDP follows with one."""
     numel = sum(p.numel() for _, p in _synchronized_parameters(ddp))
     world_size = ddp.process_group.size()
     raw = torch.tensor([ring_nbytes(numel, world_size)])

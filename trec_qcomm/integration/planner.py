@@ -17,7 +17,7 @@ and the difference is the hop.
                       + reduce-scatter inside one   + all-gather + copy                 rule's intra
     DATA_PARALLEL     -                             all-reduce + optimizer              untouched
 
-`copy` is TorchRec's local copy after the all-gather; no codec makes it smaller, it stays.
+`copy` is TorchRec's local copy after the all-gather. No codec makes it smaller, so its price stays.
 Accuracy: frames are priced as if each table had its own (48 bytes a peer, 0.3 % of 512 rows of 32
 bytes). Decoding happens on the receivers; its time is charged to the sender's shard, which gives
 each rank the right sum when the plan is balanced. The backward of a sum encodes once and decodes
@@ -176,8 +176,9 @@ class _Hop:
 
     Args:
         num_peers: number of ranks that take part, this one included
-        num_batches: number of ranks whose rows go to each peer: inside a node those of all nodes;
-            for sequences less than 1, as a rank has a share of the rows
+        num_batches: number of ranks' batches whose rows go to each peer: the number of nodes for
+            the hop inside a node, else 1; less than 1 for row-wise sequences, of whose rows a rank
+            has a share
         is_intra: whether it is the hop inside a node
         is_sum: whether the forward adds rows up; then the backward sends all peers the same
     """
@@ -197,7 +198,7 @@ class _FreeCollectives(GeneralizedCommsBandwidth):
     def get_bw(
         self, local_world_size: int, world_size: int, collective_type: CollectiveType
     ) -> float:
-        """Return bytes/ms."""
+        """Return the bandwidth in bytes/ms; inf for a free collective."""
         if collective_type in self._free:
             return math.inf
         return float(self._real.get_bw(local_world_size, world_size, collective_type))

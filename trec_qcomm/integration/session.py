@@ -119,7 +119,7 @@ class Session:
         )
 
     def forward_params(self) -> dict[str, float]:
-        """Return the tolerance of each table's forward codec in the next step (QComm's method)."""
+        """Return the tolerance of each table's forward codec in the next step."""
         return self.collectives.forward_tolerances(self.tables)
 
     def reset_stats(self) -> None:
@@ -132,10 +132,10 @@ class Session:
         self.bags.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return EmbeddingCollectives' state, and {"gradients": {name: GradientAllReduce's}}.
+        """Return the state of the embedding collectives and, in "gradients", of each all-reduce.
 
-        Raises: CorruptFrameError: what frames in a GPU's memory held was wrong; it is noticed
-            late there, and no state is given out that was trained with it.
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong. That is found late, and no
+            state is returned that was trained with it.
         """
         state = self.collectives.state_dict()
         if self._gradients:

@@ -92,7 +92,7 @@ class ForwardTolerances:
         return tolerances
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
-        """Measure the rows that are about to be sent, for tables whose turn it is. Not fast.
+        """Measure the rows that are about to be sent, of tables that are due in this step. Slow.
 
         Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
         """
@@ -126,6 +126,6 @@ class ForwardTolerances:
 
 
 def _joined(blocks: Sequence[Tensor]) -> Tensor:
-    """Return the rows of one table as one matrix, without column shards of other widths."""
+    """Return the blocks of one table as one matrix, without those of another dim than the first."""
     dim = blocks[0].shape[1]
     return torch.cat([block for block in blocks if block.shape[1] == dim])

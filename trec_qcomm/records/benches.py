@@ -11,10 +11,10 @@ from trec_qcomm.records.record import Percentiles, Record, Scalar
 
 @dataclass(frozen=True, kw_only=True)
 class CodecRecord(Record, kind="codec"):
-    """A codec's ratio and speed. `configuration` is its name, `config` the YAML of one of ours.
+    """A codec's ratio and speed. `configuration` is its name, `config` its YAML if it is ours.
 
     Args:
-        is_ours: it is a codec of this package.
+        is_ours: whether it is a codec of this package.
         values: what was coded.
         dim: values of a row.
         threads: number of threads.
@@ -45,7 +45,7 @@ class CodecRecord(Record, kind="codec"):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRecord(Record, kind="bench"):
-    """A line of some bench's table: figures of a case.
+    """One line of a bench's table: the figures of one case.
 
     Args:
         bench: name of the bench.

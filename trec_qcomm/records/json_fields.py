@@ -23,7 +23,7 @@ class MistypedError(ValueError):
 def to_json(value: Any) -> Any:
     """Return the value as dicts, lists and scalars.
 
-    Left out are fields that are None, or empty where that is the default, and those with
+    A field is left out if it has a default and is None or empty, or if it has
     `metadata={"stored": False}`.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

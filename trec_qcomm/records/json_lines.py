@@ -68,7 +68,7 @@ def read(path: str | Path) -> list[Record]:
 def read_all(places: Iterable[str | Path]) -> list[Record]:
     """Return the records of files, and of all *.jsonl files in folders, in the order given.
 
-    Raises: ValueError: as `read`; or a place is not there, or there is no record at all.
+    Raises: ValueError: the errors of `read`; a place that is not there; no record at all.
     """
     records = [record for path in _files(map(Path, places)) for record in read(path)]
     if not records:
@@ -77,7 +77,7 @@ def read_all(places: Iterable[str | Path]) -> list[Record]:
 
 
 def parse_line(line: str, origin: Origin) -> Record:
-    """Return the record of one line. Raises ValueError: it is none; it names the origin."""
+    """Return the record of one line. Raises ValueError, which names the origin: it is no record."""
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:

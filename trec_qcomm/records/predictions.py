@@ -1,4 +1,4 @@
-"""Records of a model of a step: predictions beside measurements, clusters, break-even links."""
+"""Records of predicted steps: beside measured ones, on clusters, and links that break even."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ValidationRecord(Record, kind="validation"):
     Args:
         num_hosts, rate: the network that was measured, see NetworkRecord.
         predicted_s, measured_s: seconds of a step.
-        is_fitted: the fit has seen this measurement.
+        is_fitted: whether the model was fitted to this measurement, too.
         fit: the fitted numbers.
     """
 
@@ -59,8 +59,9 @@ class BreakEvenRecord(Record, kind="break_even"):
     Args:
         against: name of the other configuration.
         num_gpus, plan: size of the cluster, and sharding of all tables.
-        pays: on links below network_gbit_s, always, or never.
-        network_gbit_s: Gbit/s of a GPU's link; None but for "below".
+        pays: links on which it is faster: those below network_gbit_s, all ("always"), or none
+            ("never").
+        network_gbit_s: Gbit/s of a GPU's link; None unless `pays` is "below".
         assumed: options that were not measured.
     """
 

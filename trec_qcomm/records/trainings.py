@@ -15,7 +15,7 @@ Metrics = Mapping[str, float]  # by name: ne (normalized entropy), logloss, auc,
 
 
 class Measured(Protocol):
-    """What a record takes from a `QComm`."""
+    """The methods of a `QComm` that a record calls."""
 
     def stats(self) -> Stats:
         """Return the traffic since the last reset."""
@@ -30,7 +30,7 @@ class TableTraffic:
 
     Args:
         forward, backward: bytes of its rows and of their gradients, without frame headers.
-        num_bags: bags of ids that there were; 0 where none are merged.
+        num_bags: bags of ids before equal ones are merged; 0 where none are.
         num_sent: bags that were sent.
         tolerances: error bound or threshold at the end of the training, one for each rank that
             sent rows of this table and has one.
@@ -51,14 +51,14 @@ class TrainingRecord(Record, kind="training"):
         steps: number of training steps.
         num_ranks: number of ranks.
         losses: training loss of each step, the mean over ranks.
-        metrics: metrics of the test, with the codecs on (of plain TorchRec: as it is).
+        metrics: metrics of the test, with the codecs on; plain TorchRec has no codecs.
         metrics_exact: metrics of the test with the codecs off, in `qcomm.bypass()`.
-        progressive_logloss: mean of the losses, each of rows not seen before.
+        progressive_logloss: mean of the losses, each taken on samples not trained on before.
         step_s: seconds of a step.
         traffic: bytes that a rank sends in a step, by kind of traffic.
         tables: traffic of each table.
         shardings: number of tables of each sharding type.
-        run: name that the progress records of this training bear, too.
+        run: name of this training, which its progress records have, too.
     """
 
     steps: int
@@ -95,7 +95,7 @@ class TrainingRecord(Record, kind="training"):
         Config and traffic are read from `qcomm`; the environment is this process's.
 
         Args:
-            qcomm: the training's QComm; None of plain TorchRec.
+            qcomm: the training's QComm; None for plain TorchRec.
             name: name of the configuration; two trainings of one setup are compared by it.
             losses: training loss of each step.
             metrics: metrics of the test; figures of quality read "ne".
@@ -132,7 +132,7 @@ class ProgressRecord(Record, kind="progress"):
         loss: mean loss of the steps since the record before.
         step_s: seconds of these steps.
         traffic: bytes that this rank has sent since the training began, by kind of traffic.
-        is_interrupted: the training was told to stop after this step.
+        is_interrupted: whether the training was told to stop after this step.
     """
 
     step: int
@@ -155,11 +155,11 @@ class NetworkRecord(Record, kind="network"):
         step_s: seconds of a step of the slowest host.
         sent_nbytes, sent_packets: what the kernel counted in a step, one number a host.
         traffic: what the collectives were given in a step, by kind of traffic, one for each host;
-            None of plain TorchRec.
+            None for plain TorchRec.
         breakdown_s: seconds of each part of a step, the mean over hosts.
         metrics: metrics of the test, with the codecs on.
         losses: training loss of each step.
-        progressive_logloss: mean of the losses, each of rows not seen before.
+        progressive_logloss: mean of the losses, each taken on samples not trained on before.
     """
 
     num_hosts: int
@@ -182,7 +182,7 @@ class SeedTraining:
 
     Args:
         metrics, metrics_exact: metrics of the test with the codecs on, and off.
-        progressive_logloss: mean loss over all steps, each of rows not seen before.
+        progressive_logloss: mean of the losses, each taken on samples not trained on before.
     """
 
     steps: int

@@ -39,7 +39,7 @@ _REASONS = {
 }
 
 
-# For each word of 8 bytes of a header, what is wrong where it differs.
+# What is wrong if a word differs, for each of the four words of 8 bytes of a header.
 _WORDS = (
     "magic, version or number of the call differ: no frame, or the ranks are out of step",
     "the sender's tables, dims or order differ from this rank's",
@@ -50,7 +50,9 @@ _WORDS = (
 
 @dataclass(frozen=True, eq=False)
 class Announced:
-    """Content of the segment tables of frames, as their senders announced it.
+    """Codec and size of each segment of some frames, known before the frames are read.
+
+    The senders announced them, or they are computed, where all codecs are of fixed size.
 
     Args: codecs, nbytes: [S] int64 each, wire ids and sizes.
     """
@@ -133,11 +135,11 @@ def unseal(
         num_rows: [S] int64, the rows that this rank expects.
         ranks: the P senders, for errors.
         tables: S names, for errors.
-        announced: what the segment tables must say, where that is known. On a GPU it must be
-            known, as the host does not wait to read the frames.
+        announced: what the segment tables must say. Needed on a GPU, where the host does not read
+            the frames; not used on a CPU.
     Returns: the segments' bytes in place, and [S] int64 wire ids of their codecs.
-    Raises: CorruptFrameError: a frame that breaks FORMAT.md or belongs to another batch; on a GPU
-        when core.checks says.
+    Raises: CorruptFrameError: a frame that breaks FORMAT.md or belongs to another batch. On a GPU
+        it may be raised later, see core.checks.
     """
     if buffer.numel() != sum(frame_nbytes):
         raise CorruptFrameError(f"{buffer.numel()} bytes where {sum(frame_nbytes)} were due")
@@ -163,9 +165,10 @@ def unseal(
 
 
 def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encoded, list[int]]:
-    """Close the gaps that upper bounds left, so that frames of the true sizes lie in a row.
+    """Close the gaps between segments that take fewer bytes than their upper bounds.
 
-    On a CPU payload moves within its buffer, on a GPU to a new one. Frames keep their order.
+    Then the frames have their true sizes and lie one after the other, in the same order. On a CPU
+    payload moves within its buffer, on a GPU to a new one.
 
     Returns: the segments at their new places, and the P frame sizes.
     """
@@ -190,7 +193,7 @@ def _fields(
     layouts: Sequence[int],
     call: int,
 ) -> tuple[Any, ...]:
-    """Return the arguments that all kernels take."""
+    """Return the arguments that all kernels take, as numpy arrays and the call's 16 bits."""
     vectors = (np.asarray(v, np.int64) for v in (frame_nbytes, segments_per_frame, layouts))
     return (*vectors, call % 2**16)
 
@@ -234,7 +237,7 @@ def _gpu() -> Any:
 
 
 def checksum(frame: Tensor) -> int:
-    """Return the checksum of one frame, in plain torch: the definition.
+    """Return the checksum of one frame, in plain torch. The kernels must agree with it.
 
     Args: frame: [W] uint8, W a multiple of 4; bytes 24..31 count as 0.
     """

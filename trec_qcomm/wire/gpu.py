@@ -1,8 +1,8 @@
-"""Frames in the memory of a GPU: the same bytes as cpu.py writes, and nothing waits.
+"""Kernels of frame.py for the GPU. They write the same bytes as cpu.py, and the host never waits.
 
-The host knows what a header says and writes it (cpu.write_headers). Here the header is put in front
-of its payload, or compared with the header that was received. Only checksums and moves need
-kernels.
+The host knows what each header must say and writes it (cpu.write_headers). On the GPU the header is
+copied in front of its payload, or compared with the header that was received. Only checksums and
+moves need kernels of ours; torch does the rest.
 Shapes: P frames that are not empty, W bytes in all, H words of 8 bytes in all their headers.
 """
 

@@ -117,7 +117,7 @@ def ring_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
 
 
 class Reduction:
-    """All-reduces of one rank, and what it keeps from one to the next."""
+    """All-reduces of one rank, with the residuals and chunks that it keeps between them."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class Reduction:
             options: settings, the same on all ranks.
             rank, world_size: this rank, and N.
             traffic: counters of one table, for what is sent.
-            numels: sizes of the parameters that state names from the beginning.
-            tolerances: rule that sets the codec's tolerance; None: the config's holds.
+            numels: sizes of the parameters whose residuals the state has from the beginning.
+            tolerances: rule that sets the codec's tolerance; None leaves it as the config has it.
         """
         self.options, self.rank, self.world_size = options, rank, world_size
         self.traffic, self.tolerances = traffic, tolerances
@@ -162,8 +162,8 @@ class Reduction:
             parameters: P shapes, in the bucket's order.
             bucket: [E] float32, contiguous, on CPU, or on a GPU where the codec is of fixed size;
                 E is the sum of the parameters' numels, and may be 0.
-            exact: send float32 and leave residuals alone.
-            once: whether these parameters will not come again with these sizes.
+            exact: whether to send float32 and leave residuals alone.
+            once: whether these shapes will not come again, so that their chunks need not be kept.
         Raises: ValueError: another dtype, device or size.
         """
         if bucket.dtype != torch.float32 or bucket.device.type not in ("cpu", "cuda"):

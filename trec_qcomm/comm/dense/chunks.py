@@ -33,7 +33,8 @@ class Coding:
     Args:
         codec: codec of the blocks.
         exact: codec of the rest, of fixed size.
-        min_numel: least number of values of a parameter that is coded; smaller ones go exactly.
+        min_numel: least number of values of a parameter that is coded; smaller ones are sent by
+            `exact`.
     """
 
     codec: Codec
@@ -232,5 +233,5 @@ class BucketChunks:
             layouts=[zlib.crc32(repr(list(group)).encode(), self.fingerprint) for group in groups],
             codecs=dict.fromkeys(self.names, coding.codec) | exact,
             table_numbers=numbers | {name + _REST: p for name, p in numbers.items()},
-            rank=-1,  # every frame goes to another rank
+            rank=-1,  # no frame stays on this rank
         )

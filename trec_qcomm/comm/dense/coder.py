@@ -60,7 +60,8 @@ class MessageCoder:
     """Encoder and decoder of one rank's messages in one all-reduce of one bucket.
 
     Attributes: sent_nbytes, header_nbytes: bytes that its rounds send, and how many of them are
-        headers and sizes.  traffic: largest errors by parameter; its bytes do not count.
+        headers and sizes.  traffic: counters of the largest errors, by parameter; their bytes are
+        not used.
     """
 
     def __init__(
@@ -97,8 +98,7 @@ class MessageCoder:
     def send(
         self, values: Tensor, span: ChunkSpan, site: str, *, noise_group: int | None = None
     ) -> list[Message]:
-        """Encode that span of `values` [E] with its residual, and put what receivers will decode
-        in its place.
+        """Encode a span of `values` [E] with its residual, and replace it by what receivers decode.
 
         Args:    site: the place of the algorithm that encodes; residuals are kept by it.
                  noise_group: ranks of one group draw the same noise of stochastic rounding; None:
@@ -169,8 +169,8 @@ class MessageCoder:
     ) -> None:
         """Decode the frames to their places in `out`.
 
-        Raises: CorruptFrameError: naming the sender and the parameter; on a GPU when core.checks
-            says.
+        Raises: CorruptFrameError: naming the sender and the parameter. On a GPU it may be raised
+            later, see core.checks.
         """
         announced = None
         if frame.is_on_gpu(received.buffer):

@@ -43,9 +43,9 @@ def stage_site(stage: int) -> Site:
 
 
 def owed(sites: Mapping[Site, Tensor]) -> Tensor:
-    """Return [n], what one rank's residuals of a parameter owe to the means that follow.
+    """Return [n], what one rank's residuals of a parameter will add to the means that follow.
 
-    The residual of a stage counts once for all ranks of its group.
+    All 2^stage ranks of a group hold the same residual of a stage, so it is divided among them.
 
     Args: sites: the residual [n] at each site, one or more.
     """
@@ -64,17 +64,17 @@ class ErrorFeedback:
 
         Args:
             sites: the places where the algorithm encodes on this rank.
-            numels: sizes of the parameters that `state_dict` names from the beginning; others
-                follow when they are met.
+            numels: sizes of the parameters that `state_dict` names from the beginning. It names
+                others after their first bucket.
         """
         self._sites = tuple(sites)
-        self._kept: dict[str, dict[Site, Tensor]] = {}  # by parameter, where no bucket has them
+        self._kept: dict[str, dict[Site, Tensor]] = {}  # by parameter, until a bucket takes them
         for name, numel in (numels or {}).items():
             self._kept[name] = {site: torch.zeros(numel) for site in self._sites}
         self._buckets: dict[tuple[str, ...], BucketResiduals] = {}
 
     def for_bucket(self, chunks: BucketChunks) -> "BucketResiduals":
-        """Return the residuals of a bucket. Other buckets lose those of the same parameters."""
+        """Return the residuals of a bucket, taken from buckets that had its parameters before."""
         residuals = self._buckets.get(chunks.names)
         if residuals is None:
             names = set(chunks.names)
@@ -97,7 +97,7 @@ class ErrorFeedback:
     def load_state_dict(self, state: Mapping[str, Mapping[Site, Tensor]]) -> None:
         """Continue from `state`, on any device.
 
-        What sites of another algorithm owe moves to this algorithm's sites.
+        Residuals of another algorithm's sites are summed up (`owed`) and go to CONTRIBUTION.
 
         Raises: ValueError: a parameter that was named before and has another size now.
         """
@@ -169,7 +169,7 @@ class BucketResiduals:
         return [(p.start - span.begin, p.end - span.begin) for p in pieces if p.name not in got]
 
     def _mask(self, not_zero: Tensor, span: ChunkSpan) -> Tensor:
-        """Return [numel] bool: true for values of parameters all of whose pieces are zero.
+        """Return [numel] bool, true at values of parameters whose pieces in the span are all zero.
 
         Args: not_zero: [number of pieces in the span] bool.
         """

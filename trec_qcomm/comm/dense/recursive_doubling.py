@@ -1,10 +1,10 @@
-"""Recursive doubling: in log2 M stages pairs of ranks exchange all values, twice as far each time.
+"""Recursive doubling all-reduce: pairs of ranks exchange all values, twice as far in each stage.
 
-M is the largest power of two that is not above N. Rank M + i first sends its values to rank i,
-which adds them to its own. At stage k ranks r and r xor 2^k exchange what they have, encoded, and
-both add the two decoded messages. The ranks of a group of 2^k hold equal bits before that stage and
-encode them alike. At the end rank i sends rank M + i the last two messages, so that it adds the
-same bits.
+M is the largest power of two that is not above N, and there are log2 M stages. Rank M + i first
+sends its values to rank i, which adds them to its own. At stage k ranks r and r xor 2^k exchange
+what they have, encoded, and both add the two decoded messages. The ranks of a group of 2^k hold
+equal bits before that stage and encode them alike. At the end rank i sends rank M + i the last two
+messages, so that it adds the same bits.
 
 Knows: ranks. Does not know: codecs, process groups, residuals.
 Quantizations of a value: log2 M, and 1 more for ranks M and up. With |error| <= e each, the error

@@ -20,7 +20,7 @@ from trec_qcomm.comm.rows.layout import first_columns, in_matrix, packed, side_b
 class PooledAllToAll(PooledCollective):
     """Exchange of table-wise and column-wise shardings, and of two-level ones between nodes.
 
-    `start` takes [B, D_rank] and its result is [B_rank, D], owner by owner.
+    `start` takes [B, D_rank] and its result is [B_rank, D], whose columns lie owner by owner.
     """
 
     def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
@@ -49,7 +49,7 @@ class PooledAllToAll(PooledCollective):
         exact: bool = False,
         gradient_divisor: int = 1,
     ) -> PendingRows:
-        """Launch with a batch size of its own for every feature.
+        """Launch the exchange of a batch in which every feature has a batch size of its own.
 
         Args:
             rows: [N] float32: for each rank, for each of this rank's blocks, that rank's rows.

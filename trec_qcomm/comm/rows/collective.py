@@ -1,10 +1,10 @@
-"""RowCollective: what every exchange of rows has: two autograd nodes, codecs, noise, counters.
+"""RowCollective, the base of all exchanges of rows: two autograd nodes, codecs, noise, counters.
 
 `start` of a subclass launches the exchange and `wait` ends it. In backward `wait`'s node launches
 the reverse exchange and `start`'s node ends it, as in TorchRec, so that whatever runs in between
 overlaps with the network. All four steps are named in profiler traces.
 
-On a GPU encoding and decoding run on a stream of their own, and nothing waits for the kernels that
+On a GPU encoding and decoding run on a stream of their own. Nothing waits for the kernels that
 check received frames: an error that they find is raised by a later exchange, or by
 `RowCollective.checks`.
 
@@ -81,7 +81,8 @@ class RowCollective(ABC):
         seed: the config's seed of stochastic rounding; ranks, steps and directions draw different
             noise from it.
         measure_error: whether to record max_abs_err, at the price of decoding what is sent.
-        tolerances: rule that sets the tolerances of the forward codecs; None: the config's hold.
+        tolerances: rule that sets the tolerances of the forward codecs; None leaves them as the
+            config has them.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class RowCollective(ABC):
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.rank, self.world_size = pg.rank(), pg.size()
-        self._global_rank = dist.get_rank()  # groups of other ranks may use the same name
+        # It keys the noise, because groups of other ranks may use the same name.
+        self._global_rank = dist.get_rank()
         self.step = 0  # number of calls with gradients so far; part of the state
         self._num_evaluations = 0  # calls without gradients; they do not change training's noise
         self._num_exchanges = 0  # in both directions; the ranks must agree
@@ -118,7 +120,7 @@ class RowCollective(ABC):
         """Return the plan of this kind of exchange."""
 
     def _owners_to_samples(self, codecs: DirectionCodecs, *, num_summands: int = 1) -> ExchangePlan:
-        """Plan frames in which every rank sends each its own blocks, and gets gradients back."""
+        """Return a plan in which every rank sends its own blocks to all and gets gradients back."""
         rank, size = self.rank, self.world_size
         owned, sampled = [rank] * size, range(size)  # the owner of the blocks in each frame
         return ExchangePlan(
@@ -334,7 +336,7 @@ class _RowExchange:
 
 
 class _Launch(Function):
-    """Forward: send rows, return a token. Backward: receive their gradients."""
+    """Autograd node that sends rows and returns a token; backward receives the gradients."""
 
     @staticmethod
     def forward(ctx: Any, call: _RowExchange, rows: Tensor) -> Tensor:
@@ -353,7 +355,7 @@ class _Launch(Function):
 
 
 class _Collect(Function):
-    """Forward: receive rows. Backward: send their gradients."""
+    """Autograd node that receives rows; backward sends their gradients."""
 
     @staticmethod
     def forward(ctx: Any, call: _RowExchange, token: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ class ExchangePlan:
     Args:
         forward_sent, forward_received: the rows.
         backward_sent, backward_received: the gradients of the rows.
-        mirrored: backward's segments are forward's, in order: segment s of what is sent back
-            holds the gradients of segment s of what was received. So the columns that were kept of
-            a segment in forward (core.codec.MaskUse) are known to both ends in backward.
+        mirrored: whether backward's segments are forward's, in order: segment s of what is sent
+            back holds the gradients of segment s of what was received. Then both ends know in
+            backward which columns of a segment were kept in forward (core.codec.MaskUse).
     """
 
     forward_sent: FramePlan

@@ -1,7 +1,7 @@
 """Layout: which rank owns which columns, and where a rank's rows lie in a buffer.
 
-Each function below stands for one order of rows in a buffer. It returns `Places`: num_rows, start
-and stride as core.segments.Segments has them, [S] int64 each.
+Each function below that returns `Places` stands for one order of rows in a buffer. Places are
+num_rows, start and stride, as core.segments.Segments has them, [S] int64 each.
 Shapes: S segments in P frames.
 """
 
@@ -35,9 +35,7 @@ class FeatureShard:
 
 @dataclass(frozen=True)
 class Layout:
-    """The blocks (shards of features) of every rank, in the order of its columns.
-
-    Equal on all ranks.
+    """Columns of every rank: its blocks (FeatureShards), in order. It is equal on all ranks.
 
     Args: blocks: one tuple per rank of the process group.
     """
@@ -77,8 +75,9 @@ class Layout:
         """Plan frames that hold the blocks of these owners, one frame an owner.
 
         Args:
-            owners: `rank` P times, for rows that it owns and sends or gets gradients of; each rank
-                once, for rows that it receives or sends gradients of.
+            owners: for each of P frames, the rank whose blocks it holds. For rows that this rank
+                sends, and gradients that it receives, that is always this rank; for rows that it
+                receives, and gradients that it sends, each rank once.
             rank: this rank.
             codecs: {table: codec}.
             repeats: number of times that the blocks follow one another.
@@ -121,7 +120,10 @@ def side_by_side(plan: FramePlan, num_samples: int) -> Places:
 
 
 def behind_one_another(plan: FramePlan, first_frame: Places, size: int) -> Places:
-    """Place frames of equal segments `size` values apart, each as `first_frame` is."""
+    """Place frames with equal segments one behind the other, `size` values apart.
+
+    Args: first_frame: places of the first frame's segments.
+    """
     num_frames = len(plan.segments_per_frame)
     num_rows, start, stride = (tensor.repeat(num_frames) for tensor in first_frame)
     return num_rows, start + plan.frame * size, stride

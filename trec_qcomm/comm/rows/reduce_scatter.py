@@ -89,7 +89,7 @@ class PooledReduceScatter(PooledCollective):
         exact: bool = False,
         gradient_divisor: int = 1,
     ) -> PendingRows:
-        """Launch with a batch size of its own for every feature.
+        """Launch the exchange of a batch in which every feature has a batch size of its own.
 
         Args:
             rows: [N] float32: for each rank, for each block, that rank's rows; the blocks may
@@ -134,12 +134,12 @@ class PooledReduceScatter(PooledCollective):
         exact: bool = False,
         gradient_divisor: int = 1,
     ) -> PendingSum:
-        """Launch with some of the partial rows; the others are 0, and get a gradient of 0.
+        """Launch the exchange of some partial rows; the others are 0, and get a gradient of 0.
 
         Args:
             rows: float32, any shape.
             sent: for each rank, for each block, the rows to send.
-            received: for each rank, for each block, where its rows belong in the result.
+            received: for each rank, for each block, the places of its rows in the result.
             shape: shape of the result.
             exact, gradient_divisor: arguments of `start`.
         Returns: pending sums of that shape.

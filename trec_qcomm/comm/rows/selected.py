@@ -1,6 +1,6 @@
-"""Selected rows of a buffer, as steps of autograd: packed before an exchange, unpacked after it.
+"""Selected rows of a buffer: packed before an exchange, added up after it, with gradients.
 
-Knows: ops.rows. Does not know: why these rows, codecs, process groups.
+Knows: ops.rows, autograd. Does not know: why rows are selected, codecs, process groups.
 """
 
 from typing import Any
@@ -27,7 +27,8 @@ class PendingSum:
 
     Args:
         pending: the packed rows.
-        rows: places of the rows in the result, in rank order: sums must not depend on arrival.
+        rows: places of the rows in the result, in rank order, so that sums do not depend on which
+            rows come first.
         shape: shape of the result.
     """
 

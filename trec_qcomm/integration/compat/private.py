@@ -34,7 +34,7 @@ def process_group(sharding_or_dist: Any) -> dist.ProcessGroup:
 
 
 def node_process_groups(sharding: Any) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return a two-level sharding's groups: ranks of one node, then equal local ranks of all."""
+    """Return two groups: the ranks of this node, and those of all nodes with this local rank."""
     return sharding._intra_pg, sharding._cross_pg
 
 
@@ -44,7 +44,7 @@ def global_rank(sharding: Any) -> int:
 
 
 def groups_per_rank(sharding: Any) -> GroupsByPlace:
-    """Return the groups of tables that each rank looks up, of all ranks.
+    """Return for each rank the groups of tables that it looks up.
 
     DATA_PARALLEL shardings have one list, as all ranks look up the same.
     """
@@ -53,7 +53,7 @@ def groups_per_rank(sharding: Any) -> GroupsByPlace:
 
 
 def groups_per_node(sharding: Any) -> GroupsByPlace:
-    """Return the groups of tables that the ranks of each node look up, of all nodes."""
+    """Return for each node the groups of tables that its ranks look up."""
     return list(sharding._grouped_embedding_configs_per_node)
 
 
@@ -78,15 +78,16 @@ def inner_dist(id_dist: Any) -> Any:
 def set_collectives(output_dist: Any, collective: nn.Module, variable: nn.Module) -> None:
     """Put modules where a pooled output dist would create its own at the first batch.
 
-    variable: the module for batches with a size for every feature
+    Args: collective: the module for batches of one size.  variable: the module for batches in
+        which every feature has a size of its own.
     """
     output_dist._dist = collective
     output_dist._variable_dist = variable
 
 
 def output_callbacks(output_dist: Any) -> list[Callback]:
-    """Return what an output dist does with received rows: the permute of column shards."""
-    return getattr(output_dist, "_callbacks", None) or []  # row-wise in a node has none
+    """Return the functions that an output dist applies to received rows (permute of columns)."""
+    return getattr(output_dist, "_callbacks", None) or []  # TwRwPooledEmbeddingDist has none
 
 
 def input_dist_tensors(awaitable: Any) -> list[tuple[list[int], Tensor]]:

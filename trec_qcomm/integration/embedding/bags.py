@@ -34,7 +34,7 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        for lookup in lookups(self):  # which TorchRec keeps out of the module's children
+        for lookup in lookups(self):  # TorchRec keeps them out of the module's children
             pad_lookups(lookup)
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
@@ -50,7 +50,7 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return rows
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """Look up the rows and send them; note before what was received."""
+        """Note what was received, then look up the rows and send them."""
         note_received(ctx.sharding_contexts, input)
         return super().compute_and_output_dist(ctx, input)
 

@@ -2,7 +2,8 @@
 
 CodedAllToAll, CodedVariableAllToAll and CodedReduceScatter have TorchRec's call signatures and
 stand where its own would. The dists of sequences here, and of row-wise shardings (row_wise.py),
-replace TorchRec's whole dists, because they need more of the batch's context than it passes on.
+replace TorchRec's whole dists, because they need more of the batch's context than TorchRec passes
+to a collective.
 
 Sums: a reduce-scatter adds partial rows in float32 in the order of ranks, TorchRec's in another.
 With the identity codec the sum therefore equals TorchRec's bit for bit where at most two of a
@@ -126,7 +127,7 @@ class CodedAllToAll(_CodedDist[PooledAllToAll]):
 
 
 class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
-    """Drop-in for VariableBatchPooledEmbeddingsAllToAll: every feature has a batch size."""
+    """Drop-in for VariableBatchPooledEmbeddingsAllToAll: batches with a size for every feature."""
 
     @eager
     def forward(
@@ -247,5 +248,6 @@ class CodedSequenceDist(
             return torch.zeros(0, collective.world_size, dtype=torch.int64)
         sizes = self._batch_sizes(lengths.shape[1], ctx.batch_size_per_rank)
         ends = torch.zeros(num_blocks, lengths.shape[1] + 1, dtype=torch.int64)
-        torch.cumsum(lengths.cpu(), 1, out=ends[:, 1:])  # waits for a GPU: sizes are the host's
+        # Waits for a GPU, because the host needs the sizes to launch the exchange.
+        torch.cumsum(lengths.cpu(), 1, out=ends[:, 1:])
         return ends[:, torch.tensor([0, *accumulate(sizes)])].diff(dim=1)

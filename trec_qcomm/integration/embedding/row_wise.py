@@ -93,11 +93,11 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
     """Drop-in for TwRwPooledEmbeddingDist and GridPooledEmbeddingDist, in two hops.
 
     The hop inside a node sums partial rows (reduce-scatter) and is coded by the rule's `intra`.
-    The hop between nodes is an all-to-all of the ranks with equal place in all nodes and is coded
-    by the rule's `forward` and `backward`.
+    The hop between nodes is an all-to-all of the ranks with the same local rank and is coded by the
+    rule's `forward` and `backward`.
 
-    TorchRec's own dists tell the hop inside only the sum over nodes of each feature's batch sizes,
-    although the rows of one feature do not lie together: they could not be coded by table.
+    TorchRec's own dists tell the hop inside a node only the sum over nodes of each feature's batch
+    sizes. The rows of one feature do not lie together, so they could not be coded by table.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
         return rows
 
     def _forward_variable(self, local_embs: Tensor, ctx: EmbeddingShardingContext) -> RowsAwaitable:
-        """Do the same for a batch with a size for every feature.
+        """Start both hops for a batch in which every feature has a size of its own.
 
         The context has the sizes as [local rank, then node][feature].
         """

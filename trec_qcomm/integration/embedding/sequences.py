@@ -82,8 +82,8 @@ SEQUENCE = {
 class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     """ShardedEmbeddingCollection whose rows are coded and whose equal ids may be merged.
 
-    TorchRec's use_index_dedup has all that merging needs but an operator for CPU and a choice by
-    table: its switch is turned on, and the step that finds the distinct ids is replaced.
+    TorchRec's use_index_dedup has all that merging needs, except an operator for CPU and a choice
+    by table. So its switch is turned on, and the step that finds the distinct ids is replaced.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

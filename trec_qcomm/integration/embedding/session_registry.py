@@ -47,7 +47,7 @@ def register_module(
 ) -> SessionRegistry:
     """Check how a module is to be sharded and add it to the session. Collective over env's group.
 
-    Args: module_fqn: the module's path; None inside of towers, where its tables name it
+    Args: module_fqn: the module's path; None inside towers, where its tables' names are used
     Raises: ValueError: a device or output dtype that is not supported, a codec without kernels
         for the device, synchronous collectives, a table that no pattern of the config matches, or
         ranks whose configs differ.
@@ -64,9 +64,9 @@ def register_module(
 
 
 def refuse_sync_collectives() -> None:
-    """Raise ValueError where TorchRec's switch for torch.compile's collectives is on.
+    """Raise ValueError where TorchRec's switch `use_sync_collectives` (for torch.compile) is on.
 
-    Stock codecs under it freeze the embeddings without a word.
+    With it TorchRec's own codecs silently stop the training of the embeddings.
     """
     if get_use_sync_collectives():
         raise ValueError("torchrec's use_sync_collectives is not supported by trec_qcomm")

@@ -1,8 +1,8 @@
 """All sharders of one Session: of bags, of sequences, and of the modules around these.
 
 TorchRec's sharders of managed collision, feature processed and ITEP modules take the sharder of
-the collection inside. Its tower sharders make their own, so they are subclassed. A tower sends the
-output of its interaction module between nodes, not rows: that is not coded.
+the collection inside them. Its tower sharders make their own, so they are subclassed. Between nodes
+a tower does not send rows but the output of its interaction module, which is not coded.
 """
 
 from typing import Any
@@ -81,7 +81,7 @@ def all_sharders(
 
 
 class _PassesFqnOn:
-    """Mixin that tells the sharder of the collection inside the path of the module around it.
+    """Mixin that gives the sharder of an inner collection the path (fqn) of the module around it.
 
     TorchRec does not. Two modules may have tables of equal names, and their noise and state must
     not mix.

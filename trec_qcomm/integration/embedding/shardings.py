@@ -73,11 +73,11 @@ class CodedSharding:
         return input_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
-        """Return the groups of tables that each rank looks up, of all ranks."""
+        """Return for each rank the groups of tables that it looks up."""
         return groups_per_rank(self)
 
     def _feature_shards(self) -> list[FeatureShard]:
-        """Return a sample's columns in the order of the features that the input dist takes."""
+        """Return the columns of one sample, in the order in which the input dist takes features."""
         return [shard for shards in self._layout().blocks for shard in shards]
 
     def _layout(self) -> Layout:
@@ -132,7 +132,7 @@ class _CodedPooledSharding(CodedSharding):
 class _CodedWholeColumns(_CodedPooledSharding):
     """Base of table- and column-wise shardings, whose ranks send whole columns of pooled rows."""
 
-    _can_merge_after_lookup = True  # who has a bag has all its ids
+    _can_merge_after_lookup = True  # a rank that has a bag has all its ids
 
     def create_output_dist(
         self, device: torch.device | None = None
@@ -187,7 +187,7 @@ class CodedRwPooledEmbeddingSharding(_CodedPooledSharding, RwPooledEmbeddingShar
         return output_dist
 
     def _feature_shards(self) -> list[FeatureShard]:
-        return list(self._layout().blocks[0])  # every rank has part of all
+        return list(self._layout().blocks[0])  # every rank has rows of every table
 
 
 class _CodedTwoLevel(_CodedPooledSharding):
@@ -218,7 +218,7 @@ class _CodedTwoLevel(_CodedPooledSharding):
         return output_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
-        """Return the groups of each node, as its ranks look up parts of the same tables."""
+        """Return for each node the groups of tables of which its ranks look up parts."""
         return groups_per_node(self)
 
 

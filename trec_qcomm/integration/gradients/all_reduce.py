@@ -1,13 +1,13 @@
-"""DDP's all-reduce of gradients, coded. One object for each DDP, of TorchRec or of anybody else.
+"""Coded all-reduce of the gradients of one DDP, TorchRec's or any other.
 
     gradients = DenseGradients(config.dense, seed=config.seed)
     gradients.register(ddp)
 
-DDP hands over buckets while backward goes on; they are reduced one after the other, and DDP waits
-for all of them at the end of backward: on CPU in a thread and on a process group of their own, on a
-GPU on a stream of their own, launched by DDP's own thread in its process group (comm.transport).
-Gradient accumulation (`no_sync`), static graphs and unused parameters work as without it: a
-parameter that got no gradient anywhere sends nothing and keeps its residual.
+DDP hands over buckets while backward goes on. They are reduced one after the other, and DDP waits
+for all of them at the end of backward. On CPU they are reduced in a thread and on a process group
+of their own. On a GPU DDP's own thread launches them on a stream of their own, in DDP's process
+group (comm.transport). Gradient accumulation (`no_sync`), static graphs and unused parameters work
+as with plain DDP. A parameter that got no gradient on any rank sends zeros and keeps its residual.
 
 Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 """
@@ -44,12 +44,14 @@ Bucket = Any  # torch.distributed.GradBucket, which has no types
 
 
 class GradientAllReduce(ABC):
-    """The all-reduce of the gradients of one DDP. Like QComm, a Stateful of DCP.
+    """Coded all-reduce of the gradients of one DDP.
 
-    Backward raises what goes wrong in an all-reduce: on CPU at its end, as DDP's RuntimeError whose
-    text names it ("CorruptFrameError: frame from rank 3: ..."). On a GPU it is the error itself,
-    but what frames held is found out later: a later bucket raises it, of that backward or the next,
-    and where the program ends before, `state_dict` alone.
+    It is a Stateful of torch.distributed.checkpoint (DCP), as QComm is.
+
+    Errors of an all-reduce are raised by backward. On CPU its end raises DDP's RuntimeError, whose
+    text names the error ("CorruptFrameError: frame from rank 3: ..."). On a GPU the error itself is
+    raised. A wrong frame is found late there: a later bucket of this backward or the next raises
+    the error. After the last backward only `state_dict` does.
     """
 
     _sums_on_resize = False
@@ -88,7 +90,8 @@ class GradientAllReduce(ABC):
         Raises: ValueError: parameters that are not float32, or neither on cpu nor on one GPU; a
             second DDP; on a GPU, a codec whose size depends on the data or a process group that is
             not NCCL's; ranks whose rules or parameters differ; state that was loaded and is not
-            of this DDP. After an error it is as before, and may be registered with another DDP.
+            of this DDP. After an error this object is unchanged, and may be registered with
+            another DDP.
         """
         if self._shapes_by_parameter:
             raise ValueError("gradients: there is a DDP already; make one of these for each")
@@ -113,7 +116,7 @@ class GradientAllReduce(ABC):
     def _shapes_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
     ) -> dict[nn.Parameter, list[ParameterShape]]:
-        """Return what the codec sees of each of the module's parameters, in their order.
+        """Return for each parameter the shapes that the codec sees in it, in order.
 
         Args: names: each parameter that DDP reduces, with its name.
         """
@@ -145,8 +148,8 @@ class GradientAllReduce(ABC):
         It is {"rank0of4": {"num_calls", "residuals": {parameter: {site: [n]}}, "thresholds": ...}}:
         the key names the rank because DCP stores equal names of all ranks once.
 
-        Raises: CorruptFrameError: what frames in a GPU's memory held was wrong; no state is given
-            out that was made with it.
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong. No state is returned that
+            was made with it.
         """
         if not self._shapes_by_parameter:
             return self._loaded

@@ -47,7 +47,7 @@ def compress_ddp(
 class CompressedDDP:
     """Handle of a DDP whose gradients are compressed; `compress_ddp` makes it.
 
-    It is a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": it}.
+    It is a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": compressed}.
     """
 
     def __init__(self, ddp: DistributedDataParallel, config: Config) -> None:
@@ -96,7 +96,7 @@ class CompressedDDP:
 
         It holds what this rank's codec kept back, thresholds and the number of calls, on CPU.
 
-        Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state comes of it.
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state is returned.
         """
         return self._gradients.state_dict()
 

@@ -26,7 +26,10 @@ class DenseGradients(GradientAllReduce):
     """The all-reduce of replicated parameters: blocks of adjacent values are rows to the codec."""
 
     def __init__(self, rule: GradientRule, **options: Any) -> None:
-        """Args: options: keyword arguments of GradientAllReduce."""
+        """Prepare the all-reduce that a rule describes.
+
+        Args: rule: the config's `dense`.  options: keyword arguments of GradientAllReduce.
+        """
         super().__init__(rule, **options)
         self._rule = rule
         self._sums_on_resize = rule.on_resize == "sum"

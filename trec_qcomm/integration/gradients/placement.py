@@ -53,9 +53,11 @@ def check_on_gpu(codec: Codec, backends: str) -> None:
 
 
 def check_same_rules(pg: dist.ProcessGroup, description: str) -> None:
-    """Raise ValueError on all ranks where one has another rule: gloo would end the process.
+    """Raise ValueError on all ranks if their rules or parameters differ. Collective.
 
-    Args: description: this rank's rule and parameters, as a text. Collective.
+    Without this check gloo would end the process.
+
+    Args: description: this rank's rule and parameters, as a text.
     """
     descriptions: list[str] = [""] * pg.size()
     dist.all_gather_object(descriptions, description, group=pg)
@@ -81,7 +83,7 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
 def make_transport(
     pg: dist.ProcessGroup, device: torch.device, checks: DeferredChecks
 ) -> Transport | DeviceTransport:
-    """Return what carries messages that lie in the memory of a device. Collective.
+    """Return a transport of messages that lie in the memory of a device. Collective.
 
     Args: checks: results of checks on a GPU, which the host reads later; see DeviceTransport.
     """

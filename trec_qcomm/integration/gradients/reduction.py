@@ -43,8 +43,8 @@ def make_reduction(
         traffic: counters of what is sent.
         min_numel: smallest parameter that is coded; smaller ones are sent as float32.
         error_feedback: whether what the codec kept back is added to later gradients.
-        make_tolerances: maker of what sets the codec's tolerances, from the chunks of all
-            parameters and the names of the sites at which this rank encodes.
+        make_tolerances: function that makes the rule of the codec's tolerances, from the chunks of
+            all parameters and the names of the sites at which this rank encodes.
         seed: seed of stochastic rounding.
         measure_error: whether to record the largest error of what this rank encodes.
     """
@@ -68,8 +68,9 @@ def _algorithm(rule: AllReduceRule, chunks: BucketChunks) -> Algorithm:
     """Return the rule's algorithm, the fastest one for `auto`.
 
     The fastest is the one whose busiest rank has sent all first, by the link's model, with all
-    parameters in one bucket. Of equally fast ones it is the one that quantizes a value least often;
-    chunks of a block more or less do not count.
+    parameters in one bucket. Times within 1 % count as equal, so that uneven chunks do not decide.
+    Of equally fast ones it is the first of two_shot, recursive_doubling and ring: with 4 ranks or
+    more none of the later ones quantizes a value less often.
     """
     if rule.algorithm != "auto":
         return rule.algorithm

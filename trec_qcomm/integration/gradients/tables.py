@@ -1,4 +1,4 @@
-"""TableGradients: the all-reduce of DATA_PARALLEL tables, of the rows that some rank touched.
+"""TableGradients: the all-reduce of DATA_PARALLEL tables, which sends only touched rows.
 
 TorchRec puts these tables into DDPs of their own, several tables in one flat parameter.
 
@@ -19,7 +19,10 @@ from trec_qcomm.integration.gradients.reduction import make_reduction
 
 
 class TableGradients(GradientAllReduce):
-    """The all-reduce of one lookup of TorchRec: a row of a table is a row to the codec."""
+    """All-reduce of the tables of one lookup of TorchRec: a row of a table is a row to the codec.
+
+    Only rows that some rank touched in a step are sent (comm.touched_rows).
+    """
 
     def _shapes_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]

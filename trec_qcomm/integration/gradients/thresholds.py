@@ -1,8 +1,9 @@
 """Thresholds of gradients: the magnitude that a share `density` of the values reaches.
 
-A threshold is updated every so many steps from what is about to be sent, residual included. Each
-rank has its own, and one for each place that encodes: the sum at its owner has another. In between
-a threshold stays, so what is sent grows and shrinks with the gradients.
+A threshold is updated every so many steps from what is about to be sent, residual included. In
+between it stays, so the share of values that is sent grows and shrinks with the gradients. Each
+rank has thresholds of its own, and separate ones for each site, a place of the algorithm that
+encodes: the sums at their owner have others than the contributions.
 
 Scope `layer`: each parameter has its own threshold. Scope `global`: all parameters have one. It is
 updated when the last of a step's buckets was seen, and used from the next step on; only in the
@@ -48,8 +49,8 @@ class GradientThresholds(ABC):
         self._refresh, self._configured = refresh, configured
         start = torch.tensor([math.nan, 0.0], dtype=torch.float64)
         coded = dict.fromkeys(piece.name for piece in model.pieces if piece.coded)
-        # {scope: {site: [N, 2]}}, by the first chunk that is sent: the threshold, NaN before the
-        # first update, and the number of steps.
+        # {scope: {site: [N, 2]}}. Row c is for messages whose first chunk is c. Its columns are the
+        # threshold, NaN before the first update, and the number of steps.
         self._state: State = {
             scope: {site: start.repeat(model.num_chunks, 1) for site in sites}
             for scope in self._scopes(list(coded))

@@ -89,7 +89,7 @@ def plan_merging(
 
 
 def _obstacle_to_exactness(groups_per_rank: Groups, *, is_nested: bool) -> str | None:
-    """Say why merging would change the training of these tables; None where it does not."""
+    """Return the reason why merging would change the training of these tables, or None."""
     if is_nested:
         return "its module does more with ids than look them up"
     for group in (group for groups in groups_per_rank for group in groups):
@@ -99,7 +99,7 @@ def _obstacle_to_exactness(groups_per_rank: Groups, *, is_nested: bool) -> str |
 
 
 def obstacle_to_variable_batches(groups_per_rank: Groups, device: torch.device) -> str | None:
-    """Say why lookups take no batch with a size for every feature; None where they do."""
+    """Return the reason why lookups take no batch with a size for every feature, or None."""
     for groups in groups_per_rank:
         if device.type == "cpu" and len(groups) > 1:
             names = " and ".join(_names(group) for group in groups)

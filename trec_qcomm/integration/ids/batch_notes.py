@@ -1,9 +1,9 @@
 """BatchNotes: what this rank knows about the ids of one batch in one sharding.
 
-Noted in the input dist and before the lookup, read in the output dist. TorchRec hands a sharding
-context along with each batch, through pipelines too, so the notes lie on it, under one attribute.
-An input dist has no context: what it notes lies on the dist, under the same attribute, until the
-sharded module hands it over.
+Notes are written in the input dist and before the lookup, and read in the output dist. TorchRec
+hands a sharding context along with each batch, through pipelines too. So the notes are kept on the
+context, in one attribute. An input dist has no context: its notes are kept on the dist, in the same
+attribute, until the sharded module hands them over.
 """
 
 from collections.abc import Iterable
@@ -77,7 +77,7 @@ def notes_on(carrier: Any) -> BatchNotes:
 def hand_over_notes(sharding_contexts: Iterable[Any], input_dists: Iterable[Any]) -> None:
     """Move each input dist's notes to its context, before the next batch's take their place.
 
-    A batch of distinct bags has another size for every feature, which the context is told.
+    A batch of distinct bags has another size for every feature; these sizes are set in the context.
     """
     for context, input_dist in zip(sharding_contexts, input_dists, strict=True):
         notes = notes_on(input_dist)

@@ -1,4 +1,7 @@
-"""Count what input dists send, and note how many ids went where. Ids travel as in TorchRec."""
+"""Hooks that count what input dists send, and note how many ids each rank was sent.
+
+Ids travel as in TorchRec.
+"""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
 """Count of the rows and ids that are not sent, because bags are merged or partial rows are empty.
 
-A rank knows its own batch before merging, and which of its rows other ranks own. Of the others'
-batches an owner of tables only sees the distinct bags. So what gradients leave out is exact; what
-rows leave out is exact where all ranks have equal batch sizes. Of unpooled rows and of ids a rank
-counts as many left out as its own batch repeats them.
+A rank knows its own batch before merging, so the count of gradients that it does not send is exact.
+Of other ranks' batches it sees only the distinct bags, so the count of rows that it does not send
+them is exact only where all ranks have equal batch sizes. Unpooled rows and ids that are not sent
+are estimated from how often the ids of this rank's own batch repeat.
 Shapes: P ranks; F features of all owners, F_r of this rank's own.
 """
 

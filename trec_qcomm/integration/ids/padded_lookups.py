@@ -1,10 +1,11 @@
 """Padding of FBGEMM's lookups on CPU, where every feature has a batch size of its own.
 
-For such a batch FBGEMM 1.8 makes a table of all bags that only its CUDA kernels read, on CPU too,
-with several torch operators for each bag: half of a step of 2 x 2048 samples of 26 features.
-Then the lookup pads every feature with empty bags to the size of the largest one, and takes the
-rows out of the result. Here the same is done before and after the lookup, so that FBGEMM sees a
-batch of one size. Equal bit for bit, forward and backward.
+For such a batch FBGEMM 1.8 makes metadata of all bags. Only its CUDA kernels read them, but they
+are made on CPU, too, with several torch operators for each bag. That took half of a step of 2 x
+2048 samples of 26 features. Then the lookup pads every feature with empty bags to the size of the
+largest one, and takes the rows out of the result. Here the same is done before and after the
+lookup, so that FBGEMM sees a batch of one size. Results are equal bit for bit, forward and
+backward.
 
 Shapes: F features with rows of D_f values, W in all; P ranks; B bags in all, M of the largest one.
 """

@@ -6,8 +6,8 @@ lookups, rows and gradients are fewer, and both ends know the sizes. After the o
 are spread over the samples again. In backward the gradients of equal bags are first summed in
 float32, which is what the embedding's own backward does with them later anyway.
 
-Where the lookups take no such batch (MergePoint.LOOKUP) ids and lookups stay as they are, and the
-owner of the tables finds the distinct bags, too: rows and gradients are as few.
+Where the lookups take no such batch (MergePoint.LOOKUP) ids and lookups stay as they are. Then the
+owner of the tables also finds the distinct bags, and only rows and gradients are fewer.
 
 It is done sharding by sharding, by hooks on TorchRec's dists, so that the module around them sees
 the batch that it gave: mean pooling, DATA_PARALLEL tables and pipelines do not know of it.
@@ -97,9 +97,9 @@ def _distinct_batch(features: KeyedJaggedTensor, bags: UniqueBags) -> KeyedJagge
 def select_bags(
     output_dist: nn.Module, merging: BagMerging, shards: Sequence[FeatureShard], num_ranks: int
 ) -> None:
-    """From now on send the first row of equal bags only, of a lookup that has a row for each.
+    """From now on send only the first of the equal rows that a lookup made for equal bags.
 
-    Does nothing to a batch whose bags were merged before the input dist.
+    A batch whose bags were merged before the input dist is left as it is.
     Args: shards: the features of this rank's lookup
     """
     dims = torch.tensor([shard.dim for shard in shards], dtype=torch.int64)
@@ -135,7 +135,7 @@ def select_bags(
 def expand_bags(
     output_dist: nn.Module, shards: Sequence[FeatureShard], callbacks: Sequence[Callback]
 ) -> None:
-    """From now on give back a row for every sample, as for a batch that was sent whole.
+    """From now on return a row for every sample, as for a batch that was sent whole.
 
     Args:
         shards: the features in the order of the dist's result
