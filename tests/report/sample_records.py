@@ -18,7 +18,7 @@ from trec_qcomm.records import (
     SeedTraining,
     StudyRecord,
     TableTraffic,
-    Traffic,
+    TrafficByKind,
     TrafficBytes,
     TrainingRecord,
     ValidationRecord,
@@ -58,7 +58,7 @@ def network(
     return dataclasses.replace(record, **changes)
 
 
-def traffic(**by_kind: tuple[float | None, float | None, float]) -> Traffic:
+def traffic(**by_kind: tuple[float | None, float | None, float]) -> TrafficByKind:
     """Raw, distinct and wire bytes by kind; 0 of a kind that is not named."""
     counts = {kind: by_kind.get(kind, (0.0, 0.0, 0.0)) for kind in TRAFFIC_KINDS}
     return {
@@ -67,7 +67,9 @@ def traffic(**by_kind: tuple[float | None, float | None, float]) -> Traffic:
     }
 
 
-def both_hosts(**by_kind: tuple[float | None, float | None, float]) -> tuple[Traffic, Traffic]:
+def both_hosts(
+    **by_kind: tuple[float | None, float | None, float],
+) -> tuple[TrafficByKind, TrafficByKind]:
     """Traffic that is equal on both hosts."""
     return traffic(**by_kind), traffic(**by_kind)
 

@@ -9,7 +9,7 @@ from trec_qcomm.records import (
     NetworkRecord,
     Percentiles,
     Record,
-    Traffic,
+    TrafficByKind,
     TrafficBytes,
     append,
 )
@@ -79,7 +79,7 @@ def network(
 
 def traffic_of_host(
     counts: dict[str, tuple[float, float, float]], part: float, knows_raw: bool
-) -> Traffic:
+) -> TrafficByKind:
     """Bytes by kind. Args: counts: float32 of all bags, share that is sent, ratio, by kind."""
     every = {kind: counts.get(kind, (0.0, 1.0, 1.0)) for kind in TRAFFIC_KINDS}
     return {

@@ -26,7 +26,7 @@ from trec_qcomm.records.record import (
     Percentiles,
     Record,
     Scalar,
-    Traffic,
+    TrafficByKind,
     TrafficBytes,
 )
 from trec_qcomm.records.trainings import (
@@ -61,7 +61,7 @@ __all__ = [
     "SeedTraining",
     "StudyRecord",
     "TableTraffic",
-    "Traffic",
+    "TrafficByKind",
     "TrafficBytes",
     "TrainingRecord",
     "ValidationRecord",

@@ -94,4 +94,4 @@ class TrafficBytes:
     wire_nbytes: float
 
 
-Traffic = Mapping[str, TrafficBytes]  # by kind of traffic, see TRAFFIC_KINDS
+TrafficByKind = Mapping[str, TrafficBytes]  # by kind of traffic, see TRAFFIC_KINDS

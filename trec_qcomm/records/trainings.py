@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.records.environment import Environment
-from trec_qcomm.records.record import Percentiles, Record, Scalar, Traffic, TrafficBytes
+from trec_qcomm.records.record import Percentiles, Record, Scalar, TrafficByKind, TrafficBytes
 
 Metrics = Mapping[str, float]  # by name: ne (normalized entropy), logloss, auc, ...
 
@@ -68,7 +68,7 @@ class TrainingRecord(Record, kind="training"):
     metrics_exact: Metrics = field(default_factory=dict)
     progressive_logloss: float | None = None
     step_s: Percentiles | None = None
-    traffic: Traffic | None = None
+    traffic: TrafficByKind | None = None
     tables: Mapping[str, TableTraffic] | None = None
     shardings: Mapping[str, int] | None = None
     run: str | None = None
@@ -139,7 +139,7 @@ class ProgressRecord(Record, kind="progress"):
     run: str | None = None
     loss: float | None = None
     step_s: Percentiles | None = None
-    traffic: Traffic | None = None
+    traffic: TrafficByKind | None = None
     is_interrupted: bool = False
 
 
@@ -169,7 +169,7 @@ class NetworkRecord(Record, kind="network"):
     step_s: Percentiles
     sent_nbytes: tuple[float, ...]
     sent_packets: tuple[float, ...]
-    traffic: tuple[Traffic, ...] | None = None
+    traffic: tuple[TrafficByKind, ...] | None = None
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=dict)
     losses: tuple[float, ...] = ()

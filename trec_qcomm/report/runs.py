@@ -21,7 +21,7 @@ from trec_qcomm.records import (
     NetworkRecord,
     Record,
     Scalar,
-    Traffic,
+    TrafficByKind,
     TrainingRecord,
 )
 
@@ -201,13 +201,13 @@ def _training_run(record: TrainingRecord) -> Run:
     )
 
 
-def _by_group(hosts: Sequence[Traffic] | None) -> dict[str, dict[str, float] | None]:
+def _by_group(hosts: Sequence[TrafficByKind] | None) -> dict[str, dict[str, float] | None]:
     """Return raw, distinct and wire bytes by group, the mean over hosts."""
     names = {"raw": "raw_nbytes", "distinct": "distinct_nbytes", "wire": "wire_nbytes"}
     return {name: _summed(hosts, field) if hosts else None for name, field in names.items()}
 
 
-def _summed(hosts: Sequence[Traffic], field: str) -> dict[str, float] | None:
+def _summed(hosts: Sequence[TrafficByKind], field: str) -> dict[str, float] | None:
     """Return one number by group; None where a kind of traffic was not counted."""
     sums = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
     for group, kinds in TRAFFIC_GROUPS.items():

@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from trec_qcomm.config import Config, config_from_dict
-from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, Traffic, read
+from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, TrafficByKind, read
 from trec_qcomm.simulate.step import Configuration
 
 HEADERS_NBYTES = 66  # Ethernet, IP and TCP of a packet, which the kernel counts and we do not
@@ -182,7 +182,7 @@ def _step(record: NetworkRecord) -> MeasuredStep:
     )
 
 
-def _busiest(hosts: Sequence[Traffic] | None, field: str) -> Nbytes | None:
+def _busiest(hosts: Sequence[TrafficByKind] | None, field: str) -> Nbytes | None:
     """Return the bytes by group of the host that sends most of it; None where not counted."""
     busiest = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
     for traffic in hosts or ():

@@ -22,7 +22,7 @@ from trec_qcomm.records import (
     TRAFFIC_KINDS,
     Percentiles,
     TableTraffic,
-    Traffic,
+    TrafficByKind,
     TrafficBytes,
     traffic_of,
 )
@@ -57,7 +57,7 @@ def step_seconds(step_s: list[float], *, skip: int = 10) -> Percentiles | None:
     return Percentiles(**{f"p{q}": float(np.percentile(timed, q)) for q in (20, 50, 80)})
 
 
-def mean_traffic(trainer: Trainer) -> Traffic | None:
+def mean_traffic(trainer: Trainer) -> TrafficByKind | None:
     """Return the bytes that a rank sends to others in a step, the mean over ranks. Collective."""
     if trainer.qcomm is None or not trainer.losses:
         return None

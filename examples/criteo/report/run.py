@@ -94,7 +94,7 @@ class Report:
     def finish(
         self,
         trainer: Trainer,
-        traffic: records.Traffic | None,
+        traffic: records.TrafficByKind | None,
         tables: dict[str, records.TableTraffic] | None,
         metrics: dict[str, dict[str, float]],
     ) -> None:
@@ -179,5 +179,5 @@ def _kb(traffic: records.TrafficBytes) -> str:
     return f"{(raw or 0) / 1e3:.1f} -> {traffic.wire_nbytes / 1e3:.1f}"
 
 
-def _wire_nbytes(traffic: records.Traffic) -> float:
+def _wire_nbytes(traffic: records.TrafficByKind) -> float:
     return sum(counted.wire_nbytes for counted in traffic.values())

@@ -120,9 +120,9 @@ class RowCollective(ABC):
         """Return the plan of this kind of exchange."""
 
     def _owners_to_samples(self, codecs: DirectionCodecs, *, num_summands: int = 1) -> ExchangePlan:
-        """Return a plan in which every rank sends its own blocks to all and gets gradients back."""
+        """Return a plan in which every rank sends its own shards to all and gets gradients back."""
         rank, size = self.rank, self.world_size
-        owned, sampled = [rank] * size, range(size)  # the owner of the blocks in each frame
+        owned, sampled = [rank] * size, range(size)  # the owner of the shards in each frame
         return ExchangePlan(
             forward_sent=self.layout.plan_frames(
                 owned, rank, codecs.forward, num_summands=num_summands

@@ -35,16 +35,16 @@ class FeatureShard:
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns of every rank: its blocks (FeatureShards), in order. It is equal on all ranks.
+    """Columns of every rank: its FeatureShards, in order. It is equal on all ranks.
 
-    Args: blocks: one tuple per rank of the process group.
+    Args: shards_by_rank: one tuple per rank of the process group.
     """
 
-    blocks: tuple[tuple[FeatureShard, ...], ...]
+    shards_by_rank: tuple[tuple[FeatureShard, ...], ...]
 
     def dim_sum(self, rank: int) -> int:
         """Return the number of columns of that rank's matrix."""
-        return sum(block.dim for block in self.blocks[rank])
+        return sum(shard.dim for shard in self.shards_by_rank[rank])
 
     def fingerprint(self, rank: int) -> int:
         """Return the 32-bit hash of that rank's shards, the layout field of its frames.
@@ -53,14 +53,14 @@ class Layout:
         """
         shards = [
             f"Block(table={s.table!r}, feature={s.feature!r}, column={s.column!r}, dim={s.dim!r})"
-            for s in self.blocks[rank]
+            for s in self.shards_by_rank[rank]
         ]
         text = ", ".join(shards) + ("," if len(shards) == 1 else "")  # as Python writes a tuple
         return zlib.crc32(f"({text})".encode())
 
     def tables(self) -> list[str]:
         """Return the names of all tables, each once, sorted."""
-        return sorted({block.table for blocks in self.blocks for block in blocks})
+        return sorted({shard.table for shards in self.shards_by_rank for shard in shards})
 
     def plan_frames(
         self,
@@ -72,20 +72,20 @@ class Layout:
         repeats: int = 1,
         num_summands: int = 1,
     ) -> FramePlan:
-        """Plan frames that hold the blocks of these owners, one frame an owner.
+        """Plan frames that hold the shards of these owners, one frame an owner.
 
         Args:
-            owners: for each of P frames, the rank whose blocks it holds. For rows that this rank
+            owners: for each of P frames, the rank whose shards it holds. For rows that this rank
                 sends, and gradients that it receives, that is always this rank; for rows that it
                 receives, and gradients that it sends, each rank once.
             rank: this rank.
             codecs: {table: codec}.
-            repeats: number of times that the blocks follow one another.
+            repeats: number of times that the shards follow one another.
             fan_out: number of ranks that a single frame goes to.
             num_summands: number of decoded values that the receivers add up.
         """
         return plan_frames(
-            [[(b.table, b.dim) for b in self.blocks[owner]] * repeats for owner in owners],
+            [[(b.table, b.dim) for b in self.shards_by_rank[owner]] * repeats for owner in owners],
             layouts=[self.fingerprint(owner) for owner in owners],
             codecs=codecs,
             table_numbers={name: t for t, name in enumerate(self.tables())},

@@ -36,7 +36,7 @@ class PooledReduceScatter(PooledCollective):
 
     def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
         """Take the arguments of RowCollective. Raises ValueError: ranks whose columns differ."""
-        if len(set(layout.blocks)) > 1:
+        if len(set(layout.shards_by_rank)) > 1:
             raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
         super().__init__(pg, layout, **options)
         self._variable_plans: dict[tuple[bool, int], ExchangePlan] = {}
@@ -92,17 +92,19 @@ class PooledReduceScatter(PooledCollective):
         """Launch the exchange of a batch in which every feature has a batch size of its own.
 
         Args:
-            rows: [N] float32: for each rank, for each block, that rank's rows; the blocks may
+            rows: [N] float32: for each rank, for each shard, that rank's rows; the shards may
                 follow one another several times.
-            rows_sent: [P][number of blocks, or a multiple], batch sizes.
+            rows_sent: [P][number of shards, or a multiple], batch sizes.
             exact, gradient_divisor: arguments of `start`.
-        Returns: pending [M] float32: for each block, this rank's rows.
+        Returns: pending [M] float32: for each shard, this rank's rows.
         Raises: ValueError: rows of another shape or dtype, or sizes that are no multiple of the
-            blocks.  UnencodableError.
+            shards.  UnencodableError.
         """
-        repeats, rest = divmod(len(rows_sent[self.rank]), max(len(self.layout.blocks[0]), 1))
+        repeats, rest = divmod(
+            len(rows_sent[self.rank]), max(len(self.layout.shards_by_rank[0]), 1)
+        )
         if rest:
-            raise ValueError(f"{self.name}: {len(rows_sent[self.rank])} sizes for the blocks")
+            raise ValueError(f"{self.name}: {len(rows_sent[self.rank])} sizes for the shards")
         plan = self._variable_plans.get((exact, repeats))
         if plan is None:
             plan = self._repeated_plan(self._codecs[exact], repeats)
@@ -138,8 +140,8 @@ class PooledReduceScatter(PooledCollective):
 
         Args:
             rows: float32, any shape.
-            sent: for each rank, for each block, the rows to send.
-            received: for each rank, for each block, the places of its rows in the result.
+            sent: for each rank, for each shard, the rows to send.
+            received: for each rank, for each shard, the places of its rows in the result.
             shape: shape of the result.
             exact, gradient_divisor: arguments of `start`.
         Returns: pending sums of that shape.

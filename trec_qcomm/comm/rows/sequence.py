@@ -2,7 +2,7 @@
 
 The rows of a table for one rank lie together at both ends. So TorchRec's permutes of rows before
 and after the exchange are not needed: a segment says where its rows lie.
-Shapes: P ranks; F blocks (features) of this rank; all rows have D values.
+Shapes: P ranks; F shards (features) of this rank; all rows have D values.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ class SequenceAllToAll(RowCollective):
 
     def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
         """Take the arguments of RowCollective. Raises ValueError: rows of several widths."""
-        dims = {block.dim for blocks in layout.blocks for block in blocks}
+        dims = {shard.dim for shards in layout.shards_by_rank for shard in shards}
         if len(dims) > 1:
             raise ValueError(f"{options['name']}: rows of {sorted(dims)} values must be equal")
         self._dim = dims.pop() if dims else 1
@@ -46,12 +46,12 @@ class SequenceAllToAll(RowCollective):
         """Launch the exchange.
 
         Args:
-            rows: [N, D] float32: for each of this rank's blocks, for each rank, that rank's rows.
+            rows: [N, D] float32: for each of this rank's shards, for each rank, that rank's rows.
             rows_sent: [F, P] int64 on CPU, the number of these rows.
-            rows_received: [number of blocks of all owners] int64 on CPU, numbers of rows.
+            rows_received: [number of shards of all owners] int64 on CPU, numbers of rows.
             exact: whether to send float32 in both directions.
             gradient_divisor: number that the gradients are divided by when they are received.
-        Returns: pending [M, D] float32: for each owner, for each of its blocks, this rank's rows.
+        Returns: pending [M, D] float32: for each owner, for each of its shards, this rank's rows.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         plan = self._plans[exact]

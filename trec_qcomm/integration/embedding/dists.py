@@ -227,14 +227,14 @@ class CodedSequenceDist(
             ratio: [F] float64, ids over distinct ids of this rank's batch
         """
         collective = self.collective
-        rank, blocks = collective.rank, collective.layout.blocks
-        every = [shard for shards in blocks for shard in shards]
-        owner = torch.tensor([r for r, shards in enumerate(blocks) for _ in shards])
-        by_shard = ratio if len(ratio) == len(every) else ratio.repeat(len(blocks))
+        rank, shards_by_rank = collective.rank, collective.layout.shards_by_rank
+        every = [shard for shards in shards_by_rank for shard in shards]
+        owner = torch.tensor([r for r, shards in enumerate(shards_by_rank) for _ in shards])
+        by_shard = ratio if len(ratio) == len(every) else ratio.repeat(len(shards_by_rank))
         if len(sent):
             others = sent.sum(1) - sent[:, rank]
             rows = (others * (by_shard[owner == rank] - 1)).round().long()
-            add_left_out(collective.forward_traffic, blocks[rank], rows)
+            add_left_out(collective.forward_traffic, shards_by_rank[rank], rows)
         if torch.is_grad_enabled():
             rows = (received * (by_shard - 1) * (owner != rank)).round().long()
             add_left_out(collective.backward_traffic, every, rows)
@@ -242,12 +242,12 @@ class CodedSequenceDist(
     def _rows_sent(self, ctx: SequenceShardingContext) -> Tensor:
         """Return [F, P] int64: ids of each of this rank's features that each rank asked for."""
         collective = self.collective
-        num_blocks = len(collective.layout.blocks[collective.rank])
+        num_shards = len(collective.layout.shards_by_rank[collective.rank])
         lengths = ctx.lengths_after_input_dist
-        if not num_blocks or lengths is None:
+        if not num_shards or lengths is None:
             return torch.zeros(0, collective.world_size, dtype=torch.int64)
         sizes = self._batch_sizes(lengths.shape[1], ctx.batch_size_per_rank)
-        ends = torch.zeros(num_blocks, lengths.shape[1] + 1, dtype=torch.int64)
+        ends = torch.zeros(num_shards, lengths.shape[1] + 1, dtype=torch.int64)
         # Waits for a GPU, because the host needs the sizes to launch the exchange.
         torch.cumsum(lengths.cpu(), 1, out=ends[:, 1:])
         return ends[:, torch.tensor([0, *accumulate(sizes)])].diff(dim=1)

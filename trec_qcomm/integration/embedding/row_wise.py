@@ -30,8 +30,8 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         super().__init__()
         self._dist = reduce_scatter
         self._num_ranks = reduce_scatter.collective.world_size
-        blocks = reduce_scatter.collective.layout.blocks[0]
-        self._dims = torch.tensor([block.dim for block in blocks], dtype=torch.int64)
+        shards = reduce_scatter.collective.layout.shards_by_rank[0]
+        self._dims = torch.tensor([shard.dim for shard in shards], dtype=torch.int64)
 
     @eager
     def forward(
@@ -72,7 +72,7 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         """
         collective = self._dist.collective
         is_other = torch.arange(self._num_ranks)[:, None] != collective.rank
-        shards = collective.layout.blocks[0]
+        shards = collective.layout.shards_by_rank[0]
         rows = (owned - sent.view(owned.shape)).clamp(min=0) * is_other
         add_left_out(collective.forward_traffic, shards, rows.sum(0))
         if torch.is_grad_enabled():
@@ -165,15 +165,15 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
         """
         intra, cross = self._intra.collective, self._cross.collective
         left_out = (size - sizes).clamp(min=0)
-        node, blocks = cross.rank, cross.layout.blocks
+        node, shards_by_rank = cross.rank, cross.layout.shards_by_rank
         mine = left_out[self._local_rank]
-        owner = torch.tensor([n for n, shards in enumerate(blocks) for _ in shards])
+        owner = torch.tensor([n for n, shards in enumerate(shards_by_rank) for _ in shards])
         is_other_node = torch.arange(self._num_nodes)[:, None] != node
         inside = left_out.sum((0, 1)) - mine.sum(0)
-        add_left_out(intra.forward_traffic, blocks[node], inside)
-        add_left_out(cross.forward_traffic, blocks[node], (mine * is_other_node).sum(0))
+        add_left_out(intra.forward_traffic, shards_by_rank[node], inside)
+        add_left_out(cross.forward_traffic, shards_by_rank[node], (mine * is_other_node).sum(0))
         if torch.is_grad_enabled():
             gathered = mine.sum(0) * (self._local_size - 1)
-            add_left_out(intra.backward_traffic, blocks[node], gathered)
-            every = [shard for shards in blocks for shard in shards]
+            add_left_out(intra.backward_traffic, shards_by_rank[node], gathered)
+            every = [shard for shards in shards_by_rank for shard in shards]
             add_left_out(cross.backward_traffic, every, (size - counts) * (owner != node))

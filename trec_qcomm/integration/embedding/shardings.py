@@ -78,7 +78,7 @@ class CodedSharding:
 
     def _feature_shards(self) -> list[FeatureShard]:
         """Return the columns of one sample, in the order in which the input dist takes features."""
-        return [shard for shards in self._layout().blocks for shard in shards]
+        return [shard for shards in self._layout().shards_by_rank for shard in shards]
 
     def _layout(self) -> Layout:
         return layout_of(self._groups())
@@ -148,7 +148,9 @@ class _CodedWholeColumns(_CodedPooledSharding):
             CodedVariableAllToAll(collective, session),
         )
         if self._merging.point is MergePoint.LOOKUP:
-            select_bags(output_dist, self._merging, self._layout().blocks[pg.rank()], pg.size())
+            select_bags(
+                output_dist, self._merging, self._layout().shards_by_rank[pg.rank()], pg.size()
+            )
         count_left_out(output_dist, collective)
         expand_bags(output_dist, self._feature_shards(), permutes)
         return output_dist
@@ -187,7 +189,7 @@ class CodedRwPooledEmbeddingSharding(_CodedPooledSharding, RwPooledEmbeddingShar
         return output_dist
 
     def _feature_shards(self) -> list[FeatureShard]:
-        return list(self._layout().blocks[0])  # every rank has rows of every table
+        return list(self._layout().shards_by_rank[0])  # every rank has rows of every table
 
 
 class _CodedTwoLevel(_CodedPooledSharding):

@@ -74,9 +74,11 @@ def count_left_out(output_dist: nn.Module, collective: RowCollective) -> None:
 
     Args: collective: an all-to-all of this dist, whose owners send whole columns
     """
-    rank, blocks = collective.rank, collective.layout.blocks
-    every = [shard for shards in blocks for shard in shards]
-    owner = torch.tensor([r for r, shards in enumerate(blocks) for _ in shards], dtype=torch.int64)
+    rank, shards_by_rank = collective.rank, collective.layout.shards_by_rank
+    every = [shard for shards in shards_by_rank for shard in shards]
+    owner = torch.tensor(
+        [r for r, shards in enumerate(shards_by_rank) for _ in shards], dtype=torch.int64
+    )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after(_dist: nn.Module, args: tuple[Any, ...], _awaitable: Any) -> None:
@@ -85,13 +87,13 @@ def count_left_out(output_dist: nn.Module, collective: RowCollective) -> None:
         if merged is None:
             return
         size = batch_size_of(merged)
-        sizes = list(context.batch_size_per_rank) or [size] * len(blocks)
+        sizes = list(context.batch_size_per_rank) or [size] * len(shards_by_rank)
         sent = context.batch_size_per_rank_per_feature
-        if blocks[rank] and sent:
-            peers = [peer for peer in range(len(blocks)) if peer != rank]
+        if shards_by_rank[rank] and sent:
+            peers = [peer for peer in range(len(shards_by_rank)) if peer != rank]
             rows = torch.tensor([sizes[peer] for peer in peers], dtype=torch.int64)[:, None]
             rows = rows - torch.tensor([sent[peer] for peer in peers], dtype=torch.int64)
-            add_left_out(collective.forward_traffic, blocks[rank], rows.clamp(min=0).sum(0))
+            add_left_out(collective.forward_traffic, shards_by_rank[rank], rows.clamp(min=0).sum(0))
         if torch.is_grad_enabled():
             rows = (size - merged.bags.counts) * (owner != rank)
             add_left_out(collective.backward_traffic, every, rows)
