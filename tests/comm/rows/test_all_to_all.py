@@ -84,7 +84,7 @@ def expected(layout, batch_sizes, rank):
     """Return what stock TorchRec gives: rows by owner, and gradients by sample owner, halved."""
     first = sum(batch_sizes[:rank])
     mine = slice(first, first + batch_sizes[rank])
-    owners = range(len(layout.blocks))
+    owners = range(len(layout.shards_by_rank))
     out = [matrix(o, sum(batch_sizes), layout.dim_sum(o), 1)[mine] for o in owners]
     left = sum(layout.dim_sum(o) for o in range(rank))
     columns = slice(left, left + layout.dim_sum(rank))

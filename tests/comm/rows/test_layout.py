@@ -133,7 +133,9 @@ def test_equal_codec_and_dim_make_one_group():
 
 def test_fingerprint_sees_every_field():
     def with_first(block: FeatureShard) -> int:
-        return Layout(((block, *LAYOUT.blocks[0][1:]), *LAYOUT.blocks[1:])).fingerprint(0)
+        return Layout(
+            ((block, *LAYOUT.shards_by_rank[0][1:]), *LAYOUT.shards_by_rank[1:])
+        ).fingerprint(0)
 
     seen = {LAYOUT.fingerprint(0)}
     for changed in (("x", "f1", 0, 4), ("a", "x", 0, 4), ("a", "f1", 1, 4), ("a", "f1", 0, 5)):

@@ -68,9 +68,11 @@ def all_cases():
             exact=DirectionCodecs(exact, exact),
             name="test",
         )
-        own_blocks = range(len(layout.blocks[rank]))
+        own_blocks = range(len(layout.shards_by_rank[rank]))
         sent = torch.tensor([[num_ids(rank, b, a) for a in range(size)] for b in own_blocks])
-        received = [num_ids(o, b, rank) for o in range(size) for b in range(len(layout.blocks[o]))]
+        received = [
+            num_ids(o, b, rank) for o in range(size) for b in range(len(layout.shards_by_rank[o]))
+        ]
         rows = owned(rank, size, 1).requires_grad_()
         sent = sent.view(len(own_blocks), size).to(torch.int64)
         out = op.start(rows, sent, torch.tensor(received, dtype=torch.int64)).wait()
