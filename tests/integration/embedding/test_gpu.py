@@ -1,6 +1,6 @@
 """What TorchRec has for CUDA only: its prefetching pipeline and in-training embedding pruning.
 
-Not run so far: no GPU could be had, and our sharders refuse CUDA while there are no kernels for it.
+Not run so far: no GPU could be had.
 """
 
 import pytest
