@@ -125,6 +125,22 @@ def test_training_equals_stock_bit_for_bit_where_sums_are_exact(outcomes, name):
     assert any(result.stats["input"]["bags"]["num_bags"] for result in ours)
 
 
+@pytest.fixture(scope="module")
+def outcomes_of_one_rank():
+    jobs = {name: ("parity", case) for name, case in parity_cases(1).items()}
+    return run_programs(run_program, 1, jobs, timeout_s=300)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", parity_cases(1))
+def test_one_rank_alone_trains_as_stock_and_sends_nothing(outcomes_of_one_rank, name):
+    stock, ours = zip(*results_of(outcomes_of_one_rank[name]), strict=True)
+    assert_same(parity_cases(1)[name], stock, ours)
+    for kind in ("embedding_forward", "embedding_backward", "input"):
+        counts = ours[0].stats[kind]
+        assert counts["raw_nbytes"] == counts["wire_nbytes"] == 0
+
+
 @pytest.mark.dist
 @pytest.mark.parametrize("name", exact_cases())
 def test_merging_changes_nothing_but_the_order_of_sums(outcomes, name):

@@ -91,9 +91,11 @@ def count_left_out(output_dist: nn.Module, collective: RowCollective) -> None:
         sent = context.batch_size_per_rank_per_feature
         if shards_by_rank[rank] and sent:
             peers = [peer for peer in range(len(shards_by_rank)) if peer != rank]
-            rows = torch.tensor([sizes[peer] for peer in peers], dtype=torch.int64)[:, None]
-            rows = rows - torch.tensor([sent[peer] for peer in peers], dtype=torch.int64)
-            add_left_out(collective.forward_traffic, shards_by_rank[rank], rows.clamp(min=0).sum(0))
+            whole = torch.tensor([sizes[peer] for peer in peers], dtype=torch.int64)[:, None]
+            distinct = torch.tensor([sent[peer] for peer in peers], dtype=torch.int64)
+            left_out = whole - distinct.view(len(peers), len(shards_by_rank[rank]))
+            counter = collective.forward_traffic
+            add_left_out(counter, shards_by_rank[rank], left_out.clamp(min=0).sum(0))
         if torch.is_grad_enabled():
             rows = (size - merged.bags.counts) * (owner != rank)
             add_left_out(collective.backward_traffic, every, rows)
