@@ -11,6 +11,7 @@ from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule, TopK
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import Drop
 from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.integration.tolerances import ForwardTolerances
 from trec_qcomm.testing import run_ranks
 
 BOUND, START, DROP_AT = 2.0**-7, 4.0, 2
@@ -157,3 +158,15 @@ def test_a_threshold_is_a_quantile_of_what_was_sent(ranks):
         (by_collective,) = state.values()
         (by_table,) = by_collective.values()
         assert float(by_table["spread"]["threshold"]) > 1e-3
+
+
+def test_a_threshold_of_zero_is_measured_like_any_other():
+    """The measured value stands by itself: nothing is divided by the configured one."""
+    refresh = ThresholdRefresh(every=1, density=0.5)
+    rule = TableRule(
+        tables=("*",), forward=TopK(threshold=0.0), backward=Identity(), refresh=refresh
+    )
+    tolerances = ForwardTolerances({"t": rule}, ["t"])
+    assert tolerances.by_table(0) == {"t": 0.0}
+    tolerances.measure("t", torch.arange(1.0, 101.0).view(25, 4))
+    assert 45.0 <= tolerances.by_table(1)["t"] <= 55.0
