@@ -1,132 +1,18 @@
-"""Conformance kit: checks that every codec must pass, and ranks to run collectives on.
+"""Checks of a codec: sizes, places, determinism, and the promise of its contract.
 
-To test a codec of your own (core.codec.Codec says what one is):
-
-    from trec_qcomm.testing import check_codec, check_frame
-
-    def test_my_codec():
-        check_codec(MyCodec())  # sizes, places, determinism, and the promise of its contract
-        check_frame(MyCodec())  # damaged frames are refused
-
-An UNBIASED codec also calls `check_unbiased`. A check that fails raises AssertionError, with the
-codec and the case that failed. To test a collective, write a function and give it to `run_ranks`.
-All of this runs on CPU.
+Knows: codecs, segments. Does not know: frames, process groups.
 """
 
 import math
-import os
-import pickle
-import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
-from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.wire import frame
 
-_CANARY = 0xA5  # fills memory that a codec must write, or must leave alone
-
-
-def run_ranks(
-    fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120.0
-) -> list[Any]:
-    """Call `fn(*args)` on `world_size` new processes joined by a gloo process group.
-
-    The processes are forked from a server, which the first call starts. It has imported this
-    package once and computed nothing: a new interpreter takes 4 s for that, a fork 20 ms. All ranks
-    inherit from the server, and so have in common: the seed of string hashes, numpy's global
-    generator, what a module read from the environment when it was imported, and where stdout goes.
-    The environment itself is the caller's.
-
-    Args:
-        fn: a function of a module that the ranks can import (no lambda, no local function);
-            dist.get_rank() tells it its rank.
-        world_size: how many ranks.
-        args: arguments of `fn`, the same on each rank; they are pickled.
-        timeout_s: limit in seconds for each collective, and for the wait for results.
-    Returns: what `fn` returned on each rank, in rank order; it is pickled, too.
-    Raises: RuntimeError: a rank failed (its traceback is in the message), or the timeout passed.
-    """
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with tempfile.TemporaryDirectory() as folder:
-        pipes, processes = [], []
-        for rank in range(world_size):
-            ours, theirs = context.Pipe(duplex=False)
-            where = (rank, world_size, str(Path(folder) / "store"), timeout_s)
-            main_args = (theirs, where, dict(os.environ), fn, args)
-            process = context.Process(target=_rank_main, args=main_args)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        try:
-            return _collect(pipes, timeout_s)
-        finally:
-            for process in processes:
-                process.join(0 if process.exitcode is not None else 5)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-
-
-def _rank_main(
-    pipe: Connection,
-    where: tuple[int, int, str, float],
-    environment: dict[str, str],
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-) -> None:
-    rank, world_size, store, timeout_s = where
-    try:
-        os.environ.clear()
-        os.environ.update(environment)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        torch.set_num_threads(1)
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-        # Plain pickle copies tensors; the pipe's own shares memory that ends with this process.
-        pipe.send_bytes(pickle.dumps((True, fn(*args))))
-        dist.destroy_process_group()
-    except BaseException:
-        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
-        raise
-
-
-def _collect(pipes: Sequence[Connection], timeout_s: float) -> list[Any]:
-    """Wait for one message from each pipe. A rank that ends without sending one has failed."""
-    results: dict[int, Any] = {}
-    while len(results) < len(pipes):
-        pending = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
-        ready = wait(pending, timeout=timeout_s)
-        if not ready:
-            raise RuntimeError(f"only ranks {sorted(results)} ended within {timeout_s} s")
-        for rank, pipe in enumerate(pipes):
-            if pipe not in ready or rank in results:
-                continue
-            try:
-                ok, result = pickle.loads(pipe.recv_bytes())
-            except EOFError:
-                ok, result = False, "ended without a result"
-            if not ok:
-                raise RuntimeError(f"rank {rank}: {result}")
-            results[rank] = result
-    return [results[rank] for rank in range(len(pipes))]
+CANARY = 0xA5  # fills memory that a codec must write, or must leave alone
 
 
 def interleaved_segments(num_rows: int, num_tables: int, dim: int, gap: int = 3) -> Segments:
@@ -153,7 +39,7 @@ def encode(codec: Codec, values: Tensor, segments: Segments, *, seed: int = 0) -
         seed: the seed of stochastic rounding.
     """
     max_sizes = codec.max_nbytes(segments)
-    payload = torch.full((int(max_sizes.sum()),), _CANARY, dtype=torch.uint8)
+    payload = torch.full((int(max_sizes.sum()),), CANARY, dtype=torch.uint8)
     return codec.encode(values, segments, payload, exclusive_cumsum(max_sizes)[:-1], seed=seed)
 
 
@@ -313,115 +199,6 @@ def check_unbiased(codec: Codec, *, num_seeds: int = 2000) -> None:
     # such draws are expected and none is seen has a probability of 1e-6.
     allowed += (draws - rows).abs().amax((0, 2))[:, None] * 14 / num_seeds
     assert bool((error <= allowed).all()), f"{codec}: biased by {(error / allowed).max():.1f}x"
-
-
-def frame_of(codec: Codec, rows: Tensor, num_rows: Sequence[int]) -> tuple[Tensor, Segments]:
-    """Return one sealed frame, [W] uint8, of `rows`, and the segments in it.
-
-    Args: rows: [R, D] float32.  num_rows: rows of each segment; they sum to R.
-    """
-    segments = Segments.packed(num_rows, rows.shape[1])
-    at, sizes = frame.lay_out(codec.max_nbytes(segments), [len(num_rows)])
-    buffer = torch.full((sizes[0],), _CANARY, dtype=torch.uint8)
-    encoded = codec.encode(rows, segments, buffer, at)
-    if not codec.fixed_size:
-        encoded, sizes = frame.compact(encoded, [len(num_rows)])
-    frame.seal(
-        encoded.payload,
-        sizes,
-        [len(num_rows)],
-        layouts=[0x1234],
-        call=0,
-        codecs=torch.full((len(num_rows),), codec.wire_id),
-        num_rows=segments.num_rows,
-        nbytes=encoded.nbytes,
-    )
-    return encoded.payload, segments
-
-
-def open_frame(codec: Codec, data: Tensor, segments: Segments) -> Tensor:
-    """Return the [R, D] rows of a frame that `frame_of` made.
-
-    Args: data: [W] uint8, the frame, perhaps damaged.  segments: what the receiver expects in it.
-    Raises: CorruptFrameError: the frame is damaged.
-    """
-    encoded, codecs = frame.unseal(
-        data,
-        [data.numel()],
-        [segments.num_segments],
-        layouts=[0x1234],
-        call=0,
-        num_rows=segments.num_rows,
-        ranks=[0],
-    )
-    if bool((codecs != codec.wire_id).any()):
-        raise CorruptFrameError("unknown codec")
-    out = torch.zeros(int(segments.offsets[-1]), segments.dim)
-    codec.decode(encoded, segments, out)
-    return out
-
-
-def check_frame(codec: Codec, *, dim: int = 7, num_mutations: int = 300) -> None:
-    """Check that damaged frames of a codec are refused, and that no payload makes it crash.
-
-    Every truncated prefix, every flipped bit of the header and `num_mutations` random changes must
-    raise CorruptFrameError. Random payloads with a right checksum may also decode to something.
-
-    Args: dim: values a row.  num_mutations: how many random changes.
-    Raises: AssertionError: a damaged frame was accepted. Whatever else the codec raises for damaged
-        bytes comes through as it is.
-    """
-    generator = torch.Generator().manual_seed(2)
-    rows = torch.randn(6, dim, generator=generator)
-    data, segments = frame_of(codec, rows, [2, 0, 4])
-    open_frame(codec, data, segments)
-    for mutant in _mutants(data, num_mutations, generator):
-        try:
-            open_frame(codec, mutant, segments)
-        except CorruptFrameError:
-            continue
-        raise AssertionError(f"{codec}: accepted a damaged frame")
-    _check_forged_payload(codec, data, segments, generator)
-
-
-def _mutants(data: Tensor, num_random: int, generator: torch.Generator) -> Iterator[Tensor]:
-    for length in range(data.numel()):
-        yield data[:length].clone()
-    overhead = frame.overhead_nbytes(3)
-    for bit in range(8 * overhead):
-        mutant = data.clone()
-        mutant[bit // 8] ^= 1 << (bit % 8)
-        yield mutant
-    for _ in range(num_random):
-        mutant = data.clone()
-        place = int(torch.randint(data.numel(), (1,), generator=generator))
-        mutant[place] ^= int(torch.randint(1, 256, (1,), generator=generator))
-        yield mutant
-
-
-def _check_forged_payload(
-    codec: Codec, data: Tensor, segments: Segments, generator: torch.Generator
-) -> None:
-    """Check that random payloads with a right checksum decode to something or are refused."""
-    begin = frame.overhead_nbytes(segments.num_segments)
-    for _ in range(100):
-        forged = data.clone()
-        noise = torch.randint(256, (data.numel() - begin,), generator=generator)
-        forged[begin:] = noise.to(torch.uint8)
-        reseal(forged)
-        try:
-            open_frame(codec, forged, segments)
-        except CorruptFrameError:
-            continue
-
-
-def reseal(data: Tensor) -> None:
-    """Correct the checksum of a changed frame. data: [W] uint8, W >= 32, a multiple of 8."""
-    data[24:32].view(torch.int64)[0] = _as_int64(frame.checksum(data))
-
-
-def _as_int64(unsigned: int) -> int:
-    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
