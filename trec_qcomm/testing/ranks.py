@@ -81,6 +81,8 @@ def _rank_main(
             world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
         )
+        # A rank whose `fn` ends at once would close connections that another one is still opening.
+        dist.barrier()
         # Plain pickle copies tensors; the pipe's own shares memory that ends with this process.
         pipe.send_bytes(pickle.dumps((True, fn(*args))))
         dist.destroy_process_group()
