@@ -1,8 +1,6 @@
 """TrainPipelineSparseDist runs over our sharders as over stock ones, and is counted alike."""
 
 import pytest
-import torch
-import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from tests.integration.small_model import (
@@ -105,25 +103,3 @@ def shard_twice():
 @pytest.mark.dist
 def test_one_qcomm_serves_one_model():
     assert run_ranks(shard_twice, 1) == [{"ebc": 2}]
-
-
-def reshard_outputs():
-    """Do to the output dists what TorchRec's update_shards does."""
-    qcomm = qcomm_of(Identity())
-    dmp = shard(qcomm)
-    train(dmp, dense_optimizer(dmp), range(2))
-    ebc = dmp.module.ebc
-    ebc._update_output_dist()
-    calls = qcomm.stats().embedding_forward.num_calls
-    steps = {name: int(step) for name, step in qcomm.state_dict()["steps"].items()}
-    with torch.no_grad():
-        dmp(batch(0, 4))
-    assert dist.get_world_size() == 2
-    return calls, steps
-
-
-@pytest.mark.dist
-def test_a_resharded_module_goes_on_counting():
-    for calls, steps in run_ranks(reshard_outputs, 2):
-        assert calls == 4
-        assert steps == {"ebc": 2}

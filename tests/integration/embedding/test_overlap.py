@@ -1,24 +1,42 @@
-"""In a profiler trace, backward compute runs while the reverse all-to-all is in flight."""
+"""Backward compute and injected work run while the reverse all-to-all is in flight.
+
+The order is read from a profiler's trace.
+"""
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from tests.integration.sharded_models.batches import batch
-from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table, plan
-from tests.integration.sharded_models.training import fused_params, qcomm_of
-from trec_qcomm import Rowwise
+from tests.integration.sharded_models.cases import (
+    CW,
+    GRID,
+    RW,
+    TW,
+    Case,
+    Table,
+    plan,
+)
+from tests.integration.sharded_models.training import fused_params, qcomm_of, shard, train
+from trec_qcomm import Config, QComm, Rowwise, TableRule
 from trec_qcomm.testing import run_ranks
 
 WIDTH = 512  # of the dense part: nothing else in the model multiplies matrices of this size
 TABLES = (Table("a", 16, ("f1",)), Table("b", 16, ("f2",)))
+HOOKED = [  # module, sharding, unique_bags: each exchange of rows that a dist can start
+    *(("ebc", sharding, merged) for sharding in (TW, RW, GRID) for merged in (False, True)),
+    ("ec", RW, False),
+]
+
+# Older versions of TorchRec have no injection into backward.
+injection = pytest.importorskip("torchrec.distributed.train_pipeline.backward_injection")
 
 
 class SparseFirst(nn.Module):
@@ -58,6 +76,7 @@ def traced(sharding: str):
     )
     optimizer = torch.optim.SGD(dmp.module.dense.parameters(), lr=0.1)
     pipeline = TrainPipelineSparseDist(dmp, optimizer, torch.device("cpu"))
+    pipeline.register_backward_hook(site(sharding), injected)
     batches = iter([batch(case, step, dist.get_rank()) for step in range(4)])
     pipeline.progress(batches)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
@@ -68,19 +87,51 @@ def traced(sharding: str):
     ]
 
 
-def all_traces():
-    return {sharding: traced(sharding) for sharding in (TW, CW, RW)}
+def site(sharding: str):
+    """Return the place in backward at which the rows' gradients of a sharding were sent."""
+    finder = injection.OutputDistTensorFinder(ShardingType(sharding))
+    return injection.InjectionSite("sparse", finder)
+
+
+def injected(_pipeline) -> None:
+    with record_function("injected"):
+        pass
+
+
+def exchanges_begun(module: str, sharding: str, unique_bags: bool) -> list[int]:
+    """Return how many exchanges of gradients had begun, each time that injected work ran."""
+    case = Case(tables=TABLES, sharding=sharding, module=module)
+    rule = TableRule(
+        tables=("*",), forward=Rowwise(4), backward=Rowwise(4), unique_bags=unique_bags
+    )
+    qcomm = QComm(Config(embedding=(rule,)))
+    dmp = shard(case, qcomm)
+    numbers = []
+    injection.register_backward_hook(
+        site(sharding),
+        dmp.module,
+        lambda _grad: numbers.append(qcomm.stats().embedding_backward.num_calls),
+    )
+    train(dmp, case, 2, linear=True)
+    return numbers
+
+
+def everything():
+    return {
+        "traces": {sharding: traced(sharding) for sharding in (TW, CW, RW)},
+        "begun": {hooked: exchanges_begun(*hooked) for hooked in HOOKED},
+    }
 
 
 @pytest.fixture(scope="module")
 def ranks():
-    return run_ranks(all_traces, 2)
+    return run_ranks(everything, 2)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("sharding", [TW, CW, RW])
 def test_dense_backward_runs_while_gradients_travel(ranks, sharding):
-    for events in (rank[sharding] for rank in ranks):
+    for events in (rank["traces"][sharding] for rank in ranks):
         (launched,) = (e for e in events if e[0] == f"## sparse/{sharding} backward start ##")
         (waited,) = (e for e in events if e[0] == f"## sparse/{sharding} backward wait ##")
         assert launched[2] <= waited[1]
@@ -89,3 +140,11 @@ def test_dense_backward_runs_while_gradients_travel(ranks, sharding):
         ]
         between = [e for e in weight_gradients if e[2] <= waited[1]]
         assert between, "the dense part's backward waited for the network"
+        (work,) = (e for e in events if e[0] == "injected")
+        assert launched[2] <= work[1] <= work[2] <= waited[1]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("hooked", HOOKED, ids=str)
+def test_work_is_injected_where_gradients_were_sent(ranks, hooked):
+    assert all(rank["begun"][hooked] == [1, 2] for rank in ranks)

@@ -1,16 +1,22 @@
 """What a QComm keeps: names, counters and steps, whatever the plan and the modules are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import nn
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import CPU, MODULES, RW, TW, Case, Model, Table, plan
 from tests.integration.sharded_models.training import fused_params, qcomm_of, shard, train
-from trec_qcomm import Identity, Rowwise
+from trec_qcomm import Config, Identity, QComm, Rowwise, TableRule
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.testing import run_ranks
 
@@ -53,6 +59,45 @@ def steps_under_another_plan():
     shard(Case(tables=TABLES, sharding=RW), second)
     second.load_state_dict(first.state_dict())
     return {name: int(step) for name, step in second.state_dict()["steps"].items()}
+
+
+def resharded(qcomm):
+    """Train, let TorchRec move a table to the other rank, and train on.
+
+    Returns: the outputs of all steps, and the sizes of merged batches that FBGEMM was given then.
+    """
+    case = Case(tables=TABLES, sharding=TW)
+    dmp = shard(case, qcomm)
+    outputs = train(dmp, case, 2, linear=True)
+    before = dmp.plan.plan["sparse"]["a"]
+    rank = 1 - before.ranks[0]
+    blocks = [replace(b, placement=f"rank:{rank}/cpu") for b in before.sharding_spec.shards]
+    moved = replace(before, ranks=[rank], sharding_spec=EnumerableShardingSpec(blocks))
+    dmp.reshard({"sparse": (0.0, {"a": moved})})
+    sizes = []
+    for kernel in (k for lookup in dmp.module.sparse._lookups for k in lookup.modules()):
+        if isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen):
+            kernel.register_forward_pre_hook(
+                lambda _kernel, _args, options: sizes.append(
+                    options.get("batch_size_per_feature_per_rank")
+                ),
+                with_kwargs=True,
+            )
+    return outputs + train(dmp, case, 2, linear=True), sizes
+
+
+def resharded_as_stock():
+    rule = TableRule(tables="*", forward=Identity(), backward=Identity(), unique_bags=True)
+    qcomm = QComm(Config(embedding=(rule,)))
+    (stock, _), (ours, sizes) = resharded(None), resharded(qcomm)
+    return {
+        "equal": [
+            all(torch.equal(a[key], b[key]) for key in a) for a, b in zip(stock, ours, strict=True)
+        ],
+        "sizes": sizes,
+        "calls": qcomm.stats().embedding_forward.num_calls,
+        "steps": {name: int(step) for name, step in qcomm.state_dict()["steps"].items()},
+    }
 
 
 def calls_after_reset_in_inference_mode():
@@ -136,6 +181,7 @@ def everything():
     return {
         "twins": steps_of_twins(),
         "replanned": steps_under_another_plan(),
+        "resharded": resharded_as_stock(),
         "reset": calls_after_reset_in_inference_mode(),
         "bad frame": errors_of_a_bad_frame(),
         "dense": dense_bytes(),
@@ -157,6 +203,16 @@ def test_modules_with_equal_tables_are_told_apart(ranks):
 @pytest.mark.dist
 def test_a_run_is_resumed_under_another_plan(ranks):
     assert all(results["replanned"] == {"sparse": 3} for results in ranks)
+
+
+@pytest.mark.dist
+def test_a_resharded_module_goes_on(ranks):
+    for results in (rank["resharded"] for rank in ranks):
+        assert results["equal"] == [True] * 4
+        assert results["calls"] == 4
+        assert results["steps"] == {"sparse": 4}
+    sizes = [size for rank in ranks for size in rank["resharded"]["sizes"]]
+    assert sizes == [None, None], "FBGEMM looked up batches that were not padded"
 
 
 @pytest.mark.dist

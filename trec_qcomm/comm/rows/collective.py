@@ -233,17 +233,28 @@ class PooledCollective(RowCollective):
 
 
 class PendingRows:
-    """Rows on their way. Call `wait` once."""
+    """Rows on their way. Call `wait` once.
+
+    Args:
+        call: the exchange.
+        token: [1] float32, the tensor that joins the two autograd nodes. In backward its gradient
+            comes when the exchange of the rows' gradients has begun and is not waited for yet.
+    """
 
     def __init__(self, call: "_RowExchange", token: Tensor) -> None:
-        self._call, self._token = call, token
+        self._call, self.token = call, token
+
+    @property
+    def pg(self) -> dist.ProcessGroup:
+        """Process group of the exchange."""
+        return self._call.op.pg
 
     def wait(self) -> Tensor:
         """Return the rows, float32, in the exchange's result_shape.
 
         Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
         """
-        rows: Tensor = _Collect.apply(self._call, self._token)  # type: ignore[no-untyped-call]
+        rows: Tensor = _Collect.apply(self._call, self.token)  # type: ignore[no-untyped-call]
         return rows
 
 

@@ -5,6 +5,7 @@ Knows: ops.rows, autograd. Does not know: why rows are selected, codecs, process
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -34,6 +35,16 @@ class PendingSum:
 
     def __init__(self, pending: PendingRows, rows: Rows, shape: tuple[int, ...]) -> None:
         self._pending, self._rows, self._shape = pending, rows, shape
+
+    @property
+    def token(self) -> Tensor:
+        """Token of the packed rows' exchange; see PendingRows."""
+        return self._pending.token
+
+    @property
+    def pg(self) -> dist.ProcessGroup:
+        """Process group of the exchange."""
+        return self._pending.pg
 
     def wait(self) -> Tensor:
         """Return the sums, float32; 0 where nothing was sent.

@@ -8,7 +8,11 @@ Written against torchrec 1.8.0; `make test-versions` runs it from 1.6.1 to 1.9.2
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
+from torchrec.distributed.comm_ops import (
+    Request,
+    get_gradient_division,
+    get_use_sync_collectives,
+)
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import (
     BaseEmbeddingDist,
@@ -121,6 +125,7 @@ __all__ = [
     "ParameterSharding",
     "QuantizedCommCodec",
     "QuantizedCommCodecs",
+    "Request",
     "RwPooledEmbeddingSharding",
     "RwSequenceEmbeddingSharding",
     "SequenceShardingContext",

@@ -3,7 +3,8 @@
 A version of TorchRec that renames one of them changes this file alone. All exist under these names
 from torchrec 1.6.1 to 1.9.2. Beside them our subclasses override three private methods:
 `Awaitable._wait_impl`, `ShardedEmbeddingCollection._dedup_indices` and
-`ShardedManagedCollisionCollection._create_input_dists`.
+`ShardedManagedCollisionCollection._create_input_dists`. And they set one that TorchRec reads:
+`RowsAwaitable._tensor_awaitable`.
 """
 
 from collections.abc import Callable, Sequence

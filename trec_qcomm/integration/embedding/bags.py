@@ -19,11 +19,10 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
     ShardingType,
 )
-from trec_qcomm.integration.compat.private import input_dists, lookups, sharding_order
+from trec_qcomm.integration.compat.private import input_dists, sharding_order
 from trec_qcomm.integration.embedding.session_registry import register_module
 from trec_qcomm.integration.embedding.shardings import POOLED
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes, note_received
-from trec_qcomm.integration.ids.padded_lookups import pad_lookups
 from trec_qcomm.integration.session import Session
 
 _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
@@ -31,11 +30,6 @@ _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.valu
 
 class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        for lookup in lookups(self):  # TorchRec keeps them out of the module's children
-            pad_lookups(lookup)
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """Send the ids, and note for the output dist what was sent."""

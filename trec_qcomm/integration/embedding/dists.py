@@ -27,6 +27,7 @@ from trec_qcomm.integration.compat import (
     Awaitable,
     BaseEmbeddingDist,
     GroupedEmbeddingConfig,
+    Request,
     SequenceShardingContext,
     get_gradient_division,
 )
@@ -66,6 +67,21 @@ def _first_column(table: object) -> int:
     return int(metadata.shard_offsets[1]) if metadata is not None else 0
 
 
+class RowsRequest(Request[Tensor]):
+    """TorchRec's handle of a collective, for rows that are on their way.
+
+    Its `dummy_tensor` is where TorchRec's backward injection hooks its work: the hook runs when the
+    exchange of the rows' gradients has begun, and before it is waited for.
+    """
+
+    def __init__(self, pending: PendingRows | PendingSum) -> None:
+        super().__init__(pending.pg, pending.token.device)
+        self.dummy_tensor, self._pending = pending.token, pending
+
+    def _wait_impl(self) -> Tensor:
+        return self._pending.wait()
+
+
 class RowsAwaitable(Awaitable[Tensor]):
     """Awaitable of TorchRec for rows that are on their way."""
 
@@ -73,12 +89,13 @@ class RowsAwaitable(Awaitable[Tensor]):
         self, pending: PendingRows | PendingSum, callbacks: Sequence[Callback] = ()
     ) -> None:
         super().__init__()
-        self._pending = pending
+        self._tensor_awaitable = RowsRequest(pending)  # TorchRec reads it under this name
         self.callbacks.extend(callbacks)
 
     @eager
     def _wait_impl(self) -> Tensor:
-        return self._pending.wait()
+        rows: Tensor = self._tensor_awaitable.wait()
+        return rows
 
 
 class _CodedDist(nn.Module, Generic[C]):

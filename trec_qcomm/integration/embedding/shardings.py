@@ -7,7 +7,7 @@ where it would create its own at the first batch. The others get an output dist 
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
@@ -53,6 +53,7 @@ from trec_qcomm.integration.ids.bag_merging import (
 )
 from trec_qcomm.integration.ids.id_traffic import record_sent_ids
 from trec_qcomm.integration.ids.left_out import count_left_out
+from trec_qcomm.integration.ids.padded_lookups import pad_lookups
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
 
 
@@ -127,6 +128,15 @@ class _CodedPooledSharding(CodedSharding):
                 input_dist, self._merging, self._feature_shards(), self._registry.session.bags
             )
         return input_dist
+
+    def create_lookup(self, *args: Any, **options: Any) -> nn.Module:
+        """Make TorchRec's lookup, padded on CPU where each feature has a batch size of its own.
+
+        A module that TorchRec reshards makes its lookups anew.
+        """
+        lookup: nn.Module = super().create_lookup(*args, **options)  # type: ignore[misc]
+        pad_lookups(lookup)
+        return lookup
 
 
 class _CodedWholeColumns(_CodedPooledSharding):
