@@ -6,6 +6,7 @@ import yaml
 from trec_qcomm import (
     Cast,
     Config,
+    ErrorBounded,
     Float6,
     GradientRule,
     HopCodecs,
@@ -22,6 +23,7 @@ from trec_qcomm.config import (
     codec_to_dict,
     config_from_dict,
     config_to_dict,
+    read_config,
 )
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
@@ -124,9 +126,70 @@ def test_broken_documents_name_the_file(tmp_path, text, message):
         load(tmp_path, text)
 
 
-def test_a_missing_file_is_named():
-    with pytest.raises(ValueError, match=r"none\.yaml: .*No such file"):
-        load_config("none.yaml")
+@pytest.mark.parametrize("load", [load_config, QComm.from_yaml, read_config])
+def test_a_missing_file_is_a_file_not_found_error(load):
+    with pytest.raises(FileNotFoundError, match=r"No such file.*folder/none\.yaml"):
+        load("folder/none.yaml")
+
+
+def test_a_folder_or_bytes_are_no_config(tmp_path):
+    with pytest.raises(ValueError, match=rf"{tmp_path}: cannot be read: .*directory"):
+        load_config(tmp_path)
+    (tmp_path / "my.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"my\.yaml: cannot be read: .*decode"):
+        load_config(tmp_path / "my.yaml")
+
+
+ANCHORED = """
+x-codecs: &int4 {codec: rowwise, bits: 4}
+x-rules: {common: &common {backward: {<<: *int4, rounding: stochastic}, unique_bags: auto}}
+embedding:
+  - &first {<<: *common, tables: "a_*", forward: *int4}
+  - <<: [*first, {tables: "never", seed: 9}]
+    tables: "*"
+    forward: {<<: *int4, bits: 8}
+"""
+
+
+def test_anchors_and_merge_keys_work(tmp_path):
+    first, second = load(tmp_path, ANCHORED.replace(", seed: 9", "")).embedding
+    assert first.tables == ("a_*",)
+    assert (first.forward, first.backward) == (Rowwise(4), Rowwise(4, "stochastic"))
+    assert second.tables == ("*",)
+    assert (second.forward, second.backward) == (Rowwise(8), Rowwise(4, "stochastic"))
+    assert first.unique_bags == second.unique_bags == "auto"
+    with pytest.raises(ValueError, match=r"my\.yaml: embedding\[1\]\.seed: unknown key"):
+        load(tmp_path, ANCHORED)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a {seed: 1}\nb: {<<: *a, <<: *a}", "key '<<' is given twice"),
+        ("a: &a {seed: 1}\nb: {<<: *a, seed: 1, seed: 2}", "key 'seed' is given twice"),
+        ("a: &a {b: &b {<<: *a}}", "recursive"),
+        ("<<: 3", "expected a mapping or list of mappings for merging"),
+        ("dense: {x-codec: float6, codec: float6}", r"dense\.x-codec: unknown key"),
+        ("xcodec: 3", "xcodec: unknown key"),
+    ],
+)
+def test_what_cannot_be_merged_is_an_error(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, text)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1.e-3", ".1e-2", "0.001", "1E-3", "1.0e-3", "+1e-3"])
+def test_exponents_are_numbers(tmp_path, text):
+    yaml_text = f"embedding: [{{tables: a, forward: {{codec: error_bounded, bound: {text}}}, "
+    config = load(tmp_path, yaml_text + "backward: identity}]")
+    assert config.embedding[0].forward == ErrorBounded(0.001)
+    assert type(config.embedding[0].forward.bound) is float
+
+
+@pytest.mark.parametrize("table", ["1e5", "1E-3", "yes", "0x1", "<<", "t 1: #", "1e", "e5"])
+def test_a_table_may_look_like_anything_else(tmp_path, table):
+    config = Config(embedding=[TableRule(tables=table, forward=Identity(), backward=Identity())])
+    assert load(tmp_path, QComm(config).to_yaml()).embedding == config.embedding
 
 
 def rules(*patterns):

@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trec_qcomm.config import (
     Config,
     config_from_dict,
     config_to_dict,
     load_config,
     load_preset,
+    write_yaml,
 )
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
@@ -63,7 +62,9 @@ class QComm:
     def from_yaml(cls, path: str | Path) -> "QComm":
         """Make a QComm from a YAML file.
 
-        Raises: ValueError: naming file, field and allowed values.
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: naming file, field and allowed values.
         """
         return cls(load_config(path))
 
@@ -87,7 +88,7 @@ class QComm:
 
     def to_yaml(self) -> str:
         """Return the config as YAML text, which `from_yaml` reads."""
-        return yaml.safe_dump(config_to_dict(self.config), sort_keys=False)
+        return write_yaml(config_to_dict(self.config))
 
     def sharders(
         self, *, fused_params: dict[str, Any] | None = None, use_index_dedup: bool = False

@@ -6,6 +6,7 @@ from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_confi
 from trec_qcomm.config.tables import HopCodecs, TableRule, UniqueBagsChoice
 from trec_qcomm.config.tree import Config
 from trec_qcomm.config.write import codec_to_dict, config_to_dict
+from trec_qcomm.config.yaml_text import parse_yaml, read_yaml, write_yaml
 
 __all__ = [
     "AllReduceRule",
@@ -21,6 +22,9 @@ __all__ = [
     "config_to_dict",
     "load_config",
     "load_preset",
+    "parse_yaml",
     "presets",
     "read_config",
+    "read_yaml",
+    "write_yaml",
 ]

@@ -36,7 +36,9 @@ def read_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
         config: a Config, a mapping as YAML has it, the name of a preset, or the path of a YAML
             file. A text is a preset if there is one of that name, else a path.
 
-    Raises: ValueError: naming what is allowed, or file, field and what is allowed there.
+    Raises:
+        FileNotFoundError: a path, or a text with a suffix or a folder, without a file.
+        ValueError: naming what is allowed, or file, field and what is allowed there.
     """
     if isinstance(config, Config):
         return config
@@ -44,7 +46,7 @@ def read_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
         return config_from_dict(config)
     if isinstance(config, str) and config in presets():
         return load_preset(config)
-    if isinstance(config, str) and not isfile(config):
+    if isinstance(config, str) and config == Path(config).stem and not isfile(config):
         raise ValueError(
             f"config: {config!r} is neither a file nor a preset; presets: {', '.join(presets())}"
         )

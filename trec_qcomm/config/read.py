@@ -21,21 +21,21 @@ Errors name file, field and allowed values.
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
 Where a codec is expected, its name alone is short for a mapping with one key: `codec: float6` is
-`codec: {codec: float6}`, and `tables: "*"` is `tables: ["*"]`.
+`codec: {codec: float6}`, and `tables: "*"` is `tables: ["*"]`. Anchors and merge keys
+(`<<: *name`) work; a key at the top level that begins with `x-` is a place for anchors.
 
 Knows: codec names and fields through the registry. Does not know: TorchRec, process groups.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
+from trec_qcomm.config.yaml_text import read_yaml
 from trec_qcomm.control.cost_model import Link
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import schedule_from_dict
@@ -48,11 +48,13 @@ R = TypeVar("R", bound=AllReduceRule)
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a config from a YAML file. Raises ValueError naming file, field and allowed values."""
-    try:
-        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except _UNREADABLE as error:
-        raise ValueError(f"{path}: cannot be read: {error or type(error).__name__}") from error
+    """Read a config from a YAML file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: naming file, field and allowed values.
+    """
+    data = read_yaml(path)
     try:
         return config_from_dict(data, source=str(path))
     except ValueError as error:
@@ -68,6 +70,8 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
 
     Raises: ValueError: naming the field and what is allowed there.
     """
+    if isinstance(data, Mapping):  # what begins with x- only holds anchors
+        data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
     values = _checked_keys(Config, data, where="", hidden=("source",))
     rules = values.get("embedding", [])
     if not isinstance(rules, list | tuple):
@@ -158,38 +162,3 @@ def _checked_keys(
         if name not in data and known_field.default is MISSING:
             raise ValueError(f"{where}{name}: missing")
     return dict(data)
-
-
-# Errors that reading a file raises. PyYAML raises others besides YAMLError.
-_UNREADABLE = (
-    OSError,
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    KeyError,
-    RecursionError,
-)
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Reader of safe YAML in which a repeated key is an error."""
-
-
-def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    mapping: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, Hashable):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} is not a word", key_node.start_mark
-            )
-        if key in mapping:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} is given twice", key_node.start_mark
-            )
-        mapping[key] = loader.construct_object(value_node, deep=True)
-    return mapping
-
-
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
 
-import yaml
-
-from trec_qcomm.config import config_from_dict, config_to_dict
+from trec_qcomm.config import config_from_dict, config_to_dict, parse_yaml
 from trec_qcomm.records import (
     TRAFFIC_GROUPS,
     NetworkRecord,
@@ -162,8 +160,8 @@ def config_id(record: Record) -> str:
 def fingerprint(config: str) -> str | None:
     """Return the SHA-256 of what a config means; None where the text is no config today."""
     try:
-        meaning = config_to_dict(config_from_dict(yaml.safe_load(config)))
-    except (ValueError, yaml.YAMLError):
+        meaning = config_to_dict(config_from_dict(parse_yaml(config, name="config")))
+    except ValueError:
         return None
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 

@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 from dataclasses import dataclass
 
-import yaml
 from data.dataset import Dataset
 from model import ModelConfig
 from study.engine import Configuration
@@ -18,7 +17,7 @@ from train import load_dataset
 from emulation.codecs import Codecs
 from emulation.training import EmulatedTraining, train
 from trec_qcomm import Identity
-from trec_qcomm.config import config_from_dict
+from trec_qcomm.config import config_from_dict, parse_yaml
 
 NULL_FACTOR = 1 + 1e-6  # of the initial embeddings of a null run
 
@@ -79,7 +78,8 @@ class EmulatedTrainer:
 
 def codecs_of(configuration: Configuration, embedding_dim: int) -> Codecs:
     """Return new codecs of a configuration. Raises ValueError: the tables do not fit its config."""
-    config = config_from_dict(yaml.safe_load(configuration.config), source=configuration.name)
+    name = configuration.name
+    config = config_from_dict(parse_yaml(configuration.config, name=name), source=name)
     return Codecs.from_config(config, embedding_dim)
 
 
