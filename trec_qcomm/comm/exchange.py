@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.streams import sizes_stream
 from trec_qcomm.core import registry
 from trec_qcomm.core.checks import renaming_errors
@@ -184,14 +185,14 @@ class PendingFrames:
 
     def __init__(
         self,
-        pg: dist.ProcessGroup,
+        peers: Peers,
         work: dist.Work | None,
         sent: SealedFrames,
         received: SealedFrames,
         placed: PlacedFrames,
         traffic: Traffic,
     ) -> None:
-        self._pg, self._work, self._sent, self._received = pg, work, sent, received
+        self._peers, self._work, self._sent, self._received = peers, work, sent, received
         self._placed, self._traffic = placed, traffic
 
     def wait(self, out: Tensor) -> None:
@@ -204,12 +205,12 @@ class PendingFrames:
             self._work.wait()
             self._work = None
         self._traffic.wire_s += perf_counter() - begin
-        ranks = dist.get_process_group_ranks(self._pg)
+        ranks = self._peers.ranks
         decode_frames(self._received, self._placed, out, ranks=ranks, traffic=self._traffic)
 
 
 def start_exchange(
-    pg: dist.ProcessGroup,
+    peers: Peers,
     sent: SealedFrames,
     incoming: PlacedFrames,
     *,
@@ -219,25 +220,26 @@ def start_exchange(
     """Launch the all-to-all of frames and return at once, or once the sizes have come.
 
     Args:
-        pg: the ranks.
+        peers: the ranks.
         sent: one frame per peer.
         incoming: the rows that the peers' frames will hold.
         fixed_size: whether every rank's frames have the sizes that `incoming` computes; the same on
             all ranks.
         traffic: counters of seconds and of the sizes' bytes.
     """
+    pg = peers.pg
     if pg.size() == 1:
-        return PendingFrames(pg, None, sent, sent, incoming, traffic)
+        return PendingFrames(peers, None, sent, sent, incoming, traffic)
     begin = perf_counter()
     sizes = incoming.frame_nbytes
     announced = None
     if frame.is_on_gpu(sent.buffer):
         announced = frame.Announced(incoming.codecs, incoming.max_nbytes)
         if not fixed_size:
-            announced = _exchange_tables(pg, sent, incoming, traffic)
+            announced = _exchange_tables(peers, sent, incoming, traffic)
             _, sizes = frame.lay_out(announced.nbytes, incoming.plan.segments_per_frame)
     elif not fixed_size:
-        sizes = _exchange_sizes(pg, sent.nbytes, incoming)
+        sizes = _exchange_sizes(peers, sent.nbytes, incoming)
         traffic.header_nbytes += 8 * (pg.size() - 1)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.buffer.device)
     received = SealedFrames(buffer, sizes, sent.call, announced)
@@ -250,26 +252,26 @@ def start_exchange(
         async_op=True,
     )
     traffic.wire_s += perf_counter() - begin
-    return PendingFrames(pg, work, sent, received, incoming, traffic)
+    return PendingFrames(peers, work, sent, received, incoming, traffic)
 
 
-def _exchange_sizes(pg: dist.ProcessGroup, nbytes: list[int], incoming: PlacedFrames) -> list[int]:
+def _exchange_sizes(peers: Peers, nbytes: list[int], incoming: PlacedFrames) -> list[int]:
     """Return each peer's frame size; refuse a wrong one before memory is allocated for it."""
     received = torch.empty(len(nbytes), dtype=torch.int64)
-    dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=pg)
+    dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=peers.pg)
     limits = largest_nbytes(incoming)
     bad = (received < 0) | (received > limits) | (received % 8 != 0)
     if bool(bad.any()):
         p = int(bad.nonzero()[0])
         raise CorruptFrameError(
             f"{int(received[p])} bytes announced, at most {int(limits[p])} expected",
-            rank=dist.get_process_group_ranks(pg)[p],
+            rank=peers.ranks[p],
         )
     return received.tolist()
 
 
 def _exchange_tables(
-    pg: dist.ProcessGroup, sent: SealedFrames, incoming: PlacedFrames, traffic: Traffic
+    peers: Peers, sent: SealedFrames, incoming: PlacedFrames, traffic: Traffic
 ) -> frame.Announced:
     """Return each segment's codec and size; refuse wrong ones before memory is allocated for them.
 
@@ -287,17 +289,17 @@ def _exchange_tables(
             words,
             output_split_sizes=list(plan.segments_per_frame),
             input_split_sizes=list(sent.counts),
-            group=pg,
+            group=peers.pg,
         )
         received = download(received)
-    traffic.header_nbytes += 8 * (sum(sent.counts) - sent.counts[pg.rank()])
+    traffic.header_nbytes += 8 * (sum(sent.counts) - sent.counts[peers.pg.rank()])
     codecs, nbytes = received >> 32, received & 0xFFFFFFFF
     bad = (nbytes > 2 * incoming.raw_nbytes + 4096) | (nbytes % 8 != 0) | (codecs > 255)
     if bool(bad.any()):
         s = int(bad.nonzero()[0])
         raise CorruptFrameError(
             f"{int(nbytes[s])} bytes of codec {int(codecs[s])} announced",
-            rank=dist.get_process_group_ranks(pg)[int(plan.frame[s])],
+            rank=peers.ranks[int(plan.frame[s])],
             table=plan.tables[s],
         )
     return frame.Announced(codecs, nbytes)

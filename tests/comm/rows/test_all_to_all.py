@@ -55,11 +55,11 @@ class SpiedCollective:
         return self._real(output, input, **options)
 
 
-def run_case(layout, codecs, batch_sizes):
+def run_case(layout, codecs, batch_sizes, pg=None):
     """Return the rows and gradient received, the bytes and the dtypes sent, of one exchange."""
     rank = dist.get_rank()
     op = PooledAllToAll(
-        dist.group.WORLD,
+        pg or dist.group.WORLD,
         layout,
         codecs=DirectionCodecs(*({f"t{t}": c for t in range(len(DIMS))} for c in codecs)),
         exact=DirectionCodecs(*[{f"t{t}": Identity() for t in range(len(DIMS))}] * 2),
@@ -147,6 +147,26 @@ def test_only_variable_sizes_are_exchanged(ranks):
             elif name == "variable forward":
                 expected = [sizes, payload, payload]
             assert result["dtypes"] == expected, name
+
+
+def on_a_group_that_torch_forgot(store):
+    """Make all groups again but one, which somebody kept, and exchange on that one."""
+    kept, rank, world_size = dist.new_group(), dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    options = {"init_method": f"file://{store}", "rank": rank, "world_size": world_size}
+    dist.init_process_group("gloo", **options)
+    layout = layout_for(world_size)
+    return {name: run_case(layout, CASES[name], [3, 2], kept) for name in ("identity", "variable")}
+
+
+@pytest.mark.dist
+def test_a_group_works_that_was_made_before_all_groups_were_made_again(tmp_path):
+    layout = layout_for(2)
+    for rank, results in enumerate(run_ranks(on_a_group_that_torch_forgot, 2, tmp_path / "again")):
+        out, grad = expected(layout, [3, 2], rank)
+        for result in results.values():
+            assert torch.equal(result["out"], out)
+            assert torch.equal(result["grad"], grad)
 
 
 def die_or_wait():

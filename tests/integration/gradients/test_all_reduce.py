@@ -19,6 +19,7 @@ from trec_qcomm.control.cost_model import Link
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients import all_reduce
 from trec_qcomm.integration.gradients.dense import DenseGradients, make_dense_reduction
+from trec_qcomm.integration.gradients.placement import make_gloo_group
 from trec_qcomm.testing import run_ranks
 
 BUCKET_MB = 0.01  # several buckets
@@ -356,6 +357,11 @@ def refused():
     assert gradients.state_dict() == bad
     gradients.load_state_dict({})
     distributed(gradients)
+
+
+def test_a_process_group_that_torch_has_forgotten_is_refused():
+    with pytest.raises(ValueError, match="was made before destroy_process_group"):
+        make_gloo_group(object())
 
 
 def differing_rules():

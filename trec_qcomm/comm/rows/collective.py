@@ -27,6 +27,7 @@ from torch.profiler import record_function
 
 from trec_qcomm.comm.exchange import PendingFrames, encode_frames, start_exchange
 from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.streams import join, side_stream
@@ -99,6 +100,7 @@ class RowCollective(ABC):
         tolerances: RowTolerances | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
+        self.peers = Peers(pg)
         self.rank, self.world_size = pg.rank(), pg.size()
         # It keys the noise, because groups of other ranks may use the same name.
         self._global_rank = dist.get_rank()
@@ -321,7 +323,7 @@ class _RowExchange:
             )
             fixed_size = sent.fixed_size and received.fixed_size
             self.pending = start_exchange(
-                op.pg, frames, received, fixed_size=fixed_size, traffic=traffic
+                op.peers, frames, received, fixed_size=fixed_size, traffic=traffic
             )
 
     def finish(self, direction: str) -> Tensor:

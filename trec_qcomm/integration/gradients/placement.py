@@ -70,8 +70,17 @@ def check_same_rules(pg: dist.ProcessGroup, description: str) -> None:
 
 
 def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a new gloo group of the same ranks and timeout. Collective."""
-    ranks = dist.get_process_group_ranks(pg)
+    """Return a new gloo group of the same ranks and timeout. Collective.
+
+    Raises: ValueError: torch has forgotten the group.
+    """
+    try:
+        ranks = dist.get_process_group_ranks(pg)
+    except KeyError:
+        raise ValueError(
+            "gradients: the process group of DDP was made before destroy_process_group, and torch "
+            "has forgotten its ranks; wrap the model in a new DDP"
+        ) from None
     everyone = len(ranks) == dist.get_world_size()
     timeout: timedelta = pg._get_backend(torch.device("cpu")).options._timeout
     group: dist.ProcessGroup = dist.new_group(
