@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from data.dataset import FEATURES
-from data.tsv import NUM_DENSE
+from data.malformed import NUM_DENSE
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor

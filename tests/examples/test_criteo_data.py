@@ -152,7 +152,7 @@ def test_malformed_lines_are_reported(tmp_path: Path, caplog: pytest.LogCaptureF
     path.write_text("what is this\n" + path.read_text())
     with caplog.at_level(logging.WARNING):
         assert len(load_tsv(path, min_count=1, hash_buckets=None).rows) == len(RAW)
-    assert "1 of 701 lines malformed, the first is line 1" in caplog.text
+    assert "1 of 701 lines malformed; line 1: 1 field parted by tabs" in caplog.text
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """JSON-lines files of records: appended to one line at a time, read back with every field checked.
 
-An unknown kind, version or field, a mistyped or missing field, and a line that was cut short are
-errors that name file and line.
+An unknown kind, version or field, a mistyped or missing field, a number beyond float64's range, and
+a line that was cut short or is nested too deeply are errors that name file and line.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -79,15 +80,30 @@ def read_all(places: Iterable[str | Path]) -> list[Record]:
 def parse_line(line: str, origin: Origin) -> Record:
     """Return the record of one line. Raises ValueError, which names the origin: it is no record."""
     try:
-        fields = json.loads(line)
+        fields = json.loads(line, parse_int=_integer, parse_float=_number)
+        if not isinstance(fields, dict):
+            raise MistypedError(f"expected an object, got {type(fields).__name__}")
+        return replace(_record(fields), origin=origin)
     except json.JSONDecodeError as error:
         raise ValueError(f"{origin}: not JSON ({error}); was it cut short?") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{origin}: expected an object, got {type(fields).__name__}")
-    try:
-        return replace(_record(fields), origin=origin)
+    except RecursionError:
+        raise ValueError(f"{origin}: nested too deeply to be a record") from None
     except MistypedError as error:
         raise ValueError(f"{origin}: {error}") from None
+
+
+def _integer(digits: str) -> int:
+    """Return an integer of JSON. Raises MistypedError: too large for a float, as figures need."""
+    _number(digits)
+    return int(digits)
+
+
+def _number(text: str) -> float:
+    """Return a number of JSON. Raises MistypedError: beyond float64's range."""
+    number = float(text)
+    if math.isinf(number):
+        raise MistypedError(f"a number beyond the range of float64: {text:.20}...")
+    return number
 
 
 def _record(fields: dict[str, Any]) -> Record:

@@ -11,19 +11,21 @@ from __future__ import annotations
 import gzip
 import lzma
 import re
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_DENSE = 13
-NUM_SPARSE = 26
-NUM_FIELDS = 1 + NUM_DENSE + NUM_SPARSE
+from data.malformed import NUM_DENSE, NUM_FIELDS, NUM_SPARSE, why_malformed
+
 MISSING_CATEGORY = -1
 MAX_MALFORMED = 0.01
+MAX_TOLD = 3
+MAX_LOOKED_AT = 100  # malformed lines of a chunk in which kinds of problems are looked for
 CHUNK_NBYTES = 8 << 20
 
 # One row: label 0 or 1, integers as float32 (NaN is missing), categories as int64 (-1 is missing).
@@ -35,6 +37,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Text = NDArray[np.uint8]
 
+_UNREADABLE = (".bz2", ".zst", ".zip", ".7z", ".tar", ".tgz")
 _TAB, _NEWLINE, _MINUS = 9, 10, 45
 _DIGIT = np.full(256, 99, dtype=np.int64)  # the value of a digit's byte; 99 is no digit
 _DIGIT[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
@@ -43,29 +46,40 @@ _DIGIT[np.frombuffer(b"ABCDEF", np.uint8)] = range(10, 16)
 
 @dataclass
 class LineCount:
-    """How many lines of one file were read, how many were malformed, where the first of them is."""
+    """How many lines of one file were read, how many were malformed, and what is wrong with them.
+
+    The first line of each kind of problem is told, of at most MAX_TOLD kinds.
+    """
 
     path: Path
     num_lines: int = 0
     num_malformed: int = 0
-    first_malformed: int | None = None  # counted from 1
+    problems: dict[str, str] = field(default_factory=dict)  # by kind, see why_malformed
 
-    def add(self, good: Bools) -> None:
-        """Count L more lines, good or not."""
+    def add(self, good: Bools, text: Text) -> None:
+        """Count L more lines. Args: good: [L], which are well-formed.  text: [B], the lines."""
         bad = np.flatnonzero(~good)
-        if len(bad) and self.first_malformed is None:
-            self.first_malformed = self.num_lines + int(bad[0]) + 1
+        if len(bad) and len(self.problems) < MAX_TOLD:
+            ends = np.flatnonzero(text == _NEWLINE)
+            for line in bad[:MAX_LOOKED_AT].tolist():
+                start = int(ends[line - 1]) + 1 if line else 0
+                self._note(text[start : int(ends[line])].tobytes(), self.num_lines + line + 1)
         self.num_lines += len(good)
         self.num_malformed += len(bad)
+
+    def _note(self, line: bytes, number: int) -> None:
+        kind, reason = why_malformed(line, is_first=number == 1)
+        if len(self.problems) < MAX_TOLD:
+            self.problems.setdefault(kind, f"line {number}: {reason}")
 
     def check(self) -> None:
         """Raise ValueError if more than MAX_MALFORMED of the lines are malformed."""
         if self.num_malformed > MAX_MALFORMED * self.num_lines:
-            raise ValueError(f"{self}: more than {MAX_MALFORMED:.0%}, is this Criteo's TSV?")
+            raise ValueError(f"{self}; more than {MAX_MALFORMED:.0%}, is this Criteo's TSV?")
 
     def __str__(self) -> str:
-        where = f", the first is line {self.first_malformed}" if self.num_malformed else ""
-        return f"{self.path}: {self.num_malformed} of {self.num_lines} lines malformed{where}"
+        what = "".join(f"; {problem}" for problem in self.problems.values())
+        return f"{self.path}: {self.num_malformed} of {self.num_lines} lines malformed{what}"
 
 
 def list_files(path: Path) -> list[Path]:
@@ -84,13 +98,18 @@ def list_files(path: Path) -> list[Path]:
 def read_file(path: Path, count: LineCount) -> Iterator[Rows]:
     """Yield the good rows of one file in order, some 30,000 at a time, and fill in `count`.
 
-    Raises: ValueError: more than 1 % of the lines are malformed (after the last of them).
+    Raises: ValueError: the file cannot be read to its end, or more than 1 % of the lines are
+        malformed (after the last of them).
     """
-    with _open(path) as file:
-        for chunk in _whole_lines(file):
-            rows, good = parse_lines(np.frombuffer(chunk, np.uint8))
-            count.add(good)
-            yield rows
+    try:
+        with _open(path) as file:
+            for chunk in _whole_lines(file):
+                text = np.frombuffer(chunk, np.uint8)
+                rows, good = parse_lines(text)
+                count.add(good, text)
+                yield rows
+    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"{path}: cannot be read to its end: {error}") from error
     count.check()
 
 
@@ -163,6 +182,8 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _open(path: Path) -> BinaryIO:
+    if path.suffix in _UNREADABLE:
+        raise ValueError(f"{path}: {path.suffix} is not read; expected plain text, .gz or .xz")
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     return cast(BinaryIO, openers.get(path.suffix, open)(path, "rb"))
 
