@@ -50,8 +50,7 @@ def main(local_rank: int = 0, world_size: int | None = None) -> None:
     model = DistributedModelParallel(
         module=Model(),
         device=torch.device("cpu"),
-        sharders=qcomm.sharders(fused_params=fused_params),
-        data_parallel_wrapper=qcomm.data_parallel_wrapper(),
+        **qcomm.dmp_arguments(fused_params=fused_params),
     )
     dense = [p for name, p in model.named_parameters() if ".over." in f".{name}"]
     optimizer, losses = torch.optim.Adam(dense, lr=0.01), []

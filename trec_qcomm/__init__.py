@@ -5,8 +5,7 @@
     qcomm = trec_qcomm.QComm.from_preset("best")
     model = DistributedModelParallel(
         module=dlrm, device=device, plan=plan,
-        sharders=qcomm.sharders(),
-        data_parallel_wrapper=qcomm.data_parallel_wrapper(),
+        **qcomm.dmp_arguments(),
     )
 
 A DDP outside TorchRec: `trec_qcomm.compress_ddp(ddp, "dense_float6")`.

@@ -35,8 +35,7 @@ class QComm:
         qcomm = QComm.from_preset("best")  # or from_yaml(path), from_dict(mapping), QComm(config)
         model = DistributedModelParallel(
             module=dlrm, device=device, plan=plan,
-            sharders=qcomm.sharders(),
-            data_parallel_wrapper=qcomm.data_parallel_wrapper(),
+            **qcomm.dmp_arguments(),
         )
 
     Make one on each rank, from the same config, and use it for one model. Train as before;
@@ -118,6 +117,22 @@ class QComm:
         Raises: ValueError: the config has `dense`, and options an allreduce_comm_precision.
         """
         return CountedDataParallelWrapper(self._session, **options)
+
+    def dmp_arguments(
+        self, *, wrapper: Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Return the arguments of DistributedModelParallel that are QComm's, sharders and wrapper.
+
+            DistributedModelParallel(dlrm, device=device, plan=plan, **qcomm.dmp_arguments())
+
+        Args:
+            wrapper: keyword arguments of `data_parallel_wrapper`.
+            options: keyword arguments of `sharders`, such as fused_params.
+        """
+        return {
+            "sharders": self.sharders(**options),
+            "data_parallel_wrapper": self.data_parallel_wrapper(**(wrapper or {})),
+        }
 
     def codecs_registry(self) -> dict[str, QuantizedCommCodecs]:
         """Return the config as TorchRec's own registry, for TorchRec's own sharders.

@@ -78,7 +78,7 @@ def qcomm_of(forward, backward=None, **options) -> QComm:
 
 
 def shard(
-    qcomm, *, optimizer="sgd", plan=None, sharders=None, more_plans=None, **fused
+    qcomm, *, optimizer="sgd", plan=None, sharders=None, wrapper=None, more_plans=None, **fused
 ) -> DistributedModelParallel:
     """Shard the model with our sharders, or with stock ones where qcomm is None."""
     torch.manual_seed(0)
@@ -98,7 +98,7 @@ def shard(
             if parameter.sharding_type != ShardingType.DATA_PARALLEL.value:
                 parameter.compute_kernel = EmbeddingComputeKernel.FUSED.value
     fused_params = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": 0.1, **fused}
-    options = {}
+    options = {"data_parallel_wrapper": wrapper}
     if sharders is None and qcomm is None:
         sharders = [EmbeddingBagCollectionSharder(fused_params=fused_params)]
     elif sharders is None:

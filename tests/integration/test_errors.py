@@ -7,10 +7,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
+from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_use_sync_collectives
+from torchrec.distributed.types import ShardingPlan
 
-from tests.integration.small_model import batch, qcomm_of, shard
-from trec_qcomm import Cast, Config, ErrorBounded, Identity, QComm, Rowwise, TableRule, TopK
+from tests.integration.small_model import CPU, batch, qcomm_of, shard
+from trec_qcomm import (
+    Cast,
+    Config,
+    ErrorBounded,
+    Float6,
+    GradientRule,
+    Identity,
+    QComm,
+    Rowwise,
+    TableGradientRule,
+    TableRule,
+    TopK,
+)
 from trec_qcomm.integration.embedding.session_registry import _check_device
 from trec_qcomm.testing import run_ranks
 
@@ -53,7 +67,41 @@ def ranks_that_differ():
     shard(qcomm_of(codec))
 
 
+def wrapped(qcomm, module, plan):
+    return DistributedModelParallel(
+        module, device=CPU, plan=ShardingPlan(plan), **qcomm.dmp_arguments()
+    )
+
+
+def model_without_tables(*patterns):
+    """Train one step with dense gradients as float6; return (bytes sent, bytes in float32)."""
+    dense = GradientRule(codec=Float6(), min_numel=1)
+    qcomm = QComm(Config(embedding=(rule(*patterns),), dense=dense))
+    dmp = wrapped(qcomm, torch.nn.Linear(256, 2), {})
+    dmp(torch.ones(1, 256)).sum().backward()
+    sent = qcomm.stats().dense
+    return sent.wire_nbytes, sent.raw_nbytes
+
+
+def without_wrapper(backward=True, **gradients):
+    """Run a step of a model that our sharders sharded under TorchRec's own wrapper."""
+    qcomm = qcomm_of(Identity(), **gradients)
+    dmp = shard(qcomm, sharders=qcomm.sharders())
+    with torch.set_grad_enabled(backward):
+        dmp(batch(0, 2))
+
+
+def without_sharders(config):
+    """Run a step of a model that stock sharders sharded under our wrapper."""
+    qcomm = QComm(config)
+    wrapper = qcomm.data_parallel_wrapper()
+    dmp = shard(None, wrapper=wrapper)
+    dmp(batch(0, 2)).sum().backward()
+
+
 def all_messages():
+    dense = {"dense": GradientRule(codec=Float6())}
+    tables = {"data_parallel": TableGradientRule(codec=Identity())}
     missing = QComm(Config(embedding=(rule("tw_*", "cw*"),), source="m.yaml"))
     superfluous = QComm(Config(embedding=(rule("tw_*", "user*"), rule("*")), source="s.yaml"))
     return {
@@ -66,6 +114,19 @@ def all_messages():
         "sync": message_of(shard_with_sync_collectives),
         "switched": message_of(switch_to_sync_collectives),
         "differ": message_of(ranks_that_differ),
+        "no such path": message_of(
+            lambda: shard(qcomm_of(Identity()), more_plans={"tower.bags": {}})
+        ),
+        "no tables": message_of(lambda: model_without_tables("user*")),
+        "no wrapper": message_of(lambda: without_wrapper(**dense)),
+        "no wrapper of tables": message_of(lambda: without_wrapper(**tables)),
+        "no sharders": message_of(lambda: without_sharders(qcomm_of(Identity(), **dense).config)),
+        "allowed": [
+            message_of(lambda: without_wrapper(backward=False, **dense)),
+            message_of(without_wrapper),
+            message_of(lambda: without_sharders(Config(**dense))),
+        ],
+        "dense alone": model_without_tables("*"),
     }
 
 
@@ -85,12 +146,28 @@ def messages():
         ("sync", ["use_sync_collectives"]),
         ("switched", ["use_sync_collectives"]),
         ("differ", ["have different configs", "'bits': 4", "'bits': 8"]),
+        ("no such path", ["plan: the model has no module 'tower.bags'; sharded is: ebc"]),
+        ("no tables", ["'user*' matches no table; the model has: no tables"]),
+        ("no wrapper", ["config: dense: no wrapper", "data_parallel_wrapper=qcomm.data_para"]),
+        ("no wrapper of tables", ["config: data_parallel: no wrapper", "leave out data_parallel"]),
+        ("no sharders", ["no table was sharded by this QComm; pass sharders=qcomm.sharders()"]),
     ],
 )
 def test_message(messages, case, words):
     for message in (rank[case] for rank in messages):
         for word in words:
             assert word in message
+
+
+@pytest.mark.dist
+def test_half_of_the_arguments_is_enough_where_the_config_has_no_use_for_the_other(messages):
+    assert all(rank["allowed"] == ["no error"] * 3 for rank in messages)
+
+
+@pytest.mark.dist
+def test_a_model_without_tables_goes_with_a_pattern_for_all(messages):
+    for wire_nbytes, raw_nbytes in (rank["dense alone"] for rank in messages):
+        assert 0 < wire_nbytes < raw_nbytes / 3
 
 
 @pytest.mark.parametrize(

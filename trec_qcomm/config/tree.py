@@ -66,5 +66,5 @@ class Config:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     raise ValueError(
                         f"{self.source}: embedding[{number}].tables: {pattern!r} matches no "
-                        f"table; the model has: {', '.join(names)}"
+                        f"table; the model has: {', '.join(names) or 'no tables'}"
                     )

@@ -45,13 +45,16 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Wrap the replicated part, then take over or count what every DDP all-reduces.
 
-        Raises: ValueError: a config pattern that matches none of the model's tables, or a module
-            that the plan shards and for which there is no sharder, which TorchRec would replicate
-            in silence.
+        Raises: ValueError: a config pattern that matches none of the model's tables; sharded
+            tables, none of them by sharders of this QComm, although the config has rules for them;
+            a path of the plan that the model does not have, or whose module has no sharder, so that
+            TorchRec would replicate it in silence.
         """
         _check_all_sharded(dmp)
-        super().wrap(dmp, env, device)
+        self._check_sharders(dmp)
         self._session.check_patterns()
+        super().wrap(dmp, env, device)
+        self._session.is_wrapped = True
         dense = dense_module(dmp)
         if isinstance(dense, DistributedDataParallel) and not self._session.add_dense(dense):
             narrow = self._precision in ("fp16", "bf16")
@@ -60,10 +63,38 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
             if not self._session.add_lookup(lookup):
                 _count(lookup, self._session.counters["data_parallel"])
 
+    def _check_sharders(self, dmp: DistributedModelParallel) -> None:
+        """Raise ValueError where the config has rules for tables and other sharders sharded them.
+
+        A config without such rules goes with any sharders, and any config with a model that has no
+        sharded tables.
+        """
+        session = self._session
+        if session.tables or not session.config.embedding:
+            return
+        if _sharded_modules(dmp):
+            raise ValueError(
+                "no table was sharded by this QComm; pass sharders=qcomm.sharders() to "
+                "DistributedModelParallel (qcomm.dmp_arguments() has both), or leave embedding "
+                f"out of {session.config.source}"
+            )
+
+
+def _sharded_modules(dmp: DistributedModelParallel) -> list[str]:
+    """Return the paths of the model's sharded modules."""
+    modules = dense_module(dmp).named_modules()
+    return [path for path, module in modules if isinstance(module, ShardedModule)]
+
 
 def _check_all_sharded(dmp: DistributedModelParallel) -> None:
     for path in dmp.plan.plan:
-        module = dense_module(dmp).get_submodule(path)
+        try:
+            module = dense_module(dmp).get_submodule(path)
+        except AttributeError as error:
+            sharded = ", ".join(_sharded_modules(dmp)) or "nothing"
+            raise ValueError(
+                f"plan: the model has no module {path!r}; sharded is: {sharded}"
+            ) from error
         if not isinstance(module, ShardedModule):
             raise ValueError(
                 f"plan: {path!r} is a {type(module).__name__}, for which no sharder was given; "

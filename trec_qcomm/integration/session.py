@@ -7,6 +7,7 @@ business of embedding/ (sharders, shardings, dists) and of ddp.py.
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,12 +23,14 @@ from trec_qcomm.integration.gradients.tables import TableGradients
 class Session:
     """Shared state of one QComm.
 
-    `exact` is what `QComm.bypass` sets: while it is True, collectives send float32.
+    `exact` is what `QComm.bypass` sets: while it is True, collectives send float32. `is_wrapped`
+    tells whether a wrapper of this QComm has wrapped the model.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.exact = False
+        self.is_wrapped = False
         self.tables: set[str] = set()
         self.counters = {
             kind: Traffic(kind, ["all"]) for kind in ("dense", "data_parallel", "input")
@@ -63,12 +66,29 @@ class Session:
     def check_patterns(self) -> None:
         """Raise ValueError at a pattern without a table, or at loaded state without its module.
 
-        Call it once the whole model is sharded.
+        Call it once the whole model is sharded. In a model without sharded tables, `*` alone may
+        match none.
         """
         if not self._patterns_checked:
-            self.config.check_patterns(self.tables)
+            patterns = {pattern for rule in self.config.embedding for pattern in rule.tables}
+            if self.tables or patterns != {"*"}:
+                self.config.check_patterns(self.tables)
             self.collectives.check_loaded_names()
             self._patterns_checked = True
+
+    def check_wrapped(self) -> None:
+        """Raise ValueError in a training step without the wrapper that the config needs."""
+        if self.is_wrapped or not torch.is_grad_enabled():
+            return
+        config = self.config
+        needed = [key for key in ("dense", "data_parallel") if getattr(config, key) is not None]
+        if needed:
+            raise ValueError(
+                f"{config.source}: {', '.join(needed)}: no wrapper of this QComm is in the model; "
+                "pass data_parallel_wrapper=qcomm.data_parallel_wrapper() to "
+                "DistributedModelParallel (qcomm.dmp_arguments() has both), or leave out "
+                f"{' and '.join(needed)}"
+            )
 
     def add_dense(self, ddp: DistributedDataParallel) -> bool:
         """Take over the all-reduce of the replicated part, where the config says so. Collective."""

@@ -20,7 +20,7 @@ from trec_qcomm.integration.compat import (
     ShardingType,
 )
 from trec_qcomm.integration.compat.private import input_dists, sharding_order
-from trec_qcomm.integration.embedding.session_registry import register_module
+from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
 from trec_qcomm.integration.embedding.shardings import POOLED
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes, note_received
 from trec_qcomm.integration.session import Session
@@ -31,8 +31,18 @@ _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.valu
 class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged."""
 
+    @property
+    def _registry(self) -> SessionRegistry:
+        registry: SessionRegistry = self.qcomm_codecs_registry
+        return registry
+
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
-        """Send the ids, and note for the output dist what was sent."""
+        """Send the ids, and note for the output dist what was sent.
+
+        Raises: ValueError: training without the wrapper that the config needs, which matters to
+            DATA_PARALLEL tables, too, that send no rows.
+        """
+        self._registry.session.check_wrapped()
         awaitable = super().input_dist(ctx, features)
         hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable

@@ -108,9 +108,11 @@ class _CodedDist(nn.Module, Generic[C]):
     def _options(self) -> dict[str, Any]:
         """Return the keyword options with which the collective starts this call.
 
-        Raises: ValueError: synchronous collectives, or a config pattern that matches no table.
+        Raises: ValueError: synchronous collectives, a config pattern that matches no table, or
+            training without the wrapper that the config needs.
         """
         self._session.check_patterns()
+        self._session.check_wrapped()
         refuse_sync_collectives()
         divisor = self.collective.world_size if get_gradient_division() else 1
         return {"exact": self._session.exact, "gradient_divisor": divisor}
