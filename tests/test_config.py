@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from trec_qcomm import (
@@ -247,6 +248,19 @@ def test_a_table_without_a_rule_is_an_error():
     config = Config(embedding=rules("user_*"), source="x.yaml")
     with pytest.raises(ValueError, match=r"x\.yaml: embedding: no pattern matches table 'item'"):
         config.rule_for("item")
+
+
+@pytest.mark.parametrize("section", ["dense", "data_parallel"])
+def test_without_rules_all_tables_are_exact(section):
+    config = config_from_dict({section: {"codec": "float6"}})
+    config.check_patterns(["user_id"])
+    rule = config.rule_for("user_id")
+    assert (rule.forward, rule.backward, rule.intra) == (Identity(), Identity(), HopCodecs())
+    assert (rule.unique_bags, config.embedding) == (False, ())
+    assert "*: Identity() forward, Identity() backward; dense: " in repr(QComm(config))
+    for codecs in QComm(config).codecs_registry().values():
+        assert codecs.forward.quantized_dtype == codecs.backward.quantized_dtype == torch.float32
+    assert config_from_dict(config_to_dict(config)) == config
 
 
 def test_a_pattern_without_a_table_is_an_error():

@@ -116,3 +116,6 @@ def _patterns(tables: object) -> tuple[str, ...]:
     ):
         raise ValueError(f"tables: expected a pattern or a list of patterns, got {tables!r}")
     return tuple(patterns)
+
+
+EXACT_RULE = TableRule(tables="*", forward=Identity(), backward=Identity())

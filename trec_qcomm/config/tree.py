@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from trec_qcomm.config.gradients import GradientRule, TableGradientRule
 from trec_qcomm.config.patterns import covers, is_glob
-from trec_qcomm.config.tables import TableRule
+from trec_qcomm.config.tables import EXACT_RULE, TableRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,8 @@ class Config:
 
     Args:
         embedding: rules of the embedding exchanges, kept as a tuple. For each table the first rule
-            with a pattern that matches holds. A rule that earlier ones hide is an error.
+            with a pattern that matches holds. A rule that earlier ones hide is an error. Without
+            any rule all tables are sent as float32.
         dense: rule of the gradients of the replicated part; None leaves them to DDP.
         data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
         seed: seed of stochastic rounding, 0..2^63 - 1.
@@ -51,7 +52,12 @@ class Config:
             raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
 
     def rule_for(self, table: str) -> TableRule:
-        """Return the rule that holds for a table. Raises ValueError where none matches."""
+        """Return the rule that holds for a table. Raises ValueError where none matches.
+
+        Where there are no rules at all, the codecs are `identity`.
+        """
+        if not self.embedding:
+            return EXACT_RULE
         for rule in self.embedding:
             if rule.matches(table):
                 return rule
