@@ -14,8 +14,11 @@ from trec_qcomm import (
     Identity,
     QComm,
     Rowwise,
+    Sign,
     TableGradientRule,
     TableRule,
+    Threshold,
+    TopK,
     load_config,
 )
 from trec_qcomm.config import (
@@ -217,6 +220,44 @@ def test_a_codec_name_is_short_for_its_mapping(tmp_path):
     assert config.dense == GradientRule(codec=Float6())
     assert config.data_parallel == TableGradientRule(codec=Identity())
     assert config_from_dict(config_to_dict(config), source=config.source) == config
+
+
+@pytest.mark.parametrize("codec", ["sign", {"codec": "threshold", "threshold": 0.1}])
+def test_codecs_of_gradients_do_not_send_rows(codec):
+    name = codec if isinstance(codec, str) else codec["codec"]
+    config_from_dict({"embedding": [RULE | {"backward": codec}], "dense": {"codec": codec}})
+    for change, where in (
+        ({"forward": codec}, r"embedding\[0\]: forward"),
+        ({"intra": {"forward": codec}}, r"embedding\[0\]\.intra: forward"),
+    ):
+        with pytest.raises(ValueError, match=f"{where}: {name} is for gradients only"):
+            config_from_dict({"embedding": [RULE | change]})
+
+
+@pytest.mark.parametrize(
+    ("codec", "block", "message"),
+    [
+        (Rowwise(8), 1, r"rowwise sends 5.01 bytes for a value, .*allowed with it: 2 to 1048576"),
+        (Rowwise(4), 1, "rowwise sends 5.01 bytes for a value"),
+        (Sign(), 1, "sign sends .*allowed with it: 2 to"),
+        (Identity(), 2**20 + 1, "block: 1048577 is more than 1048576"),
+        (Threshold(0.1), 10**12, "block: 1000000000000 is more than"),
+    ],
+)
+def test_absurd_blocks_are_refused(codec, block, message):
+    with pytest.raises(ValueError, match=message):
+        GradientRule(codec=codec, block=block)
+
+
+@pytest.mark.parametrize(
+    ("codec", "block"),
+    [
+        (Rowwise(8), 2), (Cast("fp16"), 1), (Identity(), 1), (Threshold(0.1), 1),
+        (TopK(threshold=0.1), 1), (ErrorBounded(0.1), 1), (Rowwise(4), 2**20), (Float6(), 128),
+    ],
+)  # fmt: skip
+def test_other_blocks_are_not(codec, block):
+    assert GradientRule(codec=codec, block=block).block == block
 
 
 def test_no_kind_of_gradient_rule_is_the_other():
