@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from trec_qcomm import (
@@ -13,8 +14,11 @@ from trec_qcomm import (
     Identity,
     QComm,
     Rowwise,
+    Sign,
     TableGradientRule,
     TableRule,
+    Threshold,
+    TopK,
     load_config,
 )
 from trec_qcomm.config import (
@@ -218,6 +222,44 @@ def test_a_codec_name_is_short_for_its_mapping(tmp_path):
     assert config_from_dict(config_to_dict(config), source=config.source) == config
 
 
+@pytest.mark.parametrize("codec", ["sign", {"codec": "threshold", "threshold": 0.1}])
+def test_codecs_of_gradients_do_not_send_rows(codec):
+    name = codec if isinstance(codec, str) else codec["codec"]
+    config_from_dict({"embedding": [RULE | {"backward": codec}], "dense": {"codec": codec}})
+    for change, where in (
+        ({"forward": codec}, r"embedding\[0\]: forward"),
+        ({"intra": {"forward": codec}}, r"embedding\[0\]\.intra: forward"),
+    ):
+        with pytest.raises(ValueError, match=f"{where}: {name} is for gradients only"):
+            config_from_dict({"embedding": [RULE | change]})
+
+
+@pytest.mark.parametrize(
+    ("codec", "block", "message"),
+    [
+        (Rowwise(8), 1, r"rowwise sends 5.01 bytes for a value, .*allowed with it: 2 to 1048576"),
+        (Rowwise(4), 1, "rowwise sends 5.01 bytes for a value"),
+        (Sign(), 1, "sign sends .*allowed with it: 2 to"),
+        (Identity(), 2**20 + 1, "block: 1048577 is more than 1048576"),
+        (Threshold(0.1), 10**12, "block: 1000000000000 is more than"),
+    ],
+)
+def test_absurd_blocks_are_refused(codec, block, message):
+    with pytest.raises(ValueError, match=message):
+        GradientRule(codec=codec, block=block)
+
+
+@pytest.mark.parametrize(
+    ("codec", "block"),
+    [
+        (Rowwise(8), 2), (Cast("fp16"), 1), (Identity(), 1), (Threshold(0.1), 1),
+        (TopK(threshold=0.1), 1), (ErrorBounded(0.1), 1), (Rowwise(4), 2**20), (Float6(), 128),
+    ],
+)  # fmt: skip
+def test_other_blocks_are_not(codec, block):
+    assert GradientRule(codec=codec, block=block).block == block
+
+
 def test_no_kind_of_gradient_rule_is_the_other():
     for kind, other in ((GradientRule, TableGradientRule), (TableGradientRule, GradientRule)):
         assert issubclass(kind, AllReduceRule)
@@ -247,6 +289,19 @@ def test_a_table_without_a_rule_is_an_error():
     config = Config(embedding=rules("user_*"), source="x.yaml")
     with pytest.raises(ValueError, match=r"x\.yaml: embedding: no pattern matches table 'item'"):
         config.rule_for("item")
+
+
+@pytest.mark.parametrize("section", ["dense", "data_parallel"])
+def test_without_rules_all_tables_are_exact(section):
+    config = config_from_dict({section: {"codec": "float6"}})
+    config.check_patterns(["user_id"])
+    rule = config.rule_for("user_id")
+    assert (rule.forward, rule.backward, rule.intra) == (Identity(), Identity(), HopCodecs())
+    assert (rule.unique_bags, config.embedding) == (False, ())
+    assert "*: Identity() forward, Identity() backward; dense: " in repr(QComm(config))
+    for codecs in QComm(config).codecs_registry().values():
+        assert codecs.forward.quantized_dtype == codecs.backward.quantized_dtype == torch.float32
+    assert config_from_dict(config_to_dict(config)) == config
 
 
 def test_a_pattern_without_a_table_is_an_error():

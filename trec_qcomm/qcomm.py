@@ -13,6 +13,7 @@ from trec_qcomm.config import (
     load_preset,
     write_yaml,
 )
+from trec_qcomm.config.tables import EXACT_RULE
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.integration.compat import (
@@ -214,7 +215,7 @@ class QComm:
         parts = [
             f"{', '.join(rule.tables)}: {rule.forward!r} forward, {rule.backward!r} backward"
             + (f", unique_bags {rule.unique_bags}" if rule.unique_bags else "")
-            for rule in config.embedding
+            for rule in config.embedding or [EXACT_RULE]
         ]
         for name, gradients in (("dense", config.dense), ("data_parallel", config.data_parallel)):
             said = "DDP" if gradients is None else f"{gradients.codec!r} by {gradients.algorithm}"

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from trec_qcomm.codecs import Threshold, TopK
-from trec_qcomm.control.cost_model import Link
+from trec_qcomm.control.cost_model import FLOAT32_NBYTES, Link
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, mask_use
+from trec_qcomm.core.segments import Segments
 
 AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot"]
 Scope = Literal["layer", "global"]
 OnResize = Literal["sum", "reset"]
+LARGEST_BLOCK = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class GradientRule(AllReduceRule):
     A block of adjacent values of a parameter is a row to the codec.
 
     Args:
-        block: number of values in a block.
+        block: number of values in a block, with which the codec sends less than float32.
         min_numel: smallest parameter that is coded. Smaller ones are sent as float32, and so are
             the values of a parameter behind its last whole block.
         error_feedback: whether what the codec kept back is added to the next step's gradients.
@@ -79,6 +81,7 @@ class GradientRule(AllReduceRule):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ValueError(f"{name}: {value!r} is not an integer >= {least}")
+        self._check_block()
         if type(self.error_feedback) is not bool:
             raise ValueError(f"error_feedback: {self.error_feedback!r} is not true or false")
         check_choice("scope", self.scope, get_args(Scope))
@@ -90,3 +93,25 @@ class GradientRule(AllReduceRule):
             raise ValueError("scope: global: only where refresh finds the threshold")
         if self.error_feedback and self.codec.contract is Contract.EXACT:
             raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back")
+
+    def _check_block(self) -> None:
+        """Raise ValueError at a block that no parameter has, or that is not made smaller."""
+        if self.block > LARGEST_BLOCK:
+            raise ValueError(f"block: {self.block!r} is more than {LARGEST_BLOCK}")
+        nbytes = _nbytes_a_value(self.codec, self.block)
+        if nbytes >= FLOAT32_NBYTES:
+            sizes = range(self.block, LARGEST_BLOCK)
+            least = next(n for n in sizes if _nbytes_a_value(self.codec, n) < FLOAT32_NBYTES)
+            raise ValueError(
+                f"block: {self.block!r}: {self.codec.name} sends {nbytes:.3g} bytes for a value, "
+                f"more than float32; allowed with it: {least} to {LARGEST_BLOCK}"
+            )
+
+
+def _nbytes_a_value(codec: Codec, block: int) -> float:
+    """Return the bytes that a codec sends for a value; 0 if it depends on the values."""
+    if not codec.fixed_size or codec.contract is Contract.EXACT:
+        return 0.0
+    num_rows = 1024
+    (nbytes,) = codec.max_nbytes(Segments.packed([num_rows], block)).tolist()
+    return float(nbytes) / (num_rows * block)

@@ -121,7 +121,7 @@ def _rule(data: object, where: str) -> TableRule:
     if "intra" in values:
         hop = _checked_keys(HopCodecs, values["intra"], where=f"{where}.intra.")
         intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}
-        values["intra"] = HopCodecs(**intra)
+        values["intra"] = _located(f"{where}.intra", lambda: HopCodecs(**intra))
     return _located(where, lambda: TableRule(**values))
 
 

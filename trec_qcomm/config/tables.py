@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from trec_qcomm.codecs import ErrorBounded, Identity, TopK
+from trec_qcomm.codecs import ErrorBounded, Identity, Sign, Threshold, TopK
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import Schedule
 from trec_qcomm.control.threshold import ThresholdRefresh
@@ -22,6 +22,11 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
         codec = getattr(pair, name)
         if isinstance(codec, type) or not isinstance(codec, Codec):
             raise ValueError(f"{name}: expected a codec, got {codec!r}")
+    if isinstance(pair.forward, Sign | Threshold):
+        raise ValueError(
+            f"forward: {pair.forward.name} is for gradients only: of the rows themselves it keeps "
+            "too little to train with"
+        )
     if mask_use(pair.forward) is MaskUse.READS:
         raise ValueError(f"forward: {pair.forward.name} is for backward only")
     if mask_use(pair.backward) is MaskUse.READS and mask_use(pair.forward) is not MaskUse.WRITES:
@@ -116,3 +121,6 @@ def _patterns(tables: object) -> tuple[str, ...]:
     ):
         raise ValueError(f"tables: expected a pattern or a list of patterns, got {tables!r}")
     return tuple(patterns)
+
+
+EXACT_RULE = TableRule(tables="*", forward=Identity(), backward=Identity())

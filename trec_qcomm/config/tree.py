@@ -3,12 +3,13 @@
 Knows: rules. Does not know: YAML, TorchRec, process groups.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from trec_qcomm.config.gradients import GradientRule, TableGradientRule
-from trec_qcomm.config.tables import TableRule
+from trec_qcomm.config.patterns import covers, is_glob
+from trec_qcomm.config.tables import EXACT_RULE, TableRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,8 @@ class Config:
 
     Args:
         embedding: rules of the embedding exchanges, kept as a tuple. For each table the first rule
-            with a pattern that matches holds.
+            with a pattern that matches holds. A rule that earlier ones hide is an error. Without
+            any rule all tables are sent as float32.
         dense: rule of the gradients of the replicated part; None leaves them to DDP.
         data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
         seed: seed of stochastic rounding, 0..2^63 - 1.
@@ -37,6 +39,7 @@ class Config:
         if not isinstance(rules, Sequence) or not all(isinstance(r, TableRule) for r in rules):
             raise ValueError("embedding: expected a list of rules")
         object.__setattr__(self, "embedding", tuple(rules))
+        _check_reached(self.embedding)
         for name, kind in (("dense", GradientRule), ("data_parallel", TableGradientRule)):
             rule = getattr(self, name)
             if rule is not None and type(rule) is not kind:
@@ -49,7 +52,12 @@ class Config:
             raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
 
     def rule_for(self, table: str) -> TableRule:
-        """Return the rule that holds for a table. Raises ValueError where none matches."""
+        """Return the rule that holds for a table. Raises ValueError where none matches.
+
+        Where there are no rules at all, the codecs are `identity`.
+        """
+        if not self.embedding:
+            return EXACT_RULE
         for rule in self.embedding:
             if rule.matches(table):
                 return rule
@@ -59,7 +67,10 @@ class Config:
         )
 
     def check_patterns(self, tables: Iterable[str]) -> None:
-        """Raise ValueError at the first pattern that matches none of the model's tables."""
+        """Raise ValueError at a pattern without a table, or a rule whose tables others take.
+
+        Args: tables: names of all tables of the model.
+        """
         names = sorted(tables)
         for number, rule in enumerate(self.embedding):
             for pattern in rule.tables:
@@ -68,3 +79,41 @@ class Config:
                         f"{self.source}: embedding[{number}].tables: {pattern!r} matches no "
                         f"table; the model has: {', '.join(names) or 'no tables'}"
                     )
+        holders = {name: self._number_for(name) for name in names}
+        for number, rule in enumerate(self.embedding):
+            if number not in holders.values():
+                taken = [name for name in names if rule.matches(name)]
+                by = " and ".join(f"embedding[{n}]" for n in sorted({holders[t] for t in taken}))
+                raise ValueError(
+                    f"{self.source}: embedding[{number}].tables: {by} before it takes all its "
+                    f"tables: {', '.join(taken)}"
+                )
+
+    def _number_for(self, table: str) -> int:
+        return next((n for n, rule in enumerate(self.embedding) if rule.matches(table)), -1)
+
+
+def _check_reached(rules: Sequence[TableRule]) -> None:
+    """Raise ValueError at a rule whose patterns match only what earlier ones match.
+
+    That is as much as can be said before the names of tables are known (`check_patterns`).
+    """
+    number_of: dict[str, int] = {}  # of each pattern, the first rule that has it
+    globs: list[str] = []
+    for number, rule in enumerate(rules):
+        by = {pattern: _covering(pattern, number_of, globs) for pattern in rule.tables}
+        if None not in by.values():
+            reasons = (f"{p!r} by embedding[{number_of[str(c)]}] {c!r}" for p, c in by.items())
+            raise ValueError(
+                f"embedding[{number}].tables: hidden by rules before it: {', '.join(reasons)}; "
+                "the first rule that matches a table holds"
+            )
+        for pattern in rule.tables:
+            number_of.setdefault(pattern, number)
+        globs += filter(is_glob, rule.tables)
+
+
+def _covering(pattern: str, earlier: Container[str], globs: Sequence[str]) -> str | None:
+    if pattern in earlier:
+        return pattern
+    return next((glob for glob in globs if covers(glob, pattern)), None)

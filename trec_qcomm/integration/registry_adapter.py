@@ -74,6 +74,8 @@ def codecs_registry(config: Config) -> dict[str, QuantizedCommCodecs]:
 
 
 def _one_cast(config: Config, direction: str) -> Cast | Identity:
+    if not config.embedding:
+        return Identity()
     first: Codec = getattr(config.embedding[0], direction)
     for number, rule in enumerate(config.embedding):
         codec = getattr(rule, direction)

@@ -76,6 +76,10 @@ def refused(yaml):
         (None, "config: expected a Config, .* got None"),
         ("dense_int3", "'dense_int3' is neither a file nor a preset; presets: best, .*dense_int8"),
         ("int4", "preset int4: dense: missing"),
+        (
+            {"dense": {"codec": "float6", "block": 5000, "min_numel": 20}},
+            r"block: 5000: no parameter has so many values; the largest, '.*weight', has \d+",
+        ),
         ({"dense": {"codec": "zip"}}, r"dense\.codec: unknown codec 'zip'; allowed: cast"),
     ):
         with pytest.raises(ValueError, match=message):

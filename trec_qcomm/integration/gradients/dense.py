@@ -38,6 +38,7 @@ class DenseGradients(GradientAllReduce):
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
     ) -> dict[nn.Parameter, list[ParameterShape]]:
         block = self._rule.block
+        _check_some_block(self._rule, {name: p.numel() for p, name in names.items()})
         return {p: [ParameterShape(name, p.numel(), block)] for p, name in names.items()}
 
     def _make_reduction(
@@ -55,6 +56,19 @@ class DenseGradients(GradientAllReduce):
 
     def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor) -> Rounds:
         return self._reduction.start(shapes, values, exact=self._is_exact())
+
+
+def _check_some_block(rule: GradientRule, sizes: Mapping[str, int]) -> None:
+    """Raise ValueError where blocks are so large that nothing would be coded.
+
+    A model whose parameters are all smaller than `min_numel` is left as it is.
+    """
+    largest = max(sizes, key=lambda name: sizes[name], default=None)
+    if largest is not None and rule.min_numel <= sizes[largest] < rule.block:
+        raise ValueError(
+            f"block: {rule.block!r}: no parameter has so many values; the largest, {largest!r}, "
+            f"has {sizes[largest]}"
+        )
 
 
 def make_dense_reduction(
