@@ -14,14 +14,17 @@ import multiprocessing
 import os
 import signal
 import socket
+import tempfile
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace_json
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 Run = Callable[[argparse.Namespace], bool]  # what each rank does; False if it was interrupted
@@ -52,11 +55,26 @@ def join(run: Run, options: argparse.Namespace) -> bool:
     backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
     if options.device == "cuda":
         torch.cuda.set_device(local_rank())
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives that torch remembers
     dist.init_process_group(backend, timeout=timedelta(seconds=options.timeout))
     try:
         return run(options)
+    except RuntimeError:  # a lost peer, for one
+        logging.error("rank %d: its last collectives: %s", dist.get_rank(), _write_collectives())
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _write_collectives() -> Path:
+    """Write what torch's flight recorder has and return the file.
+
+    With NCCL torch writes such a file itself at a timeout; with gloo nobody does. There it knows
+    when each collective was started, but not whether it ended.
+    """
+    file = Path(tempfile.gettempdir()) / f"collectives_{os.getpid()}_rank{dist.get_rank()}.json"
+    file.write_bytes(_dump_fr_trace_json())
+    return file
 
 
 def local_rank() -> int:

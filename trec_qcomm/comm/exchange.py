@@ -191,18 +191,23 @@ class PendingFrames:
         received: SealedFrames,
         placed: PlacedFrames,
         traffic: Traffic,
+        name: str,
     ) -> None:
         self._peers, self._work, self._sent, self._received = peers, work, sent, received
         self._placed, self._traffic = placed, traffic
+        self._name, self._started = name, perf_counter()
 
     def wait(self, out: Tensor) -> None:
         """Block until all frames are here and write their rows to `out`.
 
-        Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
+        Raises: CorruptFrameError.  LostPeerError.
         """
         begin = perf_counter()
         if self._work is not None:
-            self._work.wait()
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                raise self._peers.lost(error, self._name, since=self._started) from error
             self._work = None
         self._traffic.wire_s += perf_counter() - begin
         ranks = self._peers.ranks
@@ -216,6 +221,7 @@ def start_exchange(
     *,
     fixed_size: bool,
     traffic: Traffic,
+    name: str,
 ) -> PendingFrames:
     """Launch the all-to-all of frames and return at once, or once the sizes have come.
 
@@ -226,10 +232,12 @@ def start_exchange(
         fixed_size: whether every rank's frames have the sizes that `incoming` computes; the same on
             all ranks.
         traffic: counters of seconds and of the sizes' bytes.
+        name: words for this exchange, for errors.
+    Raises: CorruptFrameError: a size that no peer has reason to announce.  LostPeerError.
     """
     pg = peers.pg
     if pg.size() == 1:
-        return PendingFrames(peers, None, sent, sent, incoming, traffic)
+        return PendingFrames(peers, None, sent, sent, incoming, traffic, name)
     begin = perf_counter()
     sizes = incoming.frame_nbytes
     announced = None
@@ -239,7 +247,7 @@ def start_exchange(
             announced = _exchange_tables(peers, sent, incoming, traffic)
             _, sizes = frame.lay_out(announced.nbytes, incoming.plan.segments_per_frame)
     elif not fixed_size:
-        sizes = _exchange_sizes(peers, sent.nbytes, incoming)
+        sizes = _exchange_sizes(peers, sent.nbytes, incoming, name)
         traffic.header_nbytes += 8 * (pg.size() - 1)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.buffer.device)
     received = SealedFrames(buffer, sizes, sent.call, announced)
@@ -252,13 +260,19 @@ def start_exchange(
         async_op=True,
     )
     traffic.wire_s += perf_counter() - begin
-    return PendingFrames(peers, work, sent, received, incoming, traffic)
+    return PendingFrames(peers, work, sent, received, incoming, traffic, name)
 
 
-def _exchange_sizes(peers: Peers, nbytes: list[int], incoming: PlacedFrames) -> list[int]:
+def _exchange_sizes(
+    peers: Peers, nbytes: list[int], incoming: PlacedFrames, name: str
+) -> list[int]:
     """Return each peer's frame size; refuse a wrong one before memory is allocated for it."""
     received = torch.empty(len(nbytes), dtype=torch.int64)
-    dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=peers.pg)
+    begin = perf_counter()
+    try:
+        dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=peers.pg)
+    except RuntimeError as error:
+        raise peers.lost(error, f"sizes of the {name}", since=begin) from error
     limits = largest_nbytes(incoming)
     bad = (received < 0) | (received > limits) | (received % 8 != 0)
     if bool(bad.any()):

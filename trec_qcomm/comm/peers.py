@@ -1,11 +1,14 @@
-"""Peers: the ranks of a process group, and the numbers by which errors name them.
+"""Peers: the ranks of a process group, and errors that name one which is lost.
 
 Knows: process groups. Does not know: what the ranks exchange.
 """
 
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch.distributed as dist
+
+from trec_qcomm.core.errors import LostPeerError
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,3 +32,24 @@ class Peers:
         except KeyError:
             ranks = list(range(self.pg.size()))
         object.__setattr__(self, "ranks", tuple(ranks))
+
+    def lost(
+        self, error: RuntimeError, collective: str, *, since: float, peer: int | None = None
+    ) -> LostPeerError:
+        """Return the error that names what torch's error of a wait does not.
+
+        Args:
+            error: what a wait raised; the caller raises the result from it.
+            collective: what was waited for, in words.
+            since: perf_counter when that was started.
+            peer: rank in the group that was waited for; None: all others.
+        """
+        rank = self.pg.rank()
+        others = [number for n, number in enumerate(self.ranks) if n != rank]
+        return LostPeerError(
+            rank=self.ranks[rank],
+            peers=others if peer is None else [self.ranks[peer]],
+            collective=collective,
+            seconds=perf_counter() - since,
+            cause=error,
+        )

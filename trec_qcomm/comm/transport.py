@@ -15,7 +15,7 @@ Knows: process groups, rounds, streams, futures. Does not know: what the message
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -24,50 +24,62 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rounds import ReceivedMessages, Round, Rounds
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks, deferring
 
 
-def run_round(pg: dist.ProcessGroup, wanted: Round) -> ReceivedMessages:
+def run_round(peers: Peers, wanted: Round, name: str) -> ReceivedMessages:
     """Send and receive what a round asks for, and block until all of it is done.
 
-    Raises: CorruptFrameError: a size that `Round.check_sizes` refuses.  RuntimeError: a peer is
-        lost or the group's timeout is over.
+    Args: name: words for the collective, for errors.
+    Raises: CorruptFrameError: a size that `Round.check_sizes` refuses.  LostPeerError.
     """
-    sizes = _exchanged_sizes(pg, wanted) if wanted.nbytes is None else list(wanted.nbytes)
+    sizes = _exchanged_sizes(peers, wanted, name) if wanted.nbytes is None else list(wanted.nbytes)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8)
     received = ReceivedMessages(buffer, sizes)
-    works = [_send(pg, message, peer) for peer, message in wanted.sends if message.numel()]
-    for message, source in zip(received.messages(), wanted.sources, strict=True):
-        if message.numel():
-            works.append(_receive(pg, message, source))
-    for work in works:
-        work.wait()
+    sends = [(peer, message) for peer, message in wanted.sends if message.numel()]
+    receives = [
+        (source, message)
+        for source, message in zip(wanted.sources, received.messages(), strict=True)
+        if message.numel()
+    ]
+    _exchange(peers, sends, receives, name)
     return received
 
 
-def _exchanged_sizes(pg: dist.ProcessGroup, wanted: Round) -> list[int]:
+def _exchanged_sizes(peers: Peers, wanted: Round, name: str) -> list[int]:
     received = [torch.zeros(1, dtype=torch.int64) for _ in wanted.sources]
-    # This list keeps the tensors until they are sent: the operations do not hold them.
-    to_send = [(peer, torch.tensor([m.numel()])) for peer, m in wanted.sends if m.numel()]
-    works = [_send(pg, size, peer) for peer, size in to_send]
-    for size, source, limit in zip(received, wanted.sources, wanted.max_nbytes, strict=True):
-        if limit:
-            works.append(_receive(pg, size, source))
-    for work in works:
-        work.wait()
+    sends = [(peer, torch.tensor([m.numel()])) for peer, m in wanted.sends if m.numel()]
+    expected = zip(wanted.sources, received, wanted.max_nbytes, strict=True)
+    receives = [(source, size) for source, size, limit in expected if limit]
+    _exchange(peers, sends, receives, f"sizes of the {name}")
     sizes = [int(size) for size in received]
     wanted.check_sizes(sizes)
     return sizes
 
 
-def _send(pg: dist.ProcessGroup, message: Tensor, peer: int) -> dist.Work:
-    return pg.send([message], peer, 0)
+def _exchange(
+    peers: Peers,
+    sends: Sequence[tuple[int, Tensor]],
+    receives: Sequence[tuple[int, Tensor]],
+    name: str,
+) -> None:
+    """Send and receive messages, and block until all of it is done.
 
-
-def _receive(pg: dist.ProcessGroup, out: Tensor, peer: int) -> dist.Work:
-    return pg.recv([out], peer, 0)
+    Args: sends, receives: pairs of a rank and a message. The caller's lists keep the messages until
+        they are sent: torch's operations do not.
+    """
+    pg, begin, waited_for = peers.pg, perf_counter(), None
+    try:
+        works = [(peer, pg.send([message], peer, 0)) for peer, message in sends]
+        works += [(peer, pg.recv([message], peer, 0)) for peer, message in receives]
+        for peer, work in works:
+            waited_for = peer
+            work.wait()
+    except RuntimeError as error:
+        raise peers.lost(error, name, since=begin, peer=waited_for) from error
 
 
 class Transport:
@@ -78,21 +90,26 @@ class Transport:
 
         Args: pg: a process group for CPU tensors that nobody else uses.
         """
-        self.pg = pg
+        self._peers = Peers(pg)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._broken: Exception | None = None
 
     def start(
-        self, rounds: Rounds, result: Tensor, on_wire_s: Callable[[float], None]
+        self,
+        rounds: Rounds,
+        result: Tensor,
+        on_wire_s: Callable[[float], None],
+        name: str = "all-reduce",
     ) -> Future[Tensor]:
         """Run the rounds after those of earlier calls.
 
         Args:    rounds: the collective, which writes `result`.
                  on_wire_s: function that is called with the seconds of each round.
+                 name: words for the collective, for errors.
         Returns: a future of `result`, or of a RuntimeError whose text names what went wrong, such
-                 as a CorruptFrameError. After an error nothing runs any more, as ranks would pair
-                 up the wrong messages.
+                 as a CorruptFrameError or a LostPeerError. After an error nothing runs any more,
+                 as ranks would pair up the wrong messages.
         """
         outcome: Future[Tensor | Exception] = Future()
         # Not set_exception: DDP reads the future in C++, where an exception is just a value.
@@ -102,7 +119,7 @@ class Transport:
             try:
                 if self._broken is not None:
                     raise RuntimeError(f"an all-reduce before this one failed: {self._broken}")
-                _drive(rounds, partial(run_round, self.pg), on_wire_s)
+                _drive(rounds, partial(run_round, self._peers, name=name), on_wire_s)
             except Exception as error:
                 self._broken = self._broken or error
                 outcome.set_result(error)
@@ -143,12 +160,17 @@ class DeviceTransport:
         dist.all_reduce(torch.zeros(1, device=device), group=pg)
 
     def start(
-        self, rounds: Rounds, result: Tensor, on_wire_s: Callable[[float], None]
+        self,
+        rounds: Rounds,
+        result: Tensor,
+        on_wire_s: Callable[[float], None],
+        name: str = "all-reduce",
     ) -> Future[Tensor]:
         """Launch the rounds after those of earlier calls.
 
         Args:    rounds: the collective, which reads and writes `result`.
                  on_wire_s: function that is called with the seconds that launching a round took.
+                 name: words for the collective; not used, because nothing here waits for a peer.
         Returns: a future of `result`, whose `wait` makes the current stream wait.
         Raises:  CorruptFrameError: bad frames, also those of earlier collectives.
                  RuntimeError: an earlier collective failed; nothing is launched any more.

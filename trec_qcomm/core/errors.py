@@ -1,4 +1,6 @@
-"""Errors of encoding and decoding at run time. A bad configuration is a plain `ValueError`."""
+"""Errors at run time: of bytes, values and peers. A bad configuration is a plain `ValueError`."""
+
+from collections.abc import Sequence
 
 
 class CorruptFrameError(RuntimeError):
@@ -37,3 +39,31 @@ class UnencodableError(ValueError):
     def __init__(self, reason: str, *, segment: int, table: str | None = None) -> None:
         super().__init__(f"table {table!r}: {reason}" if table is not None else reason)
         self.reason, self.segment, self.table = reason, segment, table
+
+
+class LostPeerError(RuntimeError):
+    """A peer is gone, or did not answer before the process group's timeout.
+
+    The error of torch is its `__cause__`, and ends its text. After it the process group is not
+    usable. DDP raises a RuntimeError of its own, whose text holds this one's.
+
+    Args:
+        rank: this rank.
+        peers: the ranks of which one is to blame; a single one where that is known.
+        collective: what this rank waited for, in words, with the step.
+        seconds: time since that was started.
+        cause: error of torch.
+    """
+
+    def __init__(
+        self, *, rank: int, peers: Sequence[int], collective: str, seconds: float, cause: Exception
+    ) -> None:
+        numbers = ", ".join(map(str, peers))
+        who = f"rank {numbers}" if len(peers) == 1 else f"one of ranks {numbers}"
+        said = str(cause).partition("\n")[0]
+        what = f"lost {who} after {seconds:.3g} s"
+        if "timed out" in said.lower() or "timeout" in said.lower():
+            what = f"{who} did not answer in {seconds:.3g} s"
+        super().__init__(f"rank {rank}: {what}: {collective}: {said}")
+        self.rank, self.peers, self.collective = rank, tuple(peers), collective
+        self.seconds = seconds

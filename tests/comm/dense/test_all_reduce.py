@@ -23,6 +23,7 @@ from trec_qcomm.comm.dense.all_reduce import (
     sent_nbytes,
 )
 from trec_qcomm.comm.dense.chunks import BucketChunks
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rounds import Round, play
 from trec_qcomm.comm.transport import Transport, run_round
 from trec_qcomm.core.errors import CorruptFrameError
@@ -251,7 +252,9 @@ def test_a_lost_rank_is_an_error_on_all_others(tmp_path):
     for rank in (0, 2):
         errors = (tmp_path / str(rank)).read_text().splitlines()
         assert ["before this one failed" in error for error in errors] == [False, True] * 2
-        assert "imed out" in errors[0]
+        assert f"LostPeerError: rank {rank}: rank 1 did not answer in 2" in errors[0]
+        assert "s: all-reduce: " in errors[0]
+        assert f"LostPeerError: rank {rank}: lost rank " in errors[2]
 
 
 def refuses_sizes():
@@ -259,10 +262,10 @@ def refuses_sizes():
     pg = dist.group.WORLD
     message = torch.zeros(64, dtype=torch.uint8)
     if dist.get_rank() == 0:
-        run_round(pg, Round(sends=[(1, message)], sources=[], nbytes=None, max_nbytes=[]))
+        run_round(Peers(pg), Round([(1, message)], [], nbytes=None, max_nbytes=[]), "test")
         return None
     try:
-        run_round(pg, Round(sends=[], sources=[0], nbytes=None, max_nbytes=[56]))
+        run_round(Peers(pg), Round([], [0], nbytes=None, max_nbytes=[56]), "test")
     except CorruptFrameError as error:
         pg.recv([message], 0, 0).wait()
         return str(error)

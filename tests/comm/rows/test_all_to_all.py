@@ -1,6 +1,7 @@
 """Pooled all-to-all on 1 to 4 ranks: values, gradients, bytes, and what happens when it fails."""
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from trec_qcomm.comm import exchange
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
-from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
+from trec_qcomm.core.errors import CorruptFrameError, LostPeerError, UnencodableError
 from trec_qcomm.testing import run_ranks
 
 DIMS = (4, 7, 16, 1, 4)
@@ -174,8 +175,10 @@ def die_or_wait():
     if dist.get_rank() == 1:
         return None
     begin = time.perf_counter()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(LostPeerError, match=r"rank 0: lost rank 1 after .* of test") as e:
         run_case(layout_for(2), CASES["identity"], [2, 2])
+    assert type(e.value.__cause__) is RuntimeError
+    assert e.value.peers == (1,)
     return time.perf_counter() - begin
 
 
@@ -183,6 +186,40 @@ def die_or_wait():
 def test_a_lost_rank_is_an_error_not_a_hang():
     waited, _ = run_ranks(die_or_wait, 2, timeout_s=20)
     assert waited < 20
+
+
+def errors_of_a_silent_peer():
+    """Return what rank 0 says where rank 1 takes no part in an exchange, or in its backward."""
+    errors, layout = {}, layout_for(2)
+    run_case(layout, CASES["int4"], [2, 2])  # compiles, which takes longer than the timeout below
+    for silent_in in ("identity", "variable", "backward"):
+        pg = dist.new_group(timeout=timedelta(seconds=1))
+        codecs = CASES["int4" if silent_in == "backward" else silent_in]
+        try:
+            if dist.get_rank() == 0:
+                run_case(layout, codecs, [2, 2], pg)
+            elif silent_in == "backward":
+                by_table = {f"t{t}": Rowwise(4) for t in range(len(DIMS))}
+                pair = DirectionCodecs(by_table, by_table)
+                op = PooledAllToAll(pg, layout, codecs=pair, exact=pair, name="test")
+                op.start(matrix(1, 4, layout.dim_sum(1), 1), [2, 2]).wait()
+        except LostPeerError as error:
+            errors[silent_in] = str(error)
+        dist.barrier()
+    return errors
+
+
+@pytest.mark.dist
+def test_errors_name_a_silent_peer_the_exchange_and_the_step():
+    errors, of_the_silent = run_ranks(errors_of_a_silent_peer, 2, timeout_s=60)
+    assert of_the_silent == {}
+    for silent_in, words in (
+        ("identity", "s: forward all-to-all of test, step 0: "),
+        ("variable", "s: sizes of the forward all-to-all of test, step 0: "),
+        ("backward", "s: backward all-to-all of test, step 0: "),
+    ):
+        assert errors[silent_in].startswith("rank 0: rank 1 did not answer in ")
+        assert words in errors[silent_in]
 
 
 def two_ops_and_a_dropped_batch():

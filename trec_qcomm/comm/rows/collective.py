@@ -254,7 +254,7 @@ class PendingRows:
     def wait(self) -> Tensor:
         """Return the rows, float32, in the exchange's result_shape.
 
-        Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
+        Raises: CorruptFrameError.  LostPeerError.
         """
         rows: Tensor = _Collect.apply(self._call, self.token)  # type: ignore[no-untyped-call]
         return rows
@@ -286,6 +286,11 @@ class _RowExchange:
     pending: PendingFrames | None = None
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
+
+    @property
+    def moment(self) -> str:
+        """Number of the step or evaluation, in words."""
+        return f"step {self.step}" if self.step >= 0 else f"evaluation {-self.step - 1}"
 
     def placed_frames(self, direction: str) -> tuple[PlacedFrames, PlacedFrames]:
         """Return the frames that are sent and those that are received, with masks if needed."""
@@ -323,7 +328,12 @@ class _RowExchange:
             )
             fixed_size = sent.fixed_size and received.fixed_size
             self.pending = start_exchange(
-                op.peers, frames, received, fixed_size=fixed_size, traffic=traffic
+                op.peers,
+                frames,
+                received,
+                fixed_size=fixed_size,
+                traffic=traffic,
+                name=f"{direction} all-to-all of {op.name}, {self.moment}",
             )
 
     def finish(self, direction: str) -> Tensor:

@@ -49,7 +49,7 @@ class PendingSum:
     def wait(self) -> Tensor:
         """Return the sums, float32; 0 where nothing was sent.
 
-        Raises: CorruptFrameError.  RuntimeError: a peer is lost or the group's timeout is over.
+        Raises: CorruptFrameError.  LostPeerError.
         """
         packed = self._pending.wait()
         sums: Tensor = _Add.apply(packed, self._rows, self._shape)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -54,6 +54,7 @@ class GradientAllReduce(ABC):
     the error. After the last backward only `state_dict` does.
     """
 
+    _name: ClassVar[str]  # what is all-reduced, in words
     _sums_on_resize = False
 
     def __init__(
@@ -133,11 +134,12 @@ class GradientAllReduce(ABC):
 
     def start(self, bucket: Bucket) -> Future[Tensor]:
         """Launch one bucket's all-reduce and return a future of its mean."""
+        name = f"all-reduce of {self._name}, step {self.num_steps}"
         self.num_steps += bucket.is_last()
         values = bucket.buffer()
         shapes = [shape for p in bucket.parameters() for shape in self._shapes_by_parameter[p]]
         rounds = self._rounds(shapes, values)
-        return self._transport.start(rounds, values, self._add_wire_s)
+        return self._transport.start(rounds, values, self._add_wire_s, name)
 
     def _add_wire_s(self, seconds: float) -> None:
         self.traffic.wire_s += seconds

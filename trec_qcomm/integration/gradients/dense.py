@@ -25,6 +25,8 @@ from trec_qcomm.integration.gradients.thresholds import (
 class DenseGradients(GradientAllReduce):
     """The all-reduce of replicated parameters: blocks of adjacent values are rows to the codec."""
 
+    _name = "dense gradients"
+
     def __init__(self, rule: GradientRule, **options: Any) -> None:
         """Prepare the all-reduce that a rule describes.
 

@@ -24,6 +24,8 @@ class TableGradients(GradientAllReduce):
     Only rows that some rank touched in a step are sent (comm.touched_rows).
     """
 
+    _name = "DATA_PARALLEL tables' gradients"
+
     def _shapes_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
     ) -> dict[nn.Parameter, list[ParameterShape]]:
