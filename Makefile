@@ -40,7 +40,7 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy bench-net bench-codec report pictures test test-fast test-gpu fuzz test-versions check-torch lint types layers docs check format clean
+.PHONY: help venv demo accuracy bench-net bench-codec report pictures test test-fast test-gpu fuzz chaos test-versions check-torch lint types layers docs check format clean
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
@@ -80,6 +80,9 @@ test-gpu:  ## Run the tests of GPU kernels on a CUDA device, in the environment 
 
 fuzz: $(DEV)  ## Search for crashes in damaged frames and for broken error bounds (ARGS='--frames 1000')
 	$(ONE_THREAD) $(PY) -m tests.fuzz $(ARGS)
+
+chaos: $(DEV)  ## Inject faults into a training on emulated hosts (root; ARGS='faults --netlab PATH'), or watch a long one (ARGS=soak)
+	$(PY) -m tests.chaos $(ARGS)
 
 test-versions: $(DEV)  ## Run the parity tests on each TorchRec in .pins/versions.txt, or on VERSIONS
 	$(ONE_THREAD) $(PY) .ci/test_versions.py $(VERSIONS) -- $(ARGS)
