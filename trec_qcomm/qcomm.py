@@ -99,7 +99,7 @@ class QComm:
             fused_params: settings of the fused embedding optimizer, such as {"optimizer": ...,
                 "learning_rate": ...}; what TorchRec's sharders take under this name.
             use_index_dedup: whether an EmbeddingCollection sends each id once; what TorchRec's
-                EmbeddingCollectionSharder takes under this name.
+                EmbeddingCollectionSharder takes under this name. CUDA only.
         """
         return all_sharders(
             self._session, fused_params=fused_params, use_index_dedup=use_index_dedup
