@@ -1,6 +1,6 @@
 """QComm, the object that a user of TorchRec holds: sharders, wrapper, statistics and state."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from trec_qcomm.integration.compat import (
     Topology,
 )
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
-from trec_qcomm.integration.embedding.sharders import all_sharders
+from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
 from trec_qcomm.integration.planner import CodecPerfEstimator, Throughputs
 from trec_qcomm.integration.registry_adapter import codecs_registry
 from trec_qcomm.integration.session import Session
@@ -91,7 +91,12 @@ class QComm:
         return write_yaml(config_to_dict(self.config))
 
     def sharders(
-        self, *, fused_params: dict[str, Any] | None = None, use_index_dedup: bool = False
+        self,
+        *,
+        fused_params: FusedParams | None = None,
+        use_index_dedup: bool = False,
+        sharded_module_order_overwrite: Sequence[str] | None = None,
+        subclasses: Sequence[type[ModuleSharder[Any]]] = (),
     ) -> list[ModuleSharder[Any]]:
         """Return sharders for DistributedModelParallel, one for each module TorchRec can shard.
 
@@ -99,12 +104,22 @@ class QComm:
 
         Args:
             fused_params: settings of the fused embedding optimizer, such as {"optimizer": ...,
-                "learning_rate": ...}; what TorchRec's sharders take under this name.
+                "learning_rate": ...}; what TorchRec's sharders take under this name. Or a mapping
+                from types of modules to such settings: {EmbeddingBagCollection: {...}, ...}.
             use_index_dedup: whether an EmbeddingCollection sends each id once; what TorchRec's
-                EmbeddingCollectionSharder takes under this name.
+                EmbeddingCollectionSharder takes under this name. CUDA only.
+            sharded_module_order_overwrite: order of the sharding types within a module of bags;
+                what TorchRec's EmbeddingBagCollectionSharder takes under this name.
+            subclasses: subclasses of `trec_qcomm.integration.embedding.sharders.SHARDERS`, each to
+                be used in the place of its base, as to pin `sharding_types`.
+        Raises: ValueError: settings for a type that has none, or a class that extends no sharder.
         """
         return all_sharders(
-            self._session, fused_params=fused_params, use_index_dedup=use_index_dedup
+            self._session,
+            fused_params=fused_params,
+            use_index_dedup=use_index_dedup,
+            sharded_module_order_overwrite=sharded_module_order_overwrite,
+            subclasses=subclasses,
         )
 
     def data_parallel_wrapper(self, **options: Any) -> DefaultDataParallelWrapper:

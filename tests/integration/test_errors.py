@@ -2,6 +2,7 @@
 
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_use_sync_collectives
 from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingCollection
 
+from tests.integration.sharded_models.batches import batch as sequence_batch
+from tests.integration.sharded_models.cases import MODULES, RW, Case, Table, plan
+from tests.integration.sharded_models.training import shard as shard_case
 from tests.integration.small_model import CPU, batch, qcomm_of, shard
 from trec_qcomm import (
     Cast,
@@ -99,6 +104,43 @@ def without_sharders(config):
     dmp(batch(0, 2)).sum().backward()
 
 
+SEQUENCES = Case(tables=(Table("a", 16, ("f1",)),), sharding=RW, module="ec")
+
+
+class Prioritized(torch.nn.Module):
+    """Model of TorchRec's prioritized exchanges."""
+
+    def __init__(self):
+        super().__init__()
+        from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+
+        self.sparse = PECEmbeddingCollection(MODULES["ec"](SEQUENCES))
+        self.over = torch.nn.Linear(16, 1)
+
+    def forward(self, features):
+        return self.over(self.sparse(features)["f1"].values())
+
+
+def prioritized(*, with_wrapper):
+    """Run a step of a PECEmbeddingCollection that holds our sharder."""
+    from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
+
+    qcomm = qcomm_of(Identity())
+    arguments = qcomm.dmp_arguments()
+    sequences = next(s for s in arguments["sharders"] if s.module_type is EmbeddingCollection)
+    arguments["sharders"].append(PECEmbeddingCollectionSharder(sequences))
+    if not with_wrapper:
+        del arguments["data_parallel_wrapper"]
+    dmp = DistributedModelParallel(
+        Prioritized(),
+        device=CPU,
+        plan=ShardingPlan({"sparse": plan(SEQUENCES, dist.get_world_size())}),
+        **arguments,
+    )
+    assert not with_wrapper
+    dmp(sequence_batch(SEQUENCES, 0, dist.get_rank()))
+
+
 def all_messages():
     dense = {"dense": GradientRule(codec=Float6())}
     tables = {"data_parallel": TableGradientRule(codec=Identity())}
@@ -121,6 +163,11 @@ def all_messages():
         "no wrapper": message_of(lambda: without_wrapper(**dense)),
         "no wrapper of tables": message_of(lambda: without_wrapper(**tables)),
         "no sharders": message_of(lambda: without_sharders(qcomm_of(Identity(), **dense).config)),
+        "index dedup": message_of(
+            lambda: shard_case(replace(SEQUENCES, dedup=True), qcomm_of(Identity()))
+        ),
+        "prioritized": message_of(lambda: prioritized(with_wrapper=True)),
+        "prioritized batch": message_of(lambda: prioritized(with_wrapper=False)),
         "allowed": [
             message_of(lambda: without_wrapper(backward=False, **dense)),
             message_of(without_wrapper),
@@ -150,6 +197,9 @@ def messages():
         ("no tables", ["'user*' matches no table; the model has: no tables"]),
         ("no wrapper", ["config: dense: no wrapper", "data_parallel_wrapper=qcomm.data_para"]),
         ("no wrapper of tables", ["config: data_parallel: no wrapper", "leave out data_parallel"]),
+        ("index dedup", ["use_index_dedup: FBGEMM has its operator", "unique_bags: true"]),
+        ("prioritized", ["PECEmbeddingCollection is not supported around a sharder of trec_qcomm"]),
+        ("prioritized batch", ["PECEmbeddingCollection is not supported around a sharder"]),
         ("no sharders", ["no table was sharded by this QComm; pass sharders=qcomm.sharders()"]),
     ],
 )

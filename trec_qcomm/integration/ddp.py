@@ -18,6 +18,10 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
 )
 from trec_qcomm.integration.compat.private import dense_module, lookups
+from trec_qcomm.integration.embedding.sequences import (
+    CodedShardedEmbeddingCollection,
+    refuse_prioritized,
+)
 from trec_qcomm.integration.session import Session
 
 
@@ -48,9 +52,12 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         Raises: ValueError: a config pattern that matches none of the model's tables; sharded
             tables, none of them by sharders of this QComm, although the config has rules for them;
             a path of the plan that the model does not have, or whose module has no sharder, so that
-            TorchRec would replicate it in silence.
+            TorchRec would replicate it in silence; a PECEmbeddingCollection around our sharder.
         """
         _check_all_sharded(dmp)
+        for module in dmp.modules():
+            if any(isinstance(x, CodedShardedEmbeddingCollection) for x in module.children()):
+                refuse_prioritized(module)
         self._check_sharders(dmp)
         self._session.check_patterns()
         super().wrap(dmp, env, device)

@@ -81,7 +81,16 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.itep_embedding_modules import (
+    ITEPEmbeddingBagCollection,
+    ITEPEmbeddingCollection,
+)
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -107,18 +116,23 @@ __all__ = [
     "EmbeddingTower",
     "EmbeddingTowerCollectionSharder",
     "EmbeddingTowerSharder",
+    "FeatureProcessedEmbeddingBagCollection",
     "FeatureProcessedEmbeddingBagCollectionSharder",
     "FusedEmbeddingBagCollection",
     "FusedEmbeddingBagCollectionSharder",
     "GeneralizedCommsBandwidth",
     "GridPooledEmbeddingSharding",
     "GroupedEmbeddingConfig",
+    "ITEPEmbeddingBagCollection",
     "ITEPEmbeddingBagCollectionSharder",
+    "ITEPEmbeddingCollection",
     "ITEPEmbeddingCollectionSharder",
     "KeyedJaggedTensor",
     "ManagedCollisionCollection",
     "ManagedCollisionCollectionSharder",
+    "ManagedCollisionEmbeddingBagCollection",
     "ManagedCollisionEmbeddingBagCollectionSharder",
+    "ManagedCollisionEmbeddingCollection",
     "ManagedCollisionEmbeddingCollectionSharder",
     "ModuleSharder",
     "ParameterConstraints",

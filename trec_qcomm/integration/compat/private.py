@@ -10,6 +10,7 @@ from torchrec 1.6.1 to 1.9.2. Beside them our subclasses override three private 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -135,9 +136,30 @@ def shardings(collection: Any) -> list[Any]:
     return list(collection._sharding_type_to_sharding.values())
 
 
+def lacks_index_dedup(collection: Any) -> bool:
+    """Return whether a sharded EmbeddingCollection on CPU needs FBGEMM's operator of index dedup.
+
+    FBGEMM has that operator for CUDA only.
+    """
+    device = collection._device
+    if not collection._use_index_dedup or device is None or device.type != "cpu":
+        return False
+    operator = "fbgemm::jagged_unique_indices"
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU")
+
+
 def turn_on_index_dedup(collection: Any) -> None:
     """Make a sharded EmbeddingCollection call `_dedup_indices` on every batch."""
     collection._use_index_dedup = True
+
+
+def is_prioritized(module_or_context: Any) -> bool:
+    """Return whether it is a sharded PECEmbeddingCollection, or the context of one's batch.
+
+    TorchRec has them from 1.8 on.
+    """
+    names = {kind.__name__ for kind in type(module_or_context).__mro__}
+    return not names.isdisjoint({"ShardedPECEmbeddingCollection", "PECEmbeddingCollectionContext"})
 
 
 def dense_module(dmp: Any) -> nn.Module:

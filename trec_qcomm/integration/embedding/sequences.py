@@ -25,6 +25,8 @@ from trec_qcomm.integration.compat import (
 from trec_qcomm.integration.compat.private import (
     groups_per_rank,
     input_dists,
+    is_prioritized,
+    lacks_index_dedup,
     process_group,
     shardings,
     turn_on_index_dedup,
@@ -79,6 +81,20 @@ SEQUENCE = {
 }
 
 
+def refuse_prioritized(module_or_context: Any) -> None:
+    """Raise ValueError for a PECEmbeddingCollection (TorchRec's prioritized exchanges).
+
+    It cuts a batch in two and sends the gradients of both parts by itself, as float32. Of a part
+    that it lets our sharding send, the receiver does not know how many rows each table has.
+    """
+    if is_prioritized(module_or_context):
+        raise ValueError(
+            "PECEmbeddingCollection is not supported around a sharder of trec_qcomm: TorchRec "
+            "sends its gradients by itself. Shard the EmbeddingCollection inside, or give "
+            "PECEmbeddingCollectionSharder TorchRec's own EmbeddingCollectionSharder"
+        )
+
+
 class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     """ShardedEmbeddingCollection whose rows are coded and whose equal ids may be merged.
 
@@ -87,7 +103,11 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Shard the collection. Raises ValueError: `unique_bags: true` where it is not exact."""
+        """Shard the collection.
+
+        Raises: ValueError: `unique_bags: true` where it is not exact; TorchRec's use_index_dedup
+            on CPU, for which FBGEMM has no operator.
+        """
         super().__init__(*args, **options)
         self._registry: SessionRegistry = self.qcomm_codecs_registry
         self._tables = [
@@ -101,6 +121,11 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         )
         if self._merging.point is not None:
             turn_on_index_dedup(self)
+        elif lacks_index_dedup(self):
+            raise ValueError(
+                "use_index_dedup: FBGEMM has its operator, jagged_unique_indices, for CUDA only; "
+                "on CPU leave it out, and let the config say unique_bags: true"
+            )
 
     def _dedup_indices(self, ctx: Any, input_feature_splits: list[Any]) -> list[Any]:
         if self._merging.point is None:
@@ -145,7 +170,11 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         return coded
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
-        """Send the ids, and note for the output dist how many went where."""
+        """Send the ids, and note for the output dist how many went where.
+
+        Raises: ValueError: the collection is inside a PECEmbeddingCollection.
+        """
+        refuse_prioritized(ctx)
         awaitable = super().input_dist(ctx, features)
         hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable

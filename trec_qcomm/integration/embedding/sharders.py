@@ -5,6 +5,7 @@ the collection inside them. Its tower sharders make their own, so they are subcl
 a tower does not send rows but the output of its interaction module, which is not coded.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +14,22 @@ from torch import nn
 from trec_qcomm.integration.compat import (
     Awaitable,
     BaseEmbeddingSharder,
+    EmbeddingBagCollection,
     EmbeddingCollection,
     EmbeddingTower,
     EmbeddingTowerCollectionSharder,
     EmbeddingTowerSharder,
+    FeatureProcessedEmbeddingBagCollection,
     FeatureProcessedEmbeddingBagCollectionSharder,
+    ITEPEmbeddingBagCollection,
     ITEPEmbeddingBagCollectionSharder,
+    ITEPEmbeddingCollection,
     ITEPEmbeddingCollectionSharder,
     ManagedCollisionCollection,
     ManagedCollisionCollectionSharder,
+    ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingBagCollectionSharder,
+    ManagedCollisionEmbeddingCollection,
     ManagedCollisionEmbeddingCollectionSharder,
     ModuleSharder,
     ParameterSharding,
@@ -44,40 +51,7 @@ from trec_qcomm.integration.ids.batch_notes import hand_over_notes
 from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, record_sent_ids
 from trec_qcomm.integration.session import Session
 
-
-def all_sharders(
-    session: Session, *, fused_params: dict[str, Any] | None, use_index_dedup: bool
-) -> list[ModuleSharder[Any]]:
-    """Make a sharder for each module of TorchRec that shards embeddings.
-
-    Args:
-        fused_params: parameters of the fused optimizer, as TorchRec's sharders take them
-        use_index_dedup: whether collections of sequences send each id once (TorchRec's option)
-    """
-    bags = CodedEmbeddingBagCollectionSharder(session, fused_params=fused_params)
-    nested_bags = CodedEmbeddingBagCollectionSharder(
-        session, is_nested=True, fused_params=fused_params
-    )
-    sequences = CodedEmbeddingCollectionSharder(
-        session, fused_params=fused_params, use_index_dedup=use_index_dedup
-    )
-    nested_sequences = CodedEmbeddingCollectionSharder(
-        session, is_nested=True, fused_params=fused_params, use_index_dedup=use_index_dedup
-    )
-    collisions = CodedManagedCollisionCollectionSharder(session)
-    tower = CodedEmbeddingTowerSharder(nested_bags, nested_sequences)
-    return [
-        bags,
-        sequences,
-        CodedFusedEmbeddingBagCollectionSharder(session),
-        CodedManagedCollisionEmbeddingBagCollectionSharder(nested_bags, collisions),
-        CodedManagedCollisionEmbeddingCollectionSharder(nested_sequences, collisions),
-        FeatureProcessedEmbeddingBagCollectionSharder(nested_bags),
-        CodedITEPEmbeddingBagCollectionSharder(nested_bags),
-        CodedITEPEmbeddingCollectionSharder(nested_sequences),
-        tower,
-        CodedEmbeddingTowerCollectionSharder(tower),
-    ]
+FusedParams = Mapping[str, Any] | Mapping[type[nn.Module], Mapping[str, Any]]
 
 
 class _PassesFqnOn:
@@ -198,3 +172,139 @@ class CodedEmbeddingTowerCollectionSharder(EmbeddingTowerCollectionSharder):
     def __init__(self, tower: CodedEmbeddingTowerSharder) -> None:
         super().__init__(fused_params=tower.fused_params)
         set_tower_sharder(self, tower)
+
+
+BAGS = (
+    EmbeddingBagCollection,
+    ManagedCollisionEmbeddingBagCollection,
+    FeatureProcessedEmbeddingBagCollection,
+    ITEPEmbeddingBagCollection,
+)
+SEQUENCES = (
+    EmbeddingCollection,
+    ManagedCollisionEmbeddingCollection,
+    ITEPEmbeddingCollection,
+)
+SHARDERS: tuple[type[ModuleSharder[Any]], ...] = (
+    CodedEmbeddingBagCollectionSharder,
+    CodedEmbeddingCollectionSharder,
+    CodedFusedEmbeddingBagCollectionSharder,
+    CodedManagedCollisionEmbeddingBagCollectionSharder,
+    CodedManagedCollisionEmbeddingCollectionSharder,
+    FeatureProcessedEmbeddingBagCollectionSharder,
+    CodedITEPEmbeddingBagCollectionSharder,
+    CodedITEPEmbeddingCollectionSharder,
+    CodedEmbeddingTowerSharder,
+    CodedEmbeddingTowerCollectionSharder,
+)
+
+
+def all_sharders(
+    session: Session,
+    *,
+    fused_params: FusedParams | None = None,
+    use_index_dedup: bool = False,
+    sharded_module_order_overwrite: Sequence[str] | None = None,
+    subclasses: Sequence[type[ModuleSharder[Any]]] = (),
+) -> list[ModuleSharder[Any]]:
+    """Make a sharder for each module of TorchRec that shards embeddings.
+
+    Args:
+        fused_params: parameters of the fused optimizer, as TorchRec's sharders take them; or those
+            of each type of module. A module around a collection, such as a managed collision one,
+            has those of its own type, else those of the collection's.
+        use_index_dedup: whether collections of sequences send each id once (TorchRec's option)
+        sharded_module_order_overwrite: order of sharding types in collections of bags (TorchRec's
+            option)
+        subclasses: classes to use in the place of those in SHARDERS that they extend
+    Raises: ValueError: fused_params of a module without a fused optimizer of its own; a subclass of
+        none of SHARDERS, or several of one.
+    """
+    params = _params_by_module(fused_params)
+    classes = _classes(subclasses)
+    of_bags: dict[str, Any] = {}
+    if sharded_module_order_overwrite is not None:
+        of_bags["sharded_module_order_overwrite"] = list(sharded_module_order_overwrite)
+
+    def bags(around: type[nn.Module]) -> CodedEmbeddingBagCollectionSharder:
+        options = of_bags | {"fused_params": params(around, EmbeddingBagCollection)}
+        is_nested = around is not EmbeddingBagCollection
+        sharder: CodedEmbeddingBagCollectionSharder = classes[CodedEmbeddingBagCollectionSharder](
+            session, is_nested=is_nested, **options
+        )
+        return sharder
+
+    def sequences(around: type[nn.Module]) -> CodedEmbeddingCollectionSharder:
+        sharder: CodedEmbeddingCollectionSharder = classes[CodedEmbeddingCollectionSharder](
+            session,
+            is_nested=around is not EmbeddingCollection,
+            fused_params=params(around, EmbeddingCollection),
+            use_index_dedup=use_index_dedup,
+        )
+        return sharder
+
+    collisions = CodedManagedCollisionCollectionSharder(session)
+    tower = classes[CodedEmbeddingTowerSharder](bags(EmbeddingTower), sequences(EmbeddingTower))
+    inside: dict[type[ModuleSharder[Any]], tuple[Any, ...]] = {
+        CodedFusedEmbeddingBagCollectionSharder: (session,),
+        CodedManagedCollisionEmbeddingBagCollectionSharder: (
+            bags(ManagedCollisionEmbeddingBagCollection),
+            collisions,
+        ),
+        CodedManagedCollisionEmbeddingCollectionSharder: (
+            sequences(ManagedCollisionEmbeddingCollection),
+            collisions,
+        ),
+        FeatureProcessedEmbeddingBagCollectionSharder: (
+            bags(FeatureProcessedEmbeddingBagCollection),
+        ),
+        CodedITEPEmbeddingBagCollectionSharder: (bags(ITEPEmbeddingBagCollection),),
+        CodedITEPEmbeddingCollectionSharder: (sequences(ITEPEmbeddingCollection),),
+        CodedEmbeddingTowerCollectionSharder: (tower,),
+    }
+    around = [classes[base](*arguments) for base, arguments in inside.items()]
+    return [bags(EmbeddingBagCollection), sequences(EmbeddingCollection), *around, tower]
+
+
+def _params_by_module(
+    fused_params: FusedParams | None,
+) -> Callable[[type[nn.Module], type[nn.Module]], dict[str, Any] | None]:
+    """Return a function from a module's type, and that of the collection in it, to its params.
+
+    Raises: ValueError: a type that has none, or types beside names of parameters.
+    """
+    given: dict[Any, Any] = dict(fused_params or {})
+    if not any(isinstance(key, type) for key in given):
+        same = None if fused_params is None else given
+        return lambda _around, _inside: same
+    allowed = (*BAGS, *SEQUENCES, EmbeddingTower)
+    for key in given:
+        if key not in allowed:
+            raise ValueError(
+                f"fused_params: {getattr(key, '__name__', key)!r}: expected one dict of parameters "
+                f"for each type of module; types: {', '.join(kind.__name__ for kind in allowed)}"
+            )
+    return lambda around, inside: given.get(around, given.get(inside))
+
+
+def _classes(
+    subclasses: Sequence[type[ModuleSharder[Any]]],
+) -> dict[type[ModuleSharder[Any]], Callable[..., Any]]:
+    """Return for each class of SHARDERS the one to make, itself or the subclass that is given.
+
+    Raises: ValueError: a class that extends none of SHARDERS, or two that extend the same.
+    """
+    classes: dict[type[ModuleSharder[Any]], Callable[..., Any]] = {c: c for c in SHARDERS}
+    for chosen in subclasses:
+        bases = [base for base in SHARDERS if issubclass(chosen, base)]
+        if not bases:
+            raise ValueError(
+                f"subclasses: {chosen!r} extends none of "
+                f"{', '.join(base.__name__ for base in SHARDERS)}"
+            )
+        if classes[bases[0]] is not bases[0]:
+            raise ValueError(
+                f"subclasses: {classes[bases[0]]!r} and {chosen!r} both extend {bases[0].__name__}"
+            )
+        classes[bases[0]] = chosen
+    return classes
