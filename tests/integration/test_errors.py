@@ -84,7 +84,14 @@ def messages():
         ("unsharded", ["'over' is a Linear, for which no sharder was given"]),
         ("sync", ["use_sync_collectives"]),
         ("switched", ["use_sync_collectives"]),
-        ("differ", ["have different configs", "'bits': 4", "'bits': 8"]),
+        (
+            "differ",
+            [
+                "config: ranks of the group have different configs or tables:\n"
+                "embedding[0].forward.bits: 4 on rank 0; 8 on rank 1\n"
+                "embedding[0].backward.bits: 4 on rank 0; 8 on rank 1"
+            ],
+        ),
     ],
 )
 def test_message(messages, case, words):
