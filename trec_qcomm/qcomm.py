@@ -255,19 +255,33 @@ class QComm:
         """Return what a resumed run needs to go on as if it had not stopped, keyed by names.
 
         It holds the numbers of steps, which seed stochastic rounding and drive schedules; what
-        codecs of dense gradients kept back; and bounds and thresholds that were found while
-        training.
+        codecs of dense gradients kept back; bounds and thresholds that were found while training;
+        and the config, which loading compares.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state is returned.
         """
         return self._session.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Raises ValueError: it is of another model."""
-        self._session.load_state_dict(state_dict)
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, allow_changed_config: bool = False
+    ) -> None:
+        """Continue from a `state_dict`.
 
-    def load_resized(self, checkpoint_id: str | Path, *, key: str = "trec_qcomm") -> None:
-        """Continue from a checkpoint that another number of ranks wrote. Collective.
+        Args: allow_changed_config: whether it may be of another config. Error bounds and thresholds
+            are then found anew.
+        Raises: ValueError: it is no such state, or of another model or config; the message names
+            what has changed.
+        """
+        self._session.load_state_dict(state_dict, allow_changed_config=allow_changed_config)
+
+    def load_resized(
+        self,
+        checkpoint_id: str | Path,
+        *,
+        key: str = "trec_qcomm",
+        allow_changed_config: bool = False,
+    ) -> None:
+        """Continue from a checkpoint of another number of ranks, or another config. Collective.
 
             dcp.load({"model": model_state}, checkpoint_id=folder)    # without QComm's state
             qcomm.load_resized(folder)
@@ -275,7 +289,13 @@ class QComm:
         Steps go on. What codecs of dense gradients kept back goes on as the config's `on_resize`
         says. Error bounds and thresholds are found anew.
 
-        Args:   key: the name that this object was saved under.
-        Raises: ValueError: nothing was saved under it, or the state is of another model.
+        Args:
+            checkpoint_id: folder of the checkpoint.
+            key: the name that this object was saved under.
+            allow_changed_config: whether it may be of another config.
+
+        Raises: ValueError: nothing was saved under the key, or the state is of another model or
+            config.
         """
-        self.load_state_dict(load_of_all_ranks(checkpoint_id, key))
+        state = load_of_all_ranks(checkpoint_id, key)
+        self.load_state_dict(state, allow_changed_config=allow_changed_config)

@@ -192,7 +192,6 @@ def messages():
         ("unsharded", ["'over' is a Linear, for which no sharder was given"]),
         ("sync", ["use_sync_collectives"]),
         ("switched", ["use_sync_collectives"]),
-        ("differ", ["have different configs", "'bits': 4", "'bits': 8"]),
         ("no such path", ["plan: the model has no module 'tower.bags'; sharded is: ebc"]),
         ("no tables", ["'user*' matches no table; the model has: no tables"]),
         ("no wrapper", ["config: dense: no wrapper", "data_parallel_wrapper=qcomm.data_para"]),
@@ -201,6 +200,14 @@ def messages():
         ("prioritized", ["PECEmbeddingCollection is not supported around a sharder of trec_qcomm"]),
         ("prioritized batch", ["PECEmbeddingCollection is not supported around a sharder"]),
         ("no sharders", ["no table was sharded by this QComm; pass sharders=qcomm.sharders()"]),
+        (
+            "differ",
+            [
+                "config: ranks of the group have different configs or tables:\n"
+                "embedding[0].forward.bits: 4 on rank 0; 8 on rank 1\n"
+                "embedding[0].backward.bits: 4 on rank 0; 8 on rank 1"
+            ],
+        ),
     ],
 )
 def test_message(messages, case, words):

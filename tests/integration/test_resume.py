@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.integration.small_model import (
     dense_optimizer,
@@ -62,10 +63,29 @@ def test_resumed_training_is_the_same(tmp_path):
         assert results["without our state"] != results["losses"][4:]
 
 
+NO_STATE = [
+    (3, "state: expected what state_dict\\(\\) returned, got 3"),
+    ({}, r"state: steps is missing; expected what state_dict\(\) returned: steps, params, grad"),
+    ({"x": 1}, "state: unknown: x; expected"),
+    ({"steps": 3}, "state: steps: expected what state_dict"),
+    ({"steps": {}, "params": 3}, "state: params: expected what"),
+    ({"steps": {}, "params": {"x": {}}}, "state of ranks: unknown: x; .*returned: rank0of1"),
+    ({"steps": {}, "gradients": 3}, "state: gradients: expected what"),
+    ({"steps": {}, "gradients": {"dense": {"x": 1}}}, "state of ranks: unknown: x"),
+    ({"steps": {}, "gradients": {"dense": {"rank0of1": {}}}}, "rank0of1: num_calls is missing"),
+    ({"steps": {}, "config": "{"}, "config: no text of a config"),
+    ({"steps": {}, "config": "3"}, "config: no text of a config"),
+    ({"steps": {"x": 1}}, "state names x; this model has ebc"),
+]  # fmt: skip
+
+
 def load_foreign_state():
-    _, qcomm = model_and_qcomm()
-    with pytest.raises(ValueError, match=r"state names x; this model has ebc"):
-        qcomm.load_state_dict({"steps": {"x": 1}})
+    _, qcomm = with_residuals()
+    for state, message in NO_STATE:
+        before = qcomm.state_dict()
+        with pytest.raises(ValueError, match=message):
+            qcomm.load_state_dict(state)
+        assert repr(qcomm.state_dict()) == repr(before)
     return torch.tensor(0)
 
 
@@ -77,10 +97,10 @@ def test_state_of_another_model_is_refused():
 # Another number of ranks.
 
 
-def with_residuals():
-    table = TableRule(tables=("*",), forward=Rowwise(8), backward=Rowwise(8))
+def with_residuals(bits=8, **changes):
+    table = TableRule(tables=("*",), forward=Rowwise(bits), backward=Rowwise(8))
     dense = GradientRule(codec=Rowwise(2), block=4, min_numel=0, error_feedback=True)
-    qcomm = QComm(Config(embedding=(table,), dense=dense))
+    qcomm = QComm(Config(**{"embedding": (table,), "dense": dense, "source": "my.yaml"} | changes))
     return shard(qcomm), qcomm
 
 
@@ -97,11 +117,41 @@ def saved(folder):
     dmp, qcomm = with_residuals()
     train(dmp, dense_optimizer(dmp), range(3))
     dcp.save({"model": dmp.state_dict(), "trec_qcomm": qcomm}, checkpoint_id=folder)
-    return owed_by_all_ranks(qcomm)
+    owed_now = owed_by_all_ranks(qcomm)
+    changed_configs(folder, owed_now)
+    return owed_now
+
+
+def changed_configs(folder, owed_before):
+    """Load the checkpoint of the same ranks with configs that differ in nothing, little, much."""
+    _, qcomm = with_residuals(measure_error=True)
+    dcp.load({"trec_qcomm": qcomm}, checkpoint_id=folder)
+    dmp, qcomm = with_residuals(bits=4, seed=3)
+    message = (
+        r"my\.yaml: the state is of another config: embedding\[0\]\.forward\.bits: 8 -> 4; "
+        r"seed: 0 -> 3; to go on .*allow_changed_config=True"
+    )
+    for load in (
+        lambda: dcp.load({"model": dmp.state_dict(), "trec_qcomm": qcomm}, checkpoint_id=folder),
+        lambda: qcomm.load_resized(folder),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load()
+    assert int(qcomm.state_dict()["steps"]["ebc"]) == 0
+    qcomm.load_resized(folder, allow_changed_config=True)
+    assert int(qcomm.state_dict()["steps"]["ebc"]) == 3
+    owed_now = owed_by_all_ranks(qcomm)
+    assert owed_now.keys() == owed_before.keys()
+    assert all(torch.equal(owed_now[name], owed_before[name]) for name in owed_before)
 
 
 def loaded_by_others(folder):
     dmp, qcomm = with_residuals()
+    missing = (
+        r"Missing key .*trec_qcomm\.gradients\.dense\.rank\dof3 \(another number .*: load_resized"
+    )
+    with pytest.raises(CheckpointException, match=missing):
+        dcp.load({"trec_qcomm": qcomm}, checkpoint_id=folder)
     dcp.load({"model": (model := dmp.state_dict())}, checkpoint_id=folder)
     dmp.load_state_dict(model)
     qcomm.load_resized(folder)

@@ -11,6 +11,7 @@ from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule, TopK
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import Drop
 from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.integration.checkpoint import rank_key
 from trec_qcomm.integration.tolerances import ForwardTolerances
 from trec_qcomm.testing import run_ranks
 
@@ -134,7 +135,7 @@ def test_each_rank_has_classes_of_its_own_which_survive_a_checkpoint(ranks):
     for rank, results in enumerate(ranks):
         classes_of_rank = results["classes"]
         (by_collective,) = classes_of_rank["state"].values()
-        assert list(classes_of_rank["state"]) == [f"rank{rank}of2"]
+        assert list(classes_of_rank["state"]) == [rank_key(rank, 2)]
         classes = sorted(
             int(n) for c in by_collective.values() for t in c.values() for n in t.values()
         )

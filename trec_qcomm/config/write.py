@@ -23,7 +23,7 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     for name in ("dense", "data_parallel"):
         rule: AllReduceRule | None = getattr(config, name)
         if rule is not None:
-            data[name] = _gradient_rule_to_dict(rule)
+            data[name] = gradient_rule_to_dict(rule)
     return data | {"seed": config.seed, "measure_error": config.measure_error}
 
 
@@ -49,7 +49,7 @@ def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
     return data
 
 
-def _gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
+def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
     """Return the codec and what differs from the default."""
     data: dict[str, Any] = {"codec": codec_to_dict(rule.codec)}
     for known in fields(rule):

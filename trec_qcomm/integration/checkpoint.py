@@ -1,11 +1,14 @@
-"""Checkpoints of another world size, which torch.distributed.checkpoint does not load by itself.
+"""Checkpoints: of another world size, of another config, and state that is none.
 
-It loads only the names that a rank asks for, and each rank saved its gradient state under names of
-its own. Here a rank asks for the names of all ranks that wrote the checkpoint.
+torch.distributed.checkpoint (DCP) loads only the names that a rank asks for, and each rank saved
+its gradient state under names of its own. Here a rank asks for the names of all ranks that wrote
+the checkpoint. Each state holds the config that it was trained with.
 
-Knows: torch.distributed.checkpoint. Does not know: what the state means.
+Knows: DCP, configs. Does not know: what the state means.
 """
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,87 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from trec_qcomm.config import Config
+from trec_qcomm.config.differences import changes_of, config_text, text_of_changes
+
+CONFIG = "config"  # the name of the config in a state
+# DCP's error for a name that a checkpoint lacks shows nothing but the name.
+_HINT = " (another number of ranks or config: load_resized)"
+_RANK_KEY = re.compile(r"rank\d+of\d+")
+
+
+def rank_key(rank: int, world_size: int) -> str:
+    """Return a name for state of one rank alone: DCP stores equal names of all ranks once.
+
+    Where a checkpoint has no such name, DCP's "Missing key" ends with what to do.
+    """
+    return f"rank{rank}of{world_size}{_HINT}"
+
+
+def by_short_key(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return state by names of ranks such as rank0of4. Raises ValueError: other names."""
+    short = {str(key).removesuffix(_HINT): value for key, value in state.items()}
+    check_names(short, "state of ranks", [key for key in short if _RANK_KEY.fullmatch(key)])
+    return short
+
+
+def by_rank_key(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return state under names as `rank_key` has them; it undoes `by_short_key`."""
+    return {f"{key}{_HINT}": value for key, value in state.items()}
+
+
+def check_names(
+    state: object, what: str, known: Sequence[str] | None = None, needed: str | None = None
+) -> None:
+    """Raise ValueError unless `state` is a mapping of known names, with the needed one.
+
+    Args: what: beginning of the message.  known: names; None is all.  needed: one of them.
+    """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{what}: expected what state_dict() returned, got {state!r:.80}")
+    unknown = [str(name) for name in state if known is not None and name not in known]
+    if unknown or (needed is not None and needed not in state):
+        fault = f"{needed} is missing" if not unknown else f"unknown: {', '.join(unknown)}"
+        names = ", ".join(known or ()) or "rank0of1, ..."
+        raise ValueError(f"{what}: {fault}; expected what state_dict() returned: {names}")
+
+
+def with_config(state: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Return the state of a run with the config that it is trained with, as text."""
+    return dict(state) | {CONFIG: config_text(config)}
+
+
+def without_config(
+    state: Mapping[str, Any], config: Config, *, allow_changed_config: bool
+) -> dict[str, Any]:
+    """Return the state of a run without its config, after a check that this is the same one.
+
+    Where a changed config is allowed, error bounds and thresholds are found anew.
+
+    Raises: ValueError: the state is of another config; it names what has changed.
+    """
+    check_names(state, "state")
+    state = dict(state)
+    if CONFIG not in state:  # made by hand
+        return state
+    changes = changes_of(state.pop(CONFIG), config)
+    if not changes:
+        return state
+    if not allow_changed_config:
+        raise ValueError(
+            f"{config.source}: the state is of another config: {text_of_changes(changes)}; to go "
+            "on with the new one: load_resized(folder, allow_changed_config=True)"
+        )
+    return _without(state, ("params", "thresholds"))
+
+
+def _without(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {
+        key: _without(value, names) if isinstance(value, Mapping) else value
+        for key, value in state.items()
+        if key not in names
+    }
+
 
 def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
     """Load everything under `key` in a checkpoint, nested as it was saved. Collective.
@@ -21,18 +105,20 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
     Raises: ValueError: there is nothing of that name.
     """
     metadata = FileSystemReader(checkpoint_id).read_metadata()
-    wanted: dict[str, torch.Tensor] = {}
+    wanted: dict[str, Any] = {}
     for name, stored in metadata.state_dict_metadata.items():
         if name.startswith(f"{key}.") and isinstance(stored, TensorStorageMetadata):
             wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
+        elif name == f"{key}.{CONFIG}":
+            wanted[name] = ""
     if not wanted:
         raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")
     load(wanted, checkpoint_id=checkpoint_id)
     state: dict[str, Any] = {}
-    for name, tensor in wanted.items():
+    for name, value in wanted.items():
         path = metadata.planner_data[name][1:]
         place = state
         for step in path[:-1]:
             place = place.setdefault(step, {})
-        place[path[-1]] = tensor
+        place[path[-1]] = value
     return state

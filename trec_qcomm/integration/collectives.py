@@ -16,6 +16,12 @@ from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config, TableRule
+from trec_qcomm.integration.checkpoint import (
+    by_rank_key,
+    by_short_key,
+    check_names,
+    rank_key,
+)
 from trec_qcomm.integration.tolerances import ForwardTolerances
 
 C = TypeVar("C", bound=RowCollective)
@@ -140,11 +146,13 @@ class EmbeddingCollectives:
 
         Before the model is sharded its modules are unknown; then `check_loaded_names` raises it.
         """
+        check_names(state["steps"], "state: steps")
         steps = {str(name): int(step) for name, step in state["steps"].items()}
         if self._by_module:
             self._check_names(steps)
+        params = by_rank_key(by_short_key(state.get("params", {})))
         self._loaded_steps = steps
-        self._loaded_tolerances = dict(state.get("params", {}).get(_rank_key(), {}))
+        self._loaded_tolerances = dict(params.get(_rank_key(), {}))
         for key, tolerances in self._tolerances.items():
             tolerances.load_state_dict(self._loaded_tolerances.get(key, {}))
         for module, by_name in self._by_module.items():
@@ -164,5 +172,4 @@ class EmbeddingCollectives:
 
 
 def _rank_key() -> str:
-    """Return a name for state of this rank alone: DCP stores equal names of all ranks once."""
-    return f"rank{dist.get_rank()}of{dist.get_world_size()}"
+    return rank_key(dist.get_rank(), dist.get_world_size())

@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trec_qcomm.config import Config, config_to_dict
+from trec_qcomm.config import Config
+from trec_qcomm.config.differences import flat_config
 from trec_qcomm.core.counters import BagCounts, Traffic, kind_stats
 from trec_qcomm.core.stats import TRAFFIC_KINDS, Stats
+from trec_qcomm.integration.agreement import check_equal
+from trec_qcomm.integration.checkpoint import check_names, with_config, without_config
 from trec_qcomm.integration.collectives import EmbeddingCollectives
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.dense import DenseGradients
@@ -48,15 +51,9 @@ class Session:
             module of that name that is there already.
         """
         names = sorted(names)
-        ours = repr((config_to_dict(self.config), names))
-        theirs: list[str] = [""] * pg.size()
-        dist.all_gather_object(theirs, ours, group=pg)
-        for rank, other in enumerate(theirs):
-            if other != ours:
-                raise ValueError(
-                    f"{self.config.source}: rank {pg.rank()} and rank {rank} of the group have "
-                    f"different configs or tables:\n{ours}\n{other}"
-                )
+        ours = flat_config(self.config) | {f"table {name!r}": "sharded" for name in names}
+        what = f"{self.config.source}: ranks of the group have different configs or tables"
+        check_equal(pg, ours, what)
         for name in names:  # after the gather, so that all ranks say the same
             self.config.rule_for(name)
         self.collectives.add_module(module)
@@ -154,19 +151,27 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the embedding collectives and, in "gradients", of each all-reduce.
 
+        "config" is the config as text.
+
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. That is found late, and no
             state is returned that was trained with it.
         """
         state = self.collectives.state_dict()
         if self._gradients:
             state["gradients"] = {name: g.state_dict() for name, g in self._gradients.items()}
-        return state
+        return with_config(state, self.config)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. Raises ValueError: it names a module that the model does not have.
+    def load_state_dict(self, state: dict[str, Any], *, allow_changed_config: bool = False) -> None:
+        """Continue from `state`.
 
-        Before the model is sharded, the first forward raises it.
+        Args: allow_changed_config: whether it may be of another config.
+        Raises: ValueError: it is no such state, of another config, or names a module that the model
+            does not have; before the model is sharded, the first forward raises the last.
         """
+        state = without_config(state, self.config, allow_changed_config=allow_changed_config)
+        check_names(state, "state", ("steps", "params", "gradients"), needed="steps")
+        for name in ("params", "gradients"):
+            check_names(state.get(name, {}), f"state: {name}")
         self.collectives.load_state_dict(state)
         self._loaded_gradients = dict(state.get("gradients", {}))
         for name, gradients in self._gradients.items():

@@ -17,6 +17,7 @@ from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.control.cost_model import Link
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.integration.checkpoint import rank_key
 from trec_qcomm.integration.gradients import all_reduce
 from trec_qcomm.integration.gradients.dense import DenseGradients, make_dense_reduction
 from trec_qcomm.integration.gradients.placement import make_gloo_group
@@ -259,7 +260,7 @@ def owed_after_loading(state, on_resize):
 @pytest.mark.dist
 def test_another_world_size_goes_on_with_the_sum_or_with_nothing(resumed):
     merged = resumed[0]["state"] | resumed[1]["state"]
-    assert list(merged) == ["rank0of2", "rank1of2"]
+    assert list(merged) == [rank_key(0, 2), rank_key(1, 2)]
     ((owed_now, names),) = run_ranks(owed_after_loading, 1, merged, "sum")
     by_rank = [[sum(state["residuals"][n].values()) for n in names] for state in merged.values()]
     expected = sum(torch.cat([r.flatten() for r in residuals]).double() for residuals in by_rank)
@@ -346,11 +347,13 @@ def refused():
         distributed(gradients)
     assert gradients.state_dict() == {}
     distributed(gradients)
-    assert list(gradients.state_dict()) == ["rank0of1"]
+    assert list(gradients.state_dict()) == [rank_key(0, 1)]
     with pytest.raises(ValueError, match="there is a DDP already"):
         distributed(gradients)
     gradients = dense_gradients(error_feedback=True)
-    bad = {"rank0of1": {"num_calls": 1, "residuals": {"layers.0.bias": {"owner": torch.zeros(2)}}}}
+    bad = {
+        rank_key(0, 1): {"num_calls": 1, "residuals": {"layers.0.bias": {"owner": torch.zeros(2)}}}
+    }
     gradients.load_state_dict(bad)
     with pytest.raises(ValueError, match=r"residual of 'layers.0.bias', owner: \[2\] values"):
         distributed(gradients)
@@ -368,7 +371,8 @@ def differing_rules():
     bits = (4, 8)[dist.get_rank()]
     gradients = dense_gradients(codec=Rowwise(bits))
     for _ in range(2):
-        with pytest.raises(ValueError, match="ranks 0 and 1 of the group have different rules"):
+        message = "different rules or parameters:\\nrule.codec.bits: 4 on rank 0; 8 on rank 1$"
+        with pytest.raises(ValueError, match=message):
             distributed(gradients)
         assert gradients.state_dict() == {}
 

@@ -28,11 +28,13 @@ from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.config import AllReduceRule
+from trec_qcomm.config.differences import flat_rule
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.integration.agreement import check_equal
+from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_names, rank_key
 from trec_qcomm.integration.gradients.placement import (
     check_on_gpu,
-    check_same_rules,
     device_of,
     make_gloo_group,
     make_transport,
@@ -107,7 +109,10 @@ class GradientAllReduce(ABC):
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())
         self._load(reduction, device)
         group = make_gloo_group(pg) if device.type == "cpu" else pg
-        check_same_rules(group, repr((self.rule, self._seed, shapes)))
+        ours = flat_rule(self.rule, "rule") | {"seed": str(self._seed)}  # or gloo would end us
+        ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
+        what = "gradients: ranks of the group have different rules or parameters"
+        check_equal(group, ours, what)
         self._transport = make_transport(group, device, self._checks)
         ddp.register_comm_hook(self, _hook)
         self._reduction, self._device = reduction, device
@@ -154,7 +159,7 @@ class GradientAllReduce(ABC):
             was made with it.
         """
         if not self._shapes_by_parameter:
-            return self._loaded
+            return by_rank_key(self._loaded)
         self._checks.raise_found(wait=True)
         state: State = {"num_calls": torch.tensor(self._reduction.num_calls)}
         if self._reduction.error_feedback is not None:
@@ -162,7 +167,7 @@ class GradientAllReduce(ABC):
                 state["residuals"] = self._reduction.error_feedback.state_dict()
         if isinstance(self._reduction.tolerances, GradientThresholds):
             state["thresholds"] = self._reduction.tolerances.state_dict()
-        return {_rank_key(self._reduction): state}
+        return {rank_key(self._reduction.rank, self._reduction.world_size): state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, on any device, now or when a DDP is registered.
@@ -170,16 +175,22 @@ class GradientAllReduce(ABC):
         The state of another world size must hold the state of all its ranks, under their keys,
         where the rule says `on_resize: sum`; the sum of their residuals is then dealt out evenly.
 
-        Raises: ValueError: ranks are missing, or a parameter has another size.
+        Raises: ValueError: no such state, ranks are missing, or a parameter has another size.
         """
-        self._loaded = _on_cpu(state)
+        check_names(state, "state of gradients")
+        loaded = by_short_key(_on_cpu(state))
+        for key, of_rank in loaded.items():
+            names = ("num_calls", "residuals", "thresholds")
+            check_names(of_rank, f"state of gradients: {key}", names, needed="num_calls")
+        self._loaded = loaded
         if self._shapes_by_parameter:
             self._load(self._reduction, self._device)
 
     def _load(self, reduction: Reduction, device: torch.device) -> None:
         if not self._loaded:
             return
-        state = self._loaded.get(_rank_key(reduction))  # None after a change of the world size
+        key = f"rank{reduction.rank}of{reduction.world_size}"
+        state = self._loaded.get(key)  # None after a change of the world size
         any_state = next(iter(self._loaded.values()))
         reduction.num_calls = int((state or any_state)["num_calls"])
         if isinstance(reduction.tolerances, GradientThresholds) and state is not None:
@@ -199,10 +210,6 @@ def _hook(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
     return gradients.start(bucket)
-
-
-def _rank_key(reduction: Reduction) -> str:
-    return f"rank{reduction.rank}of{reduction.world_size}"
 
 
 def _on_cpu(state: Mapping[str, Any]) -> State:

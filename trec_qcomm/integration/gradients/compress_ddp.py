@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trec_qcomm.config import Config, read_config
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.stats import Stats
-from trec_qcomm.integration.checkpoint import load_of_all_ranks
+from trec_qcomm.integration.checkpoint import load_of_all_ranks, with_config, without_config
 from trec_qcomm.integration.gradients.dense import DenseGradients
 
 
@@ -55,6 +55,7 @@ class CompressedDDP:
         if config.dense is None:
             raise ValueError(f"{config.source}: dense: missing")
         self.config = config
+        self._used_config = Config(dense=config.dense, seed=config.seed, source=config.source)
         self._exact = False
         self._gradients = DenseGradients(
             config.dense,
@@ -98,18 +99,39 @@ class CompressedDDP:
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state is returned.
         """
-        return self._gradients.state_dict()
+        return with_config(self._gradients.state_dict(), self._used_config)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Raises ValueError: it is of another model or world size."""
-        self._gradients.load_state_dict(state_dict)
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, allow_changed_config: bool = False
+    ) -> None:
+        """Continue from a `state_dict`.
 
-    def load_resized(self, checkpoint_id: str | Path, *, key: str = "trec_qcomm") -> None:
-        """Continue from a checkpoint that another number of ranks wrote. Collective.
+        Args: allow_changed_config: whether it may be of another `dense` or seed.
+        Raises: ValueError: it is no such state, or of another model, world size or config.
+        """
+        state = without_config(
+            state_dict, self._used_config, allow_changed_config=allow_changed_config
+        )
+        self._gradients.load_state_dict(state)
+
+    def load_resized(
+        self,
+        checkpoint_id: str | Path,
+        *,
+        key: str = "trec_qcomm",
+        allow_changed_config: bool = False,
+    ) -> None:
+        """Continue from a checkpoint of another number of ranks, or another config. Collective.
 
         What codecs kept back goes on as the config's `on_resize` says; thresholds are found anew.
 
-        Args: key: the name that this object was saved under.
-        Raises: ValueError: nothing was saved under it, or the state is of another model.
+        Args:
+            checkpoint_id: folder of the checkpoint.
+            key: the name that this object was saved under.
+            allow_changed_config: whether it may be of another `dense` or seed.
+
+        Raises: ValueError: nothing was saved under the key, or the state is of another model or
+            config.
         """
-        self.load_state_dict(load_of_all_ranks(checkpoint_id, key))
+        state = load_of_all_ranks(checkpoint_id, key)
+        self.load_state_dict(state, allow_changed_config=allow_changed_config)

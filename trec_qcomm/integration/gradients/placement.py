@@ -52,23 +52,6 @@ def check_on_gpu(codec: Codec, backends: str) -> None:
         )
 
 
-def check_same_rules(pg: dist.ProcessGroup, description: str) -> None:
-    """Raise ValueError on all ranks if their rules or parameters differ. Collective.
-
-    Without this check gloo would end the process.
-
-    Args: description: this rank's rule and parameters, as a text.
-    """
-    descriptions: list[str] = [""] * pg.size()
-    dist.all_gather_object(descriptions, description, group=pg)
-    for rank, other in enumerate(descriptions):
-        if other != descriptions[0]:
-            raise ValueError(
-                f"gradients: ranks 0 and {rank} of the group have different rules or parameters:\n"
-                f"{descriptions[0]}\n{other}"
-            )
-
-
 def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new gloo group of the same ranks and timeout. Collective.
 
