@@ -1,15 +1,16 @@
-"""Choose an error bound and an encoder for every table, from rows that were really looked up.
+"""Choose a codec for every table, from rows that were really looked up.
 
 examples:
   python -m trec_qcomm.analyze --data rows.pt --out bounds.yaml
   python -m trec_qcomm.analyze --data rows.pt --out bounds.yaml --link-gb-s 1.25 --backward int8
-  python -m trec_qcomm.analyze --data rows.pt --out bounds.yaml --bounds 0.01,0.01,0.02 --force
+  python -m trec_qcomm.analyze --data rows.pt --out bounds.yaml --bounds 0.01,0.03,0.05 --force
 
---data is {"rows": {table: [n, dim] float32, or a list of batches}}, written by torch.save;
-examples/criteo/train.py --dump-rows makes such a file. --out is a config for QComm.from_yaml, with
-what was measured in comments. A table whose rows quantization makes equal gets a tight bound, one
-whose rows all stay apart a loose one; the encoder is the fastest over the link in a model that
-takes each encoder's ratio on these rows and its speed on one thread of this machine.
+--data is a file that QComm.capture_rows saved, or {"rows": {table: [n, dim] float32, or a list of
+batches}} written by torch.save. --out is a config for QComm.from_yaml, with what was measured in
+comments. The encoder is the fastest over the link in a model that takes each encoder's ratio on
+these rows and its speed on one thread of this machine; where float32 is faster, it is identity.
+With three bounds a table whose rows quantization makes equal gets the tight one, and a table whose
+rows all stay apart the loose one. Bounds above 0.01 cost quality on Criteo's rows.
 """
 
 import argparse
@@ -53,9 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--bounds",
         type=numbers,
-        default=(0.01, 0.03, 0.05),
-        metavar="T,B,L",
-        help="relative bounds: tight, base, loose (default 0.01,0.03,0.05)",
+        default=(0.01,),
+        metavar="B or T,B,L",
+        help="relative bound, or three: tight, base, loose (default 0.01)",
     )
     add(
         "--thresholds",
@@ -80,27 +81,27 @@ def run(arguments: argparse.Namespace) -> str:
         raise ValueError(f"out {out}: exists; --force overwrites it")
     tables = load_rows(arguments.data, batch=arguments.batch)
     results: list[TableResult] = []
-    for number, (table, batches) in enumerate(tables.items(), start=1):
-        print(f"{number} of {len(tables)}: {table}", end=_LINE_END, file=sys.stderr, flush=True)
+    for number, (table, batches) in enumerate(tables.batches.items(), start=1):
+        progress = f"{number} of {len(tables.batches)}: {table}"
+        print(progress, end=_LINE_END, file=sys.stderr, flush=True)
         results.append(analyze_table(table, batches, options))
-    backward = BACKWARD[arguments.backward]
-    out.write_text(
-        config_text(results, options, backward=backward, source=arguments.data.name),
-        encoding="utf-8",
+    text = config_text(
+        results, options, source=arguments.data.name, without_rows=tables.without_rows
     )
+    out.write_text(text, encoding="utf-8")
     print(table_text(results, options))
-    return summary(results, options, out)
+    return summary(results, out)
 
 
 def read_options(arguments: argparse.Namespace) -> Options:
     """Raises ValueError naming the option."""
     if arguments.batch < 1:
         raise ValueError(f"batch: {arguments.batch} is not an integer >= 1")
-    if len(arguments.bounds) != 3:
-        raise ValueError("bounds: expected three numbers, as in 0.01,0.03,0.05")
+    if len(arguments.bounds) not in (1, 3):
+        raise ValueError("bounds: expected one number or three, as in 0.01,0.03,0.05")
     if len(arguments.thresholds) != 2:
         raise ValueError("thresholds: expected two numbers, as in 0.9,0.98")
-    tight, base, loose = arguments.bounds
+    tight, base, loose = arguments.bounds * (3 // len(arguments.bounds))
     tight_below, loose_from = arguments.thresholds
     classes = BoundClasses(
         tight=tight, base=base, loose=loose, tight_below=tight_below, loose_from=loose_from
@@ -110,6 +111,7 @@ def read_options(arguments: argparse.Namespace) -> Options:
         link_gb_s=arguments.link_gb_s,
         classes=classes,
         unique_bags=not arguments.all_rows,
+        backward=BACKWARD[arguments.backward],
     )
 
 

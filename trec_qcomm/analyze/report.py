@@ -6,17 +6,25 @@ from collections.abc import Sequence
 
 import yaml
 
-from trec_qcomm.analyze.tables import Options, TableResult, error_bounded
-from trec_qcomm.config import Config, TableRule, codec_to_dict, config_from_dict
+from trec_qcomm.analyze.tables import Options, TableResult
+from trec_qcomm.codecs import Identity
+from trec_qcomm.config import Config, TableRule, codec_to_dict, config_from_dict, parse_yaml
 from trec_qcomm.core.codec import Codec
 
 _COLUMNS = ("table", "rows", "distinct", "index", "class", "bound", "kept")
 
 
 def config_text(
-    results: Sequence[TableResult], options: Options, *, backward: Codec, source: str
+    results: Sequence[TableResult],
+    options: Options,
+    *,
+    source: str,
+    without_rows: Sequence[str] = (),
 ) -> str:
-    """A complete config: one rule for each class and encoder, tables by name."""
+    """Return a complete config: one rule for all tables of equal codecs, tables by name.
+
+    Args: source: name of the file of rows.  without_rows: tables of which it has none.
+    """
     classes, rows = options.classes, "distinct rows" if options.unique_bags else "rows"
     lines = [
         f"# Made by python -m trec_qcomm.analyze from {json.dumps(source, ensure_ascii=False)}.",
@@ -24,37 +32,44 @@ def config_text(
         f"# Below {classes.tight_below:g} a table is tight, from {classes.loose_from:g} on loose.",
         "# kept: the same share under the table's own bound.",
         f"# ratio: of the {rows} of a batch, without frame headers.",
-        f"# Each encoder is the fastest over a link of {options.link_gb_s:g} GB/s.",
+        f"# Each codec is the fastest over a link of {options.link_gb_s:g} GB/s.",
         "embedding:",
     ]
     rules = []
-    for key in sorted({_group(result) for result in results}):
-        members = [result for result in results if _group(result) == key]
+    groups: dict[tuple[str, str], list[TableResult]] = {}
+    for result in results:
+        groups.setdefault((repr(result.forward), repr(result.backward)), []).append(result)
+    for _, members in sorted(groups.items()):
         rule = TableRule(
             tables=tuple(glob.escape(member.table) for member in members),
-            forward=error_bounded(members[0].bound, members[0].encoder),
-            backward=backward,
+            forward=members[0].forward,
+            backward=members[0].backward,
             unique_bags="auto" if options.unique_bags else False,
         )
         rules.append(rule)
-        lines += _rule_lines(rule, members)
+        lines += _rule_lines(rule, [_table_note(member) for member in members])
+    if without_rows:
+        names = tuple(map(glob.escape, without_rows))
+        rules.append(TableRule(tables=names, forward=Identity(), backward=Identity()))
+        lines += _rule_lines(rules[-1], ["no rows in the file"] * len(names))
     text = "\n".join([*lines, "seed: 0", "measure_error: false", ""])
-    assert config_from_dict(yaml.safe_load(text)) == Config(embedding=tuple(rules))
+    read = config_from_dict(parse_yaml(text, name="config"))
+    assert read == Config(embedding=tuple(rules))
     return text
 
 
-def _group(result: TableResult) -> tuple[int, str]:
-    return int(result.bound_class), result.encoder
+def _table_note(result: TableResult) -> str:
+    return (
+        f"{result.bound_class.name.lower()}: index {result.index:.3f}, kept {result.kept:.3f}, "
+        f"{result.num_distinct:.0f} of {result.num_rows:.0f} distinct, ratio {result.ratio:.2f}"
+    )
 
 
-def _rule_lines(rule: TableRule, members: Sequence[TableResult]) -> list[str]:
-    lines = [f"  # {members[0].bound_class.name.lower()}", "  - tables:"]
-    for pattern, member in zip(rule.tables, members, strict=True):
+def _rule_lines(rule: TableRule, notes: Sequence[str]) -> list[str]:
+    lines = ["  - tables:"]
+    for pattern, note in zip(rule.tables, notes, strict=True):
         name = json.dumps(pattern, ensure_ascii=False)  # which is YAML, too
-        lines.append(
-            f"      - {name}  # index {member.index:.3f}, kept {member.kept:.3f}, "
-            f"{member.num_distinct:.0f} of {member.num_rows:.0f} distinct, ratio {member.ratio:.2f}"
-        )
+        lines.append(f"      - {name}  # {note}")
     lines.append(f"    forward: {_flow(rule.forward)}")
     lines.append(f"    backward: {_flow(rule.backward)}")
     if rule.unique_bags:
@@ -71,9 +86,12 @@ def _flow(codec: Codec) -> str:
 
 
 def table_text(results: Sequence[TableResult], options: Options) -> str:
-    """One line a table: rows of a batch, index, bound, ratio by encoder, choice, speed-up."""
+    """Return a line a table: rows of a batch, index, bound, ratios, choices, their speed-up.
+
+    A choice of identity is beside the speed-up, below 1, of what would have been chosen.
+    """
     ratios = [f"ratio {name}" for name in options.encoders]
-    lines = [(*_COLUMNS, *ratios, "encoder", "speed-up")]
+    lines = [(*_COLUMNS, *ratios, "encoder", "speed-up", "backward", "speed-up")]
     for result in results:
         measured = [result.by_encoder[name].compression_ratio for name in options.encoders]
         lines.append(
@@ -88,6 +106,8 @@ def table_text(results: Sequence[TableResult], options: Options) -> str:
                 *(f"{ratio:.2f}" for ratio in measured),
                 result.encoder,
                 f"{result.selection.speed_up:.2f}",
+                result.backward.name,
+                f"{result.backward_speed_up:.2f}",
             )
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -97,13 +117,13 @@ def table_text(results: Sequence[TableResult], options: Options) -> str:
     )
 
 
-def summary(results: Sequence[TableResult], options: Options, out: object) -> str:
-    """The last line: bytes of a batch before and after, and what does not pay."""
+def summary(results: Sequence[TableResult], out: object) -> str:
+    """Return the last line: bytes of a batch before and after, and how many stay float32."""
     raw = sum(result.raw_nbytes for result in results)
     sent = sum(result.sent_nbytes for result in results)
     encoded = sum(result.sent_nbytes / result.ratio for result in results)
-    num_slow = sum(result.selection.speed_up < 1 for result in results)
-    warning = f"; on this link {num_slow} would be faster as float32" if num_slow else ""
+    num_slow = sum(not result.is_faster for result in results)
+    warning = f"; {num_slow} stay float32, which is faster on this link" if num_slow else ""
     return (
         f"{len(results)} tables: {raw / 1e3:.1f} KB of rows a batch -> {encoded / 1e3:.1f} KB, "
         f"{raw / encoded:.1f}x (distinct rows {raw / sent:.2f}x, encoding {sent / encoded:.2f}x)"

@@ -1,5 +1,6 @@
 """Rows of tables from a file, batch by batch."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +8,20 @@ import torch
 from torch import Tensor
 
 
-def load_rows(path: Path, *, batch: int) -> dict[str, list[Tensor]]:
-    """Return {table: batches [n, D] float32} from a file that torch.save wrote.
+@dataclass(frozen=True, kw_only=True)
+class TableRows:
+    """What a file holds: {table: batches [n, D] float32}, and names of tables without rows."""
+
+    batches: dict[str, list[Tensor]]
+    without_rows: tuple[str, ...] = ()
+
+
+def load_rows(path: Path, *, batch: int) -> TableRows:
+    """Return the rows of a file that QComm.capture_rows or torch.save wrote.
 
     Args:
-        path: file of {"rows": {table: [n, D] float32, or a list of batches of such rows}}; other
-            keys are ignored.
+        path: file of {"rows": {table: [n, D] float32, or a list of batches of such rows},
+            "without_rows": [table]}; the second may be left out, and other keys are ignored.
         batch: number of rows in a batch, into which a tensor is cut. Rows at the end that do not
             fill a batch are left out, unless there is no other batch.
     Raises: ValueError naming file and field.
@@ -25,11 +34,17 @@ def load_rows(path: Path, *, batch: int) -> dict[str, list[Tensor]]:
     tables = content.get("rows") if isinstance(content, dict) else None
     if not isinstance(tables, dict) or not tables:
         raise ValueError(f'{path}: rows: expected {{"rows": {{table: [n, dim] float32}}}}')
-    return {str(name): _batches(f"{path}: rows.{name}", tables[name], batch) for name in tables}
+    without_rows = content.get("without_rows", [])
+    if not isinstance(without_rows, list) or set(map(str, without_rows)) & set(map(str, tables)):
+        raise ValueError(f"{path}: without_rows: expected a list of tables that are not in rows")
+    return TableRows(
+        batches={str(t): _batches(f"{path}: rows.{t}", tables[t], batch) for t in tables},
+        without_rows=tuple(map(str, without_rows)),
+    )
 
 
 def distinct(rows: Tensor) -> Tensor:
-    """The different rows of [n, D] float32, each where it occurs first: what unique bags send."""
+    """Return the different rows of [n, D] float32, each where it occurs first."""
     bits = rows.contiguous().view(torch.int32).numpy()
     _, first = np.unique(bits, axis=0, return_index=True)
     return rows[torch.from_numpy(np.sort(first))]

@@ -11,6 +11,7 @@ from typing import get_args, get_type_hints
 from torch import Tensor
 
 from trec_qcomm.analyze.rows import distinct
+from trec_qcomm.codecs import Identity
 from trec_qcomm.config import codec_from_dict
 from trec_qcomm.control.cost_model import FLOAT32_NBYTES
 from trec_qcomm.control.error_bound import BoundClass, BoundClasses
@@ -35,14 +36,19 @@ def error_bounded(bound: float, encoder: str) -> Codec:
 class Options:
     """What the decisions depend on.
 
-    Args: encoders: to choose from.  link_gb_s: what a rank can send, GB/s.  classes: bounds, and
-        thresholds of the index.  unique_bags: a row that repeats in a batch is sent once.
+    Args:
+        encoders: encoders to choose from.
+        link_gb_s: what a rank can send, GB/s.
+        classes: bounds, and thresholds of the index.
+        unique_bags: whether a row that repeats in a batch is sent once.
+        backward: codec of the gradients.
     """
 
     encoders: tuple[str, ...]
     link_gb_s: float
     classes: BoundClasses
     unique_bags: bool
+    backward: Codec
 
     def __post_init__(self) -> None:
         for encoder in self.encoders:
@@ -64,6 +70,9 @@ class TableResult:
         bound: relative error bound of `bound_class`.
         kept: homogenization index under `bound`.
         by_encoder: measurement of each encoder under `bound`.
+        selection: the fastest encoder.
+        backward_speed_up: speed-up of the codec of gradients over float32, on as many values.
+        backward: that codec, or identity where it loses time.
     """
 
     table: str
@@ -76,17 +85,29 @@ class TableResult:
     kept: float
     by_encoder: dict[str, Measurement]
     selection: Selection
+    backward_speed_up: float
+    backward: Codec
     sent_nbytes: float  # float32 bytes of the rows that are sent: all, or the distinct ones
 
     @property
+    def is_faster(self) -> bool:
+        """Whether the fastest encoder is faster than float32."""
+        return self.selection.speed_up > 1
+
+    @property
+    def forward(self) -> Codec:
+        """Codec of the rows: error_bounded, or identity where all encoders lose time."""
+        return error_bounded(self.bound, self.selection.name) if self.is_faster else Identity()
+
+    @property
     def encoder(self) -> str:
-        """Name of the fastest encoder."""
-        return self.selection.name
+        """Name of the fastest encoder, or identity."""
+        return self.selection.name if self.is_faster else Identity.name
 
     @property
     def ratio(self) -> float:
-        """Float32 bytes of the rows that are sent, over their bytes in the fastest encoder."""
-        return self.by_encoder[self.encoder].compression_ratio
+        """Float32 bytes of the rows that are sent, over their bytes as they are sent."""
+        return self.by_encoder[self.selection.name].compression_ratio if self.is_faster else 1.0
 
     @property
     def raw_nbytes(self) -> float:
@@ -95,13 +116,17 @@ class TableResult:
 
 
 def analyze_table(table: str, batches: Sequence[Tensor], options: Options) -> TableResult:
-    """Measure and decide. The ratio is repeatable; the throughput is that of this machine now."""
+    """Measure and decide. The ratio is repeatable; the throughput is that of this machine now.
+
+    The codec of gradients is timed on the rows: its size and speed do not depend on the values.
+    """
     unique = [distinct(rows) for rows in batches]
     sent = unique if options.unique_bags else batches
     index = mean_index(unique, bound=options.classes.base)
     bound_class = options.classes.of_index(index)
     bound = options.classes.bound(bound_class)
     by_encoder = {name: measure(error_bounded(bound, name), sent) for name in options.encoders}
+    backward = measure(options.backward, sent).speed_up(options.link_gb_s)
     return TableResult(
         table=table,
         dim=batches[0].shape[1],
@@ -113,5 +138,7 @@ def analyze_table(table: str, batches: Sequence[Tensor], options: Options) -> Ta
         kept=mean_index(unique, bound=bound),
         by_encoder=by_encoder,
         selection=select(by_encoder, link_gb_s=options.link_gb_s),
+        backward_speed_up=backward,
+        backward=options.backward if backward > 1 else Identity(),
         sent_nbytes=FLOAT32_NBYTES * sum(rows.numel() for rows in sent) / len(batches),
     )
