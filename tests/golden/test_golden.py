@@ -1,4 +1,4 @@
-"""Frames of every version ever released decode to the same values."""
+"""Golden frames decode to the same values; those of other versions are refused by name."""
 
 import json
 from pathlib import Path
@@ -7,23 +7,43 @@ import pytest
 import torch
 
 from tests.golden import make
+from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import frame_of, open_frame
+from trec_qcomm.wire import frame
 
-FILES = sorted(Path(__file__).parent.glob("v*/*.json"))
+FOLDER = Path(__file__).parent
+CURRENT = FOLDER / f"v{frame.VERSION}"
+REFUSED = sorted(path for path in FOLDER.glob("v*/*.json") if path.parent != CURRENT)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_golden_frame_decodes(path):
+def golden_frame(path):
     golden = json.loads(path.read_text())
     data = torch.tensor(list(bytes.fromhex(golden["frame"])), dtype=torch.uint8)
-    segments = Segments.packed(golden["num_rows"], golden["dim"])
-    decoded = open_frame(make.CODECS[path.stem], data, segments)
-    assert make.as_hex(decoded) == golden["rows"]
+    return data, Segments.packed(golden["num_rows"], golden["dim"]), golden["rows"]
+
+
+@pytest.mark.parametrize("name", make.CODECS)
+def test_golden_frame_decodes(name):
+    data, segments, rows = golden_frame(CURRENT / f"{name}.json")
+    assert make.as_hex(open_frame(make.CODECS[name], data, segments)) == rows
+
+
+@pytest.mark.parametrize("path", REFUSED, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_a_frame_of_another_version_is_refused_by_name(path):
+    data, segments, _ = golden_frame(path)
+    version = path.parent.name.removeprefix("v")
+    expected = f"wire version {version} is not read by this release, which reads version 2$"
+    with pytest.raises(CorruptFrameError, match=expected):
+        open_frame(make.CODECS[path.stem], data, segments)
+
+
+def test_frames_of_version_1_are_kept():
+    assert {path.stem for path in REFUSED} == {path.stem for path in CURRENT.glob("*.json")}
 
 
 @pytest.mark.parametrize("name", make.CODECS)
 def test_encoder_still_writes_the_current_version(name):
-    path = Path(__file__).parent / "v1" / f"{name}.json"
+    expected = json.loads((CURRENT / f"{name}.json").read_text())["frame"]
     data, _ = frame_of(make.CODECS[name], make.rows(), make.NUM_ROWS)
-    assert make.as_hex(data) == json.loads(path.read_text())["frame"]
+    assert make.as_hex(data) == expected

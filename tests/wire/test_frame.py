@@ -32,10 +32,33 @@ def test_unseal_finds_what_seal_wrote():
     assert data.numel() == 168
 
 
-def test_checksum_is_its_definition():
-    data, _ = frame_of(Identity(), ROWS, [2, 0, 4])
+# Below, at and beyond the ends of a block.
+@pytest.mark.parametrize("nbytes", [8, 8192 - 48, 8192 - 40, 3 * 8192 - 48, 3 * 8192])
+def test_checksum_is_its_definition(nbytes):
+    payload = torch.randint(256, (nbytes,), dtype=torch.uint8)
+    data = torch.cat([torch.zeros(48, dtype=torch.uint8), payload])
+    sizes = {"num_rows": torch.tensor([1]), "nbytes": torch.tensor([nbytes])}
+    frame.seal(data, [len(data)], [1], layouts=[1], call=0, codecs=torch.tensor([1]), **sizes)
     stored = int.from_bytes(bytes(data[24:32].tolist()), "little")
     assert stored == frame.checksum(data)
+
+
+@pytest.mark.parametrize("words", [2, 4, 8])
+@pytest.mark.parametrize("bit", [0, 17, 31])
+def test_checksum_sees_one_bit_line(words, bit):
+    """In neighbouring words of all signs, of which linear weights would cancel some."""
+    data, _ = frame_of(Identity(), ROWS, [2, 0, 4])
+    for pattern in range(2**words):
+        mask = torch.zeros(168 // 4, dtype=torch.int32)
+        mask[20 : 20 + words] = -(2**31) if bit == 31 else 1 << bit
+        sound = data.clone()
+        line = sound.view(torch.int32)
+        ones = torch.tensor([pattern >> i & 1 for i in range(words)], dtype=torch.bool)
+        line[20 : 20 + words] &= ~mask[20 : 20 + words]
+        line[20 : 20 + words] |= mask[20 : 20 + words] * ones
+        faulty = sound.clone()
+        faulty.view(torch.int32).bitwise_xor_(mask)
+        assert frame.checksum(sound) != frame.checksum(faulty)
 
 
 def test_checksum_sees_two_top_bits_flip():
@@ -44,6 +67,17 @@ def test_checksum_sees_two_top_bits_flip():
     data[83] ^= 0x80
     with pytest.raises(CorruptFrameError, match="checksum"):
         unseal(data)
+
+
+@pytest.mark.parametrize("version", [1, 3, 0x1234])
+def test_another_version_is_refused_by_name(version):
+    frames = [frame_of(Identity(), ROWS, [2, 0, 4])[0] for _ in range(2)]
+    frames[1][4:6] = torch.tensor([version % 256, version // 256])
+    expected = {"segments_per_frame": [3, 3], "layouts": [0x1234] * 2, "ranks": [7, 9]}
+    expected |= {"num_rows": torch.tensor([2, 0, 4] * 2), "tables": None}
+    message = f"frame from rank 9: wire version {version} is not read by this release"
+    with pytest.raises(CorruptFrameError, match=message):
+        unseal(torch.cat(frames), **expected, frame_nbytes=[168, 168])
 
 
 @pytest.mark.parametrize(

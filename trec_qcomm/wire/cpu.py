@@ -10,16 +10,39 @@ OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_LAYOUT = 0, 1, 2, 3, 4
 BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT, BAD_CALL = 5, 6, 7, 8, 9
 
 _MAGIC = np.uint32(0x4D435154)  # b"TQCM"
-_VERSION = np.uint32(1)
+_VERSION = np.uint32(2)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 1024  # words of 8 bytes in a block of the checksum
+
+
+@njit(forceinline=True)
+def _mix(z):
+    """Return a uint64 that depends on every bit of z, one to one. z: uint64, or an array of it."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+_KEYS = _mix.py_func(np.arange(1, _BLOCK + 1, dtype=np.uint64) * _STEP)
+
+
+@njit(forceinline=True)
+def _term(word, key):
+    x = word ^ key
+    return x + (x >> np.uint64(32)) * (x & np.uint64(0xFFFFFFFF))
 
 
 @njit(nogil=True, cache=True)
-def _checksum(words):
+def checksum(words):
+    """Return the checksum, uint64, of one frame; see frame.checksum. words: [..] uint64."""
     total = np.uint64(0)
-    for i in range(words.size):
-        total += np.uint64(words[i]) * np.uint64(2 * i + 1)
-    for i in range(6, 8):  # the checksum field itself counts as 0
-        total -= np.uint64(words[i]) * np.uint64(2 * i + 1)
+    block, terms = _STEP, np.uint64(0) - _term(words[3], _KEYS[3])  # the checksum is no term
+    for first in range(0, words.size, _BLOCK):
+        part = words[first : min(first + _BLOCK, words.size)]
+        for i in range(part.size):
+            terms += _term(part[i], _KEYS[i])
+        total += _mix(block + terms)
+        block, terms = block + _STEP, np.uint64(0)
     return total
 
 
@@ -47,12 +70,12 @@ def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
         if counts[p] == 0:
             continue
         end = first + counts[p]
-        words = buffer[begin : begin + frame_nbytes[p]].view(np.uint32)
+        words = buffer[begin : begin + frame_nbytes[p]].view(np.uint64)
         _write_header(
-            words, frame_nbytes[p], layouts[p], call, codecs[first:end], num_rows[first:end],
-            nbytes[first:end],
+            words.view(np.uint32), frame_nbytes[p], layouts[p], call, codecs[first:end],
+            num_rows[first:end], nbytes[first:end],
         )  # fmt: skip
-        words[6:8].view(np.uint64)[0] = _checksum(words)
+        words[3] = checksum(words)
         begin, first = begin + frame_nbytes[p], end
 
 
@@ -77,12 +100,13 @@ def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbyte
     """Check one frame and fill codecs, at, nbytes. Return (reason, its segment or -1)."""
     if frame.size < 32 or frame.size % 8:
         return BAD_SIZE, -1
-    words = frame.view(np.uint32)
+    long_words = frame.view(np.uint64)
+    words = long_words.view(np.uint32)
     if words[0] != _MAGIC:
         return BAD_MAGIC, -1
     if words[1] & np.uint32(0xFFFF) != _VERSION:
         return BAD_VERSION, -1
-    if np.int64(frame[16:24].view(np.uint64)[0]) != frame.size:
+    if np.int64(long_words[2]) != frame.size:
         return BAD_SIZE, -1
     if np.int64(words[3]) != count:
         return BAD_COUNT, -1
@@ -91,7 +115,7 @@ def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbyte
     place = (32 + 12 * count + 7) // 8 * 8
     if place > frame.size:
         return BAD_SIZE, -1
-    if _checksum(words) != frame[24:32].view(np.uint64)[0]:
+    if checksum(long_words) != long_words[3]:
         return BAD_CHECKSUM, -1
     if np.int64(words[1] >> np.uint32(16)) != call:
         return BAD_CALL, -1

@@ -22,14 +22,15 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded
 from trec_qcomm.wire import cpu
 
-VERSION = 1
+VERSION = 2
 HEADER_NBYTES = 32
 SEGMENT_ENTRY_NBYTES = 12
+_STEP = 0x9E3779B97F4A7C15 - 2**64  # of keys and numbers of blocks, see `checksum`
+_BLOCK = 1024  # words of 8 bytes
 
 _REASONS = {
     cpu.BAD_SIZE: "size differs from the bytes received",
     cpu.BAD_MAGIC: "not a frame (magic)",
-    cpu.BAD_VERSION: f"version differs from {VERSION}",
     cpu.BAD_LAYOUT: "the sender's tables, dims or order differ from this rank's",
     cpu.BAD_COUNT: "number of segments differs from this rank's",
     cpu.BAD_CHECKSUM: "checksum differs",
@@ -41,7 +42,8 @@ _REASONS = {
 
 # What is wrong if a word differs, for each of the four words of 8 bytes of a header.
 _WORDS = (
-    "magic, version or number of the call differ: no frame, or the ranks are out of step",
+    f"magic, version or number of the call differ: not a frame of wire version {VERSION}, which "
+    "alone this release reads, or the ranks are out of step",
     "the sender's tables, dims or order differ from this rank's",
     _REASONS[cpu.BAD_SIZE],
     _REASONS[cpu.BAD_CHECKSUM],
@@ -158,6 +160,9 @@ def unseal(
     codecs, at, nbytes = (torch.empty(total, dtype=torch.int64) for _ in range(3))
     tables_out = codecs.numpy(), at.numpy(), nbytes.numpy()
     reason, frame, segment = cpu.unseal(buffer.numpy(), *fields, num_rows.numpy(), *tables_out)
+    if reason == cpu.BAD_VERSION:
+        begin = sum(frame_nbytes[:frame])
+        raise CorruptFrameError(_version_reason(buffer[begin:]), rank=ranks[frame])
     if reason != cpu.OK:
         table = tables[segment] if tables is not None and segment >= 0 else None
         raise CorruptFrameError(_REASONS[reason], rank=ranks[frame], table=table)
@@ -236,12 +241,32 @@ def _gpu() -> Any:
     return importlib.import_module("trec_qcomm.wire.gpu")
 
 
+def _version_reason(frame: Tensor) -> str:
+    version = int(frame[4]) + 256 * int(frame[5])
+    return f"wire version {version} is not read by this release, which reads version {VERSION}"
+
+
 def checksum(frame: Tensor) -> int:
     """Return the checksum of one frame, in plain torch. The kernels must agree with it.
 
-    Args: frame: [W] uint8, W a multiple of 4; bytes 24..31 count as 0.
+    Args: frame: [W] uint8, W a multiple of 8; bytes 24..31 do not count.
     """
-    words = frame.clone().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    words[6:8] = 0
-    weights = 2 * torch.arange(len(words), dtype=torch.int64) + 1
-    return int((words * weights).sum()) & 0xFFFFFFFFFFFFFFFF
+    words = frame.clone().view(torch.int64)
+    block = torch.arange(len(words)) // _BLOCK
+    x = words ^ _mix((torch.arange(len(words)) % _BLOCK + 1) * _STEP)
+    terms = x + _shifted(x, 32) * (x & 0xFFFFFFFF)
+    terms[3] = 0
+    sums = (torch.arange(int(block[-1]) + 1) + 1) * _STEP
+    return int(_mix(sums.index_add(0, block, terms)).sum()) & 0xFFFFFFFFFFFFFFFF
+
+
+def _mix(z: Tensor) -> Tensor:
+    """Return [..] int64 words of which each bit depends on all bits of a word of z."""
+    z = (z ^ _shifted(z, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    z = (z ^ _shifted(z, 27)) * (0x94D049BB133111EB - 2**64)
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """Return z shifted right as unsigned words. z: [..] int64."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -17,7 +17,9 @@ from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import upload
 
 _CHECKSUM = 3  # place of the checksum in a frame, in words of 8 bytes
-_CHUNK = 2048  # 32-bit words that one program adds up
+_BLOCK = 1024  # words of a block of the checksum, which one program adds up
+_CHUNK = 2048  # words that one program copies
+_STEP = tl.constexpr(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +31,8 @@ class _HeadersOnDevice:
         place: [H] int64, the number of each word in the buffer.
         checksum, checksum_place: [P] int64, the number of each frame's checksum among `headers`,
             and in the buffer.
-        begin, size: [P] int64, place and size of each frame, in 32-bit words.
-        chunk_frame, chunk_first: [C] int64, the frame of each chunk, and its first 32-bit word.
+        begin, size: [P] int64, place and size of each frame, in words.
+        block_frame, block_number: [B] int64, the frame of each block, and its number in the frame.
     """
 
     headers: Tensor
@@ -39,8 +41,8 @@ class _HeadersOnDevice:
     checksum_place: Tensor
     begin: Tensor
     size: Tensor
-    chunk_frame: Tensor
-    chunk_first: Tensor
+    block_frame: Tensor
+    block_number: Tensor
 
     @classmethod
     def from_host(
@@ -53,24 +55,24 @@ class _HeadersOnDevice:
         begins = exclusive_cumsum(frame_nbytes // 8)[:-1]
         header_begins = exclusive_cumsum(header_nbytes // 8)[:-1]
         shift = torch.repeat_interleave(begins - header_begins, header_nbytes // 8)
-        num_chunks = -(-frame_nbytes // (4 * _CHUNK))
-        frame = torch.repeat_interleave(torch.arange(len(begins)), num_chunks)
-        first = torch.arange(len(frame)) - exclusive_cumsum(num_chunks)[:-1][frame]
+        num_blocks = -(-frame_nbytes // (8 * _BLOCK))
+        frame = torch.repeat_interleave(torch.arange(len(begins)), num_blocks)
+        number = torch.arange(len(frame)) - exclusive_cumsum(num_blocks)[:-1][frame]
         return cls(
             *upload(
                 device, headers.view(torch.int64), torch.arange(len(shift)) + shift,
-                header_begins + _CHECKSUM, begins + _CHECKSUM, 2 * begins, frame_nbytes // 4, frame,
-                first * _CHUNK,
+                header_begins + _CHECKSUM, begins + _CHECKSUM, begins, frame_nbytes // 8, frame,
+                number,
             )
         )  # fmt: skip
 
     def sums(self, buffer: Tensor) -> Tensor:
         """Return [P] int64, the checksum of each frame."""
         sums = torch.zeros_like(self.begin)
-        if len(self.chunk_frame):
-            _add_up[(len(self.chunk_frame),)](
-                buffer.view(torch.int32), sums, self.begin, self.size, self.chunk_frame,
-                self.chunk_first, BLOCK=_CHUNK,
+        if len(self.block_frame):
+            _add_up[(len(self.block_frame),)](
+                _words(buffer), sums, self.begin, self.size, self.block_frame, self.block_number,
+                BLOCK=_BLOCK,
             )  # fmt: skip
         return sums
 
@@ -126,15 +128,26 @@ def _words(buffer: Tensor) -> Tensor:
 
 
 @triton.jit
-def _add_up(words, sums, begin, size, chunk_frame, chunk_first, BLOCK: tl.constexpr):
-    """Add the terms w_i (2 i + 1) of one chunk to its frame's checksum, modulo 2^64."""
-    chunk = tl.program_id(0)
-    frame = tl.load(chunk_frame + chunk)
-    i = tl.load(chunk_first + chunk) + tl.arange(0, BLOCK)
-    counts = (i < tl.load(size + frame)) & (i != 6) & (i != 7)  # without the checksum itself
-    word = tl.load(words + tl.load(begin + frame) + i, mask=counts, other=0)
-    term = word.to(tl.uint32, bitcast=True).to(tl.int64) * (2 * i + 1)
-    tl.atomic_add(sums + frame, tl.sum(term, 0))
+def _add_up(words, sums, begin, size, block_frame, block_number, BLOCK: tl.constexpr):
+    """Add what one block gives to its frame's checksum, modulo 2^64; see frame.checksum."""
+    block = tl.program_id(0)
+    frame, number = tl.load(block_frame + block), tl.load(block_number + block)
+    i = tl.arange(0, BLOCK)
+    place = number * BLOCK + i
+    counts = (place < tl.load(size + frame)) & (place != 3)  # without the checksum itself
+    word = tl.load(words + tl.load(begin + frame) + place, mask=counts, other=0)
+    x = word.to(tl.uint64, bitcast=True) ^ _mix((i + 1).to(tl.uint64) * _STEP)
+    term = tl.where(counts, x + (x >> 32) * (x & 0xFFFFFFFF), 0)
+    total = tl.sum(term, 0) + (number + 1).to(tl.uint64) * _STEP
+    tl.atomic_add(sums + frame, _mix(total).to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _mix(z):
+    """Return a uint64 that depends on every bit of z, one to one. z: uint64."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
 
 
 @triton.jit
