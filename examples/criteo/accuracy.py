@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emulation.client import EmulatedTrainer, codecs_of
-from options import INTERRUPTED, SETUP, STOCK, build_parser, check_options, setup_of
+from options import FAILED, INTERRUPTED, SETUP, STOCK, build_parser, check_options, setup_of
 from study.engine import MODES, Configuration, Study
-from study.processes import run_all
+from study.processes import TrainingFailedError, run_all
 from study.show import format_table, verdict, write_plot
 
 from trec_qcomm.config import load_config
@@ -40,7 +40,7 @@ NO_OPTIONS = ("plan", "device")
 
 
 def main() -> int:
-    """Run what is missing and show all; the exit status is 130 after Ctrl-C."""
+    """Run what is missing and show all; the exit status is 1 after an error, 130 after Ctrl-C."""
     parser = _parser()
     arguments, rest = parser.parse_known_args()
     path: Path = arguments.out / "runs.jsonl"
@@ -54,6 +54,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on with {path}", file=sys.stderr)
         return INTERRUPTED
+    except TrainingFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
     records = [record for record in study.read(path) if record.seed in study.seeds]
     names = [configuration.name for configuration in study.configurations]
     table = format_table(records, names)
@@ -103,8 +106,6 @@ def _training_options(words: Sequence[str]) -> argparse.Namespace:
     if options.hash_buckets is None and options.min_count is None:
         options.min_count = 1
     check_options(options)
-    if options.data is not None and not options.data.exists():
-        raise ValueError(f"data {options.data}: no such file or folder")
     return options
 
 

@@ -101,7 +101,8 @@ def format_verdict(trainings: Sequence[TrainingRecord], elapsed_s: float) -> str
 
 def _cells(training: TrainingRecord, first: TrainingRecord) -> list[str]:
     metrics = _metrics(training)
-    cells = [training.configuration, f"{metrics['auc']:.4f}", f"{metrics['logloss']:.4f}"]
+    auc = f"{metrics['auc']:.4f}" if "auc" in metrics else "n/a"
+    cells = [training.configuration, auc, f"{metrics['logloss']:.4f}"]
     cells.append(_change(training, first))
     if training.traffic is None:
         cells += ["-"] * len(TRAFFIC_GROUPS)
@@ -126,7 +127,8 @@ def _metrics(training: TrainingRecord) -> records.Metrics:
 
 
 def _change(training: TrainingRecord, first: TrainingRecord) -> str:
-    return f"{100 * (_metrics(training)['ne'] / _metrics(first)['ne'] - 1):+.3f} %"
+    ours, base = (_metrics(record).get("ne") for record in (training, first))
+    return "n/a" if ours is None or base is None else f"{100 * (ours / base - 1):+.3f} %"
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 from data.dataset import Batches
+from failures import gather
 from options import build_parser, check_options, setup_of
 from ranks import silence_start
-from report.metrics import gather, score, step_seconds
+from report.metrics import score, step_seconds
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 from train import build_trainer, load_dataset

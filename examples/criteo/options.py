@@ -9,14 +9,17 @@ import argparse
 import os
 from pathlib import Path
 
+from data.tsv import list_files
 from model import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS
 from plans.files import load_plan, plan_names
 from report.scalars import check_installed
 from torchrec.distributed.comm import get_local_size
 
+from trec_qcomm.config import load_config
+
 STOCK = "stock"  # TorchRec without the plugin
 STOCK_NAMES = (STOCK, "stock_fp16", "stock_int8")
-INTERRUPTED = 130  # exit status
+FAILED, INTERRUPTED = 1, 130  # exit status
 # The options that decide what is trained, and how: two runs are compared only where they agree. A
 # checkpoint is resumed only by a run that agrees in all but the last three.
 SETUP = (
@@ -76,6 +79,10 @@ def check_options(options: argparse.Namespace) -> None:
     if not is_stock(options.config) and not Path(options.config).is_file():
         names = ", ".join(STOCK_NAMES)
         raise ValueError(f"config {options.config}: neither a file nor one of {names}")
+    if not is_stock(options.config):
+        load_config(options.config)  # whose errors name file and field
+    if options.data is not None:
+        list_files(options.data)
     if options.dump_rows is not None and options.dump_rows.is_dir():
         raise ValueError(f"dump_rows {options.dump_rows}: is a folder; expected a file to write")
     if options.tensorboard is not None:

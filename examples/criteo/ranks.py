@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from failures import Once, show_warnings, tell
+from options import FAILED, INTERRUPTED
 from torch._C._distributed_c10d import _dump_fr_trace_json
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
@@ -32,38 +35,55 @@ Run = Callable[[argparse.Namespace], bool]  # what each rank does; False if it w
 _PRELOAD = ["torchrec.models.dlrm", "torchrec.metrics.ne", "trec_qcomm"]
 
 
-def run_ranks(run: Run, options: argparse.Namespace) -> bool:
-    """Call `run` on every rank, in an initialized process group; return False if interrupted.
+def run_ranks(run: Run, options: argparse.Namespace) -> int:
+    """Call `run` on every rank, in an initialized process group; return the exit status.
 
     Args:
         run: function of a module, which each process imports by its name.
-        options: options of train.py: ranks, ranks_per_node, device, timeout, checkpoint_dir.
+        options: options of train.py: ranks, ranks_per_node, device, timeout, checkpoint_dir, out.
+    Returns: 0, FAILED after an error, which has been told, or INTERRUPTED after a signal.
     """
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return join(run, options)
     return _start_ranks(run, options)
 
 
-def join(run: Run, options: argparse.Namespace) -> bool:
-    """Join the process group that the environment describes, and run."""
+def join(run: Run, options: argparse.Namespace) -> int:
+    """Join the process group that the environment describes, and run; return the exit status."""
     os.environ.setdefault("MASTER_PORT", "29500")
     if options.ranks_per_node is not None:
         os.environ["LOCAL_WORLD_SIZE"] = str(options.ranks_per_node)  # what TorchRec calls a node
-    is_first = os.environ["RANK"] == "0"
-    logging.basicConfig(format="%(message)s", level="WARNING" if is_first else "ERROR")
-    silence_start()
-    backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
+    once = Once()
+    try:
+        once.store = _join_group(options)
+        show_warnings(once)
+        silence_start()
+        return 0 if run(options) else INTERRUPTED
+    except Exception as error:
+        if isinstance(error, RuntimeError) and dist.is_initialized():  # a lost peer, for one
+            error.add_note(f"The last collectives of this rank: {_write_collectives()}")
+        tell(error, once, options.out)
+        return FAILED
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _join_group(options: argparse.Namespace) -> dist.Store:
+    """Initialize the process group; return a store that all ranks share."""
+    timeout = timedelta(seconds=options.timeout)
     if options.device == "cuda":
         torch.cuda.set_device(local_rank())
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives that torch remembers
-    dist.init_process_group(backend, timeout=timedelta(seconds=options.timeout))
-    try:
-        return run(options)
-    except RuntimeError:  # a lost peer, for one
-        logging.error("rank %d: its last collectives: %s", dist.get_rank(), _write_collectives())
-        raise
-    finally:
-        dist.destroy_process_group()
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    dist.init_process_group(
+        "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl",
+        timeout=timeout,
+        store=dist.PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=world_size,
+    )
+    return dist.PrefixStore("said", store)
 
 
 def _write_collectives() -> Path:
@@ -90,8 +110,8 @@ def silence_start() -> None:
         warnings.filterwarnings("ignore", message, FutureWarning)
 
 
-def _start_ranks(run: Run, options: argparse.Namespace) -> bool:
-    """Run --ranks processes on this machine; return False if a signal came meanwhile."""
+def _start_ranks(run: Run, options: argparse.Namespace) -> int:
+    """Run --ranks processes on this machine; return the exit status."""
     threads = max(1, (os.cpu_count() or 1) // options.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     children = _fork_from_server(run, options)
@@ -103,15 +123,28 @@ def _start_ranks(run: Run, options: argparse.Namespace) -> bool:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number if options.checkpoint_dir else signal.SIGTERM)
 
+    logging.getLogger("torch.multiprocessing.spawn").setLevel("ERROR")  # it tells whom it ends
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)
     try:
         while not children.join():
             pass
-    except ProcessExitedException:
-        if not signals:
-            raise
-    return not signals
+    except ProcessExitedException as error:
+        was_stopped = signals and (error.exit_code != FAILED or not options.checkpoint_dir)
+        if not was_stopped:
+            _tell_how_it_ended(error, children)
+            return FAILED
+    return INTERRUPTED if signals else 0
+
+
+def _tell_how_it_ended(error: ProcessExitedException, children: Any) -> None:
+    """Say which ranks a signal ended; one that failed by itself has said why."""
+    for rank, process in enumerate(children.processes):
+        code = process.exitcode or 0
+        if code < 0 and (code != -signal.SIGTERM or rank == error.error_index):
+            name = signal.Signals(-code).name
+            hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+            print(f"error: rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
 
 
 def _fork_from_server(run: Run, options: argparse.Namespace) -> Any:
@@ -145,7 +178,8 @@ def _rank_process(rank: int, run: Run, options: argparse.Namespace, port: int) -
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    join(run, options)
+    if join(run, options) == FAILED:
+        sys.exit(FAILED)
 
 
 def _free_port() -> int:

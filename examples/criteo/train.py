@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from data.dataset import Batches, Dataset, load_tsv, prepare
 from data.synthetic import generate
+from failures import EveryRankError, agreed, check_equal
 from model import ModelConfig, build_dlrm, build_optimizer, init_embeddings
 from options import (
     INTERRUPTED,
@@ -58,22 +59,23 @@ STOCK_COMMS = {"stock_fp16": CommType.FP16, "stock_int8": CommType.INT8}  # Torc
 
 
 def main() -> int:
-    """Run as the command line says; the exit status is 130 after Ctrl-C."""
+    """Run as the command line says; the exit status is 1 after an error, 130 after Ctrl-C."""
     parser = build_parser(__doc__)
     options = parser.parse_args()
     try:
         check_options(options)
     except ValueError as error:
         parser.error(str(error))
-    if run_ranks(run, options):
-        return 0
-    print("interrupted", file=sys.stderr)
-    return INTERRUPTED
+    status = run_ranks(run, options)
+    if status == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    return status
 
 
 def run(options: argparse.Namespace) -> bool:
     """Train and score on this rank, in an initialized process group; False if interrupted."""
-    dataset = load_dataset(options)
+    dataset = agreed(lambda: load_dataset(options))
+    check_equal("rows (number, ids of each table)", (len(dataset.rows), dataset.num_embeddings))
     trainer = build_trainer(options, dataset.num_embeddings)
     if options.checkpoint_dir is not None:
         setup = setup_of(options) | {"seed": options.seed, "world_size": dist.get_world_size()}
@@ -84,7 +86,9 @@ def run(options: argparse.Namespace) -> bool:
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     batches = Batches(dataset.train, options.batch_size, drop_last=True, **ranks)
     if not len(batches):
-        raise ValueError(f"{len(dataset.train)} training rows are less than one global batch")
+        size = options.batch_size * dist.get_world_size()
+        rows = f"{len(dataset.train)} training rows"
+        raise EveryRankError(f"{rows} are less than one global batch of {size}")
     num_steps = min(options.epochs * len(batches), options.steps or sys.maxsize)
     if trainer.qcomm is not None:
         trainer.qcomm.reset_stats()

@@ -6,7 +6,6 @@ how ranks were started. Every rank calls the functions that are marked "Collecti
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from contextlib import nullcontext
@@ -18,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from checkpoints import has_checkpoint, newest_sound, read_json, save, write_json
 from data.dataset import Batches
+from failures import EveryRankError, agreed
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
@@ -72,21 +72,19 @@ class Trainer:
 
     def save(self, directory: Path) -> None:
         """Write directory/step_N. Collective; the directory is one that all ranks see."""
-        save(self.state(), checkpoint_id=directory / f"step_{self.step:09d}")
+        save(self.state(), directory, self.step)
 
     def resume(self, directory: Path) -> None:
-        """Continue from the last complete checkpoint. Collective.
+        """Continue from the last checkpoint that is whole. Collective.
 
         Raises: ValueError: there is none.
         """
-        complete = _complete_checkpoints(directory)
-        if not complete:
-            raise ValueError(f"{directory}: no complete checkpoint to resume from")
+        folder = newest_sound(directory)
         for _, part in self.optimizer.optimizers:
             if isinstance(part, KeyedOptimizerWrapper):
                 part.init_state()  # DCP loads in place, and Adam has no state before its first step
         state = self.state()
-        load(state, checkpoint_id=complete[-1])
+        load(state, checkpoint_id=folder)
         self.step = int(state["step"])
 
 
@@ -99,17 +97,16 @@ def open_checkpoints(
     """
     file = directory / "options.json"
     if not resume:
-        if _complete_checkpoints(directory):
-            raise ValueError(f"{directory}: a training is here; --resume it or take another folder")
+        if has_checkpoint(directory):
+            raise EveryRankError(f"{directory}: a training is here; --resume it or take another")
         dist.barrier()  # all have looked before one writes
         if dist.get_rank() == 0:
-            directory.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(identity, indent=1))
+            write_json(file, identity)
         return
-    saved = json.loads(file.read_text()) if file.exists() else identity
+    saved = agreed(lambda: read_json(file))
     changed = [f"{k} {saved.get(k)} -> {v}" for k, v in identity.items() if saved.get(k) != v]
     if changed:
-        raise ValueError(f"{file}: resumed with other options: {', '.join(changed)}")
+        raise EveryRankError(f"{file}: resumed with other options: {', '.join(changed)}")
     trainer.resume(directory)
 
 
@@ -131,11 +128,6 @@ class StopRequest:
         flag = torch.tensor(self.num_signals, dtype=torch.int32, device=device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
-
-
-def _complete_checkpoints(directory: Path) -> list[Path]:
-    """List them in the order of their steps. DCP writes .metadata last."""
-    return sorted(file.parent for file in directory.glob("step_*/.metadata"))
 
 
 def _gather(columns: list[Tensor]) -> list[Tensor]:

@@ -4,7 +4,11 @@ import math
 
 import pytest
 import torch
-from report.metrics import score, step_seconds
+from compare import _cells
+from report.metrics import score, shown, step_seconds
+from report.run import format_training
+
+from trec_qcomm.records import TrainingRecord
 
 
 def test_metrics_follow_their_definitions() -> None:
@@ -17,6 +21,23 @@ def test_metrics_follow_their_definitions() -> None:
     assert metrics["ne"] == pytest.approx(logloss / math.log(2))  # half of the labels are 1
     assert metrics["calibration"] == pytest.approx(1.8 / 2)
     assert metrics["num_rows"] == 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_one_class_leaves_undefined_is_no_number() -> None:
+    for label in (0.0, 1.0):
+        labels = torch.full((3,), label, dtype=torch.float64)
+        metrics = score(torch.full_like(labels, 0.5), labels)
+        assert metrics == {"logloss": pytest.approx(math.log(2)), "num_rows": 3}
+        assert [shown(metrics, name, 3) for name in ("auc", "logloss")] == ["n/a", "0.693"]
+        table = format_training(TrainingRecord(configuration="a", steps=1, metrics=metrics))
+        assert table.count("n/a") == 3  # AUC, NE, calibration
+        assert _cells(TrainingRecord(configuration="a", steps=1, metrics=metrics), _OTHER)[1:4] == [
+            *["n/a", "0.6931", "n/a"]
+        ]
+
+
+_OTHER = TrainingRecord(configuration="b", steps=1, metrics={"ne": 0.5})
 
 
 def test_step_times_leave_out_the_first_steps() -> None:

@@ -41,13 +41,16 @@ def run(script: str, *words: object) -> str:
     return done.stdout
 
 
-def fail(*words: object) -> str:
-    """Return what a run of train.py complains about; it must fail."""
+def fail(out: Path, *words: object) -> list[str]:
+    """Return the lines that a run of train.py writes to stderr; it must fail, and say so last."""
+    words = ("--out", out, *words)
     done = subprocess.run(
         command("train.py", *words), env=environment(), capture_output=True, text=True, check=False
     )
-    assert done.returncode != 0
-    return done.stderr
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
+    return lines
 
 
 def train(out: Path, *words: object, config: object = "stock") -> TrainingRecord:
@@ -99,8 +102,11 @@ def test_a_resumed_run_repeats_the_losses_bit_for_bit(
 @pytest.mark.slow
 def test_a_resumed_run_may_not_be_another_training(half: tuple[Path, TrainingRecord]) -> None:
     words = ("--config", "stock", "--checkpoint-dir", half[0])
-    assert "resumed with other options: seed 0 -> 1" in fail(*words, "--resume", "--seed", 1)
-    assert "a training is here" in fail(*words)
+    assert (
+        "resumed with other options: seed 0 -> 1"
+        in fail(half[0], *words, "--resume", "--seed", 1)[-1]
+    )
+    assert "a training is here" in fail(half[0], *words)[-1]
 
 
 @pytest.mark.slow
@@ -133,11 +139,15 @@ def test_plans_train_and_resume_exactly(
     assert first.losses + second.losses == whole.losses
     assert sum(whole.shardings.values()) == 26
     message = "resumed with other options: plan "
-    assert message in fail("--config", config, *checkpoints, "--resume", "--plan", "mixed")
+    assert (
+        message
+        in fail(tmp_path, "--config", config, *checkpoints, "--resume", "--plan", "mixed")[-1]
+    )
     if plan == "planned":
         nodes = ("--ranks-per-node", 2)
-        assert "ranks_per_node 1 -> 2" in fail(
-            "--config", "stock", *checkpoints, "--resume", *nodes
+        assert (
+            "ranks_per_node 1 -> 2"
+            in fail(tmp_path, "--config", "stock", *checkpoints, "--resume", *nodes)[-1]
         )
 
 
@@ -171,6 +181,22 @@ def test_a_file_is_scored_to_its_last_row(tmp_path: Path) -> None:
     write_tsv(generate(903, seed=1), tmp_path / "rows.tsv.gz")
     record = train(tmp_path, "--data", tmp_path / "rows.tsv.gz", "--hash-buckets", 40)
     assert record.metrics["num_rows"] == 129
+
+
+def test_errors_and_warnings_of_all_ranks_are_told_once(tmp_path: Path) -> None:
+    """A folder of two days: one with a header, one that was cut short."""
+    days = [tmp_path / "data" / name for name in ("day_0", "day_1.gz")]
+    days[0].parent.mkdir()
+    for day in days:
+        write_tsv(generate(200, seed=1), day)
+    days[0].write_text("label,I1\n" + days[0].read_text())
+    days[1].write_bytes(days[1].read_bytes()[:3000])
+    warning, error = fail(tmp_path, "--config", "stock", "--data", days[0].parent)
+    assert warning.startswith(f"{days[0]}: 1 of 201 lines malformed; line 1: looks like a header")
+    assert error.startswith(f"error: {days[1]}: cannot be read to its end: Compressed file ended")
+    log = tmp_path / "errors.log"
+    assert error.endswith(f"(traceback: {log})")
+    assert "in read_file" in log.read_text()
 
 
 @pytest.mark.slow
@@ -213,6 +239,7 @@ def check_tables(int8: Path, fp32: Path) -> None:
         ("--config stock --resume", "need checkpoint_dir"),
         ("--config stock --steps 0", "steps 0: must be positive"),
         ("--config stock --plan rows", "plan 'rows': neither a file nor one of"),
+        ("--config stock --data absent.tsv", "absent.tsv: no such file, or a directory without"),
         ("--config stock --ranks 4 --ranks-per-node 3", "ranks_per_node 3: 4 ranks do not fill"),
     ],
 )

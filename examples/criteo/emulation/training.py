@@ -124,6 +124,8 @@ class EmulatedTraining:
                 )
                 logits += self._logits(batch, samples)
         labels = torch.from_numpy(rows["label"].astype("f8"))
+        if labels.min() == labels.max():
+            raise ValueError(f"the labels of all {len(labels)} test rows are {labels[0]:.0f}")
         return score(torch.sigmoid(torch.cat(logits).double()), labels)
 
     def _find_bags(self, rows: Rows, shares: Tensor) -> tuple[list[UniqueBags], Tensor]:

@@ -7,11 +7,12 @@ that are marked "Collective".
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from failures import gather
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 from torchrec.metrics.calibration import compute_calibration, get_calibration_states
@@ -33,6 +34,7 @@ _ETA = 1e-12  # predictions are kept this far from 0 and 1
 def score(predictions: Tensor, labels: Tensor) -> dict[str, float]:
     """Return AUC, logloss (nats), normalized entropy and calibration.
 
+    Where all labels are equal only logloss is defined; the others are left out.
     Args: predictions, labels: [N] float64, a probability and 0 or 1.
     """
     weights = torch.ones_like(labels)
@@ -40,13 +42,19 @@ def score(predictions: Tensor, labels: Tensor) -> dict[str, float]:
     calibration = get_calibration_states(labels, predictions, weights)
     sums = (ne["cross_entropy_sum"], ne["pos_labels"], ne["neg_labels"])
     bits = compute_logloss(*sums, _ETA)
-    return {
+    always = {"logloss": float(bits) * float(np.log(2)), "num_rows": len(labels)}
+    if labels.min() == labels.max():
+        return always
+    return always | {
         "auc": float(binary_auroc(predictions, labels.long())),
-        "logloss": float(bits) * float(np.log(2)),
         "ne": float(compute_ne(sums[0], ne["weighted_num_samples"], *sums[1:], _ETA)),
         "calibration": float(compute_calibration(*calibration.values())),
-        "num_rows": len(labels),
     }
+
+
+def shown(metrics: Mapping[str, float], name: str, digits: int) -> str:
+    """Return a metric as text; "n/a" where it is not defined."""
+    return f"{metrics[name]:.{digits}f}" if name in metrics else "n/a"
 
 
 def step_seconds(step_s: list[float], *, skip: int = 10) -> Percentiles | None:
@@ -111,10 +119,3 @@ def count_shardings(trainer: Trainer) -> dict[str, int]:
     """Return the number of tables of each sharding type, which the planner may have chosen."""
     modules = trainer.dmp.plan.plan.values()
     return dict(Counter(table.sharding_type for tables in modules for table in tables.values()))
-
-
-def gather(value: Any) -> list[Any]:
-    """Return the value of every rank, in rank order. Collective."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

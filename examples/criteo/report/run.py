@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from failures import gather
 from options import setup_of
 from tqdm import tqdm
 from trainer import Trainer
 
-from report.metrics import count_shardings, gather, step_seconds
+from report.metrics import count_shardings, shown, step_seconds
 from report.scalars import Scalars
 from trec_qcomm import records
 from trec_qcomm.records import TRAFFIC_KINDS, Environment, ProgressRecord, TrainingRecord
@@ -129,7 +130,7 @@ class Report:
         self._say(format_training(record))
         first = next(iter(metrics.values()))
         self._say(
-            f"{self.name}: AUC {first['auc']:.4f}, logloss {first['logloss']:.4f} on "
+            f"{self.name}: AUC {shown(first, 'auc', 4)}, logloss {shown(first, 'logloss', 4)} on "
             f"{first['num_rows']} test rows after {trainer.step} steps; {self.path}"
         )
 
@@ -157,7 +158,7 @@ def format_training(record: TrainingRecord) -> str:
     rows = []
     trained = "plain TorchRec" if record.config is None else "codec on"
     for mode, metrics in ((trained, record.metrics), ("codec off", record.metrics_exact)):
-        rows += [(f"{name} ({mode})", f"{metrics[name]:.5f}") for name in METRICS if metrics]
+        rows += [(f"{name} ({mode})", shown(metrics, name, 5)) for name in METRICS if metrics]
     step_s = record.step_s
     times = f"{_ms(step_s.p20)} / {_ms(step_s.p50)} / {_ms(step_s.p80)}" if step_s else "-"
     rows.append(("step p20 / p50 / p80 [ms]", times))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import queue
 import signal
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +20,10 @@ from trec_qcomm import records
 from trec_qcomm.records import StudyRecord
 
 
+class TrainingFailedError(RuntimeError):
+    """Error of a training in another process, in one line."""
+
+
 def run_all(study: Study, missing: Mapping[int, Missing], path: Path, *, jobs: int) -> None:
     """Run what is missing, and append each record to the file when it is there.
 
@@ -26,24 +32,27 @@ def run_all(study: Study, missing: Mapping[int, Missing], path: Path, *, jobs: i
         missing: what is missing, see Study.missing.
         path: file of the records.
         jobs: number of processes, of one thread each.
-    Raises: RuntimeError: a training failed, or its process was lost.
+    Raises: TrainingFailedError: a training failed, or its process was lost.
     """
     total = sum(len(configurations) for configurations in missing.values())
+    log = path.parent / "errors.log"
     with tqdm(total=total, unit="run", desc=study.name) as bar:
-        for record in _in_processes(study, missing, min(jobs, len(missing))):
+        for record in _in_processes(study, missing, min(jobs, len(missing)), log):
             records.append(path, record)
             bar.set_postfix_str(f"seed {record.seed} {record.configuration}")
             bar.update(1)
 
 
-def _in_processes(study: Study, missing: Mapping[int, Missing], jobs: int) -> Iterator[StudyRecord]:
+def _in_processes(
+    study: Study, missing: Mapping[int, Missing], jobs: int, log: Path
+) -> Iterator[StudyRecord]:
     context = multiprocessing.get_context("spawn")
     tasks, results = context.Queue(), context.Queue()
     for task in (*missing.items(), *[None] * jobs):
         tasks.put(task)
     processes = [
-        context.Process(target=_work, args=(study, tasks, results), daemon=True)
-        for _ in range(jobs)
+        context.Process(target=_work, args=(study, tasks, results, job), daemon=True)
+        for job in range(jobs)
     ]
     for process in processes:
         process.start()
@@ -54,10 +63,14 @@ def _in_processes(study: Study, missing: Mapping[int, Missing], jobs: int) -> It
                 kind, value = results.get(timeout=5)
             except queue.Empty:
                 if any(process.exitcode not in (None, 0) for process in processes):
-                    raise RuntimeError("a process of the study was lost") from None
+                    raise TrainingFailedError("a process of the study was lost") from None
                 continue
             if kind == "failed":
-                raise RuntimeError(f"a training failed:\n{value}")
+                reason, details = value
+                log.parent.mkdir(parents=True, exist_ok=True)
+                with log.open("a") as file:
+                    file.write(f"{time.ctime()}: {study.name}\n{details}\n")
+                raise TrainingFailedError(f"{reason} (traceback: {log})")
             if kind == "record":
                 yield value
             running -= kind == "done"
@@ -66,8 +79,12 @@ def _in_processes(study: Study, missing: Mapping[int, Missing], jobs: int) -> It
             process.terminate()
 
 
-def _work(study: Study, tasks: Any, results: Any) -> None:
-    """Train seed after seed until there are no more, in a process of its own."""
+def _work(study: Study, tasks: Any, results: Any, job: int) -> None:
+    """Train seed after seed until there are no more, in a process of its own.
+
+    Only the first of the processes warns of what all of them read.
+    """
+    logging.basicConfig(format="%(message)s", level="ERROR" if job else "WARNING", force=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
@@ -78,5 +95,6 @@ def _work(study: Study, tasks: Any, results: Any) -> None:
                     return  # it was killed, and nobody would write the records
                 results.put(("record", record))
         results.put(("done", None))
-    except Exception:
-        results.put(("failed", traceback.format_exc()))
+    except Exception as error:
+        name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        results.put(("failed", (f"{name}{error}", traceback.format_exc())))
