@@ -14,7 +14,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from tests.integration.sharded_models.batches import batch as sequence_batch
-from tests.integration.sharded_models.cases import MODULES, RW, Case, Table, plan
+from tests.integration.sharded_models.cases import DP, MODULES, RW, Case, Table, plan
 from tests.integration.sharded_models.training import shard as shard_case
 from tests.integration.small_model import CPU, batch, qcomm_of, shard
 from trec_qcomm import (
@@ -107,6 +107,16 @@ def without_sharders(config):
 SEQUENCES = Case(tables=(Table("a", 16, ("f1",)),), sharding=RW, module="ec")
 
 
+def shard_with_dense_kernel(case):
+    """Shard with the kernel that TorchRec's sharding_plan chooses on CPU."""
+    module_plan = plan(case, dist.get_world_size())
+    for sharding in module_plan.values():
+        sharding.compute_kernel = "dense"
+    model = torch.nn.Module()
+    model.sparse = MODULES[case.module](case)
+    wrapped(qcomm_of(Identity()), model, {"sparse": module_plan})
+
+
 class Prioritized(torch.nn.Module):
     """Model of TorchRec's prioritized exchanges."""
 
@@ -166,6 +176,11 @@ def all_messages():
         "index dedup": message_of(
             lambda: shard_case(replace(SEQUENCES, dedup=True), qcomm_of(Identity()))
         ),
+        "dense rows": message_of(lambda: shard_with_dense_kernel(SEQUENCES)),
+        "replicated rows": message_of(
+            lambda: shard_case(replace(SEQUENCES, sharding=DP), qcomm_of(Identity()))
+        ),
+        "dense bags": message_of(lambda: shard_with_dense_kernel(replace(SEQUENCES, module="ebc"))),
         "prioritized": message_of(lambda: prioritized(with_wrapper=True)),
         "prioritized batch": message_of(lambda: prioritized(with_wrapper=False)),
         "allowed": [
@@ -197,6 +212,9 @@ def messages():
         ("no wrapper", ["config: dense: no wrapper", "data_parallel_wrapper=qcomm.data_para"]),
         ("no wrapper of tables", ["config: data_parallel: no wrapper", "leave out data_parallel"]),
         ("index dedup", ["use_index_dedup: FBGEMM has its operator", "unique_bags: true"]),
+        ("dense rows", ["plan: table 'a': row_wise with compute_kernel dense: on CPU"]),
+        ("replicated rows", ["plan: table 'a': data_parallel with compute_kernel dense", "fused"]),
+        ("dense bags", ["no error"]),
         ("prioritized", ["PECEmbeddingCollection is not supported around a sharder of trec_qcomm"]),
         ("prioritized batch", ["PECEmbeddingCollection is not supported around a sharder"]),
         ("no sharders", ["no table was sharded by this QComm; pass sharders=qcomm.sharders()"]),

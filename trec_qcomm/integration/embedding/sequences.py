@@ -1,5 +1,6 @@
 """Sharder, sharded module and shardings of EmbeddingCollection (unpooled rows)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -180,6 +181,24 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         return awaitable
 
 
+def _refuse_dense_kernels(
+    params: Mapping[str, ParameterSharding], device: torch.device | None
+) -> None:
+    """Raise ValueError for a dense kernel on CPU, which DATA_PARALLEL tables have, too.
+
+    FBGEMM's dense lookup for CPU adds up the rows of a bag although it is asked for each of them,
+    and puts the features of a sample side by side. With one id a bag sizes fit and rows are wrong.
+    """
+    if device is None or device.type != "cpu":
+        return
+    for table, sharding in params.items():
+        if sharding.compute_kernel == "dense":
+            raise ValueError(
+                f"plan: table {table!r}: {sharding.sharding_type} with compute_kernel dense: on "
+                "CPU FBGEMM's dense lookup pools the rows of an EmbeddingCollection; allowed: fused"
+            )
+
+
 class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
     """Drop-in for TorchRec's EmbeddingCollectionSharder."""
 
@@ -203,7 +222,11 @@ class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> CodedShardedEmbeddingCollection:
-        """Shard as planned. Raises ValueError as `session_registry.register_module` does."""
+        """Shard as planned.
+
+        Raises: ValueError: the same as `session_registry.register_module`; a dense kernel on CPU.
+        """
+        _refuse_dense_kernels(params, device)
         return CodedShardedEmbeddingCollection(
             module,
             params,
