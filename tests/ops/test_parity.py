@@ -1,6 +1,7 @@
 """The backends of an op write the same bytes and read each other's."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
-from trec_qcomm.testing import awkward_rows, interleaved_segments
+from trec_qcomm.testing import awkward_rows, encode, interleaved_segments
 
 MOST = torch.finfo(torch.float32).max
 
@@ -60,6 +61,28 @@ def test_rowwise(bits, stochastic, dim):
     for seed in (2**62 + 12345, 2**63 - 1)[: 1 + stochastic]:  # the last one: numbers wrap
         options = {"bits": bits, "stochastic": stochastic, "seed": seed}
         check_op(rowwise, options, {"bits": bits}, dim)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("codec", [Rowwise(2, "stochastic"), Float6("e4m1", "stochastic")], ids=str)
+def test_noise_depends_on_the_numbers_of_values_not_on_their_places(codec):
+    rows = torch.randn(5, 7, generator=torch.Generator().manual_seed(3))
+    numbers = torch.tensor([700, 2**32 - 7, 40])  # those of the second segment wrap
+    packed = Segments.packed([1, 3, 1], 7)
+    together = replace(packed, numbers=numbers)
+    last_two = replace(Segments.packed([3, 1], 7), numbers=numbers[1:])
+    encoded = []
+    for backend in BACKENDS:
+        values = rows.to(device_of(backend))
+        with default_backend(backend):
+            whole, counted, part = (
+                encode(codec, values[-len_:], segments, seed=2**40 + 1).payload
+                for len_, segments in ((5, together), (5, packed), (4, last_two))
+            )
+        assert torch.equal(whole[len(whole) - len(part) :], part)
+        assert not torch.equal(whole, counted)
+        encoded.append(whole)
+    assert_equal(encoded)
 
 
 @pytest.mark.triton

@@ -79,8 +79,10 @@ def encode_frames(
     nbytes, codecs = torch.empty_like(placed.num_rows), placed.codecs
     timer = _Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
-        # Each group numbers its values from 0, so equal seeds would draw equal noise.
-        group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
+        group_seed = seed
+        if group.segments.numbers is None:
+            # Each group numbers its values from 0, so equal seeds would draw equal noise.
+            group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
         encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
         nbytes[group.members] = encoded.nbytes
         timer.add_to(group.label)

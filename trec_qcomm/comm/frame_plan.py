@@ -69,15 +69,23 @@ class FramePlan:
     divisors: Tensor
     groups: tuple[tuple[Codec, int, Tensor], ...]
 
-    def place(self, num_rows: Tensor, start: Tensor, stride: Tensor) -> "PlacedFrames":
+    def place(
+        self, num_rows: Tensor, start: Tensor, stride: Tensor, numbers: Tensor | None = None
+    ) -> "PlacedFrames":
         """Return the frames with the rows of one batch.
 
-        Args: num_rows, start, stride: [S] int64 each, see core.segments.Segments.
+        Args: num_rows, start, stride, numbers: [S] int64 each, see core.segments.Segments.
         """
         groups = []
         for codec, dim, members in self.groups:
             offsets = exclusive_cumsum(num_rows[members])
-            segments = Segments(offsets, dim, start[members], stride[members])
+            segments = Segments(
+                offsets,
+                dim,
+                start[members],
+                stride[members],
+                numbers=None if numbers is None else numbers[members],
+            )
             groups.append(CodecGroup(codec, segments, members))
         return PlacedFrames(self, num_rows.contiguous(), tuple(groups))
 

@@ -76,6 +76,8 @@ class Segments:
         start: [S] int64 on CPU, >= 0.
         stride: [S] int64 on CPU, in values, >= dim where there is more than one row.
         masks: the caller's memory for the columns that a codec keeps (core.codec.MaskUse), or None.
+        numbers: [S] int64 on CPU, the number of each segment's first value, from which the others
+            are counted; they key the noise of stochastic rounding. None: `offsets` times dim.
     Derived: num_rows: [S] int64.  extent: the number of values that a buffer must hold.
     Raises: ValueError: another shape, dtype or size.
     """
@@ -85,12 +87,14 @@ class Segments:
     start: Tensor
     stride: Tensor
     masks: Masks | None = None
+    numbers: Tensor | None = None
     num_rows: Tensor = field(init=False)
     extent: int = field(init=False)
 
     def __post_init__(self) -> None:
         num_segments = len(self.offsets) - 1
-        for name in ("offsets", "start", "stride"):
+        names = ("offsets", "start", "stride") + ("numbers",) * (self.numbers is not None)
+        for name in names:
             tensor = getattr(self, name)
             expected = num_segments + (name == "offsets")
             if tensor.dtype != torch.int64 or tensor.shape != (expected,) or tensor.is_cuda:
@@ -135,6 +139,11 @@ class Segments:
         """Number of segments, S."""
         return self.start.numel()
 
+    @property
+    def first_numbers(self) -> Tensor:
+        """Number of each segment's first value, [S] int64; see `numbers`."""
+        return self.offsets[:-1] * self.dim if self.numbers is None else self.numbers
+
     @classmethod
     def packed(cls, num_rows: Sequence[int], dim: int) -> "Segments":
         """Return segments of so many rows each, one behind the other in a [R, dim] matrix."""
@@ -171,6 +180,7 @@ class Segments:
             start=self.start[which],
             stride=self.stride[which],
             masks=None if self.masks is None else self.masks.subset(which),
+            numbers=None if self.numbers is None else self.numbers[which],
         )
 
 

@@ -50,6 +50,7 @@ class DeviceSegments:
         offsets: [S + 1] int64 on the device; offsets, start and stride are those of Segments.
         start, stride: [S] int64 on the device.
         at: [S] int64 on the device, where the segments' bytes begin.
+        numbers: [S] int64 on the device, the number of each segment's first value.
         num_rows: R, rows of all segments.
         dim: D, values of a row.
         vector: 4 or 1, a divisor of every start and stride; with 4, rows are moved in 16 bytes.
@@ -59,6 +60,7 @@ class DeviceSegments:
     start: Tensor
     stride: Tensor
     at: Tensor
+    numbers: Tensor
     num_rows: int
     dim: int
     vector: int
@@ -69,7 +71,7 @@ class DeviceSegments:
     ) -> "DeviceSegments":
         """Upload a batch of segments. Args: at: [S] int64 on CPU, where their bytes begin."""
         start, stride = segments.start, segments.stride
-        vectors = upload(device, segments.offsets, start, stride, at)
+        vectors = upload(device, segments.offsets, start, stride, at, segments.first_numbers)
         vector = 1 if bool(((start | stride) % 4).any()) else 4
         return cls(*vectors, int(segments.offsets[-1]), segments.dim, vector)
 

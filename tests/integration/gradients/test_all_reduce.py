@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trec_qcomm import GradientRule, Identity, Rowwise
+from trec_qcomm import GradientRule, Identity, Rowwise, Threshold, load_preset
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.control.cost_model import Link
+from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.checkpoint import rank_key
 from trec_qcomm.integration.gradients import all_reduce
@@ -216,25 +217,48 @@ def test_a_parameter_without_gradient_keeps_its_residual():
 # State.
 
 
+NOISY = Rowwise(2, "stochastic")
+RESUMED = {
+    "residuals": rule(codec=Rowwise(4), error_feedback=True),
+    "best": load_preset("best").dense,
+    "ring": rule(codec=NOISY, error_feedback=True, algorithm="ring"),
+    "recursive_doubling": rule(codec=NOISY, algorithm="recursive_doubling"),
+    "threshold": rule(
+        codec=Threshold(0.1),
+        refresh=ThresholdRefresh(every=1, density=0.1, sample=500),
+        scope="global",
+    ),
+}
+
+
 def straight_and_resumed():
-    options = {"codec": Rowwise(4), "error_feedback": True}
-    straight = distributed(dense_gradients(**options))
+    """Return {rule: (whether all is equal, with the state and without, and the state)}.
+
+    DDP has one bucket in its first step and several later, so resumed runs have others in step 3.
+    """
+    return {name: _straight_and_resumed(dense_rule) for name, dense_rule in RESUMED.items()}
+
+
+def _straight_and_resumed(dense_rule):
+    straight = distributed(DenseGradients(dense_rule))
     expected = train(straight, range(6))
 
-    gradients = dense_gradients(**options)
+    gradients = DenseGradients(dense_rule)
     first = distributed(gradients)
     train(first, range(3))
     state = copy.deepcopy((first.module.state_dict(), gradients.state_dict()))
 
-    is_equal = {}
-    for case, loaded in (("resumed", state[1]), ("without residuals", {})):
-        gradients = dense_gradients(**options)
+    is_equal = []
+    for loaded in (state[1], {}):
+        gradients = DenseGradients(dense_rule)
         gradients.load_state_dict(loaded)
         second = distributed(gradients)
         second.module.load_state_dict(state[0])
         resumed = train(second, range(3, 6))
-        is_equal[case] = all(torch.equal(*pair) for pair in zip(resumed, expected[3:], strict=True))
-    return is_equal | {"state": state[1]}
+        pairs = [*zip(resumed, expected[3:], strict=True)]
+        pairs += zip(second.parameters(), straight.parameters(), strict=True)
+        is_equal.append(all(torch.equal(*pair) for pair in pairs))
+    return *is_equal, state[1]
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +268,10 @@ def resumed():
 
 @pytest.mark.dist
 def test_resumed_training_is_the_same(resumed):
-    for is_equal in resumed:
-        assert is_equal["resumed"]
-        assert not is_equal["without residuals"]
+    for results in resumed:
+        for name, (with_state, without_state, _) in results.items():
+            assert with_state, name
+            assert not without_state, name
 
 
 def owed_after_loading(state, on_resize):
@@ -259,7 +284,8 @@ def owed_after_loading(state, on_resize):
 
 @pytest.mark.dist
 def test_another_world_size_goes_on_with_the_sum_or_with_nothing(resumed):
-    merged = resumed[0]["state"] | resumed[1]["state"]
+    states = [results["residuals"][-1] for results in resumed]
+    merged = states[0] | states[1]
     assert list(merged) == [rank_key(0, 2), rank_key(1, 2)]
     ((owed_now, names),) = run_ranks(owed_after_loading, 1, merged, "sum")
     by_rank = [[sum(state["residuals"][n].values()) for n in names] for state in merged.values()]
@@ -269,7 +295,7 @@ def test_another_world_size_goes_on_with_the_sum_or_with_nothing(resumed):
     ((owed_now, _),) = run_ranks(owed_after_loading, 1, merged, "reset")
     assert not bool(owed_now.any())
     with pytest.raises(RuntimeError, match="ValueError: state of 2 ranks, loaded by 1: rank1of2"):
-        run_ranks(owed_after_loading, 1, resumed[0]["state"], "sum")
+        run_ranks(owed_after_loading, 1, states[0], "sum")
 
 
 class OnDevice(torch.Tensor):
@@ -295,7 +321,7 @@ def loaded_from_a_device():
     """Load residuals before and after a DDP is there; no other stream reads them."""
     gradients = dense_gradients(error_feedback=True)
     ones = {"contribution": torch.ones(300).as_subclass(OnDevice)}
-    state = {"rank0of1": {"num_calls": 1, "residuals": {"layers.0.bias": ones}}}
+    state = {"rank0of1": {"num_steps": 1, "residuals": {"layers.0.bias": ones}}}
     with mock.patch.object(all_reduce, "side_stream", noted_stream):
         OnDevice.inside = False
         gradients.load_state_dict(state)
@@ -352,7 +378,7 @@ def refused():
         distributed(gradients)
     gradients = dense_gradients(error_feedback=True)
     bad = {
-        rank_key(0, 1): {"num_calls": 1, "residuals": {"layers.0.bias": {"owner": torch.zeros(2)}}}
+        rank_key(0, 1): {"num_steps": 1, "residuals": {"layers.0.bias": {"owner": torch.zeros(2)}}}
     }
     gradients.load_state_dict(bad)
     with pytest.raises(ValueError, match=r"residual of 'layers.0.bias', owner: \[2\] values"):

@@ -5,7 +5,7 @@
     play([r.start(...) for r in reductions])          # or all ranks in one process
 
 A bucket is first divided by N, so that residuals are in the unit of the mean, and then summed up.
-All ranks end with equal bits, which depend only on the inputs, the seed and the number of the call.
+All ranks end with equal bits, which depend only on the inputs, the seed and the number of the step.
 
 Knows: algorithms, buckets, error feedback. Does not know: DDP, process groups, which codec.
 Shapes: N ranks; E values of a bucket of P parameters.
@@ -13,6 +13,7 @@ Shapes: N ranks; E values of a bucket of P parameters.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -135,7 +136,8 @@ class Reduction:
             options: settings, the same on all ranks.
             rank, world_size: this rank, and N.
             traffic: counters of one table, for what is sent.
-            numels: sizes of the parameters whose residuals the state has from the beginning.
+            numels: sizes of the parameters whose residuals the state has from the beginning. Their
+                order numbers all values, which keys the noise of stochastic rounding.
             tolerances: rule that sets the codec's tolerance; None leaves it as the config has it.
         """
         self.options, self.rank, self.world_size = options, rank, world_size
@@ -144,6 +146,10 @@ class Reduction:
         if options.error_feedback:
             self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
         self.num_calls = 0
+        self.num_steps = 0  # steps whose last bucket was started; part of the state
+        numels = numels or {}
+        *first_numbers, self._next_number = accumulate(numels.values(), initial=0)
+        self._first_numbers = dict(zip(numels, first_numbers, strict=True))
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
 
     def start(
@@ -153,6 +159,7 @@ class Reduction:
         *,
         exact: bool = False,
         once: bool = False,
+        is_last: bool = True,
     ) -> Rounds:
         """Return the rounds in which `bucket` becomes the mean over ranks.
 
@@ -164,6 +171,7 @@ class Reduction:
                 E is the sum of the parameters' numels, and may be 0.
             exact: whether to send float32 and leave residuals alone.
             once: whether these shapes will not come again, so that their chunks need not be kept.
+            is_last: whether this is the last bucket of its step.
         Raises: ValueError: another dtype, device or size.
         """
         if bucket.dtype != torch.float32 or bucket.device.type not in ("cpu", "cuda"):
@@ -173,22 +181,28 @@ class Reduction:
         if bucket.shape != (numel,):
             raise ValueError(f"gradients: expected [{numel}], got {list(bucket.shape)}")
         self.num_calls += 1
+        step = self.num_steps
+        self.num_steps += is_last
         coding = self.options.coding
         if exact:
             coding = replace(coding, codec=coding.exact)
+        shapes = tuple(parameters)
         if exact or once:
-            chunks = BucketChunks(tuple(parameters), self.world_size, coding)
+            chunks = BucketChunks(shapes, self.world_size, coding, self._numbers_of(shapes))
         else:
-            chunks = self._chunks_of(tuple(parameters))
-        return self._rounds(chunks, bucket, self.num_calls, exact)
+            chunks = self._chunks_of(shapes)
+        return self._rounds(chunks, bucket, self.num_calls, step, exact)
 
-    def _rounds(self, chunks: BucketChunks, bucket: Tensor, call: int, exact: bool) -> Rounds:
+    def _rounds(
+        self, chunks: BucketChunks, bucket: Tensor, call: int, step: int, exact: bool
+    ) -> Rounds:
         feedback = None if exact else self.error_feedback
         residuals = None if feedback is None else feedback.for_bucket(chunks)
         coder = MessageCoder(
             chunks,
             self.rank,
             call=call,
+            step=step,
             seed=self.options.seed,
             timed=self.traffic,
             residuals=residuals,
@@ -205,9 +219,20 @@ class Reduction:
     def _chunks_of(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
         if parameters not in self._chunks:
             self._chunks[parameters] = BucketChunks(
-                parameters, self.world_size, self.options.coding
+                parameters,
+                self.world_size,
+                self.options.coding,
+                self._numbers_of(parameters),
             )
         return self._chunks[parameters]
+
+    def _numbers_of(self, parameters: tuple[ParameterShape, ...]) -> tuple[int, ...]:
+        """Return the number of each parameter's first value, the same in every bucket."""
+        for parameter in parameters:
+            if parameter.name not in self._first_numbers:
+                self._first_numbers[parameter.name] = self._next_number
+                self._next_number += parameter.numel
+        return tuple(self._first_numbers[parameter.name] for parameter in parameters)
 
     def _add_traffic(self, coder: MessageCoder, numel: int) -> None:
         raw = torch.tensor([ring_nbytes(numel, self.world_size)])

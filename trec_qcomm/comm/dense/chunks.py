@@ -15,6 +15,7 @@ Shapes: N ranks and chunks, E values of P parameters, D values a block.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -104,6 +105,8 @@ class BucketChunks:
         parameters: P shapes, in the bucket's order.
         num_chunks: N, the number of ranks.
         coding: codecs of the values.
+        first_numbers: number of each parameter's first value, for the noise of stochastic rounding;
+            None: values are counted through the bucket.
     Derived:
         pieces: all pieces, in the order of `values`.
         bounds: N + 1 ints, where each chunk begins in `values`.
@@ -113,6 +116,7 @@ class BucketChunks:
     parameters: tuple[ParameterShape, ...]
     num_chunks: int
     coding: Coding
+    first_numbers: tuple[int, ...] | None = None
     pieces: tuple[Piece, ...] = field(init=False)
     bounds: tuple[int, ...] = field(init=False)
     fingerprint: int = field(init=False)
@@ -121,6 +125,9 @@ class BucketChunks:
     _placed_frames: dict[tuple[object, ...], PlacedFrames] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.first_numbers is None:
+            ends = accumulate((parameter.numel for parameter in self.parameters), initial=0)
+            object.__setattr__(self, "first_numbers", tuple(ends)[:-1])
         pieces: list[Piece] = []
         bounds = [0]
         for chunk in range(self.num_chunks):
@@ -209,9 +216,13 @@ class BucketChunks:
     def _place(self, groups: Sequence[range], start: list[int]) -> PlacedFrames:
         pieces = [piece for group in groups for c in group for piece in self._pieces_of(c)]
         rows = [p.numel // self._dim(p) for p in pieces]
+        assert self.first_numbers is not None
+        numbers = [self.first_numbers[p.parameter] + p.begin for p in pieces]
         plan = self._plan(groups)
-        num_rows, begin = (torch.tensor(x, dtype=torch.int64) for x in (rows, start))
-        return plan.place(num_rows, begin, plan.dims)
+        num_rows, begin, number = (
+            torch.tensor(x, dtype=torch.int64) for x in (rows, start, numbers)
+        )
+        return plan.place(num_rows, begin, plan.dims, number)
 
     def _dim(self, piece: Piece) -> int:
         return self.parameters[piece.parameter].block if piece.coded else 1

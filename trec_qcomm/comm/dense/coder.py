@@ -70,6 +70,7 @@ class MessageCoder:
         rank: int,
         *,
         call: int,
+        step: int,
         seed: int,
         timed: Traffic,
         residuals: BucketResiduals | None = None,
@@ -82,6 +83,7 @@ class MessageCoder:
             chunks: the chunks of the bucket.
             rank: this rank.
             call: number of the all-reduce, the same on all ranks.
+            step: number of the step, which keys the noise.
             seed: the config's seed of stochastic rounding.
             timed: counters that get the codecs' seconds.
             residuals: None without error feedback.
@@ -92,7 +94,7 @@ class MessageCoder:
         self.traffic = Traffic("dense", chunks.names)
         self.traffic.encode_s, self.traffic.decode_s = timed.encode_s, timed.decode_s
         self.sent_nbytes = self.header_nbytes = 0
-        self._call, self._seed, self._measure = call, seed, measure
+        self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
 
     def send(
@@ -117,7 +119,7 @@ class MessageCoder:
             values,
             span.placed,
             call=self._call,
-            seed=self._noise_seed(site, self.rank if noise_group is None else noise_group, span),
+            seed=self._noise_seed(site, self.rank if noise_group is None else noise_group),
             traffic=self.traffic,
             measure=self._measure,
             tolerances=tolerances,
@@ -178,8 +180,13 @@ class MessageCoder:
         frames = SealedFrames(received.buffer, received.nbytes, self._call, announced)
         decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
 
-    def _noise_seed(self, site: str, noise_group: int, span: ChunkSpan) -> int:
-        """Return 63 bits that differ by rank or group, place, bucket and step."""
-        key = repr((self._seed, self._call, self.chunks.names, site, noise_group, span.begin))
+    def _noise_seed(self, site: str, noise_group: int) -> int:
+        """Return 63 bits that differ by rank or group, place and step.
+
+        Values that are encoded at one place in one step draw different noise by their numbers,
+        which do not depend on the bucket. DDP changes its buckets after the first step, and so in
+        another step of a run that is resumed.
+        """
+        key = repr((self._seed, self._step, site, noise_group))
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1

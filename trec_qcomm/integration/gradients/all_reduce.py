@@ -134,25 +134,29 @@ class GradientAllReduce(ABC):
         """Return the reduction of this rank that the rule describes."""
 
     @abstractmethod
-    def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor) -> Rounds:
-        """Return the rounds in which one bucket's values become the mean over ranks."""
+    def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:
+        """Return the rounds in which one bucket's values become the mean over ranks.
+
+        Args: is_last: whether it is the last bucket of its step.
+        """
 
     def start(self, bucket: Bucket) -> Future[Tensor]:
         """Launch one bucket's all-reduce and return a future of its mean."""
-        name = f"all-reduce of {self._name}, step {self.num_steps}"
-        self.num_steps += bucket.is_last()
+        name = f"all-reduce of {self._name}, step {self._reduction.num_steps}"
+        is_last = bucket.is_last()
+        self.num_steps += is_last
         values = bucket.buffer()
         shapes = [shape for p in bucket.parameters() for shape in self._shapes_by_parameter[p]]
-        rounds = self._rounds(shapes, values)
+        rounds = self._rounds(shapes, values, is_last)
         return self._transport.start(rounds, values, self._add_wire_s, name)
 
     def _add_wire_s(self, seconds: float) -> None:
         self.traffic.wire_s += seconds
 
     def state_dict(self) -> State:
-        """Return this rank's state: residuals, thresholds and the number of calls, on CPU.
+        """Return this rank's state: residuals, thresholds and the number of steps, on CPU.
 
-        It is {"rank0of4": {"num_calls", "residuals": {parameter: {site: [n]}}, "thresholds": ...}}:
+        It is {"rank0of4": {"num_steps", "residuals": {parameter: {site: [n]}}, "thresholds": ...}}:
         the key names the rank because DCP stores equal names of all ranks once.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. No state is returned that
@@ -161,7 +165,7 @@ class GradientAllReduce(ABC):
         if not self._shapes_by_parameter:
             return by_rank_key(self._loaded)
         self._checks.raise_found(wait=True)
-        state: State = {"num_calls": torch.tensor(self._reduction.num_calls)}
+        state: State = {"num_steps": torch.tensor(self._reduction.num_steps)}
         if self._reduction.error_feedback is not None:
             with side_stream(self._device, use="gradients"):
                 state["residuals"] = self._reduction.error_feedback.state_dict()
@@ -192,7 +196,8 @@ class GradientAllReduce(ABC):
         key = f"rank{reduction.rank}of{reduction.world_size}"
         state = self._loaded.get(key)  # None after a change of the world size
         any_state = next(iter(self._loaded.values()))
-        reduction.num_calls = int((state or any_state)["num_calls"])
+        reduction.num_steps = int((state or any_state)["num_steps"])
+        reduction.num_calls = reduction.num_steps  # ranks that loaded other steps are told apart
         if isinstance(reduction.tolerances, GradientThresholds) and state is not None:
             reduction.tolerances.load_state_dict(state.get("thresholds", {}))
         feedback = reduction.error_feedback

@@ -56,8 +56,8 @@ class DenseGradients(GradientAllReduce):
             measure_error=self._measure_error,
         )
 
-    def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor) -> Rounds:
-        return self._reduction.start(shapes, values, exact=self._is_exact())
+    def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:
+        return self._reduction.start(shapes, values, exact=self._is_exact(), is_last=is_last)
 
 
 def _check_some_block(rule: GradientRule, sizes: Mapping[str, int]) -> None:

@@ -49,8 +49,10 @@ class TableGradients(GradientAllReduce):
             measure_error=self._measure_error,
         )
 
-    def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor) -> Rounds:
-        return all_reduce_touched(self._reduction, shapes, values, exact=self._is_exact())
+    def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:
+        return all_reduce_touched(
+            self._reduction, shapes, values, exact=self._is_exact(), is_last=is_last
+        )
 
 
 def _tables_of(lookup: nn.Module) -> dict[nn.Parameter, list[ParameterShape]]:

@@ -129,7 +129,8 @@ class GlobalThresholds(GradientThresholds):
         self._numels = [0] * model.num_chunks
         for piece in model.pieces:
             self._numels[piece.chunk] += piece.numel * piece.coded
-        self._seen: dict[tuple[str, int], list[Tensor]] = {}  # values of a step's buckets so far
+        # Values of a step's buckets so far, by parameter and place in it.
+        self._seen: dict[tuple[str, int], dict[tuple[str, int], Tensor]] = {}
         self._num_seen: dict[tuple[str, int], int] = {}
 
     def _scopes(self, names: Sequence[str]) -> Sequence[str]:
@@ -144,15 +145,16 @@ class GlobalThresholds(GradientThresholds):
         elif (threshold := quantile(sent, self._refresh)) is not None:
             thresholds.fill_(threshold)
         if self._is_due(entry):
-            self._seen.setdefault(key, []).append(sent)
+            seen = self._seen.setdefault(key, {})
+            seen |= {(p.name, p.begin): values[p.start : p.end].clone() for p in pieces}
         self._num_seen[key] = self._num_seen.get(key, 0) + sent.numel()
         if self._num_seen[key] >= sum(self._numels[first : last + 1]):
             self._end_step(key, entry)
 
     def _end_step(self, key: tuple[str, int], entry: Tensor) -> None:
-        seen, self._num_seen[key] = self._seen.pop(key, []), 0
-        if seen:
-            threshold = quantile(torch.cat(seen), self._refresh)
+        seen, self._num_seen[key] = self._seen.pop(key, {}), 0
+        if seen:  # in an order that does not depend on the buckets
+            threshold = quantile(torch.cat([seen[place] for place in sorted(seen)]), self._refresh)
             if threshold is None:  # no gradient at all: try again in the next step
                 return
             entry[_THRESHOLD] = threshold

@@ -55,7 +55,8 @@ def encode(
         layout = arrays(segments.offsets, segments.start, segments.stride)
         seeds = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).numpy().astype("uint32")
         where = (*arrays(values), *layout, segments.dim, *arrays(payload, at, sizes))
-        cpu.encode(*where, exponent_bits, stochastic, *seeds)
+        numbers = arrays(segments.first_numbers)
+        cpu.encode(*where, exponent_bits, stochastic, *numbers, *seeds)
     else:
         kernels = reference if backend == "reference" else gpu_kernels(__name__)
         options = {"exponent_bits": exponent_bits, "stochastic": stochastic, "seed": seed}

@@ -95,10 +95,13 @@ def _unpack(packed, at, width, q):
 
 @njit(nogil=True, cache=True)
 def encode(
-    values, offsets, start, stride, dim, payload, at, nbytes, exponent_bits, stochastic,
+    values, offsets, start, stride, dim, payload, at, nbytes, exponent_bits, stochastic, numbers,
     seed_low, seed_high,
 ):  # fmt: skip
-    """Write the segments. nbytes: [S] int64, the size of each."""
+    """Write the segments.
+
+    Args: nbytes, numbers: [S], the size of each, and the number of its first value for the dither.
+    """
     mantissa_bits, top = np.int32(5 - exponent_bits), np.int32((1 << exponent_bits) - 1)
     words, width = values.view(np.int32), (6 * dim + 7) // 8
     q = np.zeros(dim + 4, np.uint8)
@@ -116,7 +119,7 @@ def encode(
             payload[at[s] + i] = np.uint8(e + _BIAS)
             first, second = factors_of(-e)
             if stochastic:
-                number = np.uint32((offsets[s] + i) * dim)
+                number = np.uint32(numbers[s] + i * dim)
                 for d in range(dim):
                     u = dither(number + np.uint32(d), seed_low, seed_high)
                     x = values[begin + np.uint64(d)]

@@ -39,8 +39,9 @@ def encode(
     """Write the segments."""
     batch = DeviceSegments.from_segments(segments, at, values.device)
     launch(
-        _encode, batch.num_blocks, values.detach().view(torch.int32), payload, *halves_of(seed),
-        *batch.layout, EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic, **batch.tiling,
+        _encode, batch.num_blocks, values.detach().view(torch.int32), payload, batch.numbers,
+        *halves_of(seed), *batch.layout, EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic,
+        **batch.tiling,
     )  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: 
 # Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def _encode(
-    values, payload, seed_low, seed_high, offsets, start, stride, at, num_segments, num_rows, dim,
+    values, payload, numbers, seed_low, seed_high,
+    offsets, start, stride, at, num_segments, num_rows, dim,
     EXPONENT_BITS: tl.constexpr, STOCHASTIC: tl.constexpr, STEPS: tl.constexpr,
     VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
@@ -82,8 +84,7 @@ def _encode(
     y = tl.abs(x * first[:, None] * second[:, None])
     f = tl.maximum((y.to(tl.int32, bitcast=True) >> 23) - 127 + TOP, 1)
     if STOCHASTIC:
-        row = (tl.load(offsets + segment) + i)[:, None]
-        number = (row * dim + d[None, :]).to(tl.uint32)
+        number = ((tl.load(numbers + segment) + i * dim)[:, None] + d[None, :]).to(tl.uint32)
         u = dither(number, seed_low.to(tl.uint32), seed_high.to(tl.uint32))
     else:
         u = 0.5

@@ -115,7 +115,7 @@ def encode(
         x = segments.block(values, s).contiguous()
         u: Tensor | float = 0.5
         if stochastic:
-            first = int(segments.offsets[s]) * segments.dim
+            first = int(segments.first_numbers[s])
             u = dither(seed, first, x.numel()).view(x.shape)
         e = exponents(x)
         q = quantize(times_power_of_two(x, -e[:, None]), exponent_bits=exponent_bits, u=u)

@@ -66,10 +66,11 @@ def encode(
             values, segments, payload, at, bits=bits, stochastic=stochastic, seed=seed
         )
         return Encoded(payload, at, sizes), nonfinite
-    rows, places, offsets = arrays(values, payload, at)
     layout = arrays(segments.offsets, segments.start, segments.stride)
+    where = (*arrays(values), *layout, segments.dim, *arrays(payload, at))
     seeds = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).numpy().astype("uint32")
-    nonfinite = cpu.encode(rows, *layout, segments.dim, places, offsets, bits, stochastic, *seeds)
+    numbers = arrays(segments.first_numbers)
+    nonfinite = cpu.encode(*where, bits, stochastic, *numbers, *seeds)
     return Encoded(payload, at, sizes), int(nonfinite)
 
 

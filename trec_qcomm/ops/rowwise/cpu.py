@@ -249,8 +249,13 @@ def _codes(
 
 
 @njit(nogil=True, cache=True)
-def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, seed_low, seed_high):
-    """Write the segments; return the first one that holds NaN or inf, or -1."""
+def encode(
+    values, offsets, start, stride, dim, payload, at, bits, stochastic, numbers, seed_low, seed_high
+):
+    """Write the segments; return the first one that holds NaN or inf, or -1.
+
+    Args: numbers: [S], the number of each segment's first value, for the dither.
+    """
     most_segments, most_rows = largest_group(offsets, start, stride, dim)
     lows, highs = np.empty(most_rows, np.float32), np.empty(most_rows, np.float32)
     inverses, levels = np.empty(most_rows, np.float32), np.empty(most_rows, np.int32)
@@ -287,7 +292,7 @@ def encode(values, offsets, start, stride, dim, payload, at, bits, stochastic, s
         _codes(
             values, starts, stride[begin], dim, factors, group_lows, group_inverses, group_levels,
             group_finite, payload, at[begin:end] + (8 + 4 * n), bits, stochastic,
-            offsets[begin:end] * dim, seed_low, seed_high,
+            numbers[begin:end], seed_low, seed_high,
         )  # fmt: skip
         begin = end
     return first_nonfinite

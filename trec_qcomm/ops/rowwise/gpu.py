@@ -53,8 +53,8 @@ def encode(
         BITS=bits, BLOCK=_HEADERS,
     )  # fmt: skip
     launch(
-        _quantize, batch.num_blocks, values, amax, payload, halves, *seeds, *batch.layout,
-        BITS=bits, STOCHASTIC=stochastic, **batch.tiling,
+        _quantize, batch.num_blocks, values, amax, payload, halves, batch.numbers, *seeds,
+        *batch.layout, BITS=bits, STOCHASTIC=stochastic, **batch.tiling,
     )  # fmt: skip
     return nonfinite
 
@@ -192,7 +192,7 @@ def dither(number, seed_low, seed_high):
 # Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def _quantize(
-    values, amax, payload, halves, seed_low, seed_high,
+    values, amax, payload, halves, numbers, seed_low, seed_high,
     offsets, start, stride, at, num_segments, num_rows, dim,
     BITS: tl.constexpr, STOCHASTIC: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -224,8 +224,7 @@ def _quantize(
     scale = _half_value(scale_bits)
     inverse = tl.where(scale > 0, tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0)), 0.0)
     if STOCHASTIC:
-        row = (tl.load(offsets + segment) + i)[:, None]
-        number = (row * dim + d[None, :]).to(tl.uint32)
+        number = ((tl.load(numbers + segment) + i * dim)[:, None] + d[None, :]).to(tl.uint32)
         u = dither(number, seed_low.to(tl.uint32), seed_high.to(tl.uint32))
     else:
         u = 0.5

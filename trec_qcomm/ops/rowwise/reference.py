@@ -151,7 +151,7 @@ def encode(
         k = power_of_two(x)
         u: Tensor | float = 0.5
         if stochastic:
-            first = int(segments.offsets[s]) * segments.dim
+            first = int(segments.first_numbers[s])
             u = dither(seed, first, x.numel()).view(x.shape)
         q, scale, low = quantize_rows(times_power_of_two(x, k), bits=bits, u=u)
         header = torch.tensor([k, 0, 0, 0], dtype=torch.int16)
