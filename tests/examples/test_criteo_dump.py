@@ -130,7 +130,8 @@ def test_the_file_says_what_it_is_of(dumped: dict[str, Any]) -> None:
 @pytest.mark.dist
 def test_the_analysis_reads_the_file(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "bounds.yaml"
-    assert main(["--data", str(file), "--out", str(out), "--batch", "200"]) == 0
+    options = ["--batch", "200", "--link-gb-s", "1e-6", "--encoders", "bitpack"]
+    assert main(["--data", str(file), "--out", str(out), *options]) == 0
     tables = [f"t_{feature}" for feature in FEATURES]
     config = load_config(out)
     config.check_patterns(tables)

@@ -21,6 +21,7 @@ from trec_qcomm.integration.collectives import EmbeddingCollectives
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.tables import TableGradients
+from trec_qcomm.integration.row_capture import RowCapture
 
 
 class Session:
@@ -138,6 +139,17 @@ class Session:
     def forward_params(self) -> dict[str, float]:
         """Return the tolerance of each table's forward codec in the next step."""
         return self.collectives.forward_tolerances(self.tables)
+
+    def capture_rows(self, steps: int, *, gradients: bool, max_nbytes: int) -> RowCapture:
+        """Begin to keep the rows that are sent; see QComm.capture_rows."""
+        return RowCapture(
+            self.collectives,
+            self.tables,
+            steps=steps,
+            gradients=gradients,
+            max_nbytes=max_nbytes,
+            source=self.config.source,
+        )
 
     def reset_stats(self) -> None:
         """Set all counters to zero."""

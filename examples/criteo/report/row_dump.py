@@ -2,6 +2,7 @@
 
 Knows: the model's parts, one rank's batches, QComm's bypass. Does not know: codecs, how the file is
 read (`python -m trec_qcomm.analyze` is one reader). The rows are exact, whatever the codecs are.
+Unlike `QComm.capture_rows` it has ids, rows by sample, and works without the plugin, for benches.
 A file made of real data holds traces of these: it is not for publication.
 Shapes: n samples of this rank, D values a row, B samples a batch.
 """
@@ -20,6 +21,8 @@ from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from trainer import Trainer
+
+from trec_qcomm.integration.row_capture import write_rows
 
 DUMPED_SAMPLES = 8192  # the last ones, rounded up to whole batches; fewer where there are no more
 
@@ -71,15 +74,12 @@ def _save(path: Path, parts: list[tuple[Columns, Columns, Columns]], meta: dict[
     rows, gradients, ids = ([part[k] for part in parts] for k in range(3))
     joined = {table: torch.cat([columns[table] for columns in rows]) for table in rows[0]}
     num_samples, dim = next(iter(joined.values())).shape
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(
-        {
-            "rows": joined,
-            "gradients": {t: torch.cat([columns[t] for columns in gradients]) for t in joined},
-            "ids": {t: torch.cat([columns[t] for columns in ids]) for t in joined},
-            "meta": meta | {"dim": dim, "num_samples": num_samples},
-        },
+    write_rows(
         path,
+        joined,
+        gradients={t: torch.cat([columns[t] for columns in gradients]) for t in joined},
+        ids={t: torch.cat([columns[t] for columns in ids]) for t in joined},
+        meta=meta | {"dim": dim, "num_samples": num_samples},
     )
 
 

@@ -69,6 +69,29 @@ class RowTolerances(Protocol):
         ...
 
 
+class RowObserver(Protocol):
+    """Onlooker that is shown what a collective is about to send."""
+
+    def observe(
+        self,
+        collective: "RowCollective",
+        direction: str,
+        step: int,
+        values: Tensor,
+        placed: PlacedFrames,
+    ) -> None:
+        """Look at rows before they are encoded.
+
+        Args:
+            collective: the collective that sends them.
+            direction: "forward", or "backward" for their gradients.
+            step: number of the step, negative in evaluation.
+            values: buffer of the rows.
+            placed: the rows' places.
+        """
+        ...
+
+
 class RowCollective(ABC):
     """Exchange of rows in one process group and one layout.
 
@@ -107,6 +130,8 @@ class RowCollective(ABC):
         self.step = 0  # number of calls with gradients so far; part of the state
         self._num_evaluations = 0  # calls without gradients; they do not change training's noise
         self._num_exchanges = 0  # in both directions; the ranks must agree
+        self.intra = intra
+        self.observer: RowObserver | None = None  # sees what is sent, such as a capture of rows
         hop = "intra_" if intra else ""
         self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
         self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
@@ -187,6 +212,7 @@ class RowCollective(ABC):
         """Continue where `other`, the same collective with another layout, stopped."""
         self.step, self._num_evaluations = other.step, other._num_evaluations
         self._num_exchanges, self.checks = other._num_exchanges, other.checks
+        self.observer = other.observer
         if self.layout.tables() == other.layout.tables():
             self.forward_traffic, self.backward_traffic = (
                 other.forward_traffic,
@@ -313,6 +339,8 @@ class _RowExchange:
         self.num_backwards += not forward
         op.checks.raise_found()
         values = values.detach().contiguous()
+        if op.observer is not None:
+            op.observer.observe(op, direction, self.step, values, sent)
         with (
             record_function(f"## {op.name} {direction} start ##"),
             side_stream(self.device, values),

@@ -1,0 +1,197 @@
+"""RowCapture: the rows that each table sends forward, kept for a few steps, to choose codecs by.
+
+Rows are kept before they are coded, so they are exact. A block is what one rank sends one rank for
+one table and column shard in a step, itself included; of row-wise tables these are partial sums.
+
+Knows: collectives of rows, process groups. Does not know: TorchRec, how the rows are judged.
+"""
+
+import io
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.integration.agreement import all_gather_bytes
+
+CAPTURED_NBYTES = 2**28
+FLOAT32_NBYTES = 4
+Blocks = dict[str, list[Tensor]]  # by table
+_log = logging.getLogger(__name__)
+
+
+class _Blocks:
+    """Blocks of rows in a memory of which each table has an equal share, so that none is empty.
+
+    Args: nbytes: size of the memory.  num_tables: number of tables.
+    """
+
+    def __init__(self, nbytes: int, num_tables: int) -> None:
+        self.share_nbytes = nbytes // max(num_tables, 1)
+        self.by_table: Blocks = {}
+        self.num_left_out = 0
+        self._used_nbytes: dict[str, int] = {}
+
+    def add(self, table: str, block: Tensor) -> None:
+        """Keep a block, or as many rows of it as there is room for."""
+        used, blocks = self._used_nbytes.get(table, 0), self.by_table.setdefault(table, [])
+        num_rows = (self.share_nbytes - used) // (block.shape[1] * FLOAT32_NBYTES)
+        if blocks and block.shape[1] != blocks[0].shape[1]:  # a column shard of another width
+            num_rows = 0
+        if num_rows > 0:
+            blocks.append(block[:num_rows].cpu().clone())
+            self._used_nbytes[table] = used + blocks[-1].nbytes
+        self.num_left_out += max(len(block) - num_rows, 0)
+
+
+class RowCapture:
+    """Rows that this rank sends in the next training steps; `QComm.capture_rows` makes it.
+
+    It ends by itself after the last step. A block is [n, D] float32.
+    """
+
+    def __init__(
+        self,
+        collectives: Iterable[RowCollective],
+        tables: Iterable[str],
+        *,
+        steps: int,
+        gradients: bool,
+        max_nbytes: int,
+        source: str,
+    ) -> None:
+        """Begin. The arguments are those of QComm.capture_rows; source: name of the config."""
+        observed = [c for c in collectives if not c.intra]
+        if type(steps) is not int or steps < 1:
+            raise ValueError(f"capture_rows: steps: {steps!r} is not an integer >= 1")
+        if not observed:
+            raise ValueError("capture_rows: no table is sharded yet, or none is sent")
+        if any(collective.observer is not None for collective in observed):
+            raise ValueError("capture_rows: rows are captured already; stop() ends that")
+        self.steps, self.tables, self._source = steps, sorted(tables), source
+        self._first_steps = {collective: collective.step for collective in observed}
+        sent = {s.table for c in observed for s in c.layout.shards_by_rank[c.rank]}
+        received = {table for c in observed for table in c.layout.tables()}
+        nbytes = max_nbytes // (dist.get_world_size() * (2 if gradients else 1))
+        self._kept = {"forward": _Blocks(nbytes, len(sent))}
+        if gradients:
+            self._kept["backward"] = _Blocks(nbytes, len(received))
+        widest = max(s.dim for c in observed for shards in c.layout.shards_by_rank for s in shards)
+        share = min(kept.share_nbytes for kept in self._kept.values())
+        if share < widest * FLOAT32_NBYTES:
+            least = -(-widest * FLOAT32_NBYTES * max_nbytes // max(share, 1))
+            raise ValueError(f"capture_rows: max_nbytes: {max_nbytes!r}: give {least} or more")
+        for collective in observed:
+            collective.observer = self
+
+    @property
+    def rows(self) -> Blocks:
+        """The rows that this rank has sent."""
+        return self._kept["forward"].by_table
+
+    @property
+    def gradients(self) -> Blocks:
+        """The gradients of rows that this rank has sent, if they are kept."""
+        return self._kept["backward"].by_table if "backward" in self._kept else {}
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of rows and gradients of this rank for which there was no room."""
+        return sum(kept.num_left_out for kept in self._kept.values())
+
+    def observe(
+        self,
+        collective: RowCollective,
+        direction: str,
+        step: int,
+        values: Tensor,
+        placed: PlacedFrames,
+    ) -> None:
+        """Keep the rows or gradients that are about to be sent. Evaluation (step < 0) is none."""
+        first = self._first_steps.setdefault(collective, step)  # of a resharded module: now
+        if step >= first + self.steps:
+            self._stop(collective)
+        elif step >= first and direction in self._kept:
+            for group in placed.groups:
+                for s, segment in enumerate(group.members.tolist()):
+                    if int(group.segments.num_rows[s]):
+                        block = group.segments.block(values, s)
+                        self._kept[direction].add(placed.plan.tables[segment], block)
+
+    def stop(self) -> None:
+        """End before the last step."""
+        for collective in self._first_steps:
+            self._stop(collective)
+
+    def _stop(self, collective: RowCollective) -> None:
+        if collective.observer is self:
+            collective.observer = None
+
+    def save(self, path: str | Path) -> None:
+        """Write the rows of all ranks to a file, on rank 0. Collective; it ends the capture.
+
+            python -m trec_qcomm.analyze --data rows.pt --out mine.yaml
+
+        The file is {"rows", "gradients": {table: [blocks [n, D] float32]}, "without_rows":
+        [tables], "meta": {...}} for torch.load(path, weights_only=True). Tables without rows are
+        DATA_PARALLEL, or nobody looked them up. Of real data the rows hold traces: such a file is
+        not for publication.
+
+        Raises: ValueError: nothing was sent in these steps.
+        """
+        self.stop()
+        buffer = io.BytesIO()
+        content = {"rows": self.rows, "gradients": self.gradients, "left_out": self.num_left_out}
+        torch.save(content, buffer)
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        gathered = all_gather_bytes(everyone, buffer.getvalue())
+        parts = [torch.load(io.BytesIO(part), weights_only=True) for part in gathered]
+        rows = _merged(part["rows"] for part in parts)
+        if not rows:
+            raise ValueError("capture_rows: nothing was captured: no training step since")
+        num_left_out = sum(part["left_out"] for part in parts)
+        if dist.get_rank() == 0:
+            if num_left_out:
+                _log.warning("capture_rows: %d rows left out; see max_nbytes", num_left_out)
+            meta = {"config": self._source, "steps": self.steps, "num_left_out": num_left_out}
+            write_rows(
+                path,
+                rows,
+                gradients=_merged(part["gradients"] for part in parts),
+                without_rows=[table for table in self.tables if table not in rows],
+                meta=meta | {"world_size": len(parts)},
+            )
+
+
+def write_rows(
+    path: str | Path,
+    rows: Mapping[str, Tensor | Sequence[Tensor]],
+    **more: Any,
+) -> None:
+    """Write a file that `python -m trec_qcomm.analyze` reads.
+
+    Args:
+        path: file to write; its folder is made.
+        rows: {table: [n, D] float32, or a list of batches}.
+        more: other entries, which the analysis does not need: gradients, without_rows, meta.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"rows": dict(rows)} | more, path)
+
+
+def _merged(parts: Iterable[Blocks]) -> Blocks:
+    """Return the blocks of all ranks. Of a table's column shards those of the first width stay."""
+    merged: Blocks = {}
+    for part in parts:
+        for table, blocks in part.items():
+            known = merged.setdefault(table, [])
+            width = (known or blocks)[0].shape[1]
+            known += [block for block in blocks if block.shape[1] == width]
+    return dict(sorted(merged.items()))
