@@ -184,8 +184,8 @@ class GradientAllReduce(ABC):
         check_names(state, "state of gradients")
         loaded = by_short_key(_on_cpu(state))
         for key, of_rank in loaded.items():
-            names = ("num_calls", "residuals", "thresholds")
-            check_names(of_rank, f"state of gradients: {key}", names, needed="num_calls")
+            names = ("num_steps", "residuals", "thresholds")
+            check_names(of_rank, f"state of gradients: {key}", names, needed="num_steps")
         self._loaded = loaded
         if self._shapes_by_parameter:
             self._load(self._reduction, self._device)
