@@ -72,7 +72,7 @@ NO_STATE = [
     ({"steps": {}, "params": {"x": {}}}, "state of ranks: unknown: x; .*returned: rank0of1"),
     ({"steps": {}, "gradients": 3}, "state: gradients: expected what"),
     ({"steps": {}, "gradients": {"dense": {"x": 1}}}, "state of ranks: unknown: x"),
-    ({"steps": {}, "gradients": {"dense": {"rank0of1": {}}}}, "rank0of1: num_calls is missing"),
+    ({"steps": {}, "gradients": {"dense": {"rank0of1": {}}}}, "rank0of1: num_steps is missing"),
     ({"steps": {}, "config": "{"}, "config: no text of a config"),
     ({"steps": {}, "config": "3"}, "config: no text of a config"),
     ({"steps": {"x": 1}}, "state names x; this model has ebc"),
