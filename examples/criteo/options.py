@@ -15,7 +15,7 @@ from plans.files import load_plan, plan_names
 from report.scalars import check_installed
 from torchrec.distributed.comm import get_local_size
 
-from trec_qcomm.config import load_config
+from trec_qcomm.config import load_config, preset_path, presets
 
 STOCK = "stock"  # TorchRec without the plugin
 STOCK_NAMES = (STOCK, "stock_fp16", "stock_int8")
@@ -77,7 +77,7 @@ def check_options(options: argparse.Namespace) -> None:
     if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
         raise ValueError("checkpoint_every and resume need checkpoint_dir")
     if not is_stock(options.config) and not Path(options.config).is_file():
-        names = ", ".join(STOCK_NAMES)
+        names = ", ".join((*STOCK_NAMES, *presets()))
         raise ValueError(f"config {options.config}: neither a file nor one of {names}")
     if not is_stock(options.config):
         load_config(options.config)  # whose errors name file and field
@@ -99,8 +99,10 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("run").add_argument
     add(
         "--config",
+        type=_config,
         required=True,
-        help="a trec_qcomm YAML file; or stock, stock_fp16, stock_int8: without the plugin",
+        help="a trec_qcomm YAML file, or the name of one that ships, such as best; or stock, "
+        "stock_fp16, stock_int8: without the plugin",
     )
     add("--plan", default="table_wise", help=f"{', '.join(plan_names())}, or a YAML file like them")
     add("--ranks", type=int, default=2, help="processes to start (default 2)")
@@ -169,6 +171,11 @@ def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-dir", type=Path, default=None, help="a folder that all ranks see")
     add("--checkpoint-every", type=int, default=None, metavar="STEPS", help="and at the end")
     add("--resume", action="store_true", default=False, help="from the last one in the folder")
+
+
+def _config(text: str) -> str:
+    """Return the path of a config that ships; what else is named stays as it is."""
+    return str(preset_path(text)) if text in presets() and not Path(text).is_file() else text
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from data.synthetic import generate, write_tsv
 from options import build_parser, check_options
 
-from trec_qcomm import records
+from trec_qcomm import load_config, load_preset, records
 from trec_qcomm.records import TrainingRecord
 
 ROOT = Path(__file__).parents[2]
@@ -234,7 +235,8 @@ def check_tables(int8: Path, fp32: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--config absent.yaml", "neither a file nor one of stock, stock_fp16, stock_int8"),
+        ("--config absent.yaml", "a file nor one of stock, stock_fp16, stock_int8, best, bf16"),
+        ("--config bset", "config bset: neither a file nor one of"),
         ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
         ("--config stock --resume", "need checkpoint_dir"),
         ("--config stock --steps 0", "steps 0: must be positive"),
@@ -246,3 +248,16 @@ def check_tables(int8: Path, fp32: Path) -> None:
 def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_options(build_parser().parse_args(words.split()))
+
+
+def test_a_config_that_ships_goes_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ("--config int8", f"--config {ROOT / 'configs' / 'int8.yaml'}"):
+        options = build_parser().parse_args(words.split())
+        check_options(options)
+        assert load_config(options.config) == replace(load_preset("int8"), source=options.config)
+        assert Path(options.config).stem == "int8"  # in the names of records
+    (tmp_path / "int8").write_text("dense: {codec: float6}")
+    assert build_parser().parse_args(["--config", "int8"]).config == "int8"  # a file comes first

@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
 
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
-from trec_qcomm.config.presets import load_preset, presets, read_config
+from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
 from trec_qcomm.config.tables import HopCodecs, TableRule, UniqueBagsChoice
 from trec_qcomm.config.tree import Config
@@ -23,6 +23,7 @@ __all__ = [
     "load_config",
     "load_preset",
     "parse_yaml",
+    "preset_path",
     "presets",
     "read_config",
     "read_yaml",

@@ -22,11 +22,16 @@ def presets() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 
-def load_preset(name: str) -> Config:
-    """Return the config that ships under a name. Raises ValueError naming those that exist."""
+def preset_path(name: str) -> Path:
+    """Return the file that ships under a name. Raises ValueError naming those that exist."""
     if name not in presets():
         raise ValueError(f"preset: {name!r} is not one of {', '.join(presets())}")
-    return replace(load_config(_FOLDER / f"{name}.yaml"), source=f"preset {name}")
+    return _FOLDER / f"{name}.yaml"
+
+
+def load_preset(name: str) -> Config:
+    """Return the config that ships under a name. Raises ValueError naming those that exist."""
+    return replace(load_config(preset_path(name)), source=f"preset {name}")
 
 
 def read_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
