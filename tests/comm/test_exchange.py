@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from tests.comm.grid_codec import Grid
-from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Threshold
+from tests.fuzz import receivers
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Threshold, TopK
+from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
@@ -57,6 +59,26 @@ def test_errors_name_rank_and_table():
         receive(flipped, codecs)
     with pytest.raises(CorruptFrameError, match="bytes where"):
         receive(SealedFrames(frames.buffer[:-8], frames.nbytes, 3), codecs)
+
+
+def test_a_mask_codec_is_refused_where_no_masks_are():
+    """Whatever codec the receiver has, in whichever table: an error that names rank and table."""
+    placed = placed_frames({"a": Identity(), "b": ForwardMask("fp32"), "c": Identity()})
+    placed = placed.with_masks(placed.new_masks(ROWS.device))
+    traffic = Traffic("embedding_forward", LAYOUT.tables())
+    frames = encode_frames(ROWS, placed, call=3, seed=1, traffic=traffic)
+    expected = "frame from rank 7, table 'b': codec 9 is not the one this rank expects"
+    for codec in (Identity(), Rowwise(4), TopK(density=0.5), ErrorBounded(0.1)):
+        with pytest.raises(CorruptFrameError, match=expected):
+            receive(frames, all_tables(codec))
+
+
+def test_every_wire_id_decodes_or_is_refused_at_every_receiver():
+    """Rows arrive as their sender's config decodes them, or a CorruptFrameError is raised."""
+    num_pairs = len(receivers.PAIRS)
+    decoded, refused = receivers.search(num_pairs, seed=0)
+    assert decoded + refused >= num_pairs // receivers.NUM_TABLES
+    assert min(decoded, refused) > 0
 
 
 def test_unencodable_values_name_the_table():

@@ -160,7 +160,7 @@ def decode_frames(
             _decode_group(encoded, group, plan, out, ranks)
         else:
             for subgroup in _by_sender_codec(group, used, plan, ranks):
-                _decode_group(encoded, subgroup, plan, out, ranks)
+                _decode_as_sent(encoded, subgroup, plan, out, ranks)
         timer.add_to(group.label)
 
 
@@ -378,6 +378,26 @@ def _decode_group(
 
     with renaming_errors(named):
         group.codec.decode(encoded_group, group.segments, out)
+
+
+def _decode_as_sent(
+    encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
+) -> None:
+    """Decode a group whose codec the senders chose, and which may not work here.
+
+    Raises: CorruptFrameError: also in place of the codec's ValueError (no masks, no GPU kernels,
+        rows too long): this rank's config did not ask for that codec.
+    """
+    try:
+        _decode_group(encoded, group, plan, out, ranks)
+    except ValueError as error:
+        segment = int(group.members[0])
+        raise CorruptFrameError(
+            f"codec {group.codec.wire_id} is not the one this rank expects, and fails: {error}",
+            rank=ranks[int(plan.frame[segment])],
+            table=plan.tables[segment],
+            segment=segment,
+        ) from error
 
 
 def _by_sender_codec(

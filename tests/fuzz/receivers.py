@@ -1,0 +1,116 @@
+"""Search over pairs of a receiver's codec and the wire ids that its peers sent.
+
+A frame of three tables is sound, or has damage and its checksum made right again: payload bytes,
+or the wire id of a segment, registered or not. Some receivers keep masks and some do not.
+Promise: rows as the sender's own config decodes them (any rows, of a damaged frame), or a
+CorruptFrameError that names the sender.
+"""
+
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from tests.fuzz.frames import CODECS
+from trec_qcomm.codecs import Cast, Float6, TopK
+from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames
+from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
+from trec_qcomm.core import registry
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.counters import Traffic
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Masks
+from trec_qcomm.testing import reseal
+
+DIMS = {"a": 4, "b": 16, "c": 7}
+NUM_TABLES, WIDTH, CALL, PEER = len(DIMS), sum(DIMS.values()), 3, 7
+LAYOUT = Layout((tuple(FeatureShard(name, f"of_{name}", 0, DIMS[name]) for name in DIMS),))
+EVERY: tuple[Codec, ...] = (*CODECS, TopK(density=1.0), ForwardMask(), Cast("fp16"), Float6("e3m2"))
+PAIRS = tuple(product(EVERY, EVERY))  # (receiver's, sender's)
+assert {codec.wire_id for codec in EVERY} == set(filter(registry.decoder, range(1, 240)))
+
+
+def _placed(codecs: list[Codec], num_rows: int, masks: Masks | None) -> PlacedFrames:
+    plan = LAYOUT.plan_frames([0], 0, dict(zip(DIMS, codecs, strict=True)))
+    placed = plan.place(*in_matrix(plan, [num_rows], first_columns(plan), WIDTH))
+    return placed if masks is None else placed.with_masks(masks)
+
+
+def _receive(frames: SealedFrames, placed: PlacedFrames, num_rows: int) -> Tensor:
+    out = torch.full((num_rows, WIDTH), torch.nan)
+    decode_frames(frames, placed, out, ranks=[PEER], traffic=_traffic())
+    return out
+
+
+def _traffic() -> Traffic:
+    return Traffic("embedding_forward", LAYOUT.tables())
+
+
+def _damaged(buffer: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a copy with the wire id of a segment changed, or payload bytes, or both."""
+
+    def below(limit: int) -> int:
+        return int(torch.randint(limit, (1,), generator=generator))
+
+    data, kind = buffer.clone(), below(3)
+    overhead = 32 + 12 * NUM_TABLES + 4
+    if kind != 0:
+        data[32 + 12 * below(NUM_TABLES)] = below(256) if below(4) == 0 else below(16)
+    if kind != 1 and len(data) > overhead:
+        for _ in range(1 + below(4)):
+            data[overhead + below(len(data) - overhead)] = below(256)
+    reseal(data)
+    return data
+
+
+def _case(pairs: list[tuple[Codec, Codec]], sound: bool, generator: torch.Generator) -> bool:
+    """Send one frame; return whether it was decoded."""
+    num_rows = int(torch.randint(6, (1,), generator=generator))
+    rows = torch.randn(num_rows, WIDTH, generator=generator)
+    theirs = _placed([pair[1] for pair in pairs], num_rows, None)
+    masks = theirs.new_masks(rows.device)
+    noise = torch.randint(256, masks.bits.shape, generator=generator)
+    masks = Masks(noise.to(torch.uint8), masks.at)
+    theirs = theirs.with_masks(masks)
+    sent = encode_frames(rows, theirs, call=CALL, seed=1, traffic=_traffic())
+    buffer = sent.buffer if sound else _damaged(sent.buffer, generator)
+    keeps_masks = int(torch.randint(2, (1,), generator=generator)) == 1
+    ours = _placed([pair[0] for pair in pairs], num_rows, masks if keeps_masks else None)
+    frames = SealedFrames(buffer, sent.nbytes, CALL)
+    try:
+        out = _receive(frames, ours, num_rows)
+    except CorruptFrameError as error:
+        if error.rank != PEER:
+            raise AssertionError("the error does not name the sender") from error
+        return False
+    if sound:
+        expected = _receive(frames, theirs, num_rows)
+        assert torch.equal(out.view(torch.int32), expected.view(torch.int32)), pairs
+    return True
+
+
+def search(
+    num_pairs: int, seed: int, progress: Callable[[int], object] = lambda _: None
+) -> tuple[int, int]:
+    """Send frames until `num_pairs` pairs, of PAIRS in a random order, have met; return how many
+    frames were decoded and how many refused.
+
+    Every other round over PAIRS has damaged frames; the first one has sound ones.
+    Args: progress: called with the number of pairs done since the last call.
+    Raises: AssertionError: other rows, or no sender named. Whatever a decoder raises that is no
+        CorruptFrameError.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    outcomes, done, round_ = [0, 0], 0, 0
+    while done < num_pairs:
+        order = torch.randperm(len(PAIRS), generator=generator).tolist()
+        order += order[: -len(order) % NUM_TABLES]
+        for first in range(0, len(order), NUM_TABLES):
+            pairs = [PAIRS[number] for number in order[first : first + NUM_TABLES]]
+            outcomes[0 if _case(pairs, round_ % 2 == 0, generator) else 1] += 1
+            progress(NUM_TABLES)
+        done, round_ = done + len(PAIRS), round_ + 1
+    return outcomes[0], outcomes[1]
