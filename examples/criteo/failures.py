@@ -1,8 +1,8 @@
 """What a user is told when a rank fails or warns: one line, once for all ranks.
 
-Knows: the process group and its store, logging. Does not know: what failed. The first rank that
-fails says so on stderr; the tracebacks of all ranks go to OUT/errors.log. A warning that several
-ranks give is shown by the first of them.
+Knows: the process group and its store, logging. Does not know: what failed. A rank that fails says
+so on stderr, only the first one where they share it; the tracebacks of all ranks go to
+OUT/errors.log. A warning that several ranks give is shown by the first of them.
 """
 
 from __future__ import annotations

@@ -48,8 +48,11 @@ def run_ranks(run: Run, options: argparse.Namespace) -> int:
     return _start_ranks(run, options)
 
 
-def join(run: Run, options: argparse.Namespace) -> int:
-    """Join the process group that the environment describes, and run; return the exit status."""
+def join(run: Run, options: argparse.Namespace, *, share_stderr: bool = False) -> int:
+    """Join the process group that the environment describes, and run; return the exit status.
+
+    Args: share_stderr: whether all ranks have one stderr, where the first to fail says why for all.
+    """
     os.environ.setdefault("MASTER_PORT", "29500")
     if options.ranks_per_node is not None:
         os.environ["LOCAL_WORLD_SIZE"] = str(options.ranks_per_node)  # what TorchRec calls a node
@@ -62,7 +65,7 @@ def join(run: Run, options: argparse.Namespace) -> int:
     except Exception as error:
         if isinstance(error, RuntimeError) and dist.is_initialized():  # a lost peer, for one
             error.add_note(f"The last collectives of this rank: {_write_collectives()}")
-        tell(error, once, options.out)
+        tell(error, once if share_stderr else Once(), options.out)
         return FAILED
     finally:
         if dist.is_initialized():
@@ -178,7 +181,7 @@ def _rank_process(rank: int, run: Run, options: argparse.Namespace, port: int) -
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    if join(run, options) == FAILED:
+    if join(run, options, share_stderr=True) == FAILED:
         sys.exit(FAILED)
 
 

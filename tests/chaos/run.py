@@ -32,11 +32,11 @@ TINY = (
     "--log-every", "1",
 )  # fmt: skip
 _TAG = "CHAOS_FOLDER"  # in the environment of all that a case starts
-# torch begins the lines of a rank's traceback with its number. "Exception raised from" is the trace
-# of a C++ error that a warning shows.
+# train.py begins its one line with "error: ", and torch the lines of a rank's traceback with its
+# number. "Exception raised from" is the trace of a C++ error that a warning shows.
 _ERROR = re.compile(
-    r"^(?:\[rank\d+\]: )?"
-    r"((?:[\w.]*(?:Error|Exception|Interrupt)(?! raised from)|terminate called)\b.*)"
+    r"^(?:\[rank\d+\]: )?((?:error: |terminate called\b|"
+    r"[\w.]*(?:Error|Exception|Interrupt)\b(?! raised from)).*)"
 )
 
 
