@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trec_qcomm.config import (
     Config,
     config_from_dict,
@@ -29,6 +31,7 @@ from trec_qcomm.integration.planner import CodecPerfEstimator, Throughputs
 from trec_qcomm.integration.registry_adapter import codecs_registry
 from trec_qcomm.integration.row_capture import CAPTURED_NBYTES, RowCapture
 from trec_qcomm.integration.session import Session
+from trec_qcomm.integration.warm_up import warm_up
 
 
 class QComm:
@@ -188,6 +191,21 @@ class QComm:
         Raises: ValueError: no throughput for a topology that is not of cpu.
         """
         return CodecPerfEstimator(self.config, topology, constraints, throughput=throughput)
+
+    def warm_up(
+        self, *, ids: torch.dtype = torch.int64, lengths: torch.dtype = torch.int32
+    ) -> None:
+        """Compile now the CPU kernels that the config uses and that are not compiled yet.
+
+        Sharding a model on CPUs does it, too. Call it earlier, on every rank and before
+        `init_process_group`, where collectives have a short timeout. No collective: ranks that
+        share a disk share the work. `python -m trec_qcomm.warm_up` does it in the image of a
+        container.
+
+        Args: ids, lengths: dtypes of the batches' ids and lengths, int32 or int64.
+        Raises: ValueError: another dtype.
+        """
+        warm_up(self.config, ids=ids, lengths=lengths)
 
     @contextmanager
     def bypass(self) -> Iterator[None]:

@@ -17,7 +17,6 @@ from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.error_bound import cpu, reference, segment_encoders
-from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 ULP = 2.0**-23
@@ -242,21 +241,19 @@ def test_the_whole_segment_path_gives_the_bytes_of_the_fused_one():
     for dim, stride, num_rows in [(16, 16, 200), (7, 11, 300), (64, 70, 3)]:
         values = torch.randn(num_rows * stride, generator=generator).numpy()
         values[::97] = np.nan
-        num_values, out = num_rows * dim, []
-        bound, step, inverse = quantizer.choose_step(0.01, 6.0)
-        shape = (values, 0, stride, dim, num_values)
+        offsets, zero = np.array([0, num_rows]), np.zeros(1, np.int64)
+        room = np.array([cpu.HEADER_NBYTES + (4 * num_rows * dim + 7) // 8 * 8])
+        out = []
         for is_whole in (True, False):
-            data = np.zeros(4 * num_values, np.uint8)
-            positions = np.zeros(num_values, np.uint32)
-            rest = (bound, step, inverse, data, positions, cpu.group_scratch())
+            data, nbytes = np.zeros(room[0], np.uint8), np.zeros(1, np.int64)
+            layout = (values, offsets, zero, np.array([stride]), dim, data, zero, room)
+            rest = (np.array([0.01]), False, nbytes)
             if is_whole:
-                nbytes, num_verbatim, kind = segment_encoders.quantize_and_encode(
-                    *shape, *rest, cpu.BITPACK
-                )
-                assert kind == cpu.BITPACK
+                segment_encoders.encode(*layout, *rest, cpu.BITPACK)
             else:
-                nbytes, num_verbatim = cpu._encode_groups(*shape, *rest)
-            out.append((nbytes, num_verbatim, data[:nbytes].tobytes(), positions.tobytes()))
+                cpu.encode(*layout, *rest)
+            assert data[4] & 15 == cpu.BITPACK
+            out.append(data[: nbytes[0]].tobytes())
         assert out[0] == out[1]
 
 

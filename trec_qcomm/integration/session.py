@@ -22,6 +22,7 @@ from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.tables import TableGradients
 from trec_qcomm.integration.row_capture import RowCapture
+from trec_qcomm.integration.warm_up import warm_up
 
 
 class Session:
@@ -44,6 +45,13 @@ class Session:
         self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
         self._loaded_gradients: dict[str, Any] = {}
         self._patterns_checked = False
+        self._warmed_up = False
+
+    def warm_up_once(self) -> None:
+        """Compile the CPU kernels that the config uses, the first time. No collective."""
+        if not self._warmed_up:
+            warm_up(self.config)
+            self._warmed_up = True
 
     def add_module(self, pg: dist.ProcessGroup, module: str, names: Iterable[str]) -> None:
         """Add a module and its tables. Collective, so call it in the same order on all ranks.

@@ -6,10 +6,10 @@ tables of a row before the next row reads the matrix in its own order. A segment
 neighbours is a group of its own.
 """
 
-from numba import njit
+from trec_qcomm.kernels import inner
 
 
-@njit(nogil=True, cache=True)
+@inner
 def group_end(first, offsets, start, stride, dim):
     """Return the end (exclusive) of the longest group that begins at segment `first`: segments of
     equal num_rows and stride, whose starts increase within one stride."""
@@ -26,7 +26,7 @@ def group_end(first, offsets, start, stride, dim):
     return end
 
 
-@njit(nogil=True, cache=True)
+@inner
 def largest_group(offsets, start, stride, dim):
     """Return the most segments that any group has, and the most rows over all its segments."""
     most_segments, most_rows, first = 0, 0, 0

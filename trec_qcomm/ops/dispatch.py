@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments
+from trec_qcomm.kernels import kernel
 
 Backend = Literal["reference", "cpu", "gpu"]  # trec_qcomm/ops/__init__.py says what they are
 
@@ -163,5 +163,5 @@ def _outside(numbers: Any, low: float, high: float) -> int:
     return -1
 
 
-_find_misplaced: Any = njit(nogil=True, cache=True)(_misplaced)
-_find_outside: Any = njit(nogil=True, cache=True)(_outside)
+_find_misplaced: Any = kernel(_misplaced)
+_find_outside: Any = kernel(_outside)

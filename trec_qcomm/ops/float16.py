@@ -6,7 +6,8 @@ Source: F. Giesen, "float_to_half_fast3_rtne" and "half_to_float" (the method, p
 """
 
 import numpy as np
-from numba import njit
+
+from trec_qcomm.kernels import inner
 
 _INF32 = np.uint32(0x7F800000)
 _HALF_OVERFLOW = np.uint32((127 + 16) << 23)  # 65536: everything from here on is inf or NaN
@@ -17,7 +18,7 @@ _REBIAS = np.uint32(0x100000000 - ((127 - 15) << 23))
 _SMALL_MAGIC_F = np.float32(2.0**-14)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def half_bits(x):
     """Return the uint16 bits of a float32 as binary16: round to nearest even, overflow to inf."""
     bits = np.float32(x).view(np.uint32)
@@ -34,7 +35,7 @@ def half_bits(x):
     return np.uint16(out | (sign >> np.uint32(16)))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def half_value(h):
     """Return the float32 that uint16 bits of binary16 mean; exact."""
     bits = np.uint32(h)
@@ -48,7 +49,7 @@ def half_value(h):
     return np.uint32(out | ((bits & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def half_bits_down(x):
     """Return the bits of the largest binary16 <= x; x: finite, |x| < 65504. Zeros become +0."""
     h = np.int32(half_bits(x))
@@ -58,14 +59,14 @@ def half_bits_down(x):
     return np.uint16(0 if h == 0x8000 else h)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def half_bits_up(x):
     """Return the bits of the smallest binary16 >= x; x: in [0, 65504). Zeros become +0."""
     h = np.int32(half_bits(x)) & 0x7FFF
     return np.uint16(h + 1 if half_value(np.uint16(h)) < x else h)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def bfloat_bits(x):
     """Return the uint16 bits of a float32 as bfloat16: round to nearest even, overflow to inf."""
     bits = np.float32(x).view(np.uint32)

@@ -4,7 +4,8 @@ Shapes: P frames, S segments in all; the arguments are those of frame.py as nump
 """
 
 import numpy as np
-from numba import njit
+
+from trec_qcomm.kernels import njit
 
 OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_LAYOUT = 0, 1, 2, 3, 4
 BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT, BAD_CALL = 5, 6, 7, 8, 9

@@ -60,6 +60,8 @@ def register_module(
     session.add_module(env.process_group, module_name, params)
     if device is not None:
         _check_device(device, {table: session.config.rule_for(table) for table in params})
+    if device is None or device.type == "cpu":
+        session.warm_up_once()
     return SessionRegistry(session, module_name, is_nested=is_nested)
 
 

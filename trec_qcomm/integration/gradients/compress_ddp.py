@@ -15,6 +15,7 @@ from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks, with_config, without_config
 from trec_qcomm.integration.gradients.dense import DenseGradients
+from trec_qcomm.integration.warm_up import warm_up
 
 
 def compress_ddp(
@@ -65,6 +66,8 @@ class CompressedDDP:
             is_exact=lambda: self._exact,
         )
         self._gradients.register(ddp)
+        if next(ddp.parameters()).device.type == "cpu":
+            warm_up(Config(dense=config.dense, source=config.source))
 
     def __repr__(self) -> str:
         return f"CompressedDDP(dense={self.config.dense!r})"

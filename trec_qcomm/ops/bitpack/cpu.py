@@ -12,9 +12,11 @@ that has too little room behind it go through a small copy, `spare`.
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from trec_qcomm.kernels import inner, kernel
 
 BLOCK, GROUP = 32, 1024
 MAX_WIDTH = 24
@@ -30,7 +32,7 @@ _LOW_HALF = np.uint64(0xFFFFFFFF)
 
 # These functions make no arrays, so they need no reference counts. Without this option of numba's
 # counting would cost as much as the work itself.
-_kernel = njit(nogil=True, cache=True, _nrt=False)
+_inner = inner(_nrt=False)
 
 
 @intrinsic
@@ -68,13 +70,13 @@ def _leading_zeros(typing, word):
     return types.int64(types.uint64), codegen
 
 
-@_kernel
+@_inner
 def _bit_length(word):
     """Return the bits up to the highest 1 of a uint64; 0 for 0."""
     return np.int64(64) - _leading_zeros(word)
 
 
-@_kernel
+@_inner
 def _pack_narrow_block(narrow, first, width, out, at):
     """Pack the 32 bytes at narrow[first:], each of <= 8 bits."""
     w = np.uint64(width)
@@ -95,7 +97,7 @@ def _pack_narrow_block(narrow, first, width, out, at):
     store_uint64(out, at + width * 3, d)
 
 
-@_kernel
+@_inner
 def _unpack_narrow_block(data, at, width, narrow, first):
     """Invert `_pack_narrow_block`."""
     w = np.uint64(width)
@@ -116,7 +118,7 @@ def _unpack_narrow_block(data, at, width, narrow, first):
     store_uint64(narrow, first + 24, d)
 
 
-@_kernel
+@_inner
 def _pack_wide_block(words, first, width, out, at):
     """Pack words[first : first + 32], each of <= 24 bits, two at a time."""
     w = np.uint64(width)
@@ -132,7 +134,7 @@ def _pack_wide_block(words, first, width, out, at):
         num_held &= np.uint64(7)
 
 
-@_kernel
+@_inner
 def _unpack_wide_block(data, at, width, words, first):
     """Invert `_pack_wide_block`."""
     w = np.uint64(width)
@@ -144,7 +146,7 @@ def _unpack_wide_block(data, at, width, words, first):
         store_uint64(words, 4 * first + 8 * k, two)
 
 
-@_kernel
+@_inner
 def _narrow_block_widths(narrow, num_blocks, widths):
     """Set widths [32] to the bits of the largest byte of each block."""
     for b in range(num_blocks):
@@ -156,7 +158,7 @@ def _narrow_block_widths(narrow, num_blocks, widths):
         widths[b] = _bit_length((all_bits | (all_bits >> np.uint64(8))) & np.uint64(255))
 
 
-@_kernel
+@_inner
 def _wide_block_widths(words, num_blocks, widths):
     """Set widths [32] to the bits of the largest word of each block."""
     for b in range(num_blocks):
@@ -167,7 +169,7 @@ def _wide_block_widths(words, num_blocks, widths):
         widths[b] = _bit_length((all_bits | (all_bits >> np.uint64(32))) & _LOW_HALF)
 
 
-@_kernel
+@_inner
 def _blocks_nbytes(widths, n):
     """Return the bytes of the blocks of a group of n values."""
     total, full = np.int64(0), n // BLOCK
@@ -179,7 +181,7 @@ def _blocks_nbytes(widths, n):
     return total
 
 
-@_kernel
+@_inner
 def _write_widths(widths, num_blocks, min_width, code_bits, out, at):
     """Write a group's header and the codes of its widths."""
     out[at] = min_width | (code_bits << 5)
@@ -195,7 +197,7 @@ def _write_widths(widths, num_blocks, min_width, code_bits, out, at):
         out[at] = codes
 
 
-@_kernel
+@_inner
 def _read_widths(data, at, end, num_blocks, widths):
     """Read a group's header and the codes of its widths.
 
@@ -221,7 +223,7 @@ def _read_widths(data, at, end, num_blocks, widths):
     return codes_end, max_width
 
 
-@_kernel
+@_inner
 def _pack_blocks(words, narrow, is_narrow, n, widths, out, at):
     """Write the blocks of a group at out[at:] and zeros behind: up to a block and 8 bytes."""
     for b in range((n + BLOCK - 1) // BLOCK):
@@ -232,7 +234,7 @@ def _pack_blocks(words, narrow, is_narrow, n, widths, out, at):
         at += widths[b] * (BLOCK // 8)
 
 
-@_kernel
+@_inner
 def _unpack_blocks(data, at, is_narrow, n, widths, words, narrow):
     """Invert `_pack_blocks`; may read up to a block and 8 bytes behind the blocks."""
     for b in range((n + BLOCK - 1) // BLOCK):
@@ -243,7 +245,7 @@ def _unpack_blocks(data, at, is_narrow, n, widths, words, narrow):
         at += widths[b] * (BLOCK // 8)
 
 
-@_kernel
+@_inner
 def pack_group(words, all_bits, n, out, at, end, narrow, widths, spare):
     """Write one group at out[at:end]. Return its end, or -1 where it does not fit.
 
@@ -276,7 +278,7 @@ def pack_group(words, all_bits, n, out, at, end, narrow, widths, spare):
     return blocks_at + nbytes
 
 
-@_kernel
+@_inner
 def unpack_group(data, at, end, n, words, narrow, widths, spare):
     """Read one group of n values at data[at:end]; what follows in data may be read and is ignored.
 
@@ -301,14 +303,14 @@ def unpack_group(data, at, end, n, words, narrow, widths, spare):
     return at + nbytes, is_narrow
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def index_of(word):
     """Map a word (uint8 or uint32) of 0, 1, 2, 3, 4 to the index 0, -1, 1, -2, 2."""
     word = np.int32(word)
     return np.int32(np.int32(word >> np.int32(1)) ^ np.int32(-np.int32(word & np.int32(1))))
 
 
-@_kernel
+@_inner
 def _zigzag(q, first, n, words):
     """Fill words [1024] with the zigzagged q[first : first + n], then zeros.
 
@@ -324,14 +326,14 @@ def _zigzag(q, first, n, words):
     return all_bits
 
 
-@_kernel
+@_inner
 def unzigzag(words, q, first, n):
     """Set q[first : first + n] to the indices of words, [1024] uint8 or uint32."""
     for k in range(n):
         q[np.uint64(first) + np.uint64(k)] = index_of(words[k])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_segment(q, dim, out):
     """Write the indices q [N] int32 to out. Return the number of bytes; -1 where out is too small.
 
@@ -349,7 +351,7 @@ def encode_segment(q, dim, out):
     return at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_segment(data, dim, q):
     """Fill q [N] int32 from all of data. Return False where data is invalid.
 

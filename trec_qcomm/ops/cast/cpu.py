@@ -5,8 +5,8 @@ one behind the other are treated as one long row.
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.adjacent import group_end
 from trec_qcomm.ops.float16 import bfloat_bits, half_bits, half_value
 
@@ -17,7 +17,7 @@ _OVERFLOW_FP16 = np.uint32(0x477FF000)
 _OVERFLOW_BF16 = np.uint32(0x7F7F8000)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _overflows(row, least):
     """Return whether a finite value's magnitude, its bits as an integer, is at least `least`."""
     overflow = False
@@ -27,14 +27,14 @@ def _overflows(row, least):
     return overflow
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _lines(n, stride, dim):
     """Return how many lines to visit and how long each is: a line is a row, or all rows if they lie
     one behind the other."""
     return (1, n * dim) if stride == dim else (n, dim)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(values, offsets, start, stride, dim, payload, at, kind):
     """Write the segments; return the first in which a finite value becomes inf, or -1."""
     words = values.view(np.uint32)
@@ -73,7 +73,7 @@ def encode(values, offsets, start, stride, dim, payload, at, kind):
     return -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, at, offsets, start, stride, dim, out, kind):
     """Write the float32 rows."""
     words_out = out.view(np.uint32)

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.kernels import kernel
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, first_outside, gpu_kernels
 from trec_qcomm.ops.error_bound import cpu, reference, segment_encoders
 
@@ -174,6 +174,6 @@ def _max_nbytes(num_rows: Any, dim: int, out: Any) -> None:
 
 
 # Compiled, because torch and numpy take longer on vectors this short: see dispatch.py.
-_fill_max_nbytes: Any = njit(nogil=True, cache=True)(_max_nbytes)
+_fill_max_nbytes: Any = kernel(_max_nbytes)
 
 __all__ = ["ENCODERS", "GPU_ENCODERS", "decode", "encode", "max_nbytes"]

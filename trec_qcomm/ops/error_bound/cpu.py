@@ -8,8 +8,8 @@ which is compiled only where one of them is used, because that takes a minute.
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import BLOCK, GROUP, SPARE_NBYTES
 from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
@@ -20,10 +20,10 @@ MAX_VERBATIM = 2**25 - 1
 OK, BAD_SIZE, BAD_ENCODER, BAD_STEP, BAD_INDICES, BAD_VERBATIM, OTHER_ENCODER = range(7)
 
 # Without reference counts: see ops.bitpack.cpu.
-_kernel = njit(nogil=True, cache=True, _nrt=False)
+_inner = inner(_nrt=False)
 
 
-@_kernel
+@_inner
 def _encode_groups(
     values, start, stride, dim, num_values, bound, step, inverse, out, positions, scratch
 ):
@@ -47,7 +47,7 @@ def _encode_groups(
     return at, num_verbatim
 
 
-@_kernel
+@_inner
 def _find_other_values(values, start, stride, dim, num_values, constant, positions):
     """Find the values whose bits are not `constant`, and keep their positions.
 
@@ -64,7 +64,7 @@ def _find_other_values(values, start, stride, dim, num_values, constant, positio
     return num_verbatim
 
 
-@_kernel
+@_inner
 def _constant_of(values, start, stride, dim, num_values):
     """Return the bits of the first finite value, or of the first value where none is finite."""
     for k in range(num_values):
@@ -74,7 +74,7 @@ def _constant_of(values, start, stride, dim, num_values):
     return np.float32(values[start]).view(np.int32)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _write_raw(values, start, stride, dim, num_values, out):
     """Write the rows raw. Return the segment's nbytes."""
     nbytes = HEADER_NBYTES + (4 * num_values + 7) // 8 * 8
@@ -86,7 +86,7 @@ def _write_raw(values, start, stride, dim, num_values, out):
     return nbytes
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _write_header_and_verbatim(
     values, start, stride, dim, first_word, kind, indices_nbytes, positions, num_verbatim, out
 ):
@@ -105,7 +105,7 @@ def _write_header_and_verbatim(
     return end + 8 * num_verbatim
 
 
-@njit(nogil=True, cache=True)
+@inner
 def begin_segment(values, start, stride, dim, num_values, requested_bound, relative):
     """Return (max - min, bound, step, 1 / step) of a segment; step is 0 where it is lossless.
 
@@ -119,7 +119,7 @@ def begin_segment(values, start, stride, dim, num_values, requested_bound, relat
     return width, bound, step, inverse
 
 
-@njit(nogil=True, cache=True)
+@inner
 def end_segment(
     values, start, stride, dim, num_values, width, step, kind, nbytes, num_verbatim, positions, out
 ):
@@ -146,13 +146,13 @@ def end_segment(
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@inner
 def raw_nbytes(num_values):
     """Return the bytes of the rows in float32, padded to a multiple of 8."""
     return (4 * num_values + 7) // 8 * 8
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _encode_segment(
     values, start, stride, dim, num_values, requested_bound, relative, out, positions, scratch
 ):
@@ -174,7 +174,7 @@ def _encode_segment(
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@inner
 def group_scratch():
     """Return scratch for one group, (x, words, narrow, widths, spare): see ops.bitpack.cpu."""
     return (
@@ -186,7 +186,7 @@ def group_scratch():
     )
 
 
-@njit(nogil=True, cache=True)
+@inner
 def positions_scratch(offsets, dim):
     """Return scratch for the verbatim positions of any segment.
 
@@ -198,7 +198,7 @@ def positions_scratch(offsets, dim):
     return np.empty(max_values // 2 + 1, np.uint32)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes):
     """Write every segment to payload[at:], at most max_nbytes [S] each; nbytes [S] is filled."""
     positions, scratch = positions_scratch(offsets, dim), group_scratch()
@@ -213,7 +213,7 @@ def encode(values, offsets, start, stride, dim, payload, at, max_nbytes, bounds,
             )  # fmt: skip
 
 
-@_kernel
+@_inner
 def _decode_groups(payload, at, end, step, start, stride, dim, num_values, out, scratch):
     """Invert `_encode_groups`. Return False where payload[at:end] is invalid."""
     x, words, narrow, widths, spare = scratch
@@ -235,7 +235,7 @@ def _decode_groups(payload, at, end, step, start, stride, dim, num_values, out, 
     return at == end
 
 
-@_kernel
+@_inner
 def place_verbatim(verbatim, start, stride, dim, num_values, out):
     """Put verbatim values in place. Return False where a position is invalid.
 
@@ -253,7 +253,7 @@ def place_verbatim(verbatim, start, stride, dim, num_values, out):
     return True
 
 
-@njit(nogil=True, cache=True)
+@inner
 def read_header(data):
     """Return (kind, step, bytes of indices, number of verbatim values) of a segment of >= 8 bytes.
 
@@ -265,7 +265,7 @@ def read_header(data):
     return np.int64(header[1] & 15), np.uint32(header[0]).view(np.float32), size, num_verbatim
 
 
-@njit(nogil=True, cache=True)
+@inner
 def decode_segment(payload, at, nbytes, start, stride, dim, num_values, out, scratch):
     """Decode one segment. Return OK, OTHER_ENCODER, or the reason why it is invalid."""
     data = payload[at : at + nbytes]
@@ -301,7 +301,7 @@ def decode_segment(payload, at, nbytes, start, stride, dim, num_values, out, scr
     return OK if place_verbatim(verbatim, start, stride, dim, num_values, out) else BAD_VERBATIM
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Decode all segments.
 

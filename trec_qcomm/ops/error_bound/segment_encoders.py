@@ -7,8 +7,8 @@ and `_decode_indices` know which encoders there are.
 # mypy: ignore-errors
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import GROUP
 from trec_qcomm.ops.error_bound import cpu
@@ -30,7 +30,7 @@ from trec_qcomm.ops.vector_lz import cpu as vector_lz
 AUTO = 15  # vector_lz or rans, whichever is shorter; not on the wire
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _encode_indices(encoder, q, dim, out):
     """Encode the indices q [N] of one segment.
 
@@ -48,7 +48,7 @@ def _encode_indices(encoder, q, dim, out):
     return nbytes, encoder
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _encode_shortest(q, dim, out):
     """Encode with vector_lz or rans, whichever is shorter; if they are equal, with vector_lz.
 
@@ -64,7 +64,7 @@ def _encode_shortest(q, dim, out):
     return nbytes, kind
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _decode_indices(encoder, data, dim, q):
     """Decode all of data into q [N]. Return False where it is invalid."""
     if encoder == VECTOR_LZ:
@@ -74,7 +74,7 @@ def _decode_indices(encoder, data, dim, q):
     return False
 
 
-@njit(nogil=True, cache=True)
+@inner
 def quantize_and_encode(
     values, start, stride, dim, num_values, bound, step, inverse, out, positions, scratch, encoder
 ):
@@ -98,7 +98,7 @@ def quantize_and_encode(
     return nbytes, num_verbatim, kind
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(
     values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, encoder
 ):
@@ -126,7 +126,7 @@ def encode(
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _decode_rows(data, start, stride, dim, num_values, out, scratch):
     """Decode a segment of one of these encoders. Return OK, or the reason why it is invalid.
 
@@ -145,7 +145,7 @@ def _decode_rows(data, start, stride, dim, num_values, out, scratch):
     return OK if cpu.place_verbatim(verbatim, start, stride, dim, num_values, out) else BAD_VERBATIM
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Do what cpu.decode does, for all encoders."""
     scratch = cpu.group_scratch()

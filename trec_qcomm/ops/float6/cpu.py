@@ -1,8 +1,8 @@
 """Floats of 6 bits under an exponent a row, in numba. Same bytes as reference.py."""
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.rowwise.cpu import dither, factors_of
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -13,7 +13,7 @@ _SIGN = np.int32(32)
 _1, _2 = np.uint64(1), np.uint64(2)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _largest(words, at, dim):
     """Return the bits of a row's largest magnitude; magnitudes are ordered as their bits are."""
     largest = np.int32(0)
@@ -22,7 +22,7 @@ def _largest(words, at, dim):
     return largest
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _largest_finite(words, at, dim):
     largest = np.int32(0)
     for d in range(dim):
@@ -32,7 +32,7 @@ def _largest_finite(words, at, dim):
     return largest
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _code(x, first, second, u, mantissa_bits, top):
     """Return the code of a finite value, as reference.quantize defines it."""
     bits = np.float32(np.float32(x * first) * second).view(np.int32)
@@ -44,7 +44,7 @@ def _code(x, first, second, u, mantissa_bits, top):
     return code + (_SIGN if (bits < 0) & (code > 0) else np.int32(0))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _mark_nonfinite(values, at, dim, infinite, q):
     for d in range(dim):
         value = values[at + np.uint64(d)]
@@ -54,7 +54,7 @@ def _mark_nonfinite(values, at, dim, infinite, q):
             q[d] = np.uint8(infinite if value > 0 else infinite + _SIGN)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _pack(q, packed, at, width):
     """Write a row's codes in 6 bits each. q: codes, zero-padded to a multiple of 4."""
     whole = width // 3
@@ -72,7 +72,7 @@ def _pack(q, packed, at, width):
             packed[place + _1] = np.uint8((b >> np.uint8(2)) | (c << np.uint8(4)))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _unpack(packed, at, width, q):
     """Read a row's codes into q, which has room for a multiple of 4. Codes after the last column
     are arbitrary."""
@@ -93,7 +93,7 @@ def _unpack(packed, at, width, q):
         q[4 * whole + 2] = b >> np.uint8(4)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(
     values, offsets, start, stride, dim, payload, at, nbytes, exponent_bits, stochastic, numbers,
     seed_low, seed_high,
@@ -134,7 +134,7 @@ def encode(
             _pack(q, payload, np.uint64(codes_at + i * width), width)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _value(code, mantissa_bits, top):
     """Return the value of a finite value's code under e = 0.
 
@@ -149,7 +149,7 @@ def _value(code, mantissa_bits, top):
     return -value if code >= _SIGN else value
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _unmark_nonfinite(q, dim, largest, out, at):
     """Write the values that are not finite: the code largest + 1 is inf; those above it and the
     negative zero are NaN."""
@@ -161,7 +161,7 @@ def _unmark_nonfinite(q, dim, largest, out, at):
             out[at + np.uint64(d)] = np.nan
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, at, offsets, start, stride, dim, out, exponent_bits):
     """Write the rows; return the first segment with an exponent byte of 0, or -1."""
     mantissa_bits, top = np.int32(5 - exponent_bits), np.int32((1 << exponent_bits) - 1)

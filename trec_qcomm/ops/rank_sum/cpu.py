@@ -4,20 +4,21 @@ One pass over memory: a stretch of the output stays in the cache while all parts
 """
 
 import numpy as np
-from numba import njit
+
+from trec_qcomm.kernels import inner, kernel
 
 _STRETCH = 4096  # values, 16 KiB
 _NAN = np.float32(np.nan)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def plus(a, b):
     """Return a + b; every NaN has the same bits."""
     total = a + b
     return total if total == total else _NAN
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def rank_sum(parts, out):
     """Write out[i] = parts[0, i] + parts[1, i] + ... One-dimensional slices vectorize."""
     num_parts, size = parts.shape

@@ -5,19 +5,20 @@ Shapes: N indices, A classes of 2^shift neighbouring indices.
 
 # mypy: ignore-errors
 import numpy as np
-from numba import njit
+
+from trec_qcomm.kernels import inner
 
 MAX_SHIFT, MAX_LOG = 20, 12
 SAMPLES = 1024
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def bit_length(n):
     """Return n.bit_length() of 0 <= n < 2^53."""
     return max(0, (np.float64(n).view(np.int64) >> 52) - 1022)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _log2(n):
     """Return log2(n) * 2^16 for n >= 1, at most 0.9 % of one bit off."""
     b = bit_length(n) - 1
@@ -25,39 +26,39 @@ def _log2(n):
     return (b << 16) + f + ((((f * (65536 - f)) >> 16) * 22544) >> 16)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def num_lanes(num_values):
     """Return how many states of a stream take turns: see reference.py."""
     length = bit_length(num_values)
     return 1 << min(5, max(min(2, max(0, (length - 7) // 2)), length - 12))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def num_streams(num_values):
     """Return the number of streams: 2^16 indices each; the last one also has what remains."""
     return max(1, num_values >> 16)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def table_log(num_values, num_symbols):
     """Return log2 of the number of slots: see reference.py."""
     return max(bit_length(num_symbols) + 1, min(MAX_LOG, bit_length(num_values) // 2 + 4))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _num_initial_classes(num_values):
     """Return how many classes an encoder begins with."""
     return 1 << min(8, max(4, bit_length(num_values) - 3))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def coarse(count):
     """Round the count to 4 significant bits."""
     drop = max(0, bit_length(count) - 4)
     return (count + ((1 << drop) >> 1)) >> drop << drop
 
 
-@njit(nogil=True, cache=True)
+@inner
 def table_nbits(counts):
     """Return the number of bits of the coded weights of `counts`."""
     nbits, before = 0, 0
@@ -69,7 +70,7 @@ def table_nbits(counts):
     return nbits
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _cost(counts, shift, num_values, num_escapes):
     """Return the bits, times 2^16, of the table, the symbols and the low bits."""
     cost = (num_values * shift + table_nbits(counts)) << 16
@@ -84,7 +85,7 @@ def _cost(counts, shift, num_values, num_escapes):
     return cost
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _initial_classes(q, low, high):
     """Return (base, shift) of the classes an encoder begins with."""
     shift, num_classes = 0, _num_initial_classes(q.size)
@@ -112,7 +113,7 @@ def _initial_classes(q, low, high):
     return base, shift
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _count_classes(q, base, shift, counts):
     """Set counts [number of classes + 1]; the last one is for indices outside of all classes.
 
@@ -131,7 +132,7 @@ def _count_classes(q, base, shift, counts):
             counts[s] += parts[k]
 
 
-@njit(nogil=True, cache=True)
+@inner
 def choose_classes(q, counts):
     """Return (base, shift, number of classes A, number of escaped indices, cost).
 
@@ -169,7 +170,7 @@ def choose_classes(q, counts):
     return base, shift, num_classes, num_escapes, best_cost
 
 
-@njit(nogil=True, cache=True)
+@inner
 def frequencies_of(weights, log):
     """Turn weights [n] into frequencies of sum 2^log, in place: see reference.py."""
     total = weights.sum()

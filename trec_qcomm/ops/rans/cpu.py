@@ -5,8 +5,8 @@ weights, stream.py is the coder of a stream. Shapes: N indices, C streams of K s
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.rans.classes import (
     MAX_SHIFT,
     choose_classes,
@@ -34,7 +34,7 @@ from trec_qcomm.ops.rans.stream import (
 _ANY_ESCAPE = np.int32(-1 << 30)  # stream.ESCAPED plus low bits is below this, every index above
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _put_low_bits(q, base, shift, out):
     """Write the low bits to out, a plane for each bit.
 
@@ -52,7 +52,7 @@ def _put_low_bits(q, base, shift, out):
                 bits[j] |= one if (part[j] - base) & place else np.uint8(0)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _get_low_bits(data, shift, q):
     """Add the low bits of each index to q."""
     stride = (q.size + 7) // 8
@@ -65,14 +65,14 @@ def _get_low_bits(data, shift, q):
                 part[j] += place if bits[j] & one else np.int32(0)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _put32(out, at, value):
     """Write value to out[at : at + 4], little-endian."""
     for k in range(4):
         out[at + k] = np.uint8((value >> (8 * k)) & 255)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _get32(data, at):
     """Read a number from data[at : at + 4], little-endian."""
     value = np.int64(0)
@@ -81,7 +81,7 @@ def _get32(data, at):
     return value
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _put_escapes(q, base, shift, num_classes, out, at):
     """Write the escaped indices of q to out[at:], in order, as int32."""
     base, shift, num_classes = np.int32(base), np.uint32(shift), np.uint32(num_classes)
@@ -97,7 +97,7 @@ def _put_escapes(q, base, shift, num_classes, out, at):
                 at += 4
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _get_escapes(data, q):
     """Replace what the escape symbol decoded to by the escaped indices in data.
 
@@ -119,7 +119,7 @@ def _get_escapes(data, q):
     return at == data.size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_segment(q, dim, out):
     """Write the indices q [N] int32 to out [C] uint8, 2-byte aligned.
 
@@ -182,7 +182,7 @@ def encode_segment(q, dim, out):
     return words_at + 2 * num_words
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _decode_symbols(data, at, num_symbols, log, frequencies, base, shift, num_classes, q):
     """Decode the symbols of all streams into q: the first index of each class, or ESCAPED.
 
@@ -213,7 +213,7 @@ def _decode_symbols(data, at, num_symbols, log, frequencies, base, shift, num_cl
     return True
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_segment(data, dim, q):
     """Fill q [N] int32 from data [W] uint8, 2-byte aligned. Return False where data is invalid.
 

@@ -2,18 +2,18 @@
 
 # mypy: ignore-errors
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner
 from trec_qcomm.ops.rans.classes import bit_length, coarse
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def varint_nbytes(n):
     """Return how many bytes `put_varint` writes."""
     return max(1, (bit_length(n) + 6) // 7)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _put_bits(out, at, value, num_bits):
     """Write num_bits of value, lowest bit first, from bit `at` on, to bytes that were 0.
 
@@ -24,7 +24,7 @@ def _put_bits(out, at, value, num_bits):
     return at + num_bits
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _get_bits(data, at, num_bits):
     """Read num_bits from bit `at` on; bits behind the end of data are 0.
 
@@ -37,7 +37,7 @@ def _get_bits(data, at, num_bits):
     return value
 
 
-@njit(nogil=True, cache=True)
+@inner
 def put_varint(out, at, value):
     """Write value, seven bits a byte, to out[at:]. Return the place after it."""
     while value >= 128:
@@ -48,7 +48,7 @@ def put_varint(out, at, value):
     return at + 1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def get_varint(data, at):
     """Return (value, place after it), or (0, -1) if it has no end or takes over 5 bytes."""
     value = np.int64(0)
@@ -61,7 +61,7 @@ def get_varint(data, at):
     return np.int64(0), -1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def put_weights(counts, out, at):
     """Code the weights of `counts` at bit `at` of out, and replace the counts by these weights.
 
@@ -82,7 +82,7 @@ def put_weights(counts, out, at):
     return at
 
 
-@njit(nogil=True, cache=True)
+@inner
 def get_weights(data, at, weights):
     """Read the weights at bit `at` of data.
 

@@ -6,8 +6,8 @@ overlap. No loop branches on the data. M = 2^log slots; a state lies in 2^15..2^
 
 # mypy: ignore-errors
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner
 from trec_qcomm.ops.rans.classes import bit_length
 
 LOWER = np.uint64(1 << 15)
@@ -18,7 +18,7 @@ _LOW16 = np.uint64(0xFFFF)
 _LOW32, _THIRTY_TWO = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def fill_encoder_table(frequencies, log, inverses, updates):
     """Fill in what `_push` needs of each symbol.
 
@@ -39,7 +39,7 @@ def fill_encoder_table(frequencies, log, inverses, updates):
         start += f
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _next_state(x, s, inverses, updates):
     """Return the state after symbol s enters state x."""
     a, b = inverses[s], updates[s]
@@ -47,7 +47,7 @@ def _next_state(x, s, inverses, updates):
     return x + ((b >> _THIRTY_TWO) & _LOW16) + quotient * (b >> np.uint64(48))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _push(x, s, inverses, updates, words, free):
     """Encode one symbol without a branch.
 
@@ -60,13 +60,13 @@ def _push(x, s, inverses, updates, words, free):
     return _next_state(x >> (leaves * _SIXTEEN), s, inverses, updates), free - leaves
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _symbol(index, base, shift, last):
     """Return the symbol of an index: its class, or `last`, the escape symbol, outside of all."""
     return np.uint64(min(np.uint32(index - base) >> shift, last))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _push_checked(q, begin, end, base, shift, last, inverses, updates, words, free, states):
     """Encode indices end - 1 down to begin, testing for room.
 
@@ -86,7 +86,7 @@ def _push_checked(q, begin, end, base, shift, last, inverses, updates, words, fr
     return free
 
 
-@njit(nogil=True, cache=True)
+@inner
 def push_stream(q, base, shift, last, inverses, updates, words, states):
     """Encode all indices q of a stream, the last one first, to the end of words.
 
@@ -114,7 +114,7 @@ def push_stream(q, base, shift, last, inverses, updates, words, states):
     return _push_checked(q, 0, i, base, shift, last, inverses, updates, words, first, states)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _push_four_states(q, i, base, shift, last, inverses, updates, words, free, states):
     """Encode indices i - 1 down to 0 with 4 states, while there is room for four words.
 
@@ -132,7 +132,7 @@ def _push_four_states(q, i, base, shift, last, inverses, updates, words, free, s
     return i, np.int64(free)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _push_many_states(q, i, base, shift, last, inverses, updates, words, free, states):
     """Do what `_push_four_states` does with 8 states or more."""
     while i > 0 and free >= np.uint64(4):
@@ -148,7 +148,7 @@ def _push_many_states(q, i, base, shift, last, inverses, updates, words, free, s
     return i, np.int64(free)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def fill_decoder_table(frequencies, log, base, shift, num_classes, table):
     """Fill table [2^log] uint64, an entry for each slot.
 
@@ -165,7 +165,7 @@ def fill_decoder_table(frequencies, log, base, shift, num_classes, table):
         slot += f
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _pop(x, table, mask, log, words, at):
     """Decode one value without a branch. Return (the state, the next word, the value)."""
     entry = table[x & mask]
@@ -175,7 +175,7 @@ def _pop(x, table, mask, log, words, at):
     return (full if short else x), at + np.uint64(short), np.int32(entry >> _THIRTY_TWO)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def pop_stream(words, table, log, states, q):
     """Decode words into q with the states of a stream.
 

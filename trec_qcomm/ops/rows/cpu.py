@@ -1,11 +1,10 @@
 """Rows out of a buffer in numba. Same results as reference.py."""
 
-from numba import njit
-
+from trec_qcomm.kernels import kernel
 from trec_qcomm.ops.rank_sum.cpu import plus
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def choose(chosen, first, num_rows, start, stride, counts, position):
     """Fill counts and position, and return U.
 
@@ -24,7 +23,7 @@ def choose(chosen, first, num_rows, start, stride, counts, position):
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def take(values, position, offsets, dim, out):
     """Copy the rows to `out`. offsets: [S + 1], the first row of each segment, and the end."""
     at = 0
@@ -37,7 +36,7 @@ def take(values, position, offsets, dim, out):
             at += d
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add(packed, position, offsets, dim, out):
     """Add the rows to `out`. offsets: [S + 1], the first row of each segment, and the end."""
     at = 0

@@ -7,8 +7,8 @@ and inf are the extremes. Shapes: T segments in a group, n rows each.
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
 from trec_qcomm.ops.float16 import half_bits_down, half_bits_up, half_value
 
@@ -23,12 +23,12 @@ _FLT_MAX = np.float32(3.4028234663852886e38)
 _CLAMPED = -105
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _value_of(key):
     return np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _key_range(words):
     """Return the smallest and the largest key of a row's int32 bits."""
     lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
@@ -39,7 +39,7 @@ def _key_range(words):
     return lo, hi
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _finite_range(row):
     """Return the lowest and the highest of a row's finite values; 0 and 0 if it has none."""
     smallest, largest = np.float32(np.inf), np.float32(-np.inf)
@@ -52,7 +52,7 @@ def _finite_range(row):
     return smallest, largest
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _exponent(amax):
     """Return k such that amax * 2^k lies in [2^13, 2^14); 0 for 0."""
     if amax == 0:
@@ -67,13 +67,13 @@ def _exponent(amax):
     return k
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _power_of_two(k):
     """Return 2^k as float32, for -126 <= k <= 127."""
     return np.int32(np.int32(k + 127) << np.int32(23)).view(np.float32)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def factors_of(k):
     """Return first and second such that x * 2^k == x * first * second, for |k| <= 252.
 
@@ -84,7 +84,7 @@ def factors_of(k):
     return (rest, main) if k < 0 else (main, rest)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def dither(number, seed_low, seed_high):
     """Return the dither in [0, 1) of the value of this number, as reference.dither defines it."""
     h = np.uint32(np.uint32(number) + seed_low)
@@ -95,7 +95,7 @@ def dither(number, seed_low, seed_high):
     return np.float32(np.int32(h)) * np.float32(2.0**-24)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _quantize(values, at, dim, first, second, low, inverse, top, q):
     for d in range(dim):
         y = np.float32(values[at + np.uint64(d)] * first) * second
@@ -103,7 +103,7 @@ def _quantize(values, at, dim, first, second, low, inverse, top, q):
         q[d] = np.uint8(min(np.int32(t), top))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _quantize_stochastic(
     values, at, dim, first, second, low, inverse, top, q, number, seed_low, seed_high
 ):
@@ -114,7 +114,7 @@ def _quantize_stochastic(
         q[d] = np.uint8(min(np.int32(t), top))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _mark_nonfinite(values, at, dim, top, q):
     for d in range(dim):
         value = values[at + np.uint64(d)]
@@ -126,7 +126,7 @@ def _mark_nonfinite(values, at, dim, top, q):
             q[d] = top - 1
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _pack(q, bits, packed, at, width):
     """Write a row's codes. q: codes, zero-padded to whole bytes."""
     if bits == 8:
@@ -142,7 +142,7 @@ def _pack(q, bits, packed, at, width):
             packed[at + np.uint64(j)] = low | np.uint8(high << np.uint8(4))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _unpack(packed, at, width, bits, q):
     if bits == 8:
         for j in range(width):
@@ -161,7 +161,7 @@ def _unpack(packed, at, width, bits, q):
             q[4 * j + 3] = byte >> np.uint8(6)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _grid(lo, hi, finite, top):
     """Return low, scale and the largest code of a row whose scaled values lie in lo..hi."""
     levels = top if finite else top - 3
@@ -173,7 +173,7 @@ def _grid(lo, hi, finite, top):
     return low, half_bits_up(np.float32(width / np.float32(levels))), levels
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
     """Find the range of every row of a group, and the largest finite magnitude of each segment.
 
@@ -203,7 +203,7 @@ def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
                 amax[t] = max(amax[t], max(-lows[t, i], highs[t, i]))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _grids(first, second, top, lows, highs, finite, low_bits, scale_bits, inverses, levels):
     """Write each row's low, scale and number of levels, [n]; `lows` becomes the decoded lows.
 
@@ -221,7 +221,7 @@ def _grids(first, second, top, lows, highs, finite, low_bits, scale_bits, invers
             scale_bits[i] |= np.uint16(0x8000)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _codes(
     values, start, stride, dim, factors, lows, inverses, levels, finite, payload, codes_at, bits,
     stochastic, number, seed_low, seed_high,
@@ -248,7 +248,7 @@ def _codes(
             _pack(q, bits, payload, place, width)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(
     values, offsets, start, stride, dim, payload, at, bits, stochastic, numbers, seed_low, seed_high
 ):
@@ -298,7 +298,7 @@ def encode(
     return first_nonfinite
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _unmark_nonfinite(q, top, out, at, dim):
     for d in range(dim):
         if q[d] == top - 2:
@@ -309,7 +309,7 @@ def _unmark_nonfinite(q, top, out, at, dim):
             out[at + np.uint64(d)] = np.nan
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _rows(payload, halves, at, n, factors, clamp, start, stride, dim, out, bits, q):
     """Decode every row of a group. halves: payload as [W / 2] uint16.  factors: [T, 2]."""
     width = (dim * bits + 7) // 8
@@ -334,7 +334,7 @@ def _rows(payload, halves, at, n, factors, clamp, start, stride, dim, out, bits,
                 _unmark_nonfinite(q, (1 << bits) - 1, out, begin, dim)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, at, offsets, start, stride, dim, out, bits):
     """Write the rows; return the first segment with an exponent that no encoder writes, or -1."""
     most_segments, _ = largest_group(offsets, start, stride, dim)

@@ -1,13 +1,14 @@
 """Signs and a magnitude a row, in numba. Same bytes as reference.py."""
 
 import numpy as np
-from numba import njit
+
+from trec_qcomm.kernels import inner, kernel
 
 _FLT_MAX = np.float32(3.4028234663852886e38)
 _NAN = np.int32(0x7FC00000)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _special(row):
     """Return the bits of +inf or -inf where no other value of the row is not finite; else of
     NaN."""
@@ -21,7 +22,7 @@ def _special(row):
     return np.int32(0x7F800000) if has_plus else np.int32(-0x800000)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(values, offsets, start, stride, dim, payload, at, nbytes):
     """Write the segments. nbytes: [S] int64, the size of each."""
     words, width = values.view(np.int32), (dim + 7) // 8
@@ -45,7 +46,7 @@ def encode(values, offsets, start, stride, dim, payload, at, nbytes):
                 data[place + d // 8] |= np.uint8(np.uint8(flag) << np.uint8(d % 8))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, at, offsets, start, stride, dim, out):
     """Write the rows; return the first segment with a magnitude below 0, or -1."""
     width = (dim + 7) // 8

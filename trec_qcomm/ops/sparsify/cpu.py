@@ -5,8 +5,8 @@ gathered into a buffer, to be scaled and rounded together. Scratch is never larg
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.sparsify.masks import gather, scatter
 from trec_qcomm.ops.sparsify.positions import (
     BITMAP,
@@ -31,7 +31,7 @@ from trec_qcomm.ops.sparsify.values import (
 OK, BAD_SIZE, BAD_FORM, BAD_SCALE, BAD_COUNT, BAD_COLUMNS = 0, 1, 2, 3, 4, 5
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _most_rows(offsets):
     most = 0
     for s in range(offsets.size - 1):
@@ -39,13 +39,13 @@ def _most_rows(offsets):
     return most
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _header(data, kind, form, scale):
     data[0], data[1], data[2], data[3] = kind, form, 0, 0
     data[4:8].view(np.float32)[0] = scale
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(
     values, offsets, start, stride, dim, payload, at, kind, k, levels, bits, mask_at, nbytes
 ):  # fmt: skip
@@ -82,7 +82,7 @@ def encode(
             write_columns(columns[:num_kept], counts[:n], dim, form, data[begin:end])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_masked(
     values, offsets, start, stride, dim, payload, at, kind, bits, mask_at, counts
 ):  # fmt: skip
@@ -102,7 +102,7 @@ def encode_masked(
         store_values(scratch[:num_kept], kind, scale, data[8:end])
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _scatter_rows(kept, bits, place, start, stride, num_rows, dim, out):
     num_kept = 0
     for i in range(num_rows):
@@ -111,7 +111,7 @@ def _scatter_rows(kept, bits, place, start, stride, num_rows, dim, out):
         place += (dim + 7) // 8
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _bad_header(data, kind):
     """Return what is wrong with the fields that both formats have, or OK."""
     if kind > INT8:
@@ -122,7 +122,7 @@ def _bad_header(data, kind):
     return OK
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _decode_segment(data, num_rows, dim, bits, place, scratch, columns, counts):
     """Read a segment's masks, and its values to scratch; return what is wrong (BAD_... or OK), and
     how many values there are."""
@@ -149,7 +149,7 @@ def _decode_segment(data, num_rows, dim, bits, place, scratch, columns, counts):
     return OK, num_kept
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at):
     """Write the rows; return what is wrong (BAD_... or OK), and in which segment."""
     most_rows = _most_rows(offsets)
@@ -167,7 +167,7 @@ def decode(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at)
     return OK, -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_masked(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at, counts):
     """Write the rows; return what is wrong (BAD_... or OK), and in which segment. counts: [S], how
     many values the masks keep."""

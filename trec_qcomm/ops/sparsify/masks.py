@@ -6,7 +6,8 @@ A mask is read 64 columns at a time, as one word whose lowest set bit is the nex
 # mypy: ignore-errors
 
 import numpy as np
-from numba import njit
+
+from trec_qcomm.kernels import inner, kernel
 
 _ONE = np.uint64(1)
 _DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # its 64 windows of 6 bits are all different
@@ -14,14 +15,14 @@ _LOWEST = np.zeros(64, np.uint8)
 _LOWEST[[(0x03F79D71B4CB0A89 << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range(64)]] = range(64)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _lowest(word):
     """Return the number of the lowest bit set in a uint64 that is not 0."""
     alone = word & (~word + _ONE)
     return np.int64(_LOWEST[(alone * _DE_BRUIJN) >> np.uint64(58)])
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _num_set(word):
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     pairs = np.uint64(0x3333333333333333)
@@ -30,7 +31,7 @@ def _num_set(word):
     return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _mask_word(bits, place, first, dim):
     """Return columns first .. first + 63 of the row's mask at `place`; 0 beyond dim."""
     left, word = dim - first, np.uint64(0)
@@ -44,7 +45,7 @@ def _mask_word(bits, place, first, dim):
     return word & ((_ONE << np.uint64(left)) - _ONE)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def count_masks(bits, place, num_rows, dim):
     """Return how many columns the masks of these rows keep."""
     count = 0
@@ -55,14 +56,14 @@ def count_masks(bits, place, num_rows, dim):
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def masked_counts(offsets, dim, bits, mask_at, counts):
     """Count the values that the masks keep in each segment. counts: [S] int64, written."""
     for s in range(mask_at.size):
         counts[s] = count_masks(bits, mask_at[s], offsets[s + 1] - offsets[s], dim)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def gather(row, bits, place, kept, num_kept):
     """Append the values that the mask at `place` keeps to `kept`; return how many are in it."""
     for first in range(0, row.size, 64):
@@ -74,7 +75,7 @@ def gather(row, bits, place, kept, num_kept):
     return num_kept
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def gather_columns(row, bits, place, kept, columns, num_kept):
     """Append the values that the mask at `place` keeps to `kept`, and their columns to `columns`;
     return how many are in it."""
@@ -88,7 +89,7 @@ def gather_columns(row, bits, place, kept, columns, num_kept):
     return num_kept
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def scatter(row, bits, place, kept, num_kept):
     """Write the next values of `kept` to the columns that the mask at `place` keeps, and 0 to the
     others; return how many have been written. The inverse of `gather`."""

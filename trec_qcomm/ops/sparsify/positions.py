@@ -3,15 +3,15 @@
 # mypy: ignore-errors
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner
 from trec_qcomm.ops.sparsify.masks import count_masks
 
 BITMAP, COLUMNS, COUNTED_COLUMNS = 0, 1, 2
 _ONE = np.uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def bit_length(number):
     """Return the number of bits up to the highest 1; 0 for 0."""
     length = 0
@@ -21,7 +21,7 @@ def bit_length(number):
     return length
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def positions_nbytes(form, num_rows, dim, num_kept):
     """Return the size in bytes of the positions of a segment."""
     if form == BITMAP:
@@ -32,7 +32,7 @@ def positions_nbytes(form, num_rows, dim, num_kept):
     return nbytes
 
 
-@njit(nogil=True, cache=True)
+@inner
 def pack(numbers, width, out):
     """Pack numbers of `width` bits each, without gaps. out: exactly the bytes that they take.
 
@@ -60,7 +60,7 @@ def pack(numbers, width, out):
         out[at] = np.uint8(word)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def unpack(data, width, numbers):
     """Unpack numbers: the inverse of `pack`. data: exactly the bytes that they take."""
     num_grouped = numbers.size // 8 * 8 if width <= 8 else 0
@@ -83,7 +83,7 @@ def unpack(data, width, numbers):
         fill -= shift
 
 
-@njit(nogil=True, cache=True)
+@inner
 def write_columns(columns, counts, dim, form, out):
     """Write packed column numbers, with the rows' counts if `form` says so.
 
@@ -96,7 +96,7 @@ def write_columns(columns, counts, dim, form, out):
     pack(columns, bit_length(dim - 1), out[begin:])
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _read_columns(data, counts, dim, form, columns, bits, place):
     """Set the masks; return whether the counts add up and each row's columns increase and exist.
 
@@ -126,7 +126,7 @@ def _read_columns(data, counts, dim, form, columns, bits, place):
     return j == columns.size
 
 
-@njit(nogil=True, cache=True)
+@inner
 def read_positions(data, form, dim, counts, columns, bits, place):
     """Set the masks; return whether they keep as many values as there is room for in `columns`."""
     if form != BITMAP:

@@ -9,14 +9,14 @@ never more than 40.
 # mypy: ignore-errors
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner
 from trec_qcomm.ops.sparsify.masks import gather_columns
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _num_above(keys, level):
     count = np.int32(0)
     for d in range(keys.size):
@@ -24,7 +24,7 @@ def _num_above(keys, level):
     return count
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _bounds(keys):
     """Return the smallest and the largest key."""
     low, high = _MAGNITUDE, np.int32(0)
@@ -34,7 +34,7 @@ def _bounds(keys):
     return np.int64(low), np.int64(high)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _top_level(keys, k, guess):
     """Return level and ties: the k largest are the keys above level, and the first `ties` of those
     equal to it.
@@ -66,7 +66,7 @@ def _top_level(keys, k, guess):
     return high, np.int64(k - above_high)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _mark(keys, level, ties, flags):
     for d in range(keys.size):
         flags[d] = np.uint8(keys[d] > level)
@@ -77,7 +77,7 @@ def _mark(keys, level, ties, flags):
                 ties -= 1
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _pack_flags(flag_words, bits, place):
     """Pack flags to bits. flag_words: uint64, each with eight flags of 0 or 1 as its bytes."""
     for b in range(flag_words.size):
@@ -85,7 +85,7 @@ def _pack_flags(flag_words, bits, place):
         bits[place + b] = np.uint8(packed)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def select(
     values, words, start, stride, num_rows, k, level, bits, place, keys, flags, flag_words, kept,
     columns, counts,

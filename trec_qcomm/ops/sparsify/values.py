@@ -3,8 +3,8 @@
 # mypy: ignore-errors
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner
 from trec_qcomm.ops.float16 import half_bits, half_value
 
 FP32, FP16, INT8 = 0, 1, 2
@@ -12,13 +12,13 @@ FLT_MAX, FLT_MIN = np.float32(3.4028234663852886e38), np.float32(2.0**-126)
 _MAGNITUDE, _INF_KEY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def value_nbytes(kind):
     """Return the size of one stored value in bytes."""
     return 4 if kind == FP32 else (2 if kind == FP16 else 1)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def value_scale(kept, kind):
     """Return the scale, by which stored numbers are multiplied on decoding (reference.py)."""
     if kind == FP32:
@@ -33,7 +33,7 @@ def value_scale(kept, kind):
     return max(np.float32(np.int32(largest).view(np.float32) / np.float32(126)), FLT_MIN)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def store_values(kept, kind, scale, place):
     """Store values. kept: [K] float32.  place: exactly the bytes that they take."""
     if kind == FP32:
@@ -54,7 +54,7 @@ def store_values(kept, kind, scale, place):
             out8[j] = np.int8(q)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def load_values(place, kind, scale, kept):
     """Load stored values into `kept`: the inverse of `store_values`."""
     if kind == FP32:

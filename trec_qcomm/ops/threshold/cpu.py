@@ -4,8 +4,8 @@ A segment is read once: its kept values are gathered, each with the gap before i
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.sparsify.positions import bit_length, pack, unpack
 from trec_qcomm.ops.sparsify.values import (
     FLT_MAX,
@@ -24,7 +24,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _STRETCH = 32  # values
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _most_values(offsets, dim):
     most = 0
     for s in range(offsets.size - 1):
@@ -32,7 +32,7 @@ def _most_values(offsets, dim):
     return most
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _any_above(words, at, size, level):
     above = False
     for d in range(size):
@@ -40,7 +40,7 @@ def _any_above(words, at, size, level):
     return above
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _select(values, words, start, stride, num_rows, dim, level, kept, gaps):
     """Gather the kept values and their gaps; return how many there are, and all gaps combined by
     OR.
@@ -65,7 +65,7 @@ def _select(values, words, start, stride, num_rows, dim, level, kept, gaps):
     return num_kept, bits
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _write_bitmap(gaps, out):
     out[:], place = 0, -1
     for j in range(gaps.size):
@@ -73,7 +73,7 @@ def _write_bitmap(gaps, out):
         out[place // 8] |= np.uint8(1 << (place % 8))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _read_bitmap(data, numel, gaps):
     """Read the gaps from a bitmap; return whether exactly `gaps.size` bits are set."""
     count, last = 0, -1
@@ -86,7 +86,7 @@ def _read_bitmap(data, numel, gaps):
     return count == gaps.size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode(values, offsets, start, stride, dim, payload, at, kind, levels, nbytes):
     """Write the segments. nbytes: [S] int64, written: the size of each."""
     words, most = values.view(np.int32), _most_values(offsets, dim)
@@ -116,7 +116,7 @@ def encode(values, offsets, start, stride, dim, payload, at, kind, levels, nbyte
             pack(gaps, width, data[begin:end])
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _decode_segment(data, numel, scratch, between):
     """Read a segment's values to scratch and gaps to `between`; return what is wrong (BAD_... or
     OK), and how many values there are."""
@@ -150,7 +150,7 @@ def _decode_segment(data, numel, scratch, between):
     return OK, num_kept
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Write the rows; return what is wrong (BAD_... or OK), and in which segment."""
     most = _most_values(offsets, dim)

@@ -9,7 +9,9 @@ Shapes: G groups (features) of n_g bags, B bags in all; N ids; U distinct bags.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,12 +80,20 @@ def unique_bags(
         return UniqueBags(*fields)
     first, inverse = torch.empty(2, len(lengths), dtype=torch.int64)
     counts = torch.empty_like(num_bags)
-    tensors = (values, lengths, num_bags, max_share, bits, first, counts, inverse)
-    total = cpu.unique_bags(*(tensor.numpy() for tensor in tensors))
+    most = int(num_bags.max()) if len(num_bags) else 0
+    bags = (tensor.numpy() for tensor in (values, lengths, num_bags, max_share, bits))
+    written = (tensor.numpy() for tensor in (first, counts, inverse))
+    total = cpu.unique_bags(*bags, _hash_table(most), most, *written)
     if total < 0:
         _check_sum(int(lengths.sum()), values)
         raise ValueError("lengths: some are negative")
     return UniqueBags(first[:total], counts, inverse)
+
+
+def _hash_table(most: int) -> Any:
+    """Return memory for the hash table of a group with so many bags: four slots a bag or more."""
+    slots = max(16, 1 << (4 * most - 1).bit_length()) if most else 16
+    return np.empty(slots, np.int16 if most < 1 << 15 else np.int32)
 
 
 def take_bags(

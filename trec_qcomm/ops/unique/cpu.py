@@ -5,15 +5,15 @@ Each group has an open-addressing hash table of bag numbers, cleared by one smal
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.rank_sum.cpu import plus
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplicative hashing
 _EMPTY = -1
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _log2_slots(num_bags):
     """Return log2 of the number of slots: at least four slots a bag, so that few bags collide."""
     log2 = 4
@@ -22,7 +22,7 @@ def _log2_slots(num_bags):
     return log2
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _unique_ids(ids, slots, shift, keys, firsts, inverse):
     """Find the distinct ones of bags with one id each; return how many there are.
 
@@ -52,7 +52,7 @@ def _unique_ids(ids, slots, shift, keys, firsts, inverse):
     return num_unique
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _equal(values, bits, a, b, length):
     for i in range(length):
         if values[a + i] != values[b + i]:
@@ -64,7 +64,7 @@ def _equal(values, bits, a, b, length):
     return True
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _hash(values, bits, begin, length):
     h = np.uint64(length) * _MIX
     for i in range(begin, begin + length):
@@ -77,7 +77,7 @@ def _hash(values, bits, begin, length):
     return h * _MIX
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _unique_lists(values, bits, starts, slots, shift, firsts, inverse):
     """Find the distinct ones of bags of any length; return how many there are.
 
@@ -106,7 +106,7 @@ def _unique_lists(values, bits, starts, slots, shift, firsts, inverse):
     return num_unique
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def all_ones(lengths):
     """Return whether every bag holds one id."""
     different = 0
@@ -115,12 +115,14 @@ def all_ones(lengths):
     return different == 0
 
 
-@njit(nogil=True, cache=True)
-def _unique_groups(values, lengths, num_bags, max_share, bits, slots, most, first, counts, inverse):
-    """Find the distinct bags of all groups; return U, or -1 where lengths do not sum up to N.
+@kernel
+def unique_bags(values, lengths, num_bags, max_share, bits, slots, most, first, counts, inverse):
+    """Write first, counts and inverse; return U, or -1 where lengths do not sum up to N.
 
-    Args: slots: the hash table, of signed integers that can hold `most`.  most: how many bags the
-        largest group has.
+    Args:
+        slots: memory for the hash table: signed integers that can hold `most`. The caller makes it,
+            so that only the type that it needs is compiled.
+        most: how many bags the largest group has.
     """
     keys, starts = np.empty(most, values.dtype), np.empty(most + 1, np.int64)
     total, begin, begin_id = 0, 0, 0
@@ -160,25 +162,7 @@ def _unique_groups(values, lengths, num_bags, max_share, bits, slots, most, firs
     return total if begin_id == values.size else -1
 
 
-@njit(nogil=True, cache=True)
-def unique_bags(values, lengths, num_bags, max_share, bits, first, counts, inverse):
-    """Write first, counts and inverse; return U, or -1 where lengths do not sum up to N."""
-    most = 0
-    for g in range(num_bags.size):
-        most = max(most, num_bags[g])
-    slots = 1 << _log2_slots(most)
-    if most < 1 << 15:
-        return _unique_groups(
-            values, lengths, num_bags, max_share, bits, np.empty(slots, np.int16), most, first,
-            counts, inverse,
-        )  # fmt: skip
-    return _unique_groups(
-        values, lengths, num_bags, max_share, bits, np.empty(slots, np.int32), most, first,
-        counts, inverse,
-    )  # fmt: skip
-
-
-@njit(nogil=True, cache=True)
+@kernel
 def positions(starts, bags, index):
     """Write to `index` where the ids of these bags are. starts: [B + 1], where all bags begin."""
     at = 0
@@ -188,7 +172,7 @@ def positions(starts, bags, index):
             at += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def expand(rows, start, num_rows, dim, column, group, inverse, out):
     """Expand rows, sample by sample, so that the matrix is written in its own order."""
     flat, width = out.reshape(-1), out.shape[1]
@@ -202,7 +186,7 @@ def expand(rows, start, num_rows, dim, column, group, inverse, out):
                 place[i] = row[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def sum_by_bag(matrix, start, num_rows, dim, column, group, inverse, out):
     """Sum rows, sample by sample: each packed row gets its samples in their order."""
     flat, width = matrix.reshape(-1), matrix.shape[1]

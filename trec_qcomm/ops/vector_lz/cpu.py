@@ -4,8 +4,8 @@ Shapes: n rows of dim indices, N = n dim, W bytes.
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.bitpack.cpu import decode_segment as unpack_literals
 from trec_qcomm.ops.bitpack.cpu import encode_segment as pack_literals
 
@@ -13,7 +13,7 @@ WINDOW = 255
 SLOTS = 1024  # slots of the hash table: more than the window, so most chains have one row
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _equal(a, b):
     for d in range(a.size):
         if a[d] != b[d]:
@@ -21,7 +21,7 @@ def _equal(a, b):
     return True
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _find_copies(q, dim, distances):
     """Fill distances [n] uint8 as reference.find_copies does. Return the number of copies.
 
@@ -50,7 +50,7 @@ def _find_copies(q, dim, distances):
     return num_copies
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _put_copies(q, dim, distances, out, literals):
     """Write the flag, the bitmap and the distances to out, and gather the literals."""
     at, count = 1 + (distances.size + 7) // 8, 0
@@ -67,7 +67,7 @@ def _put_copies(q, dim, distances, out, literals):
             count += dim
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _encode_copies(q, dim, distances, num_copies, out):
     """Write a segment with copies to out. Return the bytes used; -1 where out is too small."""
     at = 1 + (distances.size + 7) // 8 + num_copies
@@ -79,7 +79,7 @@ def _encode_copies(q, dim, distances, num_copies, out):
     return at + nbytes if nbytes >= 0 else -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_segment(q, dim, out):
     """Write the indices q [N] int32, N a multiple of dim, to out [C] uint8.
 
@@ -106,7 +106,7 @@ def encode_segment(q, dim, out):
     return 1 + nbytes if nbytes >= 0 else -1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _count_copies(bitmap, distances, num_rows):
     """Return the number of copies, or -1 where they are invalid.
 
@@ -125,7 +125,7 @@ def _count_copies(bitmap, distances, num_rows):
     return num_copies
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _spread(q, dim, bitmap, distances, literals_at):
     """Put rows in place, from the first on.
 
@@ -146,7 +146,7 @@ def _spread(q, dim, bitmap, distances, literals_at):
             source += dim
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_segment(data, dim, q):
     """Fill q [N] int32 from data [W] uint8. Return False if no encoder writes the data."""
     if q.size == 0 or data.size == 0:

@@ -11,8 +11,8 @@ values in a vector register.
 """
 
 import numpy as np
-from numba import njit
 
+from trec_qcomm.kernels import inner
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import GROUP, load_uint64
 
@@ -24,17 +24,17 @@ _KEY_INF, _KEY_NEG_INF = np.int32(0x7F800000), np.int32(-0x7F800001)
 MIN_NORMAL, MAX = np.float32(2.0**-126), np.float32(3.4028234663852886e38)
 
 # Without reference counts: see ops.bitpack.cpu.
-_kernel = njit(nogil=True, cache=True, _nrt=False)
+_inner = inner(_nrt=False)
 
 
-@_kernel
+@_inner
 def _copy(source, source_at, target, target_at, n):
     """Copy n values of source from source_at on to target from target_at on."""
     for i in range(n):
         target[np.uint64(target_at) + np.uint64(i)] = source[np.uint64(source_at) + np.uint64(i)]
 
 
-@_kernel
+@_inner
 def gather(values, start, stride, dim, first, n, x):
     """Copy values first .. first + n - 1 of a segment, numbered row by row, to x[:n]."""
     row, d, k = first // dim, first % dim, 0
@@ -44,7 +44,7 @@ def gather(values, start, stride, dim, first, n, x):
         k, d, row = k + width, 0, row + 1
 
 
-@_kernel
+@_inner
 def scatter(x, n, start, stride, dim, first, out):
     """Invert `gather`: copy x[:n] to values first .. first + n - 1 of a segment in out."""
     row, d, k = first // dim, first % dim, 0
@@ -54,7 +54,7 @@ def scatter(x, n, start, stride, dim, first, out):
         k, d, row = k + width, 0, row + 1
 
 
-@_kernel
+@_inner
 def _key_range(x, at, n):
     """Return the smallest and the largest key of x[at : at + n].
 
@@ -69,7 +69,7 @@ def _key_range(x, at, n):
     return lo, hi
 
 
-@_kernel
+@_inner
 def _finite_range_by_value(values, start, stride, dim, num_values):
     """Do what `finite_range` does where some values are not finite."""
     lo, hi = np.float32(np.inf), np.float32(-np.inf)
@@ -80,7 +80,7 @@ def _finite_range_by_value(values, start, stride, dim, num_values):
     return lo, hi
 
 
-@_kernel
+@_inner
 def finite_range(values, start, stride, dim, num_values):
     """Return (lowest, highest) finite value of a segment, float32; (inf, -inf) if none is."""
     lo, hi = _KEY_INF, _KEY_NEG_INF
@@ -95,13 +95,13 @@ def finite_range(values, start, stride, dim, num_values):
     return _value_of(lo), _value_of(hi)
 
 
-@_kernel
+@_inner
 def _value_of(key):
     """Return the float32 of a key."""
     return np.int32(key ^ ((key >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
 
 
-@_kernel
+@_inner
 def choose_step(bound, width):
     """Return (bound, step, 1 / step), float32, of a float64 bound; all 0 where no step is usable.
 
@@ -119,7 +119,7 @@ def choose_step(bound, width):
     return rounded, step, inverse
 
 
-@_kernel
+@_inner
 def _quantize_unchecked(x, at, step, inverse, words):
     """Fill words with the zigzagged indices of x[at : at + 1024], float32.
 
@@ -138,7 +138,7 @@ def _quantize_unchecked(x, at, step, inverse, words):
     return all_bits, max_error
 
 
-@_kernel
+@_inner
 def _flag_verbatim(x, at, bound, step, words, flags):
     """Set flags [1024] uint8 to 1 where a value may not be sent as its index.
 
@@ -150,7 +150,7 @@ def _flag_verbatim(x, at, bound, step, words, flags):
         flags[k] = np.uint8(words[k] > _MAX_WORD) | np.uint8(not error <= np.float64(bound))
 
 
-@_kernel
+@_inner
 def _extract_verbatim(x, at, first, bound, step, words, flags, positions, num_verbatim):
     """Make the values that break the rule verbatim: their word becomes 0, their position is kept.
 
@@ -172,7 +172,7 @@ def _extract_verbatim(x, at, first, bound, step, words, flags, positions, num_ve
     return all_bits, num_verbatim
 
 
-@_kernel
+@_inner
 def quantize_group(
     values, start, stride, dim, first, n, bound, step, inverse, x, words, flags,
     positions, num_verbatim,
@@ -195,7 +195,7 @@ def quantize_group(
     )
 
 
-@_kernel
+@_inner
 def _quantize_contiguous(x, at, first, bound, step, inverse, words, flags, positions, num_verbatim):
     """Do what `quantize_group` does for a full group that lies at x[at : at + 1024]."""
     all_bits, max_error = _quantize_unchecked(x, at, step, inverse, words)
@@ -204,7 +204,7 @@ def _quantize_contiguous(x, at, first, bound, step, inverse, words, flags, posit
     return all_bits, num_verbatim
 
 
-@_kernel
+@_inner
 def dequantize(words, step, x, at, n):
     """Set x[at : at + n] to what the receiver decodes from n words, uint8 or uint32."""
     for k in range(n):

@@ -1,0 +1,102 @@
+"""A warm-up compiles what training uses, for the same types, and nothing of other codecs."""
+
+import gc
+import logging
+
+import pytest
+import torch
+from numba.core.dispatcher import Dispatcher
+
+from tests.integration.embedding.test_every_sharding import SUM_TABLES
+from tests.integration.sharded_models.cases import MIX, Case
+from tests.integration.sharded_models.training import run
+from tests.rank_programs import results_of, run_programs
+from trec_qcomm import Config, ErrorBounded, QComm, Rowwise, TableRule, load_preset, presets
+from trec_qcomm.integration import warm_up
+from trec_qcomm.kernels.once import Job
+
+TRAINED = ("best", "dual_level")
+
+
+def signatures() -> set[tuple[str, str]]:
+    """Return (kernel, types) of all kernels that this process has compiled or loaded."""
+    kernels = (
+        thing
+        for thing in gc.get_objects()
+        if isinstance(thing, Dispatcher) and thing.py_func.__module__.startswith("trec_qcomm")
+    )
+    names = ((f"{k.py_func.__module__}.{k.py_func.__name__}", k) for k in kernels)
+    return {(name, str(types)) for name, kernel in names for types in kernel.signatures}
+
+
+def new_kernels_in_training(preset):
+    """Warm up, train, and return what was compiled or loaded by each."""
+    qcomm = QComm.from_preset(preset)
+    qcomm.warm_up(lengths=torch.int64)
+    for job in warm_up.jobs(qcomm.config, lengths=torch.int64):
+        job.run()  # to load what another process compiled
+    warm = signatures()
+    run(Case(tables=SUM_TABLES, sharding=MIX, batch=(64,)), qcomm, 2, linear=True)
+    return warm, signatures() - warm
+
+
+@pytest.fixture(scope="module")
+def trained():
+    programs = {name: name for name in TRAINED}
+    return run_programs(new_kernels_in_training, 2, programs, timeout_s=250)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("preset", TRAINED)
+def test_training_needs_no_kernel_that_the_warm_up_did_not_compile(trained, preset):
+    for warm, new in results_of(trained[preset]):
+        assert len(warm) > 8
+        assert new == set()
+
+
+@pytest.mark.parametrize("name", presets())
+def test_jobs_are_those_of_the_config(name):
+    config = load_preset(name)
+    names = {job.name for job in warm_up.jobs(config)}
+    codecs = {codec.name for codec in warm_up._codecs(config)} - {"identity"}
+    assert {job.partition(":")[0].split()[0] for job in names if ":" in job} >= codecs
+    assert ("bags int64-int32" in names) == any(rule.unique_bags for rule in config.embedding)
+    assert ("rows" in names) == bool(config.embedding)
+
+
+def test_int4_compiles_no_kernel_of_other_codecs():
+    names = [job.name for job in warm_up.jobs(load_preset("int4"))]
+    assert sorted(names) == ["frames", "rows", "rowwise: decode", "rowwise: encode"]
+
+
+def test_all_encoders_of_whole_segments_are_one_job():
+    rules = [
+        TableRule(tables=name, forward=ErrorBounded(0.1, encoder=name), backward=Rowwise(8))
+        for name in ("rans", "vector_lz", "auto")
+    ]
+    names = [job.name for job in warm_up.jobs(Config(embedding=rules))]
+    assert names.count("error_bounded of whole segments: encode") == 1
+
+
+def test_another_dtype_of_ids_is_refused():
+    with pytest.raises(ValueError, match=r"lengths: torch.float32 is not torch.int32 or"):
+        QComm.from_preset("best").warm_up(lengths=torch.float32)
+
+
+def test_one_line_says_what_is_compiled_and_only_then(monkeypatch, caplog):
+    compiled = []
+    left = [Job("rowwise: encode", lambda: compiled.append(1), 3.0), Job("frames", int, 1.2)]
+    monkeypatch.setattr(warm_up, "missing", lambda _jobs: left)
+    monkeypatch.setattr(warm_up, "compile_once", lambda jobs, _tell: [j.run() for j in jobs])
+    config = load_preset("int4")
+    with caplog.at_level(logging.WARNING, logger="trec_qcomm"):
+        assert warm_up.warm_up(config) == 2
+    assert compiled == [1]
+    (line,) = caplog.messages
+    assert "compiling CPU kernels for preset int4 once, 2 jobs: rowwise: encode, frames" in line
+    assert "about 4 s on one core" in line
+    assert "warm_up" in line
+    caplog.clear()
+    monkeypatch.setattr(warm_up, "missing", lambda _jobs: [])
+    assert warm_up.warm_up(config) == 0
+    assert not caplog.messages

@@ -1,0 +1,183 @@
+"""Compile the CPU kernels that a config uses, before the first step needs them.
+
+Kernels are called with small data through the same bindings as in a step, so that numba compiles
+them for the same types. What depends on the plan (sums of row-wise tables, rows that are chosen) is
+compiled for every plan, as it takes little.
+
+Knows: config, codecs, ops, frames. Does not know: TorchRec, process groups.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.codecs import ErrorBounded
+from trec_qcomm.config import Config, HopCodecs
+from trec_qcomm.core.codec import Codec, mask_use
+from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.kernels.once import Job, compile_once, missing
+from trec_qcomm.ops import rows, unique
+from trec_qcomm.ops.dispatch import default_backend
+from trec_qcomm.ops.rank_sum import rank_sum
+from trec_qcomm.wire import frame
+
+logger = logging.getLogger("trec_qcomm")
+
+# Codecs of this package, and what one core of a server takes to compile them, roughly: encode,
+# decode. The codec of a user's module compiles what it has when it is first used.
+_ABOUT_S = {
+    "cast": (1.0, 0.5),
+    "identity": (1.0, 0.5),
+    "rowwise": (3.5, 1.0),
+    "float6": (1.5, 1.0),
+    "error_bounded": (4.5, 2.0),
+    "topk": (4.0, 2.0),
+    "forward_mask": (1.5, 1.0),
+    "threshold": (3.0, 1.5),
+    "sign": (0.8, 0.6),
+}
+_WHOLE_S = 8.0  # of the encoders that need a whole segment
+
+
+def jobs(
+    config: Config, *, ids: torch.dtype = torch.int64, lengths: torch.dtype = torch.int32
+) -> list[Job]:
+    """Return what is to be compiled for a config, the longest jobs first.
+
+    Args: ids, lengths: dtypes of the batches' values and lengths, int32 or int64.
+    Raises: ValueError: another dtype.
+    """
+    for name, dtype in (("ids", ids), ("lengths", lengths)):
+        if dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name}: {dtype} is not torch.int32 or torch.int64")
+    chosen: dict[str, Job] = {}
+    for codec in _codecs(config):
+        chosen |= {job.name: job for job in _codec_jobs(codec)}
+    chosen["frames"] = Job("frames", _use_frames, 1.2)
+    if config.embedding:
+        chosen["rows"] = Job("rows", _use_rows, 0.6)
+    if any(rule.unique_bags for rule in config.embedding):
+        dtypes = f"{ids}-{lengths}".replace("torch.", "")
+        chosen["bags"] = Job(f"bags {dtypes}", partial(_use_bags, ids, lengths), 1.5)
+    return sorted(chosen.values(), key=lambda job: -job.about_s)
+
+
+def warm_up(
+    config: Config,
+    *,
+    ids: torch.dtype = torch.int64,
+    lengths: torch.dtype = torch.int32,
+    on_job: Callable[[Job], None] | None = None,
+) -> int:
+    """Compile what a config uses and is not compiled yet. Return how many jobs were missing.
+
+    It tells the log once, before it begins. No collective: ranks that share a folder of compiled
+    kernels share the work, whenever they come.
+
+    Args: on_job: function that is told of each job before this process compiles it.
+        The others: arguments of `jobs`.
+    """
+    left = missing(jobs(config, ids=ids, lengths=lengths))
+    if left:
+        logger.warning(
+            "trec_qcomm: compiling CPU kernels for %s once, %d jobs: %s; about %.0f s on one core. "
+            "qcomm.warm_up() or python -m trec_qcomm.warm_up does it ahead.",
+            config.source,
+            len(left),
+            ", ".join(job.name for job in left),
+            sum(job.about_s for job in left),
+        )
+        compile_once(left, on_job)
+    return len(left)
+
+
+def _codecs(config: Config) -> Iterator[Codec]:
+    for rule in config.embedding:
+        yield from (rule.forward, rule.backward)
+        if rule.intra != HopCodecs():  # few plans have that hop
+            yield from (rule.intra.forward, rule.intra.backward)
+    for gradients in (config.dense, config.data_parallel):
+        if gradients is not None:
+            yield gradients.codec
+
+
+def _codec_jobs(codec: Codec) -> Sequence[Job]:
+    name = codec.name
+    if name not in _ABOUT_S or type(codec).__module__.partition(".")[0] != "trec_qcomm":
+        return ()
+    encode_s, decode_s = _ABOUT_S[name]
+    label = "cast" if name == "identity" else name
+    if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
+        # One kernel has them all, so that a rank reads what another one's encoder chose.
+        label, encode_s, decode_s = f"{name} of whole segments", _WHOLE_S, _WHOLE_S
+    return (
+        Job(f"{label}: encode", partial(_use_encoder, codec), encode_s),
+        Job(f"{label}: decode", partial(_use_decoder, codec), decode_s),
+    )
+
+
+def _small_rows(codec: Codec) -> tuple[Tensor, Segments]:
+    """Return rows of two segments, some of which repeat."""
+    segments = Segments.packed([48, 16], 16)
+    values = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    values[8:40] = values[:8].repeat(4, 1)
+    if mask_use(codec) is not None:
+        dims = torch.full_like(segments.num_rows, 16)
+        segments = replace(segments, masks=Masks.of_all_columns(segments.num_rows, dims))
+    return values, segments
+
+
+def _use_encoder(codec: Codec) -> None:
+    values, segments = _small_rows(codec)
+    _encode(codec, values, segments)
+
+
+def _use_decoder(codec: Codec) -> None:
+    """Decode what the reference wrote, so that no encoder is compiled."""
+    values, segments = _small_rows(codec)
+    with default_backend("reference"):
+        encoded = _encode(codec, values, segments)
+    codec.decode(encoded, segments, torch.empty_like(values))
+
+
+def _encode(codec: Codec, values: Tensor, segments: Segments) -> Encoded:
+    at = exclusive_cumsum(codec.max_nbytes(segments))
+    payload = torch.zeros(int(at[-1]), dtype=torch.uint8)
+    return codec.encode(values, segments, payload, at[:-1], seed=1)
+
+
+def _use_frames() -> None:
+    one = torch.ones(1, dtype=torch.int64)
+    at, frame_nbytes = frame.lay_out(8 * one, [1])
+    buffer = torch.zeros(sum(frame_nbytes), dtype=torch.uint8)
+    fields = {"layouts": [1], "call": 0, "num_rows": one}
+    frame.seal(buffer, frame_nbytes, [1], codecs=one, nbytes=8 * one, **fields)  # type: ignore[arg-type]
+    frame.unseal(buffer, frame_nbytes, [1], ranks=[0], **fields)  # type: ignore[arg-type]
+    frame.compact(Encoded(buffer, at, 8 * one), [1])
+
+
+def _use_rows() -> None:
+    zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    values = torch.zeros(4)
+    chosen = rows.choose(torch.ones(1, dtype=torch.bool), zero, one, zero, 4 * one, 4 * one)
+    packed = torch.empty(4)
+    rows.take(values, chosen, packed)
+    rows.add(packed, chosen, values)
+    rank_sum(torch.zeros(2, 4), values)
+
+
+def _use_bags(ids: torch.dtype, lengths: torch.dtype) -> None:
+    values = torch.tensor([1, 2, 1, 2, 3], dtype=ids)
+    sizes = torch.tensor([2, 2, 1], dtype=lengths)
+    num_bags, all_merged = torch.tensor([3]), torch.ones(1, dtype=torch.float64)
+    bags = unique.unique_bags(values, sizes, num_bags, all_merged)
+    unique.take_bags(values, sizes, bags.first)
+    zero, column = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    blocks = unique.BagBlocks(zero, bags.counts, torch.tensor([4]), column, zero)
+    packed, matrix = torch.zeros(4 * len(bags.first)), torch.zeros(3, 4)
+    unique.expand(packed, blocks, bags.inverse.view(1, 3), matrix)
+    unique.sum_by_bag(matrix, blocks, bags.inverse.view(1, 3), packed)
