@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.config import Config, config_to_dict
 from trec_qcomm.core.counters import BagCounts, Traffic, kind_stats
 from trec_qcomm.core.stats import TRAFFIC_KINDS, Stats
@@ -49,8 +50,7 @@ class Session:
         """
         names = sorted(names)
         ours = repr((config_to_dict(self.config), names))
-        theirs: list[str] = [""] * pg.size()
-        dist.all_gather_object(theirs, ours, group=pg)
+        theirs = Peers(pg).gather_texts(ours, f"comparison of configs, {module}")
         for rank, other in enumerate(theirs):
             if other != ours:
                 raise ValueError(

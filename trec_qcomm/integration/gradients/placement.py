@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec, has_gpu_kernels
@@ -59,8 +60,7 @@ def check_same_rules(pg: dist.ProcessGroup, description: str) -> None:
 
     Args: description: this rank's rule and parameters, as a text.
     """
-    descriptions: list[str] = [""] * pg.size()
-    dist.all_gather_object(descriptions, description, group=pg)
+    descriptions = Peers(pg).gather_texts(description, "comparison of rules of gradients")
     for rank, other in enumerate(descriptions):
         if other != descriptions[0]:
             raise ValueError(
