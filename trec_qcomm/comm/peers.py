@@ -6,9 +6,12 @@ Knows: process groups. Does not know: what the ranks exchange.
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import torch
 import torch.distributed as dist
 
-from trec_qcomm.core.errors import LostPeerError
+from trec_qcomm.core.errors import CorruptFrameError, LostPeerError
+
+_MAX_TEXT_NBYTES = 1 << 26  # a config names every table, so it may be long
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,3 +56,51 @@ class Peers:
             seconds=perf_counter() - since,
             cause=error,
         )
+
+    def gather_texts(self, text: str, purpose: str) -> list[str]:
+        """Return the text of each rank. Collective.
+
+        Texts travel as UTF-8, so a peer can send no more than text: torch's own collectives of
+        objects unpickle what they receive, which can run any code.
+
+        Args: purpose: words for the collective, for errors.
+        Raises: CorruptFrameError: a text that is too long.  LostPeerError.
+        """
+        gathered = self.gather_bytes(text.encode(), purpose, max_nbytes=_MAX_TEXT_NBYTES)
+        return [data.decode(errors="replace") for data in gathered]
+
+    def gather_bytes(self, data: bytes, purpose: str, *, max_nbytes: int) -> list[bytes]:
+        """Return the bytes of each rank. Collective.
+
+        Args:
+            purpose: words for the collective, for errors.
+            max_nbytes: what is refused when a rank announces more.
+        Raises: CorruptFrameError: a rank sends too many bytes.  LostPeerError.
+        """
+        begin, size = perf_counter(), self.pg.size()
+        device = self._device()
+        lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+        try:
+            dist.all_gather(lengths, torch.tensor([len(data)], device=device), group=self.pg)
+            nbytes = [int(length) for length in lengths]
+            for rank, n in zip(self.ranks, nbytes, strict=True):
+                if not 0 <= n <= max_nbytes:
+                    raise CorruptFrameError(f"{purpose}: {n} bytes", rank=rank)
+            padded = torch.zeros(max(nbytes), dtype=torch.uint8)
+            if data:
+                padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            padded = padded.to(device)
+            parts = [torch.empty_like(padded) for _ in range(size)]
+            dist.all_gather(parts, padded, group=self.pg)
+        except CorruptFrameError:
+            raise
+        except RuntimeError as error:
+            raise self.lost(error, purpose, since=begin) from error
+        return [part[:n].cpu().numpy().tobytes() for part, n in zip(parts, nbytes, strict=True)]
+
+    def _device(self) -> torch.device:
+        """Return a device whose tensors the group sends: the CPU if it can."""
+        types = {device.type for device in self.pg._device_types}
+        if "cpu" in types:
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())

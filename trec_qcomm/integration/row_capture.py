@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.collective import RowCollective
-from trec_qcomm.integration.agreement import all_gather_bytes
 
 CAPTURED_NBYTES = 2**28
 FLOAT32_NBYTES = 4
+_FILE_NBYTES = 2**26  # room for what torch.save adds: names of tables, a header a block
 Blocks = dict[str, list[Tensor]]  # by table
 _log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class RowCapture:
         if any(collective.observer is not None for collective in observed):
             raise ValueError("capture_rows: rows are captured already; stop() ends that")
         self.steps, self.tables, self._source = steps, sorted(tables), source
+        self._max_nbytes = max_nbytes
         self._first_steps = {collective: collective.step for collective in observed}
         sent = {s.table for c in observed for s in c.layout.shards_by_rank[c.rank]}
         received = {table for c in observed for table in c.layout.tables()}
@@ -151,7 +153,8 @@ class RowCapture:
         torch.save(content, buffer)
         everyone = dist.group.WORLD
         assert everyone is not None
-        gathered = all_gather_bytes(everyone, buffer.getvalue())
+        room = self._max_nbytes + _FILE_NBYTES
+        gathered = Peers(everyone).gather_bytes(buffer.getvalue(), "captured rows", max_nbytes=room)
         parts = [torch.load(io.BytesIO(part), weights_only=True) for part in gathered]
         rows = _merged(part["rows"] for part in parts)
         if not rows:
