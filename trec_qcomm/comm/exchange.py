@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames
+from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames, joined, label_of
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.streams import sizes_stream
 from trec_qcomm.core import registry
@@ -57,6 +57,7 @@ def encode_frames(
     seed: int,
     traffic: Traffic,
     measure: bool = False,
+    counted: bool = True,
     tolerances: Tensor | None = None,
 ) -> SealedFrames:
     """Encode and seal all segments of the frames, each once, however many ranks get its frame.
@@ -68,6 +69,7 @@ def encode_frames(
         seed: seed of stochastic rounding.
         traffic: counters of what goes to other ranks, and of seconds.
         measure: whether to decode again and record the largest error.
+        counted: whether to count bytes, too.
         tolerances: [T] float64, by table number, in place of the codecs' own (`Codec.tolerance`);
             not read where a codec has none.
     Raises: UnencodableError: naming the table.
@@ -76,7 +78,7 @@ def encode_frames(
     at, frame_nbytes = placed.at, placed.frame_nbytes
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
     to_encode = plan.tolerances_to_encode(tolerances)
-    nbytes, codecs = torch.empty_like(placed.num_rows), placed.codecs
+    nbytes_by_group, codecs = [], plan.codecs
     timer = _Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
         group_seed = seed
@@ -84,11 +86,12 @@ def encode_frames(
             # Each group numbers its values from 0, so equal seeds would draw equal noise.
             group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
         encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
-        nbytes[group.members] = encoded.nbytes
+        nbytes_by_group.append(encoded.nbytes)
         timer.add_to(group.label)
         if measure:
             _record_error(values, encoded, group, placed, traffic)
             timer.restart()
+    nbytes = joined(placed.groups, nbytes_by_group)
     if not placed.fixed_size:
         within = Encoded(buffer, at, nbytes)
         encoded, frame_nbytes = frame.compact(within, plan.segments_per_frame)
@@ -103,7 +106,8 @@ def encode_frames(
         num_rows=placed.num_rows,
         nbytes=nbytes,
     )
-    _count_bytes(traffic, placed, nbytes, frame_nbytes)
+    if counted:
+        _count_bytes(traffic, placed, nbytes, frame_nbytes)
     n, counts = plan.fan_out, plan.segments_per_frame
     if n > 1:
         buffer, codecs, nbytes = (tensor.repeat(n) for tensor in (buffer, codecs, nbytes))
@@ -114,11 +118,11 @@ def _count_bytes(
     traffic: Traffic, placed: PlacedFrames, nbytes: Tensor, frame_nbytes: list[int]
 ) -> None:
     """Count what goes to other ranks. Args: nbytes: [S] int64, encoded bytes of each segment."""
-    copies = placed.plan.remote_copies
-    segment_copies = copies[placed.plan.frame]
-    raw, wire = placed.raw_nbytes * segment_copies, nbytes * segment_copies
-    sent = int((torch.tensor(frame_nbytes, dtype=torch.int64) * copies).sum())
-    traffic.add_bytes(placed.plan.table, raw, wire, sent - int(wire.sum()))
+    plan = placed.plan
+    raw, wire = placed.raw_nbytes * plan.segment_copies, nbytes * plan.segment_copies
+    pairs = zip(frame_nbytes, plan.remote_copies.tolist(), strict=True)
+    sent = sum(size * copies for size, copies in pairs)
+    traffic.add_bytes(plan.table, raw, wire, sent - int(wire.numpy().sum()))
 
 
 def decode_frames(
@@ -155,12 +159,29 @@ def decode_frames(
         announced=frames.announced,
     )
     for group in placed.groups:
-        used = codecs[group.members]
-        if bool((used == group.codec.wire_id).all()):
+        used = group.of_members(codecs)
+        if (used.numpy() == group.codec.wire_id).all():
             _decode_group(encoded, group, plan, out, ranks)
         else:
             for subgroup in _by_sender_codec(group, used, plan, ranks):
                 _decode_as_sent(encoded, subgroup, plan, out, ranks)
+        timer.add_to(group.label)
+
+
+def decode_own(
+    frames: SealedFrames, placed: PlacedFrames, out: Tensor, *, traffic: Traffic
+) -> None:
+    """Write to `out` what receivers will decode from frames that this rank has just encoded.
+
+    Nothing is checked. Arguments: those of `decode_frames`, and frames for one rank each.
+    """
+    assert frames.announced is not None
+    assert placed.plan.fan_out == 1
+    timer = _Timer(traffic.decode_s)
+    nbytes = frames.announced.nbytes
+    at, _ = frame.lay_out(nbytes, placed.plan.segments_per_frame)
+    for group in placed.groups:
+        _decode_group(Encoded(frames.buffer, at, nbytes), group, placed.plan, out, ())
         timer.add_to(group.label)
 
 
@@ -327,10 +348,11 @@ def largest_nbytes(placed: PlacedFrames) -> Tensor:
     It is twice the float32 bytes of the rows, and 4096 for the frame and for each segment. A frame
     without segments is not sent, so it has 0.
     """
-    plan = placed.plan
-    counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
-    raw = torch.zeros_like(counts).index_add_(0, plan.frame, placed.raw_nbytes)
-    return torch.where(counts > 0, 2 * raw + 4096 * (1 + counts), 0)
+    counts = list(placed.plan.segments_per_frame)
+    limits = []
+    for raw, count in zip(torch.split(placed.raw_nbytes, counts), counts, strict=True):
+        limits.append(2 * int(raw.numpy().sum()) + 4096 * (1 + count) if count else 0)
+    return torch.tensor(limits, dtype=torch.int64)
 
 
 def _encode_group(
@@ -349,9 +371,9 @@ def _encode_group(
             values,
             group.segments,
             buffer,
-            at[members],
+            group.of_members(at),
             seed=seed,
-            tolerances=None if codec.tolerance is None else tolerances[members],
+            tolerances=None if codec.tolerance is None else group.of_members(tolerances),
         )
     except UnencodableError as error:
         segment = int(members[error.segment])
@@ -363,7 +385,8 @@ def _decode_group(
     encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
 ) -> None:
     members = group.members
-    encoded_group = Encoded(encoded.payload, encoded.at[members], encoded.nbytes[members])
+    at, nbytes = group.of_members(encoded.at), group.of_members(encoded.nbytes)
+    encoded_group = Encoded(encoded.payload, at, nbytes)
 
     def named(error: CorruptFrameError) -> CorruptFrameError:
         if error.segment is None:
@@ -418,7 +441,8 @@ def _by_sender_codec(
                 rank=ranks[int(plan.frame[segment])],
                 table=plan.tables[segment],
             )
-        subgroups.append(CodecGroup(codec, group.segments.subset(which), group.members[which]))
+        segments, label = group.segments.subset(which), label_of(codec, group.segments.dim)
+        subgroups.append(CodecGroup(codec, segments, group.members[which], label))
     return subgroups
 
 

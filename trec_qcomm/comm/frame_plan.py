@@ -9,6 +9,7 @@ Shapes: P frames, S segments in all, frame-major; G segments of one group.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,16 +27,37 @@ class CodecGroup:
         codec: the codec of all of them.
         segments: G segments, with rows and places.
         members: [G] int64, the number of each among the S segments of the frames.
-    Derived: label: codec and dim as text, for statistics.
+        label: codec and dim as text, for statistics.
+        has_all: whether these are all S segments, in order.
     """
 
     codec: Codec
     segments: Segments
     members: Tensor
-    label: str = field(init=False)
+    label: str
+    has_all: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "label", f"{self.codec!r}, dim {self.segments.dim}")
+    def of_members(self, numbers: Tensor) -> Tensor:
+        """Return [G], the members' share of [S] numbers, one a segment of the frames."""
+        return numbers if self.has_all else numbers[self.members]
+
+
+def joined(groups: Sequence[CodecGroup], numbers: Sequence[Tensor]) -> Tensor:
+    """Return [S] int64, the numbers of all segments of the frames.
+
+    Args: groups: groups that together have every segment once.  numbers: [G] int64 of each group.
+    """
+    if len(groups) == 1 and groups[0].has_all:
+        return numbers[0]
+    every = torch.empty(sum(len(group.members) for group in groups), dtype=torch.int64)
+    for group, of_group in zip(groups, numbers, strict=True):
+        every[group.members] = of_group
+    return every
+
+
+def label_of(codec: Codec, dim: int) -> str:
+    """Return codec and dim as text, for statistics."""
+    return f"{codec!r}, dim {dim}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,26 +98,49 @@ class FramePlan:
 
         Args: num_rows, start, stride, numbers: [S] int64 each, see core.segments.Segments.
         """
+        num_rows, start, stride = (places.contiguous() for places in (num_rows, start, stride))
         groups = []
-        for codec, dim, members in self.groups:
-            offsets = exclusive_cumsum(num_rows[members])
-            segments = Segments(
-                offsets,
-                dim,
-                start[members],
-                stride[members],
-                numbers=None if numbers is None else numbers[members],
-            )
-            groups.append(CodecGroup(codec, segments, members))
-        return PlacedFrames(self, num_rows.contiguous(), tuple(groups))
+        for (codec, dim, members), label in zip(self.groups, self._labels, strict=True):
+            if has_all := len(self.groups) == 1:
+                segments = Segments(exclusive_cumsum(num_rows), dim, start, stride, numbers=numbers)
+            else:
+                segments = Segments(
+                    exclusive_cumsum(num_rows[members]),
+                    dim,
+                    start[members],
+                    stride[members],
+                    numbers=None if numbers is None else numbers[members],
+                )
+            groups.append(CodecGroup(codec, segments, members, label, has_all))
+        return PlacedFrames(self, num_rows, tuple(groups))
+
+    @cached_property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(label_of(codec, dim) for codec, dim, _ in self.groups)
+
+    @cached_property
+    def codecs(self) -> Tensor:
+        """Wire ids of the config's codecs, [S] int64."""
+        ids = torch.empty_like(self.table)
+        for codec, _, members in self.groups:
+            ids[members] = codec.wire_id
+        return ids
+
+    @cached_property
+    def segment_copies(self) -> Tensor:
+        """Number of other ranks that get each segment, [S] int64."""
+        return self.remote_copies[self.frame]
 
     def tolerances_to_encode(self, by_table: Tensor | None) -> Tensor:
         """Return [S] float64, what `Codec.encode` gets for each segment.
 
         Args: by_table: [T] float64, in place of the codecs' own tolerances, by table number.
         """
-        tolerances = self.tolerances if by_table is None else by_table[self.table]
-        return tolerances / self.divisors
+        return self._own_tolerances if by_table is None else by_table[self.table] / self.divisors
+
+    @cached_property
+    def _own_tolerances(self) -> Tensor:
+        return self.tolerances / self.divisors
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,9 +169,8 @@ class PlacedFrames:
     frame_nbytes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        max_nbytes = torch.zeros(len(self.plan.tables), dtype=torch.int64)
-        for group in self.groups:
-            max_nbytes[group.members] = group.codec.max_nbytes(group.segments)
+        sizes = [group.codec.max_nbytes(group.segments) for group in self.groups]
+        max_nbytes = joined(self.groups, sizes)
         at, frame_nbytes = frame.lay_out(max_nbytes, self.plan.segments_per_frame)
         object.__setattr__(self, "raw_nbytes", self.num_rows * self.plan.dims * 4)
         object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
@@ -135,17 +179,14 @@ class PlacedFrames:
         object.__setattr__(self, "frame_nbytes", frame_nbytes)
 
     @property
+    def codecs(self) -> Tensor:
+        """Wire ids of the config's codecs, [S] int64."""
+        return self.plan.codecs
+
+    @property
     def reads_masks(self) -> bool:
         """Whether a codec of these frames needs the columns that the other direction kept."""
         return any(mask_use(group.codec) is MaskUse.READS for group in self.groups)
-
-    @property
-    def codecs(self) -> Tensor:
-        """Wire ids of the config's codecs, [S] int64."""
-        ids = torch.empty_like(self.num_rows)
-        for group in self.groups:
-            ids[group.members] = group.codec.wire_id
-        return ids
 
     def new_masks(self, device: torch.device) -> Masks:
         """Return masks of all S segments that keep all columns until a codec writes others."""

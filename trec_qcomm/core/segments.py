@@ -9,6 +9,8 @@ Shapes: S segments, R coded rows in all, D values a row, W payload bytes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ ALIGNMENT = 8  # bytes; every segment's bytes start and end on it, so kernels ma
 
 def aligned(nbytes: Tensor) -> Tensor:
     """Round [..] int64 byte counts up to `ALIGNMENT`."""
-    return (nbytes + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+    return (nbytes + (ALIGNMENT - 1)) & -ALIGNMENT
 
 
 def mask_nbytes(dim: int) -> int:
@@ -104,23 +106,21 @@ class Segments:
                 )
         if num_segments < 0 or self.dim < 1:
             raise ValueError(f"Segments: dim {self.dim} < 1 or no offsets")
-        num_rows = torch.diff(self.offsets)
-        if self.offsets[0] != 0 or bool((num_rows < 0).any()):
+        offsets, start, stride = self.arrays  # numpy is faster than torch on vectors this short
+        num_rows = offsets[1:] - offsets[:-1]
+        if offsets[0] != 0 or num_rows.min(initial=0) < 0:
             raise ValueError("Segments.offsets: must start at 0 and not decrease")
-        if bool((self.start < 0).any()) or bool((self.stride < 0).any()):
+        if start.min(initial=0) < 0 or stride.min(initial=0) < 0:
             raise ValueError("Segments: start and stride must be >= 0")
-        if bool(((self.stride < self.dim) & (num_rows > 1)).any()):
+        if ((stride < self.dim) & (num_rows > 1)).any():
             raise ValueError(f"Segments.stride: rows of {self.dim} values would overlap")
-        if (
-            num_segments
-            and int(self.start.max()) + int(num_rows.max()) * int(self.stride.max()) + self.dim
-            >= 2**62
-        ):
+        largest = (int(vector.max(initial=0)) for vector in (start, num_rows, stride))
+        most_start, most_rows, most_stride = largest
+        if most_start + most_rows * most_stride + self.dim >= 2**62:
             raise ValueError("Segments: start and stride reach beyond any buffer")
-        ends = self.start + (num_rows - 1) * self.stride + self.dim
-        extent = int(torch.where(num_rows > 0, ends, 0).max()) if num_segments else 0
-        object.__setattr__(self, "num_rows", num_rows)
-        object.__setattr__(self, "extent", extent)
+        ends = start + (num_rows - 1) * stride + self.dim
+        object.__setattr__(self, "num_rows", torch.from_numpy(num_rows))
+        object.__setattr__(self, "extent", int(ends.max(where=num_rows > 0, initial=0)))
         if self.masks is not None:
             self._check_masks(self.masks)
 
@@ -133,6 +133,11 @@ class Segments:
         last = bits.numel() - self.num_rows * mask_nbytes(self.dim)
         if bool((at < 0).any()) or bool((at > last).any()):
             raise ValueError(f"Segments.masks: {bits.numel()} bytes do not hold the segments")
+
+    @cached_property
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """Offsets, start and stride as numpy arrays over the same memory, for compiled kernels."""
+        return self.offsets.numpy(), self.start.numpy(), self.stride.numpy()
 
     @property
     def num_segments(self) -> int:
@@ -171,6 +176,14 @@ class Segments:
             (int(self.stride[segment]), 1),
             values.storage_offset() + int(self.start[segment]),
         )
+
+    def nbytes_of_rows(self, row_nbytes: int, *, header_nbytes: int = 0) -> Tensor:
+        """Return [S] int64, the aligned bytes of segments whose encoded rows have equal sizes.
+
+        Args: row_nbytes: bytes of a row.  header_nbytes: bytes of each segment besides its rows.
+        """
+        nbytes = self.num_rows.numpy() * row_nbytes + (header_nbytes + ALIGNMENT - 1)
+        return torch.from_numpy(nbytes & -ALIGNMENT)
 
     def subset(self, which: Tensor) -> "Segments":
         """Return some segments, in that order. Args: which: [T] int64, their numbers."""

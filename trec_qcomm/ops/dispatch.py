@@ -48,9 +48,8 @@ def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
     backend = backend or _default.get() or ("gpu" if device == "cuda" else "cpu")
     if backend not in ("reference", "cpu", "gpu"):
         raise ValueError(f"backend: {backend!r} is not one of reference, cpu, gpu")
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    readable = device == "cpu" if backend != "gpu" or interpreted else device == "cuda"
-    if not readable:
+    on_gpu = backend == "gpu" and os.environ.get("TRITON_INTERPRET") != "1"
+    if device != ("cuda" if on_gpu else "cpu"):
         raise ValueError(f"device {values.device}: no kernels of backend {backend!r} for it")
     return backend
 
@@ -121,9 +120,9 @@ def check_sizes(encoded: Encoded, expected: Tensor) -> None:
 
     Args: encoded: what is to be decoded.  expected: [S] int64.
     """
-    wrong = (encoded.nbytes != expected).nonzero()
-    if len(wrong):
-        s = int(wrong[0])
+    wrong = encoded.nbytes.numpy() != expected.numpy()
+    if wrong.any():
+        s = int(wrong.argmax())
         raise CorruptFrameError(
             f"{int(encoded.nbytes[s])} bytes where its format has {int(expected[s])}", segment=s
         )

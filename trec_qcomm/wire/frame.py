@@ -10,7 +10,8 @@ Shapes: P frames, S segments in all, frame-major; W bytes.
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -77,15 +78,28 @@ def lay_out(nbytes: Tensor, segments_per_frame: Sequence[int]) -> tuple[Tensor, 
     Returns: at: [S] int64.  frame_nbytes: P ints, 0 for a frame without segments.
     Raises:  ValueError: a segment of 4 GiB or more, which the format cannot state.
     """
-    if len(nbytes) and int(nbytes.max()) >= 2**32:
-        raise ValueError(f"a segment of {int(nbytes.max())} bytes; frames hold less than 2^32")
-    counts = torch.tensor(segments_per_frame, dtype=torch.int64)
-    overheads = torch.tensor([overhead_nbytes(n) for n in segments_per_frame], dtype=torch.int64)
-    before = torch.repeat_interleave(torch.cumsum(overheads, 0), counts)
-    at = before + torch.cumsum(nbytes, 0) - nbytes
-    frame_of = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    frame_nbytes = overheads.index_add(0, frame_of, nbytes)
-    return at, frame_nbytes.tolist()
+    sizes = nbytes.numpy()
+    largest = int(sizes.max(initial=0))
+    if largest >= 2**32:
+        raise ValueError(f"a segment of {largest} bytes; frames hold less than 2^32")
+    before, overheads, bounds = _overheads(tuple(segments_per_frame))
+    ends = np.zeros(len(sizes) + 1, np.int64)  # numpy is faster than torch on vectors this short
+    sizes.cumsum(out=ends[1:])
+    frame_ends = ends[bounds]
+    frame_nbytes = overheads + frame_ends[1:] - frame_ends[:-1]
+    return torch.from_numpy(before + ends[:-1]), frame_nbytes.tolist()
+
+
+@lru_cache(64)
+def _overheads(segments_per_frame: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Return what `lay_out` needs of P frames and their S segments.
+
+    Returns: [S] overheads of all frames up to a segment's; [P] overhead of each frame; [P + 1]
+        numbers of segments before each frame.
+    """
+    overheads = np.asarray([overhead_nbytes(n) for n in segments_per_frame], np.int64)
+    bounds = np.asarray([0, *accumulate(segments_per_frame)], np.int64)
+    return np.repeat(overheads.cumsum(), segments_per_frame), overheads, bounds
 
 
 def seal(

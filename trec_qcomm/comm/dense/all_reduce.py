@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
-from trec_qcomm.comm.dense.coder import GradientTolerances, MessageCoder
+from trec_qcomm.comm.dense.coder import GradientTolerances, MessageCoder, Scratch
 from trec_qcomm.comm.dense.error_feedback import (
     CONTRIBUTION,
     OWNER,
@@ -151,6 +151,7 @@ class Reduction:
         *first_numbers, self._next_number = accumulate(numels.values(), initial=0)
         self._first_numbers = dict(zip(numels, first_numbers, strict=True))
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
+        self._scratch = Scratch()
 
     def start(
         self,
@@ -205,11 +206,14 @@ class Reduction:
             step=step,
             seed=self.options.seed,
             timed=self.traffic,
+            scratch=self._scratch,
             residuals=residuals,
             tolerances=None if exact else self.tolerances,
             measure=self.options.measure,
         )
-        values = chunks.gather(bucket).div_(self.world_size)
+        values = self._scratch.empty("values", len(bucket), bucket)
+        chunks.gather(bucket, values)
+        values.div_(self.world_size)
         yield from ALGORITHMS[self.options.algorithm](coder, values)
         if residuals is not None:
             residuals.end(values.isfinite().all())

@@ -121,6 +121,8 @@ class BucketChunks:
     bounds: tuple[int, ...] = field(init=False)
     fingerprint: int = field(init=False)
     _order: list[int] = field(init=False)  # each piece's number in the bucket
+    _numels: list[int] = field(init=False)  # the pieces' sizes
+    _bucket_order: list[int] = field(init=False)  # the pieces' numbers, in the bucket's order
     _bucket_numels: list[int] = field(init=False)  # the pieces' sizes, in the bucket's order
     _placed_frames: dict[tuple[object, ...], PlacedFrames] = field(init=False, default_factory=dict)
 
@@ -144,6 +146,8 @@ class BucketChunks:
         for number, n in enumerate(in_bucket):
             order[n] = number
         object.__setattr__(self, "_order", order)
+        object.__setattr__(self, "_numels", [piece.numel for piece in pieces])
+        object.__setattr__(self, "_bucket_order", in_bucket)
         object.__setattr__(self, "_bucket_numels", [pieces[n].numel for n in in_bucket])
         layout = repr((tuple(map(tuple, self.parameters)), self.num_chunks))
         object.__setattr__(self, "fingerprint", zlib.crc32(layout.encode()))
@@ -164,19 +168,17 @@ class BucketChunks:
             ranges.append((blocks * block, numel - blocks * block, False))
         return ranges
 
-    def gather(self, bucket: Tensor) -> Tensor:
-        """Return a new `values` [E], chunk by chunk, from a bucket [E], parameter by parameter."""
-        if not self.pieces:
-            return bucket.clone()
-        parts = torch.split(bucket, self._bucket_numels)
-        return torch.cat([parts[n] for n in self._order])
+    def gather(self, bucket: Tensor, values: Tensor) -> None:
+        """Write a bucket [E], parameter by parameter, to `values` [E], chunk by chunk."""
+        if self.pieces:
+            parts = torch.split(bucket, self._bucket_numels)
+            torch.cat([parts[n] for n in self._order], out=values)
 
     def scatter(self, values: Tensor, bucket: Tensor) -> None:
         """Write `values` back into the bucket: the inverse of `gather`."""
         if self.pieces:
-            parts = torch.split(bucket, self._bucket_numels)
-            pieces = torch.split(values, [piece.numel for piece in self.pieces])
-            torch._foreach_copy_([parts[n] for n in self._order], list(pieces))
+            parts = torch.split(values, self._numels)
+            torch.cat([parts[n] for n in self._bucket_order], out=bucket)
 
     def span(self, chunks: range) -> ChunkSpan:
         """Return adjacent chunks as one frame."""

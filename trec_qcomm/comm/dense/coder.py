@@ -13,7 +13,13 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals
-from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames, largest_nbytes
+from trec_qcomm.comm.exchange import (
+    SealedFrames,
+    decode_frames,
+    decode_own,
+    encode_frames,
+    largest_nbytes,
+)
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.core.counters import Traffic
@@ -56,12 +62,35 @@ class GradientTolerances(Protocol):
         ...
 
 
+class Scratch:
+    """Memory on CPU that the all-reduces of one rank use one after the other.
+
+    The system clears each page of newly allocated megabytes, which takes longer than coding them.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def empty(self, use: str, numel: int, like: Tensor) -> Tensor:
+        """Return [numel] values of any content; they are the caller's until it asks again.
+
+        Args: use: name of the use, each of which has memory of its own.  like: a tensor of the
+            same dtype and device. A GPU's memory is newly allocated, which is cheap.
+        """
+        if like.is_cuda:
+            return like.new_empty(numel)
+        buffer = self._buffers.get(use)
+        if buffer is None or buffer.numel() < numel:
+            buffer = self._buffers[use] = like.new_empty(numel)
+        return buffer[:numel]
+
+
 class MessageCoder:
     """Encoder and decoder of one rank's messages in one all-reduce of one bucket.
 
     Attributes: sent_nbytes, header_nbytes: bytes that its rounds send, and how many of them are
-        headers and sizes.  traffic: counters of the largest errors, by parameter; their bytes are
-        not used.
+        headers and sizes.  traffic: counters of the largest errors, by parameter, if these are
+        measured; bytes are not counted.  scratch: memory for algorithms.
     """
 
     def __init__(
@@ -73,6 +102,7 @@ class MessageCoder:
         step: int,
         seed: int,
         timed: Traffic,
+        scratch: Scratch,
         residuals: BucketResiduals | None = None,
         tolerances: GradientTolerances | None = None,
         measure: bool = False,
@@ -86,25 +116,34 @@ class MessageCoder:
             step: number of the step, which keys the noise.
             seed: the config's seed of stochastic rounding.
             timed: counters that get the codecs' seconds.
+            scratch: memory for algorithms.
             residuals: None without error feedback.
             tolerances: None where the codec's own tolerance holds.
             measure: whether to record the largest error, too.
         """
         self.chunks, self.rank, self.world_size = chunks, rank, chunks.num_chunks
-        self.traffic = Traffic("dense", chunks.names)
+        self.scratch = scratch
+        self.traffic = Traffic("dense", chunks.names if measure else ())
         self.traffic.encode_s, self.traffic.decode_s = timed.encode_s, timed.decode_s
         self.sent_nbytes = self.header_nbytes = 0
         self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
 
     def send(
-        self, values: Tensor, span: ChunkSpan, site: str, *, noise_group: int | None = None
+        self,
+        values: Tensor,
+        span: ChunkSpan,
+        site: str,
+        *,
+        noise_group: int | None = None,
+        decoded: bool = True,
     ) -> list[Message]:
         """Encode a span of `values` [E] with its residual, and replace it by what receivers decode.
 
         Args:    site: the place of the algorithm that encodes; residuals are kept by it.
                  noise_group: ranks of one group draw the same noise of stochastic rounding; None:
                  this rank draws its own.
+                 decoded: whether the span is replaced also where no residual needs it.
         Returns: the frames of `span`.
         Raises:  UnencodableError: naming the parameter.
         """
@@ -122,12 +161,12 @@ class MessageCoder:
             seed=self._noise_seed(site, self.rank if noise_group is None else noise_group),
             traffic=self.traffic,
             measure=self._measure,
+            counted=False,
             tolerances=tolerances,
         )
         counts = span.placed.plan.segments_per_frame
-        decode_frames(
-            frames, span.placed, values, ranks=[self.rank] * len(counts), traffic=self.traffic
-        )
+        if decoded or self._residuals is not None:
+            decode_own(frames, span.placed, values, traffic=self.traffic)
         if self._residuals is not None:
             self._residuals.note(before, sent_values, waiting, span, site)
         data = torch.split(frames.buffer, frames.nbytes)
@@ -146,11 +185,11 @@ class MessageCoder:
             sources: the ranks to wait for.
             expected: one frame from each source; None: nothing comes.
         """
-        if expected is None:
-            nbytes, max_nbytes = [], []
-        else:
-            nbytes, max_nbytes = expected.frame_nbytes, largest_nbytes(expected).tolist()
         fixed_size = self.chunks.coding.codec.fixed_size
+        nbytes = [] if expected is None else expected.frame_nbytes
+        max_nbytes = nbytes
+        if expected is not None and not fixed_size:
+            max_nbytes = largest_nbytes(expected).tolist()
         messages = [message for _, message in sends if message.frame.numel()]
         sizes_nbytes = 0 if fixed_size else SIZE_NBYTES * len(messages)
         self.sent_nbytes += sum(m.frame.numel() for m in messages) + sizes_nbytes
@@ -179,6 +218,11 @@ class MessageCoder:
             announced = frame.Announced(expected.codecs, expected.max_nbytes)
         frames = SealedFrames(received.buffer, received.nbytes, self._call, announced)
         decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
+
+    @property
+    def has_residuals(self) -> bool:
+        """Whether what the codec keeps back is added to later values."""
+        return self._residuals is not None
 
     def _noise_seed(self, site: str, noise_group: int) -> int:
         """Return 63 bits that differ by rank or group, place and step.

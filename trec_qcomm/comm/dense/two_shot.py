@@ -16,7 +16,7 @@ from torch import Tensor
 from trec_qcomm.comm.dense.chunks import ChunkSpan
 from trec_qcomm.comm.dense.coder import MessageCoder
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, OWNER
-from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.comm.rounds import ReceivedMessages, Rounds
 from trec_qcomm.ops.rank_sum import rank_sum
 
 
@@ -26,11 +26,18 @@ def two_shot(coder: MessageCoder, values: Tensor) -> Rounds:
     peers = [p for p in range(n) if p != rank]
     own_chunk = chunks.span(range(rank, rank + 1))
     all_chunks = ChunkSpan(0, len(values), chunks.frames(tuple(range(c, c + 1) for c in range(n))))
-    messages = coder.send(values, all_chunks, CONTRIBUTION)
+    messages = coder.send(values, all_chunks, CONTRIBUTION, decoded=False)
     contributions = chunks.copies(range(rank, rank + 1), tuple(peers))
     received = yield coder.round([(p, messages[p]) for p in peers], peers, contributions)
-    summands = values.new_empty(n, own_chunk.end - own_chunk.begin)
-    summands[rank] = values[own_chunk.begin : own_chunk.end]
+    size = own_chunk.end - own_chunk.begin
+    summands = coder.scratch.empty("summands", n * size, values).view(n, size)
+    if coder.has_residuals:  # then `values` are decoded
+        summands[rank] = values[own_chunk.begin : own_chunk.end]
+    else:
+        own_frame = messages[rank].frame
+        own_message = ReceivedMessages(own_frame, [own_frame.numel()])
+        own_contribution = chunks.copies(range(rank, rank + 1), (rank,))
+        coder.receive(own_message, own_contribution, summands, [rank])
     coder.receive(received, contributions, summands, peers)
     rank_sum(summands, values[own_chunk.begin : own_chunk.end])
     [message] = coder.send(values, own_chunk, OWNER)

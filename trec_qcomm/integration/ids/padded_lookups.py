@@ -12,11 +12,11 @@ Shapes: F features with rows of D_f values, W in all; P ranks; B bags in all, M 
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.selected import take_rows
-from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.integration.compat import SplitTableBatchedEmbeddingBagsCodegen
 from trec_qcomm.ops.rows import Rows, choose
 
@@ -63,10 +63,11 @@ def padded_offsets(offsets: Tensor, num_bags: Tensor) -> Tensor:
         offsets: [B + 1], where each bag's ids begin
         num_bags: [F] int64, bags of each feature
     """
-    most = int(num_bags.max()) if len(num_bags) else 0
-    begins = exclusive_cumsum(num_bags)[:-1, None]
-    bags = torch.minimum(torch.arange(most), num_bags[:, None]) + begins
-    return torch.cat([offsets[bags.reshape(-1)], offsets[-1:]])
+    sizes, most = num_bags.numpy(), int(num_bags.numpy().max(initial=0))
+    begins = sizes.cumsum() - sizes
+    bags = np.minimum(np.arange(most), sizes[:, None]) + begins[:, None]
+    every = np.append(bags.reshape(-1), len(offsets) - 1)
+    return offsets.index_select(0, torch.from_numpy(every))
 
 
 def rows_of(sizes: Tensor, dims: Tensor) -> Rows:
@@ -76,9 +77,10 @@ def rows_of(sizes: Tensor, dims: Tensor) -> Rows:
         sizes: [F, P] int64, bags of each feature from each rank
         dims: [F] int64, the length of each feature's rows
     """
-    width, columns = int(dims.sum()), exclusive_cumsum(dims)[:-1, None]
-    start = (sizes.cumsum(1) - sizes) * width + columns
-    by_rank = (sizes.T, start.T, torch.full_like(sizes.T, width), dims.expand(sizes.T.shape))
-    num_rows, start, stride, dim = (numbers.reshape(-1) for numbers in by_rank)
-    every = torch.ones(int(num_rows.max()) if len(num_rows) else 0, dtype=torch.bool)
-    return choose(every, torch.zeros_like(num_rows), num_rows, start, stride, dim)
+    bags, dim = sizes.numpy(), dims.numpy()
+    width, columns = int(dim.sum()), dim.cumsum() - dim
+    start = (bags.cumsum(1) - bags) * width + columns[:, None]
+    by_rank = bags.T.ravel(), start.T.ravel(), np.full(bags.size, width), np.tile(dim, len(bags.T))
+    num_rows, starts, stride, row_dims = (torch.from_numpy(numbers) for numbers in by_rank)
+    every = torch.ones(int(bags.max(initial=0)), dtype=torch.bool)
+    return choose(every, torch.zeros_like(num_rows), num_rows, starts, stride, row_dims)

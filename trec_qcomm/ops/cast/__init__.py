@@ -6,7 +6,7 @@ and in fp32 its payload.
 
 from torch import Tensor
 
-from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.cast import cpu, reference
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 
@@ -15,7 +15,7 @@ _KINDS = {"fp32": cpu.FP32, "fp16": cpu.FP16, "bf16": cpu.BF16}
 
 def nbytes(segments: Segments, dtype: str) -> Tensor:
     """Return [S] int64, the exact size of each segment in bytes. dtype: fp32, fp16 or bf16."""
-    return aligned(segments.num_rows * (segments.dim * reference.DTYPES[dtype].itemsize))
+    return segments.nbytes_of_rows(segments.dim * reference.DTYPES[dtype].itemsize)
 
 
 def encode(
@@ -40,7 +40,7 @@ def encode(
         overflow = kernels.encode(values, segments, payload, at, dtype=dtype)
         return Encoded(payload, at, sizes), overflow
     rows, places = arrays(values, payload)
-    layout = arrays(segments.offsets, segments.start, segments.stride)
+    layout = segments.arrays
     overflow = cpu.encode(rows, *layout, segments.dim, places, at.numpy(), _KINDS[dtype])
     return Encoded(payload, at, sizes), int(overflow)
 
@@ -59,7 +59,7 @@ def decode(
         kernels.decode(encoded, segments, out, dtype=dtype)
         return
     payload, at, rows = arrays(encoded.payload, encoded.at, out)
-    layout = arrays(segments.offsets, segments.start, segments.stride)
+    layout = segments.arrays
     cpu.decode(payload, at, *layout, segments.dim, rows, _KINDS[dtype])
 
 

@@ -95,7 +95,7 @@ def encode(
             payload[int(at[s]) : int(at[s]) + len(data)] = data
         return Encoded(payload, at, nbytes)
     x, memory, places = arrays(values, payload, at)
-    layout = arrays(segments.offsets, segments.start, segments.stride)
+    layout = segments.arrays
     arguments = (
         x,
         *layout,
@@ -139,7 +139,7 @@ def decode(
         raise_first(gpu_kernels(__name__).decode(encoded, segments, out), _corrupt_frame)
         return
     y, *encoded_arrays = arrays(out, encoded.payload, encoded.at, sizes)
-    layout = arrays(segments.offsets, segments.start, segments.stride)
+    layout = segments.arrays
     bad_segment, reason = cpu.decode(*encoded_arrays, *layout, segments.dim, y)
     if reason == cpu.OTHER_ENCODER:
         bad_segment, reason = segment_encoders.decode(*encoded_arrays, *layout, segments.dim, y)

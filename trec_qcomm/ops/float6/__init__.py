@@ -6,11 +6,11 @@ Source: block floating point; Rouhani et al. 2023 (microscaling formats: e3m2 un
 power of two). e4m1, rows of any length, stochastic rounding, and NaN and inf are ours.
 """
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
-from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.float6 import cpu, reference
 
@@ -19,7 +19,7 @@ EXPONENT_BITS = (4, 3)
 
 def nbytes(segments: Segments) -> Tensor:
     """Return [S] int64, the exact size of each segment in bytes."""
-    return aligned(segments.num_rows * (1 + (reference.BITS * segments.dim + 7) // 8))
+    return segments.nbytes_of_rows(1 + (reference.BITS * segments.dim + 7) // 8)
 
 
 def encode(
@@ -52,8 +52,8 @@ def encode(
     sizes = nbytes(segments)
     backend = check_buffers(values, segments, payload, at, sizes, backend)
     if backend == "cpu":
-        layout = arrays(segments.offsets, segments.start, segments.stride)
-        seeds = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).numpy().astype("uint32")
+        layout = segments.arrays
+        seeds = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
         where = (*arrays(values), *layout, segments.dim, *arrays(payload, at, sizes))
         numbers = arrays(segments.first_numbers)
         cpu.encode(*where, exponent_bits, stochastic, *numbers, *seeds)
@@ -81,7 +81,7 @@ def decode(
     _check_exponent_bits(exponent_bits)
     backend = check_buffers(out, segments, encoded.payload, encoded.at, nbytes(segments), backend)
     if backend == "cpu":
-        layout = arrays(segments.offsets, segments.start, segments.stride)
+        layout = segments.arrays
         where = (*arrays(encoded.payload, encoded.at), *layout, segments.dim, *arrays(out))
         wrong = cpu.decode(*where, exponent_bits)
     else:

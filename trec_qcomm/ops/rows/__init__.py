@@ -36,7 +36,7 @@ class Rows:
     @property
     def num_values(self) -> int:
         """Number of values of all rows, packed."""
-        return int((self.counts * self.dim).sum())
+        return int(self.counts.numpy() @ self.dim.numpy())
 
 
 def choose(
@@ -74,8 +74,8 @@ def choose(
         if tensor.dtype != torch.int64 or tensor.shape != dim.shape or tensor.is_cuda:
             raise ValueError(f"{name}: expected {list(dim.shape)} int64 on CPU")
     if len(dim) and (
-        bool((torch.stack([first, num_rows]) < 0).any())
-        or int((first + num_rows).max()) > len(chosen)
+        min(first.numpy().min(), num_rows.numpy().min()) < 0
+        or (first.numpy() + num_rows.numpy()).max() > len(chosen)
     ):
         raise ValueError("first, num_rows: a group reaches beyond chosen")
     if backend == "reference":
@@ -86,7 +86,7 @@ def choose(
         counts, position, number = kernels.choose(chosen, first, num_rows, start, stride)
         return Rows(counts, dim, position, RowGroups(num_rows, start, stride, dim, number))
     counts = torch.empty_like(num_rows)
-    position = torch.empty(int(num_rows.sum()), dtype=torch.int64)
+    position = torch.empty(int(num_rows.numpy().sum()), dtype=torch.int64)
     total = cpu.choose(*arrays(chosen, first, num_rows, start, stride, counts, position))
     return Rows(counts, dim, position[:total])
 
@@ -144,7 +144,7 @@ def _check(values: Tensor, rows: Rows, packed: Tensor, backend: Backend | None) 
             raise ValueError(f"rows: expected contiguous float32, got {tensor.dtype}")
         if tensor.device != rows.position.device:
             raise ValueError(f"rows: on {rows.position.device}, and values on {tensor.device}")
-    if packed.numel() != rows.num_values or int(rows.counts.sum()) != len(rows.position):
+    if packed.numel() != rows.num_values or int(rows.counts.numpy().sum()) != len(rows.position):
         raise ValueError(f"rows: {packed.numel()} values where {rows.num_values} are due")
     if len(rows.position):
         lowest, end = _span(rows)
@@ -161,8 +161,9 @@ def _span(rows: Rows) -> tuple[int, int]:
     """
     if rows.groups is not None:
         return rows.groups.span
-    ends = rows.position.cpu() + torch.repeat_interleave(rows.dim, rows.counts)
-    return int(rows.position.min()), int(ends.max())
+    position, counts, dim = arrays(rows.position.cpu(), rows.counts, rows.dim)
+    lowest, end = cpu.span(position, counts, dim)
+    return int(lowest), int(end)
 
 
 __all__ = ["RowGroups", "Rows", "add", "choose", "take"]

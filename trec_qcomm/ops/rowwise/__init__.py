@@ -10,11 +10,11 @@ Copying, scaling and placing rows for them makes a 4-bit round trip slower than 
 Source: Yang et al. 2020 (row-wise min/max quantization); scaling, rounding and NaN are ours.
 """
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
-from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.rowwise import cpu, reference
 
@@ -24,7 +24,7 @@ BITS = (8, 4, 2)
 def nbytes(segments: Segments, bits: int) -> Tensor:
     """Return [S] int64, the exact size of each segment in bytes. bits: 8, 4 or 2."""
     row = 4 + -(-segments.dim * bits // 8)
-    return aligned(reference.HEADER_NBYTES + segments.num_rows * row)
+    return segments.nbytes_of_rows(row, header_nbytes=reference.HEADER_NBYTES)
 
 
 def encode(
@@ -66,9 +66,8 @@ def encode(
             values, segments, payload, at, bits=bits, stochastic=stochastic, seed=seed
         )
         return Encoded(payload, at, sizes), nonfinite
-    layout = arrays(segments.offsets, segments.start, segments.stride)
-    where = (*arrays(values), *layout, segments.dim, *arrays(payload, at))
-    seeds = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).numpy().astype("uint32")
+    where = (*arrays(values), *segments.arrays, segments.dim, *arrays(payload, at))
+    seeds = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
     numbers = arrays(segments.first_numbers)
     nonfinite = cpu.encode(*where, bits, stochastic, *numbers, *seeds)
     return Encoded(payload, at, sizes), int(nonfinite)
@@ -93,7 +92,7 @@ def decode(
     backend = check_buffers(out, segments, encoded.payload, encoded.at, sizes, backend)
     if backend == "cpu":
         payload, at, rows = arrays(encoded.payload, encoded.at, out)
-        layout = arrays(segments.offsets, segments.start, segments.stride)
+        layout = segments.arrays
         wrong = cpu.decode(payload, at, *layout, segments.dim, rows, bits)
     else:
         kernels = reference if backend == "reference" else gpu_kernels(__name__)

@@ -11,14 +11,14 @@ the treatment of NaN and inf is ours.
 from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
-from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.sign import cpu, reference
 
 
 def nbytes(segments: Segments) -> Tensor:
     """Return [S] int64, the exact size of each segment in bytes."""
-    return aligned(segments.num_rows * (4 + (segments.dim + 7) // 8))
+    return segments.nbytes_of_rows(4 + (segments.dim + 7) // 8)
 
 
 def encode(
@@ -36,7 +36,7 @@ def encode(
     sizes = nbytes(segments)
     backend = check_buffers(values, segments, payload, at, sizes, backend)
     if backend == "cpu":
-        layout = arrays(segments.offsets, segments.start, segments.stride)
+        layout = segments.arrays
         cpu.encode(*arrays(values), *layout, segments.dim, *arrays(payload, at, sizes))
     else:
         kernels = reference if backend == "reference" else gpu_kernels(__name__)
@@ -55,7 +55,7 @@ def decode(
     """
     backend = check_buffers(out, segments, encoded.payload, encoded.at, nbytes(segments), backend)
     if backend == "cpu":
-        layout = arrays(segments.offsets, segments.start, segments.stride)
+        layout = segments.arrays
         bad = cpu.decode(*arrays(encoded.payload, encoded.at), *layout, segments.dim, *arrays(out))
     else:
         kernels = reference if backend == "reference" else gpu_kernels(__name__)

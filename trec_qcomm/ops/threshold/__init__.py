@@ -89,7 +89,7 @@ def _kernels(backend: Backend, segments: Segments) -> Any:
 
 
 def _layout(segments: Segments) -> tuple[Any, ...]:
-    return arrays(segments.offsets, segments.start, segments.stride)
+    return segments.arrays
 
 
 __all__ = ["decode", "encode", "max_nbytes"]

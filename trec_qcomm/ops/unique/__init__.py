@@ -223,10 +223,11 @@ def _check_groups(num_bags: Tensor, max_share: Tensor, total: int) -> None:
         raise ValueError(f"num_bags: expected int64 >= 0 that sum up to {total}")
     if max_share.dtype != torch.float64 or max_share.shape != num_bags.shape:
         raise ValueError(f"max_share: expected [{len(num_bags)}] float64")
-    if bool(max_share.isnan().any()):
-        raise ValueError("max_share: some are NaN")
     if num_bags.is_cuda or max_share.is_cuda:
         raise ValueError("num_bags, max_share: expected on CPU")
+    shares = max_share.numpy()
+    if (shares != shares).any():
+        raise ValueError("max_share: some are NaN")
 
 
 def _check_bags(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
@@ -256,11 +257,13 @@ def _check_blocks(
         raise ValueError(f"inverse: expected contiguous [F, B] int64, got {inverse.dtype}")
     if inverse.shape[1] != matrix.shape[0]:
         raise ValueError(f"inverse: of {inverse.shape[1]} samples, the matrix has {len(matrix)}")
-    if len(blocks.start) and (
-        bool((torch.stack(blocks.vectors) < 0).any())
-        or int((blocks.start + blocks.num_rows * blocks.dim).max()) > rows.numel()
-        or int((blocks.column + blocks.dim).max()) > matrix.shape[1]
-        or int(blocks.group.max()) >= inverse.shape[0]
+    vectors = arrays(*blocks.vectors)
+    start, num_rows, dim, column, group = vectors
+    if len(start) and (
+        min(vector.min() for vector in vectors) < 0
+        or (start + num_rows * dim).max() > rows.numel()
+        or (column + dim).max() > matrix.shape[1]
+        or group.max() >= inverse.shape[0]
     ):
         raise ValueError("blocks: reach beyond the rows, the matrix or inverse")
     return choose_backend(backend, rows)
