@@ -111,7 +111,7 @@ def losses(model, optimizer, steps: list[KeyedJaggedTensor]) -> list[float]:
         loss, _ = model(step)
         loss.backward()
         optimizer.step()
-        seen.append(float(loss))
+        seen.append(float(loss.detach()))
     return seen
 
 
@@ -220,8 +220,23 @@ def checkpoints(reader: Reader) -> dict[str, bool]:
     claims["weights of ours in stock"] = same_state(reader["model"], stock)
     claims["optimizer of ours in stock"] = same_optimizers(reader["optimizer"], stock_optimizer)
     losses(reader["model"], reader["optimizer"], batches(20, 1))
-    steps = reader["qcomm"].state_dict()["steps"].values()
-    return claims | {"steps begin anew": [int(step) for step in steps] == [1]}
+    claims["steps go on"] = set(steps_of(reader)) == {13}
+    claims["another configuration is an error"] = "of another config: " in error_of_another(reader)
+    return claims
+
+
+def error_of_another(reader: Reader) -> str:
+    """Return what loading the page's checkpoint says where another configuration is not allowed."""
+    model, _ = reader["build"](qcomm := QComm.from_preset("int8"))
+    try:
+        dcp.load({"model": model, "trec_qcomm": qcomm}, checkpoint_id=reader["folder"])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def steps_of(reader: Reader) -> list[int]:
+    return [int(step) for step in reader["qcomm"].state_dict()["steps"].values()]
 
 
 def losses_of(model, steps: list[KeyedJaggedTensor]) -> list[float]:
@@ -267,7 +282,7 @@ def on_three_ranks(folder: str) -> dict[str, bool]:
     reader = Reader(folder)
     reader.run("The training")
     reader.run("Go on with another number of ranks")
-    steps = {int(step) for step in reader["qcomm"].state_dict()["steps"].values()}
+    steps = set(steps_of(reader))
     trained = losses(reader["model"], reader["optimizer"], batches(60, 2))
     return {"steps go on": steps == {12}, "it trains": all(map(bool, trained))}
 
