@@ -33,10 +33,9 @@ PAIRS = tuple(product(EVERY, EVERY))  # (receiver's, sender's)
 assert {codec.wire_id for codec in EVERY} == set(filter(registry.decoder, range(1, 240)))
 
 
-def _placed(codecs: list[Codec], num_rows: int, masks: Masks | None) -> PlacedFrames:
+def _placed(codecs: list[Codec], num_rows: int) -> PlacedFrames:
     plan = LAYOUT.plan_frames([0], 0, dict(zip(DIMS, codecs, strict=True)))
-    placed = plan.place(*in_matrix(plan, [num_rows], first_columns(plan), WIDTH))
-    return placed if masks is None else placed.with_masks(masks)
+    return plan.place(*in_matrix(plan, [num_rows], first_columns(plan), WIDTH))
 
 
 def _receive(frames: SealedFrames, placed: PlacedFrames, num_rows: int) -> Tensor:
@@ -70,15 +69,17 @@ def _case(pairs: list[tuple[Codec, Codec]], sound: bool, generator: torch.Genera
     """Send one frame; return whether it was decoded."""
     num_rows = int(torch.randint(6, (1,), generator=generator))
     rows = torch.randn(num_rows, WIDTH, generator=generator)
-    theirs = _placed([pair[1] for pair in pairs], num_rows, None)
+    theirs = _placed([pair[1] for pair in pairs], num_rows)
     masks = theirs.new_masks(rows.device)
     noise = torch.randint(256, masks.bits.shape, generator=generator)
     masks = Masks(noise.to(torch.uint8), masks.at)
     theirs = theirs.with_masks(masks)
     sent = encode_frames(rows, theirs, call=CALL, seed=1, traffic=_traffic())
     buffer = sent.buffer if sound else _damaged(sent.buffer, generator)
-    keeps_masks = int(torch.randint(2, (1,), generator=generator)) == 1
-    ours = _placed([pair[0] for pair in pairs], num_rows, masks if keeps_masks else None)
+    ours = _placed([pair[0] for pair in pairs], num_rows)
+    # A receiver whose own codec reads masks always has them.
+    if ours.reads_masks or int(torch.randint(2, (1,), generator=generator)):
+        ours = ours.with_masks(masks)
     frames = SealedFrames(buffer, sent.nbytes, CALL)
     try:
         out = _receive(frames, ours, num_rows)
