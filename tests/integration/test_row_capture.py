@@ -90,7 +90,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(folder):
-    return run_ranks(captured, 2, folder)
+    return run_ranks(captured, 2, folder, timeout_s=240)  # rank 1 waits while rank 0 analyzes
 
 
 def num_samples_of(steps):
