@@ -17,13 +17,12 @@ from torch import Tensor
 
 from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames, joined, label_of
 from trec_qcomm.comm.peers import Peers
-from trec_qcomm.comm.streams import sizes_stream
+from trec_qcomm.comm.sizes import exchange_sizes, exchange_tables
 from trec_qcomm.core import registry
 from trec_qcomm.core.checks import renaming_errors
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.segments import Encoded
-from trec_qcomm.core.transfer import download, upload
 from trec_qcomm.wire import frame
 
 _SEED_STRIDE = 0x1E3779B97F4A7C15
@@ -36,7 +35,7 @@ class SealedFrames:
     Args:
         buffer: [W] uint8.
         nbytes: P ints, the size of each frame.
-        call: number of the exchange, the same on all ranks.
+        call: number of the exchange, >= 0, the same on all ranks.
         announced: codec and size of each segment where both are known before the frames are read,
             see wire.frame.unseal.
         counts: P ints, the number of segments of each frame; empty where frames were received.
@@ -267,10 +266,13 @@ def start_exchange(
     if frame.is_on_gpu(sent.buffer):
         announced = frame.Announced(incoming.codecs, incoming.max_nbytes)
         if not fixed_size:
-            announced = _exchange_tables(peers, sent, incoming, traffic)
+            assert sent.announced is not None
+            announced = exchange_tables(
+                peers, sent.announced, sent.counts, incoming, sent.buffer.device, traffic
+            )
             _, sizes = frame.lay_out(announced.nbytes, incoming.plan.segments_per_frame)
     elif not fixed_size:
-        sizes = _exchange_sizes(peers, sent.nbytes, incoming, name)
+        sizes = exchange_sizes(peers, sent.nbytes, sent.call, incoming, name)
         traffic.header_nbytes += 8 * (pg.size() - 1)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.buffer.device)
     received = SealedFrames(buffer, sizes, sent.call, announced)
@@ -284,75 +286,6 @@ def start_exchange(
     )
     traffic.wire_s += perf_counter() - begin
     return PendingFrames(peers, work, sent, received, incoming, traffic, name)
-
-
-def _exchange_sizes(
-    peers: Peers, nbytes: list[int], incoming: PlacedFrames, name: str
-) -> list[int]:
-    """Return each peer's frame size; refuse a wrong one before memory is allocated for it."""
-    received = torch.empty(len(nbytes), dtype=torch.int64)
-    begin = perf_counter()
-    try:
-        dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=peers.pg)
-    except RuntimeError as error:
-        raise peers.lost(error, f"sizes of the {name}", since=begin) from error
-    limits = largest_nbytes(incoming)
-    bad = (received < 0) | (received > limits) | (received % 8 != 0)
-    if bool(bad.any()):
-        p = int(bad.nonzero()[0])
-        raise CorruptFrameError(
-            f"{int(received[p])} bytes announced, at most {int(limits[p])} expected",
-            rank=peers.ranks[p],
-        )
-    return received.tolist()
-
-
-def _exchange_tables(
-    peers: Peers, sent: SealedFrames, incoming: PlacedFrames, traffic: Traffic
-) -> frame.Announced:
-    """Return each segment's codec and size; refuse wrong ones before memory is allocated for them.
-
-    Both travel as one int64 word a segment. The host waits for the peers' words; no stream waits
-    for the host.
-    """
-    assert sent.announced is not None
-    plan, device = incoming.plan, sent.buffer.device
-    words = sent.announced.codecs << 32 | sent.announced.nbytes
-    with sizes_stream(device):
-        (words,) = upload(device, words)
-        received = torch.empty(len(plan.tables), dtype=torch.int64, device=device)
-        dist.all_to_all_single(
-            received,
-            words,
-            output_split_sizes=list(plan.segments_per_frame),
-            input_split_sizes=list(sent.counts),
-            group=peers.pg,
-        )
-        received = download(received)
-    traffic.header_nbytes += 8 * (sum(sent.counts) - sent.counts[peers.pg.rank()])
-    codecs, nbytes = received >> 32, received & 0xFFFFFFFF
-    bad = (nbytes > 2 * incoming.raw_nbytes + 4096) | (nbytes % 8 != 0) | (codecs > 255)
-    if bool(bad.any()):
-        s = int(bad.nonzero()[0])
-        raise CorruptFrameError(
-            f"{int(nbytes[s])} bytes of codec {int(codecs[s])} announced",
-            rank=peers.ranks[int(plan.frame[s])],
-            table=plan.tables[s],
-        )
-    return frame.Announced(codecs, nbytes)
-
-
-def largest_nbytes(placed: PlacedFrames) -> Tensor:
-    """Return [P] int64, the largest size in bytes that each frame may have.
-
-    It is twice the float32 bytes of the rows, and 4096 for the frame and for each segment. A frame
-    without segments is not sent, so it has 0.
-    """
-    counts = list(placed.plan.segments_per_frame)
-    limits = []
-    for raw, count in zip(torch.split(placed.raw_nbytes, counts), counts, strict=True):
-        limits.append(2 * int(raw.numpy().sum()) + 4096 * (1 + count) if count else 0)
-    return torch.tensor(limits, dtype=torch.int64)
 
 
 def _encode_group(

@@ -249,6 +249,29 @@ def test_a_dropped_batch_is_seen_by_the_peers():
     assert run_ranks(two_ops_and_a_dropped_batch, 2, timeout_s=60) == [True, True]
 
 
+def evaluating_while_the_other_trains():
+    """Return what each rank says in the exchange in which rank 1 does something else."""
+    layout, identity = layout_for(2), {f"t{t}": Identity() for t in range(len(DIMS))}
+    texts = []
+    for codec, exact in ((Rowwise(4), False), (Deflate(), False), (Deflate(), True)):
+        pair = DirectionCodecs(*({f"t{t}": codec for t in range(len(DIMS))},) * 2)
+        options = {"codecs": pair, "exact": DirectionCodecs(identity, identity), "name": "test"}
+        op = PooledAllToAll(dist.group.WORLD, layout, **options)
+        rows = matrix(op.rank, 4, layout.dim_sum(op.rank), 1)
+        op.start(rows, [2, 2], exact=exact).wait()  # so far all do the same
+        with torch.set_grad_enabled(op.rank == 0), pytest.raises(CorruptFrameError) as error:
+            op.start(rows, [2, 2], exact=exact and op.rank == 1).wait()
+        texts.append(str(error.value))
+    return texts
+
+
+@pytest.mark.dist
+def test_a_rank_that_evaluates_or_bypasses_while_others_train_is_seen():
+    for rank, texts in enumerate(run_ranks(evaluating_while_the_other_trains, 2, timeout_s=60)):
+        words = f"frame from rank {1 - rank}: of another call: the ranks are out of step"
+        assert texts == [words] * 3
+
+
 def noisy_rounds():
     """Return the decoded rows of three evaluations and two training steps, all of equal rows."""
     layout = Layout(((FeatureShard("a", "f", 0, 4), FeatureShard("b", "f", 0, 8)),))

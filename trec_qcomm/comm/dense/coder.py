@@ -13,15 +13,10 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals
-from trec_qcomm.comm.exchange import (
-    SealedFrames,
-    decode_frames,
-    decode_own,
-    encode_frames,
-    largest_nbytes,
-)
+from trec_qcomm.comm.exchange import SealedFrames, decode_frames, decode_own, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
+from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.wire import frame
 
@@ -44,7 +39,7 @@ class Message(NamedTuple):
 class GradientTolerances(Protocol):
     """Rule that sets the tolerances of the codec, such as thresholds, before values are encoded.
 
-    Rows have a rule of another shape, comm.rows.collective.RowTolerances: a table has one tolerance
+    Rows have a rule of another shape, comm.rows.tolerances.RowTolerances: a table has one tolerance
     a step, a parameter has one for each place of the algorithm that encodes.
     """
 

@@ -70,4 +70,4 @@ class PooledAllToAll(PooledCollective):
             sent_shape=(int((owned[0] * plan.forward_sent.dims).sum()),),
             result_shape=(int((sampled[0] * plan.forward_received.dims).sum()),),
         )
-        return self._start(rows, exchange, gradient_divisor)
+        return self._start(rows, exchange, gradient_divisor, exact)

@@ -30,6 +30,7 @@ from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout
+from trec_qcomm.comm.rows.tolerances import RowTolerances
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.codec import Codec
@@ -37,6 +38,7 @@ from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.ops.rank_sum import rank_sum
 
+_KIND_BITS = 3
 CACHED_BATCH_SHAPES = 32  # enough for the usual batch, an epoch's last one and evaluation
 
 
@@ -49,24 +51,6 @@ class DirectionCodecs:
 
     forward: Mapping[str, Codec]
     backward: Mapping[str, Codec]
-
-
-class RowTolerances(Protocol):
-    """Rule that sets the tolerances of one sender's forward codecs, step by step.
-
-    Gradients have a rule of another shape, see comm.dense.coder.GradientTolerances.
-    """
-
-    def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
-        """Look at the rows of a training step before they are encoded.
-
-        Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
-        """
-        ...
-
-    def tolerances(self, step: int) -> Tensor:
-        """Return [T] float64, in the order of `Layout.tables`; NaN where a codec has none."""
-        ...
 
 
 class RowObserver(Protocol):
@@ -138,6 +122,10 @@ class RowCollective(ABC):
         self.checks = DeferredChecks()  # errors in frames in a GPU's memory
         self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
         self._codecs = {False: codecs, True: exact}
+        self.has_fixed_size = {
+            "forward": all(codec.fixed_size for codec in codecs.forward.values()),
+            "backward": all(codec.fixed_size for codec in codecs.backward.values()),
+        }
         self._plans = {is_exact: self._make_plan(c) for is_exact, c in self._codecs.items()}
         for plan in self._plans.values():
             plan.check_masks(name)
@@ -163,7 +151,7 @@ class RowCollective(ABC):
         )
 
     def _start(
-        self, rows: Tensor, exchange: PlacedExchange, gradient_divisor: int
+        self, rows: Tensor, exchange: PlacedExchange, gradient_divisor: int, exact: bool
     ) -> "PendingRows":
         """Launch the exchange.
 
@@ -181,7 +169,13 @@ class RowCollective(ABC):
             self._num_evaluations += 1
             step = -self._num_evaluations
         call = _RowExchange(
-            self, exchange, gradient_divisor, step, self._tolerances_of(rows, exchange), rows.device
+            self,
+            exchange,
+            gradient_divisor,
+            exact,
+            step,
+            self._tolerances_of(rows, exchange),
+            rows.device,
         )
         if torch.is_grad_enabled() and exchange.backward_sent.reads_masks:
             with side_stream(rows.device):
@@ -219,14 +213,17 @@ class RowCollective(ABC):
                 other.backward_traffic,
             )
 
-    def next_exchange(self) -> int:
+    def next_exchange(self, kind: int) -> int:
         """Return the number of the exchange that begins.
 
         It is taken before anything can fail. So a rank that drops a batch stays out of step with
-        its peers, and they see it.
+        its peers, and they see it. Its lowest bits are the kind, so that a rank that evaluates is
+        told from ranks that train.
+
+        Args: kind: bits that say what the exchange is part of, see `_RowExchange._kind`.
         """
         self._num_exchanges += 1
-        return self._num_exchanges
+        return self._num_exchanges << _KIND_BITS | kind
 
 
 class PooledCollective(RowCollective):
@@ -257,7 +254,8 @@ class PooledCollective(RowCollective):
             gradient_divisor: number that the gradients are divided by when they are received.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        return self._start(rows, self._placed_exchange(tuple(batch_sizes), exact), gradient_divisor)
+        exchange = self._placed_exchange(tuple(batch_sizes), exact)
+        return self._start(rows, exchange, gradient_divisor, exact)
 
 
 class PendingRows:
@@ -294,6 +292,7 @@ class _RowExchange:
         op: the collective.
         exchange: the frames of this batch.
         gradient_divisor: number that the gradients are divided by.
+        exact: whether float32 is sent in place of what the config says.
         step: number of the step, negative in evaluation.
         tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
         device: where the rows lie.
@@ -306,6 +305,7 @@ class _RowExchange:
     op: RowCollective
     exchange: PlacedExchange
     gradient_divisor: int
+    exact: bool
     step: int
     tolerances: Tensor | None
     device: torch.device
@@ -330,6 +330,10 @@ class _RowExchange:
             return sent.with_masks(owned), received.with_masks(sampled)
         return sent.with_masks(sampled), received.with_masks(owned)
 
+    def _kind(self, direction: str) -> int:
+        """Return bits for: backward, evaluation, float32 in place of the config's codecs."""
+        return (direction == "backward") | (self.step < 0) << 1 | self.exact << 2
+
     def launch(self, values: Tensor, direction: str) -> None:
         """Encode the rows or gradients and start their exchange."""
         op, forward = self.op, direction == "forward"
@@ -348,13 +352,14 @@ class _RowExchange:
             frames = encode_frames(
                 values,
                 sent,
-                call=op.next_exchange(),
+                call=op.next_exchange(self._kind(direction)),
                 seed=op.noise_seed(self.step, direction, again),
                 traffic=traffic,
                 measure=op.measure_error,
                 tolerances=self.tolerances if forward else None,
             )
-            fixed_size = sent.fixed_size and received.fixed_size
+            # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
+            fixed_size = op.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
             self.pending = start_exchange(
                 op.peers,
                 frames,

@@ -124,7 +124,7 @@ class PooledReduceScatter(PooledCollective):
             result_shape=(size,),
             num_summands=self.world_size,
         )
-        return self._start(rows, exchange, gradient_divisor)
+        return self._start(rows, exchange, gradient_divisor, exact)
 
     def start_selected(
         self,
@@ -164,5 +164,5 @@ class PooledReduceScatter(PooledCollective):
             sent_shape=(sent.num_values,),
             result_shape=(received.num_values,),
         )
-        pending = self._start(take_rows(rows, sent), exchange, gradient_divisor)
+        pending = self._start(take_rows(rows, sent), exchange, gradient_divisor, exact)
         return PendingSum(pending, received, shape)

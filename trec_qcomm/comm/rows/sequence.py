@@ -67,4 +67,4 @@ class SequenceAllToAll(RowCollective):
             sent_shape=(int(rows_sent.sum()), self._dim),
             result_shape=(int(rows_received.sum()), self._dim),
         )
-        return self._start(rows, exchange, gradient_divisor)
+        return self._start(rows, exchange, gradient_divisor, exact)
