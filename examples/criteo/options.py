@@ -74,6 +74,8 @@ def check_options(options: argparse.Namespace) -> None:
             raise ValueError(f"{name} {value}: must be positive")
     if options.hash_buckets is not None and options.min_count is not None:
         raise ValueError("hash_buckets and min_count exclude one another")
+    if options.allow_changed_config and not options.resume:
+        raise ValueError("allow_changed_config needs resume")
     if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
         raise ValueError("checkpoint_every and resume need checkpoint_dir")
     if not is_stock(options.config) and not Path(options.config).is_file():
@@ -171,6 +173,12 @@ def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-dir", type=Path, default=None, help="a folder that all ranks see")
     add("--checkpoint-every", type=int, default=None, metavar="STEPS", help="and at the end")
     add("--resume", action="store_true", default=False, help="from the last one in the folder")
+    add(
+        "--allow-changed-config",
+        action="store_true",
+        default=False,
+        help="resume with another --config than the checkpoint's",
+    )
 
 
 def _config(text: str) -> str:

@@ -82,7 +82,8 @@ def run(options: argparse.Namespace) -> bool:
         identity = {
             name: str(value) for name, value in setup.items() if name not in NOT_OF_A_CHECKPOINT
         }
-        open_checkpoints(trainer, options.checkpoint_dir, identity, resume=options.resume)
+        how = {"resume": options.resume, "allow_changed_config": options.allow_changed_config}
+        open_checkpoints(trainer, options.checkpoint_dir, identity, **how)
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     batches = Batches(dataset.train, options.batch_size, drop_last=True, **ranks)
     if not len(batches):

@@ -74,22 +74,30 @@ class Trainer:
         """Write directory/step_N. Collective; the directory is one that all ranks see."""
         save(self.state(), directory, self.step)
 
-    def resume(self, directory: Path) -> None:
+    def resume(self, directory: Path, *, allow_changed_config: bool) -> None:
         """Continue from the last checkpoint that is whole. Collective.
 
-        Raises: ValueError: there is none.
+        Raises: ValueError: there is none, or it is of another config and that is not allowed.
         """
         folder = newest_sound(directory)
         for _, part in self.optimizer.optimizers:
             if isinstance(part, KeyedOptimizerWrapper):
                 part.init_state()  # DCP loads in place, and Adam has no state before its first step
         state = self.state()
+        if allow_changed_config and self.qcomm is not None:
+            state.pop("trec_qcomm")
+            self.qcomm.load_resized(folder, allow_changed_config=True)
         load(state, checkpoint_id=folder)
         self.step = int(state["step"])
 
 
 def open_checkpoints(
-    trainer: Trainer, directory: Path, identity: dict[str, str], *, resume: bool
+    trainer: Trainer,
+    directory: Path,
+    identity: dict[str, str],
+    *,
+    resume: bool,
+    allow_changed_config: bool = False,
 ) -> None:
     """Resume from the folder, or claim it for the training that `identity` describes. Collective.
 
@@ -107,7 +115,7 @@ def open_checkpoints(
     changed = [f"{k} {saved.get(k)} -> {v}" for k, v in identity.items() if saved.get(k) != v]
     if changed:
         raise EveryRankError(f"{file}: resumed with other options: {', '.join(changed)}")
-    trainer.resume(directory)
+    trainer.resume(directory, allow_changed_config=allow_changed_config)
 
 
 class StopRequest:

@@ -239,6 +239,7 @@ def check_tables(int8: Path, fp32: Path) -> None:
         ("--config bset", "config bset: neither a file nor one of"),
         ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
         ("--config stock --resume", "need checkpoint_dir"),
+        ("--config stock --allow-changed-config", "allow_changed_config needs resume"),
         ("--config stock --steps 0", "steps 0: must be positive"),
         ("--config stock --plan rows", "plan 'rows': neither a file nor one of"),
         ("--config stock --data absent.tsv", "absent.tsv: no such file, or a directory without"),
