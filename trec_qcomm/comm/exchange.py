@@ -22,7 +22,7 @@ from trec_qcomm.core import registry
 from trec_qcomm.core.checks import renaming_errors
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
-from trec_qcomm.core.segments import Encoded
+from trec_qcomm.core.segments import Encoded, int64_tensor
 from trec_qcomm.core.transfer import download, upload
 from trec_qcomm.wire import frame
 
@@ -293,7 +293,7 @@ def _exchange_sizes(
     received = torch.empty(len(nbytes), dtype=torch.int64)
     begin = perf_counter()
     try:
-        dist.all_to_all_single(received, torch.tensor(nbytes, dtype=torch.int64), group=peers.pg)
+        dist.all_to_all_single(received, int64_tensor(nbytes), group=peers.pg)
     except RuntimeError as error:
         raise peers.lost(error, f"sizes of the {name}", since=begin) from error
     limits = largest_nbytes(incoming)
@@ -352,7 +352,7 @@ def largest_nbytes(placed: PlacedFrames) -> Tensor:
     limits = []
     for raw, count in zip(torch.split(placed.raw_nbytes, counts), counts, strict=True):
         limits.append(2 * int(raw.numpy().sum()) + 4096 * (1 + count) if count else 0)
-    return torch.tensor(limits, dtype=torch.int64)
+    return int64_tensor(limits)
 
 
 def _encode_group(
