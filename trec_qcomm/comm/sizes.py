@@ -16,6 +16,7 @@ from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.streams import sizes_stream
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.core.transfer import download, upload
 from trec_qcomm.wire import frame
 
@@ -35,7 +36,7 @@ def exchange_sizes(
     Raises: CorruptFrameError.  LostPeerError.
     """
     call %= 2**16
-    words = torch.tensor(nbytes, dtype=torch.int64) | call << _SIZE_BITS
+    words = int64_tensor(nbytes) | call << _SIZE_BITS
     received = torch.empty_like(words)
     begin = perf_counter()
     try:
@@ -111,4 +112,4 @@ def largest_nbytes(placed: PlacedFrames) -> Tensor:
     limits = []
     for raw, count in zip(torch.split(placed.raw_nbytes, counts), counts, strict=True):
         limits.append(2 * int(raw.numpy().sum()) + 4096 * (1 + count) if count else 0)
-    return torch.tensor(limits, dtype=torch.int64)
+    return int64_tensor(limits)

@@ -7,7 +7,8 @@ segment is a strided block of a flat buffer, and nothing is copied into place.
 Shapes: S segments, R coded rows in all, D values a row, W payload bytes.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,14 @@ def aligned(nbytes: Tensor) -> Tensor:
 def mask_nbytes(dim: int) -> int:
     """Return the bytes of the mask of one row of `dim` values."""
     return (dim + 7) // 8
+
+
+def int64_tensor(numbers: Iterable[int]) -> Tensor:
+    """Return [n] int64 of n ints. torch.tensor takes a microsecond for each of them."""
+    memory = array("q", numbers)
+    if not memory:  # which frombuffer refuses
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.frombuffer(memory, dtype=torch.int64)
 
 
 def exclusive_cumsum(counts: Tensor) -> Tensor:

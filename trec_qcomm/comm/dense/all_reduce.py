@@ -33,6 +33,7 @@ from trec_qcomm.comm.dense.ring import ring
 from trec_qcomm.comm.dense.two_shot import two_shot
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.core.segments import int64_tensor
 
 Algorithm = Literal["ring", "recursive_doubling", "two_shot"]
 ALGORITHMS: dict[Algorithm, Callable[[MessageCoder, Tensor], Rounds]] = {
@@ -239,9 +240,9 @@ class Reduction:
         return tuple(self._first_numbers[parameter.name] for parameter in parameters)
 
     def _add_traffic(self, coder: MessageCoder, numel: int) -> None:
-        raw = torch.tensor([ring_nbytes(numel, self.world_size)])
-        payload = torch.tensor([coder.sent_nbytes - coder.header_nbytes])
-        self.traffic.add_bytes(torch.tensor([0]), raw, payload, coder.header_nbytes)
+        raw = int64_tensor([ring_nbytes(numel, self.world_size)])
+        payload = int64_tensor([coder.sent_nbytes - coder.header_nbytes])
+        self.traffic.add_bytes(int64_tensor([0]), raw, payload, coder.header_nbytes)
         if len(coder.traffic.max_abs_err):
             worst = coder.traffic.max_abs_err.amax(0, keepdim=True)
             self.traffic.max_abs_err.copy_(torch.maximum(self.traffic.max_abs_err, worst))

@@ -4,8 +4,8 @@ Shapes: B_r samples of rank r, B their sum; D_r columns of rank r, D their sum; 
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
-import torch
 from torch import Tensor
 
 from trec_qcomm.comm.rows.collective import (
@@ -15,6 +15,7 @@ from trec_qcomm.comm.rows.collective import (
 )
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import first_columns, in_matrix, packed, side_by_side
+from trec_qcomm.core.segments import int64_tensor
 
 
 class PooledAllToAll(PooledCollective):
@@ -60,8 +61,8 @@ class PooledAllToAll(PooledCollective):
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         plan = self._plans[exact]
-        owned = packed(plan.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))
-        sampled = packed(plan.forward_received, torch.tensor(rows_received, dtype=torch.int64))
+        owned = packed(plan.forward_sent, int64_tensor(chain.from_iterable(rows_sent)))
+        sampled = packed(plan.forward_received, int64_tensor(rows_received))
         exchange = PlacedExchange(
             forward_sent=plan.forward_sent.place(*owned),
             forward_received=plan.forward_received.place(*sampled),

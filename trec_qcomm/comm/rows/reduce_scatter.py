@@ -11,9 +11,9 @@ Shapes: B_r samples of rank r, B their sum; D columns, equal on all P ranks.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from trec_qcomm.comm.rows.collective import (
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
 from trec_qcomm.comm.rows.selected import PendingSum, take_rows
+from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.ops.rows import Rows
 
 
@@ -109,8 +110,8 @@ class PooledReduceScatter(PooledCollective):
         if plan is None:
             plan = self._repeated_plan(self._codecs[exact], repeats)
             self._variable_plans[exact, repeats] = plan
-        owned = packed(plan.forward_sent, torch.tensor(rows_sent, dtype=torch.int64).view(-1))
-        rows_received = torch.tensor(rows_sent[self.rank], dtype=torch.int64)
+        owned = packed(plan.forward_sent, int64_tensor(chain.from_iterable(rows_sent)))
+        rows_received = int64_tensor(rows_sent[self.rank])
         gradient = packed(plan.backward_sent, rows_received)
         size = int((rows_received * plan.backward_sent.dims).sum())
         exchange = PlacedExchange(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.compat import BaseEmbeddingDist, EmbeddingShardingContext
 from trec_qcomm.integration.embedding.dists import (
     CodedAllToAll,
@@ -52,7 +53,7 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         sizes = batch_sizes(received, ctx.batch_size_per_rank, self._num_ranks)
         outgoing = rows_to_send(received.lengths() != 0, sizes, self._dims, variable=variable)
         incoming, shape = rows_to_expect(sent, self._dims, self._num_ranks, variable=variable)
-        expected = torch.tensor(sent.num_bags, dtype=torch.int64).view(self._num_ranks, -1)
+        expected = int64_tensor(sent.num_bags).view(self._num_ranks, -1)
         if notes.merged is not None:
             whole = torch.full_like(expected, batch_size_of(notes.merged))
             self._count_left_out(whole, whole, outgoing.counts, incoming.counts)

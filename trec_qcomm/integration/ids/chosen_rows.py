@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import exclusive_cumsum
+from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.batch_notes import SentIds
 from trec_qcomm.ops.rows import Rows, choose
@@ -31,7 +31,7 @@ def batch_sizes(received: KeyedJaggedTensor, per_rank: Sequence[int], num_ranks:
         sizes = received.stride_per_key_per_rank()
         return torch.tensor([list(row) for row in sizes], dtype=torch.int64)
     even = [received.stride() // num_ranks] * num_ranks
-    return torch.tensor(list(per_rank) or even, dtype=torch.int64).repeat(num_features, 1)
+    return int64_tensor(list(per_rank) or even).repeat(num_features, 1)
 
 
 def rows_to_send(chosen: Tensor, sizes: Tensor, dims: Tensor, *, variable: bool) -> Rows:
@@ -66,7 +66,7 @@ def rows_to_expect(
         dims: [F] int64, the length of each feature's rows
         variable: whether the result has a batch size for every feature
     """
-    num_rows = torch.tensor(sent.num_bags, dtype=torch.int64)
+    num_rows = int64_tensor(sent.num_bags)
     num_samples, width = num_rows[: len(dims)], int(dims.sum())
     if variable:
         start, stride = exclusive_cumsum(num_samples * dims)[:-1], dims

@@ -5,13 +5,15 @@ Ids travel as in TorchRec.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.compat.private import inner_dist, input_dist_tensors, process_group
 from trec_qcomm.integration.ids.batch_notes import SentIds, notes_on
+
+_FIRST = int64_tensor([0])  # ids are counted under one table
 
 
 def record_sent_ids(input_dist: Any, traffic: Traffic) -> None:
@@ -33,12 +35,12 @@ def record_sent_ids(input_dist: Any, traffic: Traffic) -> None:
             for splits, tensor in splits_and_tensors
         )
         num_sizes = len(splits_and_tensors) + (not features.variable_stride_per_key())
-        count = torch.tensor([nbytes + 8 * num_sizes * (world_size - 1)])
-        traffic.add_bytes(torch.tensor([0]), count, count, 0)
+        count = int64_tensor([nbytes + 8 * num_sizes * (world_size - 1)])
+        traffic.add_bytes(_FIRST, count, count, 0)
         notes = notes_on(input_dist)
         if notes.repetition is not None:
             left_out = round(nbytes * (notes.repetition.nbytes_ratio - 1))
-            traffic.add_left_out(torch.tensor([0]), torch.tensor([left_out]))
+            traffic.add_left_out(_FIRST, int64_tensor([left_out]))
         notes.sent = SentIds(
             features.length_per_key(), features.stride_per_key(), features.lengths()
         )
@@ -54,7 +56,7 @@ def count_remapped_ids(output_dist: Any, traffic: Traffic) -> None:
         rank = process_group(inner_dist(output_dist)).rank()
         splits = context.output_splits
         num_ids = sum(splits) - splits[rank]
-        count = torch.tensor([num_ids * ids.element_size() * (ids.numel() // max(len(ids), 1))])
-        traffic.add_bytes(torch.tensor([0]), count, count, 0)
+        count = int64_tensor([num_ids * ids.element_size() * (ids.numel() // max(len(ids), 1))])
+        traffic.add_bytes(_FIRST, count, count, 0)
 
     output_dist.register_forward_hook(after)

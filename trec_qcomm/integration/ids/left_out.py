@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.layout import FeatureShard
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.batch_notes import MergedBags, notes_on
 
@@ -59,8 +60,8 @@ def add_left_out(traffic: Traffic, shards: Sequence[FeatureShard], num_rows: Ten
         num_rows: [F] int64, rows of each shard that are left out
     """
     numbers = {table: number for number, table in enumerate(traffic.tables)}
-    table = torch.tensor([numbers[shard.table] for shard in shards], dtype=torch.int64)
-    dims = torch.tensor([shard.dim for shard in shards], dtype=torch.int64)
+    table = int64_tensor([numbers[shard.table] for shard in shards])
+    dims = int64_tensor([shard.dim for shard in shards])
     traffic.add_left_out(table, 4 * dims * num_rows.clamp(min=0))
 
 
@@ -91,8 +92,8 @@ def count_left_out(output_dist: nn.Module, collective: RowCollective) -> None:
         sent = context.batch_size_per_rank_per_feature
         if shards_by_rank[rank] and sent:
             peers = [peer for peer in range(len(shards_by_rank)) if peer != rank]
-            whole = torch.tensor([sizes[peer] for peer in peers], dtype=torch.int64)[:, None]
-            distinct = torch.tensor([sent[peer] for peer in peers], dtype=torch.int64)
+            whole = int64_tensor([sizes[peer] for peer in peers])[:, None]
+            distinct = int64_tensor(n for peer in peers for n in sent[peer])
             left_out = whole - distinct.view(len(peers), len(shards_by_rank[rank]))
             counter = collective.forward_traffic
             add_left_out(counter, shards_by_rank[rank], left_out.clamp(min=0).sum(0))

@@ -10,6 +10,7 @@ backward.
 Shapes: F features with rows of D_f values, W in all; P ranks; B bags in all, M of the largest one.
 """
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.selected import take_rows
+from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.compat import SplitTableBatchedEmbeddingBagsCodegen
 from trec_qcomm.ops.rows import Rows, choose
 
@@ -41,7 +43,7 @@ def _pad(lookup: Any) -> None:
         waiting.clear()
         if options.get(_SIZES) is None or options.get("vbe_output") is not None:
             return None
-        sizes = torch.tensor(options[_SIZES], dtype=torch.int64).view(len(dims), -1)
+        sizes = int64_tensor(chain.from_iterable(options[_SIZES])).view(len(dims), -1)
         waiting.append(sizes)
         offsets = padded_offsets(options["offsets"], sizes.sum(1))
         return args, options | {"offsets": offsets, _SIZES: None}
