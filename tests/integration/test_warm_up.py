@@ -15,7 +15,7 @@ from trec_qcomm import Config, ErrorBounded, QComm, Rowwise, TableRule, load_pre
 from trec_qcomm.integration import warm_up
 from trec_qcomm.kernels.once import Job
 
-TRAINED = ("best", "dual_level")
+TRAINED = ("best",)
 
 
 def signatures() -> set[tuple[str, str]]:

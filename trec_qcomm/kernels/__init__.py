@@ -4,8 +4,8 @@
     @inner          one that only kernels call; `@inner(forceinline=True)` takes options of numba
 
 Compiled kernels are files in `cache.folder()`. An inner function is compiled into each kernel that
-calls it, without a file and without the code that takes Python objects: with both, compiling
-takes a fifth longer. Called from Python it runs as plain Python.
+calls it, without a file and without the code that takes Python objects, which saves compiling them.
+Called from Python it runs as plain Python.
 
 Knows: numba, files. Does not know: what kernels do.
 """
@@ -22,21 +22,12 @@ from trec_qcomm.kernels import cache
 Function = Callable[..., Any]
 
 
-def njit(*, cache: bool = False, **options: Any) -> Callable[[Function], Any]:
-    """Return a decorator like numba's njit, with the cache in the folder of this package."""
-
-    def decorate(function: Function) -> Any:
-        dispatcher = numba.njit(no_cfunc_wrapper=True, **options)(function)
-        if cache and not numba.config.DISABLE_JIT:
-            _keep_on_disk(dispatcher)
-        return dispatcher
-
-    return decorate
-
-
 def kernel(function: Function) -> Any:
     """Compile a function that Python calls, and keep it on disk. It runs without the GIL."""
-    return njit(nogil=True, cache=True)(function)
+    dispatcher = numba.njit(nogil=True, no_cfunc_wrapper=True)(function)
+    if not numba.config.DISABLE_JIT:
+        _keep_on_disk(dispatcher)
+    return dispatcher
 
 
 def inner(function: Function | None = None, **options: Any) -> Any:

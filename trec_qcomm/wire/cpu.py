@@ -5,7 +5,7 @@ Shapes: P frames, S segments in all; the arguments are those of frame.py as nump
 
 import numpy as np
 
-from trec_qcomm.kernels import njit
+from trec_qcomm.kernels import inner, kernel
 
 OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_LAYOUT = 0, 1, 2, 3, 4
 BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT, BAD_CALL = 5, 6, 7, 8, 9
@@ -16,7 +16,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 1024  # words of 8 bytes in a block of the checksum
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _mix(z):
     """Return a uint64 that depends on every bit of z, one to one. z: uint64, or an array of it."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -24,16 +24,16 @@ def _mix(z):
     return z ^ (z >> np.uint64(31))
 
 
-_KEYS = _mix.py_func(np.arange(1, _BLOCK + 1, dtype=np.uint64) * _STEP)
+_KEYS = _mix(np.arange(1, _BLOCK + 1, dtype=np.uint64) * _STEP)
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _term(word, key):
     x = word ^ key
     return x + (x >> np.uint64(32)) * (x & np.uint64(0xFFFFFFFF))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def checksum(words):
     """Return the checksum, uint64, of one frame; see frame.checksum. words: [..] uint64."""
     total = np.uint64(0)
@@ -47,7 +47,7 @@ def checksum(words):
     return total
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _write_header(words, frame_nbytes, layout, call, codecs, num_rows, nbytes):
     """Write a header and segment table, with 0 as the checksum. words: [..] uint32, a frame."""
     count = codecs.size
@@ -63,7 +63,7 @@ def _write_header(words, frame_nbytes, layout, call, codecs, num_rows, nbytes):
         words[8 + 3 * count] = np.uint32(0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
     """Write headers, segment tables and checksums; see frame.seal."""
     begin, first = 0, 0
@@ -80,7 +80,7 @@ def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
         begin, first = begin + frame_nbytes[p], end
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def write_headers(headers, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
     """Write headers and segment tables one behind the other, checksums 0. headers: [H] uint8."""
     begin, first = 0, 0
@@ -96,7 +96,7 @@ def write_headers(headers, frame_nbytes, counts, layouts, call, codecs, num_rows
         begin, first = begin + size, end
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbytes):
     """Check one frame and fill codecs, at, nbytes. Return (reason, its segment or -1)."""
     if frame.size < 32 or frame.size % 8:
@@ -134,7 +134,7 @@ def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbyte
     return OK, -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unseal(buffer, frame_nbytes, counts, layouts, call, num_rows, codecs, at, nbytes):
     """Check P frames and fill codecs, at, nbytes. Return (reason, frame, segment or -1)."""
     begin, first = 0, 0
@@ -160,7 +160,7 @@ def unseal(buffer, frame_nbytes, counts, layouts, call, num_rows, codecs, at, nb
     return OK, -1, -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def compact(buffer, old, new, nbytes):
     """Move segment s from old[s] down to new[s] <= old[s], in order."""
     for s in range(old.size):

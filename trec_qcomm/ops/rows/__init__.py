@@ -103,7 +103,11 @@ def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = N
     elif backend == "gpu":
         gpu_kernels(__name__).take(values, rows, out, vector=_vector(rows))
     else:
-        cpu.take(*arrays(values, rows.position, exclusive_cumsum(rows.counts), rows.dim, out))
+        cpu.take(
+            *arrays(
+                values, rows.position, exclusive_cumsum(rows.counts), rows.dim.contiguous(), out
+            )
+        )
 
 
 def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
@@ -127,7 +131,11 @@ def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = No
             packed, rows, out, destinations, rows.groups.number, vector=_vector(rows)
         )
     else:
-        cpu.add(*arrays(packed, rows.position, exclusive_cumsum(rows.counts), rows.dim, out))
+        cpu.add(
+            *arrays(
+                packed, rows.position, exclusive_cumsum(rows.counts), rows.dim.contiguous(), out
+            )
+        )
 
 
 def _vector(rows: Rows) -> int:

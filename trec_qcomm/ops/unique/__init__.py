@@ -81,7 +81,9 @@ def unique_bags(
     first, inverse = torch.empty(2, len(lengths), dtype=torch.int64)
     counts = torch.empty_like(num_bags)
     most = int(num_bags.max()) if len(num_bags) else 0
-    bags = (tensor.numpy() for tensor in (values, lengths, num_bags, max_share, bits))
+    # Contiguous: another layout is another type, for which a kernel would be compiled again.
+    inputs = (values, lengths, num_bags, max_share, bits)
+    bags = (tensor.contiguous().numpy() for tensor in inputs)
     written = (tensor.numpy() for tensor in (first, counts, inverse))
     total = cpu.unique_bags(*bags, _hash_table(most), most, *written)
     if total < 0:
