@@ -10,7 +10,6 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ class Phases:
     def __init__(self, file: Path, fault: str | None, phase: str) -> None:
         self.file, self.fault, self.phase = file, fault, phase
         self._seen: set[str] = set()
+        self._is_finished = False
 
     def reach(self, phase: str) -> None:
         """Write the mark of a phase, once, and let the fault happen if it is due."""
@@ -41,6 +41,15 @@ class Phases:
         if self.fault is not None and phase == self.phase:
             self._mark("fault")
             _happen(self.fault)
+
+    def finish(self) -> None:
+        """Note that the training came to its end."""
+        self._is_finished = True
+
+    def leave(self, *_: Any) -> None:
+        """Reach the phase "end", unless the process group is left because of an error."""
+        if self._is_finished:
+            self.reach("end")
 
     def _mark(self, name: str) -> None:
         with self.file.open("a") as lines:
@@ -79,7 +88,8 @@ def install(phases: Phases) -> None:
     _before(train, "build_trainer", lambda *_: phases.reach("startup"))
     _before(Trainer, "train_step", functools.partial(_before_step, phases))
     _before(Trainer, "predict", functools.partial(_before_evaluation, phases))
-    _before(dist, "destroy_process_group", lambda *_: sys.exc_info()[0] or phases.reach("end"))
+    _after(train, "run", phases.finish)
+    _before(dist, "destroy_process_group", phases.leave)
     calls: list[None] = []
 
     def before_write(*_: Any) -> None:
@@ -97,6 +107,18 @@ def _before(owner: Any, name: str, call: _Function) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         call(*args)
         return function(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _after(owner: Any, name: str, call: _Function) -> None:
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        call()
+        return result
 
     setattr(owner, name, wrapped)
 

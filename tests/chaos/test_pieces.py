@@ -45,7 +45,8 @@ def test_cases_have_names_of_their_own_and_follow_the_one_without_a_fault():
 
 def test_the_words_are_those_of_the_last_error():
     assert last_error(LOG).startswith("RuntimeError: [/a/b/gloo")
-    assert last_error("all is well\n") == ""
+    assert last_error("all is well\nerrors: 0\n") == ""
+    assert last_error("error: rank 1: lost rank 0\n") == "error: rank 1: lost rank 0"
     assert last_error(f"{LOG}error: rank 1: no rows\n") == "error: rank 1: no rows"
     assert last_error("torch.distributed.DistStoreError: Timed out\n").startswith("torch.dist")
 

@@ -145,3 +145,25 @@ def test_a_sum_of_bounded_values_needs_a_bound_to_divide():
     codecs = {"a": Unbounded(), "b": Identity(), "c": Identity()}
     with pytest.raises(ValueError, match=r"table 'a': .* is BOUNDED and has no tolerance"):
         send(codecs, num_summands=2)
+
+
+def test_lost_values_are_counted_by_table_and_told_once():
+    rows = ROWS.clone()
+    rows[2, 9] = 1e20  # of table c
+    _, traffic = send({"a": Rowwise(4), "b": Rowwise(4), "c": ErrorBounded(0.01)}, rows)
+    assert traffic.num_flushed.tolist() == [0, 0, 6 * 7 - 1]
+    assert kind_stats([traffic]).tables["c"].num_flushed == 6 * 7 - 1
+    assert traffic.newly_flushed == ["c"]
+    traffic.newly_flushed.clear()
+    traffic.reset()
+    assert traffic.num_flushed.tolist() == [0, 0, 0]
+    traffic.add_flushed(torch.tensor([2, 0, 1]), torch.tensor([3, 0, 4]))
+    assert traffic.newly_flushed == ["b"]
+    assert traffic.num_flushed.tolist() == [0, 4, 3]
+
+
+def test_ordinary_rows_lose_nothing():
+    codecs = {"a": Rowwise(4), "b": Rowwise(2), "c": ErrorBounded(0.05)}
+    _, traffic = send(codecs)
+    assert traffic.num_flushed.tolist() == [0, 0, 0]
+    assert traffic.newly_flushed == []

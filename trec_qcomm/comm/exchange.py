@@ -87,6 +87,8 @@ def encode_frames(
         encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
         nbytes_by_group.append(encoded.nbytes)
         timer.add_to(group.label)
+        if encoded.flushed is not None:
+            traffic.add_flushed(plan.table[group.members], encoded.flushed)
         if measure:
             _record_error(values, encoded, group, placed, traffic)
             timer.restart()

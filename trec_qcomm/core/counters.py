@@ -30,6 +30,10 @@ class Traffic:
         self.distinct_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
         self.wire_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
         self.max_abs_err = torch.empty(len(self.tables))
+        self.num_flushed = torch.zeros(len(self.tables), dtype=torch.int64)
+        # Tables whose first flushed values nobody was told of; a reset does not forget who was.
+        self.newly_flushed: list[str] = []
+        self._ever_flushed: set[str] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -43,6 +47,7 @@ class Traffic:
         self.distinct_nbytes.zero_()
         self.wire_nbytes.zero_()
         self.max_abs_err.fill_(-1.0)  # not measured
+        self.num_flushed.zero_()
         self.encode_s: dict[str, float] = defaultdict(float)
         self.decode_s: dict[str, float] = defaultdict(float)
         self.wire_s = 0.0
@@ -61,6 +66,16 @@ class Traffic:
         self.raw_nbytes.index_add_(0, table, sent)
         self.distinct_nbytes.index_add_(0, table, sent)
         self.wire_nbytes.index_add_(0, table, wire)
+
+    def add_flushed(self, table: Tensor, num_values: Tensor) -> None:
+        """Count values that were lost beside much larger ones, see core.stats.TableStats.
+
+        Args: table: [S] int64, number of the table of each segment.  num_values: [S] int64.
+        """
+        self.num_flushed.index_add_(0, table, num_values)
+        names = {self.tables[t] for t in table[num_values > 0].tolist()} - self._ever_flushed
+        self.newly_flushed += sorted(names)
+        self._ever_flushed |= names
 
     def add_left_out(self, table: Tensor, nbytes: Tensor) -> None:
         """Add rows that were not sent to the raw bytes.
@@ -158,6 +173,7 @@ def _by_table(traffics: Sequence[Traffic]) -> dict[str, TableStats]:
             distinct_nbytes=sum(int(traffic.distinct_nbytes[t]) for traffic, t in rows),
             wire_nbytes=sum(int(traffic.wire_nbytes[t]) for traffic, t in rows),
             max_abs_err=_largest([traffic.max_abs_err[t] for traffic, t in rows]),
+            num_flushed=sum(int(traffic.num_flushed[t]) for traffic, t in rows),
         )
         for name, rows in places.items()
     }

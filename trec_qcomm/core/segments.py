@@ -214,8 +214,11 @@ class Encoded:
         payload: [W] uint8.
         at: [S] int64 on CPU: segment s is payload[at[s] : at[s] + nbytes[s]].
         nbytes: [S] int64 on CPU, multiples of `ALIGNMENT`.
+        flushed: [S] int64 on CPU, number of flushed values (core.stats.TableStats) of each segment;
+            None where an encoder found none, or does not look for them.
     """
 
     payload: Tensor
     at: Tensor
     nbytes: Tensor
+    flushed: Tensor | None = None

@@ -31,12 +31,18 @@ class TableStats:
     Args:
         raw_nbytes, distinct_nbytes, wire_nbytes: bytes, as in KindStats.
         max_abs_err: largest absolute error; None unless the config's measure_error is true.
+        num_flushed: number of values that were lost, because another value of their row (rowwise)
+            or of their segment (error_bounded with a relative bound) is so large: they are not 0
+            and less than 1/256 of the step that they were rounded with, as are three quarters of
+            all values there that are not 0. Rows that stay on this rank count, too. A sample
+            decides where to count, so it may be less. On a GPU it is not counted and stays 0.
     """
 
     raw_nbytes: int = 0
     distinct_nbytes: int = 0
     wire_nbytes: int = 0
     max_abs_err: float | None = None
+    num_flushed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ Knows: frame plans, exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.ops.rank_sum import rank_sum
 
+_log = logging.getLogger(__name__)
 _KIND_BITS = 3
 CACHED_BATCH_SHAPES = 32  # enough for the usual batch, an epoch's last one and evaluation
 
@@ -213,6 +215,18 @@ class RowCollective(ABC):
                 other.backward_traffic,
             )
 
+    def warn_of_flushed(self, traffic: Traffic, direction: str, step: int) -> None:
+        """Log, once for a table and direction, that values were lost beside much larger ones."""
+        when = f"step {step}" if step >= 0 else "evaluation"
+        for table in traffic.newly_flushed:
+            t = traffic.tables.index(table)
+            _log.warning(
+                "table %r, %s, %s: rank %d loses %d values beside a far larger one; stats() has "
+                "the table's num_flushed (said once)",
+                table, direction, when, self._global_rank, int(traffic.num_flushed[t]),
+            )  # fmt: skip
+        traffic.newly_flushed.clear()
+
     def next_exchange(self, kind: int) -> int:
         """Return the number of the exchange that begins.
 
@@ -358,6 +372,8 @@ class _RowExchange:
                 measure=op.measure_error,
                 tolerances=self.tolerances if forward else None,
             )
+            if traffic.newly_flushed:
+                op.warn_of_flushed(traffic, direction, self.step)
             # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
             fixed_size = op.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
             self.pending = start_exchange(

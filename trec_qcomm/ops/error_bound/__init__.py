@@ -106,11 +106,12 @@ def encode(
         bounds.numpy(),
         relative,
     )
+    flushed = np.empty_like(sizes)
     if encoder == "bitpack":
-        cpu.encode(*arguments, sizes)
+        cpu.encode(*arguments, sizes, flushed)
     else:
-        segment_encoders.encode(*arguments, sizes, ENCODERS[encoder])
-    return Encoded(payload, at, nbytes)
+        segment_encoders.encode(*arguments, sizes, flushed, ENCODERS[encoder])
+    return Encoded(payload, at, nbytes, torch.from_numpy(flushed) if flushed.any() else None)
 
 
 def decode(

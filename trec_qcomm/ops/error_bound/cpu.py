@@ -156,7 +156,7 @@ def raw_nbytes(num_values):
 def _encode_segment(
     values, start, stride, dim, num_values, requested_bound, relative, out, positions, scratch
 ):
-    """Write one segment to out, which has max_nbytes. Return its nbytes."""
+    """Write one segment to out, which has max_nbytes. Return (nbytes, number of flushed values)."""
     width, bound, step, inverse = begin_segment(
         values, start, stride, dim, num_values, requested_bound, relative
     )
@@ -168,10 +168,22 @@ def _encode_segment(
             values, start, stride, dim, num_values, bound, step, inverse,
             out[HEADER_NBYTES:room], positions, scratch,
         )  # fmt: skip
-    return end_segment(
+    nbytes = end_segment(
         values, start, stride, dim, num_values, width, step, BITPACK, nbytes, num_verbatim,
         positions, out,
     )  # fmt: skip
+    return nbytes, flushed_values(values, start, stride, dim, num_values, step, relative, out)
+
+
+@inner
+def flushed_values(values, start, stride, dim, num_values, step, relative, out):
+    """Return the number of flushed values of a segment that was written to out.
+
+    A bound that is not relative was chosen with its consequences. A raw segment is exact.
+    """
+    if not relative or step == 0 or (out[4] & 15) == RAW:
+        return np.int64(0)
+    return quantizer.count_flushed(values, start, stride, dim, num_values, step)
 
 
 @inner
@@ -199,15 +211,20 @@ def positions_scratch(offsets, dim):
 
 
 @kernel
-def encode(values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes):
-    """Write every segment to payload[at:], at most max_nbytes [S] each; nbytes [S] is filled."""
+def encode(
+    values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, flushed
+):
+    """Write every segment to payload[at:], at most max_nbytes [S] each.
+
+    Args: nbytes, flushed: [S] int64, filled with sizes and with numbers of flushed values.
+    """
     positions, scratch = positions_scratch(offsets, dim), group_scratch()
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
-        nbytes[s] = 0
+        nbytes[s], flushed[s] = 0, 0
         if num_values:
             out = payload[at[s] : at[s] + max_nbytes[s]]
-            nbytes[s] = _encode_segment(
+            nbytes[s], flushed[s] = _encode_segment(
                 values, start[s], stride[s], dim, num_values, bounds[s], relative, out, positions,
                 scratch,
             )  # fmt: skip

@@ -100,13 +100,14 @@ def quantize_and_encode(
 
 @kernel
 def encode(
-    values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, encoder
-):
+    values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, flushed,
+    encoder,
+):  # fmt: skip
     """Do what cpu.encode does, with `encoder`, one of VECTOR_LZ, RANS, AUTO."""
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
-        nbytes[s] = 0
+        nbytes[s], flushed[s] = 0, 0
         if num_values == 0:
             continue
         width, bound, step, inverse = cpu.begin_segment(
@@ -124,6 +125,9 @@ def encode(
             values, start[s], stride[s], dim, num_values, width, step, kind, size, num_verbatim,
             segment_positions, out,
         )  # fmt: skip
+        flushed[s] = cpu.flushed_values(
+            values, start[s], stride[s], dim, num_values, step, relative, out
+        )
 
 
 @inner

@@ -11,6 +11,7 @@ Source: Yang et al. 2020 (row-wise min/max quantization); scaling, rounding and 
 """
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
@@ -69,8 +70,10 @@ def encode(
     where = (*arrays(values), *segments.arrays, segments.dim, *arrays(payload, at))
     seeds = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
     numbers = arrays(segments.first_numbers)
-    nonfinite = cpu.encode(*where, bits, stochastic, *numbers, *seeds)
-    return Encoded(payload, at, sizes), int(nonfinite)
+    counts = np.zeros(segments.num_segments, np.int64)
+    nonfinite = cpu.encode(*where, bits, stochastic, *numbers, *seeds, counts)
+    flushed = torch.from_numpy(counts) if counts.any() else None
+    return Encoded(payload, at, sizes, flushed), int(nonfinite)
 
 
 def decode(

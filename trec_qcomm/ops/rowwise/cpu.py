@@ -11,6 +11,7 @@ import numpy as np
 from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
 from trec_qcomm.ops.float16 import half_bits_down, half_bits_up, half_value
+from trec_qcomm.ops.rowwise.flushed import coarsest_ordinary, count_flushed
 
 MIN_EXPONENT, MAX_EXPONENT = -114, 162
 
@@ -224,9 +225,12 @@ def _grids(first, second, top, lows, highs, finite, low_bits, scale_bits, invers
 @inner
 def _codes(
     values, start, stride, dim, factors, lows, inverses, levels, finite, payload, codes_at, bits,
-    stochastic, number, seed_low, seed_high,
+    stochastic, number, seed_low, seed_high, look_below, flushed,
 ):  # fmt: skip
-    """Quantize and pack every row of a group. codes_at, number: [T].  factors: [T, 2]."""
+    """Quantize and pack every row of a group.
+
+    Args: codes_at, number, look_below: [T].  factors: [T, 2].  flushed: [T] int64, raised.
+    """
     top = (1 << bits) - 1
     width = (dim * bits + 7) // 8
     q = np.zeros(dim + 8, np.uint8)  # zero beyond dim: the padding of a row's last byte
@@ -245,22 +249,27 @@ def _codes(
                 _quantize(values, begin, dim, first, second, low, inverse, level, q)
             if not finite[t, i]:
                 _mark_nonfinite(values, begin, dim, top, q)
+            if 0 < inverse <= look_below[t]:
+                flushed[t] += count_flushed(values, begin, dim, first, second, inverse)
             _pack(q, bits, payload, place, width)
 
 
 @kernel
 def encode(
-    values, offsets, start, stride, dim, payload, at, bits, stochastic, numbers, seed_low, seed_high
-):
+    values, offsets, start, stride, dim, payload, at, bits, stochastic, numbers, seed_low,
+    seed_high, flushed,
+):  # fmt: skip
     """Write the segments; return the first one that holds NaN or inf, or -1.
 
     Args: numbers: [S], the number of each segment's first value, for the dither.
+        flushed: [S] int64, zeros, which become the number of flushed values.
     """
     most_segments, most_rows = largest_group(offsets, start, stride, dim)
     lows, highs = np.empty(most_rows, np.float32), np.empty(most_rows, np.float32)
     inverses, levels = np.empty(most_rows, np.float32), np.empty(most_rows, np.int32)
     finite = np.empty(most_rows, np.bool_)
     amax, factors = np.empty(most_segments, np.float32), np.empty((most_segments, 2), np.float32)
+    look_below = np.empty(most_segments, np.float32)
     width = (dim * bits + 7) // 8
     words, first_nonfinite, begin = values.view(np.int32), -1, 0
     while begin < start.size:
@@ -287,12 +296,16 @@ def encode(
                 group_finite[t], data[8 + 2 * n : 8 + 4 * n].view(np.uint16),
                 data[8 : 8 + 2 * n].view(np.uint16), group_inverses[t], group_levels[t],
             )  # fmt: skip
+            look_below[t] = coarsest_ordinary(
+                values, starts[t], stride[begin], dim, factors[t, 0], factors[t, 1],
+                group_inverses[t],
+            )  # fmt: skip
             if first_nonfinite < 0 and not group_finite[t].all():
                 first_nonfinite = begin + t
         _codes(
             values, starts, stride[begin], dim, factors, group_lows, group_inverses, group_levels,
             group_finite, payload, at[begin:end] + (8 + 4 * n), bits, stochastic,
-            numbers[begin:end], seed_low, seed_high,
+            numbers[begin:end], seed_low, seed_high, look_below, flushed[begin:end],
         )  # fmt: skip
         begin = end
     return first_nonfinite

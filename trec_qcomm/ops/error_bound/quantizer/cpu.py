@@ -205,6 +205,35 @@ def _quantize_contiguous(x, at, first, bound, step, inverse, words, flags, posit
 
 
 @_inner
+def count_flushed(values, start, stride, dim, num_values, step):
+    """Return the number of flushed values of a segment, as reference.count_flushed defines it.
+
+    It looks at 16 values first, and at all where these look flushed.
+    """
+    limit = np.float32(np.float32(step) * np.float32(1 / 256)).view(np.int32)
+    stride_of_samples = max(num_values // 16, 1) | 1  # odd, so that all columns are seen
+    rows, columns = stride_of_samples // dim, stride_of_samples % dim
+    k, row, d = np.int64(0), np.int64(0), np.int64(0)
+    num_small, num_other = np.int64(0), np.int64(0)
+    while k < num_values:
+        magnitude = np.float32(values[start + row * stride + d]).view(np.int32) & _MAGNITUDE
+        num_small += (magnitude < limit) & (magnitude > 0)
+        num_other += magnitude >= limit
+        k, row, d = k + stride_of_samples, row + rows, d + columns
+        if d >= dim:
+            row, d = row + 1, d - dim
+    if num_small == 0 or num_small < 3 * num_other:
+        return np.int64(0)
+    num_small, num_other = np.int64(0), np.int64(0)
+    for row in range(num_values // dim):
+        for d in range(dim):
+            magnitude = np.float32(values[start + row * stride + d]).view(np.int32) & _MAGNITUDE
+            num_small += (magnitude < limit) & (magnitude > 0)
+            num_other += magnitude >= limit
+    return num_small if num_small >= max(3, 3 * num_other) else np.int64(0)
+
+
+@_inner
 def dequantize(words, step, x, at, n):
     """Set x[at : at + n] to what the receiver decodes from n words, uint8 or uint32."""
     for k in range(n):
