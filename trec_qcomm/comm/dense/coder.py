@@ -39,7 +39,7 @@ class Message(NamedTuple):
 class GradientTolerances(Protocol):
     """Rule that sets the tolerances of the codec, such as thresholds, before values are encoded.
 
-    Rows have a rule of another shape, comm.rows.tolerances.RowTolerances: a table has one tolerance
+    Rows have a rule of another shape, comm.rows.hooks.RowTolerances: a table has one tolerance
     a step, a parameter has one for each place of the algorithm that encodes.
     """
 

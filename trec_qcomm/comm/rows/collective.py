@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,8 @@ from trec_qcomm.comm.exchange import PendingFrames, encode_frames, start_exchang
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
+from trec_qcomm.comm.rows.hooks import RowObserver, RowTolerances
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.comm.rows.tolerances import RowTolerances
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.codec import Codec
@@ -53,29 +53,6 @@ class DirectionCodecs:
 
     forward: Mapping[str, Codec]
     backward: Mapping[str, Codec]
-
-
-class RowObserver(Protocol):
-    """Onlooker that is shown what a collective is about to send."""
-
-    def observe(
-        self,
-        collective: "RowCollective",
-        direction: str,
-        step: int,
-        values: Tensor,
-        placed: PlacedFrames,
-    ) -> None:
-        """Look at rows before they are encoded.
-
-        Args:
-            collective: the collective that sends them.
-            direction: "forward", or "backward" for their gradients.
-            step: number of the step, negative in evaluation.
-            values: buffer of the rows.
-            placed: the rows' places.
-        """
-        ...
 
 
 class RowCollective(ABC):

@@ -1,0 +1,54 @@
+"""What a collective of rows calls before it encodes: an observer, and a rule of tolerances.
+
+Knows: placed frames. Does not know: what they do with the rows.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from trec_qcomm.comm.frame_plan import PlacedFrames
+
+if TYPE_CHECKING:
+    from trec_qcomm.comm.rows.collective import RowCollective
+
+
+class RowTolerances(Protocol):
+    """Rule that sets the tolerances of one sender's forward codecs, step by step.
+
+    Gradients have a rule of another shape, see comm.dense.coder.GradientTolerances.
+    """
+
+    def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
+        """Look at the rows of a training step before they are encoded.
+
+        Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
+        """
+        ...
+
+    def tolerances(self, step: int) -> Tensor:
+        """Return [T] float64, in the order of `Layout.tables`; NaN where a codec has none."""
+        ...
+
+
+class RowObserver(Protocol):
+    """Onlooker that is shown what a collective is about to send."""
+
+    def observe(
+        self,
+        collective: "RowCollective",
+        direction: str,
+        step: int,
+        values: Tensor,
+        placed: PlacedFrames,
+    ) -> None:
+        """Look at rows before they are encoded.
+
+        Args:
+            collective: the collective that sends them.
+            direction: "forward", or "backward" for their gradients.
+            step: number of the step, negative in evaluation.
+            values: buffer of the rows.
+            placed: the rows' places.
+        """
+        ...
