@@ -8,9 +8,9 @@ from itertools import chain
 
 from torch import Tensor
 
+from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
-    PendingRows,
     PooledCollective,
 )
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange

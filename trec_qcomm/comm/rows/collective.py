@@ -1,14 +1,10 @@
-"""RowCollective, the base of all exchanges of rows: two autograd nodes, codecs, noise, counters.
+"""RowCollective, the base of all exchanges of rows: codecs, noise, numbers of calls, counters.
 
-`start` of a subclass launches the exchange and `wait` ends it. In backward `wait`'s node launches
-the reverse exchange and `start`'s node ends it, as in TorchRec, so that whatever runs in between
-overlaps with the network. All four steps are named in profiler traces.
+`start` of a subclass launches the exchange and `wait` of what it returns ends it; the autograd
+nodes of both are in autograd.py. On a GPU nothing waits for the kernels that check received frames:
+an error that they find is raised by a later exchange, or by `RowCollective.checks`.
 
-On a GPU encoding and decoding run on a stream of their own. Nothing waits for the kernels that
-check received frames: an error that they find is raised by a later exchange, or by
-`RowCollective.checks`.
-
-Knows: frame plans, exchanges, autograd. Does not know: which codec, TorchRec.
+Knows: frame plans, calls. Does not know: which codec, TorchRec.
 """
 
 import hashlib
@@ -22,22 +18,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-from torch.profiler import record_function
 
-from trec_qcomm.comm.exchange import PendingFrames, encode_frames, start_exchange
-from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.peers import Peers
+from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.hooks import RowObserver, RowTolerances
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.comm.streams import join, side_stream
-from trec_qcomm.core.checks import DeferredChecks, deferring
+from trec_qcomm.comm.streams import side_stream
+from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.counters import Traffic
-from trec_qcomm.core.segments import Masks
-from trec_qcomm.ops.rank_sum import rank_sum
 
 _log = logging.getLogger(__name__)
 _KIND_BITS = 3
@@ -131,7 +121,7 @@ class RowCollective(ABC):
 
     def _start(
         self, rows: Tensor, exchange: PlacedExchange, gradient_divisor: int, exact: bool
-    ) -> "PendingRows":
+    ) -> PendingRows:
         """Launch the exchange.
 
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
@@ -147,7 +137,7 @@ class RowCollective(ABC):
         else:
             self._num_evaluations += 1
             step = -self._num_evaluations
-        call = _RowExchange(
+        call = RowExchange(
             self,
             exchange,
             gradient_divisor,
@@ -160,7 +150,7 @@ class RowCollective(ABC):
             with side_stream(rows.device):
                 masks = (s.new_masks(rows.device) for s in call.placed_frames("forward"))
                 call.masks = next(masks), next(masks)
-        token: Tensor = _Launch.apply(call, rows)  # type: ignore[no-untyped-call]
+        token: Tensor = Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
 
     def _tolerances_of(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
@@ -211,7 +201,7 @@ class RowCollective(ABC):
         its peers, and they see it. Its lowest bits are the kind, so that a rank that evaluates is
         told from ranks that train.
 
-        Args: kind: bits that say what the exchange is part of, see `_RowExchange._kind`.
+        Args: kind: bits that say what the exchange is part of, see `RowExchange._kind`.
         """
         self._num_exchanges += 1
         return self._num_exchanges << _KIND_BITS | kind
@@ -235,7 +225,7 @@ class PooledCollective(RowCollective):
         *,
         exact: bool = False,
         gradient_divisor: int = 1,
-    ) -> "PendingRows":
+    ) -> PendingRows:
         """Launch the exchange.
 
         Args:
@@ -247,173 +237,3 @@ class PooledCollective(RowCollective):
         """
         exchange = self._placed_exchange(tuple(batch_sizes), exact)
         return self._start(rows, exchange, gradient_divisor, exact)
-
-
-class PendingRows:
-    """Rows on their way. Call `wait` once.
-
-    Args:
-        call: the exchange.
-        token: [1] float32, the tensor that joins the two autograd nodes. In backward its gradient
-            comes when the exchange of the rows' gradients has begun and is not waited for yet.
-    """
-
-    def __init__(self, call: "_RowExchange", token: Tensor) -> None:
-        self._call, self.token = call, token
-
-    @property
-    def pg(self) -> dist.ProcessGroup:
-        """Process group of the exchange."""
-        return self._call.op.pg
-
-    def wait(self) -> Tensor:
-        """Return the rows, float32, in the exchange's result_shape.
-
-        Raises: CorruptFrameError.  LostPeerError.
-        """
-        rows: Tensor = _Collect.apply(self._call, self.token)  # type: ignore[no-untyped-call]
-        return rows
-
-
-@dataclass(eq=False)
-class _RowExchange:
-    """State that the two autograd nodes of one call share.
-
-    Args:
-        op: the collective.
-        exchange: the frames of this batch.
-        gradient_divisor: number that the gradients are divided by.
-        exact: whether float32 is sent in place of what the config says.
-        step: number of the step, negative in evaluation.
-        tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
-        device: where the rows lie.
-        pending: the exchange that was launched and not waited for.
-        num_backwards: how often backward was launched.
-        masks: where backward needs them, the columns that forward kept of what was sent and of what
-            was received. They live as long as the graph, which may be run backward again.
-    """
-
-    op: RowCollective
-    exchange: PlacedExchange
-    gradient_divisor: int
-    exact: bool
-    step: int
-    tolerances: Tensor | None
-    device: torch.device
-    pending: PendingFrames | None = None
-    num_backwards: int = 0
-    masks: tuple[Masks, Masks] | None = None
-
-    @property
-    def moment(self) -> str:
-        """Number of the step or evaluation, in words."""
-        return f"step {self.step}" if self.step >= 0 else f"evaluation {-self.step - 1}"
-
-    def placed_frames(self, direction: str) -> tuple[PlacedFrames, PlacedFrames]:
-        """Return the frames that are sent and those that are received, with masks if needed."""
-        exchange, forward = self.exchange, direction == "forward"
-        sent = exchange.forward_sent if forward else exchange.backward_sent
-        received = exchange.forward_received if forward else exchange.backward_received
-        if self.masks is None:
-            return sent, received
-        owned, sampled = self.masks
-        if forward:
-            return sent.with_masks(owned), received.with_masks(sampled)
-        return sent.with_masks(sampled), received.with_masks(owned)
-
-    def _kind(self, direction: str) -> int:
-        """Return bits for: backward, evaluation, float32 in place of the config's codecs."""
-        return (direction == "backward") | (self.step < 0) << 1 | self.exact << 2
-
-    def launch(self, values: Tensor, direction: str) -> None:
-        """Encode the rows or gradients and start their exchange."""
-        op, forward = self.op, direction == "forward"
-        sent, received = self.placed_frames(direction)
-        traffic = op.forward_traffic if forward else op.backward_traffic
-        again = 0 if forward else self.num_backwards
-        self.num_backwards += not forward
-        op.checks.raise_found()
-        values = values.detach().contiguous()
-        if op.observer is not None:
-            op.observer.observe(op, direction, self.step, values, sent)
-        with (
-            record_function(f"## {op.name} {direction} start ##"),
-            side_stream(self.device, values),
-        ):
-            frames = encode_frames(
-                values,
-                sent,
-                call=op.next_exchange(self._kind(direction)),
-                seed=op.noise_seed(self.step, direction, again),
-                traffic=traffic,
-                measure=op.measure_error,
-                tolerances=self.tolerances if forward else None,
-            )
-            if traffic.newly_flushed:
-                op.warn_of_flushed(traffic, direction, self.step)
-            # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
-            fixed_size = op.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
-            self.pending = start_exchange(
-                op.peers,
-                frames,
-                received,
-                fixed_size=fixed_size,
-                traffic=traffic,
-                name=f"{direction} all-to-all of {op.name}, {self.moment}",
-            )
-
-    def finish(self, direction: str) -> Tensor:
-        """Wait for the exchange, and return what was received, decoded and summed up."""
-        exchange, forward = self.exchange, direction == "forward"
-        assert self.pending is not None, "waited for twice, or backward without forward"
-        num_summands = exchange.num_summands if forward else 1
-        with (
-            record_function(f"## {self.op.name} {direction} wait ##"),
-            side_stream(self.device),
-            deferring(self.op.checks),
-        ):
-            # `out` is not a view of a larger buffer: callers may change it in place.
-            shape = exchange.result_shape if forward else exchange.sent_shape
-            out = torch.empty(shape, device=self.device)
-            summands = out if num_summands == 1 else out.new_empty(num_summands, out.numel())
-            self.pending.wait(summands)
-            self.pending = None
-            if num_summands > 1:
-                rank_sum(summands, out)
-        join(self.device, out)
-        return out
-
-
-class _Launch(Function):
-    """Autograd node that sends rows and returns a token; backward receives the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _RowExchange, rows: Tensor) -> Tensor:
-        ctx.call = call
-        call.launch(rows, "forward")
-        return rows.new_zeros(1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *token_grads: Tensor) -> tuple[None, Tensor]:
-        call: _RowExchange = ctx.call
-        grad = call.finish("backward")
-        if call.gradient_divisor != 1:
-            grad.div_(call.gradient_divisor)
-        return None, grad
-
-
-class _Collect(Function):
-    """Autograd node that receives rows; backward sends their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _RowExchange, token: Tensor) -> Tensor:
-        ctx.call = call
-        return call.finish("forward")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        (grad,) = grads
-        ctx.call.launch(grad, "backward")
-        return None, grad.new_zeros(1)

@@ -17,9 +17,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
-    PendingRows,
     PooledCollective,
 )
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from trec_qcomm.comm.rows.collective import PendingRows
+from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.ops.rows import Rows, add, take
 
 

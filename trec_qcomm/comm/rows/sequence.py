@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import (
     DirectionCodecs,
-    PendingRows,
     RowCollective,
 )
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import PendingRows, RowCollective
+from trec_qcomm.comm.rows.autograd import PendingRows
+from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.selected import PendingSum
