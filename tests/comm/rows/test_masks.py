@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
-from trec_qcomm.comm.rows import collective
+from trec_qcomm.comm.rows import autograd
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
@@ -151,12 +151,12 @@ def another_codec_on_the_way():
             ),
         )._plans[False]
     gradient = torch.cat([rows_of(t, rank, SAMPLES[rank], 2) for names in OWNED for t in names], 1)
-    real = collective.start_exchange
-    collective.start_exchange = lambda *a, **o: real(*a, **(o | {"fixed_size": False}))
+    real = autograd.start_exchange
+    autograd.start_exchange = lambda *a, **o: real(*a, **(o | {"fixed_size": False}))
     try:
         return measured(op, (op.start(rows, SAMPLES), rows), gradient)
     finally:
-        collective.start_exchange = real
+        autograd.start_exchange = real
 
 
 def reduce_scatters():
