@@ -32,9 +32,10 @@ def signatures() -> set[tuple[str, str]]:
 def new_kernels_in_training(preset):
     """Warm up, train, and return what was compiled or loaded by each."""
     qcomm = QComm.from_preset(preset)
-    qcomm.warm_up(lengths=torch.int64)
-    for job in warm_up.jobs(qcomm.config, lengths=torch.int64):
-        job.run()  # to load what another process compiled
+    for lengths in (torch.int32, torch.int64):  # sharding compiles for int32, the batches are int64
+        qcomm.warm_up(lengths=lengths)
+        for job in warm_up.jobs(qcomm.config, lengths=lengths):
+            job.run()  # to load what another process compiled
     warm = signatures()
     run(Case(tables=SUM_TABLES, sharding=MIX, batch=(64,)), qcomm, 2, linear=True)
     return warm, signatures() - warm

@@ -176,6 +176,7 @@ def _use_bags(ids: torch.dtype, lengths: torch.dtype) -> None:
     num_bags, all_merged = torch.tensor([3]), torch.ones(1, dtype=torch.float64)
     bags = unique.unique_bags(values, sizes, num_bags, all_merged)
     unique.take_bags(values, sizes, bags.first)
+    unique.take_bags(values, torch.ones_like(values, dtype=lengths), bags.first)  # one id each
     zero, column = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     blocks = unique.BagBlocks(zero, bags.counts, torch.tensor([4]), column, zero)
     packed, matrix = torch.zeros(4 * len(bags.first)), torch.zeros(3, 4)

@@ -34,6 +34,8 @@ def inner(function: Function | None = None, **options: Any) -> Any:
     """Compile a function into the kernels that call it. options: numba's."""
     if function is None:
         return lambda function: inner(function, **options)
+    if "_nrt" in options:  # register_jitable does not pass it on
+        return numba.njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
     return register_jitable(**options)(function) if options else register_jitable(function)
 
 
