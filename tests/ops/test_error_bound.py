@@ -247,7 +247,7 @@ def test_the_whole_segment_path_gives_the_bytes_of_the_fused_one():
         for is_whole in (True, False):
             data, nbytes = np.zeros(room[0], np.uint8), np.zeros(1, np.int64)
             layout = (values, offsets, zero, np.array([stride]), dim, data, zero, room)
-            rest = (np.array([0.01]), False, nbytes)
+            rest = (np.array([0.01]), False, nbytes, np.zeros(1, np.int64))
             if is_whole:
                 segment_encoders.encode(*layout, *rest, cpu.BITPACK)
             else:

@@ -68,7 +68,7 @@ def encode_frames(
         seed: seed of stochastic rounding.
         traffic: counters of what goes to other ranks, and of seconds.
         measure: whether to decode again and record the largest error.
-        counted: whether to count bytes, too.
+        counted: whether to count bytes and flushed values, too.
         tolerances: [T] float64, by table number, in place of the codecs' own (`Codec.tolerance`);
             not read where a codec has none.
     Raises: UnencodableError: naming the table.
@@ -87,7 +87,7 @@ def encode_frames(
         encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
         nbytes_by_group.append(encoded.nbytes)
         timer.add_to(group.label)
-        if encoded.flushed is not None:
+        if counted and encoded.flushed is not None:
             traffic.add_flushed(plan.table[group.members], encoded.flushed)
         if measure:
             _record_error(values, encoded, group, placed, traffic)

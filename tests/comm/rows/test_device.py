@@ -14,7 +14,7 @@ from tests.ops.backends import device_of
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
-from trec_qcomm.comm import exchange
+from trec_qcomm.comm import sizes
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
@@ -117,14 +117,14 @@ def announcing_too_much():
     """What a rank says to peers that announce segments larger than any codec may make them."""
     op = make(PooledAllToAll, "error_bounded")
     rows = torch.randn(sum(SAMPLES), op.layout.dim_sum(op.rank))
-    real = exchange.upload
-    exchange.upload = lambda device, words: real(device, words + 8 * 2**20)
+    real = sizes.upload
+    sizes.upload = lambda device, words: real(device, words + 8 * 2**20)
     try:
         op.start(rows.to(device_of("gpu")), SAMPLES)
     except CorruptFrameError as error:
         return str(error)
     finally:
-        exchange.upload = real
+        sizes.upload = real
     return ""
 
 

@@ -160,6 +160,6 @@ def test_bytes_on_the_wire_are_as_few_as_dct_promises(density, least):
 def test_what_has_no_threshold_cannot_refresh_it():
     for codec in (Rowwise(4), Identity(), Threshold(0.0)):
         with pytest.raises(ValueError, match="refresh: only for codecs threshold and topk"):
-            rule(codec=codec)
+            rule(codec=codec, block=64)
     with pytest.raises(ValueError, match="scope: global: only where refresh"):
         rule(refresh=None, scope="global")
