@@ -26,6 +26,8 @@ def problems(outcome: dict[str, Any]) -> list[str]:
     victim = _victim(outcome)
     is_stopped = ", stop " in outcome["name"]
     said = []
+    if victim is not None and all(end["after_s"] is None for end in outcome["ranks"]):
+        said.append("the fault never came")
     for rank, end in enumerate(outcome["ranks"]):
         if end["status"] is None and not (is_stopped and rank == victim):
             said.append(f"rank {rank} hangs")

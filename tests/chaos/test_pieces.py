@@ -59,6 +59,7 @@ def test_the_words_are_those_of_the_last_error():
         (outcome(RankEnd(1, 31.0, "save", "x"), KILLED), ["rank 0 ended only after 31.0 s"]),
         (outcome(RankEnd(1, 1.0, "save", ""), KILLED), ["rank 0 ended without words"]),
         (outcome(RankEnd(-6, 1.0, "save", "x"), KILLED), ["rank 0 died by signal 6"]),
+        (outcome(*2 * [RankEnd(0, None, "", "")]), ["the fault never came"]),
         (outcome(SURVIVOR, KILLED, orphans=2), ["2 orphans"]),
         (outcome(SURVIVOR, KILLED, resumed="differs: 1"), ["resume differs: 1"]),
         (
