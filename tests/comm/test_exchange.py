@@ -7,7 +7,7 @@ from tests.comm.grid_codec import Grid
 from tests.fuzz import receivers
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
-from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames
+from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
 from trec_qcomm.core.counters import Traffic, kind_stats

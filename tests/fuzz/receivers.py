@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.fuzz.frames import CODECS
 from trec_qcomm.codecs import Cast, Float6, TopK
 from trec_qcomm.codecs.topk import ForwardMask
-from trec_qcomm.comm.exchange import SealedFrames, decode_frames, encode_frames
+from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
 from trec_qcomm.core import registry

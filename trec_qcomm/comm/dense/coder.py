@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals
-from trec_qcomm.comm.exchange import SealedFrames, decode_frames, decode_own, encode_frames
+from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames, decode_own, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes

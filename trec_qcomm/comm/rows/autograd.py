@@ -17,7 +17,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from trec_qcomm.comm.exchange import PendingFrames, encode_frames, start_exchange
+from trec_qcomm.comm.exchange import PendingFrames, start_exchange
+from trec_qcomm.comm.frame_coding import encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
 from trec_qcomm.comm.streams import join, side_stream

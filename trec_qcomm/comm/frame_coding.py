@@ -1,0 +1,305 @@
+"""Coding of the frames of one exchange: rows to sealed frames, and received frames to rows.
+
+Knows: frames, groups of segments, counters. Does not know: process groups, which codec, autograd.
+What a rank sends itself is coded like the rest.
+Shapes: P frames, S segments in all; G segments of a group; W bytes; T tables.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames, joined, label_of
+from trec_qcomm.core import registry
+from trec_qcomm.core.checks import renaming_errors
+from trec_qcomm.core.counters import Traffic
+from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
+from trec_qcomm.core.segments import Encoded
+from trec_qcomm.wire import frame
+
+_SEED_STRIDE = 0x1E3779B97F4A7C15
+
+
+@dataclass(frozen=True, eq=False)
+class SealedFrames:
+    """P sealed frames of one call, one behind the other.
+
+    Args:
+        buffer: [W] uint8.
+        nbytes: P ints, the size of each frame.
+        call: number of the exchange, >= 0, the same on all ranks.
+        announced: codec and size of each segment where both are known before the frames are read,
+            see wire.frame.unseal.
+        counts: P ints, the number of segments of each frame; empty where frames were received.
+    """
+
+    buffer: Tensor
+    nbytes: list[int]
+    call: int
+    announced: frame.Announced | None = None
+    counts: tuple[int, ...] = ()
+
+
+def encode_frames(
+    values: Tensor,
+    placed: PlacedFrames,
+    *,
+    call: int,
+    seed: int,
+    traffic: Traffic,
+    measure: bool = False,
+    counted: bool = True,
+    tolerances: Tensor | None = None,
+) -> SealedFrames:
+    """Encode and seal all segments of the frames, each once, however many ranks get its frame.
+
+    Args:
+        values: float32, contiguous, the buffer that holds the rows.
+        placed: the frames, with rows placed in `values`.
+        call: number of the exchange, the same on all ranks.
+        seed: seed of stochastic rounding.
+        traffic: counters of what goes to other ranks, and of seconds.
+        measure: whether to decode again and record the largest error.
+        counted: whether to count bytes and flushed values, too.
+        tolerances: [T] float64, by table number, in place of the codecs' own (`Codec.tolerance`);
+            not read where a codec has none.
+    Raises: UnencodableError: naming the table.
+    """
+    plan = placed.plan
+    at, frame_nbytes = placed.at, placed.frame_nbytes
+    buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
+    to_encode = plan.tolerances_to_encode(tolerances)
+    nbytes_by_group, codecs = [], plan.codecs
+    timer = _Timer(traffic.encode_s)
+    for number, group in enumerate(placed.groups):
+        group_seed = seed
+        if group.segments.numbers is None:
+            # Each group numbers its values from 0, so equal seeds would draw equal noise.
+            group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
+        encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
+        nbytes_by_group.append(encoded.nbytes)
+        timer.add_to(group.label)
+        if counted and encoded.flushed is not None:
+            traffic.add_flushed(plan.table[group.members], encoded.flushed)
+        if measure:
+            _record_error(values, encoded, group, placed, traffic)
+            timer.restart()
+    nbytes = joined(placed.groups, nbytes_by_group)
+    if not placed.fixed_size:
+        within = Encoded(buffer, at, nbytes)
+        encoded, frame_nbytes = frame.compact(within, plan.segments_per_frame)
+        buffer = encoded.payload
+    frame.seal(
+        buffer,
+        frame_nbytes,
+        plan.segments_per_frame,
+        layouts=plan.layouts,
+        call=call,
+        codecs=codecs,
+        num_rows=placed.num_rows,
+        nbytes=nbytes,
+    )
+    if counted:
+        _count_bytes(traffic, placed, nbytes, frame_nbytes)
+    n, counts = plan.fan_out, plan.segments_per_frame
+    if n > 1:
+        buffer, codecs, nbytes = (tensor.repeat(n) for tensor in (buffer, codecs, nbytes))
+    return SealedFrames(buffer, frame_nbytes * n, call, frame.Announced(codecs, nbytes), counts * n)
+
+
+def _count_bytes(
+    traffic: Traffic, placed: PlacedFrames, nbytes: Tensor, frame_nbytes: list[int]
+) -> None:
+    """Count what goes to other ranks. Args: nbytes: [S] int64, encoded bytes of each segment."""
+    plan = placed.plan
+    raw, wire = placed.raw_nbytes * plan.segment_copies, nbytes * plan.segment_copies
+    pairs = zip(frame_nbytes, plan.remote_copies.tolist(), strict=True)
+    sent = sum(size * copies for size, copies in pairs)
+    traffic.add_bytes(plan.table, raw, wire, sent - int(wire.numpy().sum()))
+
+
+def decode_frames(
+    frames: SealedFrames,
+    placed: PlacedFrames,
+    out: Tensor,
+    *,
+    ranks: Sequence[int],
+    traffic: Traffic,
+) -> None:
+    """Check the frames of all peers and write their rows to `out`.
+
+    The codec id of each segment selects its decoder.
+
+    Args:
+        frames: the peers' frames.
+        placed: the rows to expect, with their places in `out`.
+        out: float32, contiguous.
+        ranks: the peer of each frame, for errors.
+        traffic: counters of seconds.
+    Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.
+    """
+    timer = _Timer(traffic.decode_s)
+    plan = placed.plan
+    encoded, codecs = frame.unseal(
+        frames.buffer,
+        frames.nbytes,
+        plan.segments_per_frame,
+        layouts=plan.layouts,
+        call=frames.call,
+        num_rows=placed.num_rows,
+        ranks=ranks,
+        tables=plan.tables,
+        announced=frames.announced,
+    )
+    for group in placed.groups:
+        used = group.of_members(codecs)
+        if (used.numpy() == group.codec.wire_id).all():
+            _decode_group(encoded, group, plan, out, ranks)
+        else:
+            for subgroup in _by_sender_codec(group, used, plan, ranks):
+                _decode_as_sent(encoded, subgroup, plan, out, ranks)
+        timer.add_to(group.label)
+
+
+def decode_own(
+    frames: SealedFrames, placed: PlacedFrames, out: Tensor, *, traffic: Traffic
+) -> None:
+    """Write to `out` what receivers will decode from frames that this rank has just encoded.
+
+    Nothing is checked. Arguments: those of `decode_frames`, and frames for one rank each.
+    """
+    assert frames.announced is not None
+    assert placed.plan.fan_out == 1
+    timer = _Timer(traffic.decode_s)
+    nbytes = frames.announced.nbytes
+    at, _ = frame.lay_out(nbytes, placed.plan.segments_per_frame)
+    for group in placed.groups:
+        _decode_group(Encoded(frames.buffer, at, nbytes), group, placed.plan, out, ())
+        timer.add_to(group.label)
+
+
+class _Timer:
+    """Stopwatch that adds the seconds since its start to the entry of a codec."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what has passed so far."""
+        self._begin = perf_counter()
+
+    def add_to(self, label: str) -> None:
+        """Add the seconds since the last start to those of `label`, and start again."""
+        now = perf_counter()
+        self._seconds[label] += now - self._begin
+        self._begin = now
+
+
+def _encode_group(
+    values: Tensor,
+    group: CodecGroup,
+    plan: FramePlan,
+    buffer: Tensor,
+    at: Tensor,
+    seed: int,
+    tolerances: Tensor,
+) -> Encoded:
+    """Encode one group. Args: at, tolerances: [S] int64 and float64, for all segments."""
+    codec, members = group.codec, group.members
+    try:
+        return codec.encode(
+            values,
+            group.segments,
+            buffer,
+            group.of_members(at),
+            seed=seed,
+            tolerances=None if codec.tolerance is None else group.of_members(tolerances),
+        )
+    except UnencodableError as error:
+        segment = int(members[error.segment])
+        table = plan.tables[segment]
+        raise UnencodableError(error.reason, segment=segment, table=table) from error
+
+
+def _decode_group(
+    encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
+) -> None:
+    members = group.members
+    at, nbytes = group.of_members(encoded.at), group.of_members(encoded.nbytes)
+    encoded_group = Encoded(encoded.payload, at, nbytes)
+
+    def named(error: CorruptFrameError) -> CorruptFrameError:
+        if error.segment is None:
+            return error
+        segment = int(members[error.segment])
+        return CorruptFrameError(
+            error.reason,
+            rank=ranks[int(plan.frame[segment])],
+            table=plan.tables[segment],
+            segment=segment,
+        )
+
+    with renaming_errors(named):
+        group.codec.decode(encoded_group, group.segments, out)
+
+
+def _decode_as_sent(
+    encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
+) -> None:
+    """Decode a group whose codec the senders chose, and which may not work here.
+
+    Raises: CorruptFrameError: also in place of the codec's ValueError (no masks, no GPU kernels,
+        rows too long): this rank's config did not ask for that codec.
+    """
+    try:
+        _decode_group(encoded, group, plan, out, ranks)
+    except ValueError as error:
+        segment = int(group.members[0])
+        raise CorruptFrameError(
+            f"codec {group.codec.wire_id} is not the one this rank expects, and fails: {error}",
+            rank=ranks[int(plan.frame[segment])],
+            table=plan.tables[segment],
+            segment=segment,
+        ) from error
+
+
+def _by_sender_codec(
+    group: CodecGroup, used: Tensor, plan: FramePlan, ranks: Sequence[int]
+) -> list[CodecGroup]:
+    """Return a group split by the codecs that the senders used, if these differ from the config's.
+
+    Raises: CorruptFrameError: a wire id that no codec has.
+    """
+    subgroups = []
+    for wire_id in sorted(set(used.tolist())):
+        which = (used == wire_id).nonzero().view(-1)
+        codec = registry.decoder(wire_id)
+        if codec is None:
+            segment = int(group.members[which[0]])
+            raise CorruptFrameError(
+                f"unknown codec {wire_id}",
+                rank=ranks[int(plan.frame[segment])],
+                table=plan.tables[segment],
+            )
+        segments, label = group.segments.subset(which), label_of(codec, group.segments.dim)
+        subgroups.append(CodecGroup(codec, segments, group.members[which], label))
+    return subgroups
+
+
+def _record_error(
+    values: Tensor, encoded: Encoded, group: CodecGroup, placed: PlacedFrames, traffic: Traffic
+) -> None:
+    """Decode what was just encoded and record the largest |error| of each table. Not fast."""
+    decoded = torch.empty_like(values)
+    group.codec.decode(encoded, group.segments, decoded)
+    for s, segment in enumerate(group.members.tolist()):
+        x, y = group.segments.block(values, s), group.segments.block(decoded, s)
+        same = (x == y) | (x.isnan() & y.isnan())
+        error = torch.where(same, 0, (x - y).abs())
+        if error.numel():
+            t = int(placed.plan.table[segment])
+            traffic.max_abs_err[t] = torch.maximum(traffic.max_abs_err[t], error.max().cpu())
