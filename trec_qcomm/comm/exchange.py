@@ -87,7 +87,7 @@ def start_exchange(
         if not fixed_size:
             assert sent.announced is not None
             announced = exchange_tables(
-                peers, sent.announced, sent.counts, incoming, sent.buffer.device, traffic
+                peers, sent.announced, sent.counts, sent.call, incoming, traffic, name
             )
             _, sizes = frame.lay_out(announced.nbytes, incoming.plan.segments_per_frame)
     elif not fixed_size:

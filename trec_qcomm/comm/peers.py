@@ -3,7 +3,9 @@
 Knows: process groups. Does not know: what the ranks exchange.
 """
 
+import weakref
 from dataclasses import dataclass, field
+from datetime import timedelta
 from time import perf_counter
 
 import torch
@@ -21,12 +23,16 @@ class Peers:
     `destroy_process_group` forgets every group, and `init_process_group` brings none back. A group
     that somebody kept, as TorchRec keeps those of the nodes, still works.
 
-    Args: pg: the process group.
+    Args:
+        pg: the process group.
+        host: a group of the same ranks for tensors on CPU, such as that of `host_group`; `pg`
+            itself where none is given.
     Derived: ranks: the global rank of each of the group's ranks, in order; of a group that was
         forgotten before this object was made, the number within the group.
     """
 
     pg: dist.ProcessGroup
+    host: dist.ProcessGroup | None = None
     ranks: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -34,6 +40,8 @@ class Peers:
             ranks = dist.get_process_group_ranks(self.pg)
         except KeyError:
             ranks = list(range(self.pg.size()))
+        if self.host is None:
+            object.__setattr__(self, "host", self.pg)
         object.__setattr__(self, "ranks", tuple(ranks))
 
     def lost(
@@ -104,3 +112,50 @@ class Peers:
         if "cpu" in types:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
+
+
+def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a new gloo group of the same ranks and timeout. Collective.
+
+    Raises: ValueError: torch has forgotten the group, or its ranks are not in ascending order, in
+        which torch would put those of the new group.
+    """
+    try:
+        ranks = dist.get_process_group_ranks(pg)
+    except KeyError:
+        raise ValueError(
+            "the process group was made before destroy_process_group, and torch has forgotten its "
+            "ranks; make a new one, and a new model or DDP with it"
+        ) from None
+    if ranks != sorted(ranks):
+        raise ValueError(f"process group: its ranks {ranks} must be in ascending order")
+    everyone = len(ranks) == dist.get_world_size()
+    timeout: timedelta = pg._get_backend(pg._device_types[0]).options._timeout
+    group: dist.ProcessGroup = dist.new_group(
+        ranks, timeout=timeout, backend="gloo", use_local_synchronization=not everyone
+    )
+    return group
+
+
+def host_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the gloo group for what the host sends beside a group of NCCL's. Collective.
+
+    It is one group for all who ask for the same `pg`, made when the first of them asks. A group
+    without NCCL is returned itself.
+
+    Raises: ValueError: the same as `make_gloo_group`.
+    """
+    try:
+        backends = dist.get_backend_config(pg)
+    except (AssertionError, TypeError, ValueError):  # a group that torch has forgotten
+        backends = ""
+    if "nccl" not in backends:
+        return pg
+    if pg not in _host_groups:
+        _host_groups[pg] = make_gloo_group(pg)
+    return _host_groups[pg]
+
+
+_host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
+    weakref.WeakKeyDictionary()
+)

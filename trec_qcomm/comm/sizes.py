@@ -1,5 +1,14 @@
 """Sizes of frames that travel before the frames, where codecs have no fixed size.
 
+On a CPU a size a frame; for frames in a GPU's memory, which the host does not read, a size and a
+codec a segment. Both are sent from the CPU's memory, over gloo. Weighed for a GPU:
+- NCCL, in the group of the frames: all kernels of a communicator run in the order of their launch.
+  So the host, which must read the sizes, would wait for every earlier exchange of the group.
+- A communicator of NCCL for sizes alone: still two copies and a wait for the GPU, memory for one
+  more communicator, and a deadlock if ranks launch it and another communicator in different orders.
+- gloo: no copy and no wait for the GPU. The host waits for its slowest peer, as it would anyway. A
+  message takes longer, some ten microseconds to a neighbour instead of a few.
+
 Knows: process groups, what a receiver expects. Does not know: which codec, autograd.
 Shapes: P frames, S segments in all.
 """
@@ -13,14 +22,15 @@ from torch import Tensor
 
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.peers import Peers
-from trec_qcomm.comm.streams import sizes_stream
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import int64_tensor
-from trec_qcomm.core.transfer import download, upload
 from trec_qcomm.wire import frame
 
-_SIZE_BITS = 47  # of a word that holds a size and, above it, the 16 bits of a call's number
+_CALL_BITS = 16
+_SIZE_BITS = 47  # of a word that holds a frame's size and, above it, a call's number
+# A segment's word: 32 bits of size, 8 of the codec's wire id, and the call's number.
+_CODEC_SHIFT, _CALL_SHIFT = 32, 40
 
 
 def exchange_sizes(
@@ -35,7 +45,7 @@ def exchange_sizes(
         the exchange, for errors.
     Raises: CorruptFrameError.  LostPeerError.
     """
-    call %= 2**16
+    call %= 2**_CALL_BITS
     words = int64_tensor(nbytes) | call << _SIZE_BITS
     received = torch.empty_like(words)
     begin = perf_counter()
@@ -63,35 +73,42 @@ def exchange_tables(
     peers: Peers,
     announced: frame.Announced,
     counts: Sequence[int],
+    call: int,
     incoming: PlacedFrames,
-    device: torch.device,
     traffic: Traffic,
+    name: str,
 ) -> frame.Announced:
     """Return each segment's codec and size; refuse wrong ones before memory is allocated for them.
 
-    Both travel as one int64 word a segment. The host waits for the peers' words; no stream waits
-    for the host.
+    Both travel as one int64 word a segment, with the number of the call. The host knows its own
+    sizes (encoding has waited for them), so they are sent from the CPU's memory by `peers.host`.
 
     Args: announced: codec and size of each segment to send.  counts: number of segments for each
-        peer.  device: where the frames lie.
-    Raises: CorruptFrameError.
+        peer.  call: number of the exchange.  name: words for the exchange, for errors.
+    Raises: CorruptFrameError.  LostPeerError.
     """
     plan = incoming.plan
-    words = announced.codecs << 32 | announced.nbytes
-    with sizes_stream(device):
-        (words,) = upload(device, words)
-        received = torch.empty(len(plan.tables), dtype=torch.int64, device=device)
+    call %= 2**_CALL_BITS
+    words = announced.nbytes | announced.codecs << _CODEC_SHIFT | call << _CALL_SHIFT
+    received = torch.empty(len(plan.tables), dtype=torch.int64)
+    begin = perf_counter()
+    try:
         dist.all_to_all_single(
             received,
             words,
             output_split_sizes=list(plan.segments_per_frame),
             input_split_sizes=list(counts),
-            group=peers.pg,
+            group=peers.host,
         )
-        received = download(received)
+    except RuntimeError as error:
+        raise peers.lost(error, f"sizes of the {name}", since=begin) from error
     traffic.header_nbytes += 8 * (sum(counts) - counts[peers.pg.rank()])
-    codecs, nbytes = received >> 32, received & 0xFFFFFFFF
-    bad = (nbytes > 2 * incoming.raw_nbytes + 4096) | (nbytes % 8 != 0) | (codecs > 255)
+    in_step = received >> _CALL_SHIFT == call
+    if not bool(in_step.all()):
+        rank = peers.ranks[int(plan.frame[int((~in_step).nonzero()[0])])]
+        raise CorruptFrameError("of another call: the ranks are out of step", rank=rank)
+    codecs, nbytes = received >> _CODEC_SHIFT & 0xFF, received & 0xFFFFFFFF
+    bad = (nbytes > 2 * incoming.raw_nbytes + 4096) | (nbytes % 8 != 0)
     if bool(bad.any()):
         s = int(bad.nonzero()[0])
         raise CorruptFrameError(

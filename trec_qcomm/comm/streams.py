@@ -14,7 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Use = Literal["rows", "sizes", "gradients"]
+from trec_qcomm.core.devices import is_gpu
+
+Use = Literal["rows", "gradients"]
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def side_stream(device: torch.device, *given: Tensor, use: Use = "rows") -> Iter
             the side stream first waits for the work that the current stream has so far.
         use: name of the side stream.
     """
-    if device.type != "cuda":
+    if not is_gpu(device):
         yield
         return
     side = _stream(device, use)
@@ -43,25 +45,12 @@ def side_stream(device: torch.device, *given: Tensor, use: Use = "rows") -> Iter
 
 def join(device: torch.device, *made: Tensor) -> None:
     """Let the current stream use `made`, tensors that were allocated in `side_stream`."""
-    if device.type != "cuda":
+    if not is_gpu(device):
         return
     current = torch.cuda.current_stream(device)
     current.wait_stream(_stream(device, "rows"))
     for tensor in made:
         tensor.record_stream(current)
-
-
-@contextmanager
-def sizes_stream(device: torch.device) -> Iterator[None]:
-    """Launch what runs in this context on a stream that waits for no other.
-
-    Use it for results that the host waits for and that depend on no work of other streams.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    with torch.cuda.stream(_stream(device, "sizes")):
-        yield
 
 
 @cache

@@ -8,10 +8,7 @@ def upload(device: torch.device, *vectors: Tensor) -> tuple[Tensor, ...]:
     """Copy [n_i] int64 vectors from the CPU to the device, in one copy that nobody waits for."""
     if device.type == "cpu":
         return vectors
-    staged = torch.empty(sum(v.numel() for v in vectors), dtype=torch.int64, pin_memory=True)
-    torch.cat(vectors, out=staged)
-    # torch's allocator does not reuse the pinned memory before the copy is over.
-    on_device = staged.to(device, non_blocking=True)
+    on_device = _sent(device, vectors)
     return torch.split(on_device, [vector.numel() for vector in vectors])
 
 
@@ -25,10 +22,7 @@ class Download:
         self._host = vector
         self._copied: torch.cuda.Event | None = None
         if vector.device.type != "cpu":
-            self._host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
-            self._host.copy_(vector, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+            self._host, self._copied = _fetched(vector)
 
     def is_here(self) -> bool:
         """Return whether `wait` would return at once."""
@@ -44,3 +38,20 @@ class Download:
 def download(vector: Tensor) -> Tensor:
     """Return the vector on CPU, after waiting for the work that the current stream has so far."""
     return Download(vector).wait()
+
+
+def _sent(device: torch.device, vectors: tuple[Tensor, ...]) -> Tensor:
+    """Return int64 vectors from the CPU in the device's memory, one behind the other."""
+    staged = torch.empty(sum(v.numel() for v in vectors), dtype=torch.int64, pin_memory=True)
+    torch.cat(vectors, out=staged)
+    # torch's allocator does not reuse the pinned memory before the copy is over.
+    return staged.to(device, non_blocking=True)
+
+
+def _fetched(vector: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """Return a vector's copy on CPU, which is there once the event is over."""
+    host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+    host.copy_(vector, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    return host, copied

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments
 from trec_qcomm.kernels import kernel
@@ -44,12 +45,12 @@ def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
 
     Raises: ValueError: no such backend, or one that cannot read this memory.
     """
-    device = values.device.type
-    backend = backend or _default.get() or ("gpu" if device == "cuda" else "cpu")
+    in_gpu = is_gpu(values.device)
+    backend = backend or _default.get() or ("gpu" if in_gpu else "cpu")
     if backend not in ("reference", "cpu", "gpu"):
         raise ValueError(f"backend: {backend!r} is not one of reference, cpu, gpu")
     on_gpu = backend == "gpu" and os.environ.get("TRITON_INTERPRET") != "1"
-    if device != ("cuda" if on_gpu else "cpu"):
+    if not (in_gpu if on_gpu else values.device.type == "cpu"):
         raise ValueError(f"device {values.device}: no kernels of backend {backend!r} for it")
     return backend
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
+from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded
 from trec_qcomm.wire import cpu
@@ -203,7 +204,7 @@ def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encode
 
 def is_on_gpu(buffer: Tensor) -> bool:
     """Return whether frames lie in a GPU's memory, where the host must not read them."""
-    return buffer.is_cuda
+    return is_gpu(buffer.device)
 
 
 def _fields(

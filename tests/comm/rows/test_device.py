@@ -14,11 +14,11 @@ from tests.ops.backends import device_of
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
-from trec_qcomm.comm import sizes
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import interleaved_segments, round_trip, run_ranks
@@ -94,11 +94,12 @@ def damaged(device):
     rows = torch.randn(sum(SAMPLES), op.layout.dim_sum(op.rank)).to(device)
     pending = op.start(rows, SAMPLES)
     frames = pending._call.pending
-    frames._work.wait()  # or bytes that arrive after the damage would undo it
-    frames._work = None
-    received = frames._received
-    if dist.get_rank() == 0:
-        received.buffer[sum(received.nbytes[:1]) + 12] ^= 1
+    with side_stream(rows.device):  # where the frames are received and decoded
+        frames._work.wait()  # or bytes that arrive after the damage would undo it
+        frames._work = None
+        received = frames._received
+        if dist.get_rank() == 0:
+            received.buffer[sum(received.nbytes[:1]) + 12] ^= 1
     try:
         pending.wait()
     except CorruptFrameError as error:
@@ -117,14 +118,14 @@ def announcing_too_much():
     """What a rank says to peers that announce segments larger than any codec may make them."""
     op = make(PooledAllToAll, "error_bounded")
     rows = torch.randn(sum(SAMPLES), op.layout.dim_sum(op.rank))
-    real = sizes.upload
-    sizes.upload = lambda device, words: real(device, words + 8 * 2**20)
+    real = dist.all_to_all_single
+    dist.all_to_all_single = lambda out, words, **options: real(out, words + 8 * 2**20, **options)
     try:
         op.start(rows.to(device_of("gpu")), SAMPLES)
     except CorruptFrameError as error:
         return str(error)
     finally:
-        sizes.upload = real
+        dist.all_to_all_single = real
     return ""
 
 

@@ -15,13 +15,13 @@ from trec_qcomm import GradientRule, Identity, Rowwise, Threshold, load_preset
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
+from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.control.cost_model import Link
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.checkpoint import rank_key
 from trec_qcomm.integration.gradients import all_reduce
 from trec_qcomm.integration.gradients.dense import DenseGradients, make_dense_reduction
-from trec_qcomm.integration.gradients.placement import make_gloo_group
 from trec_qcomm.testing import run_ranks
 
 BUCKET_MB = 0.01  # several buckets

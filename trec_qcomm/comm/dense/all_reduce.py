@@ -33,6 +33,7 @@ from trec_qcomm.comm.dense.ring import ring
 from trec_qcomm.comm.dense.two_shot import two_shot
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import int64_tensor
 
 Algorithm = Literal["ring", "recursive_doubling", "two_shot"]
@@ -176,7 +177,8 @@ class Reduction:
             is_last: whether this is the last bucket of its step.
         Raises: ValueError: another dtype, device or size.
         """
-        if bucket.dtype != torch.float32 or bucket.device.type not in ("cpu", "cuda"):
+        on_known_device = bucket.device.type == "cpu" or is_gpu(bucket.device)
+        if bucket.dtype != torch.float32 or not on_known_device:
             got = f"{bucket.dtype} on {bucket.device}"
             raise ValueError(f"gradients: expected float32 on cpu or cuda, got {got}")
         numel = sum(parameter.numel for parameter in parameters)

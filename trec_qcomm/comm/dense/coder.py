@@ -18,6 +18,7 @@ from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.wire import frame
 
 
@@ -72,7 +73,7 @@ class Scratch:
         Args: use: name of the use, each of which has memory of its own.  like: a tensor of the
             same dtype and device. A GPU's memory is newly allocated, which is cheap.
         """
-        if like.is_cuda:
+        if is_gpu(like.device):
             return like.new_empty(numel)
         buffer = self._buffers.get(use)
         if buffer is None or buffer.numel() < numel:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.peers import Peers
+from trec_qcomm.comm.peers import Peers, host_group
 from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.hooks import RowObserver, RowTolerances
@@ -76,7 +76,6 @@ class RowCollective(ABC):
         tolerances: RowTolerances | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
-        self.peers = Peers(pg)
         self.rank, self.world_size = pg.rank(), pg.size()
         # It keys the noise, because groups of other ranks may use the same name.
         self._global_rank = dist.get_rank()
@@ -95,6 +94,8 @@ class RowCollective(ABC):
             "forward": all(codec.fixed_size for codec in codecs.forward.values()),
             "backward": all(codec.fixed_size for codec in codecs.backward.values()),
         }
+        has_sizes = not all(self.has_fixed_size.values())
+        self.peers = Peers(pg, host_group(pg) if has_sizes else None)
         self._plans = {is_exact: self._make_plan(c) for is_exact, c in self._codecs.items()}
         for plan in self._plans.values():
             plan.check_masks(name)

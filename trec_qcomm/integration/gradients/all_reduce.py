@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
+from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.config import AllReduceRule
@@ -33,12 +34,7 @@ from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_names, rank_key
-from trec_qcomm.integration.gradients.placement import (
-    check_on_gpu,
-    device_of,
-    make_gloo_group,
-    make_transport,
-)
+from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of, make_transport
 from trec_qcomm.integration.gradients.thresholds import GradientThresholds
 
 State = dict[str, Any]

@@ -4,7 +4,6 @@ Knows: devices, process groups. Does not know: DDP, rules, algorithms.
 """
 
 from collections.abc import Mapping
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -50,26 +49,6 @@ def check_on_gpu(codec: Codec, backends: str) -> None:
             f"gradients on cuda: the process group has {backend} there, and the all-reduce needs "
             'nccl: init_process_group("cpu:gloo,cuda:nccl"), or dense, data_parallel: left out'
         )
-
-
-def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a new gloo group of the same ranks and timeout. Collective.
-
-    Raises: ValueError: torch has forgotten the group.
-    """
-    try:
-        ranks = dist.get_process_group_ranks(pg)
-    except KeyError:
-        raise ValueError(
-            "gradients: the process group of DDP was made before destroy_process_group, and torch "
-            "has forgotten its ranks; wrap the model in a new DDP"
-        ) from None
-    everyone = len(ranks) == dist.get_world_size()
-    timeout: timedelta = pg._get_backend(torch.device("cpu")).options._timeout
-    group: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=timeout, backend="gloo", use_local_synchronization=not everyone
-    )
-    return group
 
 
 def make_transport(

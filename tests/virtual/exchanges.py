@@ -1,0 +1,146 @@
+"""Exchanges and all-reduces of realistic shape, as dry runs: 8 ranks, 26 tables, 14 parameters."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from tests.virtual.dry_run import GPU, DryRun, Group, dry_run
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, TopK
+from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.comm.dense.chunks import ParameterShape
+from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
+from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
+from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.comm.rows.sequence import SequenceAllToAll
+from trec_qcomm.comm.transport import DeviceTransport
+from trec_qcomm.config import GradientRule
+from trec_qcomm.core.checks import DeferredChecks
+from trec_qcomm.core.counters import Traffic
+from trec_qcomm.integration.gradients.reduction import make_reduction
+
+NUM_RANKS, NUM_TABLES, DIM, BATCH_SIZE = 8, 26, 64, 2048
+# Forward and backward codec.
+ROW_CODECS = {
+    "identity": (Identity(), Identity()),
+    "cast": (Cast("bf16"), Cast("bf16")),
+    "rowwise": (Rowwise(8), Rowwise(4)),
+    "error_bounded": (ErrorBounded(0.01), ErrorBounded(0.01, encoder="rans")),
+    "topk": (TopK(density=0.1), ForwardMask("fp16")),
+    "sign": (Sign(), Sign()),
+    "float6": (Float6(), Float6()),
+}
+COLLECTIVES = {
+    "all-to-all": PooledAllToAll,
+    "reduce-scatter": PooledReduceScatter,
+    "sequence": SequenceAllToAll,
+}
+ALGORITHMS = ("two_shot", "ring", "recursive_doubling")
+DENSE_RULES = {
+    "rowwise": {"codec": Rowwise(4), "error_feedback": True},
+    "sign": {"codec": Sign(), "error_feedback": True},
+    "cast": {"codec": Cast("bf16")},
+}
+MLP = {
+    "bottom0": (512, 13), "bottom1": (256, 512), "bottom2": (64, 256), "top0": (512, 415),
+    "top1": (512, 512), "top2": (256, 512), "out": (1, 256),
+}  # fmt: skip
+
+
+def row_names() -> list[str]:
+    """Return all pairs but one: masks differ by rank, so forward_mask's rows cannot be summed."""
+    names = [f"{collective} {codecs}" for collective in COLLECTIVES for codecs in ROW_CODECS]
+    return [name for name in names if name != "reduce-scatter topk"]
+
+
+def dense_names() -> list[str]:
+    return [f"{algorithm} {rule}" for algorithm in ALGORITHMS for rule in DENSE_RULES]
+
+
+def layout_of(kind: type[RowCollective]) -> Layout:
+    """Return all tables' columns on every rank, or each table's on one."""
+    shards = [FeatureShard(f"t{t}", f"f{t}", 0, DIM) for t in range(NUM_TABLES)]
+    if kind is PooledReduceScatter:
+        return Layout((tuple(shards),) * NUM_RANKS)
+    return Layout(tuple(tuple(shards[rank::NUM_RANKS]) for rank in range(NUM_RANKS)))
+
+
+def make(collective: str, codecs: str) -> RowCollective:
+    kind = COLLECTIVES[collective]
+    layout = layout_of(kind)
+    forward, backward = (dict.fromkeys(layout.tables(), codec) for codec in ROW_CODECS[codecs])
+    exact = dict.fromkeys(layout.tables(), Identity())
+    return kind(
+        Group(NUM_RANKS),
+        layout,
+        codecs=DirectionCodecs(forward, backward),
+        exact=DirectionCodecs(exact, exact),
+        name=f"{collective} {codecs}",
+    )
+
+
+def step_of(op: RowCollective) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Return a function that runs the forward exchange: its rows and its result."""
+    if isinstance(op, SequenceAllToAll):
+        num_shards = len(op.layout.shards_by_rank[0])
+        sent = torch.full((num_shards, NUM_RANKS), BATCH_SIZE)
+        received = torch.full((NUM_TABLES,), BATCH_SIZE)
+        shape, sizes = (int(sent.sum()), DIM), (sent, received)
+    else:
+        shape = (BATCH_SIZE * NUM_RANKS, op.layout.dim_sum(0))
+        sizes = ([BATCH_SIZE] * NUM_RANKS,)
+
+    def forward() -> tuple[Tensor, Tensor]:
+        rows = torch.empty(shape, device=GPU, requires_grad=True)
+        return rows, op.start(rows, *sizes).wait()
+
+    return forward
+
+
+def row_runs(collective: str, codecs: str) -> Iterator[tuple[str, DryRun]]:
+    """Yield the counts of the second step, forward and backward."""
+    with dry_run():
+        forward = step_of(make(collective, codecs))
+        rows, out = forward()
+        torch.autograd.grad(out, rows, torch.empty_like(out))
+    with dry_run() as run:
+        with run:
+            rows, out = forward()
+        yield "forward", run
+    gradient = torch.empty_like(out)
+    with dry_run() as run:
+        with run:
+            torch.autograd.grad(out, rows, gradient)
+        yield "backward", run
+
+
+def dense_run(algorithm: str, rule: str) -> DryRun:
+    """Return the counts of one bucket's all-reduce in the second step."""
+    config = GradientRule(block=128, min_numel=1024, algorithm=algorithm, **DENSE_RULES[rule])
+    shapes = []
+    for name, (rows, columns) in MLP.items():
+        shapes += [ParameterShape(f"{name}.weight", rows * columns, 128)]
+        shapes += [ParameterShape(f"{name}.bias", rows, 128)]
+    with dry_run() as run:
+        reduction = make_reduction(config, shapes, 0, NUM_RANKS, Traffic("dense", ["all"]))
+        transport = DeviceTransport(Group(NUM_RANKS), GPU, DeferredChecks())
+        bucket = torch.empty(sum(shape.numel for shape in shapes), device=GPU)
+
+        def all_reduce() -> None:
+            transport.start(reduction.start(shapes, bucket), bucket, lambda seconds: None)
+
+        all_reduce()
+        run.counts.clear()
+        with run:
+            all_reduce()
+    return run
+
+
+def runs() -> Iterator[tuple[str, DryRun]]:
+    """Yield the counts of all exchanges and all-reduces, by name."""
+    for name in row_names():
+        for direction, run in row_runs(*name.split()):
+            yield f"{name} {direction}", run
+    for name in dense_names():
+        yield name, dense_run(*name.split())
