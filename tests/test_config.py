@@ -65,6 +65,7 @@ def test_codecs_survive_a_round_trip(codec):
         ({"embeding": []}, r"embeding: unknown key; allowed: embedding, dense, data_para"),
         ({"seed": -1}, r"seed: -1 is not an integer in 0..2\^63"),
         ({"seed": True}, r"seed: True is not an integer"),
+        ({"sizes": "fixed"}, r"sizes: 'fixed' is not one of \('announced', 'slots'\)"),
         ({"measure_error": 1}, "measure_error: 1 is not true or false"),
         ({"embedding": []}, "embedding: expected a list of one or more rules"),
         ({"embedding": RULE}, "embedding: expected a list of rules"),

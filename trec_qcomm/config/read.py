@@ -18,6 +18,7 @@ Errors name file, field and allowed values.
     data_parallel:                # optional: the all-reduce of DATA_PARALLEL tables' gradients
       codec: {codec: cast, dtype: bf16}
     seed: 0                       # seed of stochastic rounding
+    sizes: announced              # or slots: sizes that depend on the data, without a message
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
 Where a codec is expected, its name alone is short for a mapping with one key: `codec: float6` is

@@ -6,10 +6,14 @@ Knows: rules. Does not know: YAML, TorchRec, process groups.
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal, get_args
 
 from trec_qcomm.config.gradients import GradientRule, TableGradientRule
 from trec_qcomm.config.patterns import covers, is_glob
 from trec_qcomm.config.tables import EXACT_RULE, TableRule
+from trec_qcomm.core.codec import check_choice
+
+Sizes = Literal["announced", "slots"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,8 @@ class Config:
         dense: rule of the gradients of the replicated part; None leaves them to DDP.
         data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
         seed: seed of stochastic rounding, 0..2^63 - 1.
+        sizes: how both ends learn the sizes of frames, where these depend on the data: `announced`
+            in a message before, or `slots`, which need none (comm.slots).
         measure_error: whether stats() has the largest error of every table; slow.
         source: name of the file or preset, for errors.
     """
@@ -31,6 +37,7 @@ class Config:
     dense: GradientRule | None = None
     data_parallel: TableGradientRule | None = None
     seed: int = 0
+    sizes: Sizes = "announced"
     measure_error: bool = False
     source: str = "config"
 
@@ -48,6 +55,7 @@ class Config:
             raise ValueError("embedding: missing, and neither dense nor data_parallel given")
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
+        check_choice("sizes", self.sizes, get_args(Sizes))
         if type(self.measure_error) is not bool:
             raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
 

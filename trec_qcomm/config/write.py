@@ -24,6 +24,8 @@ def config_to_dict(config: Config) -> dict[str, Any]:
         rule: AllReduceRule | None = getattr(config, name)
         if rule is not None:
             data[name] = gradient_rule_to_dict(rule)
+    if config.sizes != Config.sizes:
+        data["sizes"] = config.sizes
     return data | {"seed": config.seed, "measure_error": config.measure_error}
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
+from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import Config, TableRule
 from trec_qcomm.integration.checkpoint import (
     by_rank_key,
@@ -84,6 +85,7 @@ class EmbeddingCollectives:
             intra=intra,
             seed=self._config.seed,
             measure_error=self._config.measure_error,
+            slots=SlotOptions() if self._config.sizes == "slots" else None,
             tolerances=None if intra else self._tolerances_of(module, name, rules),
         )
         collective.step = self._steps_of(module)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from trec_qcomm.kernels.once import Job, compile_once, missing
 from trec_qcomm.ops import rows, unique
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
-from trec_qcomm.wire import frame
+from trec_qcomm.wire import frame, slot
 
 logger = logging.getLogger("trec_qcomm")
 
@@ -58,6 +59,8 @@ def jobs(
     for codec in _codecs(config):
         chosen |= {job.name: job for job in _codec_jobs(codec)}
     chosen["frames"] = Job("frames", _use_frames, 1.2)
+    if config.sizes == "slots":
+        chosen["slots"] = Job("slots", _use_slots, 0.4)
     if config.embedding:
         chosen["rows"] = Job("rows", _use_rows, 0.6)
     if any(rule.unique_bags for rule in config.embedding):
@@ -158,6 +161,12 @@ def _use_frames() -> None:
     frame.seal(buffer, frame_nbytes, [1], codecs=one, nbytes=8 * one, **fields)  # type: ignore[arg-type]
     frame.unseal(buffer, frame_nbytes, [1], ranks=[0], **fields)  # type: ignore[arg-type]
     frame.compact(Encoded(buffer, at, 8 * one), [1])
+
+
+def _use_slots() -> None:
+    frames, capacities = torch.zeros(8, dtype=torch.uint8), np.array([24])
+    slots = slot.fill(frames, [8], capacities, call=0)
+    slot.take_out(slots, capacities, [8])
 
 
 def _use_rows() -> None:

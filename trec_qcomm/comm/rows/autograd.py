@@ -21,6 +21,7 @@ from trec_qcomm.comm.exchange import PendingFrames, start_exchange
 from trec_qcomm.comm.frame_coding import encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
+from trec_qcomm.comm.slots.exchange import PendingSlots
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
 from trec_qcomm.core.segments import Masks
@@ -81,7 +82,7 @@ class RowExchange:
     step: int
     tolerances: Tensor | None
     device: torch.device
-    pending: PendingFrames | None = None
+    pending: PendingFrames | PendingSlots | None = None
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
 
@@ -121,10 +122,11 @@ class RowExchange:
             record_function(f"## {op.name} {direction} start ##"),
             side_stream(self.device, values),
         ):
+            kind = self._kind(direction)
             frames = encode_frames(
                 values,
                 sent,
-                call=op.next_exchange(self._kind(direction)),
+                call=op.next_exchange(kind),
                 seed=op.noise_seed(self.step, direction, again),
                 traffic=traffic,
                 measure=op.measure_error,
@@ -134,13 +136,15 @@ class RowExchange:
                 op.warn_of_flushed(traffic, direction, self.step)
             # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
             fixed_size = op.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
+            name = f"{direction} all-to-all of {op.name}, {self.moment}"
+            if op.slots is not None and not fixed_size and op.world_size > 1:
+                histories = op.slots.of_kind(kind, sent.plan, received.plan)
+                self.pending = PendingSlots(
+                    op.peers, frames, sent, received, histories, traffic, name
+                )
+                return
             self.pending = start_exchange(
-                op.peers,
-                frames,
-                received,
-                fixed_size=fixed_size,
-                traffic=traffic,
-                name=f"{direction} all-to-all of {op.name}, {self.moment}",
+                op.peers, frames, received, fixed_size=fixed_size, traffic=traffic, name=name
             )
 
     def finish(self, direction: str) -> Tensor:

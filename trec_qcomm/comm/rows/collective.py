@@ -24,6 +24,8 @@ from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.hooks import RowObserver, RowTolerances
 from trec_qcomm.comm.rows.layout import Layout
+from trec_qcomm.comm.slots.exchange import Histories
+from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec
@@ -60,6 +62,8 @@ class RowCollective(ABC):
         measure_error: whether to record max_abs_err, at the price of decoding what is sent.
         tolerances: rule that sets the tolerances of the forward codecs; None leaves them as the
             config has them.
+        slots: settings of slots, where frames whose sizes vary travel in these (comm.slots); None:
+            their sizes travel first.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class RowCollective(ABC):
         seed: int = 0,
         measure_error: bool = False,
         tolerances: RowTolerances | None = None,
+        slots: SlotOptions | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.rank, self.world_size = pg.rank(), pg.size()
@@ -89,6 +94,7 @@ class RowCollective(ABC):
         self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
         self.checks = DeferredChecks()  # errors in frames in a GPU's memory
         self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
+        self.slots = None if slots is None else Histories(slots)
         self._codecs = {False: codecs, True: exact}
         self.has_fixed_size = {
             "forward": all(codec.fixed_size for codec in codecs.forward.values()),
