@@ -14,6 +14,7 @@ A DDP outside TorchRec: `trec_qcomm.compress_ddp(ddp, "dense_float6")`.
 from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
+    Fbgemm,
     Float6,
     ForwardMask,
     Identity,
@@ -50,6 +51,7 @@ __all__ = [
     "CorruptFrameError",
     "Encoded",
     "ErrorBounded",
+    "Fbgemm",
     "Float6",
     "ForwardMask",
     "GradientRule",

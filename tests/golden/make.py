@@ -5,10 +5,23 @@ Run it once when a codec or a version is added, and never change a file that has
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import torch
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
+from trec_qcomm.codecs import (
+    Cast,
+    ErrorBounded,
+    Fbgemm,
+    Float6,
+    Identity,
+    Rowwise,
+    Sign,
+    Threshold,
+    TopK,
+)
+from trec_qcomm.codecs.fbgemm import Precision
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
 
@@ -29,12 +42,21 @@ CODECS = {
     "sign": Sign(),
     "float6_e4m1": Float6("e4m1"),
     "float6_e3m2": Float6("e3m2"),
+    **{f"fbgemm_{precision}": Fbgemm(precision) for precision in get_args(Precision)},
 }
 NUM_ROWS = [3, 0, 2]
 
 
-def rows() -> torch.Tensor:
-    """Return [5, 7] float32: plain, tiny and constant rows, and one with NaN and infinities."""
+def rows(codec: Codec) -> torch.Tensor:
+    """Return [5, 7] float32: plain, tiny and constant rows, and one with NaN and infinities.
+
+    For fbgemm [5, 8] and finite: it takes dims by 8, and what NaN becomes depends on the processor.
+    """
+    if isinstance(codec, Fbgemm):
+        data = torch.arange(40).view(5, 8) * 0.37 - 4
+        data[1] *= 1e-6
+        data[2] = 0.1
+        return data
     data = torch.arange(35).view(5, 7) * 0.37 - 4
     data[1] *= 1e-6
     data[2] = 0.1
@@ -48,14 +70,17 @@ def as_hex(data: torch.Tensor) -> str:
 
 
 def main() -> None:
-    """Write one JSON file per codec."""
+    """Write one JSON file for each codec that has none."""
     folder = Path(__file__).parent / f"v{frame.VERSION}"
     folder.mkdir(exist_ok=True)
     for name, codec in CODECS.items():
-        data, segments = frame_of(codec, rows(), NUM_ROWS)
-        decoded = open_frame(codec, data, segments)
-        golden = {"num_rows": NUM_ROWS, "dim": 7, "frame": as_hex(data), "rows": as_hex(decoded)}
-        (folder / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")
+        path = folder / f"{name}.json"
+        if path.exists():
+            continue
+        data, segments = frame_of(codec, rows(codec), NUM_ROWS)
+        decoded = as_hex(open_frame(codec, data, segments))
+        golden = {"num_rows": NUM_ROWS, "dim": segments.dim, "frame": as_hex(data), "rows": decoded}
+        path.write_text(json.dumps(golden, indent=1) + "\n")
 
 
 if __name__ == "__main__":

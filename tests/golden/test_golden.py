@@ -39,11 +39,13 @@ def test_a_frame_of_another_version_is_refused_by_name(path):
 
 
 def test_frames_of_version_1_are_kept():
-    assert {path.stem for path in REFUSED} == {path.stem for path in CURRENT.glob("*.json")}
+    released = {path.stem for path in CURRENT.glob("*.json")}
+    later = {name for name in released if name.startswith("fbgemm_")}
+    assert {path.stem for path in REFUSED} == released - later
 
 
 @pytest.mark.parametrize("name", make.CODECS)
 def test_encoder_still_writes_the_current_version(name):
     expected = json.loads((CURRENT / f"{name}.json").read_text())["frame"]
-    data, _ = frame_of(make.CODECS[name], make.rows(), make.NUM_ROWS)
+    data, _ = frame_of(make.CODECS[name], make.rows(make.CODECS[name]), make.NUM_ROWS)
     assert make.as_hex(data) == expected

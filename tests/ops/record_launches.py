@@ -9,7 +9,17 @@ from unittest import mock
 
 import torch
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
+from trec_qcomm.codecs import (
+    Cast,
+    ErrorBounded,
+    Fbgemm,
+    Float6,
+    Identity,
+    Rowwise,
+    Sign,
+    Threshold,
+    TopK,
+)
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.ops.dispatch import default_backend
@@ -35,6 +45,7 @@ CODECS = (
     Sign(),
     Float6("e4m1", "stochastic"),
     Float6("e3m2"),
+    *(Fbgemm(precision) for precision in ("int8", "mx4")),
 )
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32",
@@ -52,6 +63,8 @@ def record_launches() -> list[dict]:
         for codec in (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic"), Sign()):
             for dim in (1, 3):
                 encode_and_decode(codec, dim)
+        for precision in ("int8", "mx4"):  # rows of 16 and 5 bytes
+            encode_and_decode(Fbgemm(precision), 8)
         launch_other_ops()
     return list(launches.values())
 

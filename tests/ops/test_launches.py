@@ -11,7 +11,17 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.ops.backends import device_of
 from tests.ops.interpreter import fast_interpreter
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
+from trec_qcomm.codecs import (
+    Cast,
+    ErrorBounded,
+    Fbgemm,
+    Float6,
+    Identity,
+    Rowwise,
+    Sign,
+    Threshold,
+    TopK,
+)
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
@@ -35,6 +45,7 @@ COSTS = {
     Threshold(0.5, values="fp16"): (5, 1, 4, 0),
     Sign(): (1, 0, 1, 0),
     Float6("e4m1", "stochastic"): (1, 0, 1, 0),
+    Fbgemm("int8"): (2, 0, 2, 0),  # and those of FBGEMM
 }
 
 

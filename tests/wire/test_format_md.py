@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import torch
 
-from trec_qcomm.codecs import ErrorBounded, Float6, Rowwise, Sign, Threshold
+from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Rowwise, Sign, Threshold
 from trec_qcomm.testing import frame_of, open_frame
 
 
@@ -46,3 +46,12 @@ def test_worked_examples_of_one_segment():
         expected = example(f"Worked example of {codec.name}")
         assert bytes(data[48:].tolist()) == expected  # the segment alone
         assert open_frame(codec, data, segments)[0].tolist() == decoded
+
+
+def test_worked_examples_of_fbgemm():
+    rows = torch.tensor([[0.5, -2, 0.25, 1, 0, 0, -0.5, 3]])
+    written = b""
+    for precision in ("int8", "int4", "int2", "fp8", "fp8_e5m2", "mx4"):
+        data, _ = frame_of(Fbgemm(precision), rows, [1])
+        written += bytes(data[48:].tolist())  # the segment alone
+    assert written == example("Worked example of fbgemm")

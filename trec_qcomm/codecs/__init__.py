@@ -2,6 +2,7 @@
 
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
+from trec_qcomm.codecs.fbgemm import Fbgemm
 from trec_qcomm.codecs.float6 import Float6
 from trec_qcomm.codecs.rowwise import Rowwise
 from trec_qcomm.codecs.sign import Sign
@@ -11,6 +12,7 @@ from trec_qcomm.codecs.topk import ForwardMask, TopK
 __all__ = [
     "Cast",
     "ErrorBounded",
+    "Fbgemm",
     "Float6",
     "ForwardMask",
     "Identity",

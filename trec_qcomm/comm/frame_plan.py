@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_dim, mask_use
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 
@@ -228,12 +228,16 @@ def plan_frames(
         fan_out: number of ranks that a single frame goes to, this rank among them.
         num_summands: number of decoded values that the receivers add up. The error bound of a
             BOUNDED codec is divided by it, so that it holds for the sum.
-    Raises: ValueError: a sum of values whose codec is BOUNDED and has no tolerance to divide.
+    Raises: ValueError: a sum of values whose codec is BOUNDED and has no tolerance to divide; rows
+        of a length that their codec does not take.
     """
     flat = [segment for segments in frames for segment in segments]
     by_key: dict[tuple[Codec, int], list[int]] = {}
     for s, (table, dim) in enumerate(flat):
-        by_key.setdefault((codecs[table], dim), []).append(s)
+        key = (codecs[table], dim)
+        if key not in by_key:
+            check_dim(*key, f"table {table!r}")
+        by_key.setdefault(key, []).append(s)
     counts = [len(segments) for segments in frames]
     segment_codecs = [codecs[table] for table, _ in flat]
     if num_summands > 1:

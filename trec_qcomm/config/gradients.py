@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from trec_qcomm.codecs import Threshold, TopK
 from trec_qcomm.control.cost_model import FLOAT32_NBYTES, Link
 from trec_qcomm.control.threshold import ThresholdRefresh
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, mask_use
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, check_dim, mask_use
 from trec_qcomm.core.segments import Segments
 
 AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot"]
@@ -95,9 +95,11 @@ class GradientRule(AllReduceRule):
             raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back")
 
     def _check_block(self) -> None:
-        """Raise ValueError at a block that no parameter has, or that is not made smaller."""
+        """Raise ValueError at a block that no parameter has, or that the codec does not take or
+        make smaller."""
         if self.block > LARGEST_BLOCK:
             raise ValueError(f"block: {self.block!r} is more than {LARGEST_BLOCK}")
+        check_dim(self.codec, self.block, "block")
         nbytes = _nbytes_a_value(self.codec, self.block)
         if nbytes >= FLOAT32_NBYTES:
             sizes = range(self.block, LARGEST_BLOCK)

@@ -123,6 +123,29 @@ def has_gpu_kernels(codec: Codec) -> bool:
     return bool(getattr(codec, "has_gpu_kernels", False))
 
 
+def keeps_nonfinite(codec: Codec) -> bool:
+    """Return whether NaN and inf arrive, as they do unless an attribute `keeps_nonfinite` is False.
+
+    A codec that loses them says what they become, and is BIASED.
+    """
+    return bool(getattr(codec, "keeps_nonfinite", True))
+
+
+def check_dim(codec: Codec, dim: int, where: str) -> None:
+    """Raise ValueError where the codec does not take rows of `dim` values.
+
+    Such a codec has a method `check_dim` that raises it; one without takes all.
+
+    Args: where: name of the table or field, for the error.
+    """
+    check = getattr(codec, "check_dim", None)
+    if check is not None:
+        try:
+            check(dim)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+
 def check_choice(where: str, value: object, choices: Sequence[object]) -> None:
     """Raise ValueError unless `value` is one of `choices`, of the same type: 4.0 is not 4."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, keeps_nonfinite, mask_use
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 
 CANARY = 0xA5  # fills memory that a codec must write, or must leave alone
@@ -76,11 +76,12 @@ def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> Non
     Sizes: never above `max_nbytes`, and exactly that if `fixed_size`. Places: strided rows are read
     and written where they lie, nothing beside them is touched, and a segment decodes to the same
     values alone and among others. Determinism: two encodings of the same rows are equal. Contract:
-    what core.codec.Contract says; NaN and inf arrive.
+    what core.codec.Contract says; NaN and inf arrive. Where the codec says that they do not
+    (core.codec.keeps_nonfinite), it must be BIASED, and no other row may change.
 
     A BOUNDED codec must have the attributes that `error_bounds` reads.
 
-    Args: dims: the numbers of values a row to try.
+    Args: dims: the numbers of values a row to try; the codec must take them.
     Raises: AssertionError: the codec breaks core.codec.Codec or its Contract.
     """
     generator = torch.Generator().manual_seed(0)
@@ -94,8 +95,8 @@ def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> Non
                 _check_sizes(codec, rows, segments)
                 _check_contract(codec, rows, segments)
         _check_places(codec, torch.randn(5, 3 * (dim + 3), generator=generator), dim)
-    empty = Segments.packed([0, 0], 4)
-    assert round_trip(codec, torch.empty(0, 4), empty).shape == (0, 4)
+    empty = Segments.packed([0, 0], dims[0])
+    assert round_trip(codec, torch.empty(0, dims[0]), empty).shape == (0, dims[0])
 
 
 def _check_sizes(codec: Codec, rows: Tensor, segments: Segments) -> None:
@@ -134,6 +135,9 @@ def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
         had_special, has_special = ~rows.isfinite().all(1), ~decoded.isfinite().all(1)
         assert torch.equal(had_special, has_special), f"{codec}: a row lost all its NaN and inf"
         return
+    if not keeps_nonfinite(codec):
+        _check_rows_alone(codec, rows, decoded)
+        return
     assert torch.equal(decoded.isnan(), rows.isnan()), f"{codec}: NaN did not survive"
     if codec.contract is Contract.EXACT:
         assert _same_bits(decoded, rows), f"{codec}: not EXACT"
@@ -142,6 +146,16 @@ def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
     if codec.contract is Contract.BOUNDED:
         error = max_error_in_bounds(codec, rows, decoded, segments)
         assert error <= 1, f"{codec}: an error of {error} times the bound"
+
+
+def _check_rows_alone(codec: Codec, rows: Tensor, decoded: Tensor) -> None:
+    """Check that each row decodes as it does alone: NaN and inf change no row but their own."""
+    assert codec.contract is Contract.BIASED, f"{codec}: {codec.contract.name}, but loses NaN"
+    one = Segments.packed([1], rows.shape[1])
+    alone = torch.cat([round_trip(codec, row[None].contiguous(), one) for row in rows])
+    nan = decoded.isnan()  # whose bits may depend on its place in a vector of the processor
+    same = torch.equal(alone.isnan(), nan) and _same_bits(alone[~nan], decoded[~nan])
+    assert same, f"{codec}: a row changes another one"
 
 
 def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:

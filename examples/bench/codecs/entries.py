@@ -14,9 +14,11 @@ Bytes are those of the segments; neither ours nor the others have a frame's head
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import torch
@@ -31,6 +33,7 @@ from trec_qcomm import Contract
 from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
+    Fbgemm,
     Float6,
     ForwardMask,
     Identity,
@@ -39,7 +42,8 @@ from trec_qcomm.codecs import (
     Threshold,
     TopK,
 )
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.codecs.fbgemm import Precision
+from trec_qcomm.core.codec import Codec, MaskUse, check_dim, keeps_nonfinite, mask_use
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import error_bounds, max_error_in_bounds
@@ -119,8 +123,8 @@ def entries(workload: Workload, bound: float) -> list[CompressorEntry]:
 
 def example() -> Workload:
     """Return a workload that every entry can take, to ask for their names."""
-    one = {"t": torch.ones(1, 1)}
-    return Workload("", 0, "gradients", 1, one, one)
+    one = {"t": torch.ones(1, 32)}
+    return Workload("", 0, "gradients", 32, one, one)
 
 
 def error_over_bound(bound: float, group: TableGroup, decoded: Tensor) -> float:
@@ -148,6 +152,7 @@ def _codecs(workload: Workload, bound: float) -> Iterator[CompressorEntry]:
         "float6": Float6(),
         "float6 stochastic": Float6("e4m1", "stochastic"),
     }
+    codecs |= _of_fbgemm(workload.dim)
     codecs |= {f"error_bounded {e}": ErrorBounded(bound, encoder=e) for e in ENCODERS}
     codecs["topk 10 %"] = TOP
     if workload.forward is not None:
@@ -160,8 +165,19 @@ def _codecs(workload: Workload, bound: float) -> Iterator[CompressorEntry]:
             partial(_codec_mistake, codec),
             codec,
             {Contract.EXACT: 0.0, Contract.BOUNDED: bound}.get(codec.contract),
-            mask_use(codec) is not MaskUse.READS,
+            keeps_nonfinite(codec) and mask_use(codec) is not MaskUse.READS,
         )
+
+
+def _of_fbgemm(dim: int) -> dict[str, Codec]:
+    """Return codec fbgemm by name, of the precisions that take this dim; none without FBGEMM."""
+    codecs: dict[str, Codec] = {}
+    for precision in get_args(Precision):
+        with contextlib.suppress(ValueError):
+            codec = Fbgemm(precision)
+            check_dim(codec, dim, "")
+            codecs[f"fbgemm {precision}"] = codec
+    return codecs
 
 
 def _smallest_kept(workload: Workload) -> float:

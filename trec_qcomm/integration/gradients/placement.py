@@ -41,7 +41,7 @@ def check_on_gpu(codec: Codec, backends: str) -> None:
     if not codec.fixed_size or not has_gpu_kernels(codec):
         raise ValueError(
             f"codec: {codec!r}: on cuda gradients are all-reduced with codecs of fixed size only: "
-            "identity, cast, float6, rowwise, sign, topk with a density"
+            "identity, cast, fbgemm, float6, rowwise, sign, topk with a density"
         )
     backend = dict(pair.split(":") for pair in backends.split(",")).get("cuda")
     if backend != "nccl":  # gloo does not send from a GPU's memory

@@ -18,6 +18,7 @@ from trec_qcomm.comm.dense.all_reduce import (
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.coder import GradientTolerances
 from trec_qcomm.config import AllReduceRule
+from trec_qcomm.core.codec import check_dim
 from trec_qcomm.core.counters import Traffic
 
 _AS_FAST = 1.01  # times of algorithms up to this factor apart count as equal
@@ -47,7 +48,10 @@ def make_reduction(
             all parameters and the names of the sites at which this rank encodes.
         seed: seed of stochastic rounding.
         measure_error: whether to record the largest error of what this rank encodes.
+    Raises: ValueError: rows of a length that the codec does not take.
     """
+    for parameter in parameters:
+        check_dim(rule.codec, parameter.block, repr(parameter.name))
     coding = Coding(codec=rule.codec, exact=Identity(), min_numel=min_numel)
     chunks = BucketChunks(tuple(parameters), world_size, coding)
     options = AllReduceOptions(
