@@ -4,7 +4,7 @@ from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradie
 from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
 from trec_qcomm.config.tables import HopCodecs, TableRule, UniqueBagsChoice
-from trec_qcomm.config.tree import Config
+from trec_qcomm.config.tree import Config, Sizes
 from trec_qcomm.config.write import codec_to_dict, config_to_dict
 from trec_qcomm.config.yaml_text import parse_yaml, read_yaml, write_yaml
 
@@ -13,6 +13,7 @@ __all__ = [
     "Config",
     "GradientRule",
     "HopCodecs",
+    "Sizes",
     "TableGradientRule",
     "TableRule",
     "UniqueBagsChoice",

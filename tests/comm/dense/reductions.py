@@ -11,7 +11,7 @@ from trec_qcomm.core.counters import Traffic
 BLOCK, MIN_NUMEL = 16, 20
 
 
-def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False):
+def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False, slots=None):
     coding = Coding(codec=codec, exact=Identity(), min_numel=MIN_NUMEL)
     options = AllReduceOptions(
         coding=coding,
@@ -19,6 +19,7 @@ def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=Fa
         error_feedback=error_feedback,
         seed=3,
         measure=measure,
+        slots=slots,
     )
     return [
         Reduction(options, rank, world_size, Traffic("dense", ["all"]))

@@ -32,6 +32,8 @@ from trec_qcomm.comm.dense.recursive_doubling import recursive_doubling
 from trec_qcomm.comm.dense.ring import ring
 from trec_qcomm.comm.dense.two_shot import two_shot
 from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.comm.slots.history import SlotOptions
+from trec_qcomm.comm.slots.messages import RoundHistories
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import int64_tensor
@@ -54,6 +56,8 @@ class AllReduceOptions:
         error_feedback: whether residuals are kept, see comm.dense.error_feedback.
         seed: the config's seed of stochastic rounding.
         measure: whether to record the largest error of what this rank encodes.
+        slots: settings of slots, where messages whose sizes vary travel in these; None: their
+            sizes travel first.
     """
 
     coding: Coding
@@ -61,6 +65,7 @@ class AllReduceOptions:
     error_feedback: bool
     seed: int
     measure: bool = False
+    slots: SlotOptions | None = None
 
 
 def sites(algorithm: Algorithm, rank: int, world_size: int) -> list[Site]:
@@ -154,6 +159,7 @@ class Reduction:
         self._first_numbers = dict(zip(numels, first_numbers, strict=True))
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
         self._scratch = Scratch()
+        self._slots = None if options.slots is None else RoundHistories(options.slots)
 
     def start(
         self,
@@ -213,6 +219,7 @@ class Reduction:
             residuals=residuals,
             tolerances=None if exact else self.tolerances,
             measure=self.options.measure,
+            slots=self._slots,
         )
         values = self._scratch.empty("values", len(bucket), bucket)
         chunks.gather(bucket, values)
@@ -243,7 +250,10 @@ class Reduction:
 
     def _add_traffic(self, coder: MessageCoder, numel: int) -> None:
         raw = int64_tensor([ring_nbytes(numel, self.world_size)])
-        payload = int64_tensor([coder.sent_nbytes - coder.header_nbytes])
+        other = coder.header_nbytes + coder.padding_nbytes
+        payload = int64_tensor([coder.sent_nbytes - other])
+        self.traffic.padding_nbytes += coder.padding_nbytes
+        self.traffic.num_overflows += coder.num_overflows
         self.traffic.add_bytes(int64_tensor([0]), raw, payload, coder.header_nbytes)
         if len(coder.traffic.max_abs_err):
             worst = coder.traffic.max_abs_err.amax(0, keepdim=True)

@@ -5,7 +5,7 @@ Shapes: N ranks; E values of a bucket of P parameters; W bytes of a frame.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,24 +17,33 @@ from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames, decode_own
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
+from trec_qcomm.comm.slots.extents import Extents
+from trec_qcomm.comm.slots.messages import RoundHistories, SlotRound
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
-from trec_qcomm.wire import frame
+from trec_qcomm.wire import frame, slot
+
+Exchange = Generator[Round, ReceivedMessages, ReceivedMessages]
 
 
 class Message(NamedTuple):
     """One frame to send.
 
-    Args: frame: [W] uint8.  header_nbytes: the share of W that is headers, for statistics.
+    Args:
+        frame: [W] uint8.
+        header_nbytes: the share of W that is headers, for statistics.
+        placed, number: frames with the rows of this one, and its number among them.
     """
 
     frame: Tensor
     header_nbytes: int
+    placed: PlacedFrames
+    number: int = 0
 
     @classmethod
     def passed_on(cls, received: Tensor, placed: PlacedFrames) -> "Message":
         """Return a frame that is sent on as it was received."""
-        return cls(received, frame.overhead_nbytes(placed.plan.segments_per_frame[0]))
+        return cls(received, frame.overhead_nbytes(placed.plan.segments_per_frame[0]), placed)
 
 
 class GradientTolerances(Protocol):
@@ -84,9 +93,13 @@ class Scratch:
 class MessageCoder:
     """Encoder and decoder of one rank's messages in one all-reduce of one bucket.
 
-    Attributes: sent_nbytes, header_nbytes: bytes that its rounds send, and how many of them are
-        headers and sizes.  traffic: counters of the largest errors, by parameter, if these are
-        measured; bytes are not counted.  scratch: memory for algorithms.
+    Attributes:
+        sent_nbytes, header_nbytes, padding_nbytes: bytes that its rounds send, and how many of them
+            are headers and sizes, and are padding.
+        num_overflows: number of messages that did not fit their slots.
+        traffic: counters of the largest errors, by parameter, if these are measured; bytes are not
+            counted.
+        scratch: memory for algorithms.
     """
 
     def __init__(
@@ -102,6 +115,7 @@ class MessageCoder:
         residuals: BucketResiduals | None = None,
         tolerances: GradientTolerances | None = None,
         measure: bool = False,
+        slots: RoundHistories | None = None,
     ) -> None:
         """Prepare for one all-reduce.
 
@@ -116,12 +130,15 @@ class MessageCoder:
             residuals: None without error feedback.
             tolerances: None where the codec's own tolerance holds.
             measure: whether to record the largest error, too.
+            slots: histories of what the rounds send, where messages whose sizes vary travel in
+                slots; None: their sizes travel first.
         """
         self.chunks, self.rank, self.world_size = chunks, rank, chunks.num_chunks
         self.scratch = scratch
         self.traffic = Traffic("dense", chunks.names if measure else ())
         self.traffic.encode_s, self.traffic.decode_s = timed.encode_s, timed.decode_s
-        self.sent_nbytes = self.header_nbytes = 0
+        self.sent_nbytes = self.header_nbytes = self.padding_nbytes = self.num_overflows = 0
+        self._slots, self._num_rounds = slots, 0
         self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
 
@@ -166,7 +183,50 @@ class MessageCoder:
         if self._residuals is not None:
             self._residuals.note(before, sent_values, waiting, span, site)
         data = torch.split(frames.buffer, frames.nbytes)
-        return [Message(f, frame.overhead_nbytes(n)) for f, n in zip(data, counts, strict=True)]
+        return [
+            Message(f, frame.overhead_nbytes(n), span.placed, number)
+            for number, (f, n) in enumerate(zip(data, counts, strict=True))
+        ]
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Message]],
+        sources: Sequence[int],
+        expected: PlacedFrames | None,
+    ) -> Exchange:
+        """Yield the rounds that send and receive these messages: one, unless slots overflow.
+
+        Args: sends, sources, expected: arguments of `round`.
+        Returns: the messages from the sources.
+        """
+        number, self._num_rounds = self._num_rounds, self._num_rounds + 1
+        if self._slots is None or self.chunks.coding.codec.fixed_size:
+            received = yield self.round(sends, sources, expected)
+            return received
+        distinct = {id(message.frame): message for _, message in sends}
+        numbers = {key: n for n, key in enumerate(distinct)}
+        awaited = [] if expected is None else [(expected, n) for n in range(len(sources))]
+        counts = {"sent": len(distinct), "received": len(awaited)}
+        sent, came = (
+            self._slots.history(self.chunks.names, number, use, n) for use, n in counts.items()
+        )
+        in_slots = SlotRound(
+            sends=[(peer, numbers[id(message.frame)]) for peer, message in sends],
+            messages=[message.frame for message in distinct.values()],
+            outgoing=Extents.from_frames([(m.placed, m.number) for m in distinct.values()]),
+            sources=sources,
+            incoming=Extents.from_frames(awaited),
+            limits=[] if expected is None else largest_nbytes(expected).tolist(),
+            histories=(sent, came),
+            call=self._call,
+        )
+        received = yield from in_slots.run()
+        self.sent_nbytes += in_slots.sent_nbytes
+        self.padding_nbytes += in_slots.padding_nbytes
+        self.num_overflows += in_slots.num_overflows
+        headers = [m.header_nbytes + slot.HEADER_NBYTES for _, m in sends if m.frame.numel()]
+        self.header_nbytes += sum(headers)
+        return received
 
     def round(
         self,

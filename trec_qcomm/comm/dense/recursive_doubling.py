@@ -29,16 +29,16 @@ def recursive_doubling(coder: MessageCoder, values: Tensor) -> Rounds:
     whole = coder.chunks.span(range(n))
     if rank >= power:
         [message] = coder.send(values, whole, CONTRIBUTION)
-        yield coder.round([(rank - power, message)], [], None)
+        yield from coder.exchange([(rank - power, message)], [], None)
         last_two = coder.chunks.copies(range(n), (0, 1))
-        received = yield coder.round([], [rank - power] * 2, last_two)
+        received = yield from coder.exchange([], [rank - power] * 2, last_two)
         pair = values.new_empty(2, len(values))
         coder.receive(received, last_two, pair, [rank - power] * 2)
         torch.add(pair[0], pair[1], out=values)
         return
     folded = [rank + power] if rank + power < n else []
     if folded:
-        received = yield coder.round([], folded, whole.placed)
+        received = yield from coder.exchange([], folded, whole.placed)
         other = torch.empty_like(values)
         coder.receive(received, whole.placed, other, folded)
         values += other
@@ -46,7 +46,7 @@ def recursive_doubling(coder: MessageCoder, values: Tensor) -> Rounds:
     for stage in range(power.bit_length() - 1):
         partner = rank ^ (1 << stage)
         [message] = coder.send(values, whole, stage_site(stage), noise_group=rank >> stage)
-        received = yield coder.round([(partner, message)], [partner], whole.placed)
+        received = yield from coder.exchange([(partner, message)], [partner], whole.placed)
         other = torch.empty_like(values)
         coder.receive(received, whole.placed, other, [partner])
         messages = [message, Message.passed_on(received.buffer, whole.placed)]
@@ -55,4 +55,4 @@ def recursive_doubling(coder: MessageCoder, values: Tensor) -> Rounds:
         values.copy_(torch.add(low, high))
         last = messages if rank < partner else messages[::-1]
     if folded:
-        yield coder.round([(folded[0], message) for message in last], [], None)
+        yield from coder.exchange([(folded[0], message) for message in last], [], None)

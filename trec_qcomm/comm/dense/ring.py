@@ -27,13 +27,13 @@ def ring(coder: MessageCoder, values: Tensor) -> Rounds:
     for step in range(n - 1):
         to_send, to_receive = chunks[(rank - step - 1) % n], chunks[(rank - step - 2) % n]
         [message] = coder.send(values, to_send, CONTRIBUTION)
-        received = yield coder.round([(after, message)], [before], to_receive.placed)
+        received = yield from coder.exchange([(after, message)], [before], to_receive.placed)
         own_values = values[to_receive.begin : to_receive.end].clone()
         coder.receive(received, to_receive.placed, values, [before])
         values[to_receive.begin : to_receive.end] += own_values
     [message] = coder.send(values, chunks[rank], CONTRIBUTION)
     for step in range(n - 1):
         to_receive = chunks[(rank - step - 1) % n]
-        received = yield coder.round([(after, message)], [before], to_receive.placed)
+        received = yield from coder.exchange([(after, message)], [before], to_receive.placed)
         coder.receive(received, to_receive.placed, values, [before])
         message = Message.passed_on(received.buffer, to_receive.placed)

@@ -28,7 +28,7 @@ def two_shot(coder: MessageCoder, values: Tensor) -> Rounds:
     all_chunks = ChunkSpan(0, len(values), chunks.frames(tuple(range(c, c + 1) for c in range(n))))
     messages = coder.send(values, all_chunks, CONTRIBUTION, decoded=False)
     contributions = chunks.copies(range(rank, rank + 1), tuple(peers))
-    received = yield coder.round([(p, messages[p]) for p in peers], peers, contributions)
+    received = yield from coder.exchange([(p, messages[p]) for p in peers], peers, contributions)
     size = own_chunk.end - own_chunk.begin
     summands = coder.scratch.empty("summands", n * size, values).view(n, size)
     if coder.has_residuals:  # then `values` are decoded
@@ -42,5 +42,5 @@ def two_shot(coder: MessageCoder, values: Tensor) -> Rounds:
     rank_sum(summands, values[own_chunk.begin : own_chunk.end])
     [message] = coder.send(values, own_chunk, OWNER)
     sums = chunks.frames(tuple(range(p, p + 1) for p in peers))
-    received = yield coder.round([(p, message) for p in peers], peers, sums)
+    received = yield from coder.exchange([(p, message) for p in peers], peers, sums)
     coder.receive(received, sums, values, peers)

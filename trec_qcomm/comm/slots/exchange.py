@@ -25,6 +25,7 @@ from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames
 from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.sizes import largest_nbytes
+from trec_qcomm.comm.slots.extents import Extents
 from trec_qcomm.comm.slots.history import SlotHistory, SlotOptions
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import ALIGNMENT
@@ -89,10 +90,10 @@ class PendingSlots:
         begin = perf_counter()
         self._started, sent, pg = begin, self.sent, self.peers.pg
         to_send, to_receive = self.histories
-        capacities = np.tile(
-            to_send.capacities(self.outgoing, ALIGNMENT), self.outgoing.plan.fan_out
-        )
-        self._capacities = to_receive.capacities(self.incoming, ALIGNMENT)
+        self._extents = Extents.from_placed(self.outgoing), Extents.from_placed(self.incoming)
+        each = to_send.capacities(self._extents[0], ALIGNMENT)
+        capacities = np.tile(each, self.outgoing.plan.fan_out)
+        self._capacities = to_receive.capacities(self._extents[1], ALIGNMENT)
         slots = slot.fill(sent.buffer, sent.nbytes, capacities, call=sent.call)
         self._received = torch.empty(int(self._capacities.sum()), dtype=torch.uint8)
         self._work = dist.all_to_all_single(
@@ -136,8 +137,8 @@ class PendingSlots:
         frames = slot.take_out(self._received, self._capacities, nbytes)
         self._receive_overflows(slot.overflows(frames, nbytes, self._capacities))
         to_send, to_receive = self.histories
-        to_send.note(self.outgoing, self.sent.nbytes[: len(self.outgoing.frame_nbytes)])
-        to_receive.note(self.incoming, nbytes)
+        to_send.note(self._extents[0], self.sent.nbytes[: len(self.outgoing.frame_nbytes)])
+        to_receive.note(self._extents[1], nbytes)
         self.traffic.wire_s += perf_counter() - begin
         received = SealedFrames(frames, nbytes, self.sent.call)
         decode_frames(received, self.incoming, out, ranks=ranks, traffic=self.traffic)

@@ -4,26 +4,24 @@ A slot must have its capacity before its frame is encoded. Sender and receiver f
 the sizes of the last frames between them and the rows of the next ones, which both know. A frame is
 expected to take as many bytes for each byte of its float32 rows as the worst of the last `window`
 frames, and `margin` more. Nothing but bytes depends on it: what does not fit a slot overflows. So
-it is no part of a checkpoint, and begins empty with the object, on all ranks. Then a slot states
-just the size of its frame, and the whole frame is overflow.
+it is no part of a checkpoint, and begins empty with the object, on all ranks. Then a slot has
+room for a frame's header and segment table, and all payload is overflow.
 
 An exchange counts when it ends, for what it sent and what it received alike: all ranks must begin
 and end their exchanges in the same order, as their process group demands anyway.
 
 Knows: sizes of frames. Does not know: codecs, process groups, directions.
-Shapes: P frames, S segments in all.
+Shapes: P frames.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from trec_qcomm.comm.frame_plan import PlacedFrames
-from trec_qcomm.wire import frame, slot
+from trec_qcomm.comm.slots.extents import Extents
+from trec_qcomm.wire import slot
 
 _ONE = 1 << 20  # 1.0 of a share, as all numbers are integers, equal on all machines
 
@@ -50,43 +48,26 @@ class SlotHistory:
         self._shares = np.zeros((options.window, num_frames), np.int64)
         self._num_noted = 0
 
-    def capacities(self, placed: PlacedFrames, alignment: int) -> Any:
+    def capacities(self, extents: Extents, alignment: int) -> Any:
         """Return [P] numpy int64, the size of each frame's slot; 0 where the frame is empty.
 
-        Args: placed: the frames.  alignment: what all capacities are a multiple of.
+        Args: extents: bounds of the frames' sizes.  alignment: what capacities are a multiple of.
         """
-        overheads, raw = _overheads_and_raw(placed)
-        needed = np.zeros_like(raw)
-        if placed.fixed_size:
-            needed = np.asarray(placed.frame_nbytes, np.int64)
+        overheads, raw, largest = extents.overheads, extents.raw, extents.largest
+        needed = overheads
+        if extents.fixed_size:
+            needed = largest
         elif self._num_noted:
             share = self._shares.max(0) * self._factor // _ONE + 1
-            largest = np.asarray(placed.frame_nbytes, np.int64)
-            expected = overheads + raw * share // _ONE
-            needed = np.where(raw > 0, np.minimum(expected, largest), largest)
+            expected = np.minimum(overheads + raw * share // _ONE, largest)
+            needed = np.where(raw > 0, expected, largest)
         slots = (needed + (slot.HEADER_NBYTES + alignment - 1)) // alignment * alignment
         return np.where(overheads > 0, slots, 0)
 
-    def note(self, placed: PlacedFrames, nbytes: Sequence[int]) -> None:
+    def note(self, extents: Extents, nbytes: Sequence[int]) -> None:
         """Remember the sizes of the frames of one exchange. Args: nbytes: P ints."""
-        overheads, raw = _overheads_and_raw(placed)
-        payload = np.asarray(nbytes, np.int64) - overheads
+        raw, payload = extents.raw, np.asarray(nbytes, np.int64) - extents.overheads
         last = self._shares[(self._num_noted - 1) % len(self._shares)]
         share = np.where(raw > 0, payload * _ONE // np.maximum(raw, 1), last)
         self._shares[self._num_noted % len(self._shares)] = share
         self._num_noted += 1
-
-
-def _overheads_and_raw(placed: PlacedFrames) -> tuple[Any, Any]:
-    """Return [P] numpy int64 each: bytes of header and segment table, and of the float32 rows."""
-    overheads, bounds = _overheads_and_bounds(placed.plan.segments_per_frame)
-    ends = np.zeros(len(placed.raw_nbytes) + 1, np.int64)
-    placed.raw_nbytes.numpy().cumsum(out=ends[1:])
-    return overheads, np.diff(ends[bounds])
-
-
-@lru_cache(64)
-def _overheads_and_bounds(segments_per_frame: tuple[int, ...]) -> tuple[Any, Any]:
-    overheads = [frame.overhead_nbytes(count) for count in segments_per_frame]
-    bounds = [0, *accumulate(segments_per_frame)]
-    return np.asarray(overheads, np.int64), np.asarray(bounds, np.int64)

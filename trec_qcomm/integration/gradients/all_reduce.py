@@ -27,8 +27,9 @@ from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
 from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
-from trec_qcomm.config import AllReduceRule
+from trec_qcomm.config import AllReduceRule, Sizes
 from trec_qcomm.config.differences import flat_rule
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
@@ -63,6 +64,7 @@ class GradientAllReduce(ABC):
         measure_error: bool = False,
         traffic: Traffic | None = None,
         is_exact: Callable[[], bool] = lambda: False,
+        sizes: Sizes = "announced",
     ) -> None:
         """Prepare the all-reduce; `register` starts it.
 
@@ -72,11 +74,13 @@ class GradientAllReduce(ABC):
             measure_error: whether to record the largest error of what this rank encodes.
             traffic: counters of what is sent.
             is_exact: whether to send float32 now; equal on all ranks.
+            sizes: the config's `sizes`.
         """
         self.rule = rule
         self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
         self._seed, self._measure_error = seed, measure_error
         self._is_exact = is_exact
+        self._slots = SlotOptions() if sizes == "slots" else None
         self.num_steps = 0  # backwards whose gradients were all-reduced
         self._loaded: State = {}
         self._device, self._checks = torch.device("cpu"), DeferredChecks()
@@ -106,6 +110,7 @@ class GradientAllReduce(ABC):
         self._load(reduction, device)
         group = make_gloo_group(pg) if device.type == "cpu" else pg
         ours = flat_rule(self.rule, "rule") | {"seed": str(self._seed)}  # or gloo would end us
+        ours |= {"sizes": "announced" if self._slots is None else "slots"}
         ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
         what = "gradients: ranks of the group have different rules or parameters"
         check_equal(group, ours, what)

@@ -62,6 +62,7 @@ class CompressedDDP:
             config.dense,
             seed=config.seed,
             measure_error=config.measure_error,
+            sizes=config.sizes,
             traffic=Traffic("dense", ["all"]),
             is_exact=lambda: self._exact,
         )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
 from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import GradientRule
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
@@ -54,6 +55,7 @@ class DenseGradients(GradientAllReduce):
             self.traffic,
             seed=self._seed,
             measure_error=self._measure_error,
+            slots=self._slots,
         )
 
     def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:
@@ -82,6 +84,7 @@ def make_dense_reduction(
     *,
     seed: int = 0,
     measure_error: bool = False,
+    slots: SlotOptions | None = None,
 ) -> Reduction:
     """Return the reduction of one rank that a rule of replicated parameters describes.
 
@@ -106,4 +109,5 @@ def make_dense_reduction(
         make_tolerances=make_thresholds if refresh is not None else None,
         seed=seed,
         measure_error=measure_error,
+        slots=slots,
     )

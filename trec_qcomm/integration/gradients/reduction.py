@@ -17,6 +17,7 @@ from trec_qcomm.comm.dense.all_reduce import (
 )
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.coder import GradientTolerances
+from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import AllReduceRule
 from trec_qcomm.core.codec import check_dim
 from trec_qcomm.core.counters import Traffic
@@ -36,6 +37,7 @@ def make_reduction(
     make_tolerances: Callable[[BucketChunks, Sequence[str]], GradientTolerances] | None = None,
     seed: int = 0,
     measure_error: bool = False,
+    slots: SlotOptions | None = None,
 ) -> Reduction:
     """Return the reduction of one rank that a rule describes.
 
@@ -48,6 +50,7 @@ def make_reduction(
             all parameters and the names of the sites at which this rank encodes.
         seed: seed of stochastic rounding.
         measure_error: whether to record the largest error of what this rank encodes.
+        slots: settings of slots; None: sizes that vary travel first.
     Raises: ValueError: rows of a length that the codec does not take.
     """
     for parameter in parameters:
@@ -60,6 +63,7 @@ def make_reduction(
         error_feedback=error_feedback,
         seed=seed,
         measure=measure_error,
+        slots=slots,
     )
     tolerances = None
     if make_tolerances is not None:
