@@ -1,12 +1,13 @@
 """examples/bench/gpu.py without a GPU: it checks the kernels, and times nothing."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.commands import run as run_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,13 +15,12 @@ ROOT = Path(__file__).parents[2]
 def run(*options, code=""):
     command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "examples.bench.gpu"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    return subprocess.run(
+    return run_command(
         [*command, *options],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
-        check=False,
     )
 
 

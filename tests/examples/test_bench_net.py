@@ -11,6 +11,7 @@ import pytest
 
 from examples.bench.net import __main__ as bench
 from examples.bench.net import hosts, section, tables
+from tests.commands import run as run_command
 from trec_qcomm import records
 from trec_qcomm.records import (
     TRAFFIC_KINDS,
@@ -88,6 +89,7 @@ def test_only_the_same_measurement_counts_as_done(tmp_path):
 )
 def test_options_that_would_do_nothing_are_refused(words, name, monkeypatch, capfd):
     monkeypatch.setattr(bench, "missing", list)
+    monkeypatch.setattr(subprocess, "run", run_command)
     monkeypatch.setattr(sys, "argv", ["net", "--rate", "none", *words.split()])
     assert bench.main() == 2
     assert f"{name}: an option that bench-net does not have" in capfd.readouterr().err
@@ -119,6 +121,7 @@ def test_a_rate_that_one_configuration_lacks_is_an_empty_cell():
 def test_a_file_that_is_no_record_of_a_network_is_told(tmp_path, monkeypatch, capsys):
     out = tmp_path / "net.jsonl"
     monkeypatch.setattr(bench, "missing", list)
+    monkeypatch.setattr(subprocess, "run", run_command)
     monkeypatch.setattr(sys, "argv", ["net", "--configs", "stock", "--out", str(out)])
     records.append(out, TrainingRecord(configuration="a", steps=1))
     with pytest.raises(SystemExit):
@@ -179,8 +182,8 @@ def test_measures_and_goes_on(tmp_path):
     command = [sys.executable, "-m", "examples.bench.net", "--hosts", "2", "--rate", "none"]
     command += ["--steps", "2", "--out", out, *MODEL.split(), "--timeout", "100", "--configs"]
     for configs in (["stock"], ["stock", "stock_fp16", CONFIG]):
-        done = subprocess.run(
-            [*command, *configs], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
+        done = run_command(
+            [*command, *configs], cwd=ROOT, capture_output=True, text=True, timeout=250
         )
         assert done.returncode == 0, done.stderr
     stock, half, best = records.read(out)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import run as run_command
 from trec_qcomm import records
 from trec_qcomm.records import BenchRecord
 
@@ -14,13 +15,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_command(
         [sys.executable, "-m", "examples.bench.plans", *map(str, words)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        check=False,
     )
 
 

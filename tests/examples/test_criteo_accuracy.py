@@ -23,6 +23,7 @@ from study.engine import MODES, Configuration, Study
 from study.show import changes, format_table, verdict
 from train import build_trainer, load_dataset
 
+from tests.commands import run as run_command
 from trec_qcomm import records
 from trec_qcomm.records import SeedEvaluation, SeedTraining, StudyRecord
 from trec_qcomm.report.statistics import Change, eval_only_gate, t_quantile, training_gate
@@ -212,7 +213,7 @@ def test_command_resumes_where_it_stopped(tmp_path):
     ]
 
     def run(*more: str) -> subprocess.CompletedProcess:
-        return subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+        return run_command([*command, *more], capture_output=True, text=True)
 
     done = run()
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
 """train.py --dump-rows writes what an unsharded model of equal weights looks up and gets back."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torchrec.models.dlrm import DLRMTrain
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from trainer import Trainer
 
+from tests.commands import run
 from trec_qcomm import load_config
 from trec_qcomm.analyze.__main__ import main
 from trec_qcomm.codecs import ErrorBounded
@@ -45,12 +45,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = ROOT / "examples" / "criteo" / "train.py"
     options = ["--config", ROOT / "configs" / "int4.yaml", "--out", folder, "--dump-rows", file]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
+    done = run(
         [sys.executable, script, *options, *SMALL, "--steps", "3", "--lr", "0", "--dense-lr", "0"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return file

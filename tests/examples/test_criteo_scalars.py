@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from options import build_parser, check_options
 from report.scalars import Scalars, check_installed
 
+from tests.commands import run
 from trec_qcomm import records
 from trec_qcomm.records import Percentiles, ProgressRecord, TrainingRecord
 
@@ -85,13 +85,12 @@ def train(out: Path, *words: object) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     given = ["--config", ROOT / "configs" / "unique_int4.yaml", "--name", "run", "--out", out]
     given += ["--tensorboard", out / "events", "--log-every", 2, "--checkpoint-dir", out / "ckpt"]
-    done = subprocess.run(
+    done = run(
         [sys.executable, str(TRAIN), *map(str, given), *map(str, words), *SMALL],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=200,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
 

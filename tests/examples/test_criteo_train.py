@@ -13,6 +13,7 @@ import pytest
 from data.synthetic import generate, write_tsv
 from options import build_parser, check_options
 
+from tests.commands import run as run_command
 from trec_qcomm import load_config, load_preset, records
 from trec_qcomm.records import TrainingRecord
 
@@ -33,11 +34,9 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
-def run(script: str, *words: object) -> str:
+def run(script: str, *words: object, execute: Any = run_command) -> str:
     """Return what a run prints; it must succeed."""
-    done = subprocess.run(
-        command(script, *words), env=environment(), capture_output=True, text=True, check=False
-    )
+    done = execute(command(script, *words), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -45,8 +44,8 @@ def run(script: str, *words: object) -> str:
 def fail(out: Path, *words: object) -> list[str]:
     """Return the lines that a run of train.py writes to stderr; it must fail, and say so last."""
     words = ("--out", out, *words)
-    done = subprocess.run(
-        command("train.py", *words), env=environment(), capture_output=True, text=True, check=False
+    done = run_command(
+        command("train.py", *words), env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 1
     lines = done.stderr.splitlines()
@@ -54,9 +53,12 @@ def fail(out: Path, *words: object) -> list[str]:
     return lines
 
 
-def train(out: Path, *words: object, config: object = "stock") -> TrainingRecord:
+def train(
+    out: Path, *words: object, config: object = "stock", execute: Any = run_command
+) -> TrainingRecord:
     """Train with plain TorchRec, or with the config given; return the record of the training."""
-    run("train.py", "--config", config, "--name", "run", "--out", out, *words)
+    words = ("--config", config, "--name", "run", "--out", out, *words)
+    run("train.py", *words, execute=execute)
     return last_record(out)
 
 
@@ -66,8 +68,9 @@ def last_record(out: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> TrainingRecord:
-    """Twenty steps in one go."""
-    return train(tmp_path_factory.mktemp("straight"), "--steps", 20, "--log-every", 5)
+    """Twenty steps in one go, in an interpreter and ranks of their own."""
+    words = ("--steps", 20, "--log-every", 5)
+    return train(tmp_path_factory.mktemp("straight"), *words, execute=subprocess.run)
 
 
 @pytest.fixture(scope="module")

@@ -144,12 +144,22 @@ def plain_cells(world_size: int) -> list[Cell]:
 
 
 def coded_cells(world_size: int) -> list[Cell]:
-    return [
+    """Return the cells: all of them on two ranks. On four, where there are three shapes, every pair
+    of a codec with a shape, a codec with a direction, and a shape with a direction, in every row.
+    """
+    cells = [
         Cell(plain.row, plain.shape, codec, direction)
         for plain in plain_cells(world_size)
         for codec in CODECS
         for direction in DIRECTIONS
     ]
+    return cells if world_size == 2 else [cell for cell in cells if _in_square(cell)]
+
+
+def _in_square(cell: Cell) -> bool:
+    """Return whether the Latin square of codecs and shapes has this cell's direction."""
+    numbers = (list(CODECS).index(cell.codec), SHAPES[4].index(cell.shape))
+    return DIRECTIONS[sum(numbers) % 3] == cell.direction
 
 
 @cache
@@ -266,10 +276,16 @@ def as_markdown(judged: dict[Cell, list[str]], world_size: int) -> str:
     ]
     for plain in plain_cells(world_size):
         for direction in DIRECTIONS:
-            row = [judged[Cell(plain.row, plain.shape, codec, direction)] for codec in CODECS]
-            marks = [wrong[0].strip().splitlines()[-1] if wrong else "ok" for wrong in row]
+            row = [judged.get(Cell(plain.row, plain.shape, codec, direction)) for codec in CODECS]
+            marks = [_mark(wrong) for wrong in row]
             lines.append(f"| {plain.row} | {plain.shape} | {direction} | {' | '.join(marks)} |")
     return "\n".join(lines) + "\n"
+
+
+def _mark(wrong: list[str] | None) -> str:
+    if wrong is None:
+        return ""
+    return wrong[0].strip().splitlines()[-1] if wrong else "ok"
 
 
 def name_of(cell: Cell) -> str:
