@@ -19,13 +19,15 @@ from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
+from trec_qcomm.core.segments import ALIGNMENT
 from trec_qcomm.wire import frame
 
 
 class Message(NamedTuple):
     """One frame to send.
 
-    Args: frame: [W] uint8.  header_nbytes: the share of W that is headers, for statistics.
+    Args: frame: [W] uint8, with the padding behind it.  header_nbytes: the share of W that is
+        header and padding, for statistics.
     """
 
     frame: Tensor
@@ -34,7 +36,11 @@ class Message(NamedTuple):
     @classmethod
     def passed_on(cls, received: Tensor, placed: PlacedFrames) -> "Message":
         """Return a frame that is sent on as it was received."""
-        return cls(received, frame.overhead_nbytes(placed.plan.segments_per_frame[0]))
+        counts = placed.plan.segments_per_frame
+        if not placed.fixed_size:  # then it lies in a CPU's memory, without padding
+            return cls(received, frame.overhead_nbytes(counts[0]))
+        [payload] = frame.payload_nbytes(placed.max_nbytes, counts)
+        return cls(received, received.numel() - payload)
 
 
 class GradientTolerances(Protocol):
@@ -99,6 +105,7 @@ class MessageCoder:
         seed: int,
         timed: Traffic,
         scratch: Scratch,
+        alignment: int = ALIGNMENT,
         residuals: BucketResiduals | None = None,
         tolerances: GradientTolerances | None = None,
         measure: bool = False,
@@ -113,6 +120,7 @@ class MessageCoder:
             seed: the config's seed of stochastic rounding.
             timed: counters that get the codecs' seconds.
             scratch: memory for algorithms.
+            alignment: the result of wire.frame.alignment_of for the memory of the messages.
             residuals: None without error feedback.
             tolerances: None where the codec's own tolerance holds.
             measure: whether to record the largest error, too.
@@ -124,6 +132,7 @@ class MessageCoder:
         self.sent_nbytes = self.header_nbytes = 0
         self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
+        self._alignment = alignment
 
     def send(
         self,
@@ -165,8 +174,10 @@ class MessageCoder:
             decode_own(frames, span.placed, values, traffic=self.traffic)
         if self._residuals is not None:
             self._residuals.note(before, sent_values, waiting, span, site)
+        assert frames.announced is not None
+        payloads = frame.payload_nbytes(frames.announced.nbytes, counts)
         data = torch.split(frames.buffer, frames.nbytes)
-        return [Message(f, frame.overhead_nbytes(n)) for f, n in zip(data, counts, strict=True)]
+        return [Message(f, f.numel() - n) for f, n in zip(data, payloads, strict=True)]
 
     def round(
         self,
@@ -182,7 +193,7 @@ class MessageCoder:
             expected: one frame from each source; None: nothing comes.
         """
         fixed_size = self.chunks.coding.codec.fixed_size
-        nbytes = [] if expected is None else expected.frame_nbytes
+        nbytes = [] if expected is None else expected.layout(self._alignment).frame_nbytes
         max_nbytes = nbytes
         if expected is not None and not fixed_size:
             max_nbytes = largest_nbytes(expected).tolist()
@@ -211,7 +222,7 @@ class MessageCoder:
         """
         announced = None
         if frame.is_on_gpu(received.buffer):
-            announced = frame.Announced(expected.codecs, expected.max_nbytes)
+            announced = expected.announced
         frames = SealedFrames(received.buffer, received.nbytes, self._call, announced)
         decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
 
