@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trec_qcomm.core.checks import DeferredChecks
+from trec_qcomm.core.checks import DeferredChecks, deferring, new_flag, raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 
 
@@ -29,4 +29,54 @@ def test_nothing_found_is_no_error():
     checks = DeferredChecks()
     for _ in range(2):
         checks.add(torch.tensor([-1], dtype=torch.int32), error_of)
+        checks.raise_found(wait=True)
+
+
+def test_flags_of_a_context_are_one_copy_and_keep_their_order():
+    checks, flags = DeferredChecks(), []
+    with deferring(checks):
+        for number in range(3):
+            flags.append(new_flag(torch.device("cpu")))
+            raise_first(flags[-1], lambda n, number=number: error_of(10 * number + n))
+        flags[2].fill_(4)
+        flags[1].fill_(3)
+    assert len({flag.untyped_storage().data_ptr() for flag in flags}) == 1
+    assert all(flag.data_ptr() % 16 == 0 for flag in flags)  # else kernels are compiled anew
+    with pytest.raises(CorruptFrameError, match="segment 13"):
+        checks.raise_found(wait=True)
+
+
+def test_more_flags_than_one_copy_has_are_all_read():
+    checks = DeferredChecks()
+    with deferring(checks):
+        for number in range(100):
+            flag = new_flag(torch.device("cpu"))
+            flag.fill_(number if number == 77 else -1)
+            raise_first(flag, error_of)
+    with pytest.raises(CorruptFrameError, match="segment 77"):
+        checks.raise_found(wait=True)
+
+
+def test_flags_that_no_check_reads_are_none():
+    checks = DeferredChecks()
+    with deferring(checks):
+        new_flag(torch.device("cpu")).fill_(5)
+        other = torch.tensor([-1], dtype=torch.int32)
+        raise_first(other, error_of)
+    checks.raise_found(wait=True)
+
+
+def test_flags_are_fetched_also_after_an_error():
+    checks = DeferredChecks()
+
+    def fail():
+        with deferring(checks):
+            flag = new_flag(torch.device("cpu"))
+            raise_first(flag, error_of)
+            flag.fill_(6)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    with pytest.raises(CorruptFrameError, match="segment 6"):
         checks.raise_found(wait=True)

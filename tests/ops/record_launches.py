@@ -120,6 +120,8 @@ def launch_frames() -> None:
         frame.seal(
             encoded.payload, sizes, [1, 1], codecs=torch.tensor([1, 1]), nbytes=nbytes, **table
         )
+        announced = frame.Announced(torch.tensor([1, 1]), nbytes)
+        frame.unseal(encoded.payload, sizes, [1, 1], ranks=[0, 1], announced=announced, **table)
 
 
 @contextmanager

@@ -22,28 +22,29 @@ def frames_are_on_a_gpu(monkeypatch):
     monkeypatch.setattr(frame, "is_on_gpu", lambda buffer: True)
 
 
-def batch():
+def batch(alignment=frame.DEVICE_ALIGNMENT):
     """Sizes of 8 KiB at most, some empty; payload is noise. See frame.seal."""
     generator = torch.Generator().manual_seed(0)
     total = sum(SEGMENTS)
     nbytes = torch.randint(0, 2, (total,), generator=generator) * 16
     nbytes[0], nbytes[3] = 8192, 0
-    at, sizes = frame.lay_out(nbytes, SEGMENTS)
-    noise = torch.randint(0, 256, (sum(sizes),), dtype=torch.uint8, generator=generator)
-    for begin, end in zip(at.tolist(), [*at.tolist()[1:], len(noise)], strict=True):
-        noise[begin + int(nbytes[at == begin].max()) : end] = 0x5A  # headers are overwritten
+    at, sizes = frame.lay_out(nbytes, SEGMENTS, alignment)
+    buffer = torch.full((sum(sizes),), 0x5A, dtype=torch.uint8)
+    for begin, size in zip(at.tolist(), nbytes.tolist(), strict=True):
+        noise = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+        buffer[begin : begin + size] = noise
     fields = {
         "layouts": [0xFFFFFFFF, 2, 3, 4],
         "call": 70000,
         "num_rows": torch.arange(total),
     }
-    return noise, sizes, nbytes, torch.full((total,), 5), fields
+    return buffer, sizes, nbytes, torch.full((total,), 5), fields
 
 
-def sealed():
+def sealed(**options):
     buffer, sizes, nbytes, codecs, fields = batch()
     buffer = buffer.to(DEVICE)
-    frame.seal(buffer, sizes, SEGMENTS, codecs=codecs, nbytes=nbytes, **fields)
+    frame.seal(buffer, sizes, SEGMENTS, codecs=codecs, nbytes=nbytes, **fields, **options)
     return buffer, sizes, frame.Announced(codecs, nbytes), fields
 
 
@@ -52,19 +53,48 @@ def unseal(buffer, sizes, announced, fields):
     return frame.unseal(buffer, sizes, SEGMENTS, announced=announced, **fields, **names)
 
 
-def test_seal_writes_the_bytes_of_the_cpu(monkeypatch):
+def test_seal_writes_the_frames_of_the_cpu_and_zeros_between_them(monkeypatch):
     on_gpu, sizes, announced, fields = sealed()
     monkeypatch.setattr(frame, "is_on_gpu", lambda buffer: False)
-    on_cpu = batch()[0]
+    on_cpu, cpu_sizes, *_ = batch(alignment=8)
     table = {"codecs": announced.codecs, "nbytes": announced.nbytes}
-    frame.seal(on_cpu, sizes, SEGMENTS, **table, **fields)
-    assert torch.equal(on_cpu, on_gpu.cpu())
+    frame.seal(on_cpu, cpu_sizes, SEGMENTS, **table, **fields)
+    assert sizes != cpu_sizes
+    assert all(size % 128 == 0 for size in sizes)
+    pairs = zip(torch.split(on_gpu.cpu(), sizes), torch.split(on_cpu, cpu_sizes), strict=True)
+    for message, expected in pairs:
+        assert torch.equal(message[: len(expected)], expected)
+        assert not message[len(expected) :].any()
+
+
+def test_bytes_between_frames_are_not_looked_at():
+    buffer, sizes, *expected = sealed()
+    buffer[sizes[0] - 1] = 1
+    unseal(buffer, sizes, *expected)
+
+
+def test_what_is_kept_serves_calls_of_another_number_and_payload():
+    kept = {}
+    sealed(kept=kept)
+    assert set(kept) == {torch.device(DEVICE)}
+    buffer, sizes, announced, fields = batch()[0].to(DEVICE), *sealed()[1:]
+    buffer[100] ^= 255  # payload
+    fields |= {"call": 3, "kept": kept}
+    for _ in range(2):
+        frame.seal(
+            buffer, sizes, SEGMENTS, codecs=announced.codecs, nbytes=announced.nbytes, **fields
+        )
+        unseal(buffer, sizes, announced, fields)
+    expected = int(buffer[24:32].view(torch.int64)) & 0xFFFFFFFFFFFFFFFF
+    assert frame.checksum(buffer[: 72 + int(announced.nbytes[:3].sum())].cpu()) == expected
+    with pytest.raises(CorruptFrameError, match="number of the call"):
+        unseal(buffer, sizes, announced, fields | {"call": 4})
 
 
 def test_unseal_finds_what_was_announced():
     buffer, sizes, announced, fields = sealed()
     encoded, codecs = unseal(buffer, sizes, announced, fields)
-    assert torch.equal(encoded.at, frame.lay_out(announced.nbytes, SEGMENTS)[0])
+    assert torch.equal(encoded.at, frame.lay_out(announced.nbytes, SEGMENTS, 128)[0])
     assert torch.equal(encoded.nbytes, announced.nbytes)
     assert torch.equal(codecs, announced.codecs)
 
@@ -117,7 +147,7 @@ def test_compact_closes_gaps():
     at, sizes = frame.lay_out(most, [1, 3])
     payload = torch.randint(0, 256, (sum(sizes),), dtype=torch.uint8).to(DEVICE)
     compacted, frame_nbytes = frame.compact(Encoded(payload, at, nbytes), [1, 3])
-    assert frame_nbytes == frame.lay_out(nbytes, [1, 3])[1]
+    assert frame_nbytes == frame.lay_out(nbytes, [1, 3], 128)[1]
     assert compacted.payload.numel() == sum(frame_nbytes)
     for s, size in enumerate(nbytes.tolist()):
         old, new = int(at[s]), int(compacted.at[s])

@@ -80,16 +80,18 @@ def start_exchange(
     if pg.size() == 1:
         return PendingFrames(peers, None, sent, sent, incoming, traffic, name)
     begin = perf_counter()
-    sizes = incoming.frame_nbytes
+    alignment = frame.alignment_of(sent.buffer)
+    sizes = incoming.layout(alignment).frame_nbytes
     announced = None
     if frame.is_on_gpu(sent.buffer):
-        announced = frame.Announced(incoming.codecs, incoming.max_nbytes)
+        announced = incoming.announced
         if not fixed_size:
             assert sent.announced is not None
             announced = exchange_tables(
                 peers, sent.announced, sent.counts, sent.call, incoming, traffic, name
             )
-            _, sizes = frame.lay_out(announced.nbytes, incoming.plan.segments_per_frame)
+            counts = incoming.plan.segments_per_frame
+            _, sizes = frame.lay_out(announced.nbytes, counts, alignment)
     elif not fixed_size:
         sizes = exchange_sizes(peers, sent.nbytes, sent.call, incoming, name)
         traffic.header_nbytes += 8 * (pg.size() - 1)

@@ -12,7 +12,14 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import CodecGroup, FramePlan, PlacedFrames, joined, label_of
+from trec_qcomm.comm.frame_plan import (
+    CodecGroup,
+    FrameLayout,
+    FramePlan,
+    PlacedFrames,
+    joined,
+    label_of,
+)
 from trec_qcomm.core import registry
 from trec_qcomm.core.checks import renaming_errors
 from trec_qcomm.core.counters import Traffic
@@ -68,8 +75,9 @@ def encode_frames(
             not read where a codec has none.
     Raises: UnencodableError: naming the table.
     """
-    plan = placed.plan
-    at, frame_nbytes = placed.at, placed.frame_nbytes
+    plan, fixed_size = placed.plan, placed.fixed_size
+    layout = placed.layout(frame.alignment_of(values))
+    frame_nbytes = layout.frame_nbytes
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
     to_encode = plan.tolerances_to_encode(tolerances)
     nbytes_by_group, codecs = [], plan.codecs
@@ -79,6 +87,7 @@ def encode_frames(
         if group.segments.numbers is None:
             # Each group numbers its values from 0, so equal seeds would draw equal noise.
             group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
+        at = layout.group_at[number]
         encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
         nbytes_by_group.append(encoded.nbytes)
         timer.add_to(group.label)
@@ -87,9 +96,9 @@ def encode_frames(
         if measure:
             _record_error(values, encoded, group, placed, traffic)
             timer.restart()
-    nbytes = joined(placed.groups, nbytes_by_group)
-    if not placed.fixed_size:
-        within = Encoded(buffer, at, nbytes)
+    nbytes = placed.max_nbytes if fixed_size else joined(placed.groups, nbytes_by_group)
+    if not fixed_size:
+        within = Encoded(buffer, layout.at, nbytes)
         encoded, frame_nbytes = frame.compact(within, plan.segments_per_frame)
         buffer = encoded.payload
     frame.seal(
@@ -101,6 +110,7 @@ def encode_frames(
         codecs=codecs,
         num_rows=placed.num_rows,
         nbytes=nbytes,
+        kept=layout.kept if fixed_size else None,
     )
     if counted:
         _count_bytes(traffic, placed, nbytes, frame_nbytes)
@@ -115,7 +125,10 @@ def _count_bytes(
 ) -> None:
     """Count what goes to other ranks. Args: nbytes: [S] int64, encoded bytes of each segment."""
     plan = placed.plan
-    raw, wire = placed.raw_nbytes * plan.segment_copies, nbytes * plan.segment_copies
+    if placed.fixed_size:
+        raw, wire = placed.bytes_to_others
+    else:
+        raw, wire = placed.raw_nbytes * plan.segment_copies, nbytes * plan.segment_copies
     pairs = zip(frame_nbytes, plan.remote_copies.tolist(), strict=True)
     sent = sum(size * copies for size, copies in pairs)
     traffic.add_bytes(plan.table, raw, wire, sent - int(wire.numpy().sum()))
@@ -142,7 +155,7 @@ def decode_frames(
     Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.
     """
     timer = _Timer(traffic.decode_s)
-    plan = placed.plan
+    plan, layout = placed.plan, placed.layout(frame.alignment_of(frames.buffer))
     encoded, codecs = frame.unseal(
         frames.buffer,
         frames.nbytes,
@@ -153,14 +166,43 @@ def decode_frames(
         ranks=ranks,
         tables=plan.tables,
         announced=frames.announced,
+        kept=layout.kept if frames.announced is placed.announced else None,
     )
+    if placed.fixed_size and _equal(codecs, placed.codecs, encoded.nbytes, placed.max_nbytes):
+        _decode_planned(frames.buffer, layout, placed, out, ranks, timer)
+        return
     for group in placed.groups:
+        at, nbytes = group.of_members(encoded.at), group.of_members(encoded.nbytes)
+        group_encoded = Encoded(encoded.payload, at, nbytes)
         used = group.of_members(codecs)
         if (used.numpy() == group.codec.wire_id).all():
-            _decode_group(encoded, group, plan, out, ranks)
+            _decode_group(group_encoded, group, plan, out, ranks)
         else:
-            for subgroup in _by_sender_codec(group, used, plan, ranks):
-                _decode_as_sent(encoded, subgroup, plan, out, ranks)
+            for subgroup, which in _by_sender_codec(group, used, plan, ranks):
+                parts = Encoded(encoded.payload, at[which], nbytes[which])
+                _decode_as_sent(parts, subgroup, plan, out, ranks)
+        timer.add_to(group.label)
+
+
+def _equal(*pairs: Tensor) -> bool:
+    """Return whether each vector equals the next one, of pairs of vectors."""
+    return all(
+        a is b or bool((a.numpy() == b.numpy()).all())
+        for a, b in zip(pairs[::2], pairs[1::2], strict=True)
+    )
+
+
+def _decode_planned(
+    buffer: Tensor,
+    layout: FrameLayout,
+    placed: PlacedFrames,
+    out: Tensor,
+    ranks: Sequence[int],
+    timer: "_Timer",
+) -> None:
+    """Decode segments that have the codecs and sizes of the plan, and lie where it says."""
+    for group, at, nbytes in zip(placed.groups, layout.group_at, placed.group_nbytes, strict=True):
+        _decode_group(Encoded(buffer, at, nbytes), group, placed.plan, out, ranks)
         timer.add_to(group.label)
 
 
@@ -174,9 +216,14 @@ def decode_own(
     assert frames.announced is not None
     assert placed.plan.fan_out == 1
     timer = _Timer(traffic.decode_s)
-    nbytes = frames.announced.nbytes
-    at, _ = frame.lay_out(nbytes, placed.plan.segments_per_frame)
+    alignment = frame.alignment_of(frames.buffer)
+    if placed.fixed_size:
+        _decode_planned(frames.buffer, placed.layout(alignment), placed, out, (), timer)
+        return
+    sizes = frames.announced.nbytes
+    places, _ = frame.lay_out(sizes, placed.plan.segments_per_frame, alignment)
     for group in placed.groups:
+        at, nbytes = group.of_members(places), group.of_members(sizes)
         _decode_group(Encoded(frames.buffer, at, nbytes), group, placed.plan, out, ())
         timer.add_to(group.label)
 
@@ -208,14 +255,14 @@ def _encode_group(
     seed: int,
     tolerances: Tensor,
 ) -> Encoded:
-    """Encode one group. Args: at, tolerances: [S] int64 and float64, for all segments."""
+    """Encode one group. Args: at: [G] int64.  tolerances: [S] float64, for all segments."""
     codec, members = group.codec, group.members
     try:
         return codec.encode(
             values,
             group.segments,
             buffer,
-            group.of_members(at),
+            at,
             seed=seed,
             tolerances=None if codec.tolerance is None else group.of_members(tolerances),
         )
@@ -228,14 +275,12 @@ def _encode_group(
 def _decode_group(
     encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
 ) -> None:
-    members = group.members
-    at, nbytes = group.of_members(encoded.at), group.of_members(encoded.nbytes)
-    encoded_group = Encoded(encoded.payload, at, nbytes)
+    """Decode one group. Args: encoded: the bytes of its G segments."""
 
     def named(error: CorruptFrameError) -> CorruptFrameError:
         if error.segment is None:
             return error
-        segment = int(members[error.segment])
+        segment = int(group.members[error.segment])
         return CorruptFrameError(
             error.reason,
             rank=ranks[int(plan.frame[segment])],
@@ -244,7 +289,7 @@ def _decode_group(
         )
 
     with renaming_errors(named):
-        group.codec.decode(encoded_group, group.segments, out)
+        group.codec.decode(encoded, group.segments, out)
 
 
 def _decode_as_sent(
@@ -269,9 +314,10 @@ def _decode_as_sent(
 
 def _by_sender_codec(
     group: CodecGroup, used: Tensor, plan: FramePlan, ranks: Sequence[int]
-) -> list[CodecGroup]:
+) -> list[tuple[CodecGroup, Tensor]]:
     """Return a group split by the codecs that the senders used, if these differ from the config's.
 
+    Returns: the parts, and the number of each of their segments in the group.
     Raises: CorruptFrameError: a wire id that no codec has.
     """
     subgroups = []
@@ -286,7 +332,7 @@ def _by_sender_codec(
                 table=plan.tables[segment],
             )
         segments, label = group.segments.subset(which), label_of(codec, group.segments.dim)
-        subgroups.append(CodecGroup(codec, segments, group.members[which], label))
+        subgroups.append((CodecGroup(codec, segments, group.members[which], label), which))
     return subgroups
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_dim, mask_use
-from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import ALIGNMENT, Masks, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 
 
@@ -144,8 +144,27 @@ class FramePlan:
 
 
 @dataclass(frozen=True, eq=False)
+class FrameLayout:
+    """Places of frames in a buffer, where each segment takes its largest size.
+
+    Args:
+        at: [S] int64, where each segment begins.
+        frame_nbytes: P ints, the size of each frame and of the padding behind it.
+        group_at: [G] int64 for each group, its members' share of `at`.
+        kept: memory for wire.frame.seal.
+    """
+
+    at: Tensor
+    frame_nbytes: list[int]
+    group_at: tuple[Tensor, ...]
+    kept: frame.Kept = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class PlacedFrames:
     """Frames of one batch: a plan, and the rows and places of its segments.
+
+    What is derived is kept, so that it is there when a batch of the same sizes comes again.
 
     Args:
         plan: what stays from batch to batch.
@@ -155,8 +174,8 @@ class PlacedFrames:
         raw_nbytes: [S] int64, bytes of the rows as float32.
         fixed_size: whether all codecs are of fixed size; else the next three are upper bounds.
         max_nbytes: [S] int64, encoded bytes of each segment.
-        at: [S] int64, where each segment begins in the buffer of all frames.
-        frame_nbytes: P ints, the size of each frame.
+        group_nbytes: [G] int64 for each group, its members' share of `max_nbytes`.
+        frame_nbytes: P ints, the size of each frame on a CPU.
     """
 
     plan: FramePlan
@@ -165,23 +184,44 @@ class PlacedFrames:
     raw_nbytes: Tensor = field(init=False)
     fixed_size: bool = field(init=False)
     max_nbytes: Tensor = field(init=False)
-    at: Tensor = field(init=False)
+    group_nbytes: tuple[Tensor, ...] = field(init=False)
     frame_nbytes: list[int] = field(init=False)
+    _layouts: dict[int, FrameLayout] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        sizes = [group.codec.max_nbytes(group.segments) for group in self.groups]
-        max_nbytes = joined(self.groups, sizes)
-        at, frame_nbytes = frame.lay_out(max_nbytes, self.plan.segments_per_frame)
+        sizes = tuple(group.codec.max_nbytes(group.segments) for group in self.groups)
         object.__setattr__(self, "raw_nbytes", self.num_rows * self.plan.dims * 4)
         object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
-        object.__setattr__(self, "max_nbytes", max_nbytes)
-        object.__setattr__(self, "at", at)
-        object.__setattr__(self, "frame_nbytes", frame_nbytes)
+        object.__setattr__(self, "max_nbytes", joined(self.groups, sizes))
+        object.__setattr__(self, "group_nbytes", sizes)
+        object.__setattr__(self, "frame_nbytes", self.layout(ALIGNMENT).frame_nbytes)
+
+    def layout(self, alignment: int) -> FrameLayout:
+        """Return the places of the frames. Args: alignment: see wire.frame.alignment_of."""
+        layout = self._layouts.get(alignment)
+        if layout is None:
+            counts = self.plan.segments_per_frame
+            at, frame_nbytes = frame.lay_out(self.max_nbytes, counts, alignment)
+            group_at = tuple(group.of_members(at) for group in self.groups)
+            layout = self._layouts[alignment] = FrameLayout(at, frame_nbytes, group_at)
+        return layout
 
     @property
     def codecs(self) -> Tensor:
         """Wire ids of the config's codecs, [S] int64."""
         return self.plan.codecs
+
+    @cached_property
+    def announced(self) -> frame.Announced:
+        """Codec and size of each segment, where all codecs are of fixed size."""
+        return frame.Announced(self.codecs, self.max_nbytes)
+
+    @cached_property
+    def bytes_to_others(self) -> tuple[Tensor, Tensor]:
+        """Bytes of each segment that go to other ranks, as float32 and encoded, [S] int64 each;
+        where all codecs are of fixed size."""
+        copies = self.plan.segment_copies
+        return self.raw_nbytes * copies, self.max_nbytes * copies
 
     @property
     def reads_masks(self) -> bool:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trec_qcomm.core.errors import CorruptFrameError
@@ -24,12 +25,19 @@ Rename = Callable[[CorruptFrameError], CorruptFrameError]
 _this_thread = threading.local()
 
 
+_SHARED_FLAGS = 32  # flags that are set by one launch and fetched by one copy
+_APART = 4  # int32 from flag to flag: Triton compiles a kernel anew for pointers not at 16 bytes
+
+
 class DeferredChecks:
     """Results of checks on their way from the device, in order. Use it in one thread at a time."""
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[Download, MakeError]] = deque()
+        self._pending: deque[tuple[Download, list[tuple[int, MakeError]]]] = deque()
         self._error: Callable[[], CorruptFrameError] | None = None
+        self._shared: Tensor | None = None
+        self._flags: dict[int, tuple[int, Tensor]] = {}  # by the flag's id, its place in `_shared`
+        self._errors: list[tuple[int, MakeError]] = []  # of `_shared`, by place
 
     def add(self, first: Tensor, error: MakeError) -> None:
         """Add a check whose result is still on the device; `raise_found` reads it later.
@@ -38,8 +46,35 @@ class DeferredChecks:
             first: [1] int32 that the current stream writes, the number of the first bad segment.
             error: function that makes the error from that number.
         """
+        place, _ = self._flags.get(id(first), (None, first))
+        if place is not None:
+            self._errors.append((place, error))
+            return
+        self.fetch()  # so that errors stay in order
         if self._error is None:
-            self._pending.append((Download(first), error))
+            self._pending.append((Download(first), [(0, error)]))
+
+    def new_flag(self, device: torch.device) -> Tensor:
+        """Return [1] int32 of -1 for `add`; `fetch` fetches all of them that were added."""
+        if self._shared is not None and (
+            len(self._flags) == _SHARED_FLAGS or self._shared.device != device
+        ):
+            self.fetch()
+        if self._shared is None:
+            size = _SHARED_FLAGS * _APART
+            self._shared = torch.full((size,), -1, dtype=torch.int32, device=device)
+        place = len(self._flags) * _APART
+        flag = self._shared[place : place + 1]
+        self._flags[id(flag)] = place, flag
+        return flag
+
+    def fetch(self) -> None:
+        """Start the copy of the flags that were added. Call it on the stream that writes them."""
+        if self._errors and self._error is None:
+            assert self._shared is not None
+            used = self._shared[: len(self._flags) * _APART]
+            self._pending.append((Download(used), self._errors))
+        self._shared, self._flags, self._errors = None, {}, []
 
     def raise_found(self, *, wait: bool = False) -> None:
         """Raise the first error among the results that have come; later calls raise it again.
@@ -47,11 +82,13 @@ class DeferredChecks:
         Args: wait: whether to wait for all results.
         """
         while self._error is None and self._pending and (wait or self._pending[0][0].is_here()):
-            coming, error = self._pending.popleft()
-            first = int(coming.wait())
-            if first >= 0:
-                self._error = partial(error, first)
-                self._pending.clear()
+            coming, errors = self._pending.popleft()
+            firsts = coming.wait().tolist()
+            for place, error in errors:
+                if firsts[place] >= 0:
+                    self._error = partial(error, firsts[place])
+                    self._pending.clear()
+                    break
         if self._error is not None:
             # A new object each time: the traceback of a kept one would keep tensors alive.
             raise self._error()
@@ -59,13 +96,28 @@ class DeferredChecks:
 
 @contextmanager
 def deferring(checks: DeferredChecks) -> Iterator[None]:
-    """Collect in `checks` the errors that this thread's ops find in this context."""
+    """Collect in `checks` the errors that this thread's ops find in this context.
+
+    They are fetched from the device at its end; it must be left on the stream it was entered on.
+    """
     before = getattr(_this_thread, "checks", None)
     _this_thread.checks = checks
     try:
         yield
     finally:
         _this_thread.checks = before
+        checks.fetch()
+
+
+def new_flag(device: torch.device) -> Tensor:
+    """Return [1] int32 of -1 (nothing is bad) for a kernel to write and `raise_first` to read.
+
+    Within `deferring` many of them are made by one launch.
+    """
+    checks: DeferredChecks | None = getattr(_this_thread, "checks", None)
+    if checks is not None:
+        return checks.new_flag(device)
+    return torch.full((1,), -1, dtype=torch.int32, device=device)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trec_qcomm.core.checks import new_flag
 from trec_qcomm.core.segments import ALIGNMENT, Segments
 from trec_qcomm.core.transfer import download, upload
 
@@ -39,7 +40,7 @@ def words(payload: Tensor, dtype: torch.dtype) -> Tensor:
 
 def no_segment(device: torch.device) -> Tensor:
     """Return [1] int32 of -1 (no segment is bad), which `note_first` writes to."""
-    return torch.full((1,), -1, dtype=torch.int32, device=device)
+    return new_flag(device)
 
 
 @dataclass(frozen=True, eq=False)

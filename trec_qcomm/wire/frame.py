@@ -21,12 +21,13 @@ from torch import Tensor
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.core.segments import Encoded
+from trec_qcomm.core.segments import ALIGNMENT, Encoded
 from trec_qcomm.wire import cpu
 
 VERSION = 2
 HEADER_NBYTES = 32
 SEGMENT_ENTRY_NBYTES = 12
+DEVICE_ALIGNMENT = 128  # bytes at whose multiples frames begin in a GPU's memory
 _STEP = 0x9E3779B97F4A7C15 - 2**64  # of keys and numbers of blocks, see `checksum`
 _BLOCK = 1024  # words of 8 bytes
 
@@ -52,6 +53,9 @@ _WORDS = (
 )
 
 
+Kept = dict[torch.device, Any]  # see `seal`
+
+
 @dataclass(frozen=True, eq=False)
 class Announced:
     """Codec and size of each segment of some frames, known before the frames are read.
@@ -72,35 +76,59 @@ def overhead_nbytes(num_segments: int) -> int:
     return (HEADER_NBYTES + SEGMENT_ENTRY_NBYTES * num_segments + 7) // 8 * 8
 
 
-def lay_out(nbytes: Tensor, segments_per_frame: Sequence[int]) -> tuple[Tensor, list[int]]:
+def alignment_of(buffer: Tensor) -> int:
+    """Return the number of bytes at whose multiples frames begin and end in this memory.
+
+    On a CPU frames lie one directly behind the other. NCCL copies byte by byte what does not begin
+    at a multiple of 16 bytes, and a GPU moves memory in pieces of 32 and 128.
+    """
+    return DEVICE_ALIGNMENT if is_on_gpu(buffer) else ALIGNMENT
+
+
+def lay_out(
+    nbytes: Tensor, segments_per_frame: Sequence[int], alignment: int = ALIGNMENT
+) -> tuple[Tensor, list[int]]:
     """Return where each segment's bytes begin when frames lie one after the other.
 
-    Args:    nbytes: [S] int64, multiples of 8, frame-major.  segments_per_frame: P counts.
-    Returns: at: [S] int64.  frame_nbytes: P ints, 0 for a frame without segments.
+    Args:
+        nbytes: [S] int64, multiples of 8, frame-major.
+        segments_per_frame: P counts.
+        alignment: the result of `alignment_of`.
+    Returns: at: [S] int64.  frame_nbytes: P ints, the size of each frame with the padding behind
+        it, 0 for a frame without segments.
     Raises:  ValueError: a segment of 4 GiB or more, which the format cannot state.
     """
-    sizes = nbytes.numpy()
+    sizes = nbytes.numpy()  # numpy is faster than torch on vectors this short
     largest = int(sizes.max(initial=0))
     if largest >= 2**32:
         raise ValueError(f"a segment of {largest} bytes; frames hold less than 2^32")
-    before, overheads, bounds = _overheads(tuple(segments_per_frame))
-    ends = np.zeros(len(sizes) + 1, np.int64)  # numpy is faster than torch on vectors this short
+    counts, overheads, bounds = _overheads(tuple(segments_per_frame))
+    ends = np.zeros(len(sizes) + 1, np.int64)
     sizes.cumsum(out=ends[1:])
     frame_ends = ends[bounds]
-    frame_nbytes = overheads + frame_ends[1:] - frame_ends[:-1]
-    return torch.from_numpy(before + ends[:-1]), frame_nbytes.tolist()
+    padded = overheads + frame_ends[1:] - frame_ends[:-1] + (alignment - 1) & -alignment
+    first = padded.cumsum() - padded + overheads - frame_ends[:-1]
+    return torch.from_numpy(ends[:-1] + first.repeat(counts)), padded.tolist()
+
+
+def payload_nbytes(nbytes: Tensor, segments_per_frame: Sequence[int]) -> list[int]:
+    """Return P ints, the bytes of each frame's segments. Arguments: those of `lay_out`."""
+    ends = np.concatenate([[0], nbytes.numpy().cumsum()])
+    sizes: list[int] = np.diff(ends[_overheads(tuple(segments_per_frame))[2]]).tolist()
+    return sizes
 
 
 @lru_cache(64)
 def _overheads(segments_per_frame: tuple[int, ...]) -> tuple[Any, Any, Any]:
     """Return what `lay_out` needs of P frames and their S segments.
 
-    Returns: [S] overheads of all frames up to a segment's; [P] overhead of each frame; [P + 1]
-        numbers of segments before each frame.
+    Returns: [P] numbers of segments; [P] overhead of each frame; [P + 1] numbers of segments
+        before each frame.
     """
+    counts = np.asarray(segments_per_frame, np.int64)
     overheads = np.asarray([overhead_nbytes(n) for n in segments_per_frame], np.int64)
     bounds = np.asarray([0, *accumulate(segments_per_frame)], np.int64)
-    return np.repeat(overheads.cumsum(), segments_per_frame), overheads, bounds
+    return counts, overheads, bounds
 
 
 def seal(
@@ -113,6 +141,7 @@ def seal(
     codecs: Tensor,
     num_rows: Tensor,
     nbytes: Tensor,
+    kept: Kept | None = None,
 ) -> None:
     """Write headers, segment tables and checksums around payload that is already in place.
 
@@ -122,11 +151,14 @@ def seal(
         layouts: P hashes, 32 bits.
         call: number of the exchange, of which 16 bits are kept.
         codecs, num_rows, nbytes: [S] int64 on CPU.
+        kept: memory for what calls have in common that differ only in `buffer` and `call`; such
+            calls on one stream give the same dictionary, empty at first.
     """
-    fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
     if is_on_gpu(buffer):
-        _gpu().seal(buffer, *_headers(fields, codecs, num_rows, nbytes))
+        fields = frame_nbytes, segments_per_frame, layouts, codecs, num_rows, nbytes
+        _gpu().seal(buffer, _on_device(buffer, kept, *fields), call % 2**16)
     else:
+        fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
         cpu.seal(buffer.numpy(), *fields, codecs.numpy(), num_rows.numpy(), nbytes.numpy())
 
 
@@ -141,6 +173,7 @@ def unseal(
     ranks: Sequence[int],
     tables: Sequence[str] | None = None,
     announced: Announced | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Encoded, Tensor]:
     """Check P frames and find their segments.
 
@@ -154,23 +187,25 @@ def unseal(
         tables: S names, for errors.
         announced: what the segment tables must say. Needed on a GPU, where the host does not read
             the frames; not used on a CPU.
+        kept: an argument of `seal`.
     Returns: the segments' bytes in place, and [S] int64 wire ids of their codecs.
     Raises: CorruptFrameError: a frame that breaks FORMAT.md or belongs to another batch. On a GPU
         it may be raised later, see core.checks.
     """
     if buffer.numel() != sum(frame_nbytes):
         raise CorruptFrameError(f"{buffer.numel()} bytes where {sum(frame_nbytes)} were due")
-    fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
     if is_on_gpu(buffer):
         assert announced is not None, "frames on a GPU are not read by the host"
-        headers = _headers(fields, announced.codecs, num_rows, announced.nbytes)
-        first = _gpu().first_difference(buffer, *headers)
+        codecs, nbytes = announced.codecs, announced.nbytes
+        expected = frame_nbytes, segments_per_frame, layouts, codecs, num_rows, nbytes
+        first = _gpu().first_difference(buffer, _on_device(buffer, kept, *expected), call % 2**16)
         error = partial(
             _error_at, segments_per_frame=segments_per_frame, ranks=ranks, tables=tables
         )
         raise_first(first, error)
-        at, _ = lay_out(announced.nbytes, segments_per_frame)
-        return Encoded(buffer, at, announced.nbytes), announced.codecs
+        at, _ = lay_out(nbytes, segments_per_frame, DEVICE_ALIGNMENT)
+        return Encoded(buffer, at, nbytes), codecs
+    fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
     total = sum(segments_per_frame)
     codecs, at, nbytes = (torch.empty(total, dtype=torch.int64) for _ in range(3))
     tables_out = codecs.numpy(), at.numpy(), nbytes.numpy()
@@ -192,8 +227,8 @@ def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encode
 
     Returns: the segments at their new places, and the P frame sizes.
     """
-    at, frame_nbytes = lay_out(encoded.nbytes, segments_per_frame)
     payload = encoded.payload
+    at, frame_nbytes = lay_out(encoded.nbytes, segments_per_frame, alignment_of(payload))
     if is_on_gpu(payload):
         out = payload.new_empty(sum(frame_nbytes))
         _gpu().compact(payload, encoded.at, at, encoded.nbytes, out)
@@ -218,17 +253,34 @@ def _fields(
     return (*vectors, call % 2**16)
 
 
-def _headers(
-    fields: tuple[Any, ...], codecs: Tensor, num_rows: Tensor, nbytes: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (headers, frame_nbytes, header_nbytes) of frames that are not empty, for gpu.py."""
-    frame_nbytes, counts = fields[0], fields[1]
-    sizes = np.asarray([overhead_nbytes(int(n)) for n in counts], np.int64)
-    headers = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+def _on_device(
+    buffer: Tensor,
+    kept: Kept | None,
+    frame_nbytes: Sequence[int],
+    segments_per_frame: Sequence[int],
+    layouts: Sequence[int],
+    codecs: Tensor,
+    num_rows: Tensor,
+    nbytes: Tensor,
+) -> Any:
+    """Return gpu.FramesOnDevice of frames that are not empty; the kept ones if there are any."""
+    if kept and (on_device := kept.get(buffer.device)) is not None:
+        return on_device
+    counts, overheads, _ = _overheads(tuple(segments_per_frame))
+    padded = np.asarray(frame_nbytes, np.int64)
+    true_nbytes = overheads + payload_nbytes(nbytes, segments_per_frame)
+    headers = torch.empty(int(overheads.sum()), dtype=torch.uint8)
     table = codecs.numpy(), num_rows.numpy(), nbytes.numpy()
+    fields = _fields(true_nbytes, segments_per_frame, layouts, 0)
     cpu.write_headers(headers.numpy(), *fields, *table)
     full = counts > 0
-    return headers, torch.from_numpy(frame_nbytes[full]), torch.from_numpy(sizes[full])
+    vectors = overheads, padded.cumsum() - padded, true_nbytes
+    on_device = _gpu().FramesOnDevice.from_host(
+        buffer.device, headers, *(torch.from_numpy(vector[full]) for vector in vectors)
+    )
+    if kept is not None:
+        kept[buffer.device] = on_device
+    return on_device
 
 
 def _error_at(

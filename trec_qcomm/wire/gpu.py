@@ -1,111 +1,108 @@
 """Kernels of frame.py for the GPU. They write the same bytes as cpu.py, and the host never waits.
 
-The host knows what each header must say and writes it (cpu.write_headers). On the GPU the header is
-copied in front of its payload, or compared with the header that was received. Only checksums and
-moves need kernels of ours; torch does the rest.
-Shapes: P frames that are not empty, W bytes in all, H words of 8 bytes in all their headers.
+The host knows what each header must say and writes it (cpu.write_headers), once for all calls that
+differ only in their number. On the GPU one kernel puts the headers in front of the payload and adds
+up the checksums; another one compares both with what was received.
+Shapes: P frames that are not empty, W bytes in all, H words of 8 bytes in all their headers, B
+blocks of the checksum in all.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from trec_qcomm.core.checks import new_flag
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import upload
 
-_CHECKSUM = 3  # place of the checksum in a frame, in words of 8 bytes
 _BLOCK = 1024  # words of a block of the checksum, which one program adds up
 _CHUNK = 2048  # words that one program copies
 _STEP = tl.constexpr(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False)
-class _HeadersOnDevice:
-    """Headers of frames on the device, and where they belong in the buffer of the frames.
+class FramesOnDevice:
+    """Headers of frames on the device, and where the frames lie.
+
+    It serves any number of calls, one after the other on one stream: a kernel leaves `sums` and
+    `arrived` as they were.
 
     Args:
-        headers: [H] int64, the words that the host wrote.
-        place: [H] int64, the number of each word in the buffer.
-        checksum, checksum_place: [P] int64, the number of each frame's checksum among `headers`,
-            and in the buffer.
-        begin, size: [P] int64, place and size of each frame, in words.
-        block_frame, block_number: [B] int64, the frame of each block, and its number in the frame.
+        headers: [H] int64, the words that the host wrote, with 0 as number of the call.
+        header_first: [P + 1] int64, number of each frame's first word among `headers`.
+        begin, size: [P] int64, place and size of each frame in words, without its padding.
+        first_block: [P + 1] int64, number of each frame's first block.
+        sums, arrived: [P] int64, 0: memory for checksums, and for counts of finished blocks.
+        num_blocks: B.
     """
 
     headers: Tensor
-    place: Tensor
-    checksum: Tensor
-    checksum_place: Tensor
+    header_first: Tensor
     begin: Tensor
     size: Tensor
-    block_frame: Tensor
-    block_number: Tensor
+    first_block: Tensor
+    sums: Tensor
+    arrived: Tensor
+    num_blocks: int
 
     @classmethod
     def from_host(
-        cls, device: torch.device, headers: Tensor, frame_nbytes: Tensor, header_nbytes: Tensor
-    ) -> "_HeadersOnDevice":
+        cls,
+        device: torch.device,
+        headers: Tensor,
+        header_nbytes: Tensor,
+        begin: Tensor,
+        frame_nbytes: Tensor,
+    ) -> "FramesOnDevice":
         """Copy headers to the device.
 
-        Args: headers: [8 H] uint8 on CPU.  frame_nbytes, header_nbytes: [P] int64 on CPU.
+        Args:
+            headers: [8 H] uint8 on CPU.
+            header_nbytes, begin, frame_nbytes: [P] int64 on CPU, multiples of 8: size of each
+                header, and place and size of each frame.
         """
-        begins = exclusive_cumsum(frame_nbytes // 8)[:-1]
-        header_begins = exclusive_cumsum(header_nbytes // 8)[:-1]
-        shift = torch.repeat_interleave(begins - header_begins, header_nbytes // 8)
-        num_blocks = -(-frame_nbytes // (8 * _BLOCK))
-        frame = torch.repeat_interleave(torch.arange(len(begins)), num_blocks)
-        number = torch.arange(len(frame)) - exclusive_cumsum(num_blocks)[:-1][frame]
-        return cls(
-            *upload(
-                device, headers.view(torch.int64), torch.arange(len(shift)) + shift,
-                header_begins + _CHECKSUM, begins + _CHECKSUM, begins, frame_nbytes // 8, frame,
-                number,
-            )
+        first_block = exclusive_cumsum(-(-frame_nbytes // (8 * _BLOCK)))
+        zeros = torch.zeros(2 * len(begin), dtype=torch.int64)
+        *vectors, sums_and_counts = upload(
+            device, headers.view(torch.int64), exclusive_cumsum(header_nbytes // 8), begin // 8,
+            frame_nbytes // 8, first_block, zeros,
         )  # fmt: skip
+        sums, arrived = sums_and_counts[: len(begin)], sums_and_counts[len(begin) :]
+        return cls(*vectors, sums, arrived, int(first_block[-1]))
 
-    def sums(self, buffer: Tensor) -> Tensor:
-        """Return [P] int64, the checksum of each frame."""
-        sums = torch.zeros_like(self.begin)
-        if len(self.block_frame):
-            _add_up[(len(self.block_frame),)](
-                _words(buffer), sums, self.begin, self.size, self.block_frame, self.block_number,
-                BLOCK=_BLOCK,
+    def launch(self, kernel: Any, buffer: Tensor, call: int, *flags: Tensor) -> None:
+        """Run a kernel, one program a block, on the frames in the buffer."""
+        if self.num_blocks:
+            num_frames = self.size.numel()
+            kernel[(self.num_blocks,)](
+                _words(buffer), self.headers, self.header_first, self.begin, self.size,
+                self.first_block, self.sums, self.arrived, *flags, call, num_frames,
+                STEPS=num_frames.bit_length(), BLOCK=_BLOCK,
             )  # fmt: skip
-        return sums
 
 
-def seal(buffer: Tensor, headers: Tensor, frame_nbytes: Tensor, header_nbytes: Tensor) -> None:
-    """Put each header in front of its payload, and the checksum into it.
+def seal(buffer: Tensor, frames: FramesOnDevice, call: int) -> None:
+    """Put each header in front of its payload, the checksum into it, and zeros behind the frame.
 
-    Args: buffer: [W] uint8 on the device.  headers: [8 H] uint8 on CPU, checksums 0.
-        frame_nbytes, header_nbytes: [P] int64 on CPU, > 0.
+    Args: buffer: [W] uint8 on the device.  call: 16 bits.
     """
-    on_device = _HeadersOnDevice.from_host(buffer.device, headers, frame_nbytes, header_nbytes)
-    words = _words(buffer)
-    words.index_copy_(0, on_device.place, on_device.headers)
-    words.index_copy_(0, on_device.checksum_place, on_device.sums(buffer))
+    frames.launch(_seal, buffer, call)
 
 
-def first_difference(
-    buffer: Tensor, headers: Tensor, frame_nbytes: Tensor, header_nbytes: Tensor
-) -> Tensor:
-    """Compare the headers in the buffer with the expected ones.
+def first_difference(buffer: Tensor, frames: FramesOnDevice, call: int) -> Tensor:
+    """Compare the headers in the buffer, and the checksums in them, with the expected ones.
 
-    Args: the same as for `seal`.
+    Args: buffer: [W] uint8 on the device.  call: 16 bits.
     Returns: [1] int32: the number, among the H words of all headers, of the first word that is not
         as expected, or -1.
     """
-    on_device = _HeadersOnDevice.from_host(buffer.device, headers, frame_nbytes, header_nbytes)
-    words = _words(buffer)
-    expected = on_device.headers.index_copy(0, on_device.checksum, on_device.sums(buffer))
-    number = torch.arange(len(expected), dtype=torch.int32, device=buffer.device)
-    none = torch.full((1,), len(expected), dtype=torch.int32, device=buffer.device)
-    differs = torch.where(words[on_device.place] != expected, number, len(expected))
-    first = torch.cat([differs, none]).amin(0, keepdim=True)
-    return torch.where(first < len(expected), first, -1)
+    first = new_flag(buffer.device)
+    frames.launch(_compare, buffer, call, first)
+    return first
 
 
 def compact(payload: Tensor, old: Tensor, new: Tensor, nbytes: Tensor, out: Tensor) -> None:
@@ -128,18 +125,82 @@ def _words(buffer: Tensor) -> Tensor:
 
 
 @triton.jit
-def _add_up(words, sums, begin, size, block_frame, block_number, BLOCK: tl.constexpr):
-    """Add what one block gives to its frame's checksum, modulo 2^64; see frame.checksum."""
+def _block(words, headers, header_first, begin, size, first_block, call, num_frames, STEPS, BLOCK):
+    """Return what the block of this program is: its frame, the place of its words in the frame
+    [BLOCK], whether they are header [BLOCK], the header's words as expected [BLOCK], where the
+    frame begins, and its size in words."""
     block = tl.program_id(0)
-    frame, number = tl.load(block_frame + block), tl.load(block_number + block)
-    i = tl.arange(0, BLOCK)
-    place = number * BLOCK + i
-    counts = (place < tl.load(size + frame)) & (place != 3)  # without the checksum itself
-    word = tl.load(words + tl.load(begin + frame) + place, mask=counts, other=0)
-    x = word.to(tl.uint64, bitcast=True) ^ _mix((i + 1).to(tl.uint64) * _STEP)
+    low, high = block * 0, block * 0 + num_frames - 1
+    for _ in tl.static_range(STEPS):  # the last frame whose first block is not behind this one
+        middle = (low + high + 1) >> 1
+        begins = tl.load(first_block + middle) <= block
+        low, high = tl.where(begins, middle, low), tl.where(begins, high, middle - 1)
+    place = (block - tl.load(first_block + low)) * BLOCK + tl.arange(0, BLOCK)
+    header = tl.load(header_first + low)
+    is_header = place < tl.load(header_first + low + 1) - header
+    expected = tl.load(headers + header + place, mask=is_header, other=0)
+    expected = tl.where(place == 0, expected | (call.to(tl.int64) << 48), expected)
+    return low, place, is_header, expected, tl.load(begin + low), tl.load(size + low)
+
+
+@triton.jit
+def _checksum(frame, place, word, size, first_block, sums, arrived, BLOCK):
+    """Add this program's block to its frame's checksum. Return whether it was the last one to do
+    so, and if it was, the checksum, see frame.checksum."""
+    counts = (place < size) & (place != 3)  # without the checksum itself
+    x = word.to(tl.uint64, bitcast=True) ^ _mix((tl.arange(0, BLOCK) + 1).to(tl.uint64) * _STEP)
     term = tl.where(counts, x + (x >> 32) * (x & 0xFFFFFFFF), 0)
+    first = tl.load(first_block + frame)
+    number = tl.program_id(0) - first
     total = tl.sum(term, 0) + (number + 1).to(tl.uint64) * _STEP
     tl.atomic_add(sums + frame, _mix(total).to(tl.int64, bitcast=True))
+    before = tl.atomic_add(arrived + frame, 1)
+    is_last = before == tl.load(first_block + frame + 1) - first - 1
+    checksum = before * 0
+    if is_last:  # the next call begins with zeros again
+        checksum = tl.atomic_xchg(sums + frame, checksum)
+        tl.store(arrived + frame, 0)
+    return is_last, checksum
+
+
+# Without this, a call's number of 1 or a multiple of 16 would compile another kernel.
+@triton.jit(do_not_specialize=["call"])
+def _seal(
+    words, headers, header_first, begin, size, first_block, sums, arrived, call, num_frames,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    frame, place, is_header, header, at, num_words = _block(
+        words, headers, header_first, begin, size, first_block, call, num_frames, STEPS, BLOCK
+    )
+    payload = tl.load(words + at + place, mask=(place < num_words) & (is_header == 0), other=0)
+    word = tl.where(is_header, header, payload)
+    # Up to the next multiple of 128 bytes follow zeros, which lie within the last block.
+    is_padding = (place >= num_words) & (place < (num_words + 15) // 16 * 16)
+    tl.store(words + at + place, word, mask=(is_header & (place != 3)) | is_padding)
+    is_last, checksum = _checksum(frame, place, word, num_words, first_block, sums, arrived, BLOCK)
+    if is_last:
+        tl.store(words + at + 3, checksum)
+
+
+@triton.jit(do_not_specialize=["call"])
+def _compare(
+    words, headers, header_first, begin, size, first_block, sums, arrived, first, call, num_frames,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Lower `first` [1], -1 before, which is the largest uint32, to the first word of a header
+    that is not as expected."""
+    frame, place, is_header, expected, at, num_words = _block(
+        words, headers, header_first, begin, size, first_block, call, num_frames, STEPS, BLOCK
+    )
+    word = tl.load(words + at + place, mask=place < num_words, other=0)
+    number = tl.load(header_first + frame)
+    differs = is_header & (place != 3) & (word != expected)
+    lowest = tl.min(tl.where(differs, number + place, 0x7FFFFFFF), 0)
+    is_last, checksum = _checksum(frame, place, word, num_words, first_block, sums, arrived, BLOCK)
+    if is_last and checksum != tl.load(words + at + 3):
+        lowest = tl.minimum(lowest, number + 3)
+    if lowest < 0x7FFFFFFF:
+        tl.atomic_min(first.to(tl.pointer_type(tl.uint32)), lowest.to(tl.uint32))
 
 
 @triton.jit

@@ -77,7 +77,9 @@ def test_bits_and_bytes_are_those_of_the_cpu(algorithm, world_size, case):
         assert torch.equal(ours.isnan(), theirs.isnan())
         numbers = ~ours.isnan()  # of two NaN a sum may take either one's bits
         assert same_bits(ours[numbers], theirs[numbers])
-    assert counts == expected_counts
+    # Messages begin and end at multiples of 128 bytes; what is between frames counts as headers.
+    assert [payload for payload, _ in counts] == [payload for payload, _ in expected_counts]
+    assert all((payload + headers) % 128 == 0 for payload, headers in counts)
 
 
 @pytest.mark.triton

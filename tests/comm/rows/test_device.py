@@ -173,14 +173,20 @@ def check(results, kind, name):
                 assert torch.equal(a, b)
 
 
-def test_sizes_are_counted(results):
-    """A word a segment to the peer where sizes vary, in place of a word a peer."""
+def test_sizes_and_padding_are_counted(results):
+    """A word a segment to the peer where sizes vary, in place of a word a peer; and what the frame
+    to the peer lacks to a multiple of 128 bytes."""
     for r, rank in enumerate(results):
-        key = ("PooledAllToAll", "error_bounded")
-        extra = rank["gpu"][key]["headers"] - rank["cpu"][key]["headers"]
-        assert extra == 8 * (len(OWNED[r]) - 1)
-        key = ("PooledAllToAll", "rowwise")
-        assert rank["gpu"][key]["headers"] == rank["cpu"][key]["headers"]
+        for name, gpu_words, cpu_words in (
+            ("error_bounded", len(OWNED[r]), 1),
+            ("rowwise", 0, 0),
+        ):
+            gpu, cpu = (rank[where]["PooledAllToAll", name] for where in ("gpu", "cpu"))
+            _, payload, _ = gpu["counted"][0]
+            headers = gpu["headers"] - 8 * gpu_words
+            padding = headers - (cpu["headers"] - 8 * cpu_words)
+            assert 0 <= padding < 128
+            assert (headers + int(payload.sum())) % 128 == 0
 
 
 def test_a_damaged_frame_is_raised_by_the_next_exchange(results):

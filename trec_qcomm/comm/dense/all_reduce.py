@@ -37,6 +37,7 @@ from trec_qcomm.comm.slots.messages import RoundHistories
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import int64_tensor
+from trec_qcomm.wire import frame
 
 Algorithm = Literal["ring", "recursive_doubling", "two_shot"]
 ALGORITHMS: dict[Algorithm, Callable[[MessageCoder, Tensor], Rounds]] = {
@@ -216,6 +217,7 @@ class Reduction:
             seed=self.options.seed,
             timed=self.traffic,
             scratch=self._scratch,
+            alignment=frame.alignment_of(bucket),
             residuals=residuals,
             tolerances=None if exact else self.tolerances,
             measure=self.options.measure,

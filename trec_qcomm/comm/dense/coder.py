@@ -21,6 +21,7 @@ from trec_qcomm.comm.slots.extents import Extents
 from trec_qcomm.comm.slots.messages import RoundHistories, SlotRound
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
+from trec_qcomm.core.segments import ALIGNMENT
 from trec_qcomm.wire import frame, slot
 
 Exchange = Generator[Round, ReceivedMessages, ReceivedMessages]
@@ -30,8 +31,8 @@ class Message(NamedTuple):
     """One frame to send.
 
     Args:
-        frame: [W] uint8.
-        header_nbytes: the share of W that is headers, for statistics.
+        frame: [W] uint8, with the padding behind it.
+        header_nbytes: the share of W that is header and padding, for statistics.
         placed, number: frames with the rows of this one, and its number among them.
     """
 
@@ -43,7 +44,11 @@ class Message(NamedTuple):
     @classmethod
     def passed_on(cls, received: Tensor, placed: PlacedFrames) -> "Message":
         """Return a frame that is sent on as it was received."""
-        return cls(received, frame.overhead_nbytes(placed.plan.segments_per_frame[0]), placed)
+        counts = placed.plan.segments_per_frame
+        if not placed.fixed_size:  # then it lies in a CPU's memory, without padding
+            return cls(received, frame.overhead_nbytes(counts[0]), placed)
+        [payload] = frame.payload_nbytes(placed.max_nbytes, counts)
+        return cls(received, received.numel() - payload, placed)
 
 
 class GradientTolerances(Protocol):
@@ -112,6 +117,7 @@ class MessageCoder:
         seed: int,
         timed: Traffic,
         scratch: Scratch,
+        alignment: int = ALIGNMENT,
         residuals: BucketResiduals | None = None,
         tolerances: GradientTolerances | None = None,
         measure: bool = False,
@@ -127,6 +133,7 @@ class MessageCoder:
             seed: the config's seed of stochastic rounding.
             timed: counters that get the codecs' seconds.
             scratch: memory for algorithms.
+            alignment: the result of wire.frame.alignment_of for the memory of the messages.
             residuals: None without error feedback.
             tolerances: None where the codec's own tolerance holds.
             measure: whether to record the largest error, too.
@@ -141,6 +148,7 @@ class MessageCoder:
         self._slots, self._num_rounds = slots, 0
         self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
+        self._alignment = alignment
 
     def send(
         self,
@@ -182,10 +190,12 @@ class MessageCoder:
             decode_own(frames, span.placed, values, traffic=self.traffic)
         if self._residuals is not None:
             self._residuals.note(before, sent_values, waiting, span, site)
+        assert frames.announced is not None
+        payloads = frame.payload_nbytes(frames.announced.nbytes, counts)
         data = torch.split(frames.buffer, frames.nbytes)
         return [
-            Message(f, frame.overhead_nbytes(n), span.placed, number)
-            for number, (f, n) in enumerate(zip(data, counts, strict=True))
+            Message(f, f.numel() - n, span.placed, number)
+            for number, (f, n) in enumerate(zip(data, payloads, strict=True))
         ]
 
     def exchange(
@@ -242,7 +252,7 @@ class MessageCoder:
             expected: one frame from each source; None: nothing comes.
         """
         fixed_size = self.chunks.coding.codec.fixed_size
-        nbytes = [] if expected is None else expected.frame_nbytes
+        nbytes = [] if expected is None else expected.layout(self._alignment).frame_nbytes
         max_nbytes = nbytes
         if expected is not None and not fixed_size:
             max_nbytes = largest_nbytes(expected).tolist()
@@ -271,7 +281,7 @@ class MessageCoder:
         """
         announced = None
         if frame.is_on_gpu(received.buffer):
-            announced = frame.Announced(expected.codecs, expected.max_nbytes)
+            announced = expected.announced
         frames = SealedFrames(received.buffer, received.nbytes, self._call, announced)
         decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
 
