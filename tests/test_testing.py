@@ -1,8 +1,13 @@
 """run_ranks: ranks are forked from a server, which starts once and has its own environment."""
 
+import importlib
 import os
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from trec_qcomm.testing import run_ranks
@@ -32,3 +37,43 @@ def test_ranks_have_the_environment_of_the_caller(monkeypatch: pytest.MonkeyPatc
 def test_the_traceback_of_a_rank_that_fails_is_told() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)rank 1: Traceback.*ValueError: of rank 1"):
         run_ranks(fails_on_rank_1, 2)
+
+
+# A torch that is built for CUDA, as far as FBGEMM looks, and finds no GPU.
+CUDA_BUILD = """
+import os
+import torch
+
+asked = []  # processes that asked for GPUs, after which no fork of theirs can use one
+
+def count():
+    asked.append(os.getpid())
+    return 0
+
+torch._C._cuda_getDeviceCount = count
+"""
+
+
+@pytest.fixture
+def of_a_cuda_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the next server, and the processes that it forks, have that torch."""
+    (tmp_path / "sitecustomize.py").write_text(CUDA_BUILD)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    forkserver._forkserver._stop()  # it was written for tests
+    yield
+    forkserver._forkserver._stop()
+
+
+def asked_for_cuda() -> tuple[int, bool]:
+    """Return how often CUDA was asked for before this rank was forked; and that FBGEMM asks."""
+    asked = importlib.import_module("sitecustomize").asked
+    before = len(asked)
+    importlib.import_module("fbgemm_gpu")
+    return before, asked[before:] == [os.getpid()]
+
+
+@pytest.mark.dist
+@pytest.mark.usefixtures("of_a_cuda_build")
+def test_nothing_asks_for_cuda_before_a_rank_is_forked() -> None:
+    assert run_ranks(asked_for_cuda, 1) == [(0, True)]

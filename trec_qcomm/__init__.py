@@ -8,8 +8,11 @@
         **qcomm.dmp_arguments(),
     )
 
-A DDP outside TorchRec: `trec_qcomm.compress_ddp(ddp, "dense_float6")`.
+A DDP outside TorchRec: `trec_qcomm.compress_ddp(ddp, "dense_float6")`. Only QComm needs TorchRec
+and FBGEMM; it is imported when it is first used.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from trec_qcomm.codecs import (
     Cast,
@@ -40,7 +43,9 @@ from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.core.version import __version__
 from trec_qcomm.integration.gradients.compress_ddp import CompressedDDP, compress_ddp
-from trec_qcomm.qcomm import QComm
+
+if TYPE_CHECKING:
+    from trec_qcomm.qcomm import QComm
 
 __all__ = [
     "Cast",
@@ -75,3 +80,27 @@ __all__ = [
     "presets",
     "register_codec",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import QComm, and with it TorchRec, when it is first used.
+
+    Raises: ImportError: TorchRec, FBGEMM or what they need is not installed.
+    """
+    if name != "QComm":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from trec_qcomm.qcomm import QComm
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"QComm shards modules of TorchRec, but: {error}. Install torchrec, and fbgemm-gpu (on "
+            "a machine without CUDA fbgemm-gpu-cpu), of the versions that belong to this torch. "
+            "Codecs, configs and compress_ddp work without.",
+            name=error.name,
+        ) from error
+    globals()["QComm"] = QComm
+    return QComm
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

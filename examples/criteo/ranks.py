@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from failures import Once, show_warnings, tell
+from failures import EveryRankError, Once, show_warnings, tell
 from options import FAILED, INTERRUPTED
 from torch._C._distributed_c10d import _dump_fr_trace_json
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 Run = Callable[[argparse.Namespace], bool]  # what each rank does; False if it was interrupted
 # Modules that take seconds to import, and compute nothing when they are.
-_PRELOAD = ["torchrec.models.dlrm", "torchrec.metrics.ne", "trec_qcomm"]
+_PRELOAD = ["torchrec.models.dlrm", "torchrec.metrics.ne", "trec_qcomm.qcomm"]
 
 
 def run_ranks(run: Run, options: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def _join_group(options: argparse.Namespace) -> dist.Store:
     """Initialize the process group; return a store that all ranks share."""
     timeout = timedelta(seconds=options.timeout)
     if options.device == "cuda":
-        torch.cuda.set_device(local_rank())
+        _set_gpu()
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives that torch remembers
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     dist.init_process_group(
@@ -87,6 +87,17 @@ def _join_group(options: argparse.Namespace) -> dist.Store:
         world_size=world_size,
     )
     return dist.PrefixStore("said", store)
+
+
+def _set_gpu() -> None:
+    """Take the GPU of this rank's number. Raises EveryRankError: fewer GPUs than ranks."""
+    needed = max(local_rank() + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if there < needed:
+        raise EveryRankError(
+            f"--device cuda: {needed} ranks on this machine need a GPU each, there are {there}"
+        )
+    torch.cuda.set_device(local_rank())
 
 
 def _write_collectives() -> Path:
@@ -117,7 +128,7 @@ def _start_ranks(run: Run, options: argparse.Namespace) -> int:
     """Run --ranks processes on this machine; return the exit status."""
     threads = max(1, (os.cpu_count() or 1) // options.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    children = _fork_from_server(run, options)
+    children = _start_children(run, options)
     signals: list[int] = []
 
     def pass_on(number: int, _: Any) -> None:
@@ -150,13 +161,18 @@ def _tell_how_it_ended(error: ProcessExitedException, children: Any) -> None:
             print(f"error: rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
 
 
-def _fork_from_server(run: Run, options: argparse.Namespace) -> Any:
-    """Start the ranks from a server that has imported what takes seconds.
+def _start_children(run: Run, options: argparse.Namespace) -> Any:
+    """Start the ranks: on CPU as forks of a server that has imported what takes seconds.
+
+    FBGEMM asks for CUDA when it is imported, and a fork of a process that did cannot use CUDA. So
+    on GPUs each rank is a new interpreter, which takes seconds more, once.
 
     A SIGTERM to all processes must not end the server, as the ends of ranks are told by it: it
     starts with the signal blocked, and the ranks unblock it.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    method = "spawn" if options.device == "cuda" else "forkserver"
+    if method == "forkserver":
+        multiprocessing.get_context(method).set_forkserver_preload(_PRELOAD)
     start: Any = start_processes  # torch leaves it untyped
     resource_tracker.ensure_running()  # or the server starts it, which unblocks signals
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -165,14 +181,14 @@ def _fork_from_server(run: Run, options: argparse.Namespace) -> Any:
         (run, options, _free_port()),
         nprocs=options.ranks,
         join=False,
-        start_method="forkserver",
+        start_method=method,
     )
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return children
 
 
 def _rank_process(rank: int, run: Run, options: argparse.Namespace, port: int) -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see _fork_from_server
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see _start_children
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -3,6 +3,7 @@
 It reads one JSON object a line, the fields of `Start`, and answers {"pid": ...} at once and
 {"pid": ..., "status": ..., "time": ...} when that rank has ended. A rank runs at the top of the
 module, so that it ends as a process of its own does. At the end of its input this process ends.
+Ranks train on CPU: after the import of FBGEMM no fork can use CUDA.
 """
 
 from __future__ import annotations

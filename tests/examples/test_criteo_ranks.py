@@ -7,6 +7,7 @@ from argparse import Namespace
 
 import pytest
 import ranks
+import torch
 import torch.distributed as dist
 from failures import EveryRankError, Once
 
@@ -53,3 +54,20 @@ def test_what_several_ranks_say_is_shown_once():
     assert [once.filter(record) for once in (ours, theirs, ours)] == [True, False, False]
     assert theirs.is_first("4 lines")
     assert Once().is_first("4 lines")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_a_missing_gpu_is_told_before_the_ranks_meet(options, capsys):
+    options.device = "cuda"
+    assert ranks.join(lambda _: True, options) == ranks.FAILED
+    said = "error: --device cuda: 1 ranks on this machine need a GPU each, there are 0 (traceback: "
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize(("device", "method"), [("cuda", "spawn"), ("cpu", "forkserver")])
+def test_ranks_on_gpus_are_no_forks(monkeypatch, device, method):
+    """The server has imported FBGEMM, which asks for CUDA; a fork of it could not use a GPU."""
+    methods = []
+    monkeypatch.setattr(ranks, "start_processes", lambda *_, **how: methods.append(how))
+    ranks._start_children(lambda _: True, Namespace(device=device, ranks=2))
+    assert [how["start_method"] for how in methods] == [method]

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from trec_qcomm.config import Config
 from trec_qcomm.config.differences import changes_of, config_text, text_of_changes
@@ -104,6 +101,11 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
 
     Raises: ValueError: there is nothing of that name.
     """
+    # A third of what `import trec_qcomm` would take, and few resume with other ranks.
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     metadata = FileSystemReader(checkpoint_id).read_metadata()
     wanted: dict[str, Any] = {}
     for name, stored in metadata.state_dict_metadata.items():

@@ -27,7 +27,7 @@ def run_ranks(
     package once and computed nothing: a new interpreter takes 4 s for that, a fork 20 ms. All ranks
     inherit from the server, and so have in common: the seed of string hashes, numpy's global
     generator, what a module read from the environment when it was imported, and where stdout goes.
-    The environment itself is the caller's.
+    The environment itself is the caller's. Ranks may use CUDA, as the server never asks for it.
 
     Args:
         fn: a function of a module that the ranks can import (no lambda, no local function);
@@ -39,7 +39,7 @@ def run_ranks(
     Raises: RuntimeError: a rank failed (its traceback is in the message), or the timeout passed.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(_preload())
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(world_size):
@@ -59,6 +59,16 @@ def run_ranks(
                 if process.is_alive():
                     process.kill()
                     process.join()
+
+
+def _preload() -> list[str]:
+    """Return what the server imports; what is not installed it leaves out.
+
+    FBGEMM, which TorchRec imports, asks whether there is a GPU, and after that no fork can use one.
+    So where torch is built for CUDA, ranks that need TorchRec import it themselves.
+    """
+    may_have_gpu = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    return [__name__] if may_have_gpu else [__name__, "trec_qcomm.qcomm"]
 
 
 def _rank_main(

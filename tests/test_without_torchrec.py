@@ -1,0 +1,129 @@
+"""All but QComm works where TorchRec and FBGEMM are not installed; QComm says what to install.
+
+One program runs in an interpreter in which both are blocked, and so in its ranks.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in ("torchrec", "fbgemm_gpu"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked)
+"""
+PROGRAM = """
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+
+import trec_qcomm
+from trec_qcomm.testing import check_codec, frame_of, open_frame, round_trip, run_ranks
+
+DENSE = {"codec": {"codec": "rowwise", "bits": 8}, "block": 16, "min_numel": 1}
+
+def gradient():
+    "Return rank 0's and the mean gradient, and the bytes that were sent."
+    weight = torch.nn.Linear(64, 4, bias=False)
+    ddp = torch.nn.parallel.DistributedDataParallel(weight)
+    compressed = trec_qcomm.compress_ddp(ddp, {"dense": DENSE})
+    ddp(torch.full((1, 64), dist.get_rank() + 1.0)).sum().backward()
+    return weight.weight.grad, compressed.stats().dense.wire_nbytes
+
+def report():
+    rows = torch.linspace(-1, 1, 60).view(10, 6)
+    codec = trec_qcomm.Rowwise(8)
+    frame, segments = frame_of(codec, rows, [4, 6])
+    opened = open_frame(codec, frame, segments)
+    yield "codec", (round_trip(codec, rows, segments) - rows).abs().max().item()
+    yield "frame", (opened - rows).abs().max().item()
+    check_codec(trec_qcomm.Cast("fp16"), dims=(4,))
+    yield "config", trec_qcomm.load_preset("best").source
+    gradients, nbytes = zip(*run_ranks(gradient, 2))
+    yield "gradients", [[g.min().item(), g.max().item()] for g in gradients]
+    yield "sent", nbytes
+    for name in ("QComm", "QCom"):
+        try:
+            getattr(trec_qcomm, name)
+        except (ImportError, AttributeError) as error:
+            yield name, [type(error).__name__, str(error)]
+    yield "dir", "QComm" in dir(trec_qcomm)
+    yield "imported", [name for name in ("torchrec", "fbgemm_gpu") if name in sys.modules]
+
+if __name__ == "__main__":
+    import program  # the ranks find its functions there
+    print(json.dumps(dict(program.report())))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("blocked")
+    (folder / "sitecustomize.py").write_text(BLOCKED)
+    (folder / "program.py").write_text(PROGRAM)
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, folder / "program.py"],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_codecs_frames_and_configs_work(said: dict[str, Any]) -> None:
+    step = 2 / 10 / 255  # of 8 bits, over the values of a row, with room for float32
+    assert 0 < said["codec"] <= step
+    assert said["frame"] == said["codec"]
+    assert said["config"] == "preset best"
+    assert said["imported"] == []
+
+
+@pytest.mark.dist
+def test_compress_ddp_reduces_gradients_of_two_ranks(said: dict[str, Any]) -> None:
+    assert said["gradients"] == [[1.5, 1.5]] * 2  # constant rows are exact
+    assert min(said["sent"]) > 0
+
+
+def test_qcomm_says_what_to_install(said: dict[str, Any]) -> None:
+    error, message = said["QComm"]
+    assert error == "ImportError"
+    assert message.startswith("QComm shards modules of TorchRec, but: No module named ")
+    assert "Install torchrec, and fbgemm-gpu" in message
+    assert said["QCom"] == [
+        "AttributeError",
+        "module 'trec_qcomm' has no attribute 'QCom'",
+    ]
+    assert said["dir"]
+
+
+# What a machine with a GPU runs, where TorchRec may not be installed.
+@pytest.mark.parametrize("folder", ["ops", "codecs", "wire", "comm", "kernels"])
+def test_tests_of_kernels_and_collectives_are_collected(folder: str) -> None:
+    for path in (ROOT / "tests" / folder).rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if _is_import(node) else []
+            module = getattr(node, "module", None) or ""
+            top = {name.partition(".")[0] for name in [module, *names]}
+            assert not top & {"torchrec", "fbgemm_gpu", "QComm"}, path
+            assert not module.startswith(("tests.integration", "trec_qcomm.qcomm")), path
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
