@@ -122,7 +122,7 @@ def segment_of(row, offsets, num_segments, STEPS: tl.constexpr):
     low = tl.zeros_like(row)
     high = low + num_segments - 1
     for _ in tl.static_range(STEPS):
-        middle = (low + high + 1) // 2
+        middle = (low + high + 1) >> 1
         begins = tl.load(offsets + middle) <= row
         low = tl.where(begins, middle, low)
         high = tl.where(begins, high, middle - 1)

@@ -17,6 +17,7 @@ _FP32, _FP16 = tl.constexpr(0), tl.constexpr(1)
 _KINDS = {"fp32": 0, "fp16": 1, "bf16": 2}
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+_REGISTERS = 64  # that a thread may use; told no number, the compiler takes 32 and spills
 # The smallest float32 magnitudes that round to inf.
 _OVERFLOW_FP16 = tl.constexpr(0x477FF000)
 _OVERFLOW_BF16 = tl.constexpr(0x7F7F8000)
@@ -45,7 +46,7 @@ def _launch(kernel, values, places, segments, at, dtype, *flags):
     programs, options = tiling(first, vector_of(start, stride, torch.tensor(dim)))
     launch(
         kernel, programs, values.detach().view(torch.int32), places, *flags, *layout,
-        segments.num_segments, dim, KIND=_KINDS[dtype], **options,
+        segments.num_segments, dim, KIND=_KINDS[dtype], maxnreg=_REGISTERS, **options,
     )  # fmt: skip
 
 

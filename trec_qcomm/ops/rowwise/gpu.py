@@ -1,9 +1,9 @@
 """Row-wise quantization in Triton. Same bytes as reference.py.
 
-Encoding reads the rows twice, in three launches: the largest magnitude of each segment, then the
-segments' headers (and the zeros after their last byte), then the rows. Decoding is two launches. A
-program takes BLOCK_ROWS whole rows. Each lane stores and loads one byte of codes, so alignment does
-not matter.
+Encoding reads the rows twice, in two launches: the largest magnitude of each segment, then the
+rows, where the program of a segment's first rows writes its header, too. Decoding is one launch. A
+program takes BLOCK_ROWS whole rows of one segment. Codes are moved in words of 32 bits where a row
+fills them, else byte by byte.
 """
 
 import torch
@@ -12,15 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops.device import (
-    DeviceSegments,
-    launch,
-    no_segment,
-    note_first,
-    power_of_two,
-    rows_of_block,
-    words,
-)
+from trec_qcomm.ops.device import no_segment, power_of_two, words
+from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
 from trec_qcomm.ops.rowwise.reference import MAX_EXPONENT, MIN_EXPONENT
 
 _INF = tl.constexpr(0x7F800000)
@@ -29,7 +22,6 @@ _FLT_MAX = tl.constexpr(3.4028234663852886e38)
 _CLAMPED = tl.constexpr(-105)  # cpu.py says why
 _MIN_EXPONENT = tl.constexpr(MIN_EXPONENT)
 _MAX_EXPONENT = tl.constexpr(MAX_EXPONENT)
-_HEADERS = 128  # segments whose headers one program writes or checks
 
 
 def encode(
@@ -43,18 +35,17 @@ def encode(
     seed: int,
 ) -> Tensor:
     """Write the segments; return [1] int32, the first one that holds NaN or inf, or -1."""
-    batch = DeviceSegments.from_segments(segments, at, values.device)
-    amax = torch.zeros(batch.num_segments, dtype=torch.int32, device=values.device)
-    nonfinite, halves = no_segment(values.device), words(payload, torch.int16)
-    seeds = halves_of(seed)
-    launch(_largest, batch.num_blocks, values, amax, nonfinite, *batch.layout, **batch.tiling)
-    launch(
-        _write_headers, batch.num_blocks_of(_HEADERS), amax, payload, halves, *batch.layout,
-        BITS=bits, BLOCK=_HEADERS,
-    )  # fmt: skip
-    launch(
-        _quantize, batch.num_blocks, values, amax, payload, halves, batch.numbers, *seeds,
-        *batch.layout, BITS=bits, STOCHASTIC=stochastic, **batch.tiling,
+    blocks, (numbers,) = RowBlocks.from_segments(
+        segments, at, values.device, segments.first_numbers
+    )
+    # No magnitude yet for each segment, then the first one that is not finite.
+    noted = torch.full((blocks.num_segments + 1,), -1, dtype=torch.int32, device=values.device)
+    amax, nonfinite = noted[:-1], noted[-1:]
+    blocks.launch(_largest, values, amax, nonfinite)
+    blocks.launch(
+        _quantize, values, amax, payload, words(payload, torch.int16), words(payload, torch.int32),
+        numbers, *halves_of(seed), BITS=bits, STOCHASTIC=stochastic,
+        WORDS=segments.dim * bits % 32 == 0,
     )  # fmt: skip
     return nonfinite
 
@@ -62,47 +53,34 @@ def encode(
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> Tensor:
     """Write the rows; return [1] int32, the first segment with an exponent that no encoder writes,
     or -1."""
-    batch, payload = DeviceSegments.from_segments(segments, encoded.at, out.device), encoded.payload
-    wrong, halves = no_segment(out.device), words(payload, torch.int16)
-    headers = batch.num_blocks_of(_HEADERS)
-    launch(_check_headers, headers, halves, wrong, *batch.layout, BLOCK=_HEADERS)
-    launch(
-        _dequantize,
-        batch.num_blocks,
-        payload,
-        halves,
-        out,
-        *batch.layout,
-        BITS=bits,
-        **batch.tiling,
-    )
+    blocks, _ = RowBlocks.from_segments(segments, encoded.at, out.device)
+    payload, wrong = encoded.payload, no_segment(out.device)
+    blocks.launch(
+        _dequantize, payload, words(payload, torch.int16), words(payload, torch.int32), out, wrong,
+        BITS=bits, WORDS=segments.dim * bits % 32 == 0,
+    )  # fmt: skip
     return wrong
 
 
 @triton.jit
 def _largest(
-    values, amax, first_bad, offsets, start, stride, at, num_segments, num_rows, dim,
-    STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    values, amax, first_bad, first, offsets, start, stride, at, num_segments, dim,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Raise amax [S] int32, 0 before, to the bits of each segment's largest finite magnitude.
+    """Raise amax [S] int32, -1 before, to the bits of each segment's largest finite magnitude.
 
     Magnitudes are ordered as their bits are.
     """
-    live, segment, _, begin = rows_of_block(
-        offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
+    segment, _, _, begin, live, away = rows_of_program(
+        first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
     d = tl.arange(0, BLOCK_DIM)
     mask = live[:, None] & (d < dim)[None, :]
-    x = tl.load(values + begin[:, None] + d[None, :], mask=mask, other=0.0)
-    bits = x.to(tl.int32, bitcast=True) & _MAGNITUDE
-    largest = tl.max(tl.where(bits < _INF, bits, 0), 1)
-    bad = tl.max(bits, 1) >= _INF
-    note_first(first_bad, bad, segment)
-    lowest = tl.min(segment, 0)
-    if lowest == tl.max(segment, 0):
-        tl.atomic_max(amax + lowest, tl.max(largest, 0))
-    else:
-        tl.atomic_max(amax + segment, largest, mask=live)
+    x = tl.load(values + begin + (away[:, None] + d[None, :]), mask=mask, other=0.0)
+    bits = tl.ravel(x.to(tl.int32, bitcast=True) & _MAGNITUDE)
+    note_segment(first_bad, tl.max(bits, 0) >= _INF, segment)
+    tl.atomic_max(amax + segment, tl.max(tl.where(bits < _INF, bits, 0), 0), sem="relaxed")
 
 
 @triton.jit
@@ -124,28 +102,6 @@ def factors_of(k):
     near = tl.minimum(tl.maximum(k, -126), 126)
     main, rest = power_of_two(near), power_of_two(k - near)
     return tl.where(k < 0, rest, main), tl.where(k < 0, main, rest)
-
-
-@triton.jit
-def _write_headers(
-    amax, payload, halves, offsets, start, stride, at, num_segments, num_rows, dim,
-    BITS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the exponent of each segment, and zeros after its rows up to a multiple of 8 bytes."""
-    segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = segment < num_segments
-    place = tl.load(at + segment, mask=live, other=0)
-    begin = tl.load(offsets + segment, mask=live, other=0)
-    n = tl.load(offsets + segment + 1, mask=live, other=0) - begin
-    k = _exponent(tl.load(amax + segment, mask=live, other=0))
-    header = halves + place // 2
-    tl.store(header, k.to(tl.int16), mask=live)
-    for t in tl.static_range(1, 4):
-        tl.store(header + t, tl.zeros_like(k).to(tl.int16), mask=live)
-    end = 8 + n * (4 + (dim * BITS + 7) // 8)
-    for t in tl.static_range(7):
-        beyond = live & (end + t < (end + 7) // 8 * 8)
-        tl.store(payload + place + end + t, tl.zeros_like(k).to(tl.uint8), mask=beyond)
 
 
 @triton.jit
@@ -189,27 +145,15 @@ def dither(number, seed_low, seed_high):
     return ((h ^ (h >> 16)) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
 
 
-# Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
-@triton.jit(do_not_specialize=["seed_low", "seed_high"])
-def _quantize(
-    values, amax, payload, halves, numbers, seed_low, seed_high,
-    offsets, start, stride, at, num_segments, num_rows, dim,
-    BITS: tl.constexpr, STOCHASTIC: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-):  # fmt: skip
-    """Write scale, low and codes of each row; the names are those of reference.quantize_rows."""
+@triton.jit
+def _scales(x, inside, first, second, BITS: tl.constexpr):
+    """Return of each row of a tile: whether it is finite, its number of levels, the bits of scale
+    and low, and both as reference.quantize_rows has them, with 1 / scale."""
     TOP: tl.constexpr = (1 << BITS) - 1
-    live, segment, i, begin = rows_of_block(
-        offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
-    )
-    d = tl.arange(0, BLOCK_DIM)
-    mask = live[:, None] & (d < dim)[None, :]
-    x = tl.load(values + begin[:, None] + d[None, :], mask=mask, other=0.0)
-    finite = (x.to(tl.int32, bitcast=True) & _MAGNITUDE) < _INF
-    clean = tl.min((finite | ~mask).to(tl.int32), 1) > 0
-    first, second = factors_of(_exponent(tl.load(amax + segment)))
-    y = tl.where(finite, x, 0.0) * first[:, None] * second[:, None]
-    counted = mask & finite
+    magnitude = x.to(tl.int32, bitcast=True) & _MAGNITUDE
+    clean = tl.max(magnitude, 1) < _INF
+    counted = inside & (magnitude < _INF)
+    y = x * first * second
     lo = tl.min(tl.where(counted, y, float("inf")), 1)
     hi = tl.max(tl.where(counted, y, float("-inf")), 1)
     none = lo > hi
@@ -223,77 +167,126 @@ def _quantize(
     scale_bits = _half_up(tl.div_rn(width, tl.maximum(levels, 1).to(tl.float32)))
     scale = _half_value(scale_bits)
     inverse = tl.where(scale > 0, tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0)), 0.0)
-    if STOCHASTIC:
-        number = ((tl.load(numbers + segment) + i * dim)[:, None] + d[None, :]).to(tl.uint32)
-        u = dither(number, seed_low.to(tl.uint32), seed_high.to(tl.uint32))
-    else:
-        u = 0.5
-    above = tl.where(counted, y - low[:, None], 0.0)
-    q = tl.minimum((above * inverse[:, None] + u).to(tl.int32), levels[:, None])
-    q = tl.where(finite, q, tl.where(x == float("inf"), TOP - 2, tl.where(x < 0, TOP - 1, TOP)))
-    q = tl.where(mask, q, 0)
-
-    n = tl.load(offsets + segment + 1) - tl.load(offsets + segment)
-    place = tl.load(at + segment) + 8
-    marked = scale_bits | tl.where(clean, 0, 0x8000)
-    tl.store(halves + place // 2 + i, marked.to(tl.int16), mask=live)
-    tl.store(halves + place // 2 + n + i, low_bits.to(tl.int16), mask=live)
-    PER: tl.constexpr = 8 // BITS
-    BYTES: tl.constexpr = (BLOCK_DIM + PER - 1) // PER
-    num_bytes = (dim * BITS + 7) // 8
-    if BLOCK_DIM >= PER:
-        parts = tl.reshape(q, (BLOCK_ROWS, BYTES, PER)) << (tl.arange(0, PER) * BITS)[None, None, :]
-        codes = tl.sum(parts, 2)
-    else:
-        codes = tl.sum(q << (d * BITS)[None, :], 1)[:, None]
-    j = tl.arange(0, BYTES)
-    to = (place + 4 * n + i * num_bytes)[:, None] + j[None, :]
-    tl.store(payload + to, codes.to(tl.uint8), mask=live[:, None] & (j < num_bytes)[None, :])
+    return clean, levels, scale_bits, low_bits, low, inverse
 
 
 @triton.jit
-def _check_headers(
-    halves, first_bad, offsets, start, stride, at, num_segments, num_rows, dim,
-    BLOCK: tl.constexpr,
+def _pack(q, BITS: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """Return codes as words of 32 bits, or as bytes."""
+    PER: tl.constexpr = (32 if WORDS else 8) // BITS
+    EACH: tl.constexpr = PER if PER < DIM else DIM  # both are powers of two
+    parts = tl.reshape(q, (ROWS, DIM // EACH, EACH))
+    return tl.sum(parts << (tl.arange(0, EACH) * BITS)[None, None, :], 2)
+
+
+# Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
+@triton.jit(do_not_specialize=["seed_low", "seed_high"])
+def _quantize(
+    values, amax, payload, halves, words, numbers, seed_low, seed_high,
+    first, offsets, start, stride, at, num_segments, dim,
+    BITS: tl.constexpr, STOCHASTIC: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr,
+    VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Note the first segment with an exponent that no encoder writes."""
-    segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = segment < num_segments
-    k = tl.load(halves + tl.load(at + segment, mask=live, other=0) // 2, mask=live, other=0)
-    note_first(first_bad, live & ((k < _MIN_EXPONENT) | (k > _MAX_EXPONENT)), segment)
+    """Write scale, low and codes of each row, and header and end of each segment.
+
+    The names are those of reference.quantize_rows. WORDS: whether a row's codes fill words.
+    """
+    TOP: tl.constexpr = (1 << BITS) - 1
+    segment, n, i, begin, live, away = rows_of_program(
+        first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
+    )
+    place, k = tl.load(at + segment), _exponent(tl.maximum(tl.load(amax + segment), 0))
+    near, far = factors_of(k)
+    d = tl.arange(0, BLOCK_DIM)
+    inside = (d < dim)[None, :]
+    source = values + begin + (away[:, None] + d[None, :])
+    x = tl.load(source, mask=live[:, None] & inside, other=0.0)
+    clean, levels, scale_bits, low_bits, low, inverse = _scales(x, inside, near, far, BITS)
+    row = tl.arange(0, BLOCK_ROWS)
+    if STOCHASTIC:
+        number = (tl.load(numbers + segment) + i * dim).to(tl.uint32)
+        number += (row * dim).to(tl.uint32)[:, None] + d.to(tl.uint32)[None, :]
+        u = dither(number, seed_low.to(tl.uint32), seed_high.to(tl.uint32))
+    else:
+        u = 0.5
+    above = x * near * far - low[:, None]
+    q = tl.minimum((above * inverse[:, None] + u).to(tl.int32), levels[:, None])
+    finite = (x.to(tl.int32, bitcast=True) & _MAGNITUDE) < _INF
+    q = tl.where(finite, q, tl.where(x == float("inf"), TOP - 2, tl.where(x < 0, TOP - 1, TOP)))
+    codes = _pack(tl.where(inside, q, 0), BITS, WORDS, BLOCK_ROWS, BLOCK_DIM)
+
+    half = halves + place // 2
+    marked = scale_bits | tl.where(clean, 0, 0x8000)
+    tl.store(half + 4 + i + row, marked.to(tl.int16), mask=live)
+    tl.store(half + 4 + n + i + row, low_bits.to(tl.int16), mask=live)
+    width, at_codes = (dim * BITS + 7) // 8, place + 8 + 4 * n
+    if WORDS:
+        j, width_in_words = tl.arange(0, BLOCK_DIM * BITS // 32)[None, :], dim * BITS // 32
+        to = words + at_codes // 4 + i * width_in_words + ((row * width_in_words)[:, None] + j)
+        tl.store(to, codes, mask=live[:, None] & (j < width_in_words))
+    else:
+        j = tl.arange(0, (BLOCK_DIM * BITS + 7) // 8)[None, :]
+        to = payload + at_codes + i * width + ((row * width)[:, None] + j)
+        tl.store(to, codes.to(tl.uint8), mask=live[:, None] & (j < width))
+    if i == 0:
+        t = tl.arange(0, 4)
+        tl.store(half + t, tl.where(t == 0, k, 0).to(tl.int16))
+        store_zeros(payload, at_codes + n * width)
+
+
+@triton.jit
+def _codes(
+    payload, words, at_codes, i, row, live, dim,
+    BITS: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Return the codes of a tile of rows."""
+    TOP: tl.constexpr = (1 << BITS) - 1
+    PER: tl.constexpr = (32 if WORDS else 8) // BITS
+    if WORDS:
+        j, width = tl.arange(0, DIM // PER)[None, :], dim // PER
+        source = words + at_codes // 4 + i * width + ((row * width)[:, None] + j)
+        word = tl.load(source, mask=live[:, None] & (j < width), other=0)
+        parts = word[:, :, None] >> (tl.arange(0, PER) * BITS)[None, None, :]
+        q = tl.reshape(parts, (ROWS, DIM)) & TOP
+    else:
+        d, width = tl.arange(0, DIM)[None, :], (dim * BITS + 7) // 8
+        source = payload + at_codes + i * width + ((row * width)[:, None] + d // PER)
+        byte = tl.load(source, mask=live[:, None] & (d < dim), other=0)
+        q = (byte.to(tl.int32) >> (d % PER * BITS)) & TOP
+    return q
 
 
 @triton.jit
 def _dequantize(
-    payload, halves, out, offsets, start, stride, at, num_segments, num_rows, dim,
-    BITS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    payload, halves, words, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
+    BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write the rows. Rows of a segment with a bad exponent become anything."""
     TOP: tl.constexpr = (1 << BITS) - 1
-    live, segment, i, begin = rows_of_block(
-        offsets, start, stride, num_segments, num_rows, STEPS, VECTOR, BLOCK_ROWS
+    segment, n, i, begin, live, away = rows_of_program(
+        first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
-    n = tl.load(offsets + segment + 1) - tl.load(offsets + segment)
     place = tl.load(at + segment)
     k = tl.load(halves + place // 2).to(tl.int32)
+    note_segment(first_bad, (k < _MIN_EXPONENT) | (k > _MAX_EXPONENT), segment)
     k = tl.minimum(tl.maximum(k, _MIN_EXPONENT), _MAX_EXPONENT)
-    place = place + 8
-    marked = tl.load(halves + place // 2 + i).to(tl.int32)
+    row, half = tl.arange(0, BLOCK_ROWS), halves + place // 2 + 4 + i
+    marked = tl.load(half + row, mask=live, other=0).to(tl.int32)
     scale = _half_value(marked & 0x7FFF)
-    low = _half_value(tl.load(halves + place // 2 + n + i).to(tl.int32))
+    low = _half_value(tl.load(half + n + row, mask=live, other=0).to(tl.int32))
+    at_codes = place + 8 + 4 * n
+    q = _codes(payload, words, at_codes, i, row, live, dim, BITS, WORDS, BLOCK_ROWS, BLOCK_DIM)
+    near, far = factors_of(-k)
+    x = (q.to(tl.float32) * scale[:, None] + low[:, None]) * near * far
+    # The largest float32 may have been rounded up; only a damaged segment has an inf of its own.
+    sound = (scale < float("inf")) & (tl.abs(low) < float("inf"))
+    limit = tl.where((k <= _CLAMPED) & sound, _FLT_MAX, float("inf"))[:, None]
+    x = tl.maximum(x, -limit, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.minimum(x, limit, propagate_nan=tl.PropagateNan.ALL)
+    special = q >= tl.where((marked & 0x8000) != 0, TOP - 2, TOP + 1)[:, None]
+    rest = tl.where(q == TOP - 1, float("-inf"), float("nan"))
+    x = tl.where(special, tl.where(q == TOP - 2, float("inf"), rest), x)
     d = tl.arange(0, BLOCK_DIM)
     mask = live[:, None] & (d < dim)[None, :]
-    codes = place + 4 * n + i * ((dim * BITS + 7) // 8)
-    packed = tl.load(payload + codes[:, None] + (d * BITS // 8)[None, :], mask=mask, other=0)
-    q = (packed.to(tl.int32) >> (d * BITS % 8)[None, :]) & TOP
-    y = q.to(tl.float32) * scale[:, None] + low[:, None]
-    first, second = factors_of(-k)
-    x = y * first[:, None] * second[:, None]
-    clamped = (k <= _CLAMPED)[:, None] & (tl.abs(y) <= _FLT_MAX)
-    x = tl.where(clamped, tl.minimum(tl.maximum(x, -_FLT_MAX), _FLT_MAX), x)
-    dirty = ((marked & 0x8000) != 0)[:, None]
-    x = tl.where(dirty & (q == TOP - 2), float("inf"), x)
-    x = tl.where(dirty & (q == TOP - 1), float("-inf"), x)
-    x = tl.where(dirty & (q == TOP), float("nan"), x)
-    tl.store(out + begin[:, None] + d[None, :], x, mask=mask)
+    tl.store(out + begin + (away[:, None] + d[None, :]), x, mask=mask)

@@ -45,10 +45,9 @@ from trec_qcomm.ops.error_bound.quantizer.gpu import NO_KEY
 from trec_qcomm.ops.rans.gpu import coding_tables, header
 
 _BLOCKS = 32
-# Registers a thread may use. Unlimited, the compiler would take 143 to measure groups and 226 to
-# write them, the latter for rare cases. Within these limits, programs that read rows by 16 bytes
-# spill registers only in the rare cases.
-_REGISTERS, _REGISTERS_TO_MEASURE = 128, 80
+# Registers a thread may use, by what a kernel does. Unlimited, the compiler would take 143 to
+# measure groups and 226 to write them, for rare cases. With fewer than these, it spills.
+_TO_MEASURE, _TO_READ, _TO_READ_RANS, _TO_WRITE, _TO_WRITE_VERBATIM = 80, 144, 216, 168, 192
 _FEW_GROUPS, _MANY_GROUPS = 32, 2048  # groups that a program which adds up sizes takes at a time
 
 
@@ -70,15 +69,14 @@ def encode(
     return encode_all(values, payload, batch, relative)
 
 
-def _row_options(batch: GroupedBatch) -> dict[str, Any]:
+def _row_options(batch: GroupedBatch, registers: int = _TO_READ) -> dict[str, Any]:
     """Launch options of kernels that go through all rows."""
-    return {"VECTOR": batch.vector, "num_warps": 1, "maxnreg": _REGISTERS}
+    return {"VECTOR": batch.vector, "num_warps": 1, "maxnreg": registers}
 
 
 def _measure_options(batch: GroupedBatch) -> dict[str, Any]:
     """Launch options of kernels that go through all rows and need few registers."""
-    few = {"maxnreg": _REGISTERS_TO_MEASURE} if batch.vector == 4 else {}
-    return _row_options(batch) | few
+    return _row_options(batch, _TO_MEASURE if batch.vector == 4 else _TO_READ)
 
 
 def _sum_options(batch: GroupedBatch) -> dict[str, int]:
@@ -101,7 +99,7 @@ def _encode_bitpack(values: Tensor, payload: Tensor, batch: GroupedBatch, relati
     )
     block_widths = torch.empty(batch.num_groups * _BLOCKS, dtype=torch.uint8, device=device)
     kinds, nbytes = torch.empty((2, batch.num_segments), dtype=torch.int64, device=device)
-    row_options, measure_options = _row_options(batch), _measure_options(batch)
+    measure_options = _measure_options(batch)
     launch(
         encode_segments.find_ranges, batch.num_chunks, values, range_keys, segment_of_chunk,
         *batch.layout, STEPS=batch.num_segments.bit_length(), **measure_options,
@@ -120,12 +118,12 @@ def _encode_bitpack(values: Tensor, payload: Tensor, batch: GroupedBatch, relati
     launch(
         encode_bitpack.write_bitpack, batch.num_chunks, values, payload, payload32, range_keys,
         bounds, segment_of_chunk, kinds, group_nbytes, verbatim_counts, group_places, block_widths,
-        *batch.layout, RELATIVE=relative, **row_options,
+        *batch.layout, RELATIVE=relative, **_row_options(batch, _TO_WRITE),
     )  # fmt: skip
     launch(
         encode_segments.write_verbatim, batch.num_chunks, values, payload32, range_keys, bounds,
         segment_of_chunk, kinds, verbatim_counts, verbatim_before, nbytes, *batch.layout,
-        RELATIVE=relative, **row_options,
+        RELATIVE=relative, **_row_options(batch, _TO_WRITE_VERBATIM),
     )  # fmt: skip
     return nbytes_on_host.wait()
 
@@ -193,7 +191,7 @@ def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative:
     launch(
         encode_segments.write_verbatim, batch.num_chunks, values, payload32, range_keys, bounds,
         segment_of_chunk, kinds, verbatim_counts, verbatim_before, nbytes, *batch.layout,
-        RELATIVE=relative, **row_options,
+        RELATIVE=relative, **_row_options(batch, _TO_WRITE_VERBATIM),
     )  # fmt: skip
     return nbytes_on_host.wait()
 
@@ -245,7 +243,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     launch(
         decode_rans.read_rans_rows, batch.num_chunks, payload, payload16, payload32, out, nbytes,
         first_invalid, kinds, segment_of_chunk, fields, symbols, group_escapes, stream_escapes,
-        batch.stream_offsets, *batch.layout, **row_options,
+        batch.stream_offsets, *batch.layout, **_row_options(batch, _TO_READ_RANS),
     )  # fmt: skip
     return first_invalid
 

@@ -37,13 +37,15 @@ def _keep_largest(key, live, k, FEW: tl.constexpr):
         the largest different keys one by one is faster.
     """
     high = tl.max(key, 1)
+    num_kept = tl.zeros_like(high)  # keys above high
     if FEW:
         level, rank = high, 1
         while rank < k:
             level = tl.max(tl.where(key < level[:, None], key, -1), 1)
             rank += 1
         low = tl.maximum(level, 0) - 1
-        high = tl.where(tl.sum((key > low[:, None]).to(tl.int32), 1) == k, low, high)
+        exact = tl.sum((key > low[:, None]).to(tl.int32), 1) == k
+        high, num_kept = tl.where(exact, low, high), tl.where(exact, k, num_kept)
     else:
         low = tl.min(tl.where(key < 0, MAGNITUDE, key), 1) - 1
     low = tl.where(live, low, high)
@@ -52,9 +54,10 @@ def _keep_largest(key, live, k, FEW: tl.constexpr):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
         num_above = tl.sum((key > middle[:, None]).to(tl.int32), 1)
         low = tl.where(num_above >= k, middle, low)
+        num_kept = tl.where(num_above <= k, num_above, num_kept)
         high = tl.where(num_above <= k, middle, high)
     keep = key > high[:, None]
-    ties = tl.where(live, k - tl.sum(keep.to(tl.int32), 1), 0)
+    ties = tl.where(live, k - num_kept, 0)
     if tl.max(ties, 0) > 0:
         equal = (key == high[:, None]).to(tl.int32)
         keep |= (equal > 0) & (tl.cumsum(equal, 1) <= ties[:, None])

@@ -1,0 +1,140 @@
+"""Blocks of rows: how Triton kernels go through the rows of a batch of segments.
+
+A block is some rows of one segment, and a program takes one block. So whatever belongs to a segment
+is found once a program, and places within a block are 32-bit numbers. One launch takes 10,000
+segments of one row as well as one segment of a million. Imports triton.
+"""
+
+# mypy: ignore-errors
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.ops.device import launch, segment_of, upload
+
+TILE = 2048  # values that one program holds
+_PER_WARP = 512  # of them, for each warp
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlocks:
+    """A batch of segments whose vectors lie on the device, divided into blocks of rows.
+
+    Args:
+        first: [S + 1] int64 on the device, the number of each segment's first block. A segment
+            without rows has one block, too, for its header.
+        offsets: [S + 1] int64 on the device; offsets, start and stride are those of Segments.
+        start, stride, at: [S] int64 on the device; `at` is where the segments' bytes begin.
+        num_blocks: number of blocks of all segments.
+        num_rows: R, rows of all segments.
+        constants: constants of kernels: a program holds up to BLOCK_ROWS rows of BLOCK_DIM values;
+            `segment_of` takes STEPS; rows begin at multiples of VECTOR values; WIDE says whether
+            places of values within a block may need more than 31 bits.
+    """
+
+    first: Tensor
+    offsets: Tensor
+    start: Tensor
+    stride: Tensor
+    at: Tensor
+    num_blocks: int
+    num_rows: int
+    dim: int
+    constants: dict[str, int]
+
+    @classmethod
+    def from_segments(
+        cls,
+        segments: Segments,
+        at: Tensor,
+        device: torch.device,
+        *vectors: Tensor,
+        tile: int = TILE,
+        least_dim: int = 1,
+    ) -> tuple["RowBlocks", tuple[Tensor, ...]]:
+        """Divide a batch of segments, and upload it and more vectors with it.
+
+        Args:
+            at: [S] int64 on CPU, where the segments' bytes begin.
+            vectors: int64 on CPU, to upload as well.
+            tile: values that a program holds, or more where a single row has more.
+            least_dim: the least BLOCK_DIM.
+        Returns: the blocks, and the vectors on the device.
+        """
+        block_dim = max(least_dim, triton.next_power_of_2(segments.dim))
+        block_rows = max(1, tile // block_dim)
+        first = exclusive_cumsum(((segments.num_rows + (block_rows - 1)) // block_rows).clamp(1))
+        start, stride = segments.start, segments.stride
+        layout = (first, segments.offsets, start, stride, at)
+        on_device = upload(device, *layout, *vectors)
+        constants = {
+            "STEPS": segments.num_segments.bit_length(),
+            "VECTOR": 1 if bool(((start | stride) % 4).any()) else 4,
+            "WIDE": bool((stride * block_rows >= 2**31).any()),
+            "BLOCK_ROWS": block_rows,
+            "BLOCK_DIM": block_dim,
+        }
+        sizes = int(first[-1]), int(segments.offsets[-1]), segments.dim
+        return cls(*on_device[:5], *sizes, constants), on_device[5:]
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segments, S."""
+        return self.start.numel()
+
+    @property
+    def layout(self) -> Sequence[Any]:
+        """Arguments that every kernel takes, in this order: first, offsets, start, stride, at,
+        num_segments, dim."""
+        vectors = self.first, self.offsets, self.start, self.stride, self.at
+        return *vectors, self.num_segments, self.dim
+
+    def launch(self, kernel: Any, *args: Any, **constants: Any) -> None:
+        """Run a kernel over all blocks; it finds its own by `rows_of_program`."""
+        values = self.constants["BLOCK_ROWS"] * self.constants["BLOCK_DIM"]
+        launch(
+            kernel, self.num_blocks, *args, *self.layout, **constants, **self.constants,
+            num_warps=min(32, max(1, values // _PER_WARP)),
+        )  # fmt: skip
+
+
+@triton.jit
+def rows_of_program(
+    first, offsets, start, stride, num_segments,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Return the rows of this program: their segment, how many rows it has, the number of this
+    program's first one; where its values begin, and for each row, [BLOCK_ROWS]: whether there is
+    one, and how far its values are from there."""
+    block = tl.program_id(0)
+    segment = segment_of(block, first, num_segments, STEPS)
+    n = tl.load(offsets + segment + 1) - tl.load(offsets + segment)
+    i = (block - tl.load(first + segment)) * BLOCK_ROWS
+    step = tl.load(stride + segment)
+    begin = tl.multiple_of(tl.load(start + segment) + i * step, VECTOR)
+    row = tl.arange(0, BLOCK_ROWS)
+    live = row < tl.minimum(n - i, BLOCK_ROWS).to(tl.int32)
+    away = row * (step if WIDE else step.to(tl.int32))
+    return segment, n, i, begin, live, tl.multiple_of(away, VECTOR)
+
+
+@triton.jit
+def note_segment(flag, bad, segment):
+    """Lower flag [1] to this program's segment, if it is bad. -1 (none is) is the largest
+    uint32."""
+    if bad:
+        tl.atomic_min(flag.to(tl.pointer_type(tl.uint32)), segment.to(tl.uint32), sem="relaxed")
+
+
+@triton.jit
+def store_zeros(payload, end):
+    """Write zeros from byte `end`, a scalar, up to a multiple of 8: one lane a byte."""
+    t = tl.arange(0, 8)
+    tl.store(payload + end + t, tl.zeros_like(t).to(tl.uint8), mask=t < ((-end) & 7))
