@@ -8,18 +8,20 @@ CorruptFrameError that names the sender.
 
 from collections.abc import Callable
 from itertools import product
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from tests.fuzz.frames import CODECS
-from trec_qcomm.codecs import Cast, Float6, TopK
+from trec_qcomm.codecs import Cast, Fbgemm, Float6, Identity, TopK
+from trec_qcomm.codecs.fbgemm import Precision
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
 from trec_qcomm.core import registry
-from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Masks
@@ -28,13 +30,28 @@ from trec_qcomm.testing import reseal
 DIMS = {"a": 4, "b": 16, "c": 7}
 NUM_TABLES, WIDTH, CALL, PEER = len(DIMS), sum(DIMS.values()), 3, 7
 LAYOUT = Layout((tuple(FeatureShard(name, f"of_{name}", 0, DIMS[name]) for name in DIMS),))
-EVERY: tuple[Codec, ...] = (*CODECS, TopK(density=1.0), ForwardMask(), Cast("fp16"), Float6("e3m2"))
+EVERY: tuple[Codec, ...] = (
+    *CODECS,
+    TopK(density=1.0),
+    ForwardMask(),
+    Cast("fp16"),
+    Float6("e3m2"),
+    *(Fbgemm(precision) for precision in get_args(Precision)),
+)
 PAIRS = tuple(product(EVERY, EVERY))  # (receiver's, sender's)
 assert {codec.wire_id for codec in EVERY} == set(filter(registry.decoder, range(1, 240)))
 
 
 def _placed(codecs: list[Codec], num_rows: int) -> PlacedFrames:
-    plan = LAYOUT.plan_frames([0], 0, dict(zip(DIMS, codecs, strict=True)))
+    """Return the frame of three tables. One whose dim a codec does not take has the identity."""
+    taken: dict[str, Codec] = {}
+    for (table, dim), codec in zip(DIMS.items(), codecs, strict=True):
+        try:
+            check_dim(codec, dim, table)
+            taken[table] = codec
+        except ValueError:
+            taken[table] = Identity()
+    plan = LAYOUT.plan_frames([0], 0, taken)
     return plan.place(*in_matrix(plan, [num_rows], first_columns(plan), WIDTH))
 
 
@@ -57,7 +74,7 @@ def _damaged(buffer: Tensor, generator: torch.Generator) -> Tensor:
     data, kind = buffer.clone(), below(3)
     overhead = 32 + 12 * NUM_TABLES + 4
     if kind != 0:
-        data[32 + 12 * below(NUM_TABLES)] = below(256) if below(4) == 0 else below(16)
+        data[32 + 12 * below(NUM_TABLES)] = below(256) if below(4) == 0 else below(24)
     if kind != 1 and len(data) > overhead:
         for _ in range(1 + below(4)):
             data[overhead + below(len(data) - overhead)] = below(256)
