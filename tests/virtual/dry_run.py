@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import trec_qcomm.ops
+from tests.virtual.written import written_arguments
 from trec_qcomm.comm import peers, streams
 from trec_qcomm.core import devices, transfer
 
@@ -71,6 +73,7 @@ class DryRun(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.names: Counter[str] = Counter()  # kernels and operations on the GPU, by name
+        self.replies: list[Tensor] = []  # what the host downloads next
 
     def costs(self) -> Costs:
         return Costs(**{field.name: self.counts[field.name] for field in fields(Costs)})
@@ -91,15 +94,33 @@ class DryRun(TorchDispatchMode):
         assert not on_host, f"{func} mixes the memory of the host and of the GPU"
         if not (func.is_view or func._schema.name in FREE):
             self.count("torch", func._schema.name)
+            written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+            used = written if _makes_new(func) else on_gpu
+            self.ran(func._schema.name, used, [*written, *_mutated(func, args)])
         return result
+
+    def ran(self, name: str, tensors: list[Tensor], written: list[Tensor]) -> None:
+        """Take note of work on the current stream. Args: written: some of the tensors."""
+
+    def patches(self) -> list[Any]:
+        """Return what takes the place of torch's streams: here, nothing is known of them."""
+        return [
+            mock.patch.object(streams, "_stream", Stream),
+            mock.patch.object(torch.cuda, "current_stream", return_value=Stream()),
+            mock.patch.object(torch.cuda, "stream", mock.MagicMock()),
+            mock.patch.object(Tensor, "record_stream"),
+        ]
 
     # What stands in for a GPU.
 
     def launch(self, executor, *args: object, **_options: object) -> None:
         name = executor.fn.__module__.removeprefix("trec_qcomm.") + "." + executor.fn.__name__
-        for tensor in args:
-            assert not isinstance(tensor, Tensor) or tensor.device == GPU, f"{name}: host memory"
+        tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
+        assert all(tensor.device == GPU for tensor in tensors), f"{name}: host memory"
         self.count("kernels", name)
+        given = zip(executor.arg_names, args, strict=False)
+        written = written_arguments(executor.fn)
+        self.ran(name, tensors, [t for n, t in given if n in written and isinstance(t, Tensor)])
 
     def upload(self, device: torch.device, vectors: tuple[Tensor, ...]) -> Tensor:
         for vector in vectors:
@@ -107,33 +128,48 @@ class DryRun(TorchDispatchMode):
             assert vector.dtype == torch.int64
         self.count("uploads")
         with self.uncounted():
-            return torch.empty(sum(map(len, vectors)), dtype=torch.int64, device=device)
+            uploaded = torch.empty(sum(map(len, vectors)), dtype=torch.int64, device=device)
+        self.ran("upload", [uploaded], [uploaded])
+        return uploaded
 
-    def download(self, vector: Tensor) -> tuple[Tensor, "Event"]:
+    def download(self, vector: Tensor) -> tuple[Tensor, Any]:
         self.count("downloads")
+        self.ran("download", [vector], [])
         with self.uncounted():
-            return made_up(vector), Event(self)
+            return self.made_up(vector), self.event()
 
-    def all_to_all(self, out: Tensor, given: Tensor, *splits, async_op=False, **options):
+    def made_up(self, vector: Tensor) -> Tensor:
+        """Return what the host gets for a vector on the GPU: the next of `replies`, or others."""
+        if self.replies:
+            return self.replies.pop(0)
+        if vector.dtype == torch.int32:
+            return torch.full(vector.shape, -1, dtype=torch.int32)
+        return 8 * torch.arange(1, vector.numel() + 1, dtype=vector.dtype).view(vector.shape)
+
+    def event(self) -> "Event":
+        return Event(self)
+
+    def all_to_all(self, out: Tensor, given: Tensor, *, async_op=False, **options):
         for tensor, name in ((out, "output_split_sizes"), (given, "input_split_sizes")):
             sizes = options.get(name)
             assert sizes is None or sum(sizes) == len(tensor), name
-        self.note_collective(out, given)
         if out.device != GPU:
             with self.uncounted():  # as if all peers sent what this rank does
                 out.copy_(given.repeat(math.ceil(len(out) / max(len(given), 1)))[: len(out)])
-        return Work() if async_op else None
+        work = self.collective("all-to-all", [given], [out])
+        return work if async_op else work.wait()
 
     def batch(self, operations: list["PointToPoint"]) -> list["Work"]:
-        self.note_collective(*(operation.tensor for operation in operations))
-        return [Work()]
+        sent, received = ([o.tensor for o in operations if o.kind == k] for k in ("send", "recv"))
+        return [self.collective("sends and receives", sent, received)]
 
     def all_reduce(self, tensor: Tensor, **_options: object) -> None:
-        self.note_collective(tensor)
+        self.collective("all-reduce", [tensor], [tensor]).wait()
 
-    def note_collective(self, *tensors: Tensor) -> None:
-        (device,) = {tensor.device for tensor in tensors}
+    def collective(self, name: str, sent: list[Tensor], received: list[Tensor]) -> "Work":
+        (device,) = {tensor.device for tensor in (*sent, *received)}
         self.count("nccl" if device == GPU else "gloo")
+        return Work()
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -142,15 +178,8 @@ class DryRun(TorchDispatchMode):
         self.counts, self.names = before
 
 
-def made_up(vector: Tensor) -> Tensor:
-    """Return what the host gets for a vector on the GPU."""
-    if vector.dtype == torch.int32:
-        return torch.full(vector.shape, -1, dtype=torch.int32)
-    return 8 * torch.arange(1, vector.numel() + 1, dtype=vector.dtype).view(vector.shape)
-
-
 class Event:
-    """End of a copy to the host: not over when the host asks for it, later over."""
+    """End of a copy to the host. When the host asks, it is over; else the host waits."""
 
     def __init__(self, run: DryRun) -> None:
         self._run = run
@@ -177,7 +206,8 @@ class Stream:
 
 
 class PointToPoint:
-    def __init__(self, kind, tensor: Tensor, **_options: object) -> None:
+    def __init__(self, operation, tensor: Tensor, **_options: object) -> None:
+        self.kind = "send" if operation is dist.isend else "recv"
         self.tensor = tensor
 
 
@@ -194,14 +224,18 @@ class Group:
         return 0
 
 
+R = TypeVar("R", bound=DryRun)
+
+
 @contextmanager
-def dry_run() -> Iterator[DryRun]:
+def dry_run(kind: type[R] = DryRun) -> Iterator[R]:
     """Let 'meta' tensors be a GPU's inside the `with` block; count within `with` of the result."""
     from triton.runtime.interpreter import GridExecutor
 
     _import_kernels()
-    run = DryRun()
+    run = kind()
     patches = (
+        *run.patches(),
         mock.patch.object(devices, "GPU_TYPES", {*devices.GPU_TYPES, GPU.type}),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "0"}),  # which the dispatch reads
         mock.patch.object(GridExecutor, "__call__", lambda *args, **o: run.launch(*args, **o)),
@@ -209,10 +243,6 @@ def dry_run() -> Iterator[DryRun]:
         mock.patch.object(transfer, "_fetched", run.download),
         mock.patch.object(torch, "tensor", _from_numbers(torch.tensor)),
         mock.patch.object(torch, "as_tensor", _from_numbers(torch.as_tensor)),
-        mock.patch.object(streams, "_stream", Stream),
-        mock.patch.object(torch.cuda, "current_stream", return_value=Stream()),
-        mock.patch.object(torch.cuda, "stream", mock.MagicMock()),
-        mock.patch.object(Tensor, "record_stream"),
         mock.patch.object(dist, "all_to_all_single", run.all_to_all),
         mock.patch.object(dist, "batch_isend_irecv", run.batch),
         mock.patch.object(dist, "all_reduce", run.all_reduce),
@@ -226,6 +256,19 @@ def dry_run() -> Iterator[DryRun]:
         for patch in patches:
             stack.enter_context(patch)
         yield run
+
+
+def _makes_new(func) -> bool:
+    """Return whether an operation asks of its arguments only what shape and dtype they have."""
+    name = func._schema.name.removeprefix("aten::")
+    return name.startswith("new_") or name.endswith("_like")
+
+
+def _mutated(func, args) -> list[Tensor]:
+    """Return the arguments that an operation changes in place."""
+    pairs = zip(func._schema.arguments, args, strict=False)
+    changed = [value for a, value in pairs if a.alias_info is not None and a.alias_info.is_write]
+    return [t for t in tree_leaves(changed) if isinstance(t, Tensor)]
 
 
 def _from_numbers(make):

@@ -1,6 +1,7 @@
 """Exchanges and all-reduces of realistic shape, as dry runs: 8 ranks, 26 tables, 14 parameters."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,25 +116,31 @@ def row_runs(collective: str, codecs: str) -> Iterator[tuple[str, DryRun]]:
         yield "backward", run
 
 
-def dense_run(algorithm: str, rule: str) -> DryRun:
-    """Return the counts of one bucket's all-reduce in the second step."""
+def dense_step(algorithm: str, rule: str) -> tuple[Callable[[], Any], Tensor]:
+    """Return a function that starts a bucket's all-reduce, and the bucket."""
     config = GradientRule(block=128, min_numel=1024, algorithm=algorithm, **DENSE_RULES[rule])
     shapes = []
     for name, (rows, columns) in MLP.items():
         shapes += [ParameterShape(f"{name}.weight", rows * columns, 128)]
         shapes += [ParameterShape(f"{name}.bias", rows, 128)]
+    reduction = make_reduction(config, shapes, 0, NUM_RANKS, Traffic("dense", ["all"]))
+    transport = DeviceTransport(Group(NUM_RANKS), GPU, DeferredChecks())
+    bucket = torch.empty(sum(shape.numel for shape in shapes), device=GPU)
+
+    def all_reduce() -> Any:
+        return transport.start(reduction.start(shapes, bucket), bucket, lambda seconds: None)
+
+    return all_reduce, bucket
+
+
+def dense_run(algorithm: str, rule: str) -> DryRun:
+    """Return the counts of one bucket's all-reduce in the second step."""
     with dry_run() as run:
-        reduction = make_reduction(config, shapes, 0, NUM_RANKS, Traffic("dense", ["all"]))
-        transport = DeviceTransport(Group(NUM_RANKS), GPU, DeferredChecks())
-        bucket = torch.empty(sum(shape.numel for shape in shapes), device=GPU)
-
-        def all_reduce() -> None:
-            transport.start(reduction.start(shapes, bucket), bucket, lambda seconds: None)
-
-        all_reduce()
+        step, _ = dense_step(algorithm, rule)
+        step()
         run.counts.clear()
         with run:
-            all_reduce()
+            step()
     return run
 
 

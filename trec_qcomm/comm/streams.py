@@ -47,10 +47,20 @@ def join(device: torch.device, *made: Tensor) -> None:
     """Let the current stream use `made`, tensors that were allocated in `side_stream`."""
     if not is_gpu(device):
         return
-    current = torch.cuda.current_stream(device)
-    current.wait_stream(_stream(device, "rows"))
-    for tensor in made:
-        tensor.record_stream(current)
+    torch.cuda.current_stream(device).wait_stream(_stream(device, "rows"))
+    use_here(*made)
+
+
+def use_here(*tensors: Tensor) -> None:
+    """Tell the allocator that the current stream uses tensors that another one allocated.
+
+    A pipeline makes a batch's ids on a stream of its own, and what is derived from them is read on
+    the stream that computes. The streams wait for one another in any case; without this the memory
+    could be given to the next batch while it is still read.
+    """
+    for tensor in tensors:
+        if is_gpu(tensor.device):
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 @cache

@@ -70,6 +70,8 @@ class RowExchange:
         tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
         device: where the rows lie.
         pending: the exchange that was launched and not waited for.
+        coded: the gradient that it codes. Autograd would add another one to it in place if nobody
+            else referred to it, while the stream of the exchange may still read it.
         num_backwards: how often backward was launched.
         masks: where backward needs them, the columns that forward kept of what was sent and of what
             was received. They live as long as the graph, which may be run backward again.
@@ -83,6 +85,7 @@ class RowExchange:
     tolerances: Tensor | None
     device: torch.device
     pending: PendingFrames | PendingSlots | None = None
+    coded: Tensor | None = None
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
 
@@ -116,6 +119,7 @@ class RowExchange:
         self.num_backwards += not forward
         op.checks.raise_found()
         values = values.detach().contiguous()
+        self.coded = None if forward else values
         if op.observer is not None:
             op.observer.observe(op, direction, self.step, values, sent)
         with (
@@ -166,6 +170,7 @@ class RowExchange:
             if num_summands > 1:
                 rank_sum(summands, out)
         join(self.device, out)
+        self.coded = None
         return out
 
 

@@ -11,6 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from trec_qcomm.comm.rows.autograd import PendingRows
+from trec_qcomm.comm.streams import use_here
 from trec_qcomm.ops.rows import Rows, add, take
 
 
@@ -80,6 +81,8 @@ class _Add(Function):
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, rows: Rows, shape: tuple[int, ...]) -> Tensor:
+        if rows.groups is not None:
+            use_here(rows.position, rows.groups.number)  # made when the exchange began
         ctx.rows = rows
         sums = packed.new_zeros(shape)
         add(packed, rows, sums)

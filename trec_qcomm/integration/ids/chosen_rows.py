@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trec_qcomm.comm.streams import use_here
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.batch_notes import SentIds
@@ -66,6 +67,7 @@ def rows_to_expect(
         dims: [F] int64, the length of each feature's rows
         variable: whether the result has a batch size for every feature
     """
+    use_here(sent.lengths)  # made by the input dist
     num_rows = int64_tensor(sent.num_bags)
     num_samples, width = num_rows[: len(dims)], int(dims.sum())
     if variable:

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from trec_qcomm.comm.rows.layout import FeatureShard
 from trec_qcomm.comm.rows.selected import take_rows
+from trec_qcomm.comm.streams import use_here
 from trec_qcomm.core.counters import BagCounts
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.integration.compat import KeyedJaggedTensor
@@ -170,6 +171,7 @@ class _Expand(Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, blocks: BagBlocks, inverse: Tensor, width: int) -> Tensor:
+        use_here(inverse)  # made by the input dist
         ctx.blocks, ctx.inverse, ctx.size = blocks, inverse, rows.numel()
         out = rows.new_empty(inverse.shape[1], width)
         expand(rows.contiguous(), blocks, inverse, out)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
+from trec_qcomm.core.transfer import upload
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.ops.unique import UniqueBags, unique_bags
 
@@ -28,10 +29,13 @@ def distinct_ids(
     unique = unique_bags(values, one_each, num_ids, shares)
     first = exclusive_cumsum(unique.counts)[:-1]
     before = torch.repeat_interleave(first, num_ids)
-    reverse = unique.inverse + before.to(values.device)
-    lengths = _spread(unique.counts, features.stride()).to(features.lengths())
+    spread = _spread(unique.counts, features.stride()).reshape(-1)
+    before, lengths = upload(values.device, before, spread)
+    reverse = unique.inverse + before
     distinct = KeyedJaggedTensor(
-        features.keys(), values.index_select(0, unique.first), lengths=lengths.reshape(-1)
+        features.keys(),
+        values.index_select(0, unique.first),
+        lengths=lengths.to(features.lengths().dtype),
     )
     return unique, distinct, reverse
 

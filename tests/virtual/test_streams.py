@@ -1,0 +1,199 @@
+"""Nothing that runs on a GPU's streams uses memory that another stream may change or get anew."""
+
+import re
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from tests.comm.rows import test_device
+from tests.virtual import exchanges
+from tests.virtual.dry_run import GPU, Group, dry_run
+from tests.virtual.exchanges import dense_step, make, row_names, step_of
+from tests.virtual.stream_run import StreamRun, VirtualStream, VirtualWork
+from trec_qcomm.codecs import Identity
+from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
+from trec_qcomm.comm.rows.autograd import RowExchange
+from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
+from trec_qcomm.core.checks import DeferredChecks
+from trec_qcomm.core.counters import BagCounts
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.integration.compat import KeyedJaggedTensor
+from trec_qcomm.integration.ids import unique_bags
+from trec_qcomm.integration.ids.bag_merging import BagMerging, MergePoint
+from trec_qcomm.integration.ids.batch_notes import hand_over_notes
+from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="plays a GPU"),
+]
+
+
+@contextmanager
+def stream_run():
+    with dry_run(StreamRun) as run, run:
+        yield run
+
+
+def exchange(name: str = "all-to-all rowwise") -> None:
+    """Run two steps of an exchange, forward and backward, as a model would."""
+    forward = step_of(make(*name.split()))
+    for _ in range(2):
+        rows, out = forward()
+        (gradient,) = torch.autograd.grad(out * 2, rows, torch.empty_like(out))
+        gradient.mul_(2)
+        del rows, out, gradient
+
+
+@pytest.mark.parametrize("name", row_names())
+def test_exchanges(name):
+    with stream_run() as run:
+        exchange(name)
+    assert run.faults == []
+
+
+@pytest.mark.parametrize("name", exchanges.dense_names())
+def test_all_reduces(name):
+    with stream_run() as run:
+        step, bucket = dense_step(*name.split())
+        for _ in range(2):
+            bucket.mul_(2)
+            step().wait()
+            bucket.mul_(2)
+        del step, bucket
+    assert run.faults == []
+
+
+def forget(*_tensors):
+    """Take the place of what records streams. A mock would keep the tensors alive."""
+
+
+PLANTED = {
+    "a collective that is not waited for": (
+        mock.patch.object(VirtualWork, "wait"), "reads what all-to-all on communicator may still",
+    ),
+    "streams that do not wait for one another": (
+        mock.patch.object(VirtualStream, "wait_stream"), "may still write",
+    ),
+    "memory whose use is not recorded": (
+        mock.patch.object(StreamRun, "record", forget), "freed to rows while",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults_are_found(fault):
+    patch, text = PLANTED[fault]
+    with patch, stream_run() as run:
+        exchange()
+    assert any(text in fault for fault in run.faults), run.faults
+
+
+def test_the_test_of_a_damaged_frame():
+    """The bytes that it changes are those that the side stream receives and decodes."""
+    world = SimpleNamespace(WORLD=Group(2))
+    error = CorruptFrameError("found in the first exchange")
+    with (
+        stream_run() as run,
+        mock.patch.object(test_device.dist, "group", world),
+        mock.patch.object(DeferredChecks, "raise_found", side_effect=[None, error]),
+    ):
+        assert test_device.damaged("meta") == ("", str(error))
+    assert run.faults == []
+
+
+def test_a_gradient_that_is_coded_is_not_added_to(monkeypatch):
+    """Autograd adds in place to a gradient that it alone refers to, which a stream may yet read.
+
+    It does not where operations are watched, or tensors lack memory. So here the CPU's are taken,
+    whose exchange is over at once, and the place of the sum is looked at.
+    """
+    places, launch = {}, RowExchange.launch
+
+    def launched(call, values, direction):
+        places[direction] = values.data_ptr()
+        launch(call, values, direction)
+
+    monkeypatch.setattr(RowExchange, "launch", launched)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *group: 0)
+    codecs = DirectionCodecs({"t": Identity()}, {"t": Identity()})
+    layout = Layout(((FeatureShard("t", "f", 0, 4),),))
+    op = PooledAllToAll(Group(1), layout, codecs=codecs, exact=codecs, name="alone")
+    rows, other = torch.ones(2, 3, 4).requires_grad_().unbind()
+    used_twice = other * 2
+    used_twice.register_hook(lambda gradient: places.update(sum=gradient.data_ptr()))
+    pending = op.start(rows, [3])
+    early = used_twice * 3  # its backward runs between those of `wait` and `start`
+    out = (pending.wait() + used_twice) * 2
+    (early.sum() + out.sum()).backward()
+    assert places["sum"] != places["backward"]
+
+
+class InputDist(nn.Module):
+    """Dist of ids, which sends nothing."""
+
+    def forward(self, features):
+        return features
+
+
+class OutputDist(nn.Module):
+    """Dist of rows, which sends nothing; what is done with them is appended to its result."""
+
+    def forward(self, rows, context):
+        return SimpleNamespace(callbacks=[], rows=rows)
+
+
+def batch_of_ids():
+    ids, ones = torch.empty(2, 4096, dtype=torch.int64, device=GPU)
+    return KeyedJaggedTensor(["f"], ids, lengths=ones, stride=4096, stride_per_key=[4096])
+
+
+def pipelined(run: StreamRun) -> None:
+    """Run three steps with distinct bags, whose ids a stream of their own prepares, a batch ahead.
+
+    The streams wait for one another as in TrainPipelineSparseDist, which records the batch but not
+    what is noted about it.
+    """
+    shards = [FeatureShard("t", "f", 0, 64)]
+    input_dist, output_dist, ids_stream = InputDist(), OutputDist(), VirtualStream(run, "ids")
+    merging = BagMerging(MergePoint.INPUT_DIST, {"t": 1.0})
+    merge_bags(input_dist, merging, shards, BagCounts())
+    expand_bags(output_dist, shards, [])
+
+    def start():
+        context = SimpleNamespace()
+        run.replies.append(torch.tensor([1000, 1000, 0, 4096]))
+        with run.on(ids_stream):
+            input_dist(batch_of_ids())
+            hand_over_notes([context], [input_dist])
+        return context
+
+    contexts = [start()]
+    for _ in range(3):
+        run.main.wait_stream(ids_stream)
+        contexts.append(start())
+        rows = torch.empty(1000 * 64, device=GPU, requires_grad=True)
+        awaitable = output_dist(rows, contexts.pop(0))
+        (expand,) = awaitable.callbacks
+        torch.autograd.grad(expand(rows), rows, torch.empty(4096, 64, device=GPU))
+        del rows, awaitable, expand
+
+
+def test_distinct_bags_in_a_pipeline():
+    with stream_run() as run:
+        pipelined(run)
+    assert run.faults == []
+
+
+def test_a_pipeline_that_does_not_record_distinct_bags():
+    with stream_run() as run, mock.patch.object(unique_bags, "use_here", forget):
+        pipelined(run)
+    assert run.faults
+    assert all(
+        re.fullmatch("freed to ids while .* on main may still use it", f) for f in run.faults
+    )
