@@ -54,6 +54,14 @@ def _numel(coded: Tensor) -> int:
     return coded.numel() * coded.element_size()
 
 
+def copy() -> Format:
+    """Return a copy of the rows: the ceiling of all formats."""
+    return Format(
+        "torch copy", lambda rows: rows, torch.clone, torch.clone, _numel, _same,
+        lambda rows: rows.new_zeros(()),
+    )  # fmt: skip
+
+
 def casts() -> list[Format]:
     """Return torch's fp16 and bf16."""
     casts = []

@@ -221,6 +221,7 @@ def unique_columns(device: torch.device, columns: int = 26, ids: int = 65536) ->
 
 def installed_formats() -> Iterator[Format]:
     """Yield the formats that are installed; print which are not."""
+    yield formats.copy()
     yield from formats.casts()
     for name, make in (
         ("fbgemm-gpu", formats.fbgemm),

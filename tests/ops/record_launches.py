@@ -23,11 +23,13 @@ from trec_qcomm.codecs import (
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.ops.dispatch import default_backend
+from trec_qcomm.ops.fbgemm.operators import is_installed
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.ops.rows import add, choose, take
 from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
 from trec_qcomm.wire import frame
 
+FBGEMM = tuple(Fbgemm(precision) for precision in ("int8", "mx4")) if is_installed() else ()
 CODECS = (
     Identity(),
     Cast("fp16"),
@@ -45,7 +47,7 @@ CODECS = (
     Sign(),
     Float6("e4m1", "stochastic"),
     Float6("e3m2"),
-    *(Fbgemm(precision) for precision in ("int8", "mx4")),
+    *FBGEMM,
 )
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32",
@@ -63,8 +65,8 @@ def record_launches() -> list[dict]:
         for codec in (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic"), Sign()):
             for dim in (1, 3):
                 encode_and_decode(codec, dim)
-        for precision in ("int8", "mx4"):  # rows of 16 and 5 bytes
-            encode_and_decode(Fbgemm(precision), 8)
+        for codec in FBGEMM:  # rows of 16 and 5 bytes
+            encode_and_decode(codec, 8)
         launch_other_ops()
     return list(launches.values())
 

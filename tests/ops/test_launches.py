@@ -27,6 +27,7 @@ from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
 from trec_qcomm.ops.dispatch import default_backend
+from trec_qcomm.ops.fbgemm.operators import is_installed
 
 # Some kernels have a program a segment, and the interpreter runs programs one after the other.
 NUM_TABLES, NUM_PEERS, DIM = 26, 64 if torch.cuda.is_available() else 2, 4
@@ -46,8 +47,9 @@ COSTS = {
     Threshold(0.5, values="fp16"): (5, 1, 4, 0),
     Sign(): (1, 0, 1, 0),
     Float6("e4m1", "stochastic"): (1, 0, 1, 0),
-    Fbgemm("int8"): (2, 0, 2, 0),  # and those of FBGEMM
 }
+if is_installed():
+    COSTS[Fbgemm("int8")] = (2, 0, 2, 0)  # and those of FBGEMM
 
 
 def batch(num_segments: int, device: str):
