@@ -43,6 +43,19 @@ def test_conformance(precision):
     check_codec(codec, dims=dims)
 
 
+@every_precision
+def test_rows_that_lie_one_behind_the_other_are_not_gathered(precision, monkeypatch):
+    values, codec = torch.randn(9, 8), Fbgemm(precision)
+    rows, segments = values[2:8], Segments.packed([1, 0, 5], 8)
+    offset = Segments(segments.offsets, 8, segments.start + 16, segments.stride)
+    apart = torch.cat([values, torch.zeros(9, 1)], 1)
+    gathered = Segments(segments.offsets, 8, segments.start // 8 * 9 + 18, segments.stride + 1)
+    expected = encode(codec, apart, gathered).payload
+    monkeypatch.setattr(fbgemm.cast, "encode", None)
+    assert torch.equal(encode(codec, values, offset).payload, expected)
+    assert torch.equal(encode(codec, rows.contiguous(), segments).payload, expected)
+
+
 @pytest.mark.parametrize("precision", ["int8", "mx4"])
 def test_damaged_frames(precision):
     check_frame(Fbgemm(precision), dim=8, num_mutations=100)

@@ -1,9 +1,9 @@
 """Rows coded by FBGEMM's own operators, in FBGEMM's layout. Wire: FORMAT.md, "fbgemm".
 
 FBGEMM's operators take contiguous rows and make contiguous ones. So the rows of all segments are
-gathered, one operator codes them all, and the coded rows are copied to their segments' places; to
-decode, the same the other way. The backends differ in how rows and bytes are moved. What is in a
-row is what the operator wrote on this device.
+gathered (unless they lie one behind the other), one operator codes them all, and the coded rows are
+copied to their segments' places; to decode, the same the other way. The backends differ in how rows
+and bytes are moved. What is in a row is what the operator wrote on this device.
 Shapes: S segments, R rows in all, D values a row, W coded bytes a row.
 """
 
@@ -50,10 +50,12 @@ def encode(
     sizes = nbytes(segments, precision)
     backend = check_buffers(values, segments, payload, at, sizes, backend)
     ends = _places_of_rows(segments)
-    rows = torch.empty(int(ends[-1]) // 4, device=values.device)
-    if len(rows):
-        rows_as_bytes = rows.view(torch.uint8)
-        cast.encode(values, segments, rows_as_bytes, ends[:-1], dtype="fp32", backend=backend)
+    if int(ends[-1]):
+        rows = _packed(values, segments)
+        if rows is None:
+            rows = torch.empty(int(ends[-1]) // 4, device=values.device)
+            to = rows.view(torch.uint8)
+            cast.encode(values, segments, to, ends[:-1], dtype="fp32", backend=backend)
         if refuse_nonfinite:
             _refuse_nonfinite(rows, ends)
         coded = operators.quantize(rows, precision, segments.dim)
@@ -91,6 +93,15 @@ def decode(
 def _row_nbytes(segments: Segments, precision: str) -> int:
     check_dim(precision, segments.dim)
     return LAYOUTS[precision].row_nbytes(segments.dim)
+
+
+def _packed(values: Tensor, segments: Segments) -> Tensor | None:
+    """Return all rows as a view where they lie one behind the other, so that none is gathered."""
+    offsets, start, stride = segments.arrays
+    places = offsets[:-1] * segments.dim + start[0]
+    if segments.dim % 2 or (stride != segments.dim).any() or (start != places).any():
+        return None
+    return values.detach().view(-1)[start[0] : start[0] + offsets[-1] * segments.dim]
 
 
 def _places_of_rows(segments: Segments) -> Tensor:
