@@ -5,6 +5,7 @@ import torch
 
 from tests.comm.grid_codec import Grid
 from tests.fuzz import receivers
+from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Threshold, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames, encode_frames
@@ -48,6 +49,20 @@ def test_the_frame_selects_its_decoder():
     assert torch.equal(out[:, :4], ROWS[:, :4])
     assert torch.equal(out[:, 4:8], ROWS[:, 4:8].bfloat16().float())
     assert torch.equal(out[:, 8:], ROWS[:, 8:])
+
+
+@pytest.mark.triton
+def test_one_frame_for_all_ranks_is_not_copied_on_a_gpu():
+    codecs = all_tables(Rowwise(4))
+    on_cpu, _ = send(codecs, fan_out=3)
+    with fake_gpu():
+        shared, _ = send(codecs, fan_out=3)
+    assert not on_cpu.is_shared
+    assert torch.equal(on_cpu.buffer, on_cpu.buffer[: on_cpu.nbytes[0]].repeat(3))
+    assert shared.is_shared
+    assert shared.nbytes == [shared.buffer.numel()] * 3
+    assert shared.nbytes[0] % 128 == 0
+    assert torch.equal(shared.buffer[: on_cpu.nbytes[0]], on_cpu.buffer[: on_cpu.nbytes[0]])
 
 
 def test_errors_name_rank_and_table():

@@ -7,6 +7,7 @@ not read.
 Shapes: P frames.
 """
 
+from collections.abc import Sequence
 from time import perf_counter
 
 import torch
@@ -27,14 +28,14 @@ class PendingFrames:
     def __init__(
         self,
         peers: Peers,
-        work: dist.Work | None,
+        works: Sequence[dist.Work],
         sent: SealedFrames,
         received: SealedFrames,
         placed: PlacedFrames,
         traffic: Traffic,
         name: str,
     ) -> None:
-        self._peers, self._work, self._sent, self._received = peers, work, sent, received
+        self._peers, self._works, self._sent, self._received = peers, works, sent, received
         self._placed, self._traffic = placed, traffic
         self._name, self._started = name, perf_counter()
 
@@ -44,12 +45,12 @@ class PendingFrames:
         Raises: CorruptFrameError.  LostPeerError.
         """
         begin = perf_counter()
-        if self._work is not None:
-            try:
-                self._work.wait()
-            except RuntimeError as error:
-                raise self._peers.lost(error, self._name, since=self._started) from error
-            self._work = None
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._peers.lost(error, self._name, since=self._started) from error
+        self._works = ()
         self._traffic.wire_s += perf_counter() - begin
         ranks = self._peers.ranks
         decode_frames(self._received, self._placed, out, ranks=ranks, traffic=self._traffic)
@@ -78,7 +79,7 @@ def start_exchange(
     """
     pg = peers.pg
     if pg.size() == 1:
-        return PendingFrames(peers, None, sent, sent, incoming, traffic, name)
+        return PendingFrames(peers, (), sent, sent, incoming, traffic, name)
     begin = perf_counter()
     alignment = frame.alignment_of(sent.buffer)
     sizes = incoming.layout(alignment).frame_nbytes
@@ -97,13 +98,38 @@ def start_exchange(
         traffic.header_nbytes += 8 * (pg.size() - 1)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.buffer.device)
     received = SealedFrames(buffer, sizes, sent.call, announced)
+    send = _send_one_to_all if sent.is_shared else _send_each
+    works = send(peers, sent, received)
+    traffic.wire_s += perf_counter() - begin
+    return PendingFrames(peers, works, sent, received, incoming, traffic, name)
+
+
+def _send_each(peers: Peers, sent: SealedFrames, received: SealedFrames) -> Sequence[dist.Work]:
     work = dist.all_to_all_single(
         received.buffer,
         sent.buffer,
         output_split_sizes=received.nbytes,
         input_split_sizes=sent.nbytes,
-        group=pg,
+        group=peers.pg,
         async_op=True,
     )
-    traffic.wire_s += perf_counter() - begin
-    return PendingFrames(peers, work, sent, received, incoming, traffic, name)
+    return (work,)
+
+
+def _send_one_to_all(
+    peers: Peers, sent: SealedFrames, received: SealedFrames
+) -> Sequence[dist.Work]:
+    """Send every peer the same frame out of the same memory.
+
+    It is an all-gather of frames that differ in size, which NCCL does not have in one call.
+    """
+    pg, frames = peers.pg, torch.split(received.buffer, received.nbytes)
+    frames[pg.rank()].copy_(sent.buffer)
+    others = [p for p in range(pg.size()) if p != pg.rank()]
+    operations = [
+        *(dist.P2POp(dist.isend, sent.buffer, group=pg, group_peer=p) for p in others),
+        *(dist.P2POp(dist.irecv, frames[p], group=pg, group_peer=p) for p in others),
+    ]
+    operations = [operation for operation in operations if operation.tensor.numel()]
+    works: Sequence[dist.Work] = dist.batch_isend_irecv(operations) if operations else ()
+    return works

@@ -41,6 +41,7 @@ class SealedFrames:
         announced: codec and size of each segment where both are known before the frames are read,
             see wire.frame.unseal.
         counts: P ints, the number of segments of each frame; empty where frames were received.
+        is_shared: whether all P frames are one and the same, which the buffer holds once.
     """
 
     buffer: Tensor
@@ -48,6 +49,7 @@ class SealedFrames:
     call: int
     announced: frame.Announced | None = None
     counts: tuple[int, ...] = ()
+    is_shared: bool = False
 
 
 def encode_frames(
@@ -115,9 +117,12 @@ def encode_frames(
     if counted:
         _count_bytes(traffic, placed, nbytes, frame_nbytes)
     n, counts = plan.fan_out, plan.segments_per_frame
+    is_shared = n > 1 and frame.is_on_gpu(buffer)
     if n > 1:
-        buffer, codecs, nbytes = (tensor.repeat(n) for tensor in (buffer, codecs, nbytes))
-    return SealedFrames(buffer, frame_nbytes * n, call, frame.Announced(codecs, nbytes), counts * n)
+        codecs, nbytes = codecs.repeat(n), nbytes.repeat(n)
+        buffer = buffer if is_shared else buffer.repeat(n)
+    announced = frame.Announced(codecs, nbytes)
+    return SealedFrames(buffer, frame_nbytes * n, call, announced, counts * n, is_shared)
 
 
 def _count_bytes(

@@ -8,14 +8,15 @@ Shapes: S segments, R coded rows in all, D values a row, W payload bytes.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 ALIGNMENT = 8  # bytes; every segment's bytes start and end on it, so kernels may load words
 
 
@@ -101,6 +102,7 @@ class Segments:
     numbers: Tensor | None = None
     num_rows: Tensor = field(init=False)
     extent: int = field(init=False)
+    _kept: dict[Hashable, tuple[Tensor, Any]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         num_segments = len(self.offsets) - 1
@@ -147,6 +149,20 @@ class Segments:
     def arrays(self) -> tuple[Any, Any, Any]:
         """Offsets, start and stride as numpy arrays over the same memory, for compiled kernels."""
         return self.offsets.numpy(), self.start.numpy(), self.stride.numpy()
+
+    def kept(self, key: Hashable, at: Tensor, make: Callable[[], T]) -> T:
+        """Return make(), or what it returned when it was asked for with this key and `at` before.
+
+        So vectors on a device stay there while batches of equal sizes come again.
+
+        Args: at: [S] int64, what the result depends on besides the segments: where their bytes
+            begin. It must be the same object, and nobody may change it.
+        """
+        kept_at, result = self._kept.get(key, (None, None))
+        if kept_at is not at:
+            result = make()
+            self._kept[key] = at, result
+        return result  # type: ignore[return-value]
 
     @property
     def num_segments(self) -> int:

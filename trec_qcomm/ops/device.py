@@ -70,7 +70,15 @@ class DeviceSegments:
     def from_segments(
         cls, segments: Segments, at: Tensor, device: torch.device
     ) -> "DeviceSegments":
-        """Upload a batch of segments. Args: at: [S] int64 on CPU, where their bytes begin."""
+        """Upload a batch of segments, once for each `at`.
+
+        Args: at: [S] int64 on CPU, where their bytes begin.
+        """
+        key = cls, device
+        return segments.kept(key, at, lambda: cls._uploaded(segments, at, device))
+
+    @classmethod
+    def _uploaded(cls, segments: Segments, at: Tensor, device: torch.device) -> "DeviceSegments":
         start, stride = segments.start, segments.stride
         vectors = upload(device, segments.offsets, start, stride, at, segments.first_numbers)
         vector = 1 if bool(((start | stride) % 4).any()) else 4

@@ -198,13 +198,12 @@ def unseal(
         assert announced is not None, "frames on a GPU are not read by the host"
         codecs, nbytes = announced.codecs, announced.nbytes
         expected = frame_nbytes, segments_per_frame, layouts, codecs, num_rows, nbytes
-        first = _gpu().first_difference(buffer, _on_device(buffer, kept, *expected), call % 2**16)
+        frames = _on_device(buffer, kept, *expected)
         error = partial(
             _error_at, segments_per_frame=segments_per_frame, ranks=ranks, tables=tables
         )
-        raise_first(first, error)
-        at, _ = lay_out(nbytes, segments_per_frame, DEVICE_ALIGNMENT)
-        return Encoded(buffer, at, nbytes), codecs
+        raise_first(_gpu().first_difference(buffer, frames, call % 2**16), error)
+        return Encoded(buffer, frames.at, nbytes), codecs
     fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
     total = sum(segments_per_frame)
     codecs, at, nbytes = (torch.empty(total, dtype=torch.int64) for _ in range(3))
@@ -275,8 +274,9 @@ def _on_device(
     cpu.write_headers(headers.numpy(), *fields, *table)
     full = counts > 0
     vectors = overheads, padded.cumsum() - padded, true_nbytes
+    at, _ = lay_out(nbytes, segments_per_frame, DEVICE_ALIGNMENT)
     on_device = _gpu().FramesOnDevice.from_host(
-        buffer.device, headers, *(torch.from_numpy(vector[full]) for vector in vectors)
+        buffer.device, at, headers, *(torch.from_numpy(vector[full]) for vector in vectors)
     )
     if kept is not None:
         kept[buffer.device] = on_device

@@ -3,8 +3,8 @@
 The host knows what each header must say and writes it (cpu.write_headers), once for all calls that
 differ only in their number. On the GPU one kernel puts the headers in front of the payload and adds
 up the checksums; another one compares both with what was received.
-Shapes: P frames that are not empty, W bytes in all, H words of 8 bytes in all their headers, B
-blocks of the checksum in all.
+Shapes: P frames that are not empty; in all of them S segments, W bytes, H words of 8 bytes of
+headers, B blocks of the checksum.
 """
 
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ class FramesOnDevice:
     `arrived` as they were.
 
     Args:
+        at: [S] int64 on CPU, where each segment begins.
         headers: [H] int64, the words that the host wrote, with 0 as number of the call.
         header_first: [P + 1] int64, number of each frame's first word among `headers`.
         begin, size: [P] int64, place and size of each frame in words, without its padding.
@@ -40,6 +41,7 @@ class FramesOnDevice:
         num_blocks: B.
     """
 
+    at: Tensor
     headers: Tensor
     header_first: Tensor
     begin: Tensor
@@ -53,6 +55,7 @@ class FramesOnDevice:
     def from_host(
         cls,
         device: torch.device,
+        at: Tensor,
         headers: Tensor,
         header_nbytes: Tensor,
         begin: Tensor,
@@ -61,6 +64,7 @@ class FramesOnDevice:
         """Copy headers to the device.
 
         Args:
+            at: [S] int64 on CPU, where each segment begins.
             headers: [8 H] uint8 on CPU.
             header_nbytes, begin, frame_nbytes: [P] int64 on CPU, multiples of 8: size of each
                 header, and place and size of each frame.
@@ -72,7 +76,7 @@ class FramesOnDevice:
             frame_nbytes // 8, first_block, zeros,
         )  # fmt: skip
         sums, arrived = sums_and_counts[: len(begin)], sums_and_counts[len(begin) :]
-        return cls(*vectors, sums, arrived, int(first_block[-1]))
+        return cls(at, *vectors, sums, arrived, int(first_block[-1]))
 
     def launch(self, kernel: Any, buffer: Tensor, call: int, *flags: Tensor) -> None:
         """Run a kernel, one program a block, on the frames in the buffer."""

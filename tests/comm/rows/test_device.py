@@ -96,8 +96,9 @@ def damaged(device):
     pending = op.start(rows, SAMPLES)
     frames = pending._call.pending
     with side_stream(rows.device):  # where the frames are received and decoded
-        frames._work.wait()  # or bytes that arrive after the damage would undo it
-        frames._work = None
+        for work in frames._works:  # or bytes that arrive after the damage would undo it
+            work.wait()
+        frames._works = ()
         received = frames._received
         if dist.get_rank() == 0:
             received.buffer[sum(received.nbytes[:1]) + 12] ^= 1

@@ -36,7 +36,7 @@ class PendingRows:
 
     Args:
         call: the exchange.
-        token: [1] float32, the tensor that joins the two autograd nodes. In backward its gradient
+        token: [0] float32, the tensor that joins the two autograd nodes. In backward its gradient
             comes when the exchange of the rows' gradients has begun and is not waited for yet.
     """
 
@@ -181,7 +181,7 @@ class Launch(Function):
     def forward(ctx: Any, call: RowExchange, rows: Tensor) -> Tensor:
         ctx.call = call
         call.launch(rows, "forward")
-        return rows.new_zeros(1)
+        return rows.new_empty(0)  # filling it would be a launch
 
     @staticmethod
     @once_differentiable
@@ -206,4 +206,4 @@ class Collect(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (grad,) = grads
         ctx.call.launch(grad, "backward")
-        return None, grad.new_zeros(1)
+        return None, grad.new_empty(0)

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ops.device import launch, no_segment, note_first, upload, words
-from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling, vector_of
+from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.ops.device import launch, no_segment, note_first, words
+from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiles_of
 
 _FP32, _FP16 = tl.constexpr(0), tl.constexpr(1)
 _KINDS = {"fp32": 0, "fp16": 1, "bf16": 2}
@@ -40,13 +40,10 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> 
 
 
 def _launch(kernel, values, places, segments, at, dtype, *flags):
-    start, stride, dim = segments.start, segments.stride, segments.dim
-    first = exclusive_cumsum(segments.num_rows * dim)
-    layout = upload(values.device, first, start, stride, at)
-    programs, options = tiling(first, vector_of(start, stride, torch.tensor(dim)))
+    layout, programs, options = tiles_of(segments, at, values.device)
     launch(
         kernel, programs, values.detach().view(torch.int32), places, *flags, *layout,
-        segments.num_segments, dim, KIND=_KINDS[dtype], maxnreg=_REGISTERS, **options,
+        segments.num_segments, segments.dim, KIND=_KINDS[dtype], maxnreg=_REGISTERS, **options,
     )  # fmt: skip
 
 

@@ -11,17 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.device import (
     DeviceSegments,
     launch,
     no_segment,
     note_first,
     rows_of_block,
-    upload,
     words,
 )
-from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling, vector_of
+from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiles_of
 
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
@@ -41,13 +40,11 @@ def encode(values: Tensor, segments: Segments, payload: Tensor, at: Tensor) -> N
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     """Write the rows; return [1] int32, the first segment with a magnitude below 0, or -1."""
-    start, stride, dim = segments.start, segments.stride, segments.dim
-    first, payload = exclusive_cumsum(segments.num_rows * dim), encoded.payload
-    layout, wrong = upload(out.device, first, start, stride, encoded.at), no_segment(out.device)
-    programs, options = tiling(first, vector_of(start, stride, torch.tensor(dim)))
+    payload, wrong = encoded.payload, no_segment(out.device)
+    layout, programs, options = tiles_of(segments, encoded.at, out.device)
     launch(
         _decode, programs, payload, words(payload, torch.int32), out.detach().view(torch.int32),
-        wrong, *layout, segments.num_segments, dim, **options,
+        wrong, *layout, segments.num_segments, segments.dim, **options,
     )  # fmt: skip
     return wrong
 
