@@ -46,7 +46,7 @@ class Trainer:
 
     @property
     def losses(self) -> list[float]:
-        """This rank's losses since the start or the resume. Waits for a GPU."""
+        """Losses of this rank, since the start or the resume. Waits for a GPU."""
         self._read_losses()
         return self._losses
 
