@@ -118,7 +118,7 @@ def train(
     while trainer.step < num_steps:
         trainer.train_step(batches)
         report.add_step(trainer)
-        stopped = stop is not None and stop.agreed(trainer.device)
+        stopped = stop is not None and stop.agreed()
         due = options.checkpoint_every and trainer.step % options.checkpoint_every == 0
         if options.checkpoint_dir and (stopped or due or trainer.step == num_steps):
             trainer.save(options.checkpoint_dir)

@@ -28,26 +28,54 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 @dataclass
 class Trainer:
-    """A sharded model and how far it has come. `qcomm` is None for plain TorchRec."""
+    """A sharded model and how far it has come. `qcomm` is None for plain TorchRec.
+
+    On a GPU a step is over, for the host, when all of it is launched. Its loss is read when it is
+    asked for: each read waits for the GPU, and keeps the host from launching the next step.
+    """
 
     dmp: DistributedModelParallel
     optimizer: CombinedOptimizer
     device: torch.device
     qcomm: Any = None
     step: int = 0  # steps done
-    losses: list[float] = field(default_factory=list)  # this rank's, since the start or the resume
-    step_s: list[float] = field(default_factory=list)  # seconds of the same steps
+    _losses: list[float] = field(default_factory=list)
+    _step_s: list[float] = field(default_factory=list)
+    _unread: list[Tensor] = field(default_factory=list)  # losses of the last steps
+    _unread_since: float = 0.0
+
+    @property
+    def losses(self) -> list[float]:
+        """Losses of this rank, since the start or the resume. Waits for a GPU."""
+        self._read_losses()
+        return self._losses
+
+    @property
+    def step_s(self) -> list[float]:
+        """Seconds of the same steps. On a GPU steps whose losses are read together took equally
+        long."""
+        self._read_losses()
+        return self._step_s
+
+    def _read_losses(self) -> None:
+        if self._unread:
+            self._losses += torch.stack(self._unread).tolist()
+            num_steps, seconds = len(self._unread), time.perf_counter() - self._unread_since
+            self._step_s += [seconds / num_steps] * num_steps
+            self._unread.clear()
 
     def train_step(self, batches: Batches) -> None:
         """Take one step on the next batch; epochs follow one another in the same order of rows."""
-        started = time.perf_counter()
+        if not self._unread:
+            self._unread_since = time.perf_counter()
         batch = batches[self.step % len(batches)].to(self.device)
         self.optimizer.zero_grad()
         loss, _ = self.dmp(batch)
         loss.backward()
         self.optimizer.step()
-        self.losses.append(float(loss.detach()))
-        self.step_s.append(time.perf_counter() - started)
+        self._unread.append(loss.detach())
+        if self.device.type == "cpu":
+            self._read_losses()
         self.step += 1
 
     def predict(self, batches: Batches, *, exact: bool) -> tuple[Tensor, Tensor]:
@@ -131,9 +159,9 @@ class StopRequest:
         if self.num_signals >= 3:
             raise KeyboardInterrupt
 
-    def agreed(self, device: torch.device) -> bool:
-        """Return whether any rank was asked to stop. Collective."""
-        flag = torch.tensor(self.num_signals, dtype=torch.int32, device=device)
+    def agreed(self) -> bool:
+        """Return whether any rank was asked to stop. Collective, and nobody waits for a GPU."""
+        flag = torch.tensor(self.num_signals, dtype=torch.int32)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
 

@@ -1,7 +1,7 @@
 """The table of what an exchange costs: costs.txt, which the test holds against the code.
 
 python -m tests.virtual.costs            print what is counted now, and how the table differs
-python -m tests.virtual.costs --write    and write it to the table
+python -m tests.virtual.costs --write    write it to the table, also after a conflict
 python -m tests.virtual.costs --names "all-to-all rowwise"    what is launched in these rows
 """
 
@@ -58,11 +58,12 @@ def main() -> None:
             if options.names in name:
                 print(name, *(f"    {n} {kernel}" for kernel, n in run.names.items()), sep="\n")
         return
-    measured = {name: run.costs() for name, run in counted.items()}
+    measured = {name: run.costs for name, run in counted.items()}
     print(table_of(measured))
-    print("\n".join(differences(read_table() if TABLE.exists() else {}, measured)))
-    if options.write:
+    if options.write:  # also over a table that cannot be read, as after a merge
         TABLE.write_text(table_of(measured))
+    else:
+        print("\n".join(differences(read_table(), measured)))
 
 
 if __name__ == "__main__":

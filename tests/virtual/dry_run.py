@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 import torch
@@ -66,6 +66,13 @@ class Costs:
         return self.kernels + self.torch + self.uploads + self.downloads
 
 
+class Counted(NamedTuple):
+    """Costs, and how often each kernel and operation ran on the GPU."""
+
+    costs: Costs
+    names: Counter[str]
+
+
 class DryRun(TorchDispatchMode):
     """Counter of what the code inside its `with` block would do with a GPU; see `dry_run`."""
 
@@ -75,8 +82,12 @@ class DryRun(TorchDispatchMode):
         self.names: Counter[str] = Counter()  # kernels and operations on the GPU, by name
         self.replies: list[Tensor] = []  # what the host downloads next
 
-    def costs(self) -> Costs:
-        return Costs(**{field.name: self.counts[field.name] for field in fields(Costs)})
+    def taken(self) -> Counted:
+        """Return what was counted, and count from 0 again."""
+        costs = Costs(**{field.name: self.counts[field.name] for field in fields(Costs)})
+        counted = Counted(costs, self.names)
+        self.counts, self.names = Counter(), Counter()
+        return counted
 
     def count(self, kind: str, name: str = "") -> None:
         self.counts[kind] += 1

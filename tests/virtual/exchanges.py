@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.virtual.dry_run import GPU, DryRun, Group, dry_run
+from tests.virtual.dry_run import GPU, Counted, Group, dry_run
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.comm.dense.chunks import ParameterShape
@@ -99,21 +99,19 @@ def step_of(op: RowCollective) -> Callable[[], tuple[Tensor, Tensor]]:
     return forward
 
 
-def row_runs(collective: str, codecs: str) -> Iterator[tuple[str, DryRun]]:
+def row_runs(collective: str, codecs: str) -> Iterator[tuple[str, Counted]]:
     """Yield the counts of the second step, forward and backward."""
-    with dry_run():
+    with dry_run() as run:
         forward = step_of(make(collective, codecs))
-        rows, out = forward()
-        torch.autograd.grad(out, rows, torch.empty_like(out))
-    with dry_run() as run:
-        with run:
-            rows, out = forward()
-        yield "forward", run
-    gradient = torch.empty_like(out)
-    with dry_run() as run:
-        with run:
-            torch.autograd.grad(out, rows, gradient)
-        yield "backward", run
+        for _ in range(2):
+            run.taken()
+            with run:
+                rows, out = forward()
+            in_forward, gradient = run.taken(), torch.empty_like(out)
+            with run:
+                torch.autograd.grad(out, rows, gradient)
+    yield "forward", in_forward
+    yield "backward", run.taken()
 
 
 def dense_step(algorithm: str, rule: str) -> tuple[Callable[[], Any], Tensor]:
@@ -133,21 +131,21 @@ def dense_step(algorithm: str, rule: str) -> tuple[Callable[[], Any], Tensor]:
     return all_reduce, bucket
 
 
-def dense_run(algorithm: str, rule: str) -> DryRun:
+def dense_run(algorithm: str, rule: str) -> Counted:
     """Return the counts of one bucket's all-reduce in the second step."""
     with dry_run() as run:
         step, _ = dense_step(algorithm, rule)
         step()
-        run.counts.clear()
+        run.taken()
         with run:
             step()
-    return run
+    return run.taken()
 
 
-def runs() -> Iterator[tuple[str, DryRun]]:
+def runs() -> Iterator[tuple[str, Counted]]:
     """Yield the counts of all exchanges and all-reduces, by name."""
     for name in row_names():
-        for direction, run in row_runs(*name.split()):
-            yield f"{name} {direction}", run
+        for direction, counted in row_runs(*name.split()):
+            yield f"{name} {direction}", counted
     for name in dense_names():
         yield name, dense_run(*name.split())

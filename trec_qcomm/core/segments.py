@@ -52,11 +52,16 @@ class Masks:
     Column d of row i of segment s is bit d % 8, from the lowest, of byte
     `bits[at[s] + i * mask_nbytes(dim) + d // 8]`. Bits beyond the last column mean nothing.
 
-    Args: bits: [M] uint8, contiguous, in the memory of the rows.  at: [S] int64 on CPU, >= 0.
+    Args:
+        bits: [M] uint8, contiguous, in the memory of the rows.
+        at: [S] int64 on CPU, >= 0.
+        counts: [S] int64 on CPU, how many columns of all its rows each segment keeps; None: they
+            are not counted yet.
     """
 
     bits: Tensor
     at: Tensor
+    counts: Tensor | None = None
 
     @classmethod
     def of_all_columns(
@@ -72,7 +77,8 @@ class Masks:
 
     def subset(self, which: Tensor) -> "Masks":
         """Return the masks of some segments, in the same memory. Args: which: [T] int64."""
-        return Masks(self.bits, self.at[which])
+        counts = None if self.counts is None else self.counts[which]
+        return Masks(self.bits, self.at[which], counts)
 
 
 @dataclass(frozen=True, eq=False)

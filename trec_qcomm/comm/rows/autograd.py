@@ -20,7 +20,7 @@ from torch.profiler import record_function
 from trec_qcomm.comm.exchange import PendingFrames, start_exchange
 from trec_qcomm.comm.frame_coding import encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
-from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
+from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
 from trec_qcomm.comm.slots.exchange import PendingSlots
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
@@ -75,6 +75,7 @@ class RowExchange:
         num_backwards: how often backward was launched.
         masks: where backward needs them, the columns that forward kept of what was sent and of what
             was received. They live as long as the graph, which may be run backward again.
+        counted: both masks, and how many columns they keep, once forward has ended.
     """
 
     op: "RowCollective"
@@ -88,6 +89,7 @@ class RowExchange:
     coded: Tensor | None = None
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
+    counted: CountedMasks | None = None
 
     @property
     def moment(self) -> str:
@@ -101,9 +103,11 @@ class RowExchange:
         received = exchange.forward_received if forward else exchange.backward_received
         if self.masks is None:
             return sent, received
-        owned, sampled = self.masks
         if forward:
+            owned, sampled = self.masks
             return sent.with_masks(owned), received.with_masks(sampled)
+        assert self.counted is not None, "backward without forward"
+        owned, sampled = self.counted.wait()
         return sent.with_masks(sampled), received.with_masks(owned)
 
     def _kind(self, direction: str) -> int:
@@ -169,6 +173,10 @@ class RowExchange:
             self.pending = None
             if num_summands > 1:
                 rank_sum(summands, out)
+            if forward and self.masks is not None:
+                owned, sampled = self.masks
+                sides = (exchange.backward_received, owned), (exchange.backward_sent, sampled)
+                self.counted = CountedMasks(sides)
         join(self.device, out)
         self.coded = None
         return out

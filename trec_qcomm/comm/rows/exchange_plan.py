@@ -5,10 +5,16 @@ An `ExchangePlan` stays from batch to batch; with the rows of a batch it is a `P
 Knows: frame plans, masks. Does not know: process groups, autograd, how rows lie.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
 
 from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
 from trec_qcomm.core.codec import MaskUse, mask_use
+from trec_qcomm.core.segments import Masks
+from trec_qcomm.core.transfer import Download
+from trec_qcomm.ops.sparsify import kept_counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,3 +69,34 @@ class PlacedExchange:
     sent_shape: tuple[int, ...]
     result_shape: tuple[int, ...]
     num_summands: int = 1
+
+
+class CountedMasks:
+    """Masks whose kept columns are being counted, and the counts on their way to the host.
+
+    Begin this as soon as the masks are there. `wait` then finds the counts, and nobody waits for
+    later work of a GPU.
+
+    Args: sides: frames whose codecs read masks, and masks of all their segments.
+    """
+
+    def __init__(self, sides: Sequence[tuple[PlacedFrames, Masks]]) -> None:
+        self._masks = [masks for _, masks in sides]
+        self._members, counts = [], []
+        for side, (frames, masks) in enumerate(sides):
+            for group in frames.groups:
+                if mask_use(group.codec) is MaskUse.READS:
+                    segments = replace(group.segments, masks=masks.subset(group.members))
+                    self._members.append((side, group.members))
+                    counts.append(kept_counts(segments))
+        self._counts = Download(torch.cat(counts))
+
+    def wait(self) -> list[Masks]:
+        """Return the masks of each side, with their counts; 0 where no codec reads them."""
+        sizes = [len(members) for _, members in self._members]
+        counts = [torch.zeros_like(masks.at) for masks in self._masks]
+        parts = torch.split(self._counts.wait(), sizes)
+        for (side, members), part in zip(self._members, parts, strict=True):
+            counts[side][members] = part
+        pairs = zip(self._masks, counts, strict=True)
+        return [replace(masks, counts=of_side) for masks, of_side in pairs]

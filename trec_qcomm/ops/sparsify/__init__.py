@@ -59,18 +59,28 @@ def masked_nbytes(
 ) -> Tensor:
     """Return [S] int64, the exact size in bytes of the columns that each segment's masks keep.
 
-    Without masks it is the size of all columns. Masks on a GPU are counted there, and the host
-    waits for the result.
+    Without masks it is the size of all columns. Waits for a GPU, where `Masks.counts` is None.
     """
     if segments.masks is None:
         return _masked_nbytes(segments.num_rows * segments.dim, kind_of(stored))
-    backend = choose_backend(backend, segments.masks.bits)
-    if backend == "gpu":
-        kernels = _kernels(backend, segments)
-        num_kept = download(kernels.counts_of(segments, kernels.kept_by(segments)))
-    else:
-        num_kept = _masked_counts(segments, segments.masks)
+    num_kept = segments.masks.counts
+    if num_kept is None:
+        num_kept = download(kept_counts(segments, backend=backend))
     return _masked_nbytes(num_kept, kind_of(stored))
+
+
+def kept_counts(segments: Segments, *, backend: Backend | None = None) -> Tensor:
+    """Return [S] int64, in the memory of the masks: how many columns each segment's masks keep.
+
+    Raises: ValueError: no masks.
+    """
+    masks = _masks(segments)
+    backend = choose_backend(backend, masks.bits)
+    if backend != "gpu":
+        return _masked_counts(segments, masks)
+    kernels = _kernels(backend, segments)
+    counts: Tensor = kernels.counts_of(segments, kernels.kept_by(segments))
+    return counts
 
 
 def encode_top_k(
@@ -180,12 +190,13 @@ def encode_masked(
     """
     kind, masks = kind_of(stored), _masks(segments)
     segments.check_fits(values)
-    backend = choose_backend(backend, values)
+    backend, counts = choose_backend(backend, values), masks.counts
     if backend == "gpu":
         kernels = _kernels(backend, segments)
         kept = kernels.kept_by(segments)
-        counts = download(kernels.counts_of(segments, kept))
-    else:
+        if counts is None:
+            counts = download(kernels.counts_of(segments, kept))
+    elif counts is None:
         counts = _masked_counts(segments, masks)
     sizes = _masked_nbytes(counts, kind)
     check_buffers(values, segments, payload, at, sizes, backend)
@@ -307,6 +318,7 @@ __all__ = [
     "encode_masked",
     "encode_top_k",
     "error_of",
+    "kept_counts",
     "kind_of",
     "level_below",
     "levels_of",
