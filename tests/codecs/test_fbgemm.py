@@ -12,6 +12,7 @@ import torch
 from tests.fbgemm_round_trips import coded_by_fbgemm, decoded_by_fbgemm, fbgemm_round_trip
 from tests.ops.backends import BACKENDS, assert_equal, device_of
 from tests.ops.interpreter import fast_interpreter
+from tests.virtual.dry_run import GPU, dry_run
 from trec_qcomm import Contract, Fbgemm, GradientRule, UnencodableError
 from trec_qcomm.codecs.fbgemm import Precision
 from trec_qcomm.comm.frame_plan import plan_frames
@@ -204,7 +205,7 @@ def test_nonfinite_raise_names_the_first_segment(precision):
     codec = Fbgemm(precision, nonfinite="raise")
     expected = round_trip(Fbgemm(precision), rows, segments)
     assert torch.equal(round_trip(codec, rows, segments), expected)
-    rows[5, 1], rows[2, dim - 1] = NAN, INF
+    rows[5, 1], rows[1, 0] = NAN, INF
     with pytest.raises(UnencodableError, match="NaN or inf") as raised:
         encode(codec, rows, segments)
     assert raised.value.segment == 2
@@ -220,8 +221,10 @@ def test_fp8_on_a_cpu_is_the_format_that_fbgemm_documents(precision):
     }[precision]
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(500, 16, generator=generator) * 10.0 ** torch.linspace(-18, 37, 500)[:, None]
+    rows[0], rows[1] = 0, rows[1] * 1e-5
     coded = coded_by_fbgemm(precision, rows).view(500, 24)
-    scale = torch.full((500, 1), largest) / rows.abs().amax(1, keepdim=True).add(1e-20)
+    most = rows.abs().amax(1, keepdim=True).clamp(min=1e-20)
+    scale = torch.full((500, 1), largest) / most.add(1e-20)
     assert torch.equal(coded[:, 16:20].contiguous().view(torch.float32), scale)
     assert not coded[:, 20:].any()
     codes = (rows * scale * 2.0**shift).to(dtype)
@@ -290,3 +293,30 @@ def test_without_fbgemm_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
     with pytest.raises(ValueError, match="forward: codec fbgemm: FBGEMM is not installed: pip"):
         codec_from_dict({"codec": "fbgemm", "precision": "int8"}, where="forward")
+
+
+ON_A_GPU = {  # FBGEMM's operators there; casts are torch's: a clamp and two conversions
+    "int8": {"FloatToFused8BitRowwiseQuantized", "Fused8BitRowwiseQuantizedToFloat"},
+    "int4": {"FloatToFusedNBitRowwiseQuantizedSBHalf", "FusedNBitRowwiseQuantizedSBHalfToFloat"},
+    "fp8": {"FloatToFP8RowwiseQuantized", "FP8RowwiseQuantizedToFloat"},
+    "fp16": set(),
+}
+ON_A_GPU |= {"int2": ON_A_GPU["int4"], "fp8_e5m2": ON_A_GPU["fp8"], "bf16": set()}
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("num_tables", [1, 26])
+@pytest.mark.parametrize("precision", ON_A_GPU)  # mx4 takes its Python for all but CUDA
+def test_on_a_gpu_one_operator_codes_all_segments_and_nothing_waits(precision, num_tables):
+    segments, codec = interleaved_segments(5, num_tables, 16), Fbgemm(precision)
+    at = exclusive_cumsum(codec.max_nbytes(segments))
+    with dry_run() as run:
+        values, out = (torch.empty(5, num_tables * 19, device=GPU) for _ in range(2))
+        payload = torch.empty(int(at[-1]), dtype=torch.uint8, device=GPU)
+        with run:
+            encoded = codec.encode(values, segments, payload, at[:-1])
+            codec.decode(encoded, segments, out)
+    costs = run.costs()
+    assert {name.split("::")[1] for name in run.names if "fbgemm::" in name} == ON_A_GPU[precision]
+    assert (costs.kernels, costs.uploads, costs.downloads, costs.waits) == (4, 4, 0, 0)
+    assert costs.torch <= 4  # what FBGEMM launches, and a flag of cast's that is never read

@@ -1,5 +1,6 @@
 """configs/REFERENCE.md names every field that a configuration can have, and its example is one."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import SCHEDULES
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.registry import codec_names, codec_type
+from trec_qcomm.ops.fbgemm import LAYOUTS
 
 REFERENCE = (Path(__file__).parents[2] / "configs" / "REFERENCE.md").read_text(encoding="utf-8")
 NOT_IN_A_FILE = {"source"}
@@ -40,6 +42,18 @@ def test_every_codec_has_its_row_and_its_fields(name):
         section.append(row)
     for field in fields(codec_type(name)):
         assert any(f"| `{field.name}` |" in row for row in section)
+
+
+@pytest.mark.parametrize("precision", LAYOUTS)
+def test_dims_that_fbgemm_takes_are_told(precision):
+    (row,) = (line for line in REFERENCE.splitlines() if line.startswith(f"| `{precision}` |"))
+    _, _, size, dims, *_ = (cell.strip() for cell in row.split("|"))
+    multiple = LAYOUTS[precision].multiple
+    assert dims == (f"multiples of {multiple}" if multiple > 1 else "any")
+    for dim in (8, 48, 64, 128):
+        group = next(g for g in (32, 16, 8) if dim % g == 0)
+        told = eval(re.sub(r"(\d) D", r"\1 * D", size), {}, {"D": dim, "g": group})
+        assert LAYOUTS[precision].row_nbytes(dim) == told
 
 
 def test_every_schedule_is_named():

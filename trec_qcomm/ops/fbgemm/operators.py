@@ -49,9 +49,9 @@ def quantize(rows: Tensor, precision: str, dim: int) -> Tensor:
         return _bytes(ops.FloatToFusedNBitRowwiseQuantizedSBHalf(rows, _BITS[precision]))
     if precision == "mx4":
         return _bytes(casts.fp32_to_mx4(rows, mx4_group(dim)))
-    if rows.is_cuda:
-        return _bytes(ops.FloatToFP8RowwiseQuantized(rows, precision == "fp8"))
-    return _fp8_rows(rows, precision)
+    if rows.is_cpu:
+        return _fp8_rows(rows, precision)
+    return _bytes(ops.FloatToFP8RowwiseQuantized(rows, precision == "fp8"))
 
 
 def dequantize(coded: Tensor, precision: str, dim: int) -> Tensor:
@@ -68,9 +68,9 @@ def dequantize(coded: Tensor, precision: str, dim: int) -> Tensor:
         return _floats(ops.FusedNBitRowwiseQuantizedSBHalfToFloat(coded, _BITS[precision]))
     if precision == "mx4":
         return _floats(casts.mx4_to_fp32(coded, mx4_group(dim)))
-    if coded.is_cuda:
-        return _floats(ops.FP8RowwiseQuantizedToFloat(coded, precision == "fp8"))
-    return _floats(_rows_of_fp8(coded, precision, dim))
+    if coded.is_cpu:
+        return _floats(_rows_of_fp8(coded, precision, dim))
+    return _floats(ops.FP8RowwiseQuantizedToFloat(coded, precision == "fp8"))
 
 
 @functools.cache
