@@ -129,14 +129,14 @@ def test_cast(dtype, dim):
 
 @pytest.mark.triton
 def test_cast_of_segments_with_more_values_than_31_bits_count(monkeypatch):
-    from trec_qcomm.ops.cast import gpu
+    from trec_qcomm.ops import value_tiles
 
     def wide(*args):
         programs, options = tiling(*args)
         return programs, {**options, "WIDE": True}
 
-    tiling = gpu.tiling
-    monkeypatch.setattr(gpu, "tiling", wide)
+    tiling = value_tiles.tiling
+    monkeypatch.setattr(value_tiles, "tiling", wide)
     check_op(cast, {"dtype": "fp16"}, {"dtype": "fp16"}, 7)
 
 

@@ -159,7 +159,8 @@ class Segments:
     def kept(self, key: Hashable, at: Tensor, make: Callable[[], T]) -> T:
         """Return make(), or what it returned when it was asked for with this key and `at` before.
 
-        So vectors on a device stay there while batches of equal sizes come again.
+        So vectors on a device stay there while batches of equal sizes come again. Ask on one stream
+        only: the memory goes back to the stream on which it was made.
 
         Args: at: [S] int64, what the result depends on besides the segments: where their bytes
             begin. It must be the same object, and nobody may change it.

@@ -32,6 +32,7 @@ class RowBlocks:
             without rows has one block, too, for its header.
         offsets: [S + 1] int64 on the device; offsets, start and stride are those of Segments.
         start, stride, at: [S] int64 on the device; `at` is where the segments' bytes begin.
+        numbers: [S] int64 on the device, the number of each segment's first value.
         num_blocks: number of blocks of all segments.
         num_rows: R, rows of all segments.
         constants: constants of kernels: a program holds up to BLOCK_ROWS rows of BLOCK_DIM values;
@@ -44,6 +45,7 @@ class RowBlocks:
     start: Tensor
     stride: Tensor
     at: Tensor
+    numbers: Tensor
     num_blocks: int
     num_rows: int
     dim: int
@@ -55,25 +57,36 @@ class RowBlocks:
         segments: Segments,
         at: Tensor,
         device: torch.device,
-        *vectors: Tensor,
+        *,
         tile: int = TILE,
         least_dim: int = 1,
-    ) -> tuple["RowBlocks", tuple[Tensor, ...]]:
-        """Divide a batch of segments, and upload it and more vectors with it.
+    ) -> "RowBlocks":
+        """Divide a batch of segments and upload it, once for each `at`.
 
         Args:
             at: [S] int64 on CPU, where the segments' bytes begin.
-            vectors: int64 on CPU, to upload as well.
             tile: values that a program holds, or more where a single row has more.
             least_dim: the least BLOCK_DIM.
-        Returns: the blocks, and the vectors on the device.
         """
         block_dim = max(least_dim, triton.next_power_of_2(segments.dim))
         block_rows = max(1, tile // block_dim)
+        key = cls, device, block_dim, block_rows
+        return segments.kept(
+            key, at, lambda: cls._uploaded(segments, at, device, block_dim, block_rows)
+        )
+
+    @classmethod
+    def _uploaded(
+        cls,
+        segments: Segments,
+        at: Tensor,
+        device: torch.device,
+        block_dim: int,
+        block_rows: int,
+    ) -> "RowBlocks":
         first = exclusive_cumsum(((segments.num_rows + (block_rows - 1)) // block_rows).clamp(1))
         start, stride = segments.start, segments.stride
-        layout = (first, segments.offsets, start, stride, at)
-        on_device = upload(device, *layout, *vectors)
+        layout = upload(device, first, segments.offsets, start, stride, at, segments.first_numbers)
         constants = {
             "STEPS": segments.num_segments.bit_length(),
             "VECTOR": 1 if bool(((start | stride) % 4).any()) else 4,
@@ -82,7 +95,7 @@ class RowBlocks:
             "BLOCK_DIM": block_dim,
         }
         sizes = int(first[-1]), int(segments.offsets[-1]), segments.dim
-        return cls(*on_device[:5], *sizes, constants), on_device[5:]
+        return cls(*layout, *sizes, constants)
 
     @property
     def num_segments(self) -> int:

@@ -117,7 +117,8 @@ class RowExchange:
     def launch(self, values: Tensor, direction: str) -> None:
         """Encode the rows or gradients and start their exchange."""
         op, forward = self.op, direction == "forward"
-        sent, received = self.placed_frames(direction)
+        with side_stream(self.device):  # what reads masks to know its size uploads and keeps places
+            sent, received = self.placed_frames(direction)
         traffic = op.forward_traffic if forward else op.backward_traffic
         again = 0 if forward else self.num_backwards
         self.num_backwards += not forward
