@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops.device import launch, segment_of, upload
 
-TILE = 2048  # values that one program holds
+_TILE = 2048  # values that one program holds
 _PER_WARP = 512  # of them, for each warp
 
 
@@ -32,8 +33,9 @@ class RowBlocks:
             without rows has one block, too, for its header.
         offsets: [S + 1] int64 on the device; offsets, start and stride are those of Segments.
         start, stride, at: [S] int64 on the device; `at` is where the segments' bytes begin.
+        numbers: [S] int64 on the device, the number of each segment's first value.
         num_blocks: number of blocks of all segments.
-        num_rows: R, rows of all segments.
+        dim: D, values of a row.
         constants: constants of kernels: a program holds up to BLOCK_ROWS rows of BLOCK_DIM values;
             `segment_of` takes STEPS; rows begin at multiples of VECTOR values; WIDE says whether
             places of values within a block may need more than 31 bits.
@@ -44,45 +46,39 @@ class RowBlocks:
     start: Tensor
     stride: Tensor
     at: Tensor
+    numbers: Tensor
     num_blocks: int
-    num_rows: int
     dim: int
     constants: dict[str, int]
 
     @classmethod
-    def from_segments(
-        cls,
-        segments: Segments,
-        at: Tensor,
-        device: torch.device,
-        *vectors: Tensor,
-        tile: int = TILE,
-        least_dim: int = 1,
-    ) -> tuple["RowBlocks", tuple[Tensor, ...]]:
-        """Divide a batch of segments, and upload it and more vectors with it.
+    def from_segments(cls, segments: Segments, at: Tensor, device: torch.device) -> "RowBlocks":
+        """Divide a batch of segments and upload it, once for each `at`.
 
-        Args:
-            at: [S] int64 on CPU, where the segments' bytes begin.
-            vectors: int64 on CPU, to upload as well.
-            tile: values that a program holds, or more where a single row has more.
-            least_dim: the least BLOCK_DIM.
-        Returns: the blocks, and the vectors on the device.
+        Args: at: [S] int64 on CPU, where the segments' bytes begin.
         """
-        block_dim = max(least_dim, triton.next_power_of_2(segments.dim))
-        block_rows = max(1, tile // block_dim)
-        first = exclusive_cumsum(((segments.num_rows + (block_rows - 1)) // block_rows).clamp(1))
-        start, stride = segments.start, segments.stride
-        layout = (first, segments.offsets, start, stride, at)
-        on_device = upload(device, *layout, *vectors)
+        key = cls, device
+        return segments.kept(key, at, lambda: cls._uploaded(segments, at, device))
+
+    @classmethod
+    def _uploaded(cls, segments: Segments, at: Tensor, device: torch.device) -> "RowBlocks":
+        block_dim = triton.next_power_of_2(segments.dim)
+        block_rows = max(1, _TILE // block_dim)
+        offsets, start, stride = segments.arrays  # numpy is faster on vectors this short
+        first = np.zeros(len(offsets), np.int64)
+        np.maximum(-(-np.diff(offsets) // block_rows), 1).cumsum(out=first[1:])
+        vectors = upload(
+            device, torch.from_numpy(first), segments.offsets, segments.start, segments.stride, at,
+            segments.first_numbers,
+        )  # fmt: skip
         constants = {
             "STEPS": segments.num_segments.bit_length(),
-            "VECTOR": 1 if bool(((start | stride) % 4).any()) else 4,
-            "WIDE": bool((stride * block_rows >= 2**31).any()),
+            "VECTOR": 1 if ((start | stride) % 4).any() else 4,
+            "WIDE": bool((stride >= 2**31 // block_rows).any()),
             "BLOCK_ROWS": block_rows,
             "BLOCK_DIM": block_dim,
         }
-        sizes = int(first[-1]), int(segments.offsets[-1]), segments.dim
-        return cls(*on_device[:5], *sizes, constants), on_device[5:]
+        return cls(*vectors, int(first[-1]), segments.dim, constants)
 
     @property
     def num_segments(self) -> int:

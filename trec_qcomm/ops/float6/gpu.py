@@ -31,18 +31,16 @@ def encode(
     seed: int,
 ) -> None:
     """Write the segments."""
-    blocks, (numbers,) = RowBlocks.from_segments(
-        segments, at, values.device, segments.first_numbers
-    )
+    blocks = RowBlocks.from_segments(segments, at, values.device)
     blocks.launch(
-        _encode, values.detach().view(torch.int32), payload, numbers, *halves_of(seed),
+        _encode, values.detach().view(torch.int32), payload, blocks.numbers, *halves_of(seed),
         EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic,
     )  # fmt: skip
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: int) -> Tensor:
     """Write the rows; return [1] int32, the first segment with an exponent byte of 0, or -1."""
-    blocks, _ = RowBlocks.from_segments(segments, encoded.at, out.device)
+    blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
     wrong = no_segment(out.device)
     blocks.launch(_decode, encoded.payload, out, wrong, EXPONENT_BITS=exponent_bits)
     return wrong

@@ -35,16 +35,14 @@ def encode(
     seed: int,
 ) -> Tensor:
     """Write the segments; return [1] int32, the first one that holds NaN or inf, or -1."""
-    blocks, (numbers,) = RowBlocks.from_segments(
-        segments, at, values.device, segments.first_numbers
-    )
+    blocks = RowBlocks.from_segments(segments, at, values.device)
     # No magnitude yet for each segment, then the first one that is not finite.
     noted = torch.full((blocks.num_segments + 1,), -1, dtype=torch.int32, device=values.device)
     amax, nonfinite = noted[:-1], noted[-1:]
     blocks.launch(_largest, values, amax, nonfinite)
     blocks.launch(
         _quantize, values, amax, payload, words(payload, torch.int16), words(payload, torch.int32),
-        numbers, *halves_of(seed), BITS=bits, STOCHASTIC=stochastic,
+        blocks.numbers, *halves_of(seed), BITS=bits, STOCHASTIC=stochastic,
         WORDS=segments.dim * bits % 32 == 0,
     )  # fmt: skip
     return nonfinite
@@ -53,7 +51,7 @@ def encode(
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> Tensor:
     """Write the rows; return [1] int32, the first segment with an exponent that no encoder writes,
     or -1."""
-    blocks, _ = RowBlocks.from_segments(segments, encoded.at, out.device)
+    blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
     payload, wrong = encoded.payload, no_segment(out.device)
     blocks.launch(
         _dequantize, payload, words(payload, torch.int16), words(payload, torch.int32), out, wrong,
