@@ -3,14 +3,17 @@
   python tests/ops/compile_kernels.py launches.json     # not under TRITON_INTERPRET
 
 A launch is {"module", "kernel", "types": {argument: Triton's name of its type}, "aligned": the
-arguments that are multiples of 16, "constants": {argument: value}}. It prints a JSON list with one
-entry for each launch: what keeps it from giving the bytes of the reference, or [].
+arguments that are multiples of 16, "constants": {argument: value}, "options": num_warps and
+maxnreg}. It prints a JSON list with one `Compiled` for each launch.
 """
 
 import importlib
 import json
 import re
+import subprocess
 import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,31 @@ TARGET = ("cuda", 90, 32)
 INEXACT = re.compile(
     r"\b(?:fma\.\w+\.f32|fma\.\w+\.f64|mad\.\w*\.?f32|div\.(?:full|approx)\S*)|\S*\.ftz\S*"
 )
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.M)
+LOCAL = ("LDL", "STL")
 
 
-def compile_launch(launch: dict[str, Any]) -> list[str]:
-    """Compile a launch; return the instructions in it that must not be there."""
+@dataclass
+class Compiled:
+    """What a launch compiles to.
+
+    Args:
+        problems: what keeps it from giving the bytes of the reference, or makes it slow.
+        registers: the number of a thread's registers.
+        stack: bytes of each thread, in device memory.
+        shared: bytes of shared memory.
+        instructions: the number in the program text, each counted once.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    registers: int = 0
+    stack: int = 0
+    shared: int = 0
+    instructions: int = 0
+
+
+def compiled(launch: dict[str, Any]) -> Compiled:
+    """Compile a launch, and look at the instructions."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -35,20 +59,45 @@ def compile_launch(launch: dict[str, Any]) -> list[str]:
         constexprs={place[name]: value for name, value in launch["constants"].items()},
         attrs={place[name]: [["tt.divisibility", 16]] for name in launch["aligned"]},
     )
-    options = {"enable_fp_fusion": False}
-    compiled = triton.compile(source, target=GPUTarget(*TARGET), options=options)
-    assert len(compiled.asm["cubin"]) > 0
-    return sorted(set(INEXACT.findall(compiled.asm["ptx"])))
+    options = {"enable_fp_fusion": False} | launch["options"]
+    made = triton.compile(source, target=GPUTarget(*TARGET), options=options)
+    result = usage(made.asm["cubin"])
+    result.shared = made.metadata.shared
+    result.problems += sorted(set(INEXACT.findall(made.asm["ptx"])))
+    return result
+
+
+def usage(cubin: bytes) -> Compiled:
+    """Return what NVIDIA's own tools, which come with Triton, say of a program."""
+    import triton.backends.nvidia as nvidia
+
+    tools = Path(nvidia.__file__).parent / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        resources = printed(tools / "cuobjdump", "--dump-resource-usage", file.name)
+        code = printed(tools / "nvdisasm", "-c", file.name)
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources).groups()
+    names = [name for name in INSTRUCTION.findall(code) if name != "NOP"]
+    assert names, "nvdisasm printed no instructions"
+    num_local = sum(name in LOCAL for name in names)
+    problems = [f"{stack} bytes of stack"] * (int(stack) > 0)
+    problems += [f"{num_local} loads and stores of local memory"] * (num_local > 0)
+    return Compiled(problems, int(registers), int(stack), 0, len(names))
+
+
+def printed(*command: Any) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def main() -> None:
-    problems = []
+    results = []
     for launch in json.loads(Path(sys.argv[1]).read_text()):
         try:
-            problems.append(compile_launch(launch))
+            results.append(compiled(launch))
         except Exception as error:  # any compiler stage may fail; the test shows the message
-            problems.append([f"{type(error).__name__}: {error}"])
-    print(json.dumps(problems))
+            results.append(Compiled([f"{type(error).__name__}: {error}"]))
+    print(json.dumps([asdict(result) for result in results]))
 
 
 if __name__ == "__main__":

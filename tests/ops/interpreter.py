@@ -17,6 +17,11 @@ def fast_interpreter():
     return nullcontext() if torch.cuda.is_available() else _fast_interpreter()
 
 
+def interpreter_for(segments):
+    """Return a context with a faster interpreter if kernels have many programs, one a segment."""
+    return fast_interpreter() if segments.num_segments > 6 else nullcontext()
+
+
 @contextmanager
 def _fast_interpreter():
     from triton.runtime import interpreter

@@ -5,10 +5,12 @@ The kernels run under Triton's interpreter on a few segments of usual dims.
 
 import sys
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
 
+from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
@@ -49,6 +51,11 @@ CODECS = (
     Float6("e3m2"),
     *FBGEMM,
 )
+USUAL_DIMS = dict.fromkeys(CODECS, (64,)) | dict.fromkeys(
+    (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic"), Sign()), (64, 1, 3)
+)
+USUAL_DIMS |= dict.fromkeys(FBGEMM, (64, 8))  # 8: rows of 16 and 5 bytes
+WIDE_SIZES = ("num_rows", "num_words32", "num_values", "num_ids", "num_bags", "size")
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32",
     torch.int16: "*i16", torch.uint8: "*u8", torch.int8: "*i8", torch.float16: "*fp16",
@@ -56,19 +63,50 @@ TYPES = {
 }  # fmt: skip
 
 
-def record_launches() -> list[dict]:
-    """Return one launch for each kernel and each set of argument types and constants."""
+def record_launches(dims: dict[Any, tuple[int, ...]] | None = None) -> list[dict]:
+    """Return one launch for each kernel and each set of argument types, constants and options.
+
+    Args: dims: the dims of rows for each codec; None: the usual ones, the first of them 64.
+    """
     launches: dict[str, dict] = {}
-    with recording(launches), default_backend("gpu"):
-        for codec in CODECS:
-            encode_and_decode(codec, 64)
-        for codec in (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic"), Sign()):
-            for dim in (1, 3):
-                encode_and_decode(codec, dim)
-        for codec in FBGEMM:  # rows of 16 and 5 bytes
-            encode_and_decode(codec, 8)
+    with fast_interpreter(), recording(launches), default_backend("gpu"):
+        for codec, several in (dims or USUAL_DIMS).items():
+            for dim in several:
+                try:
+                    encode_and_decode(codec, dim)
+                except ValueError:  # FBGEMM's rows cannot have every dim
+                    assert isinstance(codec, Fbgemm)
         launch_other_ops()
     return list(launches.values())
+
+
+def variants(launches: list[dict]) -> list[dict]:
+    """Return the launches, and more for each kernel: sizes of 1, and 64-bit sizes in buffers at any
+    address."""
+    more, seen = [], set()
+    for launch in launches:
+        if (name := (launch["module"], launch["kernel"])) not in seen:
+            seen.add(name)
+            more += [with_sizes_of_1(launch), unaligned(launch)]
+    return launches + more
+
+
+def sizes_in(launch: dict) -> list[str]:
+    return [name for name, kind in launch["types"].items() if kind == "i32" and "seed" not in name]
+
+
+def with_sizes_of_1(launch: dict) -> dict:
+    names = [name for name in sizes_in(launch) if name != "dim"]
+    types = {name: kind for name, kind in launch["types"].items() if name not in names}
+    aligned = [name for name in launch["aligned"] if name not in names]
+    constants = launch["constants"] | dict.fromkeys(names, 1)
+    constants |= {"STEPS": 1} if "STEPS" in constants else {}
+    return launch | {"types": types, "aligned": aligned, "constants": constants}
+
+
+def unaligned(launch: dict) -> dict:
+    wide = {name: "i64" for name in sizes_in(launch) if name in WIDE_SIZES}
+    return launch | {"types": launch["types"] | wide, "aligned": []}
 
 
 def encode_and_decode(codec, dim: int) -> None:
@@ -162,6 +200,7 @@ def launch_of(executor, args, options) -> dict:
         "types": types,
         "aligned": aligned,
         "constants": constants,
+        "options": {name: options[name] for name in ("num_warps", "maxnreg") if name in options},
     }
 
 

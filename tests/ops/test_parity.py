@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
-from tests.ops.interpreter import fast_interpreter
+from tests.ops.interpreter import fast_interpreter, interpreter_for
 from trec_qcomm.codecs import Cast, Float6, Identity, Rowwise, Sign
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
@@ -40,7 +40,8 @@ def check_op(op, options, decode_options, dim, more=()):
             device = device_of(backend)
             payload = torch.full((int(sizes.sum()),), 0x5A + fill, dtype=torch.uint8, device=device)
             where = (values.to(device), segments, payload, at)
-            _, flag = op.encode(*where, backend=backend, **options)
+            with interpreter_for(segments):
+                _, flag = op.encode(*where, backend=backend, **options)
             payloads.append(payload)
             flags.append(int(flag))
         assert_equal(payloads)
@@ -48,7 +49,8 @@ def check_op(op, options, decode_options, dim, more=()):
         for backend in BACKENDS:
             out = torch.full_like(values, 9.0, device=device_of(backend))
             encoded = Encoded(payloads[0].to(out.device), at, sizes)
-            op.decode(encoded, segments, out, backend=backend, **decode_options)
+            with interpreter_for(segments):
+                op.decode(encoded, segments, out, backend=backend, **decode_options)
             decoded.append(out.view(torch.int32))
         assert_equal(decoded)
 

@@ -79,10 +79,10 @@ class DeviceSegments:
 
     @classmethod
     def _uploaded(cls, segments: Segments, at: Tensor, device: torch.device) -> "DeviceSegments":
-        start, stride = segments.start, segments.stride
-        vectors = upload(device, segments.offsets, start, stride, at, segments.first_numbers)
-        vector = 1 if bool(((start | stride) % 4).any()) else 4
-        return cls(*vectors, int(segments.offsets[-1]), segments.dim, vector)
+        offsets, start, stride = segments.arrays  # numpy is faster on vectors this short
+        layout = segments.offsets, segments.start, segments.stride, at, segments.first_numbers
+        vector = 1 if ((start | stride) % 4).any() else 4
+        return cls(*upload(device, *layout), int(offsets[-1]), segments.dim, vector)
 
     @property
     def num_segments(self) -> int:

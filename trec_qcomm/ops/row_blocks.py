@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops.device import launch, segment_of, upload
 
-TILE = 2048  # values that one program holds
+_TILE = 2048  # values that one program holds
 _PER_WARP = 512  # of them, for each warp
 
 
@@ -34,7 +35,7 @@ class RowBlocks:
         start, stride, at: [S] int64 on the device; `at` is where the segments' bytes begin.
         numbers: [S] int64 on the device, the number of each segment's first value.
         num_blocks: number of blocks of all segments.
-        num_rows: R, rows of all segments.
+        dim: D, values of a row.
         constants: constants of kernels: a program holds up to BLOCK_ROWS rows of BLOCK_DIM values;
             `segment_of` takes STEPS; rows begin at multiples of VECTOR values; WIDE says whether
             places of values within a block may need more than 31 bits.
@@ -47,55 +48,37 @@ class RowBlocks:
     at: Tensor
     numbers: Tensor
     num_blocks: int
-    num_rows: int
     dim: int
     constants: dict[str, int]
 
     @classmethod
-    def from_segments(
-        cls,
-        segments: Segments,
-        at: Tensor,
-        device: torch.device,
-        *,
-        tile: int = TILE,
-        least_dim: int = 1,
-    ) -> "RowBlocks":
+    def from_segments(cls, segments: Segments, at: Tensor, device: torch.device) -> "RowBlocks":
         """Divide a batch of segments and upload it, once for each `at`.
 
-        Args:
-            at: [S] int64 on CPU, where the segments' bytes begin.
-            tile: values that a program holds, or more where a single row has more.
-            least_dim: the least BLOCK_DIM.
+        Args: at: [S] int64 on CPU, where the segments' bytes begin.
         """
-        block_dim = max(least_dim, triton.next_power_of_2(segments.dim))
-        block_rows = max(1, tile // block_dim)
-        key = cls, device, block_dim, block_rows
-        return segments.kept(
-            key, at, lambda: cls._uploaded(segments, at, device, block_dim, block_rows)
-        )
+        key = cls, device
+        return segments.kept(key, at, lambda: cls._uploaded(segments, at, device))
 
     @classmethod
-    def _uploaded(
-        cls,
-        segments: Segments,
-        at: Tensor,
-        device: torch.device,
-        block_dim: int,
-        block_rows: int,
-    ) -> "RowBlocks":
-        first = exclusive_cumsum(((segments.num_rows + (block_rows - 1)) // block_rows).clamp(1))
-        start, stride = segments.start, segments.stride
-        layout = upload(device, first, segments.offsets, start, stride, at, segments.first_numbers)
+    def _uploaded(cls, segments: Segments, at: Tensor, device: torch.device) -> "RowBlocks":
+        block_dim = triton.next_power_of_2(segments.dim)
+        block_rows = max(1, _TILE // block_dim)
+        offsets, start, stride = segments.arrays  # numpy is faster on vectors this short
+        first = np.zeros(len(offsets), np.int64)
+        np.maximum(-(-np.diff(offsets) // block_rows), 1).cumsum(out=first[1:])
+        vectors = upload(
+            device, torch.from_numpy(first), segments.offsets, segments.start, segments.stride, at,
+            segments.first_numbers,
+        )  # fmt: skip
         constants = {
             "STEPS": segments.num_segments.bit_length(),
-            "VECTOR": 1 if bool(((start | stride) % 4).any()) else 4,
-            "WIDE": bool((stride * block_rows >= 2**31).any()),
+            "VECTOR": 1 if ((start | stride) % 4).any() else 4,
+            "WIDE": bool((stride >= 2**31 // block_rows).any()),
             "BLOCK_ROWS": block_rows,
             "BLOCK_DIM": block_dim,
         }
-        sizes = int(first[-1]), int(segments.offsets[-1]), segments.dim
-        return cls(*layout, *sizes, constants)
+        return cls(*vectors, int(first[-1]), segments.dim, constants)
 
     @property
     def num_segments(self) -> int:

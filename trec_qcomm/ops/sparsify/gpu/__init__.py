@@ -20,6 +20,7 @@ from trec_qcomm.ops.sparsify.gpu.row_blocks import RowBlocks
 from trec_qcomm.ops.sparsify.gpu.values import views_of
 
 MAX_DIM = 2**15  # values of a row, which one program holds; its columns are int16
+_REGISTERS = 128  # that a thread may use to read rows; told no number, the compiler spills
 _FEW = 16  # the largest k whose values are found one by one; above, bisection takes fewer passes
 
 
@@ -112,7 +113,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     blocks.launch(
         read.rows, payload, halves, words, out.detach().view(torch.int32), masks.bits, mask_at,
         _added_up(blocks.batch, counts), num_kept, kinds, forms, positions_at, wrong, **widths,
-        MASKED=False, NOTED=segments.masks is not None,
+        MASKED=False, NOTED=segments.masks is not None, maxnreg=_REGISTERS,
     )  # fmt: skip
     return wrong
 
@@ -130,7 +131,7 @@ def decode_masked(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     blocks.launch(
         read.rows, payload, halves, words, out.detach().view(torch.int32), masks.bits, mask_at,
         kept, num_kept, kinds, kinds, num_kept, wrong, WIDTH=0, COUNT_WIDTH=0, MASKED=True,
-        NOTED=False,
+        NOTED=False, maxnreg=_REGISTERS,
     )  # fmt: skip
     return wrong
 

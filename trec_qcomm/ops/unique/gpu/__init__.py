@@ -1,0 +1,6 @@
+"""Distinct bags in Triton. Same results as reference.py."""
+
+from trec_qcomm.ops.unique.gpu.bag_rows import expand, sum_by_bag
+from trec_qcomm.ops.unique.gpu.distinct_bags import take_bags, unique_bags
+
+__all__ = ["expand", "sum_by_bag", "take_bags", "unique_bags"]
