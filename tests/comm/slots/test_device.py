@@ -10,14 +10,15 @@ import torch.distributed as dist
 from tests.comm.rows.test_device import as_on_a_gpu
 from tests.comm.slots.test_exchange import KINDS, make
 from tests.ops.backends import device_of
+from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.core.counters import kind_stats
 from trec_qcomm.testing import run_ranks
 from trec_qcomm.wire import slot
 
 pytestmark = [pytest.mark.dist, pytest.mark.triton, pytest.mark.timeout(600)]
 
-SIZES = (5, 3)
-STEPS = 3
+SIZES = (3, 2)
+STEPS = 2
 ALIGNMENTS = {"all-to-all": 8, "reduce-scatter": slot.DEVICE_ALIGNMENT}
 
 
@@ -28,7 +29,7 @@ def rows_of(step, shape):
 
 
 def training(kind, device, slots):
-    op, results = make(kind, slots), []
+    op, results = make(kind, slots, bounded=ErrorBounded(0.02)), []
     for step in range(STEPS):
         rows = rows_of(step, (sum(SIZES), op.layout.dim_sum(op.rank))).to(device).requires_grad_()
         out = op.start(rows, SIZES).wait()
@@ -62,6 +63,7 @@ def test_slots_of_a_gpu_change_no_bit(ranks, kind):
         for with_slots, without in zip(counted, announced, strict=True):
             assert with_slots.tables == without.tables
             assert with_slots.num_calls == without.num_calls == STEPS
-            # Capacities that are multiples of 128 have room for all of these few rows.
-            assert bool(with_slots.num_overflows) == (kind == "all-to-all")
-            assert with_slots.padding_nbytes > 0
+        if kind == "all-to-all":  # whose capacities are tight
+            assert counted[0].num_overflows + counted[1].num_overflows > 0
+        else:
+            assert counted[0].padding_nbytes > 0

@@ -110,7 +110,7 @@ class PendingDeviceSlots:
         self._histories[1].note(self._extents[1], nbytes)
         self._count(own_nbytes, own_sizes)
         self._traffic.wire_s += perf_counter() - begin
-        received = SealedFrames(frames, nbytes, sent.call, announced)
+        received = SealedFrames(frames, slot.padded(nbytes, frames), sent.call, announced)
         decode_frames(received, incoming, out, ranks=peers.ranks, traffic=self._traffic)
 
     def _exchange_overflows(

@@ -50,13 +50,20 @@ class EncodedOnDevice:
         tolerances: Tensor | None,
     ) -> "EncodedOnDevice":
         """Encode rows; the arguments are those of frame_coding.encode_frames."""
-        payload = torch.empty(sum(placed.frame_nbytes), dtype=torch.uint8, device=values.device)
+        layout = placed.layout(frame.alignment_of(values))
+        size = sum(layout.frame_nbytes)
+        payload = torch.empty(size, dtype=torch.uint8, device=values.device)
         with leaving_sizes():
             sizes = encode_segments(
                 values, placed, payload, seed=seed, traffic=traffic, measure=measure,
                 counted=True, tolerances=tolerances,
             )  # fmt: skip
         return cls(placed, payload, _joined_on_device(placed, sizes, values.device), call)
+
+    @property
+    def _at(self) -> Tensor:
+        """Places of the segments in `payload`, [S] int64."""
+        return self.placed.layout(frame.alignment_of(self.payload)).at
 
     def slots(self, capacities: Any) -> Tensor:
         """Return the frames in slots, as far as they fit. capacities: [P] numpy int64."""
@@ -72,7 +79,7 @@ class EncodedOnDevice:
         largest = np.asarray(placed.frame_nbytes, np.int64)
         per_frame = (torch.from_numpy(v[full]) for v in (counts, largest, overheads, capacities))
         num_segments, most, header_nbytes, sizes = per_frame
-        segments = gpu.Segments(self.payload, placed.at, self.nbytes, num_segments, most)
+        segments = gpu.Segments(self.payload, self._at, self.nbytes, num_segments, most)
         filled: Tensor = gpu.fill(segments, headers, header_nbytes, sizes, self.call % 2**16)
         return filled
 
@@ -97,7 +104,7 @@ class EncodedOnDevice:
             cut = (ends - np.asarray(sizes) + slot.room(capacities))[frame_of]
             lost = torch.from_numpy(np.clip(at.numpy() + nbytes.numpy() - cut, 0, nbytes.numpy()))
             target = torch.cumsum(lost, 0) - lost
-            source = self.placed.at + nbytes - lost
+            source = self._at + nbytes - lost
             importlib.import_module("trec_qcomm.wire.gpu").compact(
                 self.payload, source, target, lost, out
             )

@@ -45,8 +45,9 @@ def fill(frames: Tensor, nbytes: Sequence[int], capacities: Any, *, call: int) -
     """Return the slots, [sum of capacities] uint8.
 
     Args:
-        frames: [W] uint8, P frames without gaps.
-        nbytes: P ints, the size of each frame.
+        frames: [W] uint8, P frames, each of which begins at the next multiple of
+            frame.alignment_of.
+        nbytes: P ints, the size of each frame without padding.
         capacities: [P] numpy int64, the size of each slot; 0 for an empty frame.
         call: number of the exchange, of which 16 bits are kept.
     """
@@ -59,7 +60,8 @@ def fill(frames: Tensor, nbytes: Sequence[int], capacities: Any, *, call: int) -
         places, both = (np.concatenate(pair) for pair in ((begins, begins + 1), (stated, ~stated)))
         vectors = upload(frames.device, torch.from_numpy(places), torch.from_numpy(both))
         slots.view(torch.int64).index_copy_(0, *vectors)
-        _move(frames, slots, sizes, capacities, sizes.cumsum() - sizes, _frames_in(capacities))
+        begins, _ = _begins(sizes, frames)
+        _move(frames, slots, sizes, capacities, begins, _frames_in(capacities))
         return slots
     slots = torch.empty(int(capacities.sum()), dtype=torch.uint8)
     cpu.fill(frames.numpy(), sizes, words, capacities, slots.numpy())
@@ -71,10 +73,10 @@ def overflows(frames: Tensor, nbytes: Sequence[int], capacities: Any) -> list[tu
 
     Arguments: `fill`; frames may lie on a GPU.
     """
-    sizes = np.asarray(nbytes, np.int64)
-    rooms, ends = room(capacities), sizes.cumsum()
+    sizes, rooms = np.asarray(nbytes, np.int64), room(capacities)
+    begins, _ = _begins(sizes, frames)
     return [
-        (p, frames[int(ends[p] - sizes[p] + rooms[p]) : int(ends[p])])
+        (p, frames[int(begins[p] + rooms[p]) : int(begins[p] + sizes[p])])
         for p in np.flatnonzero(sizes > rooms).tolist()
     ]
 
@@ -123,7 +125,7 @@ def sizes_of(
 
 
 def take_out(slots: Tensor, capacities: Any, nbytes: Sequence[int]) -> Tensor:
-    """Return the frames without gaps, [sum of nbytes] uint8; overflows are yet to come.
+    """Return the frames, [W] uint8, as `fill` takes them; overflows are yet to come.
 
     On a CPU they are moved within `slots`, where every frame fits.
 
@@ -131,14 +133,28 @@ def take_out(slots: Tensor, capacities: Any, nbytes: Sequence[int]) -> Tensor:
     """
     sizes = np.asarray(nbytes, np.int64)
     if frame.is_on_gpu(slots):
-        frames = slots.new_empty(int(sizes.sum()))
-        _move(slots, frames, sizes, capacities, _frames_in(capacities), sizes.cumsum() - sizes)
+        begins, size = _begins(sizes, slots)
+        frames = slots.new_empty(size)
+        _move(slots, frames, sizes, capacities, _frames_in(capacities), begins)
         return frames
     frames = slots
     if (sizes > room(capacities)).any():
         frames = torch.empty(int(sizes.sum()), dtype=torch.uint8)
     cpu.take_out(slots.numpy(), capacities, sizes, frames.numpy())
     return frames[: int(sizes.sum())]
+
+
+def padded(nbytes: Sequence[int], buffer: Tensor) -> list[int]:
+    """Return the sizes of frames with the padding that follows each in the buffer's memory."""
+    alignment = frame.alignment_of(buffer)
+    return [-(-size // alignment) * alignment for size in nbytes]
+
+
+def _begins(sizes: Any, buffer: Tensor) -> tuple[Any, int]:
+    """Return where frames of these sizes begin in the buffer's memory, and the size of all."""
+    ends = np.asarray(padded(sizes.tolist(), buffer), np.int64).cumsum()
+    begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    return begins, int(ends[-1]) if len(ends) else 0
 
 
 def _frames_in(capacities: Any) -> Any:
