@@ -58,7 +58,7 @@ def test_slots_change_no_bit(algorithm, world_size, name):
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_gpu_ends_with_the_bits_of_the_cpu(algorithm, name):
-    """Also with sizes announced, which are slots without history there."""
+    """A GPU announces sizes by slots without history."""
     codec, feedback = CODECS[name]
     world_size = 3
     buckets = [gradients([40, 7], world_size, step) for step in range(2)]
