@@ -39,7 +39,7 @@ class ErrorBounded:
         encoder: how the integers round(x / (2 error bound)) become bytes. `bitpack`: at the speed
             of memory. `rans`: entropy coded, a tenth to a fifth smaller and several times slower.
             `vector_lz`: bitpack with repeated rows sent once. `auto`: for each segment the smallest
-            of these.
+            of these; on a GPU, where vector_lz has no kernels, rans.
     """
 
     bound: float
@@ -69,8 +69,8 @@ class ErrorBounded:
 
     @property
     def has_gpu_kernels(self) -> bool:
-        """Whether it runs on a GPU: bitpack and rans do; the other encoders look for copies, one
-        row after the other."""
+        """Whether it runs on a GPU: all encoders do but vector_lz, which looks for copies, one row
+        after the other."""
         return self.encoder in error_bound.GPU_ENCODERS
 
     def max_nbytes(self, segments: Segments) -> Tensor:

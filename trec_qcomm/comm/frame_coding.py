@@ -25,6 +25,7 @@ from trec_qcomm.core.checks import renaming_errors
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.segments import Encoded
+from trec_qcomm.core.transfer import download
 from trec_qcomm.wire import frame
 
 _SEED_STRIDE = 0x1E3779B97F4A7C15
@@ -79,25 +80,18 @@ def encode_frames(
     """
     plan, fixed_size = placed.plan, placed.fixed_size
     layout = placed.layout(frame.alignment_of(values))
-    frame_nbytes = layout.frame_nbytes
+    frame_nbytes, codecs = layout.frame_nbytes, plan.codecs
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
-    to_encode = plan.tolerances_to_encode(tolerances)
-    nbytes_by_group, codecs = [], plan.codecs
-    timer = _Timer(traffic.encode_s)
-    for number, group in enumerate(placed.groups):
-        group_seed = seed
-        if group.segments.numbers is None:
-            # Each group numbers its values from 0, so equal seeds would draw equal noise.
-            group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
-        at = layout.group_at[number]
-        encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
-        nbytes_by_group.append(encoded.nbytes)
-        timer.add_to(group.label)
-        if counted and encoded.flushed is not None:
-            traffic.add_flushed(plan.table[group.members], encoded.flushed)
-        if measure:
-            _record_error(values, encoded, group, placed, traffic)
-            timer.restart()
+    nbytes_by_group = encode_segments(
+        values,
+        placed,
+        buffer,
+        seed=seed,
+        traffic=traffic,
+        measure=measure,
+        counted=counted,
+        tolerances=tolerances,
+    )
     nbytes = placed.max_nbytes if fixed_size else joined(placed.groups, nbytes_by_group)
     if not fixed_size:
         within = Encoded(buffer, layout.at, nbytes)
@@ -123,6 +117,44 @@ def encode_frames(
         buffer = buffer if is_shared else buffer.repeat(n)
     announced = frame.Announced(codecs, nbytes)
     return SealedFrames(buffer, frame_nbytes * n, call, announced, counts * n, is_shared)
+
+
+def encode_segments(
+    values: Tensor,
+    placed: PlacedFrames,
+    buffer: Tensor,
+    *,
+    seed: int,
+    traffic: Traffic,
+    measure: bool,
+    counted: bool,
+    tolerances: Tensor | None,
+) -> list[Tensor]:
+    """Encode all segments to their places in `buffer`, which are as large as they may be.
+
+    The arguments are those of `encode_frames`.
+
+    Returns: for each group the sizes of its segments, [G] int64; see core.transfer.leaving_sizes.
+    """
+    plan, layout = placed.plan, placed.layout(frame.alignment_of(values))
+    to_encode = plan.tolerances_to_encode(tolerances)
+    nbytes_by_group = []
+    timer = _Timer(traffic.encode_s)
+    for number, group in enumerate(placed.groups):
+        group_seed = seed
+        if group.segments.numbers is None:
+            # Each group numbers its values from 0, so equal seeds would draw equal noise.
+            group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
+        at = layout.group_at[number]
+        encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
+        nbytes_by_group.append(encoded.nbytes)
+        timer.add_to(group.label)
+        if counted and encoded.flushed is not None:
+            traffic.add_flushed(plan.table[group.members], encoded.flushed)
+        if measure:
+            _record_error(values, encoded, group, placed, traffic)
+            timer.restart()
+    return nbytes_by_group
 
 
 def _count_bytes(
@@ -345,8 +377,9 @@ def _record_error(
     values: Tensor, encoded: Encoded, group: CodecGroup, placed: PlacedFrames, traffic: Traffic
 ) -> None:
     """Decode what was just encoded and record the largest |error| of each table. Not fast."""
-    decoded = torch.empty_like(values)
-    group.codec.decode(encoded, group.segments, decoded)
+    decoded, on_host = torch.empty_like(values), download(encoded.nbytes)
+    within = Encoded(encoded.payload, encoded.at, on_host)
+    group.codec.decode(within, group.segments, decoded)
     for s, segment in enumerate(group.members.tolist()):
         x, y = group.segments.block(values, s), group.segments.block(decoded, s)
         same = (x == y) | (x.isnan() & y.isnan())

@@ -23,7 +23,7 @@ class AllReduceRule:
     """Settings that every all-reduce of gradients has.
 
     Args:
-        codec: codec of the values; on CUDA one whose frames have a fixed size.
+        codec: codec of the values; on CUDA one that has kernels there.
         algorithm: name of the algorithm; `auto` is the fastest one by the model of `link`.
         link: latency and bandwidth between two ranks, for `auto`.
     """

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from tests.comm.dense.reductions import gradients, played, reductions, same_bits
+from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm.codecs import ErrorBounded, Threshold
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.slots.history import SlotOptions
+from trec_qcomm.core.checks import DeferredChecks, deferring
 
 NUMELS = [300, 7, 70]
 STEPS = 5
@@ -49,3 +51,27 @@ def test_slots_change_no_bit(algorithm, world_size, name):
     overflows = sum(traffic.num_overflows for traffic in in_slots)
     padding = sum(traffic.padding_nbytes for traffic in in_slots)
     assert bool(overflows) == bool(padding) == (world_size > 1)
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="plays a GPU")
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_gpu_ends_with_the_bits_of_the_cpu(algorithm, name):
+    """A GPU announces sizes by slots without history."""
+    codec, feedback = CODECS[name]
+    world_size = 3
+    buckets = [gradients([40, 7], world_size, step) for step in range(2)]
+
+    def means(slots):
+        ranks = reductions(algorithm, world_size, codec, error_feedback=feedback, slots=slots)
+        with deferring(checks := DeferredChecks()):
+            results = [mean for bucket in buckets for mean in played(ranks, [40, 7], bucket)]
+        checks.raise_found(wait=True)
+        return results
+
+    expected = means(None)
+    for slots in (SlotOptions(), None):
+        with fake_gpu():
+            results = means(slots)
+        assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True))

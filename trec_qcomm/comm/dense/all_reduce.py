@@ -177,7 +177,7 @@ class Reduction:
 
         Args:
             parameters: P shapes, in the bucket's order.
-            bucket: [E] float32, contiguous, on CPU, or on a GPU where the codec is of fixed size;
+            bucket: [E] float32, contiguous, on CPU, or on a GPU where the codec has kernels;
                 E is the sum of the parameters' numels, and may be 0.
             exact: whether to send float32 and leave residuals alone.
             once: whether these shapes will not come again, so that their chunks need not be kept.
@@ -218,10 +218,11 @@ class Reduction:
             timed=self.traffic,
             scratch=self._scratch,
             alignment=frame.alignment_of(bucket),
+            device=bucket.device,
             residuals=residuals,
             tolerances=None if exact else self.tolerances,
             measure=self.options.measure,
-            slots=self._slots,
+            slots=self._slots_for(bucket),
         )
         values = self._scratch.empty("values", len(bucket), bucket)
         chunks.gather(bucket, values)
@@ -231,6 +232,16 @@ class Reduction:
             residuals.end(values.isfinite().all())
         chunks.scatter(values, bucket)
         self._add_traffic(coder, len(values))
+
+    def _slots_for(self, bucket: Tensor) -> RoundHistories | None:
+        """Return the histories of slots.
+
+        On a GPU messages of varying size travel in these in any case. Where sizes are to be
+        announced, a history of nothing makes a slot a message of just the sizes.
+        """
+        if self._slots is None and frame.is_on_gpu(bucket):
+            self._slots = RoundHistories(SlotOptions(window=0))
+        return self._slots
 
     def _chunks_of(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
         if parameters not in self._chunks:

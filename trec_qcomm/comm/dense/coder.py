@@ -18,12 +18,13 @@ from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.extents import Extents
-from trec_qcomm.comm.slots.messages import RoundHistories, SlotRound
+from trec_qcomm.comm.slots.messages import ReceivedFrames, RoundHistories, SlotRound
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import ALIGNMENT
 from trec_qcomm.wire import frame, slot
 
+_CPU = torch.device("cpu")
 Exchange = Generator[Round, ReceivedMessages, ReceivedMessages]
 
 
@@ -34,21 +35,41 @@ class Message(NamedTuple):
         frame: [W] uint8, with the padding behind it.
         header_nbytes: the share of W that is header and padding, for statistics.
         placed, number: frames with the rows of this one, and its number among them.
+        announced: codec and size of each segment, on a GPU, where they are not of fixed size.
     """
 
     frame: Tensor
     header_nbytes: int
     placed: PlacedFrames
     number: int = 0
+    announced: frame.Announced | None = None
 
     @classmethod
-    def passed_on(cls, received: Tensor, placed: PlacedFrames) -> "Message":
+    def passed_on(cls, received: ReceivedMessages, placed: PlacedFrames) -> "Message":
         """Return a frame that is sent on as it was received."""
-        counts = placed.plan.segments_per_frame
-        if not placed.fixed_size:  # then it lies in a CPU's memory, without padding
-            return cls(received, frame.overhead_nbytes(counts[0]), placed)
-        [payload] = frame.payload_nbytes(placed.max_nbytes, counts)
-        return cls(received, received.numel() - payload, placed)
+        counts, announced = placed.plan.segments_per_frame, getattr(received, "announced", None)
+        if announced is None and not placed.fixed_size:  # in a CPU's memory, without padding
+            return cls(received.buffer, frame.overhead_nbytes(counts[0]), placed)
+        nbytes = placed.max_nbytes if announced is None else announced.nbytes
+        [payload] = frame.payload_nbytes(nbytes, counts)
+        return cls(received.buffer, received.buffer.numel() - payload, placed, announced=announced)
+
+    def to_itself(self) -> ReceivedMessages:
+        """Return the message as its sender would receive it."""
+        nbytes = [self.frame.numel()]
+        if self.announced is None:
+            return ReceivedMessages(self.frame, nbytes)
+        return ReceivedFrames(self.frame, nbytes, self.announced)
+
+    @property
+    def overhead_nbytes(self) -> int:
+        """Bytes of the frame's header and segment table."""
+        return frame.overhead_nbytes(self.placed.plan.segments_per_frame[self.number])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frame without the padding."""
+        return self.frame.numel() - self.header_nbytes + self.overhead_nbytes
 
 
 class GradientTolerances(Protocol):
@@ -118,6 +139,7 @@ class MessageCoder:
         timed: Traffic,
         scratch: Scratch,
         alignment: int = ALIGNMENT,
+        device: torch.device = _CPU,
         residuals: BucketResiduals | None = None,
         tolerances: GradientTolerances | None = None,
         measure: bool = False,
@@ -134,6 +156,7 @@ class MessageCoder:
             timed: counters that get the codecs' seconds.
             scratch: memory for algorithms.
             alignment: the result of wire.frame.alignment_of for the memory of the messages.
+            device: where the messages lie.
             residuals: None without error feedback.
             tolerances: None where the codec's own tolerance holds.
             measure: whether to record the largest error, too.
@@ -148,7 +171,7 @@ class MessageCoder:
         self._slots, self._num_rounds = slots, 0
         self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
-        self._alignment = alignment
+        self._alignment, self._device = alignment, device
 
     def send(
         self,
@@ -193,9 +216,12 @@ class MessageCoder:
         assert frames.announced is not None
         payloads = frame.payload_nbytes(frames.announced.nbytes, counts)
         data = torch.split(frames.buffer, frames.nbytes)
+        announced: Sequence[frame.Announced | None] = [None] * len(counts)
+        if frame.is_on_gpu(values) and not span.placed.fixed_size:
+            announced = frames.announced.by_frame(counts)
         return [
-            Message(f, f.numel() - n, span.placed, number)
-            for number, (f, n) in enumerate(zip(data, payloads, strict=True))
+            Message(f, f.numel() - n, span.placed, number, known)
+            for number, (f, n, known) in enumerate(zip(data, payloads, announced, strict=True))
         ]
 
     def exchange(
@@ -223,10 +249,12 @@ class MessageCoder:
         in_slots = SlotRound(
             sends=[(peer, numbers[id(message.frame)]) for peer, message in sends],
             messages=[message.frame for message in distinct.values()],
+            nbytes=[message.nbytes for message in distinct.values()],
             outgoing=Extents.from_frames([(m.placed, m.number) for m in distinct.values()]),
             sources=sources,
             incoming=Extents.from_frames(awaited),
-            limits=[] if expected is None else largest_nbytes(expected).tolist(),
+            expected=expected,
+            device=self._device,
             histories=(sent, came),
             call=self._call,
         )
@@ -234,8 +262,8 @@ class MessageCoder:
         self.sent_nbytes += in_slots.sent_nbytes
         self.padding_nbytes += in_slots.padding_nbytes
         self.num_overflows += in_slots.num_overflows
-        headers = [m.header_nbytes + slot.HEADER_NBYTES for _, m in sends if m.frame.numel()]
-        self.header_nbytes += sum(headers)
+        overheads = [m.overhead_nbytes + slot.HEADER_NBYTES for _, m in sends if m.frame.numel()]
+        self.header_nbytes += sum(overheads)
         return received
 
     def round(
@@ -281,7 +309,7 @@ class MessageCoder:
         """
         announced = None
         if frame.is_on_gpu(received.buffer):
-            announced = expected.announced
+            announced = getattr(received, "announced", expected.announced)
         frames = SealedFrames(received.buffer, received.nbytes, self._call, announced)
         decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
 

@@ -49,7 +49,7 @@ def recursive_doubling(coder: MessageCoder, values: Tensor) -> Rounds:
         received = yield from coder.exchange([(partner, message)], [partner], whole.placed)
         other = torch.empty_like(values)
         coder.receive(received, whole.placed, other, [partner])
-        messages = [message, Message.passed_on(received.buffer, whole.placed)]
+        messages = [message, Message.passed_on(received, whole.placed)]
         # The lower rank's values come first on both ranks: of two NaN a sum takes the first's bits.
         low, high = (values, other) if rank < partner else (other, values)
         values.copy_(torch.add(low, high))

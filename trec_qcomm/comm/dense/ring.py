@@ -36,4 +36,4 @@ def ring(coder: MessageCoder, values: Tensor) -> Rounds:
         to_receive = chunks[(rank - step - 1) % n]
         received = yield from coder.exchange([(after, message)], [before], to_receive.placed)
         coder.receive(received, to_receive.placed, values, [before])
-        message = Message.passed_on(received.buffer, to_receive.placed)
+        message = Message.passed_on(received, to_receive.placed)

@@ -16,7 +16,7 @@ from torch import Tensor
 from trec_qcomm.comm.dense.chunks import ChunkSpan
 from trec_qcomm.comm.dense.coder import MessageCoder
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, OWNER
-from trec_qcomm.comm.rounds import ReceivedMessages, Rounds
+from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.ops.rank_sum import rank_sum
 
 
@@ -34,10 +34,8 @@ def two_shot(coder: MessageCoder, values: Tensor) -> Rounds:
     if coder.has_residuals:  # then `values` are decoded
         summands[rank] = values[own_chunk.begin : own_chunk.end]
     else:
-        own_frame = messages[rank].frame
-        own_message = ReceivedMessages(own_frame, [own_frame.numel()])
         own_contribution = chunks.copies(range(rank, rank + 1), (rank,))
-        coder.receive(own_message, own_contribution, summands, [rank])
+        coder.receive(messages[rank].to_itself(), own_contribution, summands, [rank])
     coder.receive(received, contributions, summands, peers)
     rank_sum(summands, values[own_chunk.begin : own_chunk.end])
     [message] = coder.send(values, own_chunk, OWNER)

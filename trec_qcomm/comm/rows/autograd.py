@@ -21,14 +21,19 @@ from trec_qcomm.comm.exchange import PendingFrames, start_exchange
 from trec_qcomm.comm.frame_coding import encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
 from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
+from trec_qcomm.comm.slots.device import PendingDeviceSlots
 from trec_qcomm.comm.slots.exchange import PendingSlots
+from trec_qcomm.comm.slots.on_device import EncodedOnDevice
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.ops.rank_sum import rank_sum
+from trec_qcomm.wire import frame
 
 if TYPE_CHECKING:
     from trec_qcomm.comm.rows.collective import RowCollective
+
+Pending = PendingFrames | PendingSlots | PendingDeviceSlots
 
 
 class PendingRows:
@@ -85,7 +90,7 @@ class RowExchange:
     step: int
     tolerances: Tensor | None
     device: torch.device
-    pending: PendingFrames | PendingSlots | None = None
+    pending: Pending | None = None
     coded: Tensor | None = None
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
@@ -131,30 +136,41 @@ class RowExchange:
             record_function(f"## {op.name} {direction} start ##"),
             side_stream(self.device, values),
         ):
-            kind = self._kind(direction)
-            frames = encode_frames(
-                values,
-                sent,
-                call=op.next_exchange(kind),
-                seed=op.noise_seed(self.step, direction, again),
-                traffic=traffic,
-                measure=op.measure_error,
-                tolerances=self.tolerances if forward else None,
-            )
+            options: dict[str, Any] = {
+                "call": op.next_exchange(self._kind(direction)),
+                "seed": op.noise_seed(self.step, direction, again),
+                "traffic": traffic,
+                "measure": op.measure_error,
+                "tolerances": self.tolerances if forward else None,
+            }
+            self.pending = self._send(values, direction, sent, received, options)
             if traffic.newly_flushed:
                 op.warn_of_flushed(traffic, direction, self.step)
-            # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
-            fixed_size = op.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
-            name = f"{direction} all-to-all of {op.name}, {self.moment}"
-            if op.slots is not None and not fixed_size and op.world_size > 1:
-                histories = op.slots.of_kind(kind, sent.plan, received.plan)
-                self.pending = PendingSlots(
-                    op.peers, frames, sent, received, histories, traffic, name
-                )
-                return
-            self.pending = start_exchange(
+
+    def _send(
+        self,
+        values: Tensor,
+        direction: str,
+        sent: PlacedFrames,
+        received: PlacedFrames,
+        options: dict[str, Any],
+    ) -> Pending:
+        """Encode values and start their exchange. options: arguments of encode_frames."""
+        op, traffic = self.op, options["traffic"]
+        name = f"{direction} all-to-all of {op.name}, {self.moment}"
+        # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
+        fixed_size = op.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
+        if op.slots is None or fixed_size or op.world_size == 1:
+            frames = encode_frames(values, sent, **options)
+            return start_exchange(
                 op.peers, frames, received, fixed_size=fixed_size, traffic=traffic, name=name
             )
+        histories = op.slots.of_kind(self._kind(direction), sent.plan, received.plan)
+        if frame.is_on_gpu(values):
+            encoded = EncodedOnDevice.from_rows(values, sent, **options)
+            return PendingDeviceSlots(op.peers, encoded, received, histories, traffic, name)
+        frames = encode_frames(values, sent, **options)
+        return PendingSlots(op.peers, frames, sent, received, histories, traffic, name)
 
     def finish(self, direction: str) -> Tensor:
         """Wait for the exchange, and return what was received, decoded and summed up."""

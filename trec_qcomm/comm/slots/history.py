@@ -31,11 +31,12 @@ class SlotOptions:
     """Settings of slots.
 
     Args:
-        window: number of frames that the next one is expected to be like, >= 1.
+        window: number of frames that the next one is expected to be like; with 0 every frame is
+            one without history.
         margin: what is added to the largest of them, as a fraction of it.
     """
 
-    window: int = 4
+    window: int = 2
     margin: float = 0.05
 
 
@@ -55,17 +56,18 @@ class SlotHistory:
         """
         overheads, raw, largest = extents.overheads, extents.raw, extents.largest
         needed = overheads
-        if extents.fixed_size:
-            needed = largest
-        elif self._num_noted:
+        if self._num_noted:
             share = self._shares.max(0) * self._factor // _ONE + 1
             expected = np.minimum(overheads + raw * share // _ONE, largest)
             needed = np.where(raw > 0, expected, largest)
+        needed = np.where(extents.fixed, largest, needed)
         slots = (needed + (slot.HEADER_NBYTES + alignment - 1)) // alignment * alignment
         return np.where(overheads > 0, slots, 0)
 
     def note(self, extents: Extents, nbytes: Sequence[int]) -> None:
         """Remember the sizes of the frames of one exchange. Args: nbytes: P ints."""
+        if not len(self._shares):
+            return
         raw, payload = extents.raw, np.asarray(nbytes, np.int64) - extents.overheads
         last = self._shares[(self._num_noted - 1) % len(self._shares)]
         share = np.where(raw > 0, payload * _ONE // np.maximum(raw, 1), last)

@@ -38,10 +38,10 @@ def check_on_gpu(codec: Codec, backends: str) -> None:
 
     Args: backends: backends of the process group, such as "cpu:gloo,cuda:nccl".
     """
-    if not codec.fixed_size or not has_gpu_kernels(codec):
+    if not has_gpu_kernels(codec):
         raise ValueError(
-            f"codec: {codec!r}: on cuda gradients are all-reduced with codecs of fixed size only: "
-            "identity, cast, fbgemm, float6, rowwise, sign, topk with a density"
+            f"codec: {codec!r}: on cuda gradients are all-reduced with codecs that have GPU "
+            "kernels only: all but error_bounded with the encoder vector_lz, and codecs of your own"
         )
     backend = dict(pair.split(":") for pair in backends.split(",")).get("cuda")
     if backend != "nccl":  # gloo does not send from a GPU's memory

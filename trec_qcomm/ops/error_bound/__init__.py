@@ -34,7 +34,7 @@ ENCODERS = {
     "rans": cpu.RANS,
     "auto": segment_encoders.AUTO,
 }
-GPU_ENCODERS = ("bitpack", "rans")
+GPU_ENCODERS = ("bitpack", "rans", "auto")  # auto is rans there
 
 _REASONS = {
     cpu.BAD_SIZE: "nbytes, padding and number of verbatim values do not fit the rows",
@@ -42,7 +42,7 @@ _REASONS = {
     cpu.BAD_STEP: "the step is not a normal number > 0",
     cpu.BAD_INDICES: "invalid indices",
     cpu.BAD_VERBATIM: "positions of verbatim values do not increase or are out of range",
-    cpu.OTHER_ENCODER: f"its encoder of indices is none that a GPU decodes: {GPU_ENCODERS}",
+    cpu.OTHER_ENCODER: "its encoder of indices, vector_lz, is none that a GPU decodes",
 }
 
 

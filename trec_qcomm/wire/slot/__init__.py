@@ -7,6 +7,7 @@ Knows: slots, sizes of frames. Does not know: what frames hold, how capacities a
 Shapes: P frames, of which some may be empty; W bytes.
 """
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,13 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import ALIGNMENT
+from trec_qcomm.core.transfer import upload
+from trec_qcomm.wire import frame
 from trec_qcomm.wire.slot import cpu
 
 HEADER_NBYTES = 16
+DEVICE_ALIGNMENT = 128  # of messages in a GPU's memory, which NCCL copies in large steps then
 SIZE_BITS = 47  # of a word that holds a size and, above it, the 16 bits of a call's number
 
 
@@ -31,18 +36,35 @@ def room(capacities: Any) -> Any:
     return np.maximum(capacities - HEADER_NBYTES, 0)
 
 
+def alignment_of(buffer: Tensor) -> int:
+    """Return what the capacities of slots in a buffer's memory are multiples of."""
+    return DEVICE_ALIGNMENT if frame.is_on_gpu(buffer) else ALIGNMENT
+
+
 def fill(frames: Tensor, nbytes: Sequence[int], capacities: Any, *, call: int) -> Tensor:
-    """Return the slots, [sum of capacities] uint8 on CPU.
+    """Return the slots, [sum of capacities] uint8.
 
     Args:
-        frames: [W] uint8 on CPU, P frames without gaps.
-        nbytes: P ints, the size of each frame.
+        frames: [W] uint8, P frames, each of which begins at the next multiple of
+            frame.alignment_of.
+        nbytes: P ints, the size of each frame without padding.
         capacities: [P] numpy int64, the size of each slot; 0 for an empty frame.
         call: number of the exchange, of which 16 bits are kept.
     """
     sizes = np.asarray(nbytes, np.int64)
+    words = size_words(sizes, call)
+    if frame.is_on_gpu(frames):
+        slots = frames.new_zeros(int(capacities.sum()))
+        begins = (capacities.cumsum() - capacities)[capacities > 0] // 8
+        stated = words[capacities > 0]
+        places, both = (np.concatenate(pair) for pair in ((begins, begins + 1), (stated, ~stated)))
+        vectors = upload(frames.device, torch.from_numpy(places), torch.from_numpy(both))
+        slots.view(torch.int64).index_copy_(0, *vectors)
+        begins, _ = _begins(sizes, frames)
+        _move(frames, slots, sizes, capacities, begins, _frames_in(capacities))
+        return slots
     slots = torch.empty(int(capacities.sum()), dtype=torch.uint8)
-    cpu.fill(frames.numpy(), sizes, size_words(sizes, call), capacities, slots.numpy())
+    cpu.fill(frames.numpy(), sizes, words, capacities, slots.numpy())
     return slots
 
 
@@ -51,10 +73,10 @@ def overflows(frames: Tensor, nbytes: Sequence[int], capacities: Any) -> list[tu
 
     Arguments: `fill`; frames may lie on a GPU.
     """
-    sizes = np.asarray(nbytes, np.int64)
-    rooms, ends = room(capacities), sizes.cumsum()
+    sizes, rooms = np.asarray(nbytes, np.int64), room(capacities)
+    begins, _ = _begins(sizes, frames)
     return [
-        (p, frames[int(ends[p] - sizes[p] + rooms[p]) : int(ends[p])])
+        (p, frames[int(begins[p] + rooms[p]) : int(begins[p] + sizes[p])])
         for p in np.flatnonzero(sizes > rooms).tolist()
     ]
 
@@ -103,15 +125,45 @@ def sizes_of(
 
 
 def take_out(slots: Tensor, capacities: Any, nbytes: Sequence[int]) -> Tensor:
-    """Return the frames without gaps, [sum of nbytes] uint8 on CPU; overflows are yet to come.
+    """Return the frames, [W] uint8, as `fill` takes them; overflows are yet to come.
 
-    Where every frame fits, they are moved within `slots`.
+    On a CPU they are moved within `slots`, where every frame fits.
 
-    Args: slots: [sum of capacities] uint8 on CPU.  nbytes: P ints, from `sizes_of`.
+    Args: slots: [sum of capacities] uint8.  nbytes: P ints, from `sizes_of`.
     """
     sizes = np.asarray(nbytes, np.int64)
+    if frame.is_on_gpu(slots):
+        begins, size = _begins(sizes, slots)
+        frames = slots.new_empty(size)
+        _move(slots, frames, sizes, capacities, _frames_in(capacities), begins)
+        return frames
     frames = slots
     if (sizes > room(capacities)).any():
         frames = torch.empty(int(sizes.sum()), dtype=torch.uint8)
     cpu.take_out(slots.numpy(), capacities, sizes, frames.numpy())
     return frames[: int(sizes.sum())]
+
+
+def padded(nbytes: Sequence[int], buffer: Tensor) -> list[int]:
+    """Return the sizes of frames with the padding that follows each in the buffer's memory."""
+    alignment = frame.alignment_of(buffer)
+    return [-(-size // alignment) * alignment for size in nbytes]
+
+
+def _begins(sizes: Any, buffer: Tensor) -> tuple[Any, int]:
+    """Return where frames of these sizes begin in the buffer's memory, and the size of all."""
+    ends = np.asarray(padded(sizes.tolist(), buffer), np.int64).cumsum()
+    begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    return begins, int(ends[-1]) if len(ends) else 0
+
+
+def _frames_in(capacities: Any) -> Any:
+    """Return [P] numpy int64, where the frames begin in slots."""
+    return capacities.cumsum() - capacities + HEADER_NBYTES
+
+
+def _move(source: Tensor, target: Tensor, sizes: Any, capacities: Any, old: Any, new: Any) -> None:
+    """Copy what slots have room for of each frame, on a GPU. Args: old, new: [P] places."""
+    shares = np.minimum(sizes, room(capacities))
+    places = (torch.from_numpy(vector) for vector in (old, new, shares))
+    importlib.import_module("trec_qcomm.wire.gpu").compact(source, *places, target)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.core.transfer import Download
+from trec_qcomm.core.transfer import SizesDownload
 from trec_qcomm.ops.device import launch, no_segment, words
 from trec_qcomm.ops.error_bound.gpu import (
     decode_rans,
@@ -60,12 +60,13 @@ def encode(
     relative: bool,
     encoder: str,
 ) -> Tensor:
-    """Write the segments and return their nbytes, [S] int64 on CPU.
+    """Write the segments and return their nbytes, [S] int64; see core.transfer.SizesDownload.
 
     Args: bounds: [S] float64 on CPU.  The others: arguments of error_bound.encode.
     """
     batch = GroupedBatch.from_segments(segments, at, bounds.view(torch.int64), values.device)
-    encode_all = _encode_rans if encoder == "rans" else _encode_bitpack
+    # `auto` is the shorter of vector_lz and rans, of which the former has no kernels here.
+    encode_all = _encode_bitpack if encoder == "bitpack" else _encode_rans
     return encode_all(values, payload, batch, relative)
 
 
@@ -114,7 +115,7 @@ def _encode_bitpack(values: Tensor, payload: Tensor, batch: GroupedBatch, relati
         bounds, group_nbytes, verbatim_counts, group_places, verbatim_before, kinds, nbytes,
         *batch.layout, RELATIVE=relative, **_sum_options(batch),
     )  # fmt: skip
-    nbytes_on_host = Download(nbytes)
+    sizes = SizesDownload(nbytes)
     launch(
         encode_bitpack.write_bitpack, batch.num_chunks, values, payload, payload32, range_keys,
         bounds, segment_of_chunk, kinds, group_nbytes, verbatim_counts, group_places, block_widths,
@@ -125,7 +126,7 @@ def _encode_bitpack(values: Tensor, payload: Tensor, batch: GroupedBatch, relati
         segment_of_chunk, kinds, verbatim_counts, verbatim_before, nbytes, *batch.layout,
         RELATIVE=relative, **_row_options(batch, _TO_WRITE_VERBATIM),
     )  # fmt: skip
-    return nbytes_on_host.wait()
+    return sizes.wait()
 
 
 def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative: bool) -> Tensor:
@@ -181,7 +182,7 @@ def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative:
         word_places, nbytes, batch.stream_offsets, *batch.layout, RELATIVE=relative,
         **_sum_options(batch),
     )  # fmt: skip
-    nbytes_on_host = Download(nbytes)
+    sizes = SizesDownload(nbytes)
     launch(
         encode_rans.write_rans, batch.num_chunks, values, payload, words(payload, torch.int16),
         payload32, segment_of_chunk, kinds, fields, headers.view(torch.uint8), indices,
@@ -193,7 +194,7 @@ def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative:
         segment_of_chunk, kinds, verbatim_counts, verbatim_before, nbytes, *batch.layout,
         RELATIVE=relative, **_row_options(batch, _TO_WRITE_VERBATIM),
     )  # fmt: skip
-    return nbytes_on_host.wait()
+    return sizes.wait()
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
