@@ -30,7 +30,7 @@ def plus(a, b):
     return tl.where(total == total, total, float("nan"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _rank_sum(parts, out, num_parts, size, VECTOR: tl.constexpr, BLOCK: tl.constexpr):
     """Write the sums. VECTOR: a divisor of size, so that all parts begin at multiples of it."""
     q = tl.program_id(0).to(tl.int64) * (BLOCK // VECTOR) + tl.arange(0, BLOCK // VECTOR)

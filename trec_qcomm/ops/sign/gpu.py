@@ -74,7 +74,7 @@ def _store_word(words, payload, to, word, live, c, width, WORDS: tl.constexpr):
         tl.store(payload + to[:, None] + byte, bits.to(tl.uint8), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _encode(
     values, words, payload, offsets, start, stride, at, num_segments, num_rows, dim,
     WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr,

@@ -227,13 +227,13 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     launch(
         decode_segments.read_headers, batch.num_segments, payload, payload16, payload32, nbytes,
         first_invalid, kinds, sinks, segment_of_chunk, group_places, block_widths, fields, entries,
-        slots, word_places, word_counts, batch.stream_offsets, *batch.layout, SLOTS=num_slots,
+        slots, word_places, word_counts, batch.stream_offsets, *batch.layout, num_slots,
         num_warps=1,
     )  # fmt: skip
     launch(
         decode_rans.pop_streams, batch.num_streams, payload16, first_invalid, kinds, fields,
         entries, slots, word_places, word_counts, symbols, group_escapes, stream_escapes,
-        batch.stream_offsets, *batch.layout, SLOTS=num_slots, STEPS=batch.num_segments.bit_length(),
+        batch.stream_offsets, *batch.layout, num_slots, STEPS=batch.num_segments.bit_length(),
         num_warps=1,
     )  # fmt: skip
     launch(

@@ -15,12 +15,12 @@ _GROUP, _RANS = tl.constexpr(1024), tl.constexpr(reference.RANS)
 _NUM_FIELDS, _NUM_ENTRIES = tl.constexpr(header.NUM_FIELDS), tl.constexpr(header.NUM_ENTRIES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def pop_streams(
     payload16, first_invalid, kinds, fields, entries, slots, word_places, word_counts, symbols,
     group_escapes, stream_escapes, stream_offsets,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
-    SLOTS: tl.constexpr, STEPS: tl.constexpr,
+    num_slots, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Decode the symbols of each stream. One program a stream.
 
@@ -42,7 +42,7 @@ def pop_streams(
             valid, num_escapes = stream.pop_stream(
                 payload16, states_at + 2 * lanes * part, tl.load(word_places + stream_number),
                 tl.load(word_counts + stream_number), entries + segment.to(tl.int64) * _NUM_ENTRIES,
-                slots + segment.to(tl.int64) * SLOTS, log, lanes,
+                slots + segment.to(tl.int64) * num_slots, log, lanes,
                 tl.load(segment_fields + header.NUM_CLASSES).to(tl.int32),
                 end_of_stream(part, n) - first, symbols + group * _GROUP, group_escapes + group,
             )  # fmt: skip

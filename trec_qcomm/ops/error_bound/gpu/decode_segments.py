@@ -38,12 +38,12 @@ def note_invalid(first_invalid, segment, reason):
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def read_headers(
     payload, payload16, payload32, nbytes, first_invalid, kinds, sinks, segment_of_chunk,
     group_places, block_widths, fields, entries, slots, word_places, word_counts, stream_offsets,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
-    SLOTS: tl.constexpr,
+    num_slots,
 ):  # fmt: skip
     """Read the headers of each segment. One program a segment.
 
@@ -52,7 +52,7 @@ def read_headers(
           group_places: [G] int64, block_widths: [32 G] uint8, to write for bitpack: where the
               blocks of each group begin, and how wide they are.
           sinks: [S], to write numbers without meaning: see bitpack.read_group_headers.
-          fields: [S, NUM_FIELDS], entries: [S, NUM_ENTRIES], slots: [S, SLOTS], word_places,
+          fields: [S, NUM_FIELDS], entries: [S, NUM_ENTRIES], slots: [S, num_slots], word_places,
               word_counts: [T], to write for rans: see rans.gpu.header.read_header.
     """
     segment = tl.program_id(0)
@@ -92,7 +92,7 @@ def read_headers(
         valid = header.read_header(
             payload, payload16, begin + _HEADER_NBYTES, begin + _HEADER_NBYTES + indices, n,
             fields + segment.to(tl.int64) * _NUM_FIELDS,
-            entries + segment.to(tl.int64) * _NUM_ENTRIES, slots + segment.to(tl.int64) * SLOTS,
+            entries + segment.to(tl.int64) * _NUM_ENTRIES, slots + segment.to(tl.int64) * num_slots,
             word_places + stream, word_counts + stream,
         )  # fmt: skip
         reason = tl.where(valid, _OK, BAD_INDICES)
@@ -101,7 +101,7 @@ def read_headers(
     note_invalid(first_invalid, segment, reason)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_words32"])
 def read_rows(
     payload32, num_words32, out, nbytes, first_invalid, kinds, segment_of_chunk, group_places,
     block_widths,

@@ -64,7 +64,7 @@ def _keep_largest(key, live, k, FEW: tl.constexpr):
     return keep
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def top_k(
     values, bits, mask_at, amax, k,
     offsets, start, stride, at, num_segments, num_rows, dim,
@@ -86,7 +86,7 @@ def top_k(
         raise_largest(amax, live, segment, x, keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def above(
     values, bits, mask_at, amax, levels, counts,
     offsets, start, stride, at, num_segments, num_rows, dim,
@@ -109,7 +109,7 @@ def above(
         raise_largest(amax, live, segment, x, keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def largest_masked(
     values, bits, mask_at, amax,
     offsets, start, stride, at, num_segments, num_rows, dim,
@@ -131,7 +131,7 @@ def largest_masked(
     raise_largest(amax, live, segment, largest, largest > 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def count_masked(
     bits, mask_at, counts,
     offsets, start, stride, at, num_segments, num_rows, dim,

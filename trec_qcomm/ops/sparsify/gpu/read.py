@@ -56,7 +56,7 @@ def header_words(words, at, nbytes, segment, live, NUM_BYTES: tl.constexpr):
     return there, place, size, fields, scale, last.to(tl.uint32, bitcast=True).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def check_headers(
     words, nbytes, num_kept, kinds, forms, positions_at, first_bad,
     offsets, start, stride, at, num_segments, num_rows, dim,
@@ -93,7 +93,7 @@ def check_headers(
     tl.store(forms + segment, tl.where(good, form, COLUMNS), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def check_masked_headers(
     words, nbytes, kept, num_kept, kinds, first_bad,
     offsets, start, stride, at, num_segments, num_rows, dim,
@@ -117,7 +117,7 @@ def check_masked_headers(
     tl.store(kinds + segment, tl.where(code == OK, kind, 0), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def count_rows(
     payload, num_kept, forms, positions_at, counts, first_bad,
     offsets, start, stride, at, num_segments, num_rows, dim,
@@ -200,7 +200,7 @@ def _place_numbered(
     return word
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rows(
     payload, halves, words, out, bits, mask_at, kept, num_kept, kinds, forms, positions_at,
     first_bad,

@@ -45,7 +45,7 @@ def _sizes(
     return packed < bitmap, counts, tl.minimum(packed, bitmap)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def headers(
     kept, amax, nbytes, payload, words,
     offsets, start, stride, at, num_segments, num_rows, dim,
@@ -75,7 +75,7 @@ def headers(
         tl.store(payload + place + end + t, tl.zeros_like(segment).to(tl.uint8), mask=beyond)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rows(
     values, bits, mask_at, kept, amax, columns, payload, halves, words,
     offsets, start, stride, at, num_segments, num_rows, dim,
@@ -112,7 +112,7 @@ def rows(
         word, count, j = word ^ alone, count - 1, j + 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def positions(
     bits, mask_at, kept, counts, columns, payload,
     offsets, start, stride, at, num_segments, num_rows, dim,

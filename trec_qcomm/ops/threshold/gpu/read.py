@@ -29,7 +29,7 @@ from trec_qcomm.ops.threshold.gpu.write import BITMAP, HEADER
 _MAX_WIDTH = tl.constexpr(reference.MAX_WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def check_headers(
     words, nbytes, num_kept, kinds, widths, first_bad,
     first, offsets, start, stride, at, num_segments, num_rows, dim,
@@ -69,7 +69,7 @@ def _gaps(payload, places, width, begin, there, f):
     return tl.where(there, gap + 1, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def add_up(
     payload, num_kept, kinds, widths, counts,
     first, offsets, start, stride, at, num_segments, num_rows, dim,
@@ -101,7 +101,7 @@ def add_up(
     tl.store(counts + chunk + 1, total, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def fill(
     payload, halves, words, out, before, num_kept, kinds, widths, first_bad,
     first, offsets, start, stride, at, num_segments, num_rows, dim,
@@ -140,7 +140,7 @@ def fill(
     tl.store(out + to, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def scatter(
     payload, halves, words, out, before, num_kept, kinds, widths,
     first, offsets, start, stride, at, num_segments, num_rows, dim,

@@ -26,7 +26,7 @@ BITMAP = tl.constexpr(reference.BITMAP)
 HEADER = tl.constexpr(sparse.HEADER_NBYTES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def mark(
     values, levels, bitmaps, counts, amax,
     first, offsets, start, stride, at, num_segments, num_rows, dim,
@@ -54,7 +54,7 @@ def mark(
         raise_largest(amax, live, segment, x, keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def gather(
     values, bitmaps, kept, amax, places, payload, halves, words,
     first, offsets, start, stride, at, num_segments, num_rows, dim,
@@ -87,7 +87,7 @@ def gather(
         word, count, j = word ^ alone, count - 1, j + 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def widest_gaps(
     places, kept, widest,
     first, offsets, start, stride, at, num_segments, num_rows, dim,
@@ -112,7 +112,7 @@ def widest_gaps(
     tl.atomic_max(widest + segment, gap, mask=gap > tl.load(widest + segment))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def headers(
     kept, amax, widest, widths, nbytes, payload, words,
     first, offsets, start, stride, at, num_segments, num_rows, dim,
@@ -144,7 +144,7 @@ def headers(
         tl.store(payload + place + end + t, tl.zeros_like(segment).to(tl.uint8), mask=beyond)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def positions(
     bitmaps, places, kept, widths, payload,
     first, offsets, start, stride, at, num_segments, num_rows, dim,

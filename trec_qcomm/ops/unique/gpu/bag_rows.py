@@ -62,7 +62,7 @@ def _vector(blocks: "BagBlocks", width: int) -> int:
     return vector_of(blocks.start, blocks.dim, blocks.column, torch.tensor(width))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_samples"])
 def _expand(
     rows, inverse, out, first, start, num_rows, dims, columns, groups,
     num_blocks, num_samples, width,
@@ -108,7 +108,7 @@ def _add_samples(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_samples"])
 def _sum(
     matrix, order, begins, out, first, start, num_rows, dims, columns, groups, first_bag,
     num_blocks, num_samples, width,

@@ -148,7 +148,7 @@ def _equal(values, weight_bits, at, length, other_at, other_length, asked, WEIGH
     return same
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_ids"])
 def _insert(
     table, bag_slot, values, weight_bits, lengths, ends, num_ids,
     first_tile, first_bag, num_bags, first_slot, log2, share, num_groups,
@@ -267,7 +267,7 @@ def _invert(
     tl.store(inverse + b, tl.load(rank + tl.load(first_bag + g) + first), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_bags", "num_values", "num_ids"])
 def _take(
     values, weights, bags, ends, taken, taken_ends, ids, picked, num_bags, num_values, num_ids,
     WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
