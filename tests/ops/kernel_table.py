@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if options.all:
-        launches = variants(record_launches(dict.fromkeys(CODECS, (64, 1, 3, 16, 512))))
+        launches = variants(record_launches(dict.fromkeys(CODECS, (64, 1, 3, 512))))
     else:
         launches = representatives(record_launches())
     results = compile_launches(launches, options.jobs)

@@ -106,7 +106,9 @@ def with_sizes_of_1(launch: dict) -> dict:
 
 def unaligned(launch: dict) -> dict:
     wide = {name: "i64" for name in sizes_in(launch) if name in WIDE_SIZES}
-    return launch | {"types": launch["types"] | wide, "aligned": []}
+    constants = launch["constants"]
+    constants = constants | {"WIDE": True} if "WIDE" in constants else constants
+    return launch | {"types": launch["types"] | wide, "aligned": [], "constants": constants}
 
 
 def encode_and_decode(codec, dim: int) -> None:
