@@ -127,14 +127,14 @@ class PendingDeviceSlots:
         for p, place in places:
             if p == rank:
                 place.copy_(outgoing[rank])
-        ops = [
-            dist.P2POp(kind, message, group=pg, group_peer=p)
-            for kind, messages in ((dist.isend, sends), (dist.irecv, places))
-            for p, message in messages
-            if p != rank
-        ]
-        for op, work in zip(ops, dist.batch_isend_irecv(ops) if ops else [], strict=False):
-            self._wait_for(work, f"overflow of the {self._name}", op.group_peer)
+        messages = [(dist.isend, *pair) for pair in sends] + [(dist.irecv, *p) for p in places]
+        messages = [message for message in messages if message[1] != rank]
+        ops = [dist.P2POp(kind, m, group=pg, group_peer=p) for kind, p, m in messages]
+        works = dist.batch_isend_irecv(ops) if ops else []
+        alone = len(works) == len(ops)  # NCCL has one work for all
+        for n, work in enumerate(works):
+            peer = messages[n][1] if alone else None
+            self._wait_for(work, f"overflow of the {self._name}", peer)
 
     def _wait_for(self, work: dist.Work | None, name: str, peer: int | None = None) -> None:
         try:

@@ -85,7 +85,7 @@ def fill(
     return slots
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["call"])
 def _fill(
     payload, headers, ends, frame_nbytes, slots, sums, segment_first, header_first, begins,
     capacities, first_block, at, num_frames, num_segments, call,
