@@ -192,9 +192,7 @@ class QComm:
         """
         return CodecPerfEstimator(self.config, topology, constraints, throughput=throughput)
 
-    def warm_up(
-        self, *, ids: torch.dtype = torch.int64, lengths: torch.dtype = torch.int32
-    ) -> None:
+    def warm_up(self, *, ids: torch.dtype = torch.int64) -> None:
         """Compile now the CPU kernels that the config uses and that are not compiled yet.
 
         Sharding a model on CPUs does it, too. Call it earlier, on every rank and before
@@ -202,10 +200,10 @@ class QComm:
         share a disk share the work. `python -m trec_qcomm.warm_up` does it in the image of a
         container.
 
-        Args: ids, lengths: dtypes of the batches' ids and lengths, int32 or int64.
+        Args: ids: dtype of the batches' ids, int32 or int64. Lengths may be of either.
         Raises: ValueError: another dtype.
         """
-        warm_up(self.config, ids=ids, lengths=lengths)
+        warm_up(self.config, ids=ids)
 
     @contextmanager
     def bypass(self) -> Iterator[None]:

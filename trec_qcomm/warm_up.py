@@ -3,7 +3,7 @@
 examples:
   python -m trec_qcomm.warm_up best                     a preset
   python -m trec_qcomm.warm_up my.yaml unique_int4      several
-  python -m trec_qcomm.warm_up best --lengths int64     batches whose lengths are int64
+  python -m trec_qcomm.warm_up best --ids int32         batches whose ids are int32
 
 In the image of a container, with a folder that the training may write:
   ENV NUMBA_CACHE_DIR=/opt/numba
@@ -14,9 +14,12 @@ Compiled kernels are for this kind of processor, this Python and this numba. Oth
 
 import argparse
 import logging
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -38,35 +41,61 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("configs", nargs="+", metavar="CONFIG", help="YAML files or names of presets")
     add("--ids", choices=_DTYPES, default="int64", help="dtype of batches' ids (default int64)")
-    add("--lengths", choices=_DTYPES, default="int32", help="of their lengths (default int32)")
     return parser
 
 
-def run(configs: Sequence[Config], *, ids: torch.dtype, lengths: torch.dtype) -> str:
-    """Compile what the configs use, job by job; return the last line."""
-    started = time.monotonic()
-    wanted: dict[str, Job] = {}
-    for config in configs:
-        wanted |= {job.name: job for job in jobs(config, ids=ids, lengths=lengths)}
-    left, told = missing(list(wanted.values())), 0
-
-    def tell(job: Job) -> None:
-        nonlocal told
-        told += 1
-        print(
-            f"{told} of {len(left)}: {job.name}, about {max(1, round(job.about_s))} s",
-            file=sys.stderr,
-        )
-
-    compile_once(left, tell)
-    folder = cache.folder()
+def run(configs: Sequence[Config], *, ids: torch.dtype) -> str:
+    """Compile what the configs use, a job a core at a time; return the last line."""
+    started, folder = time.monotonic(), cache.folder()
     if folder is None:
         raise ValueError("NUMBA_CACHE_DIR: set it to a folder that can be written, to keep kernels")
+    wanted: dict[str, Job] = {}
+    for config in configs:
+        wanted |= {job.name: job for job in jobs(config, ids=ids)}
+    left = missing(list(wanted.values()))
+    _compile(left)
     there = len(wanted) - len(left)
     return (
         f"compiled {len(left)} of {len(wanted)} jobs in {time.monotonic() - started:.0f} s"
         f"{f' ({there} were there)' if there else ''}: {folder}"
     )
+
+
+def _compile(left: Sequence[Job]) -> None:
+    """Compile the jobs in as many processes as there are cores, which share them by locks.
+
+    They are forks, as a new interpreter takes as long to start as many a job. What one of them
+    could not compile this process tries, too, and so raises why.
+    """
+    context = multiprocessing.get_context("fork")
+    told = context.Value("i", 0)
+    others = [
+        context.Process(target=_compile_here, args=(left, told), daemon=True)
+        for _ in range(min(len(left), _num_cores()) - 1)
+    ]
+    for process in others:
+        process.start()
+    _compile_here(left, told)
+    for process in others:
+        process.join()
+
+
+def _num_cores() -> int:
+    """Return how many cores this process may use; where the system does not say, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compile_here(left: Sequence[Job], told: Any) -> None:
+    """Compile the jobs that no other process has. Args: told: int32, how many were announced."""
+
+    def tell(job: Job) -> None:
+        with told.get_lock():
+            told.value += 1
+            about = f"about {max(1, round(job.about_s))} s"
+            line = f"{told.value} of {len(left)}: {job.name}, {about}"
+            print(line, file=sys.stderr, flush=True)
+
+    compile_once(left, tell)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -76,8 +105,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     try:
         configs = [read_config(name) for name in arguments.configs]
-        dtypes = {name: _DTYPES[getattr(arguments, name)] for name in ("ids", "lengths")}
-        print(run(configs, **dtypes))
+        print(run(configs, ids=_DTYPES[arguments.ids]))
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     return 0

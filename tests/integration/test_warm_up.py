@@ -32,10 +32,9 @@ def signatures() -> set[tuple[str, str]]:
 def new_kernels_in_training(preset):
     """Warm up, train, and return what was compiled or loaded by each."""
     qcomm = QComm.from_preset(preset)
-    for lengths in (torch.int32, torch.int64):  # sharding compiles for int32, the batches are int64
-        qcomm.warm_up(lengths=lengths)
-        for job in warm_up.jobs(qcomm.config, lengths=lengths):
-            job.run()  # to load what another process compiled
+    qcomm.warm_up()
+    for job in warm_up.jobs(qcomm.config):
+        job.run()  # to load what another process compiled
     warm = signatures()
     run(Case(tables=SUM_TABLES, sharding=MIX, batch=(64,)), qcomm, 2, linear=True)
     return warm, signatures() - warm
@@ -55,13 +54,22 @@ def test_training_needs_no_kernel_that_the_warm_up_did_not_compile(trained, pres
         assert new == set()
 
 
+def test_the_dtype_of_lengths_chooses_no_kernel():
+    """Sharding does not know the batches, whose lengths may be int32 or int64."""
+    (job,) = (job for job in warm_up.jobs(load_preset("best")) if job.name.startswith("bags"))
+    job.run()
+    warm = signatures()
+    warm_up._use_bags(torch.int64, torch.int64)
+    assert signatures() == warm
+
+
 @pytest.mark.parametrize("name", presets())
 def test_jobs_are_those_of_the_config(name):
     config = load_preset(name)
     names = {job.name for job in warm_up.jobs(config)}
     codecs = {codec.name for codec in warm_up._codecs(config)} - {"identity"}
     assert {job.partition(":")[0].split()[0] for job in names if ":" in job} >= codecs
-    assert ("bags int64-int32" in names) == any(rule.unique_bags for rule in config.embedding)
+    assert ("bags int64" in names) == any(rule.unique_bags for rule in config.embedding)
     assert ("rows" in names) == bool(config.embedding)
 
 
@@ -80,8 +88,8 @@ def test_all_encoders_of_whole_segments_are_one_job():
 
 
 def test_another_dtype_of_ids_is_refused():
-    with pytest.raises(ValueError, match=r"lengths: torch.float32 is not torch.int32 or"):
-        QComm.from_preset("best").warm_up(lengths=torch.float32)
+    with pytest.raises(ValueError, match=r"ids: torch.float32 is not torch.int32 or"):
+        QComm.from_preset("best").warm_up(ids=torch.float32)
 
 
 def test_one_line_says_what_is_compiled_and_only_then(monkeypatch, caplog):

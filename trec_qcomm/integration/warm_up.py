@@ -45,17 +45,14 @@ _ABOUT_S = {
 _WHOLE_S = 8.0  # of the encoders that need a whole segment
 
 
-def jobs(
-    config: Config, *, ids: torch.dtype = torch.int64, lengths: torch.dtype = torch.int32
-) -> list[Job]:
+def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
     """Return what is to be compiled for a config, the longest jobs first.
 
-    Args: ids, lengths: dtypes of the batches' values and lengths, int32 or int64.
+    Args: ids: dtype of the batches' values, int32 or int64. Lengths may be of either.
     Raises: ValueError: another dtype.
     """
-    for name, dtype in (("ids", ids), ("lengths", lengths)):
-        if dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"{name}: {dtype} is not torch.int32 or torch.int64")
+    if ids not in (torch.int32, torch.int64):
+        raise ValueError(f"ids: {ids} is not torch.int32 or torch.int64")
     chosen: dict[str, Job] = {}
     for codec in _codecs(config):
         chosen |= {job.name: job for job in _codec_jobs(codec)}
@@ -65,8 +62,8 @@ def jobs(
     if config.embedding:
         chosen["rows"] = Job("rows", _use_rows, 0.6)
     if any(rule.unique_bags for rule in config.embedding):
-        dtypes = f"{ids}-{lengths}".replace("torch.", "")
-        chosen["bags"] = Job(f"bags {dtypes}", partial(_use_bags, ids, lengths), 1.5)
+        name = f"bags {ids}".replace("torch.", "")
+        chosen["bags"] = Job(name, partial(_use_bags, ids), 1.5)
     return sorted(chosen.values(), key=lambda job: -job.about_s)
 
 
@@ -74,7 +71,6 @@ def warm_up(
     config: Config,
     *,
     ids: torch.dtype = torch.int64,
-    lengths: torch.dtype = torch.int32,
     on_job: Callable[[Job], None] | None = None,
 ) -> int:
     """Compile what a config uses and is not compiled yet. Return how many jobs were missing.
@@ -85,7 +81,7 @@ def warm_up(
     Args: on_job: function that is told of each job before this process compiles it.
         The others: arguments of `jobs`.
     """
-    left = missing(jobs(config, ids=ids, lengths=lengths))
+    left = missing(jobs(config, ids=ids))
     if left:
         logger.warning(
             "trec_qcomm: compiling CPU kernels for %s once, %d jobs: %s; about %.0f s on one core. "
@@ -180,7 +176,7 @@ def _use_rows() -> None:
     rank_sum(torch.zeros(2, 4), values)
 
 
-def _use_bags(ids: torch.dtype, lengths: torch.dtype) -> None:
+def _use_bags(ids: torch.dtype, lengths: torch.dtype = torch.int32) -> None:
     values = torch.tensor([1, 2, 1, 2, 3], dtype=ids)
     sizes = torch.tensor([2, 2, 1], dtype=lengths)
     num_bags, all_merged = torch.tensor([3]), torch.ones(1, dtype=torch.float64)

@@ -82,7 +82,7 @@ def unique_bags(
     counts = torch.empty_like(num_bags)
     most = int(num_bags.max()) if len(num_bags) else 0
     # Contiguous: another layout is another type, for which a kernel would be compiled again.
-    inputs = (values, lengths, num_bags, max_share, bits)
+    inputs = (values, _as_int64(lengths), num_bags, max_share, bits)
     bags = (tensor.contiguous().numpy() for tensor in inputs)
     written = (tensor.numpy() for tensor in (first, counts, inverse))
     total = cpu.unique_bags(*bags, _hash_table(most), most, *written)
@@ -90,6 +90,11 @@ def unique_bags(
         _check_sum(int(lengths.sum()), values)
         raise ValueError("lengths: some are negative")
     return UniqueBags(first[:total], counts, inverse)
+
+
+def _as_int64(lengths: Tensor) -> Tensor:
+    """Return the lengths contiguous and as int64, so that one kernel is compiled for all."""
+    return lengths.to(torch.int64).contiguous()
 
 
 def _hash_table(most: int) -> Any:
@@ -127,11 +132,11 @@ def take_bags(
     taken = lengths.index_select(0, bags)
     if backend == "reference":
         index = reference.positions(lengths, bags)
-    elif len(values) == len(lengths) and cpu.all_ones(lengths.numpy()):
+    elif len(values) == len(lengths) and cpu.all_ones(_as_int64(lengths).numpy()):
         index = bags
     else:
         index = torch.empty(int(taken.sum()), dtype=torch.int64)
-        starts = exclusive_cumsum(lengths.to(torch.int64))
+        starts = exclusive_cumsum(_as_int64(lengths))
         cpu.positions(*arrays(starts, bags, index))
     picked = weights.index_select(0, index) if weights is not None else None
     return values.index_select(0, index), taken, picked
