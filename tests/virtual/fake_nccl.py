@@ -30,7 +30,7 @@ class FakeWork:
         self.error: Exception | None = None
 
     def wait(self) -> None:
-        assert self.over.wait(timeout=20), "a peer is not there"
+        assert self.over.wait(timeout=100), "a peer is not there"
         if self.error is not None:
             raise self.error
 
@@ -46,7 +46,7 @@ class FakeNccl:
 
     def close(self) -> None:
         self._jobs.put(None)
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=100)
 
     def launch(
         self, kind: str, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.comm.rows.test_device import make, once
+from tests.comm.rows.test_device import CODECS, make, once
 from tests.ops.fake_gpu import fake_gpu
 from tests.rank_programs import results_of, run_programs
 from tests.virtual.fake_nccl import ALIGNMENT, FakeWork, fake_nccl
@@ -19,6 +19,7 @@ from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.integration.gradients.reduction import make_reduction
+from trec_qcomm.testing import interleaved_segments, round_trip
 
 pytestmark = [
     pytest.mark.dist,
@@ -120,7 +121,10 @@ PROGRAMS = {program.__name__: program for program in (*CLEAN.values(), *FAULTS, 
 
 @pytest.fixture(scope="module")
 def results():
-    return run_programs(outcome, 2, PROGRAMS, timeout_s=60)
+    for codec in (*CODECS["rowwise"], *CODECS["error_bounded"]):
+        # This compiles numba's kernels once, and not in each rank.
+        round_trip(codec, torch.randn(4, 8), interleaved_segments(4, 1, 8, gap=0))
+    return run_programs(outcome, 2, PROGRAMS, timeout_s=250)
 
 
 @pytest.mark.parametrize("name", CLEAN)

@@ -20,12 +20,13 @@ from trec_qcomm.comm.rows.autograd import RowExchange
 from trec_qcomm.comm.rows.collective import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.checks import DeferredChecks
-from trec_qcomm.core.counters import BagCounts
+from trec_qcomm.core.counters import BagCounts, Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.integration.compat import KeyedJaggedTensor
+from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
 from trec_qcomm.integration.ids import unique_bags
 from trec_qcomm.integration.ids.bag_merging import BagMerging, MergePoint
-from trec_qcomm.integration.ids.batch_notes import hand_over_notes
+from trec_qcomm.integration.ids.batch_notes import SentIds, hand_over_notes, notes_on
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags
 
 pytestmark = [
@@ -73,6 +74,7 @@ def forget(*_tensors):
     """Take the place of what records streams. A mock would keep the tensors alive."""
 
 
+DIRECTIONS = ("forward", "backward")
 PLANTED = {
     "a collective that is not waited for": (
         mock.patch.object(VirtualWork, "wait"), "reads what all-to-all on communicator may still",
@@ -197,3 +199,33 @@ def test_a_pipeline_that_does_not_record_distinct_bags():
     assert all(
         re.fullmatch("freed to ids while .* on main may still use it", f) for f in run.faults
     )
+
+
+def test_row_wise_rows_are_chosen_before_the_lookup():
+    """The host waits for what the stream had to do before the lookup, and for no more."""
+    shards = tuple(FeatureShard(f"t{t}", f"f{t}", 0, 4) for t in range(2))
+    traffic = {f"{d}_traffic": Traffic(f"embedding_{d}", ["t0", "t1"]) for d in DIRECTIONS}
+    layout = Layout((shards, shards))
+    collective = SimpleNamespace(world_size=2, rank=0, layout=layout, **traffic)
+    output_dist = CodedRowWiseDist(SimpleNamespace(collective=collective, some_rows=list_of))
+    context = SimpleNamespace(batch_size_per_rank=[64, 64])
+    with stream_run() as run:
+        lengths, sent = torch.empty(2, 256, dtype=torch.int64, device=GPU)
+        ids = torch.empty(256, dtype=torch.int64, device=GPU)
+        notes = notes_on(context)
+        notes.received = KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths, stride=128)
+        notes.sent = SentIds([64] * 4, [64] * 4, sent)
+        output_dist.begin_choice(context)
+        assert run.taken().costs.waits == 0
+        rows = torch.empty(128, 8, device=GPU).mul_(2)  # the lookup
+        before = run.main.clock[run.main]
+        _, outgoing, incoming, shape = output_dist(rows, context)
+        assert run.taken().costs.waits == 2
+        assert run.timeline.host[run.main] < before
+    assert (outgoing.counts.tolist(), incoming.counts.tolist(), shape) == ([32] * 4,) * 2 + (
+        (64, 8),
+    )
+
+
+def list_of(*arguments):
+    return arguments

@@ -62,6 +62,7 @@ class _Take(Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, rows: Rows) -> Tensor:
+        use_here(rows.position)  # made before the lookup
         ctx.rows, ctx.shape = rows, values.shape
         packed = values.new_empty(rows.num_values)
         take(values.contiguous(), rows, packed)

@@ -19,7 +19,8 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
     ShardingType,
 )
-from trec_qcomm.integration.compat.private import input_dists, sharding_order
+from trec_qcomm.integration.compat.private import input_dists, output_dists, sharding_order
+from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
 from trec_qcomm.integration.embedding.shardings import POOLED
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes, note_received
@@ -49,14 +50,21 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
         """Look up the rows, and note for the output dist what was received."""
-        note_received(ctx.sharding_contexts, dist_input)
+        self._note_received(ctx, dist_input)
         rows: list[torch.Tensor] = super().compute(ctx, dist_input)
         return rows
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Note what was received, then look up the rows and send them."""
-        note_received(ctx.sharding_contexts, input)
+        self._note_received(ctx, input)
         return super().compute_and_output_dist(ctx, input)
+
+    def _note_received(self, ctx: Any, dist_input: Any) -> None:
+        """Note the ids, and begin to choose the rows that row-wise shardings send."""
+        note_received(ctx.sharding_contexts, dist_input)
+        for output_dist, context in zip(output_dists(self), ctx.sharding_contexts, strict=True):
+            if isinstance(output_dist, CodedRowWiseDist):
+                output_dist.begin_choice(context)
 
     @classmethod
     def create_embedding_bag_sharding(

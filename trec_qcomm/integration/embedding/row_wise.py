@@ -1,5 +1,6 @@
 """Output dists of shardings whose ranks have partial rows: row-wise, and row-wise inside nodes."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,23 @@ from trec_qcomm.integration.embedding.dists import (
 from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_expect, rows_to_send
 from trec_qcomm.integration.ids.left_out import add_left_out, batch_size_of
+from trec_qcomm.ops.rows import Choice
+
+
+@dataclass(frozen=True, eq=False)
+class RowChoice:
+    """Rows that a row-wise sharding sends and expects, whose numbers may be on their way.
+
+    Args:
+        sizes: [F, P] int64, bags of each feature from each rank
+        outgoing, incoming: the rows that are sent and received
+        shape: the shape of the result
+    """
+
+    sizes: Tensor
+    outgoing: Choice
+    incoming: Choice
+    shape: tuple[int, ...]
 
 
 class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
@@ -46,20 +64,37 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         """
         ctx: Any = sharding_ctx
         notes = notes_on(ctx)
-        sent, received = notes.sent, notes.received
-        if sent is None or received is None:
+        if notes.row_choice is None:
+            self.begin_choice(sharding_ctx)
+        choice: RowChoice | None = notes.row_choice
+        sent = notes.sent
+        if sent is None or choice is None:
             return self._all_rows(local_embs, ctx)
-        variable = received.variable_stride_per_key()
-        sizes = batch_sizes(received, ctx.batch_size_per_rank, self._num_ranks)
-        outgoing = rows_to_send(received.lengths() != 0, sizes, self._dims, variable=variable)
-        incoming, shape = rows_to_expect(sent, self._dims, self._num_ranks, variable=variable)
+        outgoing, incoming = choice.outgoing.rows(), choice.incoming.rows()
         expected = int64_tensor(sent.num_bags).view(self._num_ranks, -1)
         if notes.merged is not None:
             whole = torch.full_like(expected, batch_size_of(notes.merged))
             self._count_left_out(whole, whole, outgoing.counts, incoming.counts)
         else:
-            self._count_left_out(sizes.T, expected, outgoing.counts, incoming.counts)
-        return self._dist.some_rows(local_embs, outgoing, incoming, shape)
+            self._count_left_out(choice.sizes.T, expected, outgoing.counts, incoming.counts)
+        return self._dist.some_rows(local_embs, outgoing, incoming, choice.shape)
+
+    @eager
+    def begin_choice(self, sharding_ctx: EmbeddingShardingContext | None) -> None:
+        """Begin to choose the rows that are sent and received, and note it (BatchNotes.row_choice).
+
+        Call it before the lookup: then `forward` does not wait for the lookup on a GPU.
+        """
+        ctx: Any = sharding_ctx
+        notes = notes_on(ctx)
+        sent, received = notes.sent, notes.received
+        if sent is None or received is None:
+            return
+        variable = received.variable_stride_per_key()
+        sizes = batch_sizes(received, ctx.batch_size_per_rank, self._num_ranks)
+        outgoing = rows_to_send(received.lengths() != 0, sizes, self._dims, variable=variable)
+        incoming, shape = rows_to_expect(sent, self._dims, self._num_ranks, variable=variable)
+        notes.row_choice = RowChoice(sizes, outgoing, incoming, shape)
 
     def _count_left_out(
         self, owned: Tensor, sampled: Tensor, sent: Tensor, received: Tensor

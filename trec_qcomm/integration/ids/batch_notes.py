@@ -56,12 +56,15 @@ class BatchNotes:
         received: the ids after the input dist, which this rank looks up; None before that
         repetition: how often this rank's ids repeat (ids.left_out.IdRepetition); None where none
             are merged before they are sent
+        row_choice: the rows that a row-wise sharding sends and expects
+            (embedding.row_wise.RowChoice); None where they are not being chosen
     """
 
     sent: SentIds | None = None
     merged: MergedBags | None = None
     received: KeyedJaggedTensor | None = None
     repetition: Any = None
+    row_choice: Any = None
 
 
 def notes_on(carrier: Any) -> BatchNotes:

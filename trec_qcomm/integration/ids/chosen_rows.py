@@ -17,7 +17,7 @@ from trec_qcomm.comm.streams import use_here
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.batch_notes import SentIds
-from trec_qcomm.ops.rows import Rows, choose
+from trec_qcomm.ops.rows import Choice, begin_choice
 
 
 def batch_sizes(received: KeyedJaggedTensor, per_rank: Sequence[int], num_ranks: int) -> Tensor:
@@ -35,8 +35,8 @@ def batch_sizes(received: KeyedJaggedTensor, per_rank: Sequence[int], num_ranks:
     return int64_tensor(list(per_rank) or even).repeat(num_features, 1)
 
 
-def rows_to_send(chosen: Tensor, sizes: Tensor, dims: Tensor, *, variable: bool) -> Rows:
-    """Return the chosen rows of a lookup's result, for each rank, for each feature.
+def rows_to_send(chosen: Tensor, sizes: Tensor, dims: Tensor, *, variable: bool) -> Choice:
+    """Choose rows of a lookup's result, for each rank, for each feature.
 
     Args:
         chosen: [F B] bool, feature by feature, samples rank by rank
@@ -54,13 +54,13 @@ def rows_to_send(chosen: Tensor, sizes: Tensor, dims: Tensor, *, variable: bool)
         first_row = exclusive_cumsum(sizes[0])[:-1] if len(sizes) else sizes.new_zeros(0)
         start = first_row[:, None] * width + columns
         stride = torch.full_like(dim, width)
-    return choose(chosen, *(t.reshape(-1) for t in (first, num_rows, start, stride, dim)))
+    return begin_choice(chosen, *(t.reshape(-1) for t in (first, num_rows, start, stride, dim)))
 
 
 def rows_to_expect(
     sent: SentIds, dims: Tensor, num_ranks: int, *, variable: bool
-) -> tuple[Rows, tuple[int, ...]]:
-    """Return where all ranks' partial rows belong in this rank's result, and its shape.
+) -> tuple[Choice, tuple[int, ...]]:
+    """Choose where all ranks' partial rows belong in this rank's result, and its shape.
 
     Args:
         sent: ids of each of F features, split over the P ranks that have part of its table
@@ -78,4 +78,4 @@ def rows_to_expect(
         shape = (int(num_samples[0]) if len(num_samples) else 0, width)
     first = exclusive_cumsum(num_rows)[:-1]
     places = (tensor.repeat(num_ranks) for tensor in (start, stride, dims))
-    return choose(sent.lengths != 0, first, num_rows, *places), shape
+    return begin_choice(sent.lengths != 0, first, num_rows, *places), shape

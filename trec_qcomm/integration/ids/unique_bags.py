@@ -124,7 +124,7 @@ def select_bags(
         )
         chosen = torch.zeros_like(ids.lengths(), dtype=torch.bool)
         chosen[bags.first] = True
-        rows = rows_to_send(chosen, sizes, dims, variable=False)
+        rows = rows_to_send(chosen, sizes, dims, variable=False).rows()
         context.variable_batch_per_feature = True
         context.batch_size_per_rank_per_feature = bags.counts.view(sizes.shape).T.tolist()
         context.batch_size_per_feature_pre_a2a = notes.merged.bags.counts.tolist()

@@ -6,6 +6,7 @@ Numerics: one float32 rounding an addition; for NaN see ops.rank_sum.
 Shapes: G groups of n_g rows, N in all; U chosen rows, in S segments of rows of equal length.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,26 @@ class Rows:
         return int(self.counts.numpy() @ self.dim.numpy())
 
 
+class Choice:
+    """Rows that are chosen, whose number may be on its way from a GPU.
+
+    Args:
+        counts: function that waits for the rows in each segment, [S] int64 on CPU.
+        dim, groups: fields of Rows.
+        position: [N] int64, the places of the chosen rows first.
+    """
+
+    def __init__(
+        self, counts: Callable[[], Tensor], dim: Tensor, position: Tensor, groups: RowGroups | None
+    ) -> None:
+        self._counts, self._dim, self._position, self._groups = counts, dim, position, groups
+
+    def rows(self) -> Rows:
+        """Wait for the number of rows, and return them."""
+        counts = self._counts()
+        return Rows(counts, self._dim, self._position[: int(counts.sum())], self._groups)
+
+
 def choose(
     chosen: Tensor,
     first: Tensor,
@@ -51,7 +72,22 @@ def choose(
 ) -> Rows:
     """Return the chosen rows of each group, group by group, in ascending order.
 
-    Waits for a GPU once.
+    Waits for a GPU once. Arguments and errors: those of `begin_choice`.
+    """
+    return begin_choice(chosen, first, num_rows, start, stride, dim, backend=backend).rows()
+
+
+def begin_choice(
+    chosen: Tensor,
+    first: Tensor,
+    num_rows: Tensor,
+    start: Tensor,
+    stride: Tensor,
+    dim: Tensor,
+    *,
+    backend: Backend | None = None,
+) -> Choice:
+    """Choose rows of each group, group by group, in ascending order, without waiting for a GPU.
 
     Args:
         chosen: [N] bool, which rows to choose.
@@ -80,15 +116,15 @@ def choose(
         raise ValueError("first, num_rows: a group reaches beyond chosen")
     if backend == "reference":
         counts, position = reference.choose(chosen, first, num_rows, start, stride)
-        return Rows(counts, dim, position)
+        return Choice(lambda: counts, dim, position, None)
     if backend == "gpu":
         kernels = gpu_kernels(__name__)
-        counts, position, number = kernels.choose(chosen, first, num_rows, start, stride)
-        return Rows(counts, dim, position, RowGroups(num_rows, start, stride, dim, number))
+        coming, position, number = kernels.choose(chosen, first, num_rows, start, stride)
+        return Choice(coming, dim, position, RowGroups(num_rows, start, stride, dim, number))
     counts = torch.empty_like(num_rows)
     position = torch.empty(int(num_rows.numpy().sum()), dtype=torch.int64)
-    total = cpu.choose(*arrays(chosen, first, num_rows, start, stride, counts, position))
-    return Rows(counts, dim, position[:total])
+    cpu.choose(*arrays(chosen, first, num_rows, start, stride, counts, position))
+    return Choice(lambda: counts, dim, position, None)
 
 
 def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
@@ -174,4 +210,4 @@ def _span(rows: Rows) -> tuple[int, int]:
     return int(lowest), int(end)
 
 
-__all__ = ["RowGroups", "Rows", "add", "choose", "take"]
+__all__ = ["Choice", "RowGroups", "Rows", "add", "begin_choice", "choose", "take"]

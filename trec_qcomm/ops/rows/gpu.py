@@ -1,11 +1,13 @@
 """Rows out of a buffer in Triton. Same results as reference.py.
 
 `choose` counts the chosen rows of each tile, torch sums these up, and a second pass over the flags
-numbers the rows; the host waits once, for how many there are. `take` and `add` are one launch each.
-`add` goes through the places that rows are added to (ops.rows.destinations), and at each place
-through the groups that have a row for it, in order. So one program reads and writes a place, once.
+numbers the rows. How many there are is on its way to the host when it returns. `take` and `add` are
+one launch each. `add` goes through the places that rows are added to (ops.rows.destinations), and
+at each place through the groups that have a row for it, in order. So one program reads and writes a
+place, once.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
-from trec_qcomm.ops.device import download, launch, upload
+from trec_qcomm.core.transfer import Download
+from trec_qcomm.ops.device import launch, upload
 from trec_qcomm.ops.rank_sum.gpu import plus
 from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling
 
@@ -27,15 +30,15 @@ _FLAGS = 512  # rows that one program of `choose` looks at
 
 def choose(
     chosen: Tensor, first: Tensor, num_rows: Tensor, start: Tensor, stride: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return counts [G] int64 on CPU and position [U] int64 (see Rows), and number [sum of
-    num_rows] int32 (see RowGroups)."""
+) -> tuple[Callable[[], Tensor], Tensor, Tensor]:
+    """Return a function that waits for counts [G] int64 on CPU, position [sum of num_rows] int64
+    whose first U are those of Rows, and number [sum of num_rows] int32 (see RowGroups)."""
     device, rows = chosen.device, exclusive_cumsum(num_rows)
     total = int(rows[-1])
     position = torch.empty(total, dtype=torch.int64, device=device)
     number = torch.empty(total, dtype=torch.int32, device=device)
     if not total:
-        return torch.zeros_like(num_rows), position, number
+        return lambda: torch.zeros_like(num_rows), position, number
     flags, programs = chosen.view(torch.uint8), -(-total // _FLAGS)
     groups = (*upload(device, rows, first, start, stride), len(num_rows))
     block = {"STEPS": len(num_rows).bit_length(), "BLOCK": _FLAGS}
@@ -44,9 +47,8 @@ def choose(
     up_to = in_tile.cumsum(0)
     ends = torch.zeros(2, len(num_rows), dtype=torch.int64, device=device)
     launch(_number, programs, flags, in_tile, up_to, position, number, ends, *groups, **block)
-    begins, ends = download(ends)
-    counts = ends - begins
-    return counts, position[: int(counts.sum())], number
+    coming = Download(ends)
+    return lambda: torch.diff(coming.wait(), dim=0)[0], position, number
 
 
 def take(values: Tensor, rows: "Rows", out: Tensor, *, vector: int) -> None:
