@@ -22,6 +22,7 @@ from trec_qcomm.codecs import (
 )
 from trec_qcomm.codecs.fbgemm import Precision
 from trec_qcomm.core.codec import Codec
+from trec_qcomm.ops.fbgemm import is_installed
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
 
@@ -42,8 +43,9 @@ CODECS = {
     "sign": Sign(),
     "float6_e4m1": Float6("e4m1"),
     "float6_e3m2": Float6("e3m2"),
-    **{f"fbgemm_{precision}": Fbgemm(precision) for precision in get_args(Precision)},
 }
+if is_installed():
+    CODECS |= {f"fbgemm_{precision}": Fbgemm(precision) for precision in get_args(Precision)}
 NUM_ROWS = [3, 0, 2]
 
 

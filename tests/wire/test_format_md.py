@@ -3,9 +3,11 @@
 import re
 from importlib.resources import files
 
+import pytest
 import torch
 
 from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Rowwise, Sign, Threshold
+from trec_qcomm.ops.fbgemm import is_installed
 from trec_qcomm.testing import frame_of, open_frame
 
 
@@ -48,6 +50,7 @@ def test_worked_examples_of_one_segment():
         assert open_frame(codec, data, segments)[0].tolist() == decoded
 
 
+@pytest.mark.skipif(not is_installed(), reason="needs FBGEMM")
 def test_worked_examples_of_fbgemm():
     rows = torch.tensor([[0.5, -2, 0.25, 1, 0, 0, -0.5, 3]])
     written = b""
