@@ -32,10 +32,11 @@ VALUES = {"sign.gpu._encode": 128 * 32, "rows.gpu._count": None, "rows.gpu._numb
 
 
 def representatives(launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first launch of each kernel: at dim 64, with 16 bytes moved at once."""
-    first: dict[str, dict[str, Any]] = {}
+    """Return the first launch of each kernel: at dim 64, with 16 bytes moved at once; and the first
+    one at dim 1, which Triton makes a constant."""
+    first: dict[Any, dict[str, Any]] = {}
     for launch in launches:
-        first.setdefault(name_of(launch), launch)
+        first.setdefault((name_of(launch), launch["constants"].get("dim")), launch)
     return list(first.values())
 
 
@@ -89,7 +90,8 @@ def row_of(launch: dict[str, Any], result: Compiled) -> str:
 
 
 def table_of(launches: list[dict[str, Any]], results: list[Compiled]) -> str:
-    rows = sorted(map(row_of, launches, results))
+    both = zip(launches, results, strict=True)
+    rows = sorted(row_of(*pair) for pair in both if "dim" not in pair[0]["constants"])
     return HEAD + "".join(f"{row}\n" for row in rows) + f"\nTriton {triton_version()}.\n"
 
 

@@ -54,6 +54,7 @@ CODECS = (
 USUAL_DIMS = dict.fromkeys(CODECS, (64,)) | dict.fromkeys(
     (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic"), Sign()), (64, 1, 3)
 )
+USUAL_DIMS |= dict.fromkeys((ErrorBounded(0.01), ErrorBounded(0.01, encoder="rans")), (64, 1))
 USUAL_DIMS |= dict.fromkeys(FBGEMM, (64, 8))  # 8: rows of 16 and 5 bytes
 WIDE_SIZES = ("num_rows", "num_words32", "num_values", "num_ids", "num_bags", "size")
 TYPES = {

@@ -47,6 +47,7 @@ from trec_qcomm.ops.rans.gpu import coding_tables, header
 _BLOCKS = 32
 # Registers a thread may use, by what a kernel does. Unlimited, the compiler would take 143 to
 # measure groups and 226 to write them, for rare cases. With fewer than these, it spills.
+_ALL = 255
 _TO_MEASURE, _TO_READ, _TO_READ_RANS, _TO_WRITE, _TO_WRITE_VERBATIM = 80, 144, 216, 168, 192
 _FEW_GROUPS, _MANY_GROUPS = 32, 2048  # groups that a program which adds up sizes takes at a time
 
@@ -72,12 +73,13 @@ def encode(
 
 def _row_options(batch: GroupedBatch, registers: int = _TO_READ) -> dict[str, Any]:
     """Launch options of kernels that go through all rows."""
+    registers = registers if batch.vector == 4 else _ALL  # rows of odd places, which are rare
     return {"VECTOR": batch.vector, "num_warps": 1, "maxnreg": registers}
 
 
 def _measure_options(batch: GroupedBatch) -> dict[str, Any]:
     """Launch options of kernels that go through all rows and need few registers."""
-    return _row_options(batch, _TO_MEASURE if batch.vector == 4 else _TO_READ)
+    return _row_options(batch, _TO_MEASURE)
 
 
 def _sum_options(batch: GroupedBatch) -> dict[str, int]:

@@ -34,7 +34,7 @@ def _places(first, num_values, begin, gap, dim, VECTOR: tl.constexpr):
 
     Args: begin: place of the segment's first value.  gap: values between rows, int32.
     """
-    k = tl.arange(0, _GROUP // VECTOR) * VECTOR
+    k, dim = tl.arange(0, _GROUP // VECTOR) * VECTOR, tl.cast(dim, tl.int32)  # 1 is a constant
     row = first // dim
     past = first - row * dim + k  # since this row began: < dim + 1024
     # Exact for dim < 1024, as past * dim < 2^21 then; else it is this row or the next.
