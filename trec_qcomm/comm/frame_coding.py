@@ -193,6 +193,7 @@ def decode_frames(
     """
     timer = _Timer(traffic.decode_s)
     plan, layout = placed.plan, placed.layout(frame.alignment_of(frames.buffer))
+    is_planned = frames.announced is placed.announced
     encoded, codecs = frame.unseal(
         frames.buffer,
         frames.nbytes,
@@ -203,9 +204,9 @@ def decode_frames(
         ranks=ranks,
         tables=plan.tables,
         announced=frames.announced,
-        kept=layout.kept if frames.announced is placed.announced else None,
+        kept=layout.kept if is_planned else None,
     )
-    if placed.fixed_size and _equal(codecs, placed.codecs, encoded.nbytes, placed.max_nbytes):
+    if is_planned:
         _decode_planned(frames.buffer, layout, placed, out, ranks, timer)
         return
     for group in placed.groups:
@@ -219,14 +220,6 @@ def decode_frames(
                 parts = Encoded(encoded.payload, at[which], nbytes[which])
                 _decode_as_sent(parts, subgroup, plan, out, ranks)
         timer.add_to(group.label)
-
-
-def _equal(*pairs: Tensor) -> bool:
-    """Return whether each vector equals the next one, of pairs of vectors."""
-    return all(
-        a is b or bool((a.numpy() == b.numpy()).all())
-        for a, b in zip(pairs[::2], pairs[1::2], strict=True)
-    )
 
 
 def _decode_planned(

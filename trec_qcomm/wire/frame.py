@@ -108,11 +108,13 @@ def lay_out(
     largest = int(sizes.max(initial=0))
     if largest >= 2**32:
         raise ValueError(f"a segment of {largest} bytes; frames hold less than 2^32")
-    counts, overheads, bounds = _overheads(tuple(segments_per_frame))
+    counts, overheads, bounds, before = _overheads(tuple(segments_per_frame))
     ends = np.zeros(len(sizes) + 1, np.int64)
     sizes.cumsum(out=ends[1:])
     frame_ends = ends[bounds]
     padded = overheads + frame_ends[1:] - frame_ends[:-1] + (alignment - 1) & -alignment
+    if alignment == ALIGNMENT:
+        return torch.from_numpy(before + ends[:-1]), padded.tolist()
     first = padded.cumsum() - padded + overheads - frame_ends[:-1]
     return torch.from_numpy(ends[:-1] + first.repeat(counts)), padded.tolist()
 
@@ -125,16 +127,16 @@ def payload_nbytes(nbytes: Tensor, segments_per_frame: Sequence[int]) -> list[in
 
 
 @lru_cache(64)
-def _overheads(segments_per_frame: tuple[int, ...]) -> tuple[Any, Any, Any]:
+def _overheads(segments_per_frame: tuple[int, ...]) -> tuple[Any, Any, Any, Any]:
     """Return what `lay_out` needs of P frames and their S segments.
 
     Returns: [P] numbers of segments; [P] overhead of each frame; [P + 1] numbers of segments
-        before each frame.
+        before each frame; [S] overheads of all frames up to a segment's.
     """
     counts = np.asarray(segments_per_frame, np.int64)
     overheads = np.asarray([overhead_nbytes(n) for n in segments_per_frame], np.int64)
     bounds = np.asarray([0, *accumulate(segments_per_frame)], np.int64)
-    return counts, overheads, bounds
+    return counts, overheads, bounds, overheads.cumsum().repeat(counts)
 
 
 def seal(
@@ -271,7 +273,7 @@ def _on_device(
     """Return gpu.FramesOnDevice of frames that are not empty; the kept ones if there are any."""
     if kept and (on_device := kept.get(buffer.device)) is not None:
         return on_device
-    counts, overheads, _ = _overheads(tuple(segments_per_frame))
+    counts, overheads, *_ = _overheads(tuple(segments_per_frame))
     padded = np.asarray(frame_nbytes, np.int64)
     true_nbytes = overheads + payload_nbytes(nbytes, segments_per_frame)
     headers = torch.empty(int(overheads.sum()), dtype=torch.uint8)
