@@ -70,9 +70,9 @@ def all_reduce_touched(
 
 
 def _packed(chosen: Tensor) -> Tensor:
-    """Return [R] bool as bits in uint8, the first row in the lowest bit, padded to `ALIGNMENT`."""
+    """Return [R] bool as bits in uint8, the first row in the lowest bit, padded as frames are."""
     if frame.is_on_gpu(chosen):
-        rows = F.pad(chosen, (0, -len(chosen) % (8 * ALIGNMENT))).view(-1, 8)
+        rows = F.pad(chosen, (0, -len(chosen) % (8 * frame.alignment_of(chosen)))).view(-1, 8)
         return (rows.to(torch.uint8) << _bit_numbers(chosen)).sum(1, dtype=torch.uint8)
     packed = np.packbits(chosen.numpy(), bitorder="little")
     return torch.from_numpy(np.pad(packed, (0, -len(packed) % ALIGNMENT)))

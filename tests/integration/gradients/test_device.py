@@ -35,6 +35,7 @@ from trec_qcomm.integration.gradients import all_reduce
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of
 from trec_qcomm.testing import run_ranks
+from trec_qcomm.wire.frame import DEVICE_ALIGNMENT
 
 BOTH = "cpu:gloo,cuda:nccl"
 
@@ -130,7 +131,15 @@ def test_a_dlrm_is_that_of_the_cpu(ranks):
     for theirs, ours in zip(expected, came, strict=True):
         for kind in ("dense", "data_parallel"):
             assert ours.stats[kind]["num_calls"] > 0
-            for key in ("wire_nbytes", "raw_nbytes", "header_nbytes", "num_calls"):
+            (ours_nbytes, ours_header), (nbytes, header) = (
+                (run.stats[kind]["wire_nbytes"], run.stats[kind]["header_nbytes"])
+                for run in (ours, theirs)
+            )
+            # The padding behind frames, which only a GPU's have, counts as a part of their headers.
+            assert ours_nbytes - ours_header == nbytes - header
+            assert ours_header > header
+            assert ours_nbytes % DEVICE_ALIGNMENT == 0
+            for key in ("raw_nbytes", "num_calls"):
                 assert ours.stats[kind][key] == theirs.stats[kind][key]
 
 
