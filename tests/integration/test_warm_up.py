@@ -20,6 +20,7 @@ TRAINED = ("best",)
 
 def signatures() -> set[tuple[str, str]]:
     """Return (kernel, types) of all kernels that this process has compiled or loaded."""
+    gc.unfreeze()  # what the fork server imported
     kernels = (
         thing
         for thing in gc.get_objects()
