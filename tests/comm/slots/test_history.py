@@ -35,8 +35,13 @@ def test_without_history_there_is_room_for_the_header():
 
 def test_the_largest_of_the_last_frames_counts_by_rows():
     assert rooms(history(0.25), 4000) == [OVERHEAD + 1000]
-    assert rooms(history(0.5, 0.25, 0.125), 4000) == [OVERHEAD + 1000]
+    assert rooms(history(0.5, 0.25, 0.22), 4000) == [OVERHEAD + 1000]
     assert rooms(history(0.25, margin=0.1), 4000) == [OVERHEAD + 1104]  # a multiple of 8
+
+
+def test_of_frames_that_differ_much_the_smallest_counts():
+    assert rooms(history(0.5, 0.25, 0.125), 4000) == [OVERHEAD + 504]  # a multiple of 8
+    assert rooms(history(0.125, 0.5), 4000) == [OVERHEAD + 504]
 
 
 def test_frames_of_known_size_get_it():

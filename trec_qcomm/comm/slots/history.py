@@ -2,10 +2,12 @@
 
 A slot must have its capacity before its frame is encoded. Sender and receiver find it alike, from
 the sizes of the last frames between them and the rows of the next ones, which both know. A frame is
-expected to take as many bytes for each byte of its float32 rows as the worst of the last `window`
-frames, and `margin` more. Nothing but bytes depends on it: what does not fit a slot overflows. So
-it is no part of a checkpoint, and begins empty with the object, on all ranks. Then a slot has
-room for a frame's header and segment table, and all payload is overflow.
+expected to take as many bytes for each byte of its float32 rows as the largest of the last `window`
+frames, and `margin` more. Where these differ by more than `spread`, as with a fixed threshold, the
+smallest is taken as it is: a message more for what overflows costs less than slots that are half
+empty. Nothing but bytes and messages depends on it. So it is no part of a checkpoint, and begins
+empty with the object, on all ranks. Then a slot has room for a frame's header and segment table,
+and all payload is overflow.
 
 An exchange counts when it ends, for what it sent and what it received alike: all ranks must begin
 and end their exchanges in the same order, as their process group demands anyway.
@@ -34,17 +36,22 @@ class SlotOptions:
         window: number of frames that the next one is expected to be like; with 0 every frame is
             one without history.
         margin: what is added to the largest of them, as a fraction of it.
+        spread: excess of the largest over the smallest, as a fraction of that, above which the
+            smallest is taken.
     """
 
     window: int = 2
     margin: float = 0.05
+    spread: float = 0.2
 
 
 class SlotHistory:
     """Sizes of the last frames that go the same way, to the same peers and in the same order."""
 
     def __init__(self, options: SlotOptions, num_frames: int) -> None:
-        self._factor = round((1 + options.margin) * _ONE)
+        self._factor, self._steady = (
+            round((1 + fraction) * _ONE) for fraction in (options.margin, options.spread)
+        )
         # Bytes of payload for each byte of float32 rows, in units of 1 / _ONE.
         self._shares = np.zeros((options.window, num_frames), np.int64)
         self._num_noted = 0
@@ -57,7 +64,10 @@ class SlotHistory:
         overheads, raw, largest = extents.overheads, extents.raw, extents.largest
         needed = overheads
         if self._num_noted:
-            share = self._shares.max(0) * self._factor // _ONE + 1
+            shares = self._shares[: self._num_noted]  # all, once as many were noted
+            smallest, most = shares.min(0), shares.max(0)
+            steady = most <= smallest * self._steady // _ONE
+            share = np.where(steady, most * self._factor // _ONE, smallest) + 1
             expected = np.minimum(overheads + raw * share // _ONE, largest)
             needed = np.where(raw > 0, expected, largest)
         needed = np.where(extents.fixed, largest, needed)
