@@ -24,7 +24,7 @@ def test_exchanges_cost_what_the_table_says():
     assert not wrong, "\n".join([*wrong, "if meant: python -m tests.virtual.costs --write"])
 
 
-FOUND = (AssertionError, RuntimeError, NotImplementedError, TypeError)
+RAISED = (AssertionError, RuntimeError, NotImplementedError, TypeError)
 FAULTS = {
     "a GPU's and the host's tensors": lambda x, host: x + host,
     "indices on the host": lambda x, host: x[host],
@@ -56,7 +56,7 @@ def test_the_dry_run_finds(name):
     with dry_run() as run:
         x = torch.empty(3, dtype=torch.int64, device=GPU)
         host = torch.arange(3)
-        with run, pytest.raises(FOUND):
+        with run, pytest.raises(RAISED):
             FAULTS[name](x, host)
 
 
