@@ -32,6 +32,7 @@ from trec_qcomm.integration.registry_adapter import codecs_registry
 from trec_qcomm.integration.row_capture import CAPTURED_NBYTES, RowCapture
 from trec_qcomm.integration.session import Session
 from trec_qcomm.integration.warm_up import warm_up
+from trec_qcomm.preview.live import LivePreview
 
 
 class QComm:
@@ -290,6 +291,19 @@ class QComm:
             memory for a row of each table.
         """
         return self._session.capture_rows(steps, gradients=gradients, max_nbytes=max_nbytes)
+
+    def preview(self, steps: int = 20, *, max_nbytes: int = CAPTURED_NBYTES) -> LivePreview:
+        """Try every codec on the rows and gradients of the next training steps.
+
+            preview = qcomm.preview(20)
+            ...  # 20 steps
+            print(preview)  # for each table: bytes, dB, time, and the links on which a codec pays
+
+        The text is about what this rank sends; nothing changes in the training.
+
+        Args: steps, max_nbytes: arguments of `capture_rows`.
+        """
+        return LivePreview(self.capture_rows(steps, gradients=True, max_nbytes=max_nbytes))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on as if it had not stopped, keyed by names.

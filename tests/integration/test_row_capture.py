@@ -15,6 +15,9 @@ from tests.integration.small_model import (
 from trec_qcomm import QComm, Rowwise
 from trec_qcomm.analyze.__main__ import main
 from trec_qcomm.analyze.rows import load_rows
+from trec_qcomm.control.cost_model import Throughput
+from trec_qcomm.control.selector import Measurement
+from trec_qcomm.preview import measure
 from trec_qcomm.testing import run_ranks
 
 STEPS, MAX_NBYTES = 2, 600
@@ -44,6 +47,7 @@ def captured(folder):
     bounded = qcomm.capture_rows(1, max_nbytes=MAX_NBYTES)  # the first has ended
     train(dmp, optimizer, range(5, 6))
     bounded.save(folder / "bounded.pt")
+    previewed = preview_while_training(qcomm, dmp, optimizer)
     if dist.get_rank() == 0:
         words = ["--data", str(file), "--out", str(out), "--encoders", "bitpack"]
         main([*words, "--link-gb-s", "1e-6"])
@@ -57,7 +61,23 @@ def captured(folder):
         "bounded": sum(b.nbytes for blocks in bounded.rows.values() for b in blocks),
         "sent": tuned.stats().embedding_forward.wire_nbytes,
         "codecs": {t: tuned.config.rule_for(t).forward.name for t, *_ in TABLES},
-    }
+    } | previewed
+
+
+def preview_while_training(qcomm, dmp, optimizer):
+    """Print a preview before, while and after its steps, which are 6 and 7. Nothing is timed."""
+    speed = Throughput(encode_gb_s=1.0, decode_gb_s=1.0)
+    quick = Measurement(compression_ratio=1.0, throughput=speed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "measure", lambda codec, blocks: quick)
+        preview = qcomm.preview(STEPS)
+        texts = [str(preview)]
+        for step in range(6, 9):  # one more than are shown
+            train(dmp, optimizer, range(step, step + 1))
+            texts.append(str(preview))
+        tables = preview.preview().tables
+    rows = {direction: {t.table: t.num_rows for t in every} for direction, every in tables.items()}
+    return {"preview": texts, "preview_rows": rows}
 
 
 def rows_of_first_table(dmp):
@@ -127,6 +147,24 @@ def test_rows_are_exact(ranks):
 @pytest.mark.dist
 def test_capturing_changes_nothing(ranks):
     assert [rank["same"] for rank in ranks] == [True, True]
+
+
+@pytest.mark.dist
+def test_a_preview_is_about_the_steps_that_were_asked_for(ranks):
+    holds = [{"cw", "cw_shared", "tw_first"}, {"cw", "cw_shared", "tw_last"}]
+    for rank, tables in enumerate(holds):
+        before, first, second, third = ranks[rank]["preview"]
+        assert before == "Preview: 0 of 2 steps so far; train, and print it again"
+        assert first.startswith("Preview of 1 of 2 steps, rows of this rank alone\n\nRows, ")
+        assert second.startswith("Preview of 2 of 2 steps, rows of this rank alone\n\nRows, ")
+        assert third == second
+        rows = ranks[rank]["preview_rows"]
+        assert set(rows["forward"]) == tables
+        assert set(rows["backward"]) == set(SENT)
+        features = {name: len(features) for name, _, features, _ in TABLES}
+        for table in tables:
+            sent = num_samples_of(range(6, 8)) * features[table] / STEPS
+            assert rows["forward"][table] == sent, table
 
 
 @pytest.mark.dist

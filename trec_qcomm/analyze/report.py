@@ -9,6 +9,7 @@ import yaml
 from trec_qcomm.analyze.tables import Options, TableResult
 from trec_qcomm.codecs import Identity
 from trec_qcomm.config import Config, TableRule, codec_to_dict, config_from_dict, parse_yaml
+from trec_qcomm.core.aligned import aligned
 from trec_qcomm.core.codec import Codec
 
 _COLUMNS = ("table", "rows", "distinct", "index", "class", "bound", "kept")
@@ -110,11 +111,7 @@ def table_text(results: Sequence[TableResult], options: Options) -> str:
                 f"{result.backward_speed_up:.2f}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return aligned(lines)
 
 
 def summary(results: Sequence[TableResult], out: object) -> str:

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Blocks = dict[str, list[Tensor]]  # batches [n, D] float32, by table
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRows:
     """What a file holds: {table: batches [n, D] float32}, and names of tables without rows."""
 
-    batches: dict[str, list[Tensor]]
+    batches: Blocks
     without_rows: tuple[str, ...] = ()
 
 
@@ -26,21 +29,43 @@ def load_rows(path: Path, *, batch: int) -> TableRows:
             fill a batch are left out, unless there is no other batch.
     Raises: ValueError naming file and field.
     """
+    content = read_content(path)
+    return TableRows(
+        batches=blocks_by_table(path, content, "rows", batch=batch),
+        without_rows=without_rows(path, content),
+    )
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """Return what torch.save wrote to a file of rows. Raises ValueError naming the file."""
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # whatever the parsers behind torch.load may raise
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path}: cannot be read: {first_line}") from error
-    tables = content.get("rows") if isinstance(content, dict) else None
-    if not isinstance(tables, dict) or not tables:
+    if not isinstance(content, dict):
         raise ValueError(f'{path}: rows: expected {{"rows": {{table: [n, dim] float32}}}}')
-    without_rows = content.get("without_rows", [])
-    if not isinstance(without_rows, list) or set(map(str, without_rows)) & set(map(str, tables)):
+    return content
+
+
+def blocks_by_table(path: Path, content: dict[str, Any], key: str, *, batch: int) -> Blocks:
+    """Return {table: batches} of one entry of a file's content, rows or gradients.
+
+    Args: path: name of the file, for errors.  batch: rows in a batch, into which a tensor is cut.
+    Raises: ValueError naming file and field.
+    """
+    tables = content.get(key)
+    if not isinstance(tables, dict) or not tables:
+        raise ValueError(f'{path}: {key}: expected {{"{key}": {{table: [n, dim] float32}}}}')
+    return {str(t): _batches(f"{path}: {key}.{t}", tables[t], batch) for t in tables}
+
+
+def without_rows(path: Path, content: dict[str, Any]) -> tuple[str, ...]:
+    """Return the tables of which a file says that it has no rows. Raises ValueError naming both."""
+    tables = content.get("without_rows", [])
+    if not isinstance(tables, list) or set(map(str, tables)) & set(map(str, content["rows"])):
         raise ValueError(f"{path}: without_rows: expected a list of tables that are not in rows")
-    return TableRows(
-        batches={str(t): _batches(f"{path}: rows.{t}", tables[t], batch) for t in tables},
-        without_rows=tuple(map(str, without_rows)),
-    )
+    return tuple(map(str, tables))
 
 
 def distinct(rows: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from trec_qcomm.core.aligned import aligned
+
 TRAFFIC_KINDS = (
     "embedding_forward",  # pooled or unpooled rows, to the ranks whose samples need them
     "embedding_backward",  # gradients of these rows, to the ranks that hold the tables
@@ -148,15 +150,8 @@ class Stats:
             rows.append(sums.cells(group, divisor))
             whole = whole.add(sums)
         rows.append(whole.cells("all", divisor))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if n else cell.ljust(width)
-                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
-        return "\n".join([f"Sent by this rank to others, {what}:", *lines])
+        text = aligned(rows, right=range(1, len(_HEAD)))
+        return f"Sent by this rank to others, {what}:\n{text}"
 
 
 _HEAD = (

@@ -103,6 +103,12 @@ class RowCapture:
         return self._kept["backward"].by_table if "backward" in self._kept else {}
 
     @property
+    def num_steps(self) -> int:
+        """Number of steps whose rows were sent so far, up to `steps`."""
+        ends = (collective.step - first for collective, first in self._first_steps.items())
+        return min(*ends, self.steps) if self._first_steps else 0
+
+    @property
     def num_left_out(self) -> int:
         """Number of rows and gradients of this rank for which there was no room."""
         return sum(kept.num_left_out for kept in self._kept.values())
