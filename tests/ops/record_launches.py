@@ -23,6 +23,7 @@ from trec_qcomm.codecs import (
     TopK,
 )
 from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.core.codec import SummingCodec
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.fbgemm.operators import is_installed
@@ -123,6 +124,9 @@ def encode_and_decode(codec, dim: int) -> None:
     payload = torch.zeros(int(most.sum()), dtype=torch.uint8)
     encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1], seed=1)
     codec.decode(encoded, segments, torch.empty_like(values))
+    if isinstance(codec, SummingCodec):
+        twice = Encoded(payload, encoded.at.repeat(2), encoded.nbytes.repeat(2))
+        codec.decode_sum(twice, segments, torch.empty_like(values))
 
 
 def launch_other_ops() -> None:

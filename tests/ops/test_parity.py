@@ -9,6 +9,7 @@ import torch
 from tests.ops.backends import BACKENDS, assert_equal, device_of
 from tests.ops.interpreter import fast_interpreter, interpreter_for
 from trec_qcomm.codecs import Cast, Float6, Identity, Rowwise, Sign
+from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
 from trec_qcomm.ops.dispatch import default_backend
@@ -53,6 +54,79 @@ def check_op(op, options, decode_options, dim, more=()):
                 op.decode(encoded, segments, out, backend=backend, **decode_options)
             decoded.append(out.view(torch.int32))
         assert_equal(decoded)
+
+
+def check_sums(op, options, values, segments, num_parts, held_at):
+    """Assert that sums of the parts' rows are those of what is decoded, added up in rank order."""
+    sizes = op.nbytes(segments, *options.values())
+    part_nbytes = int(sizes.sum())
+    at = (exclusive_cumsum(sizes)[:-1] + part_nbytes * torch.arange(num_parts)[:, None]).view(-1)
+    payload = torch.zeros(num_parts * part_nbytes, dtype=torch.uint8)
+    held = values.flip(0).contiguous() * 0.5
+    terms = []
+    for part, part_at in enumerate(at.view(num_parts, len(sizes))):
+        rows = values.roll(part, 0)
+        encoded, _ = op.encode(rows, segments, payload, part_at, **options)
+        terms.append(held.clone())
+        op.decode(encoded, segments, terms[-1], **options)
+    if held_at >= 0:
+        terms.insert(held_at, held)
+    sums, every = [held.clone()], held.clone()
+    rank_sum(torch.stack([term.view(-1) for term in terms]), every)
+    for s in range(segments.num_segments):
+        segments.block(sums[0], s).copy_(segments.block(every, s))
+    for backend in BACKENDS:
+        out = held.clone().to(device_of(backend))
+        encoded = Encoded(payload.to(out.device), at, sizes.repeat(num_parts))
+        op.decode_sum(encoded, segments, out, held_at=held_at, backend=backend, **options)
+        sums.append(out)
+    assert_equal((out.view(torch.int32) for out in sums), (num_parts, held_at))
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    ("op", "options", "dim"),
+    [
+        (rowwise, {"bits": 8}, 7),
+        (rowwise, {"bits": 4}, 64),
+        (rowwise, {"bits": 2}, 1),
+        (cast, {"dtype": "fp32"}, 7),
+        (cast, {"dtype": "fp16"}, 3),
+        (cast, {"dtype": "bf16"}, 8),
+    ],
+    ids=str,
+)
+def test_decoded_sums(op, options, dim):
+    cases = [(2, -1), (1, -1), (3, 0), (3, 2), (2, 2)]
+    with fast_interpreter():
+        for number, (values, segments) in enumerate(datasets(dim)):
+            if number == 1:  # as many programs as segments
+                segments = Segments.packed([11, 0, 9], dim)
+            for case in cases if number == 2 else cases[:1]:
+                check_sums(op, options, values, segments, *case)
+
+
+@pytest.mark.parametrize("op", [rowwise, cast])
+def test_sums_of_no_whole_number_of_parts_are_refused(op):
+    segments, out = Segments.packed([1, 1], 4), torch.zeros(2, 4)
+    options = {"bits": 8} if op is rowwise else {"dtype": "fp32"}
+    payload, sizes = torch.zeros(64, dtype=torch.uint8), op.nbytes(segments, *options.values())
+    for count, held_at, message in [(3, -1, "3 places for 2"), (0, -1, "0 places"), (2, 2, "held")]:
+        encoded = Encoded(payload, 16 * torch.arange(count), sizes[:1].repeat(count))
+        with pytest.raises(ValueError, match=message):
+            op.decode_sum(encoded, segments, out, held_at=held_at, **options)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sum_names_the_first_bad_segment_of_all_parts(backend):
+    segments, out = Segments.packed([1, 1], 4), torch.zeros(2, 4, device=device_of(backend))
+    payload = torch.zeros(96, dtype=torch.uint8)
+    payload.view(torch.int16)[[24, 40]] = 163  # an exponent too large, in segments 3 and 5
+    encoded = Encoded(payload.to(out.device), 16 * torch.arange(6), torch.full((6,), 16))
+    with pytest.raises(CorruptFrameError, match="exponent") as caught:
+        rowwise.decode_sum(encoded, segments, out, bits=8, backend=backend)
+    assert caught.value.segment == 3
 
 
 @pytest.mark.triton

@@ -15,7 +15,8 @@ from tests.ops.record_launches import CODECS, unspecialized_arguments
 from tests.virtual.dry_run import GPU, DryRun, dry_run
 from trec_qcomm.codecs import Rowwise
 from trec_qcomm.core.checks import DeferredChecks, deferring
-from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.codec import SummingCodec
+from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
 
@@ -70,6 +71,10 @@ def code(codec, num_rows: int, dim: int) -> None:
     at = exclusive_cumsum(most)[:-1]
     encoded = codec.encode(values, segments, payload, at, seed=num_rows)
     codec.decode(encoded, segments, torch.empty_like(values))
+    if isinstance(codec, SummingCodec):
+        parts = 2 + num_rows % 2
+        several = Encoded(payload, encoded.at.repeat(parts), encoded.nbytes.repeat(parts))
+        codec.decode_sum(several, segments, torch.empty_like(values), held_at=parts - 1)
 
 
 def merge_bags(run: DryRun, size: int) -> None:

@@ -14,7 +14,7 @@ from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import cast
-from trec_qcomm.ops.dispatch import check_sizes
+from trec_qcomm.ops.dispatch import check_sizes, check_sizes_of_parts
 
 Dtype = Literal["fp16", "bf16"]
 Overflow = Literal["inf", "raise"]
@@ -52,6 +52,13 @@ class Identity:
         """Copy the bits back to the rows' places."""
         check_sizes(encoded, self.max_nbytes(segments))
         cast.decode(encoded, segments, out, dtype="fp32")
+
+    def decode_sum(
+        self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
+    ) -> None:
+        """Write the sums of the rows of several parts."""
+        check_sizes_of_parts(encoded, self.max_nbytes(segments))
+        cast.decode_sum(encoded, segments, out, dtype="fp32", held_at=held_at)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,13 @@ class Cast:
         """Write the rows back as float32."""
         check_sizes(encoded, self.max_nbytes(segments))
         cast.decode(encoded, segments, out, dtype=self.dtype)
+
+    def decode_sum(
+        self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
+    ) -> None:
+        """Write the sums of the rows of several parts."""
+        check_sizes_of_parts(encoded, self.max_nbytes(segments))
+        cast.decode_sum(encoded, segments, out, dtype=self.dtype, held_at=held_at)
 
 
 register_codec(Identity, Identity())

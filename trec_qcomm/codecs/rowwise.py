@@ -14,7 +14,7 @@ from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import rowwise
-from trec_qcomm.ops.dispatch import check_sizes
+from trec_qcomm.ops.dispatch import check_sizes, check_sizes_of_parts
 
 Bits = Literal[8, 4, 2]
 Rounding = Literal["nearest", "stochastic"]
@@ -92,6 +92,13 @@ class Rowwise:
         """Write the rows back as float32."""
         check_sizes(encoded, self.max_nbytes(segments))
         rowwise.decode(encoded, segments, out, bits=self.bits)
+
+    def decode_sum(
+        self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
+    ) -> None:
+        """Write the sums of the rows of several parts."""
+        check_sizes_of_parts(encoded, self.max_nbytes(segments))
+        rowwise.decode_sum(encoded, segments, out, bits=self.bits, held_at=held_at)
 
 
 register_codec(Rowwise, *(Rowwise(bits) for bits in get_args(Bits)))

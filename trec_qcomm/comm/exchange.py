@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames
+from trec_qcomm.comm.frame_coding import SealedFrames
+from trec_qcomm.comm.frame_decoding import decode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frame_sums import decode_sum
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.sizes import exchange_sizes, exchange_tables
 from trec_qcomm.core.counters import Traffic
@@ -39,9 +41,10 @@ class PendingFrames:
         self._placed, self._traffic = placed, traffic
         self._name, self._started = name, perf_counter()
 
-    def wait(self, out: Tensor) -> None:
+    def wait(self, out: Tensor, *, summed: bool = False) -> None:
         """Block until all frames are here and write their rows to `out`.
 
+        Args: summed: whether to add up the rows of all frames, see frame_sums.decode_sum.
         Raises: CorruptFrameError.  LostPeerError.
         """
         begin = perf_counter()
@@ -53,7 +56,8 @@ class PendingFrames:
         self._works = ()
         self._traffic.wire_s += perf_counter() - begin
         ranks = self._peers.ranks
-        decode_frames(self._received, self._placed, out, ranks=ranks, traffic=self._traffic)
+        decode = decode_sum if summed else decode_frames
+        decode(self._received, self._placed, out, ranks=ranks, traffic=self._traffic)
 
 
 def start_exchange(

@@ -1,11 +1,10 @@
-"""Coding of the frames of one exchange: rows to sealed frames, and received frames to rows.
+"""Encoding of the frames of one exchange: rows to sealed frames; frame_decoding is the reverse.
 
 Knows: frames, groups of segments, counters. Does not know: process groups, which codec, autograd.
 What a rank sends itself is coded like the rest.
 Shapes: P frames, S segments in all; G segments of a group; W bytes; T tables.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -14,16 +13,12 @@ from torch import Tensor
 
 from trec_qcomm.comm.frame_plan import (
     CodecGroup,
-    FrameLayout,
     FramePlan,
     PlacedFrames,
     joined,
-    label_of,
 )
-from trec_qcomm.core import registry
-from trec_qcomm.core.checks import renaming_errors
 from trec_qcomm.core.counters import Traffic
-from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
+from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Encoded
 from trec_qcomm.core.transfer import download
 from trec_qcomm.wire import frame
@@ -139,7 +134,7 @@ def encode_segments(
     plan, layout = placed.plan, placed.layout(frame.alignment_of(values))
     to_encode = plan.tolerances_to_encode(tolerances)
     nbytes_by_group = []
-    timer = _Timer(traffic.encode_s)
+    timer = Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
         group_seed = seed
         if group.segments.numbers is None:
@@ -171,94 +166,7 @@ def _count_bytes(
     traffic.add_bytes(plan.table, raw, wire, sent - int(wire.numpy().sum()))
 
 
-def decode_frames(
-    frames: SealedFrames,
-    placed: PlacedFrames,
-    out: Tensor,
-    *,
-    ranks: Sequence[int],
-    traffic: Traffic,
-) -> None:
-    """Check the frames of all peers and write their rows to `out`.
-
-    The codec id of each segment selects its decoder.
-
-    Args:
-        frames: the peers' frames.
-        placed: the rows to expect, with their places in `out`.
-        out: float32, contiguous.
-        ranks: the peer of each frame, for errors.
-        traffic: counters of seconds.
-    Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.
-    """
-    timer = _Timer(traffic.decode_s)
-    plan, layout = placed.plan, placed.layout(frame.alignment_of(frames.buffer))
-    is_planned = frames.announced is placed.announced
-    encoded, codecs = frame.unseal(
-        frames.buffer,
-        frames.nbytes,
-        plan.segments_per_frame,
-        layouts=plan.layouts,
-        call=frames.call,
-        num_rows=placed.num_rows,
-        ranks=ranks,
-        tables=plan.tables,
-        announced=frames.announced,
-        kept=layout.kept if is_planned else None,
-    )
-    if is_planned:
-        _decode_planned(frames.buffer, layout, placed, out, ranks, timer)
-        return
-    for group in placed.groups:
-        at, nbytes = group.of_members(encoded.at), group.of_members(encoded.nbytes)
-        group_encoded = Encoded(encoded.payload, at, nbytes)
-        used = group.of_members(codecs)
-        if (used.numpy() == group.codec.wire_id).all():
-            _decode_group(group_encoded, group, plan, out, ranks)
-        else:
-            for subgroup, which in _by_sender_codec(group, used, plan, ranks):
-                parts = Encoded(encoded.payload, at[which], nbytes[which])
-                _decode_as_sent(parts, subgroup, plan, out, ranks)
-        timer.add_to(group.label)
-
-
-def _decode_planned(
-    buffer: Tensor,
-    layout: FrameLayout,
-    placed: PlacedFrames,
-    out: Tensor,
-    ranks: Sequence[int],
-    timer: "_Timer",
-) -> None:
-    """Decode segments that have the codecs and sizes of the plan, and lie where it says."""
-    for group, at, nbytes in zip(placed.groups, layout.group_at, placed.group_nbytes, strict=True):
-        _decode_group(Encoded(buffer, at, nbytes), group, placed.plan, out, ranks)
-        timer.add_to(group.label)
-
-
-def decode_own(
-    frames: SealedFrames, placed: PlacedFrames, out: Tensor, *, traffic: Traffic
-) -> None:
-    """Write to `out` what receivers will decode from frames that this rank has just encoded.
-
-    Nothing is checked. Arguments: those of `decode_frames`, and frames for one rank each.
-    """
-    assert frames.announced is not None
-    assert placed.plan.fan_out == 1
-    timer = _Timer(traffic.decode_s)
-    alignment = frame.alignment_of(frames.buffer)
-    if placed.fixed_size:
-        _decode_planned(frames.buffer, placed.layout(alignment), placed, out, (), timer)
-        return
-    sizes = frames.announced.nbytes
-    places, _ = frame.lay_out(sizes, placed.plan.segments_per_frame, alignment)
-    for group in placed.groups:
-        at, nbytes = group.of_members(places), group.of_members(sizes)
-        _decode_group(Encoded(frames.buffer, at, nbytes), group, placed.plan, out, ())
-        timer.add_to(group.label)
-
-
-class _Timer:
+class Timer:
     """Stopwatch that adds the seconds since its start to the entry of a codec."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
@@ -300,70 +208,6 @@ def _encode_group(
         segment = int(members[error.segment])
         table = plan.tables[segment]
         raise UnencodableError(error.reason, segment=segment, table=table) from error
-
-
-def _decode_group(
-    encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
-) -> None:
-    """Decode one group. Args: encoded: the bytes of its G segments."""
-
-    def named(error: CorruptFrameError) -> CorruptFrameError:
-        if error.segment is None:
-            return error
-        segment = int(group.members[error.segment])
-        return CorruptFrameError(
-            error.reason,
-            rank=ranks[int(plan.frame[segment])],
-            table=plan.tables[segment],
-            segment=segment,
-        )
-
-    with renaming_errors(named):
-        group.codec.decode(encoded, group.segments, out)
-
-
-def _decode_as_sent(
-    encoded: Encoded, group: CodecGroup, plan: FramePlan, out: Tensor, ranks: Sequence[int]
-) -> None:
-    """Decode a group whose codec the senders chose, and which may not work here.
-
-    Raises: CorruptFrameError: also in place of the codec's ValueError (no masks, no GPU kernels,
-        rows too long): this rank's config did not ask for that codec.
-    """
-    try:
-        _decode_group(encoded, group, plan, out, ranks)
-    except ValueError as error:
-        segment = int(group.members[0])
-        raise CorruptFrameError(
-            f"codec {group.codec.wire_id} is not the one this rank expects, and fails: {error}",
-            rank=ranks[int(plan.frame[segment])],
-            table=plan.tables[segment],
-            segment=segment,
-        ) from error
-
-
-def _by_sender_codec(
-    group: CodecGroup, used: Tensor, plan: FramePlan, ranks: Sequence[int]
-) -> list[tuple[CodecGroup, Tensor]]:
-    """Return a group split by the codecs that the senders used, if these differ from the config's.
-
-    Returns: the parts, and the number of each of their segments in the group.
-    Raises: CorruptFrameError: a wire id that no codec has.
-    """
-    subgroups = []
-    for wire_id in sorted(set(used.tolist())):
-        which = (used == wire_id).nonzero().view(-1)
-        codec = registry.decoder(wire_id)
-        if codec is None:
-            segment = int(group.members[which[0]])
-            raise CorruptFrameError(
-                f"unknown codec {wire_id}",
-                rank=ranks[int(plan.frame[segment])],
-                table=plan.tables[segment],
-            )
-        segments, label = group.segments.subset(which), label_of(codec, group.segments.dim)
-        subgroups.append((CodecGroup(codec, segments, group.members[which], label), which))
-    return subgroups
 
 
 def _record_error(

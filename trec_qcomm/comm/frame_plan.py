@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_dim, mask_use
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, SummingCodec, check_dim, mask_use
 from trec_qcomm.core.segments import ALIGNMENT, Masks, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 
@@ -160,6 +160,9 @@ class FrameLayout:
     kept: frame.Kept = field(default_factory=dict)
 
 
+Sums = tuple[tuple[SummingCodec, Segments], ...]  # see PlacedFrames.sums
+
+
 @dataclass(frozen=True, eq=False)
 class PlacedFrames:
     """Frames of one batch: a plan, and the rows and places of its segments.
@@ -187,6 +190,7 @@ class PlacedFrames:
     group_nbytes: tuple[Tensor, ...] = field(init=False)
     frame_nbytes: list[int] = field(init=False)
     _layouts: dict[int, FrameLayout] = field(init=False, default_factory=dict)
+    _sums: dict[int, Sums | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         sizes = tuple(group.codec.max_nbytes(group.segments) for group in self.groups)
@@ -222,6 +226,23 @@ class PlacedFrames:
         where all codecs are of fixed size."""
         copies = self.plan.segment_copies
         return self.raw_nbytes * copies, self.max_nbytes * copies
+
+    def sums(self, begin: int = 0) -> Sums | None:
+        """Return for each group its codec and where it writes the sum of these frames: the places
+        of the first frame. None: a codec does not add up what it decodes.
+
+        Args: begin: the place in the buffer of what becomes place 0 of the sum.
+        Raises: ValueError: the frames do not hold the same rows.
+        """
+        if begin not in self._sums:
+            codecs = [group.codec for group in self.groups if isinstance(group.codec, SummingCodec)]
+            num_frames = len(self.plan.segments_per_frame)
+            sums = None
+            if len(codecs) == len(self.groups):
+                firsts = [group.segments.first_of(num_frames, begin) for group in self.groups]
+                sums = tuple(zip(codecs, firsts, strict=True))
+            self._sums[begin] = sums
+        return self._sums[begin]
 
     @property
     def reads_masks(self) -> bool:

@@ -131,6 +131,26 @@ def keeps_nonfinite(codec: Codec) -> bool:
     return bool(getattr(codec, "keeps_nonfinite", True))
 
 
+@runtime_checkable
+class SummingCodec(Codec, Protocol):
+    """Codec of fixed size that decodes what several ranks sent and adds it up in one pass."""
+
+    def decode_sum(
+        self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
+    ) -> None:
+        """Write to `out` the sums of the rows of P parts, with the bits of ops.rank_sum.
+
+        Args:
+            encoded: for each part, for each segment, its bytes: [P S] places and sizes.
+            segments: the rows of one part, and their places in `out`.
+            out: float32, contiguous, any shape.
+            held_at: the place among the terms of what `out` holds: before this part, or P. -1: it
+                is none.
+        Raises: CorruptFrameError: as `decode`; segment s of part p has the number p S + s.
+        """
+        ...
+
+
 def check_dim(codec: Codec, dim: int, where: str) -> None:
     """Raise ValueError where the codec does not take rows of `dim` values.
 

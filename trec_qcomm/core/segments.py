@@ -228,6 +228,22 @@ class Segments:
             numbers=None if self.numbers is None else self.numbers[which],
         )
 
+    def first_of(self, num_parts: int, begin: int = 0) -> "Segments":
+        """Return the first part of segments that are so many parts with the same rows.
+
+        Args: begin: the place in the buffer that is place 0 of what is returned.
+        Raises: ValueError: the parts do not have the same rows, or lie in another order.
+        """
+        layout = (self.num_rows, self.stride, self.start)
+        if self.num_segments % num_parts:
+            raise ValueError(f"Segments: {self.num_segments} are not {num_parts} equal parts")
+        num_rows, stride, start = (vector.view(num_parts, -1) for vector in layout)
+        apart = start - start[:1]
+        if not all(bool((v == v[:1]).all()) for v in (num_rows, stride, apart.T)):
+            raise ValueError(f"Segments: {num_parts} parts that do not hold the same rows")
+        first = self.subset(torch.arange(num_rows.shape[1]))
+        return Segments(first.offsets, first.dim, first.start - begin, first.stride)
+
 
 @dataclass(frozen=True, eq=False)
 class Encoded:

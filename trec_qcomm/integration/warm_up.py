@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.config import Config, HopCodecs
-from trec_qcomm.core.codec import Codec, mask_use
+from trec_qcomm.core.codec import Codec, SummingCodec, mask_use
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.kernels.once import Job, compile_once, missing
 from trec_qcomm.ops import rows, unique
@@ -114,10 +114,13 @@ def _codec_jobs(codec: Codec) -> Sequence[Job]:
     if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
         # One kernel has them all, so that a rank reads what another one's encoder chose.
         label, encode_s, decode_s = f"{name} of whole segments", _WHOLE_S, _WHOLE_S
-    return (
+    jobs = (
         Job(f"{label}: encode", partial(_use_encoder, codec), encode_s),
         Job(f"{label}: decode", partial(_use_decoder, codec), decode_s),
     )
+    if not isinstance(codec, SummingCodec):
+        return jobs
+    return (*jobs, Job(f"{label}: sum", partial(_use_sums, codec), decode_s))
 
 
 def _small_rows(codec: Codec) -> tuple[Tensor, Segments]:
@@ -142,6 +145,15 @@ def _use_decoder(codec: Codec) -> None:
     with default_backend("reference"):
         encoded = _encode(codec, values, segments)
     codec.decode(encoded, segments, torch.empty_like(values))
+
+
+def _use_sums(codec: SummingCodec) -> None:
+    """Add up what the reference wrote, so that no encoder is compiled."""
+    values, segments = _small_rows(codec)
+    with default_backend("reference"):
+        encoded = _encode(codec, values, segments)
+    twice = Encoded(encoded.payload, encoded.at.repeat(2), encoded.nbytes.repeat(2))
+    codec.decode_sum(twice, segments, torch.empty_like(values))
 
 
 def _encode(codec: Codec, values: Tensor, segments: Segments) -> Encoded:

@@ -82,6 +82,8 @@ def check_buffers(
     at: Tensor,
     nbytes: Tensor,
     backend: Backend | None,
+    *,
+    num_parts: int = 1,
 ) -> Backend:
     """Raise ValueError unless kernels may touch exactly what the arguments name.
 
@@ -91,6 +93,8 @@ def check_buffers(
         payload: [W] uint8, in the same memory.
         at, nbytes: [S] int64 on CPU, where the bytes of each segment begin and how many there are.
         backend: the backend asked for, or None.
+        num_parts: number of times that the segments' bytes are there, one batch behind the other;
+            `at` is [num_parts * S].
     Returns: the backend to use, from `choose_backend`.
     """
     segments.check_fits(values)
@@ -101,17 +105,33 @@ def check_buffers(
     backend = choose_backend(backend, values)
     if backend == "gpu" and payload.data_ptr() % ALIGNMENT:
         raise ValueError(f"payload: must begin at a multiple of {ALIGNMENT} bytes on a GPU")
-    expected = segments.start.shape
-    if at.shape != expected or nbytes.shape != expected:
-        raise ValueError(f"at, nbytes: expected {list(expected)}")
+    shape = segments.start.shape
+    expected = shape if num_parts == 1 else (num_parts * len(segments.start),)
+    if at.shape != expected or nbytes.shape != shape:
+        raise ValueError(f"at, nbytes: expected {list(expected)} and {list(shape)}")
     if at.dtype != torch.int64 or nbytes.dtype != torch.int64:
         raise ValueError(f"at, nbytes: expected int64, got {at.dtype} and {nbytes.dtype}")
-    wrong = _find_misplaced(at.numpy(), nbytes.numpy(), payload.numel())
+    sizes = nbytes.numpy() if num_parts == 1 else np.tile(nbytes.numpy(), num_parts)
+    wrong = _find_misplaced(at.numpy(), sizes, payload.numel())
     if wrong == _BAD_PLACE:
         raise ValueError(f"at: expected multiples of {ALIGNMENT}")
     if wrong == _BEYOND:
         raise ValueError(f"payload: {payload.numel()} bytes do not hold the segments")
     return backend
+
+
+def num_parts_of(encoded: Encoded, segments: Segments, held_at: int = -1) -> int:
+    """Return how many parts of a sum there are: each has the bytes of all segments.
+
+    Args: held_at: the place of what `out` holds among the terms of the sum, or -1.
+    Raises: ValueError: no whole number of parts, or a place beyond them.
+    """
+    num_parts, rest = divmod(len(encoded.at), max(segments.num_segments, 1))
+    if rest or (num_parts == 0 and segments.num_segments):
+        raise ValueError(f"at: {len(encoded.at)} places for {segments.num_segments} segments")
+    if not -1 <= held_at <= num_parts:
+        raise ValueError(f"held_at: {held_at} is not in -1..{num_parts}")
+    return num_parts
 
 
 def check_sizes(encoded: Encoded, expected: Tensor) -> None:
@@ -121,11 +141,24 @@ def check_sizes(encoded: Encoded, expected: Tensor) -> None:
 
     Args: encoded: what is to be decoded.  expected: [S] int64.
     """
-    wrong = encoded.nbytes.numpy() != expected.numpy()
+    _check_sizes(encoded.nbytes.numpy(), expected.numpy())
+
+
+def check_sizes_of_parts(encoded: Encoded, expected: Tensor) -> None:
+    """Raise CorruptFrameError as `check_sizes`, for each part of a sum.
+
+    Args: encoded: for each part, for each segment, its bytes.  expected: [S] int64.
+    """
+    num_parts = len(encoded.nbytes) // max(len(expected), 1)
+    _check_sizes(encoded.nbytes.numpy(), np.tile(expected.numpy(), num_parts))
+
+
+def _check_sizes(sizes: Any, expected: Any) -> None:
+    wrong = sizes != expected
     if wrong.any():
         s = int(wrong.argmax())
         raise CorruptFrameError(
-            f"{int(encoded.nbytes[s])} bytes where its format has {int(expected[s])}", segment=s
+            f"{int(sizes[s])} bytes where its format has {int(expected[s])}", segment=s
         )
 
 

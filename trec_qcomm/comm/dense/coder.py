@@ -13,8 +13,10 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals
-from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames, decode_own, encode_frames
+from trec_qcomm.comm.frame_coding import SealedFrames, encode_frames
+from trec_qcomm.comm.frame_decoding import decode_frames, decode_own
 from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frame_sums import decode_sum
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.extents import Extents
@@ -307,11 +309,39 @@ class MessageCoder:
         Raises: CorruptFrameError: naming the sender and the parameter. On a GPU it may be raised
             later, see core.checks.
         """
+        frames = self._frames(received, expected)
+        decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
+
+    def add_up(
+        self,
+        received: ReceivedMessages,
+        expected: PlacedFrames,
+        out: Tensor,
+        sources: Sequence[int],
+    ) -> None:
+        """Add the frames' values to those of this rank, which `out` holds, in rank order.
+
+        Args:
+            expected: a frame of the same values from each source, see frame_sums.decode_sum.
+            out: [n] values.
+            sources: all other ranks, in order.
+        Raises: CorruptFrameError: that of `receive`.
+        """
+        decode_sum(
+            self._frames(received, expected),
+            expected,
+            out,
+            ranks=sources,
+            traffic=self.traffic,
+            held_at=self.rank,
+            memory=lambda numel: self.scratch.empty("summands", numel, out),
+        )
+
+    def _frames(self, received: ReceivedMessages, expected: PlacedFrames) -> SealedFrames:
         announced = None
         if frame.is_on_gpu(received.buffer):
             announced = getattr(received, "announced", expected.announced)
-        frames = SealedFrames(received.buffer, received.nbytes, self._call, announced)
-        decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
+        return SealedFrames(received.buffer, received.nbytes, self._call, announced)
 
     @property
     def has_residuals(self) -> bool:

@@ -17,7 +17,6 @@ from trec_qcomm.comm.dense.chunks import ChunkSpan
 from trec_qcomm.comm.dense.coder import MessageCoder
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, OWNER
 from trec_qcomm.comm.rounds import Rounds
-from trec_qcomm.ops.rank_sum import rank_sum
 
 
 def two_shot(coder: MessageCoder, values: Tensor) -> Rounds:
@@ -29,15 +28,11 @@ def two_shot(coder: MessageCoder, values: Tensor) -> Rounds:
     messages = coder.send(values, all_chunks, CONTRIBUTION, decoded=False)
     contributions = chunks.copies(range(rank, rank + 1), tuple(peers))
     received = yield from coder.exchange([(p, messages[p]) for p in peers], peers, contributions)
-    size = own_chunk.end - own_chunk.begin
-    summands = coder.scratch.empty("summands", n * size, values).view(n, size)
-    if coder.has_residuals:  # then `values` are decoded
-        summands[rank] = values[own_chunk.begin : own_chunk.end]
-    else:
-        own_contribution = chunks.copies(range(rank, rank + 1), (rank,))
-        coder.receive(messages[rank].to_itself(), own_contribution, summands, [rank])
-    coder.receive(received, contributions, summands, peers)
-    rank_sum(summands, values[own_chunk.begin : own_chunk.end])
+    own_values = values[own_chunk.begin : own_chunk.end]
+    if not coder.has_residuals:  # else `values` are decoded
+        coder.receive(messages[rank].to_itself(), own_chunk.placed, values, [rank])
+    if peers:
+        coder.add_up(received, contributions, own_values, peers)
     [message] = coder.send(values, own_chunk, OWNER)
     sums = chunks.frames(tuple(range(p, p + 1) for p in peers))
     received = yield from coder.exchange([(p, message) for p in peers], peers, sums)

@@ -27,7 +27,6 @@ from trec_qcomm.comm.slots.on_device import EncodedOnDevice
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
 from trec_qcomm.core.segments import Masks
-from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.wire import frame
 
 if TYPE_CHECKING:
@@ -176,7 +175,6 @@ class RowExchange:
         """Wait for the exchange, and return what was received, decoded and summed up."""
         exchange, forward = self.exchange, direction == "forward"
         assert self.pending is not None, "waited for twice, or backward without forward"
-        num_summands = exchange.num_summands if forward else 1
         with (
             record_function(f"## {self.op.name} {direction} wait ##"),
             side_stream(self.device),
@@ -185,11 +183,8 @@ class RowExchange:
             # `out` is not a view of a larger buffer: callers may change it in place.
             shape = exchange.result_shape if forward else exchange.sent_shape
             out = torch.empty(shape, device=self.device)
-            summands = out if num_summands == 1 else out.new_empty(num_summands, out.numel())
-            self.pending.wait(summands)
+            self.pending.wait(out, summed=forward and exchange.num_summands > 1)
             self.pending = None
-            if num_summands > 1:
-                rank_sum(summands, out)
             if forward and self.masks is not None:
                 owned, sampled = self.masks
                 sides = (exchange.backward_received, owned), (exchange.backward_sent, sampled)

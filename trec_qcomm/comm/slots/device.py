@@ -19,8 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames
+from trec_qcomm.comm.frame_coding import SealedFrames
+from trec_qcomm.comm.frame_decoding import decode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frame_sums import decode_sum
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.exchange import count_slots
@@ -77,9 +79,10 @@ class PendingDeviceSlots:
         )
         traffic.wire_s += perf_counter() - self._started
 
-    def wait(self, out: Tensor) -> None:
+    def wait(self, out: Tensor, *, summed: bool = False) -> None:
         """Wait until all frames are here, and launch what writes their rows to `out`.
 
+        Args: summed: whether to add up the rows of all frames, see frame_sums.decode_sum.
         Raises: CorruptFrameError: also later, see core.checks.  LostPeerError.
         """
         begin, peers, incoming, sent = perf_counter(), self._peers, self._incoming, self._sent
@@ -111,7 +114,8 @@ class PendingDeviceSlots:
         self._count(own_nbytes, own_sizes)
         self._traffic.wire_s += perf_counter() - begin
         received = SealedFrames(frames, slot.padded(nbytes, frames), sent.call, announced)
-        decode_frames(received, incoming, out, ranks=peers.ranks, traffic=self._traffic)
+        decode = decode_sum if summed else decode_frames
+        decode(received, incoming, out, ranks=peers.ranks, traffic=self._traffic)
 
     def _exchange_overflows(
         self, outgoing: Sequence[Tensor], places: Sequence[tuple[int, Tensor]]

@@ -21,8 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import SealedFrames, decode_frames
+from trec_qcomm.comm.frame_coding import SealedFrames
+from trec_qcomm.comm.frame_decoding import decode_frames
 from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
+from trec_qcomm.comm.frame_sums import decode_sum
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.extents import Extents
@@ -118,9 +120,10 @@ class PendingSlots:
     def _tag(self) -> int:
         return zlib.crc32(f"{self.name} {self.sent.call}".encode()) >> 1  # torch wants 31 bits
 
-    def wait(self, out: Tensor) -> None:
+    def wait(self, out: Tensor, *, summed: bool = False) -> None:
         """Block until all frames are here and write their rows to `out`.
 
+        Args: summed: whether to add up the rows of all frames, see frame_sums.decode_sum.
         Raises: CorruptFrameError.  LostPeerError.
         """
         begin = perf_counter()
@@ -141,7 +144,8 @@ class PendingSlots:
         to_receive.note(self._extents[1], nbytes)
         self.traffic.wire_s += perf_counter() - begin
         received = SealedFrames(frames, nbytes, self.sent.call)
-        decode_frames(received, self.incoming, out, ranks=ranks, traffic=self.traffic)
+        decode = decode_sum if summed else decode_frames
+        decode(received, self.incoming, out, ranks=ranks, traffic=self.traffic)
 
     def _receive_overflows(self, overflows: Sequence[tuple[int, Tensor]]) -> None:
         """Receive what slots had no room for, and wait until this rank's overflows are sent.

@@ -7,8 +7,8 @@ and in fp32 its payload.
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops.cast import cpu, reference
-from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
+from trec_qcomm.ops.cast import cpu, cpu_sum, reference
+from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels, num_parts_of
 
 _KINDS = {"fp32": cpu.FP32, "fp16": cpu.FP16, "bf16": cpu.BF16}
 
@@ -63,4 +63,36 @@ def decode(
     cpu.decode(payload, at, *layout, segments.dim, rows, _KINDS[dtype])
 
 
-__all__ = ["decode", "encode", "nbytes"]
+def decode_sum(
+    encoded: Encoded,
+    segments: Segments,
+    out: Tensor,
+    *,
+    dtype: str,
+    held_at: int = -1,
+    backend: Backend | None = None,
+) -> None:
+    """Write to `out` the sum of the rows of several parts: as `decode` and then ops.rank_sum.
+
+    Args:
+        encoded: for each part, for each segment, its bytes; the caller has checked that they fit.
+        segments: the rows of one part, and their places in `out`.
+        held_at: the place among the terms of what `out` holds: before this part. -1: it is none.
+    Raises: ValueError: a shape, dtype or device that the kernels do not take.
+    """
+    num_parts = num_parts_of(encoded, segments, held_at)
+    sizes = nbytes(segments, dtype)
+    buffers = out, segments, encoded.payload, encoded.at, sizes
+    backend = check_buffers(*buffers, backend, num_parts=num_parts)
+    if num_parts == 1 and held_at < 0:
+        decode(encoded, segments, out, dtype=dtype, backend=backend)
+    elif backend == "cpu":
+        payload, at, sums = arrays(encoded.payload, encoded.at, out)
+        places, kind = at.reshape(num_parts, segments.num_segments), _KINDS[dtype]
+        cpu_sum.decode_sum(payload, places, *segments.arrays, segments.dim, sums, kind, held_at)
+    else:
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        kernels.decode_sum(encoded, segments, out, dtype=dtype, held_at=held_at)
+
+
+__all__ = ["decode", "decode_sum", "encode", "nbytes"]

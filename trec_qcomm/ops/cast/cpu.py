@@ -28,7 +28,7 @@ def _overflows(row, least):
 
 
 @inner(forceinline=True)
-def _lines(n, stride, dim):
+def lines(n, stride, dim):
     """Return how many lines to visit and how long each is: a line is a row, or all rows if they lie
     one behind the other."""
     return (1, n * dim) if stride == dim else (n, dim)
@@ -47,7 +47,7 @@ def encode(values, offsets, start, stride, dim, payload, at, kind):
         n = offsets[begin + 1] - offsets[begin]
         for s in range(begin, end):
             payload[at[s] + n * dim * size : at[s] + (n * dim * size + 7) // 8 * 8] = 0
-        num_lines, length = _lines(n, stride[begin], dim)
+        num_lines, length = lines(n, stride[begin], dim)
         for i in range(num_lines):
             for s in range(begin, end):
                 first = start[s] + i * stride[s]
@@ -82,7 +82,7 @@ def decode(payload, at, offsets, start, stride, dim, out, kind):
     size, begin = 4 if kind == FP32 else 2, 0
     while begin < start.size:
         end = group_end(begin, offsets, start, stride, dim)
-        num_lines, length = _lines(offsets[begin + 1] - offsets[begin], stride[begin], dim)
+        num_lines, length = lines(offsets[begin + 1] - offsets[begin], stride[begin], dim)
         for i in range(num_lines):
             for s in range(begin, end):
                 first = start[s] + i * stride[s]

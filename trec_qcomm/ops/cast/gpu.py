@@ -11,13 +11,15 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.device import launch, no_segment, note_first, words
+from trec_qcomm.ops.rank_sum.gpu import plus
 from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiles_of
 
 _FP32, _FP16 = tl.constexpr(0), tl.constexpr(1)
 _KINDS = {"fp32": 0, "fp16": 1, "bf16": 2}
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
-_REGISTERS = 64  # that a thread may use; told no number, the compiler takes 32 and spills
+# Registers that a thread may use; told no number, the compiler takes 32 and spills.
+_REGISTERS, _REGISTERS_OF_SUMS = 64, 96
 # The smallest float32 magnitudes that round to inf.
 _OVERFLOW_FP16 = tl.constexpr(0x477FF000)
 _OVERFLOW_BF16 = tl.constexpr(0x7F7F8000)
@@ -39,11 +41,23 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> 
     _launch(_decode, out, places, segments, encoded.at, dtype)
 
 
-def _launch(kernel, values, places, segments, at, dtype, *flags):
+def decode_sum(
+    encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str, held_at: int
+) -> None:
+    """Write the sums."""
+    places = words(encoded.payload, torch.int32 if dtype == "fp32" else torch.int16)
+    num_terms = len(encoded.at) // max(segments.num_segments, 1) + (held_at >= 0)
+    numbers = num_terms, held_at
+    _launch(
+        _decode_sum, out, places, segments, encoded.at, dtype, *numbers, maxnreg=_REGISTERS_OF_SUMS
+    )  # fmt: skip
+
+
+def _launch(kernel, values, places, segments, at, dtype, *flags, maxnreg=_REGISTERS):
     layout, programs, options = tiles_of(segments, at, values.device)
     launch(
         kernel, programs, values.detach().view(torch.int32), places, *flags, *layout,
-        segments.num_segments, segments.dim, KIND=_KINDS[dtype], maxnreg=_REGISTERS, **options,
+        segments.num_segments, segments.dim, KIND=_KINDS[dtype], maxnreg=maxnreg, **options,
     )  # fmt: skip
 
 
@@ -112,6 +126,12 @@ def _decode(
     )
     v = tl.arange(0, VECTOR)[None, :]
     word = tl.load(payload + place[:, None] + v, mask=live[:, None], other=0)
+    tl.store(values + value[:, None] + v, _bits_of(word, KIND), mask=live[:, None])
+
+
+@triton.jit
+def _bits_of(word, KIND: tl.constexpr):
+    """Return the bits of the float32 that a word of the payload is."""
     if KIND == _FP32:
         bits = word
     elif KIND == _FP16:
@@ -121,4 +141,37 @@ def _decode(
         bits = tl.where((half & 0x7C00) == 0x7C00, special, finite)
     else:
         bits = word.to(tl.int32) << 16
-    tl.store(values + value[:, None] + v, bits, mask=live[:, None])
+    return bits
+
+
+@triton.jit(do_not_specialize=["num_terms", "held_at"])
+def _decode_sum(
+    values, payload, num_terms, held_at, first, start, stride, at, num_segments, dim,
+    KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of the rows of all parts. at: [number of parts, num_segments].
+
+    values: bits of float32.
+    """
+    live, segment, value, place, _ = _places_of_tile(
+        first, start, stride, at, num_segments, dim, KIND, STEPS, WIDE, VECTOR, BLOCK
+    )
+    v = tl.arange(0, VECTOR)[None, :]
+    to = values + value[:, None] + v
+    begin, number = tl.load(at + segment), segment
+    ALIGNED: tl.constexpr = 2 if KIND == _FP32 and VECTOR == 4 else VECTOR
+    total = tl.full([BLOCK // VECTOR, VECTOR], 0.0, tl.float32)
+    term = 0
+    while term < num_terms:
+        if term == held_at:
+            bits = tl.load(to, mask=live[:, None], other=0)
+        else:
+            away = (tl.load(at + number) - begin) // (4 if KIND == _FP32 else 2)
+            source = tl.multiple_of(place + away, ALIGNED)[:, None] + v
+            bits = _bits_of(tl.load(payload + source, mask=live[:, None], other=0), KIND)
+            number += num_segments
+        x = bits.to(tl.float32, bitcast=True)
+        total = tl.where(term == 0, x, plus(total, x))  # 0 + -0 is not -0
+        term += 1
+    tl.store(to, total.to(tl.int32, bitcast=True), mask=live[:, None])

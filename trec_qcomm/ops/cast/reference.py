@@ -1,9 +1,12 @@
 """Cast op in plain torch: the definition that the fast kernels must equal byte for byte."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.ops.rank_sum.reference import sum_of_parts
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _QUIET_NAN = {"fp16": 0x7E00, "bf16": 0x7FC0}
@@ -43,3 +46,10 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> 
             nan = (half & 0x3FF) << 13 | 0x7F800000 | (half & -0x8000) << 16
             words = torch.where(cast.isnan(), nan, words)
         rows.view(torch.int32).copy_(words)
+
+
+def decode_sum(
+    encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str, held_at: int
+) -> None:
+    """Write the sums."""
+    sum_of_parts(encoded, segments, out, partial(decode, dtype=dtype), held_at)

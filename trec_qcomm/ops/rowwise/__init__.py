@@ -16,8 +16,8 @@ from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
-from trec_qcomm.ops.rowwise import cpu, reference
+from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels, num_parts_of
+from trec_qcomm.ops.rowwise import cpu, cpu_sum, reference
 
 BITS = (8, 4, 2)
 
@@ -103,9 +103,47 @@ def decode(
     raise_first(wrong, "exponent out of range")
 
 
+def decode_sum(
+    encoded: Encoded,
+    segments: Segments,
+    out: Tensor,
+    *,
+    bits: int,
+    held_at: int = -1,
+    backend: Backend | None = None,
+) -> None:
+    """Write to `out` the sum of the rows of several parts: as `decode` and then ops.rank_sum.
+
+    Args:
+        encoded: for each part, for each segment, its bytes; the caller has checked that they fit.
+        segments: the rows of one part, and their places in `out`.
+        held_at: the place among the terms of what `out` holds: before this part. -1: it is none.
+    Raises: ValueError, CorruptFrameError: those of `decode`. Segment s of part p has the number
+        p S + s in the error.
+    """
+    _check_bits(bits)
+    num_parts = num_parts_of(encoded, segments, held_at)
+    sizes = nbytes(segments, bits)
+    buffers = out, segments, encoded.payload, encoded.at, sizes
+    backend = check_buffers(*buffers, backend, num_parts=num_parts)
+    if num_parts == 1 and held_at < 0:
+        decode(encoded, segments, out, bits=bits, backend=backend)
+        return
+    if backend == "cpu":
+        payload, at, sums = arrays(encoded.payload, encoded.at, out)
+        places = at.reshape(num_parts, segments.num_segments)
+        wrong = cpu_sum.decode_sum(
+            payload, places, *segments.arrays, segments.dim, sums, bits, held_at
+        )
+    else:
+        kernels = reference if backend == "reference" else gpu_kernels(__name__)
+        wrong = kernels.decode_sum(encoded, segments, out, bits=bits, held_at=held_at)
+    raise_first(wrong, "exponent out of range")
+
+
 def _check_bits(bits: int) -> None:
     if bits not in BITS:
         raise ValueError(f"bits: {bits} is not one of {BITS}")
 
 
-__all__ = ["BITS", "decode", "encode", "nbytes"]
+__all__ = ["BITS", "decode", "decode_sum", "encode", "nbytes"]

@@ -312,6 +312,15 @@ def encode(
 
 
 @inner
+def scaling(halves, at):
+    """Return of the segment that begins at `at`: whether its exponent is one that encoders write,
+    the two factors of its values, and whether these may be beyond the largest float32."""
+    k = np.int64(np.int16(halves[at // 2]))
+    first, second = factors_of(-k)
+    return MIN_EXPONENT <= k <= MAX_EXPONENT, first, second, k <= _CLAMPED
+
+
+@inner
 def _unmark_nonfinite(q, top, out, at, dim):
     for d in range(dim):
         if q[d] == top - 2:
@@ -322,29 +331,41 @@ def _unmark_nonfinite(q, top, out, at, dim):
             out[at + np.uint64(d)] = np.nan
 
 
+@inner(forceinline=True)
+def decode_row(payload, halves, at, i, n, width, factors, clamp, begin, dim, out, bits, q):
+    """Decode row i of the n rows of a segment to out[begin:].
+
+    Args: at: where the segment begins.  factors: [2].  q: memory for codes.
+    """
+    place = np.uint64(at + 8 + 4 * n + i * width)
+    _unpack(payload, place, width, bits, q)
+    scale_bits = halves[at // 2 + 4 + i]
+    scale = half_value(scale_bits & np.uint16(0x7FFF))
+    low = half_value(halves[at // 2 + 4 + n + i])
+    first, second = factors[0], factors[1]
+    for d in range(dim):
+        y = np.float32(np.float32(np.int32(q[d])) * scale) + low
+        out[begin + np.uint64(d)] = np.float32(y * first) * second
+    if clamp:
+        for d in range(dim):
+            y = np.float32(np.float32(np.int32(q[d])) * scale) + low
+            if np.isfinite(y):
+                x = out[begin + np.uint64(d)]
+                out[begin + np.uint64(d)] = min(max(x, -_FLT_MAX), _FLT_MAX)
+    if scale_bits & np.uint16(0x8000):
+        _unmark_nonfinite(q, (1 << bits) - 1, out, begin, dim)
+
+
 @inner
 def _rows(payload, halves, at, n, factors, clamp, start, stride, dim, out, bits, q):
     """Decode every row of a group. halves: payload as [W / 2] uint16.  factors: [T, 2]."""
     width = (dim * bits + 7) // 8
     for i in range(n):
         for t in range(start.size):
-            begin, place = np.uint64(start[t] + i * stride), at[t] + 8 + 4 * n + i * width
-            _unpack(payload, np.uint64(place), width, bits, q)
-            scale_bits = halves[at[t] // 2 + 4 + i]
-            scale = half_value(scale_bits & np.uint16(0x7FFF))
-            low = half_value(halves[at[t] // 2 + 4 + n + i])
-            first, second = factors[t, 0], factors[t, 1]
-            for d in range(dim):
-                y = np.float32(np.float32(np.int32(q[d])) * scale) + low
-                out[begin + np.uint64(d)] = np.float32(y * first) * second
-            if clamp[t]:
-                for d in range(dim):
-                    y = np.float32(np.float32(np.int32(q[d])) * scale) + low
-                    if np.isfinite(y):
-                        x = out[begin + np.uint64(d)]
-                        out[begin + np.uint64(d)] = min(max(x, -_FLT_MAX), _FLT_MAX)
-            if scale_bits & np.uint16(0x8000):
-                _unmark_nonfinite(q, (1 << bits) - 1, out, begin, dim)
+            begin = np.uint64(start[t] + i * stride)
+            decode_row(
+                payload, halves, at[t], i, n, width, factors[t], clamp[t], begin, dim, out, bits, q
+            )
 
 
 @kernel
@@ -358,11 +379,9 @@ def decode(payload, at, offsets, start, stride, dim, out, bits):
     while begin < start.size:
         end = group_end(begin, offsets, start, stride, dim)
         for t in range(end - begin):
-            k = np.int64(np.int16(halves[at[begin + t] // 2]))
-            if k < MIN_EXPONENT or k > MAX_EXPONENT:
+            is_good, factors[t, 0], factors[t, 1], clamp[t] = scaling(halves, at[begin + t])
+            if not is_good:
                 return begin + t
-            factors[t, 0], factors[t, 1] = factors_of(-k)
-            clamp[t] = k <= _CLAMPED
         n = offsets[begin + 1] - offsets[begin]
         _rows(
             payload, halves, at[begin:end], n, factors, clamp, start[begin:end], stride[begin],

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.device import no_segment, power_of_two, words
+from trec_qcomm.ops.rank_sum.gpu import plus
 from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
 from trec_qcomm.ops.rowwise.reference import MAX_EXPONENT, MIN_EXPONENT
 
@@ -57,6 +58,21 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> T
     blocks.launch(
         _dequantize, payload, words(payload, torch.int16), words(payload, torch.int32), out, wrong,
         BITS=bits, WORDS=segments.dim * bits % 32 == 0,
+    )  # fmt: skip
+    return wrong
+
+
+def decode_sum(
+    encoded: Encoded, segments: Segments, out: Tensor, *, bits: int, held_at: int
+) -> Tensor:
+    """Write the sums; return [1] int32, the first segment of all parts with an exponent that no
+    encoder writes, or -1."""
+    blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
+    payload, wrong = encoded.payload, no_segment(out.device)
+    num_terms = len(encoded.at) // max(segments.num_segments, 1) + (held_at >= 0)
+    blocks.launch(
+        _dequantize_sum, payload, words(payload, torch.int16), words(payload, torch.int32), out,
+        wrong, num_terms, held_at, BITS=bits, WORDS=segments.dim * bits % 32 == 0,
     )  # fmt: skip
     return wrong
 
@@ -256,19 +272,18 @@ def _codes(
 
 
 @triton.jit
-def _dequantize(
-    payload, halves, words, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
-    BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+def _values(
+    payload, halves, words, place, first_bad, number, n, i, live, dim,
+    BITS: tl.constexpr, WORDS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows. Rows of a segment with a bad exponent become anything."""
+    """Return the values of a tile of rows. Those of a segment with a bad exponent are anything.
+
+    Args: place: where the segment begins.  number: the segment's, for `first_bad`.
+        n: number of its rows.  i, live: the tile's first row, and which rows it has.
+    """
     TOP: tl.constexpr = (1 << BITS) - 1
-    segment, n, i, begin, live, away = rows_of_program(
-        first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
-    )
-    place = tl.load(at + segment)
     k = tl.load(halves + place // 2).to(tl.int32)
-    note_segment(first_bad, (k < _MIN_EXPONENT) | (k > _MAX_EXPONENT), segment)
+    note_segment(first_bad, (k < _MIN_EXPONENT) | (k > _MAX_EXPONENT), number)
     k = tl.minimum(tl.maximum(k, _MIN_EXPONENT), _MAX_EXPONENT)
     row, half = tl.arange(0, BLOCK_ROWS), halves + place // 2 + 4 + i
     marked = tl.load(half + row, mask=live, other=0).to(tl.int32)
@@ -285,7 +300,53 @@ def _dequantize(
     x = tl.minimum(x, limit, propagate_nan=tl.PropagateNan.ALL)
     special = q >= tl.where((marked & 0x8000) != 0, TOP - 2, TOP + 1)[:, None]
     rest = tl.where(q == TOP - 1, float("-inf"), float("nan"))
-    x = tl.where(special, tl.where(q == TOP - 2, float("inf"), rest), x)
+    return tl.where(special, tl.where(q == TOP - 2, float("inf"), rest), x)
+
+
+@triton.jit
+def _dequantize(
+    payload, halves, words, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
+    BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """Write the rows."""
+    segment, n, i, begin, live, away = rows_of_program(
+        first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
+    )
+    x = _values(
+        payload, halves, words, tl.load(at + segment), first_bad, segment, n, i, live, dim,
+        BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
+    )  # fmt: skip
     d = tl.arange(0, BLOCK_DIM)
     mask = live[:, None] & (d < dim)[None, :]
     tl.store(out + begin + (away[:, None] + d[None, :]), x, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_terms", "held_at"])
+def _dequantize_sum(
+    payload, halves, words, out, first_bad, num_terms, held_at,
+    first, offsets, start, stride, at, num_segments, dim,
+    BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of the rows of all parts. at: [number of parts, num_segments]."""
+    segment, n, i, begin, live, away = rows_of_program(
+        first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
+    )
+    d = tl.arange(0, BLOCK_DIM)
+    mask = live[:, None] & (d < dim)[None, :]
+    to = out + begin + (away[:, None] + d[None, :])
+    total = tl.full([BLOCK_ROWS, BLOCK_DIM], 0.0, tl.float32)
+    term, number = 0, segment
+    while term < num_terms:
+        if term == held_at:
+            x = tl.load(to, mask=mask, other=0.0)
+        else:
+            x = _values(
+                payload, halves, words, tl.load(at + number), first_bad, number, n, i, live, dim,
+                BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
+            )  # fmt: skip
+            number += num_segments
+        total = tl.where(term == 0, x, plus(total, x))  # 0 + -0 is not -0
+        term += 1
+    tl.store(to, total, mask=mask)

@@ -7,11 +7,13 @@ Segment bytes: FORMAT.md, "rowwise". All arithmetic is float32, one rounding an 
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.ops.rank_sum.reference import sum_of_parts
 
 HEADER_NBYTES = 8
 MIN_EXPONENT, MAX_EXPONENT = -114, 162
@@ -199,3 +201,10 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> i
         overflow = x.isinf() & y.isfinite()  # the largest float32 rounded up
         rows.copy_(torch.where(overflow, x.sign() * _FLT_MAX, x))
     return -1
+
+
+def decode_sum(
+    encoded: Encoded, segments: Segments, out: Tensor, *, bits: int, held_at: int
+) -> int:
+    """Write the sums; return the first segment of all parts with a wrong exponent, or -1."""
+    return sum_of_parts(encoded, segments, out, partial(decode, bits=bits), held_at)

@@ -1,0 +1,61 @@
+"""Decoding of frames whose rows are added up: what several ranks sent for the same places.
+
+Codecs that can (core.codec.SummingCodec) read all frames at once and write the sums alone. For the
+others every frame is decoded to float32, and ops.rank_sum adds these. The bits are the same.
+
+Knows: frames, groups of segments. Does not know: process groups, which codec.
+Shapes: P frames of the same rows, N values each.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from trec_qcomm.comm.frame_coding import SealedFrames, Timer
+from trec_qcomm.comm.frame_decoding import (
+    decode_opened,
+    naming_senders,
+    open_frames,
+)
+from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.core.counters import Traffic
+from trec_qcomm.ops.rank_sum import rank_sum
+
+
+def decode_sum(
+    frames: SealedFrames,
+    placed: PlacedFrames,
+    out: Tensor,
+    *,
+    ranks: Sequence[int],
+    traffic: Traffic,
+    held_at: int = -1,
+    memory: Callable[[int], Tensor] | None = None,
+) -> None:
+    """Check the frames of all peers and write to `out` the sum of their rows, frame by frame.
+
+    Args:
+        frames, ranks, traffic: arguments of `frame_decoding.decode_frames`.
+        placed: P >= 1 frames of the same rows, with places in a matrix [number of terms, N].
+        out: N float32 values, contiguous.
+        held_at: the place among the terms of the sum of what `out` holds, whose row no frame has.
+            -1: it is none.
+        memory: function that returns so many float32 values of any content; None: they are newly
+            allocated.
+    Raises: CorruptFrameError: see `decode_frames`.
+    """
+    timer = Timer(traffic.decode_s)
+    opened = open_frames(frames, placed, ranks)
+    sums = placed.sums(out.numel() if held_at == 0 else 0)
+    if sums is None or any(part.used is not None for part in opened):
+        num_terms = len(frames.nbytes) + (held_at >= 0)
+        terms = (memory or out.new_empty)(num_terms * out.numel()).view(num_terms, out.numel())
+        decode_opened(opened, placed, terms, ranks, timer)
+        if held_at >= 0:
+            terms[held_at] = out.view(-1)
+        rank_sum(terms, out)
+        return
+    for group, (codec, segments), part in zip(placed.groups, sums, opened, strict=True):
+        with naming_senders(group, placed.plan, ranks):
+            codec.decode_sum(part.encoded, segments, out, held_at=held_at)
+        timer.add_to(group.label)

@@ -1,0 +1,104 @@
+"""Sum of the decoded rows of several parts, in numba. Same bits as reference.decode_sum.
+
+Rows of all parts are added up where they lie, a stretch of rows at a time, which stays in the
+cache. So nothing but the sums is written to memory.
+Shapes: P parts of S segments; T segments in a group, n rows each.
+"""
+
+import numpy as np
+
+from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.ops.adjacent import group_end, largest_group
+from trec_qcomm.ops.rank_sum.cpu import plus
+from trec_qcomm.ops.rowwise.cpu import decode_row, scaling
+
+_STRETCH = 8192  # values, 32 KiB
+
+
+@inner
+def _add(
+    payload, halves, at, begin_row, end_row, n, factors, clamp, start, stride, dim, out, bits, q, x,
+    is_first,
+):  # fmt: skip
+    """Add a stretch of the rows of a group of one part to the sums, or begin these with it.
+
+    Args: at, start, clamp: [T].  factors: [T, 2].  q, x: memory for a row's codes and values.
+    """
+    width = (dim * bits + 7) // 8
+    for i in range(begin_row, end_row):
+        for t in range(start.size):
+            sums = out[start[t] + i * stride : start[t] + i * stride + dim]
+            decode_row(
+                payload, halves, at[t], i, n, width, factors[t], clamp[t], np.uint64(0), dim,
+                sums if is_first else x, bits, q,
+            )  # fmt: skip
+            if not is_first:
+                _add_row(sums, x)
+
+
+@inner(forceinline=True)
+def _add_row(sums, x):
+    for d in range(sums.size):
+        sums[d] = plus(sums[d], x[d])
+
+
+@inner
+def _copy(out, begin_row, end_row, start, stride, dim, held):
+    """Copy a stretch of the rows of a group to `held`, one behind the other."""
+    place = 0
+    for i in range(begin_row, end_row):
+        for t in range(start.size):
+            held[place : place + dim] = out[start[t] + i * stride : start[t] + i * stride + dim]
+            place += dim
+
+
+@inner
+def _add_held(out, begin_row, end_row, start, stride, dim, held):
+    """Add what `_copy` copied to the sums."""
+    place = 0
+    for i in range(begin_row, end_row):
+        for t in range(start.size):
+            begin = start[t] + i * stride
+            _add_row(out[begin : begin + dim], held[place : place + dim])
+            place += dim
+
+
+@kernel
+def decode_sum(payload, at, offsets, start, stride, dim, out, bits, held_at):
+    """Write the sums; return the first segment of all parts with a wrong exponent, or -1.
+
+    Args: at: [P, S].  held_at: the place of what `out` holds among the terms, or -1.
+    """
+    halves = payload[: payload.size // 2 * 2].view(np.uint16)
+    num_parts, num_segments = at.shape
+    factors = np.empty((num_parts, num_segments, 2), np.float32)
+    clamp = np.empty((num_parts, num_segments), np.bool_)
+    for p in range(num_parts):
+        for s in range(num_segments):
+            is_good, factors[p, s, 0], factors[p, s, 1], clamp[p, s] = scaling(halves, at[p, s])
+            if not is_good:
+                return p * num_segments + s
+    most_segments, _ = largest_group(offsets, start, stride, dim)
+    q, x = np.empty(dim + 8, np.uint8), np.empty(dim, np.float32)
+    held = np.empty(max(_STRETCH, most_segments * dim) if held_at > 0 else 0, np.float32)
+    begin = 0
+    while begin < num_segments:
+        end = group_end(begin, offsets, start, stride, dim)
+        n, starts, step = offsets[begin + 1] - offsets[begin], start[begin:end], stride[begin]
+        num_rows = max(1, _STRETCH // ((end - begin) * dim))
+        for i in range(0, n, num_rows):
+            last = min(n, i + num_rows)
+            if held_at > 0:
+                _copy(out, i, last, starts, step, dim, held)
+            for p in range(num_parts):
+                if p == held_at and p > 0:
+                    _add_held(out, i, last, starts, step, dim, held)
+                _add(
+                    payload, halves, at[p, begin:end], i, last, n, factors[p, begin:end],
+                    clamp[p, begin:end], starts, step, dim, out, bits, q, x,
+                    p == 0 and held_at != 0,
+                )  # fmt: skip
+            if held_at == num_parts:
+                _add_held(out, i, last, starts, step, dim, held)
+        begin = end
+    return -1
