@@ -18,8 +18,10 @@ from trec_qcomm.report.figures import (
 from trec_qcomm.report.figures import tables as by_table
 from trec_qcomm.report.figures.quality import intervals, joined, rate_distortion
 from trec_qcomm.report.figures.quality.studies import StudySetup
+from trec_qcomm.report.gates import EVALUATION, TRAINING, Verdict
 from trec_qcomm.report.runs import fingerprint, renamed, runs_of, setup_labels
 from trec_qcomm.report.style import Looks
+from trec_qcomm.report.verdicts import Rules
 
 STUDY = {"batch_size": 64, "embedding_dim": 8}
 ELSEWHERE = "quality shown to be kept (in another setup, 4 ranks x 64, dim 8)"
@@ -174,7 +176,7 @@ def test_quality_is_kept_only_by_what_passes_the_whole_gate():
     every = samples.placed(samples.network(), samples.network("int4", config=samples.INT4), *seeds)
     (figure,) = rate_distortion.build(every, runs_of(every)[0], Looks(["stock", "int4"]))
     assert [f.mark for f in figure.findings] == ["not shown"]
-    assert "progressive mean > 0.02" in figure.findings[0].text
+    assert "progressive_logloss mean > 0.02" in figure.findings[0].text
     assert joined.passing(every, runs_of(every)[0]) == {}
 
 
@@ -191,10 +193,16 @@ def test_quality_is_kept_only_by_what_passes_in_every_study():
 
 
 def test_each_measure_has_its_own_gate():
-    line = intervals.Line("a", {}, training="not shown (2 of 50 seeds)", eval_only="PASS")
-    assert line.passed("eval_only")
-    assert not line.passed("test")
-    assert not line.passed("progressive")
+    verdicts = {
+        "training": Verdict("not shown (2 of 50 seeds)", 2, {}),
+        "eval-only": Verdict("PASS", 10, {}),
+    }
+    training = intervals.Measure("training", "logloss", TRAINING)
+    evaluation = intervals.Measure("eval-only", "ne", EVALUATION)
+    line = intervals.Line("a", verdicts)
+    assert line.passed(evaluation)
+    assert not line.passed(training)
+    assert not intervals.Line("null", verdicts, is_null=True).passed(evaluation)
 
 
 def test_two_names_of_one_config_are_one():
@@ -203,8 +211,8 @@ def test_two_names_of_one_config_are_one():
     seeds += [samples.study("cell", s, 1.01, samples.INT4) for s in range(16)]
     seeds += [samples.study("int4", s, 1.0, samples.INT4) for s in range(50)]
     every = samples.placed(samples.network(), samples.network("int4", config=samples.INT4), *seeds)
-    (line,) = intervals.lines_of(every[2:])
-    assert (line.name, line.num_seeds, line.training) == ("int4", 50, "PASS")
+    (line,) = intervals.lines_of(every[2:], Rules.from_record(every[-1]))
+    assert (line.name, line.main.num_seeds, line.text("training")) == ("int4", 50, "PASS")
     assert list(joined.passing(every, runs_of(every)[0])) == ["int4"]
 
 
@@ -244,7 +252,7 @@ def test_a_study_alone_has_a_line_a_config():
     # Changes of +-.01 % in turns: s = .01 sqrt(50 / 49), and Student's t of 49 degrees is 2.0096.
     assert good[4] == pytest.approx(2.0096 * 0.01 / 49**0.5, rel=1e-3) == -good[3]
     assert (good[-2], good[-1]) == ("PASS", None)
-    assert bad[-2].startswith("not shown (test mean > 0.02")
+    assert bad[-2].startswith("not shown (logloss mean > 0.02")
     (finding,) = figure.findings
     assert "passed the gate of trainings: good; not shown to pass: bad." in finding.text
 
@@ -268,7 +276,7 @@ def test_evaluation_only_is_compared_with_the_same_model_exact():
     assert row[1] == 10
     assert row[2] == pytest.approx(sum(0.2 / (2 + s) for s in range(10)) / 10)
     assert row[-2] is None
-    assert row[-1] == "not shown (NE upper > 0.02)"
+    assert row[-1] == "not shown (ne upper > 0.02)"
 
 
 def test_runs_are_compared_where_the_whole_setup_is_equal():

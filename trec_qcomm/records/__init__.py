@@ -32,6 +32,8 @@ from trec_qcomm.records.record import (
     TrafficBytes,
 )
 from trec_qcomm.records.trainings import (
+    Limits,
+    LimitsByMetric,
     Metrics,
     NetworkRecord,
     ProgressRecord,
@@ -53,6 +55,8 @@ __all__ = [
     "DebugRecord",
     "Direction",
     "Environment",
+    "Limits",
+    "LimitsByMetric",
     "Metrics",
     "NetworkRecord",
     "Origin",

@@ -91,9 +91,11 @@ def _dataclass_from_json(expected: Any, value: Any, where: str) -> Any:
         if name not in members and not has_default and field.default_factory is dataclasses.MISSING:
             raise MistypedError(f"{prefix}{name}: missing")
     hints = _hints(expected)
-    return expected(
-        **{name: from_json(hints[name], item, prefix + name) for name, item in members.items()}
-    )
+    values = {name: from_json(hints[name], item, prefix + name) for name, item in members.items()}
+    try:
+        return expected(**values)
+    except ValueError as error:  # what a dataclass says of its own fields
+        raise MistypedError(f"{prefix}{error}") from None
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,18 +178,59 @@ class NetworkRecord(Record, kind="network"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much worse than the baseline a metric may be, for a configuration to pass a study.
+
+    Args:
+        mean: greatest mean change over the seeds; None for no such limit.
+        upper: greatest upper limit of the change, one-sided with 95 %.
+        seeds: least number of seeds that a study has to be planned with.
+        higher_is_better: whether an increase of the metric is an improvement, as of AUC.
+        is_relative: whether changes are in percent of the baseline's value, or plain differences.
+    Raises: ValueError: a limit that is not finite, an upper limit that is not positive or is below
+        that of the mean, or fewer than 5 seeds.
+    """
+
+    mean: float | None
+    upper: float
+    seeds: int
+    higher_is_better: bool = False
+    is_relative: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.upper < math.inf:
+            raise ValueError(f"upper {self.upper}: expected a positive number")
+        if self.mean is not None and not -math.inf < self.mean <= self.upper:
+            raise ValueError(f"mean {self.mean}: expected a number up to upper {self.upper}")
+        if self.seeds < 5:
+            raise ValueError(f"seeds {self.seeds}: below 5 there are no statistics")
+
+
+LimitsByMetric = Mapping[str, Limits | None]  # None: the metric is shown, and has no limits
+
+
+@dataclass(frozen=True, kw_only=True)
 class SeedTraining:
     """Result of one training of a study.
 
     Args:
-        metrics, metrics_exact: metrics of the test with the codecs on, and off.
-        progressive_logloss: mean of the losses, each taken on samples not trained on before.
+        metrics, metrics_exact: metrics with the codecs on, and off; empty where not measured.
+        steps: number of training steps; None where it is not known.
+        progressive_logloss: mean of the losses, each taken on samples not trained on before; None
+            where it is one of the metrics, or was not measured.
     """
 
-    steps: int
-    progressive_logloss: float
     metrics: Metrics
-    metrics_exact: Metrics
+    metrics_exact: Metrics = field(default_factory=dict)
+    steps: int | None = None
+    progressive_logloss: float | None = None
+
+    @property
+    def all_metrics(self) -> Metrics:
+        """All metrics with the codecs on, by name."""
+        if self.progressive_logloss is None:
+            return self.metrics
+        return {**self.metrics, "progressive_logloss": self.progressive_logloss}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,12 +250,18 @@ class StudyRecord(Record, kind="study"):
         training: a training with this configuration; None where there was none.
         evaluation: the float32 model of this seed, evaluated with this configuration.
         seconds: time that this seed took.
+        limits, evaluation_limits: limits of the study, of trainings and of evaluations; both empty
+            in a record of the Criteo example that is older than these fields.
+        looks: numbers of seeds after which the study may stop; empty where it runs all seeds.
     """
 
     num_ranks: int
     training: SeedTraining | None = None
     evaluation: SeedEvaluation | None = None
     seconds: float | None = None
+    limits: LimitsByMetric = field(default_factory=dict)
+    evaluation_limits: LimitsByMetric = field(default_factory=dict)
+    looks: tuple[int, ...] = ()
 
 
 def traffic_of(stats: Stats, num_steps: int) -> dict[str, TrafficBytes]:

@@ -39,7 +39,7 @@ def run_ranks(
     Raises: RuntimeError: a rank failed (its traceback is in the message), or the timeout passed.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(_preload())
+    context.set_forkserver_preload(modules_to_preload())
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(world_size):
@@ -61,7 +61,7 @@ def run_ranks(
                     process.join()
 
 
-def _preload() -> list[str]:
+def modules_to_preload() -> list[str]:
     """Return what the server imports; what is not installed it leaves out.
 
     FBGEMM, which TorchRec imports, asks whether there is a GPU, and after that no fork can use one.

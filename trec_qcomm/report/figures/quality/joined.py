@@ -7,11 +7,13 @@ whoever shows both says both setups.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trec_qcomm.control.trials.paired import Change
 from trec_qcomm.records import Record, StudyRecord
 from trec_qcomm.report.figures.quality import studies
 from trec_qcomm.report.figures.quality.studies import StudySetup
+from trec_qcomm.report.gates import BASELINE, NULL, PASS
 from trec_qcomm.report.runs import Run, Setup, baseline_of, by_configuration, by_setup, config_id
-from trec_qcomm.report.statistics import BASELINE, NULL, PASS, Change, training_gate
+from trec_qcomm.report.verdicts import Rules, judge
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Point:
         name: name in the study, or among the runs where there is no study.
         configuration: name of the runs with its bytes; None where there are none.
         nbytes: bytes that a host sends in a step.
-        change: change of the test's NE, in percent.
-        gate: what training_gate says of a study's trainings.
+        change: change of the study's main metric, in percent.
+        gate: verdict on a study's trainings.
     """
 
     name: str
@@ -35,11 +37,17 @@ class Point:
 
 @dataclass(frozen=True)
 class JoinedStudy:
-    """A study whose configurations have bytes. Args: null: change of the null run, the noise."""
+    """A study whose configurations have bytes.
+
+    Args:
+        metric: main metric: log loss, or where that does not count the first one that does.
+        null: change of the null run, the noise.
+    """
 
     setup: StudySetup
     points: Sequence[Point]
     null: Change | None
+    metric: str = "logloss"
 
 
 @dataclass(frozen=True)
@@ -91,18 +99,22 @@ def _joined(
     runs_by_config = {config_id(run.record): run for run in source}
     baseline = baseline_of(run.configuration for run in source)
     groups, points = studies.by_configuration(records), []
+    rules = Rules.from_record(records[-1])
+    metrics = list(rules.gated("training"))
+    metric = "logloss" if "logloss" in metrics or not metrics else metrics[0]
     for name, group in groups.items():
-        changes = studies.changes(group, groups.get(BASELINE, []))
-        if not changes:
+        verdict = judge(group, groups.get(BASELINE, []), rules, "training")
+        if verdict is None:
             continue
         run = runs_by_config.get(config_id(group[0])) if name != NULL else None
         if name == BASELINE and run is None and baseline:  # plain TorchRec sends the same rows
             run = by_configuration(source)[baseline][0]
         nbytes, configuration = (run.sent_nbytes, run.configuration) if run else (None, None)
-        gate = training_gate(changes["test"], changes["progressive"])
-        points.append(Point(name, configuration, nbytes, changes["test"], gate))
+        change = verdict.changes[metric]
+        points.append(Point(name, configuration, nbytes, change, verdict.text))
     null = next((point.change for point in points if point.name == NULL), None)
-    return JoinedStudy(setup, [point for point in points if point.name != NULL], null)
+    points = [point for point in points if point.name != NULL]
+    return JoinedStudy(setup, points, null, metric)
 
 
 def passing(records: Sequence[Record], runs: Sequence[Run]) -> dict[str, Passing]:

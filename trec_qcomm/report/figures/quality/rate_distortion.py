@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trec_qcomm.control.trials.paired import Change, paired_changes
 from trec_qcomm.records import Record
 from trec_qcomm.report.figure import Cell, Figure, Finding, short
 from trec_qcomm.report.figures.quality.joined import (
@@ -18,6 +19,7 @@ from trec_qcomm.report.figures.quality.joined import (
     joined_studies,
     pareto_front,
 )
+from trec_qcomm.report.gates import BASELINE, NULL, PASS, TRAINING
 from trec_qcomm.report.runs import (
     Run,
     Setup,
@@ -25,16 +27,6 @@ from trec_qcomm.report.runs import (
     by_configuration,
     by_setup,
     setup_labels,
-)
-from trec_qcomm.report.statistics import (
-    BASELINE,
-    MAX_MEAN,
-    MAX_UPPER,
-    MIN_SEEDS,
-    NULL,
-    PASS,
-    Change,
-    paired_changes,
 )
 from trec_qcomm.report.style import (
     BAND,
@@ -47,9 +39,9 @@ from trec_qcomm.report.style import (
 )
 
 _GATE = (
-    f"The gate of trainings: over at least {MIN_SEEDS['training']} paired seeds the mean change of "
-    f"test and of progressive log loss is at most {MAX_MEAN} %, and its one-sided 95 % upper limit "
-    f"at most {MAX_UPPER['training']} %. Passed means not shown worse. NE and log loss of the same "
+    f"The gate of trainings: over at least {TRAINING.seeds} paired seeds the mean change of "
+    f"test and of progressive log loss is at most {TRAINING.mean} %, and its one-sided 95 % upper "
+    f"limit at most {TRAINING.upper} %. Passed means not shown worse. NE and log loss of the same "
     "rows change by the same factor."
 )
 _AXIS_KEYS = (("embedding_dim", "dim {}"), ("batch_size", "{} samples a rank"))
@@ -83,7 +75,8 @@ def build(records: Sequence[Record], runs: Sequence[Run], looks: Looks) -> list[
     """Return one figure with a panel for each study, and for each setup of runs with a baseline."""
     source = bytes_source(records, runs)
     labels = setup_labels(list(by_setup(runs)))
-    panels = [study_panel(study, source, labels) for study in joined_studies(records, source)]
+    studies = [study for study in joined_studies(records, source) if study.metric == "logloss"]
+    panels = [study_panel(study, source, labels) for study in studies]
     for setup, group in by_setup(runs).items():
         panel = run_panel(group, labels[setup])
         panels += [panel] if panel is not None else []
@@ -219,7 +212,7 @@ def _findings(panel: Panel) -> list[Finding]:
             f"{point.change.high:+.3f}], {point.change.n} paired seeds; gate of trainings: "
             f"{point.gate}."
         )
-        is_worse = point.change.low > MAX_UPPER["training"]
+        is_worse = point.change.low > TRAINING.upper
         if point.gate == PASS:
             findings.append(Finding(text, "holds"))
         else:

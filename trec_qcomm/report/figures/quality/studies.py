@@ -4,12 +4,12 @@ Knows: the records of a study. A study is the records of one setup and number of
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trec_qcomm.records import Record, Scalar, StudyRecord
+from trec_qcomm.report.gates import BASELINE, NULL
 from trec_qcomm.report.runs import config_id, grouped
-from trec_qcomm.report.statistics import BASELINE, NULL, Change, paired_changes
 
 
 @dataclass(frozen=True)
@@ -62,38 +62,4 @@ def by_configuration(records: Sequence[StudyRecord]) -> dict[str, list[StudyReco
     return {
         f"{names[key]} ({key[:8]})" if names[key] in ambiguous else names[key]: group
         for key, group in groups.items()
-    }
-
-
-def changes(records: Sequence[StudyRecord], fp32: Sequence[StudyRecord]) -> dict[str, Change]:
-    """Return the paired changes of one configuration against float32, of the seeds both have.
-
-    Args:
-        records: the configuration's records.
-        fp32: float32's records of the same study.
-    Returns: changes of test, test_off (codecs off), auc and progressive of trainings, and of
-        eval_only: float32's model with the codecs on against off. Those without records are absent.
-    """
-    base_seeds = {record.seed for record in fp32 if record.training}
-    ours, base = _trained(records), _trained(fp32)
-    pairs = {name: (ours[name], base[name]) for name in ours}
-    evaluated = {r.seed: r.evaluation for r in records if r.evaluation and r.seed in base_seeds}
-    pairs["eval_only"] = (
-        {seed: evaluation.metrics["ne"] for seed, evaluation in evaluated.items()},
-        {seed: evaluation.metrics_exact["ne"] for seed, evaluation in evaluated.items()},
-    )
-    return {
-        name: paired_changes({"ours": values, BASELINE: base_values}, BASELINE)["ours"]
-        for name, (values, base_values) in pairs.items() if values.keys() & base_values.keys()
-    }  # fmt: skip
-
-
-def _trained(records: Sequence[StudyRecord]) -> dict[str, Mapping[int, float]]:
-    """Return what is compared of trainings, by name and seed."""
-    trained = {record.seed: record.training for record in records if record.training}
-    return {
-        "test": {seed: t.metrics["logloss"] for seed, t in trained.items()},
-        "test_off": {seed: t.metrics_exact["logloss"] for seed, t in trained.items()},
-        "auc": {seed: t.metrics["auc"] for seed, t in trained.items()},
-        "progressive": {seed: t.progressive_logloss for seed, t in trained.items()},
     }

@@ -1,1 +1,0 @@
-"""Does a configuration cost quality? Paired trainings of any model, resumable, a verdict."""
