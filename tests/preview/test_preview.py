@@ -97,6 +97,7 @@ def test_at_the_break_even_link_coding_takes_as_long_as_float32() -> None:
         codec="c", raw_nbytes=9e6, sent_nbytes=4e6, wire_nbytes=1e6, signal_to_noise_db=1.0,
         encode_s=0.002, decode_s=0.004,
     )  # fmt: skip
+    assert figures.saved_nbytes == 3e6
     link = figures.break_even_gb_s * 1e9
     assert 4e6 / link == pytest.approx(0.002 + 1e6 / link + 0.004)
     larger = CodecPreview(**vars(figures) | {"wire_nbytes": 5e6})
@@ -139,6 +140,7 @@ def test_the_command_shows_what_saves_most_first(file: Path, capsys: Any) -> Non
     assert [line[6] for line in cells[4:7]][2] == "exact"
     saved = [float(line[4]) for line in cells[4:7]]
     assert saved == sorted(saved, reverse=True)
+    assert "KB where rows that repeat go once" in printed.out
     assert "1 more tables save at most " in printed.out
     assert "--top 2 shows all." in printed.out
     assert "Gradients of rows, backward: all 1 tables together" in printed.out
@@ -201,7 +203,8 @@ def test_records_hold_every_figure(file: Path, tmp_path: Path, capsys: Any) -> N
 
 @pytest.mark.usefixtures("untimed")
 def test_a_file_without_steps_is_told_in_batches(tmp_path: Path, capsys: Any) -> None:
-    torch.save({"rows": {"t": torch.randn(70, 4)}}, tmp_path / "rows.pt")
+    content = {"rows": {"t": torch.randn(70, 4)}, "meta": {"steps": 900, "batch": 20}}
+    torch.save(content, tmp_path / "rows.pt")  # as examples/criteo/train.py --dump-rows does
     main(["--rows", str(tmp_path / "rows.pt"), "--batch", "20", "--codecs", "int8"])
     printed = capsys.readouterr().out
     assert printed.startswith("Rows, forward: each table, a batch\n")
@@ -217,7 +220,7 @@ def test_a_file_without_steps_is_told_in_batches(tmp_path: Path, capsys: Any) ->
         ({"gradients": {"t": torch.ones(3)}}, r"gradients\.t: expected \[n, dim\] float32"),
         ({"gradients": [1]}, r'gradients: expected \{"gradients": '),
         ({"meta": 3}, "meta: expected a dict"),
-        ({"meta": {"steps": 0}}, r"meta\.steps: 0 is not an integer >= 1"),
+        ({"meta": {"steps": 0, "num_left_out": 0}}, r"meta\.steps: 0 is not an integer >= 1"),
         ({"meta": {"num_left_out": "x"}}, r"meta\.num_left_out: 'x' is not an integer >= 0"),
         ({"without_rows": ["t"]}, "without_rows: expected"),
     ],

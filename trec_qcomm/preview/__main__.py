@@ -10,7 +10,8 @@ examples:
 python -m trec_qcomm.analyze takes. Where it has gradients, they are shown, too. `print(
 qcomm.preview(20))` shows the same in a training that runs.
 
-  KB          encoded, without frame headers; saved KB and ratio are against float32 of all rows
+  rows        those that are sent, of all: rows that repeat are sent once (unique_bags, --all-rows)
+  KB          encoded, without frame headers; saved KB and ratio are against float32 of these rows
   dB          signal to noise: 10 log10(sum of x^2 / sum of squared errors); 6 dB more are half the
               error. It tells how precise rows are, not whether the model's quality stays
   ms          of one thread of this machine's CPU, just measured: other machines, and GPUs, differ

@@ -47,9 +47,10 @@ def load_captured(path: Path, *, batch: int) -> CapturedRows:
     meta = content.get("meta", {})
     if not isinstance(meta, dict):
         raise ValueError(f"{path}: meta: expected a dict, as QComm.capture_rows saves it")
+    of_capture = "num_left_out" in meta  # in other files, steps may be those of the training
     return CapturedRows(
         blocks=blocks,
-        num_steps=_count(path, meta, "steps", least=1),
+        num_steps=_count(path, meta, "steps", least=1) if of_capture else None,
         num_left_out=_count(path, meta, "num_left_out", least=0) or 0,
         without_rows=without_rows(path, content),
     )

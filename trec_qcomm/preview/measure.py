@@ -41,15 +41,14 @@ class CodecPreview:
 
     @property
     def saved_nbytes(self) -> float:
-        """Bytes less than float32 of all rows."""
-        return self.raw_nbytes - self.wire_nbytes
+        """Bytes that the codec saves of the rows that are sent."""
+        return self.sent_nbytes - self.wire_nbytes
 
     @property
     def break_even_gb_s(self) -> float:
         """GB/s of a link below which encoding, sending and decoding takes less time than sending
         float32: H (1 - 1/ratio), of H = 1 / (1/encode + 1/decode); 0 where there is none."""
-        saved = max(self.sent_nbytes - self.wire_nbytes, 0.0)
-        return saved / 1e9 / (self.encode_s + self.decode_s)
+        return max(self.saved_nbytes, 0.0) / 1e9 / (self.encode_s + self.decode_s)
 
 
 @dataclass(frozen=True, kw_only=True)

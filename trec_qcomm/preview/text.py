@@ -40,11 +40,22 @@ def direction_text(tables: Sequence[TablePreview], *, unit: str, top: int) -> st
         for preview, where in of_all_tables(ordered)
     ]
     parts += [
-        f"\n{title}: all {len(tables)} tables together, {unit}\n",
+        f"\n{title}: all {len(tables)} tables together, {unit}{_merged(ordered)}\n",
         markdown_table((*_HEAD, "least dB in"), sums, right=_RIGHT),
         *_nonfinite(ordered),
     ]
     return "\n".join(parts)
+
+
+def _merged(tables: Sequence[TablePreview]) -> str:
+    """Return what is saved, before any codec, where rows that repeat are sent once."""
+    raw, sent = (
+        sum(getattr(table.codecs[0], field) for table in tables) / 1e3
+        for field in ("raw_nbytes", "sent_nbytes")
+    )
+    if raw == sent:
+        return ""
+    return f"; {raw:.1f} KB in float32, {sent:.1f} KB where rows that repeat go once"
 
 
 def _table_lines(table: TablePreview) -> list[tuple[str, ...]]:
@@ -60,7 +71,7 @@ def _table_lines(table: TablePreview) -> list[tuple[str, ...]]:
 
 def _cells(preview: CodecPreview) -> tuple[str, ...]:
     sizes = (f"{preview.wire_nbytes / 1e3:.2f}", f"{preview.saved_nbytes / 1e3:.2f}")
-    ratio, noise = f"{preview.raw_nbytes / preview.wire_nbytes:.2f}", preview.signal_to_noise_db
+    ratio, noise = f"{preview.sent_nbytes / preview.wire_nbytes:.2f}", preview.signal_to_noise_db
     decibels = "exact" if noise == math.inf else f"{noise:.1f}"
     if preview.codec == BASELINE:
         return (BASELINE, *sizes, ratio, decibels, "", "", "")
