@@ -8,10 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.comm.rows.test_device import as_on_a_gpu
 from tests.comm.slots.test_exchange import make, rows_of
+from tests.ops.backends import device_of
+from trec_qcomm.codecs import ErrorBounded
+from trec_qcomm.comm.slots.on_device import EncodedOnDevice
 from trec_qcomm.core.errors import CorruptFrameError, LostPeerError
 from trec_qcomm.testing import run_ranks
-from trec_qcomm.wire import slot
+from trec_qcomm.wire import frame, slot
 
 CALL = 70000
 CAPACITIES = np.array([0, 32, 64, 16])
@@ -99,6 +103,49 @@ def damaging_an_overflow():
         return raised(exchanged)
 
 
+def first_half(message):
+    return message[: len(message) // 16 * 8]
+
+
+def truncating_an_overflow():
+    """Rank 0 sends less beside its slot than the slot says."""
+    real, calls = slot.overflows, []
+
+    def truncate(frames, nbytes, capacities):
+        calls.append(frames)
+        messages = real(frames, nbytes, capacities)
+        if dist.get_rank() == 0 and len(calls) == 1:
+            return [(p, first_half(message) if p == 1 else message) for p, message in messages]
+        return messages
+
+    with mock.patch.object(slot, "overflows", truncate):
+        return raised(exchanged)
+
+
+def truncating_an_overflow_on_a_gpu():
+    """Rank 0 sends less beside its slot in a GPU's memory; without one, kernels are interpreted."""
+    real = EncodedOnDevice.overflows
+
+    def truncate(encoded, nbytes, capacities):
+        messages = real(encoded, nbytes, capacities)
+        if dist.get_rank() == 0:
+            messages[1] = first_half(messages[1])
+        return messages
+
+    def exchanged_on_a_gpu():
+        op = make("all-to-all", slots=True, bounded=ErrorBounded(0.02))
+        op.start(rows_of(0, (5, op.layout.dim_sum(op.rank))).to(device_of("gpu")), (3, 2)).wait()
+        op.checks.raise_found(wait=True)
+
+    with (
+        mock.patch.object(EncodedOnDevice, "overflows", truncate),
+        mock.patch.object(slot, "DEVICE_ALIGNMENT", 8),  # a larger one leaves room for all
+        mock.patch.object(frame, "is_on_gpu", frame.is_on_gpu),  # which the next line changes
+        as_on_a_gpu(),
+    ):
+        return raised(exchanged_on_a_gpu)
+
+
 def losing_an_overflow():
     """Rank 0 states a size and never sends the rest."""
     pg = dist.new_group(timeout=timedelta(seconds=2))
@@ -123,17 +170,24 @@ def raised(action):
 def everything():
     """The faults one after the other; ranks leave together, as gone ranks would be lost, too."""
     results = []
-    for fault in (damaging_an_overflow, losing_an_overflow):
+    faults = (
+        damaging_an_overflow,
+        truncating_an_overflow,
+        truncating_an_overflow_on_a_gpu,
+        losing_an_overflow,
+    )
+    for fault in faults:
         results.append(fault())
         dist.barrier()
     return results
 
 
 @pytest.mark.dist
+@pytest.mark.triton
 def test_a_bad_or_missing_overflow_is_an_error_that_names_the_rank():
-    (own_damage, nothing), (damaged, lost) = run_ranks(everything, 2)
-    assert damaged == "CorruptFrameError: frame from rank 0: checksum differs"
-    assert own_damage == ""
+    (*of_senders, nothing), (*errors, lost) = run_ranks(everything, 2)
+    assert errors == ["CorruptFrameError: frame from rank 0: checksum differs"] * 3
+    assert of_senders == [""] * 3
     assert lost.startswith("LostPeerError: rank 1: rank 0 did not answer in")
     assert "overflow of the forward all-to-all of rows, step 0" in lost
     assert nothing == ""
