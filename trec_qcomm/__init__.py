@@ -12,6 +12,7 @@ A DDP outside TorchRec: `trec_qcomm.compress_ddp(ddp, "dense_float6")`. Only QCo
 and FBGEMM; it is imported when it is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trec_qcomm.codecs import (
@@ -45,6 +46,7 @@ from trec_qcomm.core.version import __version__
 from trec_qcomm.integration.gradients.compress_ddp import CompressedDDP, compress_ddp
 
 if TYPE_CHECKING:
+    from trec_qcomm.emulation import emulate, played_ranks
     from trec_qcomm.qcomm import QComm
 
 __all__ = [
@@ -75,22 +77,31 @@ __all__ = [
     "UnencodableError",
     "__version__",
     "compress_ddp",
+    "emulate",
     "load_config",
     "load_preset",
+    "played_ranks",
     "presets",
     "register_codec",
 ]
 
 
+_NEED_TORCHREC = {
+    "QComm": "trec_qcomm.qcomm",
+    "emulate": "trec_qcomm.emulation",
+    "played_ranks": "trec_qcomm.emulation",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Import QComm, and with it TorchRec, when it is first used.
+    """Import QComm or emulate, and with it TorchRec, when it is first used.
 
     Raises: ImportError: TorchRec, FBGEMM or what they need is not installed.
     """
-    if name != "QComm":
+    if name not in _NEED_TORCHREC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from trec_qcomm.qcomm import QComm
+        value = getattr(import_module(_NEED_TORCHREC[name]), name)
     except ModuleNotFoundError as error:
         raise ImportError(
             f"QComm shards modules of TorchRec, but: {error}. Install torchrec, and fbgemm-gpu (on "
@@ -98,8 +109,8 @@ def __getattr__(name: str) -> Any:
             "Codecs, configs and compress_ddp work without.",
             name=error.name,
         ) from error
-    globals()["QComm"] = QComm
-    return QComm
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from trec_qcomm.comm.played import is_played
 from trec_qcomm.core.errors import CorruptFrameError, LostPeerError
 
 _MAX_TEXT_NBYTES = 1 << 26  # a config names every table, so it may be long
@@ -117,6 +118,8 @@ class Peers:
 def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new gloo group of the same ranks and timeout. Collective.
 
+    A group of played ranks is returned itself, as messages never wait in it.
+
     Raises: ValueError: torch has forgotten the group, or its ranks are not in ascending order, in
         which torch would put those of the new group.
     """
@@ -129,6 +132,8 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
         ) from None
     if ranks != sorted(ranks):
         raise ValueError(f"process group: its ranks {ranks} must be in ascending order")
+    if is_played(pg):
+        return pg
     everyone = len(ranks) == dist.get_world_size()
     timeout: timedelta = pg._get_backend(pg._device_types[0]).options._timeout
     group: dist.ProcessGroup = dist.new_group(

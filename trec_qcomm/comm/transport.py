@@ -119,7 +119,7 @@ class Transport:
             try:
                 if self._broken is not None:
                     raise RuntimeError(f"an all-reduce before this one failed: {self._broken}")
-                _drive(rounds, partial(run_round, self._peers, name=name), on_wire_s)
+                drive(rounds, partial(run_round, self._peers, name=name), on_wire_s)
             except Exception as error:
                 self._broken = self._broken or error
                 outcome.set_result(error)
@@ -182,7 +182,7 @@ class DeviceTransport:
                 raise RuntimeError(f"an all-reduce before this one failed: {self._broken}")
             self._checks.raise_found()
             with side_stream(self._device, result, use="gradients"), deferring(self._checks):
-                _drive(rounds, self._launch, on_wire_s)
+                drive(rounds, self._launch, on_wire_s)
                 future: Future[Tensor] = Future(devices=[self._device] if result.is_cuda else None)
                 future.set_result(result)  # within side_stream: it notes the stream to wait for
         except Exception as error:
@@ -215,9 +215,14 @@ def _result_or_error(outcome: "Future[Tensor | Exception]") -> Tensor:
     return result
 
 
-def _drive(
+def drive(
     rounds: Rounds, run: Callable[[Round], ReceivedMessages], on_wire_s: Callable[[float], None]
 ) -> None:
+    """Run each round of a collective.
+
+    Args: run: function that sends and receives.  on_wire_s: function that is called with the
+        seconds of each round.
+    """
     try:
         wanted = next(rounds)
         while True:

@@ -46,7 +46,7 @@ OPTIMIZERS = {
 }
 FULL_ADAGRAD = {"full_adagrad": EmbOptimType.EXACT_ADAGRAD}  # takes no variable batch
 logging.getLogger("torchrec").setLevel(logging.ERROR)  # it warns of every group of a node
-_node_groups: dict[int, tuple[Any, Any]] = {}
+_node_groups: dict[tuple[Any, int], tuple[Any, Any]] = {}  # by world and ranks of a node
 
 Parts = dict[str, list[tuple[int, int, Tensor]]]
 
@@ -71,8 +71,9 @@ def emulate_nodes(node_size: int) -> None:
     size = node_size or dist.get_world_size()
     os.environ["LOCAL_WORLD_SIZE"] = str(size)
     os.environ["TORCHREC_RESOLVED_POD_SIZE"] = "1"  # nodes; it warns of every use if it is unset
-    torchrec_comm._INTRA_PG, torchrec_comm._CROSS_PG = _node_groups.get(size, (None, None))
-    _node_groups[size] = torchrec_comm.intra_and_cross_node_pg()
+    key = dist.group.WORLD, size
+    torchrec_comm._INTRA_PG, torchrec_comm._CROSS_PG = _node_groups.get(key, (None, None))
+    _node_groups[key] = torchrec_comm.intra_and_cross_node_pg()
 
 
 def stock_sharders(case: Case) -> list[Any]:

@@ -8,6 +8,7 @@ Written against torchrec 1.8.0; `make test-versions` runs it from 1.6.1 to 1.9.2
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from torchrec.distributed import comm as torchrec_comm
 from torchrec.distributed.comm_ops import (
     Request,
     get_gradient_division,
@@ -68,6 +69,14 @@ from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddi
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
 from torchrec.distributed.types import (
     Awaitable,
     CommOp,
@@ -77,6 +86,7 @@ from torchrec.distributed.types import (
     QuantizedCommCodecs,
     ShardedModule,
     ShardingEnv,
+    ShardingPlan,
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -151,6 +161,7 @@ __all__ = [
     "ShardedModule",
     "ShardingEnv",
     "ShardingOption",
+    "ShardingPlan",
     "ShardingType",
     "SplitTableBatchedEmbeddingBagsCodegen",
     "Topology",
@@ -158,7 +169,14 @@ __all__ = [
     "TwPooledEmbeddingSharding",
     "TwRwPooledEmbeddingSharding",
     "TwSequenceEmbeddingSharding",
+    "column_wise",
+    "construct_module_sharding_plan",
+    "data_parallel",
     "get_gradient_division",
     "get_num_poolings",
     "get_use_sync_collectives",
+    "row_wise",
+    "table_row_wise",
+    "table_wise",
+    "torchrec_comm",
 ]

@@ -8,6 +8,7 @@ from torchrec 1.6.1 to 1.9.2. Beside them our subclasses override three private 
 """
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from trec_qcomm.integration.compat import (
     GeneralizedCommsBandwidth,
     GroupedEmbeddingConfig,
     Topology,
+    torchrec_comm,
 )
 
 Callback = Callable[[Tensor], Tensor]
@@ -197,3 +199,20 @@ def set_tower_sharder(
 def set_bandwidths(topology: Topology, bandwidths: GeneralizedCommsBandwidth) -> None:
     """Replace the network that a topology describes."""
     topology._comms_bandwidths = bandwidths
+
+
+# Played ranks
+
+
+def variables_of_ranks() -> dict[tuple[ModuleType, str], Any]:
+    """Return the global variables that each rank needs for itself, with their first values.
+
+    They are the process groups inside a node and between nodes, made when they are first needed.
+    """
+    names = ("_INTRA_PG", "_CROSS_PG", "_INTRA_PG_2D", "_CROSS_PG_2D", "_NODE_GROUP_SIZE_2D")
+    return {(torchrec_comm, name): None for name in names if hasattr(torchrec_comm, name)}
+
+
+def has_optimizer_in_backward(parameter: nn.Parameter) -> bool:
+    """Return whether `apply_optimizer_in_backward` gave the parameter an optimizer."""
+    return bool(getattr(parameter, "_optimizer_classes", ()))

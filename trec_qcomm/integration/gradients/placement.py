@@ -4,14 +4,19 @@ Knows: devices, process groups. Does not know: DDP, rules, algorithms.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from trec_qcomm.comm.played import is_played
 from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec, has_gpu_kernels
+
+if TYPE_CHECKING:
+    from trec_qcomm.comm.played.transport import PlayedTransport
 
 
 def device_of(names: Mapping[nn.Parameter, str]) -> torch.device:
@@ -53,9 +58,13 @@ def check_on_gpu(codec: Codec, backends: str) -> None:
 
 def make_transport(
     pg: dist.ProcessGroup, device: torch.device, checks: DeferredChecks
-) -> Transport | DeviceTransport:
+) -> "Transport | PlayedTransport | DeviceTransport":
     """Return a transport of messages that lie in the memory of a device. Collective.
 
     Args: checks: results of checks on a GPU, which the host reads later; see DeviceTransport.
     """
+    if is_played(pg):
+        from trec_qcomm.comm.played.transport import PlayedTransport
+
+        return PlayedTransport(pg)
     return Transport(pg) if device.type == "cpu" else DeviceTransport(pg, device, checks)
