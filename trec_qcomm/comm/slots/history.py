@@ -1,11 +1,12 @@
 """SlotHistory: how large the next frames will be, as both of their ends have seen the last ones.
 
 A slot must have its capacity before its frame is encoded. Sender and receiver find it alike, from
-the sizes of the last frames between them and the rows of the next ones, which both know. A frame is
-expected to take as many bytes for each byte of its float32 rows as the largest of the last `window`
-frames, and `margin` more. Where these differ by more than `spread`, as with a fixed threshold, the
-smallest is taken as it is: a message more for what overflows costs less than slots that are half
-empty. Nothing but bytes and messages depends on it. So it is no part of a checkpoint, and begins
+the sizes of the last frames between them and the rows of the next ones, which both know. Sizes are
+counted as bytes for each byte of float32 rows. The capacity is the largest one that would have left
+empty at most `padding` of the bytes of the last `window` frames. So where frames are alike, it is
+above the largest of them; where they differ by factors, as with a fixed threshold, it is near the
+smallest, and the rest of a frame is a message more, as bytes are what slots are to save.
+Nothing but bytes and messages depends on it. So it is no part of a checkpoint, and begins
 empty with the object, on all ranks. Then a slot has room for a frame's header and segment table,
 and all payload is overflow.
 
@@ -35,23 +36,18 @@ class SlotOptions:
     Args:
         window: number of frames that the next one is expected to be like; with 0 every frame is
             one without history.
-        margin: what is added to the largest of them, as a fraction of it.
-        spread: excess of the largest over the smallest, as a fraction of that, above which the
-            smallest is taken.
+        padding: bytes that may have been left empty by all of them, as a fraction of their bytes.
     """
 
-    window: int = 2
-    margin: float = 0.05
-    spread: float = 0.2
+    window: int = 8
+    padding: float = 0.05
 
 
 class SlotHistory:
     """Sizes of the last frames that go the same way, to the same peers and in the same order."""
 
     def __init__(self, options: SlotOptions, num_frames: int) -> None:
-        self._factor, self._steady = (
-            round((1 + fraction) * _ONE) for fraction in (options.margin, options.spread)
-        )
+        self._padding = round(options.padding * _ONE)
         # Bytes of payload for each byte of float32 rows, in units of 1 / _ONE.
         self._shares = np.zeros((options.window, num_frames), np.int64)
         self._num_noted = 0
@@ -64,10 +60,11 @@ class SlotHistory:
         overheads, raw, largest = extents.overheads, extents.raw, extents.largest
         needed = overheads
         if self._num_noted:
-            shares = self._shares[: self._num_noted]  # all, once as many were noted
-            smallest, most = shares.min(0), shares.max(0)
-            steady = most <= smallest * self._steady // _ONE
-            share = np.where(steady, most * self._factor // _ONE, smallest) + 1
+            shares = np.sort(self._shares[: self._num_noted], 0)  # all, once as many were noted
+            # The n smallest frames leave n share - (their sum) empty, if the others overflow.
+            smallest = shares.cumsum(0)
+            empty = smallest[-1] * self._padding // _ONE
+            share = ((smallest + empty) // np.arange(1, len(shares) + 1)[:, None]).min(0) + 1
             expected = np.minimum(overheads + raw * share // _ONE, largest)
             needed = np.where(raw > 0, expected, largest)
         needed = np.where(extents.fixed, largest, needed)
