@@ -273,11 +273,11 @@ def test_a_bound_of_a_sum_is_divided_among_its_summands():
     measurement = Measurement([ErrorBounded(0.4, mode="abs")])
     for rows in pack(values, frames, seed=0, tolerances=None, names=("a", "a")):
         measurement.add(rows, 2)
-    own, shadow = (figures for _, figures in measurement.figures())
-    assert (own["tolerance"], shadow["tolerance"]) == (0.2, 0.4)
-    assert 0.9 * 0.1 < own["max_error"] <= 0.1
+    config, shadow = (figures for _, figures in measurement.figures())
+    assert (config["tolerance"], shadow["tolerance"]) == (0.2, 0.4)
+    assert 0.9 * 0.1 < config["max_error"] <= 0.1
     assert 0.9 * 0.2 < shadow["max_error"] <= 0.2
-    assert 0.9 < own["error_over_bound"] <= 1
+    assert 0.9 < config["error_over_bound"] <= 1
 
 
 def test_masks_of_the_exchange_are_read_and_never_written():
@@ -293,10 +293,10 @@ def test_masks_of_the_exchange_are_read_and_never_written():
             measurement.add(rows, RANKS)
         assert torch.equal(masks.bits, kept)
         figures = dict(measurement.figures())
-    own = figures[Key("b", repr(ForwardMask("fp32")), False)]
+    coded = figures[Key("b", repr(ForwardMask("fp32")), False)]
     columns = blocks[4][:, [0, 5, 7]].double()
     noise = blocks[4].double().square().sum() - columns.square().sum()
-    assert own["snr_db"] == pytest.approx(
+    assert coded["snr_db"] == pytest.approx(
         10 * math.log10(blocks[4].double().square().sum() / noise), rel=1e-12
     )
     assert figures[Key("b", repr(Rowwise(8)), True)]["snr_db"] > 30

@@ -17,8 +17,13 @@ _MISSING = "not given"
 
 
 def flat_config(config: Config) -> dict[str, str]:
-    """Return the config by keys, such as {"embedding[0].forward.bits": "4"}."""
-    return _flat(config_to_dict(config))
+    """Return the config by keys, such as {"embedding[0].forward.bits": "4"}.
+
+    `debug` is left out, in which ranks and runs may differ.
+    """
+    data = config_to_dict(config)
+    data.pop("debug", None)
+    return _flat(data)
 
 
 def flat_rule(rule: AllReduceRule, name: str) -> dict[str, str]:
@@ -34,8 +39,8 @@ def config_text(config: Config) -> str:
 def changes_of(text: str, config: Config) -> dict[str, str]:
     """Return what differs between a `config_text` and a config, {key: "4 -> 8"}.
 
-    What a newer version added with a default is no difference, and neither are measure_error and
-    sizes, which change no value.
+    What a newer version added with a default is no difference, and neither are debug, measure_error
+    and sizes, which change no value.
 
     Raises: ValueError: no text of a config.
     """
@@ -48,7 +53,7 @@ def changes_of(text: str, config: Config) -> dict[str, str]:
     try:
         before = flat_config(config_from_dict(saved))
     except ValueError:  # with a codec or field that is not known any more
-        before = _flat(saved)
+        before = _flat({key: value for key, value in saved.items() if key != "debug"})
     after = flat_config(config)
     keys = [key for key in before | after if key not in ("measure_error", "sizes")]
     pairs = {key: (before.get(key, _MISSING), after.get(key, _MISSING)) for key in keys}

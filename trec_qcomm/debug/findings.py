@@ -63,8 +63,9 @@ def findings(records: Iterable[DebugRecord]) -> list[Finding]:
         rules = _RESIDUAL_RULES if one[0].direction == "residual" else _RULES
         for rule in rules:
             every += rule(one)
-        if (one[0].rank, one[0].name) not in has_residual:
+        if (one[0].rank, one[0].name) not in has_residual:  # which makes up for both
             every += _lost(one)
+            every += _bias(one)
     every += _coarser_than_others(used)
     every += _received(used)
     return sorted(every, key=lambda f: (-f.severity, f.step, f.time))
@@ -180,8 +181,8 @@ def _growing_residual(series: Series) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-_RULES = (_not_finite, _promise, _broken, _drift, _bias, _clipped, _zero)
-_RESIDUAL_RULES = (_not_finite, _growing_residual)
+_RULES = (_not_finite, _promise, _broken, _drift, _clipped, _zero)
+_RESIDUAL_RULES = (_growing_residual,)
 
 
 def _coarser_than_others(records: Iterable[DebugRecord]) -> Iterator[Finding]:

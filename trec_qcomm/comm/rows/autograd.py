@@ -27,6 +27,7 @@ from trec_qcomm.comm.slots.on_device import EncodedOnDevice
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
 from trec_qcomm.core.segments import Masks
+from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.wire import frame
 
 if TYPE_CHECKING:
