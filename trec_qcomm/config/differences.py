@@ -50,10 +50,11 @@ def changes_of(text: str, config: Config) -> dict[str, str]:
             raise ValueError("expected a mapping")
     except (ValueError, TypeError) as error:
         raise ValueError(f"config: no text of a config: {error}") from error
+    saved.pop("debug", None)
     try:
         before = flat_config(config_from_dict(saved))
     except ValueError:  # with a codec or field that is not known any more
-        before = _flat({key: value for key, value in saved.items() if key != "debug"})
+        before = _flat(saved)
     after = flat_config(config)
     keys = [key for key in before | after if key not in ("measure_error", "sizes")]
     pairs = {key: (before.get(key, _MISSING), after.get(key, _MISSING)) for key in keys}
