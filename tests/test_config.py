@@ -23,6 +23,7 @@ from trec_qcomm import (
 )
 from trec_qcomm.config import (
     AllReduceRule,
+    DebugRule,
     codec_from_dict,
     codec_to_dict,
     config_from_dict,
@@ -104,6 +105,14 @@ def test_codecs_survive_a_round_trip(codec):
             r"embedding\[0\]\.intra\.forward: cast\.dtype: 'fp8' is not one of",
         ),
         ({"embedding": [RULE | {"intra": None}]}, r"embedding\[0\]\.intra: expected a mapping"),
+        ({"debug": True}, "debug: expected a mapping of every, tables, shadow, folder"),
+        ({"debug": {"ever": 5}}, "debug.ever: unknown key; allowed: every, tables, shadow, folder"),
+        ({"debug": {"every": 0}}, "debug: every: 0 is not an integer >= 1"),
+        ({"debug": {"tables": []}}, "debug: tables: expected a pattern or a list of patterns"),
+        ({"debug": {"shadow": "int8"}}, "debug.shadow: expected a list of codecs, got 'int8'"),
+        ({"debug": {"shadow": ["int8"]}}, r"debug.shadow\[0\]: unknown codec 'int8'"),
+        ({"debug": {"shadow": ["forward_mask"]}}, r"debug: shadow\[0\]: forward_mask needs the"),
+        ({"debug": {"folder": 3}}, "debug: folder: 3 is not a path"),
     ],
 )  # fmt: skip
 def test_errors_name_file_field_and_choices(tmp_path, change, message):
@@ -328,6 +337,9 @@ def test_a_pattern_without_a_table_is_an_error():
         ),
         lambda: HopCodecs(forward=Rowwise),
         lambda: Config(embedding=(1,)),
+        lambda: Config(dense=GradientRule(codec=Rowwise(4)), debug=DebugRule),
+        lambda: DebugRule(shadow=[Rowwise]),
+        lambda: DebugRule(shadow="sign"),
         lambda: Config(embedding=5),
         lambda: QComm({"embedding": []}),
     ],

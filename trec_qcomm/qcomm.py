@@ -26,16 +26,17 @@ from trec_qcomm.integration.compat import (
     Topology,
 )
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
+from trec_qcomm.integration.debugging.inspection import Inspection
 from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
 from trec_qcomm.integration.planner import CodecPerfEstimator, Throughputs
 from trec_qcomm.integration.registry_adapter import codecs_registry
-from trec_qcomm.integration.row_capture import CAPTURED_NBYTES, RowCapture
+from trec_qcomm.integration.row_capture import CAPTURED_NBYTES
 from trec_qcomm.integration.session import Session
 from trec_qcomm.integration.warm_up import warm_up
 from trec_qcomm.preview.live import LivePreview
 
 
-class QComm:
+class QComm(Inspection):
     """Compressed communication for one model of TorchRec.
 
         qcomm = QComm.from_preset("best")  # or from_yaml(path), from_dict(mapping), QComm(config)
@@ -268,29 +269,6 @@ class QComm:
     def reset_stats(self) -> None:
         """Set all counters to zero."""
         self._session.reset_stats()
-
-    def capture_rows(
-        self, steps: int, *, gradients: bool = False, max_nbytes: int = CAPTURED_NBYTES
-    ) -> RowCapture:
-        """Keep the rows that each table sends forward in the next training steps.
-
-            capture = qcomm.capture_rows(20)
-            ...  # 20 steps
-            capture.save("rows.pt")  # on all ranks; then python -m trec_qcomm.analyze
-
-        Rows are exact whatever the codecs are. With `unique_bags` a row that repeats in a batch is
-        sent, and kept, once.
-
-        Args:
-            steps: number of training steps, from the next one on.
-            gradients: whether to keep the gradients of the rows, too, which analyze does not need.
-            max_nbytes: memory for the rows of all ranks together. Each table has an equal share;
-                later rows of a table whose share is full are left out and counted.
-
-        Raises: ValueError: the model is not sharded yet, rows are captured already, or too little
-            memory for a row of each table.
-        """
-        return self._session.capture_rows(steps, gradients=gradients, max_nbytes=max_nbytes)
 
     def preview(self, steps: int = 20, *, max_nbytes: int = CAPTURED_NBYTES) -> LivePreview:
         """Try every codec on the rows and gradients of the next training steps.

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trec_qcomm import load_preset
-from trec_qcomm.config import config_from_dict
+from trec_qcomm.config import config_from_dict, config_to_dict
 from trec_qcomm.config.differences import (
     changes_of,
     config_text,
@@ -40,6 +40,17 @@ def test_equal_configs_have_no_changes(name):
     assert changes_of(config_text(config), config) == {}
     other = load_preset("int8")
     assert changes_of(config_text(config), other)
+
+
+def test_the_debugger_is_no_difference():
+    debug = {"every": 7, "tables": "a*", "shadow": ["sign", {"codec": "rowwise", "bits": 2}]}
+    watched = config_of(debug=debug | {"folder": "runs"})
+    assert config_from_dict(config_to_dict(watched)) == watched
+    assert flat_config(watched) == flat_config(config_of())
+    assert changes_of(config_text(watched), config_of()) == {}
+    assert changes_of(config_text(config_of()), watched) == {}
+    unreadable = config_text(watched).replace('"sign"', '"gone"')
+    assert changes_of(unreadable, config_of()) == {}
 
 
 def test_changes_name_keys_and_values():

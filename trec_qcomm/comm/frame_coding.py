@@ -136,12 +136,8 @@ def encode_segments(
     nbytes_by_group = []
     timer = Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
-        group_seed = seed
-        if group.segments.numbers is None:
-            # Each group numbers its values from 0, so equal seeds would draw equal noise.
-            group_seed = (seed ^ (number * _SEED_STRIDE)) % 2**63
-        at = layout.group_at[number]
-        encoded = _encode_group(values, group, plan, buffer, at, group_seed, to_encode)
+        at, own_seed = layout.group_at[number], group_seed(seed, number, group)
+        encoded = _encode_group(values, group, plan, buffer, at, own_seed, to_encode)
         nbytes_by_group.append(encoded.nbytes)
         timer.add_to(group.label)
         if counted and encoded.flushed is not None:
@@ -150,6 +146,17 @@ def encode_segments(
             _record_error(values, encoded, group, placed, traffic)
             timer.restart()
     return nbytes_by_group
+
+
+def group_seed(seed: int, number: int, group: CodecGroup) -> int:
+    """Return the seed that a group of segments is encoded with.
+
+    Args: seed: the seed of all groups.  number: the group's number.
+    """
+    if group.segments.numbers is not None:
+        return seed
+    # Each group numbers its values from 0, so equal seeds would draw equal noise.
+    return (seed ^ (number * _SEED_STRIDE)) % 2**63
 
 
 def _count_bytes(

@@ -77,6 +77,7 @@ class FramePlan:
         divisors: [S] float64, what tolerances are divided by before a codec gets them: the number
             of summands where the tolerance bounds the error of a sum, else 1.
         groups: codec, dim and members of each group, see `CodecGroup`.
+        num_summands: number of decoded values that the receivers add up.
     """
 
     tables: tuple[str, ...]
@@ -90,6 +91,7 @@ class FramePlan:
     tolerances: Tensor
     divisors: Tensor
     groups: tuple[tuple[Codec, int, Tensor], ...]
+    num_summands: int = 1
 
     def place(
         self, num_rows: Tensor, start: Tensor, stride: Tensor, numbers: Tensor | None = None
@@ -329,4 +331,5 @@ def plan_frames(
             (codec, dim, torch.tensor(members, dtype=torch.int64))
             for (codec, dim), members in by_key.items()
         ),
+        num_summands=num_summands,
     )

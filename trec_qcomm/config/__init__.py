@@ -1,5 +1,6 @@
 """Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
 
+from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
 from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
@@ -11,6 +12,7 @@ from trec_qcomm.config.yaml_text import parse_yaml, read_yaml, write_yaml
 __all__ = [
     "AllReduceRule",
     "Config",
+    "DebugRule",
     "GradientRule",
     "HopCodecs",
     "Sizes",

@@ -17,8 +17,13 @@ _MISSING = "not given"
 
 
 def flat_config(config: Config) -> dict[str, str]:
-    """Return the config by keys, such as {"embedding[0].forward.bits": "4"}."""
-    return _flat(config_to_dict(config))
+    """Return the config by keys, such as {"embedding[0].forward.bits": "4"}.
+
+    `debug` is left out, in which ranks and runs may differ.
+    """
+    data = config_to_dict(config)
+    data.pop("debug", None)
+    return _flat(data)
 
 
 def flat_rule(rule: AllReduceRule, name: str) -> dict[str, str]:
@@ -34,8 +39,8 @@ def config_text(config: Config) -> str:
 def changes_of(text: str, config: Config) -> dict[str, str]:
     """Return what differs between a `config_text` and a config, {key: "4 -> 8"}.
 
-    What a newer version added with a default is no difference, and neither are measure_error and
-    sizes, which change no value.
+    What a newer version added with a default is no difference, and neither are debug, measure_error
+    and sizes, which change no value.
 
     Raises: ValueError: no text of a config.
     """
@@ -45,6 +50,7 @@ def changes_of(text: str, config: Config) -> dict[str, str]:
             raise ValueError("expected a mapping")
     except (ValueError, TypeError) as error:
         raise ValueError(f"config: no text of a config: {error}") from error
+    saved.pop("debug", None)
     try:
         before = flat_config(config_from_dict(saved))
     except ValueError:  # with a codec or field that is not known any more

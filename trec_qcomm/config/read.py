@@ -19,6 +19,8 @@ Errors name file, field and allowed values.
       codec: {codec: cast, dtype: bf16}
     seed: 0                       # seed of stochastic rounding
     sizes: announced              # or slots: sizes that depend on the data, without a message
+    debug:                        # optional: the numeric debugger, see config.debugging
+      every: 100
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
 Where a codec is expected, its name alone is short for a mapping with one key: `codec: float6` is
@@ -33,6 +35,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
@@ -85,6 +88,8 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
     if "data_parallel" in values:
         tables = values["data_parallel"]
         values["data_parallel"] = _gradient_rule(TableGradientRule, tables, "data_parallel")
+    if "debug" in values:
+        values["debug"] = _debug_rule(values["debug"], "debug")
     return Config(**values, source=source)
 
 
@@ -133,6 +138,16 @@ def _gradient_rule(kind: type[R], data: object, where: str) -> R:
         if name in values:
             values[name] = _nested(nested, values[name], f"{where}.{name}")
     return _located(where, lambda: kind(**values))
+
+
+def _debug_rule(data: object, where: str) -> DebugRule:
+    values = _checked_keys(DebugRule, data, where=f"{where}.")
+    shadow = values.get("shadow", [])
+    if not isinstance(shadow, list | tuple):
+        raise ValueError(f"{where}.shadow: expected a list of codecs, got {shadow!r}")
+    codecs = [codec_from_dict(c, where=f"{where}.shadow[{n}]") for n, c in enumerate(shadow)]
+    values["shadow"] = tuple(codecs)
+    return _located(where, lambda: DebugRule(**values))
 
 
 def _nested(kind: type[Any], data: object, where: str) -> Any:

@@ -82,7 +82,7 @@ class TableRule:
     refresh: ThresholdRefresh | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", _patterns(self.tables))
+        object.__setattr__(self, "tables", patterns_of(self.tables))
         _check_codecs(self)
         if not isinstance(self.intra, HopCodecs):
             raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
@@ -112,7 +112,8 @@ class TableRule:
         return any(fnmatchcase(table, pattern) for pattern in self.tables)
 
 
-def _patterns(tables: object) -> tuple[str, ...]:
+def patterns_of(tables: object) -> tuple[str, ...]:
+    """Return one pattern or a sequence of them as a tuple. Raises ValueError: neither."""
     patterns = (tables,) if isinstance(tables, str) else tables
     if (
         not isinstance(patterns, Sequence)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
+from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import GradientRule, TableGradientRule
 from trec_qcomm.config.patterns import covers, is_glob
 from trec_qcomm.config.tables import EXACT_RULE, TableRule
@@ -29,6 +30,7 @@ class Config:
         seed: seed of stochastic rounding, 0..2^63 - 1.
         sizes: how both ends learn the sizes of frames, where these depend on the data: `announced`
             in a message before, or `slots`, which need none (comm.slots).
+        debug: settings of the numeric debugger; None leaves it off.
         measure_error: whether stats() has the largest error of every table; slow.
         source: name of the file or preset, for errors.
     """
@@ -38,6 +40,7 @@ class Config:
     data_parallel: TableGradientRule | None = None
     seed: int = 0
     sizes: Sizes = "announced"
+    debug: DebugRule | None = None
     measure_error: bool = False
     source: str = "config"
 
@@ -55,6 +58,8 @@ class Config:
             raise ValueError("embedding: missing, and neither dense nor data_parallel given")
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
+        if self.debug is not None and type(self.debug) is not DebugRule:
+            raise ValueError(f"debug: expected a DebugRule, got {self.debug!r}")
         check_choice("sizes", self.sizes, get_args(Sizes))
         if type(self.measure_error) is not bool:
             raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")

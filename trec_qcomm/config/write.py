@@ -6,6 +6,7 @@ Knows: rules, codecs. Does not know: files, TorchRec, process groups.
 from dataclasses import asdict, fields
 from typing import Any
 
+from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
@@ -26,6 +27,8 @@ def config_to_dict(config: Config) -> dict[str, Any]:
             data[name] = gradient_rule_to_dict(rule)
     if config.sizes != Config.sizes:
         data["sizes"] = config.sizes
+    if config.debug is not None:
+        data["debug"] = _debug_rule_to_dict(config.debug)
     return data | {"seed": config.seed, "measure_error": config.measure_error}
 
 
@@ -60,6 +63,13 @@ def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
             nested = isinstance(value, Link | ThresholdRefresh)
             data[known.name] = asdict(value) if nested else value
     return data
+
+
+def _debug_rule_to_dict(rule: DebugRule) -> dict[str, Any]:
+    data: dict[str, Any] = {"every": rule.every, "tables": list(rule.tables)}
+    if rule.shadow:
+        data["shadow"] = [codec_to_dict(codec) for codec in rule.shadow]
+    return data | ({} if rule.folder is None else {"folder": rule.folder})
 
 
 def _pair_to_dict(pair: HopCodecs | TableRule) -> dict[str, Any]:

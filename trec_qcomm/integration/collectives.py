@@ -7,6 +7,7 @@ Knows: config, comm.rows. Does not know: TorchRec, gradients of replicated param
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from trec_qcomm.integration.checkpoint import (
     check_names,
     rank_key,
 )
+from trec_qcomm.integration.debugging.debugger import Debugger
 from trec_qcomm.integration.tolerances import ForwardTolerances
 
 C = TypeVar("C", bound=RowCollective)
@@ -37,6 +39,7 @@ class EmbeddingCollectives:
         self._tolerances: dict[str, ForwardTolerances] = {}  # by module/name
         self._loaded_steps: dict[str, int] = {}
         self._loaded_tolerances: dict[str, dict[str, Any]] = {}
+        self._debugger: Debugger | None = None
 
     def __iter__(self) -> Iterator[RowCollective]:
         """Yield every collective."""
@@ -91,8 +94,38 @@ class EmbeddingCollectives:
         collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
+        if self._debugger is not None:
+            self._debugger.add(collective, module)
         self._by_module[module][name] = collective
         return collective
+
+    def lossy_tables(self) -> list[str]:
+        """Return the tables whose rows do not arrive exactly, sorted."""
+        return sorted({table for c in self for table in c.lossy_tables()})
+
+    @contextmanager
+    def exact_tables(self, tables: Iterable[str]) -> Iterator[None]:
+        """Send the rows of some tables exactly inside the block; see RowCollective.replacing."""
+        exact = set(tables)
+        with ExitStack() as stack:
+            for collective in self:
+                of_collective = exact.intersection(collective.layout.tables())
+                forward = dict.fromkeys(of_collective, Identity())
+                stack.enter_context(collective.replacing(forward))
+            yield
+
+    def set_debugger(self, debugger: Debugger | None) -> None:
+        """Let a debugger observe all collectives, also those made later; None: no debugger does.
+
+        Raises: ValueError: a shadow does not take rows of a table; none observes then.
+        """
+        before, self._debugger = self._debugger, debugger
+        for module, by_name in self._by_module.items():
+            for collective in by_name.values():
+                if before is not None:
+                    before.remove(collective)
+                if debugger is not None:
+                    debugger.add(collective, module)
 
     def _tolerances_of(
         self, module: str, name: str, rules: Mapping[str, TableRule]

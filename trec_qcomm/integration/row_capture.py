@@ -73,7 +73,7 @@ class RowCapture:
             raise ValueError(f"capture_rows: steps: {steps!r} is not an integer >= 1")
         if not observed:
             raise ValueError("capture_rows: no table is sharded yet, or none is sent")
-        if any(collective.observer is not None for collective in observed):
+        if any(isinstance(o, RowCapture) for c in observed for o in c.observers):
             raise ValueError("capture_rows: rows are captured already; stop() ends that")
         self.steps, self.tables, self._source = steps, sorted(tables), source
         self._max_nbytes = max_nbytes
@@ -90,7 +90,7 @@ class RowCapture:
             least = -(-widest * FLOAT32_NBYTES * max_nbytes // max(share, 1))
             raise ValueError(f"capture_rows: max_nbytes: {max_nbytes!r}: give {least} or more")
         for collective in observed:
-            collective.observer = self
+            collective.observers += (self,)
 
     @property
     def rows(self) -> Blocks:
@@ -120,6 +120,7 @@ class RowCapture:
         step: int,
         values: Tensor,
         placed: PlacedFrames,
+        **_: object,
     ) -> None:
         """Keep the rows or gradients that are about to be sent. Evaluation (step < 0) is none."""
         first = self._first_steps.setdefault(collective, step)  # of a resharded module: now
@@ -132,14 +133,20 @@ class RowCapture:
                         block = group.segments.block(values, s)
                         self._kept[direction].add(placed.plan.tables[segment], block)
 
+    def looks_at_received(self, step: int) -> bool:
+        """Return False: only what is sent is kept."""
+        return False
+
+    def observe_received(self, *_: object) -> None:
+        """Keep nothing of what is received."""
+
     def stop(self) -> None:
         """End before the last step."""
         for collective in self._first_steps:
             self._stop(collective)
 
     def _stop(self, collective: RowCollective) -> None:
-        if collective.observer is self:
-            collective.observer = None
+        collective.observers = tuple(o for o in collective.observers if o is not self)
 
     def save(self, path: str | Path) -> None:
         """Write the rows of all ranks to a file, on rank 0. Collective; it ends the capture.

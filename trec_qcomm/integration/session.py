@@ -5,24 +5,27 @@ business of embedding/ (sharders, shardings, dists) and of ddp.py.
 """
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trec_qcomm.config import Config
+from trec_qcomm.config import Config, DebugRule
 from trec_qcomm.config.differences import flat_config
 from trec_qcomm.core.counters import BagCounts, Traffic, kind_stats
 from trec_qcomm.core.stats import TRAFFIC_KINDS, Stats
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.checkpoint import check_names, with_config, without_config
 from trec_qcomm.integration.collectives import EmbeddingCollectives
+from trec_qcomm.integration.debugging.debugger import Debugger
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.tables import TableGradients
 from trec_qcomm.integration.row_capture import RowCapture
 from trec_qcomm.integration.warm_up import warm_up
+from trec_qcomm.records import Direction
 
 
 class Session:
@@ -46,6 +49,10 @@ class Session:
         self._loaded_gradients: dict[str, Any] = {}
         self._patterns_checked = False
         self._warmed_up = False
+        self.debugger: Debugger | None = None  # the latest, which may have stopped
+        self._is_debugging = False
+        if config.debug is not None:
+            self.start_debugger(config.debug)
 
     def warm_up_once(self) -> None:
         """Compile the CPU kernels that the config uses, the first time. No collective."""
@@ -80,6 +87,7 @@ class Session:
             if self.tables or patterns != {"*"}:
                 self.config.check_patterns(self.tables)
             self.collectives.check_loaded_names()
+            self._check_debugged_names()
             self._patterns_checked = True
 
     def check_wrapped(self) -> None:
@@ -130,6 +138,52 @@ class Session:
         gradients.load_state_dict(self._loaded_gradients.get(name, {}))
         gradients.register(ddp)
         self._gradients[name] = gradients
+        if self._is_debugging and self.debugger is not None:
+            self.debugger.watch(gradients, _direction_of(name))
+
+    def start_debugger(self, rule: DebugRule, **options: Any) -> Debugger:
+        """Measure from the next call on what codecs do; see config.debugging.
+
+        Args: options: setup and from_first_step of Debugger.
+        Raises: ValueError: a debugger is at work, a pattern without a table or parameter, or a
+            shadow that does not take rows of their length.
+        """
+        if self._is_debugging:
+            raise ValueError("debug: a debugger is at work already")
+        config, before = self.config, self.debugger
+        self.debugger = Debugger(rule, configuration=config.source, seed=config.seed, **options)
+        self._is_debugging = True
+        try:
+            self.collectives.set_debugger(self.debugger)
+            for name, gradients in self._gradients.items():
+                self.debugger.watch(gradients, _direction_of(name))
+            if self._patterns_checked:
+                self._check_debugged_names()
+        except ValueError:
+            self.stop_debugger()
+            self.debugger = before
+            raise
+        return self.debugger
+
+    def stop_debugger(self) -> None:
+        """End what `start_debugger` began; `debugger` keeps its records."""
+        self.collectives.set_debugger(None)
+        for gradients in self._gradients.values():
+            gradients.set_observer(None)
+        if self.debugger is not None:
+            self.debugger.close()
+        self._is_debugging = False
+
+    def _check_debugged_names(self) -> None:
+        if self.debugger is None or not self._is_debugging:
+            return
+        names = self.tables | {s.name for g in self._gradients.values() for s in g.shapes}
+        for pattern in self.debugger.rule.tables:
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(
+                    f"debug.tables: {pattern!r} matches no table and no dense parameter; there "
+                    f"are: {', '.join(sorted(names))}"
+                )
 
     def stats(self) -> Stats:
         """Return what this rank sent since construction or `reset_stats`."""
@@ -197,3 +251,7 @@ class Session:
         self._loaded_gradients = dict(state.get("gradients", {}))
         for name, gradients in self._gradients.items():
             gradients.load_state_dict(self._loaded_gradients.get(name, {}))
+
+
+def _direction_of(name: str) -> Direction:
+    return "dense" if name == "dense" else "data_parallel"

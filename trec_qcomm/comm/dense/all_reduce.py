@@ -28,6 +28,7 @@ from trec_qcomm.comm.dense.error_feedback import (
     Site,
     stage_site,
 )
+from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.dense.recursive_doubling import recursive_doubling
 from trec_qcomm.comm.dense.ring import ring
 from trec_qcomm.comm.dense.two_shot import two_shot
@@ -153,6 +154,7 @@ class Reduction:
         self.error_feedback: ErrorFeedback | None = None
         if options.error_feedback:
             self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
+        self.observer: GradientObserver | None = None  # sees values, such as the debugger
         self.num_calls = 0
         self.num_steps = 0  # steps whose last bucket was started; part of the state
         numels = numels or {}
@@ -209,6 +211,8 @@ class Reduction:
     ) -> Rounds:
         feedback = None if exact else self.error_feedback
         residuals = None if feedback is None else feedback.for_bucket(chunks)
+        observer = None if exact else self.observer
+        measurement = None if observer is None else observer.begin(chunks, step)
         coder = MessageCoder(
             chunks,
             self.rank,
@@ -223,6 +227,7 @@ class Reduction:
             tolerances=None if exact else self.tolerances,
             measure=self.options.measure,
             slots=self._slots_for(bucket),
+            measurement=measurement,
         )
         values = self._scratch.empty("values", len(bucket), bucket)
         chunks.gather(bucket, values)
@@ -230,6 +235,8 @@ class Reduction:
         yield from ALGORITHMS[self.options.algorithm](coder, values)
         if residuals is not None:
             residuals.end(values.isfinite().all())
+        if measurement is not None:
+            measurement.end(values)
         chunks.scatter(values, bucket)
         self._add_traffic(coder, len(values))
 

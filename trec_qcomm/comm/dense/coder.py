@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals
+from trec_qcomm.comm.dense.hooks import GradientMeasurement
 from trec_qcomm.comm.frame_coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frame_decoding import decode_frames, decode_own
 from trec_qcomm.comm.frame_plan import PlacedFrames
@@ -146,6 +147,7 @@ class MessageCoder:
         tolerances: GradientTolerances | None = None,
         measure: bool = False,
         slots: RoundHistories | None = None,
+        measurement: GradientMeasurement | None = None,
     ) -> None:
         """Prepare for one all-reduce.
 
@@ -164,6 +166,7 @@ class MessageCoder:
             measure: whether to record the largest error, too.
             slots: histories of what the rounds send, where messages whose sizes vary travel in
                 slots; None: their sizes travel first.
+            measurement: onlooker of this all-reduce; None without one.
         """
         self.chunks, self.rank, self.world_size = chunks, rank, chunks.num_chunks
         self.scratch = scratch
@@ -173,7 +176,7 @@ class MessageCoder:
         self._slots, self._num_rounds = slots, 0
         self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
-        self._alignment, self._device = alignment, device
+        self._alignment, self._device, self._measurement = alignment, device, measurement
 
     def send(
         self,
@@ -195,16 +198,20 @@ class MessageCoder:
         """
         sent_values = values[span.begin : span.end]
         if self._residuals is not None:
+            gradient = None if self._measurement is None else sent_values.clone()
             waiting = self._residuals.add(values, span, site)
             before = sent_values.clone()
         tolerances = None
         if self._tolerances is not None:
             tolerances = self._tolerances.tolerances(values, self.chunks, span, site)
+        seed = self._noise_seed(site, self.rank if noise_group is None else noise_group)
+        if self._measurement is not None:
+            self._measurement.sent(values, span, site, seed=seed, tolerances=tolerances)
         frames = encode_frames(
             values,
             span.placed,
             call=self._call,
-            seed=self._noise_seed(site, self.rank if noise_group is None else noise_group),
+            seed=seed,
             traffic=self.traffic,
             measure=self._measure,
             counted=False,
@@ -214,7 +221,9 @@ class MessageCoder:
         if decoded or self._residuals is not None:
             decode_own(frames, span.placed, values, traffic=self.traffic)
         if self._residuals is not None:
-            self._residuals.note(before, sent_values, waiting, span, site)
+            kept = self._residuals.note(before, sent_values, waiting, span, site)
+            if self._measurement is not None and gradient is not None:
+                self._measurement.kept(gradient, kept, span, site)
         assert frames.announced is not None
         payloads = frame.payload_nbytes(frames.announced.nbytes, counts)
         data = torch.split(frames.buffer, frames.nbytes)

@@ -187,10 +187,11 @@ class BucketResiduals:
 
     def note(
         self, before: Tensor, after: Tensor, waiting: Waiting, span: ChunkSpan, site: Site
-    ) -> None:
+    ) -> Tensor:
         """Keep the difference between what was to be sent and what was sent, until `end`.
 
         Args: before, after: [numel of the span] float32.  waiting: the result of `add`.
+        Returns: the new residual, [numel of the span] float32, not to be changed.
         """
         key = (site, span.begin, span.end)
         kept, held = before - after, self._held[key]
@@ -200,6 +201,7 @@ class BucketResiduals:
             for begin, end in waiting:
                 kept[begin:end] += held[begin:end]
         self._pending[key] = kept
+        return kept
 
     def end(self, finite: Tensor) -> None:
         """Take over the new residuals, unless the result of the all-reduce is not finite.

@@ -27,6 +27,7 @@ from trec_qcomm.comm.slots.on_device import EncodedOnDevice
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
 from trec_qcomm.core.segments import Masks
+from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.wire import frame
 
 if TYPE_CHECKING:
@@ -129,18 +130,22 @@ class RowExchange:
         op.checks.raise_found()
         values = values.detach().contiguous()
         self.coded = None if forward else values
-        if op.observer is not None:
-            op.observer.observe(op, direction, self.step, values, sent)
+        seed = op.noise_seed(self.step, direction, again)
+        tolerances = self.tolerances if forward else None
+        for observer in op.observers:
+            observer.observe(
+                op, direction, self.step, values, sent, seed=seed, tolerances=tolerances
+            )
         with (
             record_function(f"## {op.name} {direction} start ##"),
             side_stream(self.device, values),
         ):
             options: dict[str, Any] = {
                 "call": op.next_exchange(self._kind(direction)),
-                "seed": op.noise_seed(self.step, direction, again),
+                "seed": seed,
                 "traffic": traffic,
                 "measure": op.measure_error,
-                "tolerances": self.tolerances if forward else None,
+                "tolerances": tolerances,
             }
             self.pending = self._send(values, direction, sent, received, options)
             if traffic.newly_flushed:
@@ -183,8 +188,19 @@ class RowExchange:
             # `out` is not a view of a larger buffer: callers may change it in place.
             shape = exchange.result_shape if forward else exchange.sent_shape
             out = torch.empty(shape, device=self.device)
-            self.pending.wait(out, summed=forward and exchange.num_summands > 1)
+            observers = [o for o in self.op.observers if o.looks_at_received(self.step)]
+            summed = forward and exchange.num_summands > 1
+            if observers and summed:  # with the same bits, and parts to be shown
+                parts = out.new_empty(exchange.num_summands, out.numel())
+                self.pending.wait(parts)
+                rank_sum(parts, out)
+            else:
+                parts = out
+                self.pending.wait(out, summed=summed)
             self.pending = None
+            for observer in observers:
+                received = exchange.forward_received if forward else exchange.backward_received
+                observer.observe_received(self.op, direction, self.step, parts, received)
             if forward and self.masks is not None:
                 owned, sampled = self.masks
                 sides = (exchange.backward_received, owned), (exchange.backward_sent, sampled)

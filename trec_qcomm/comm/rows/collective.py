@@ -10,10 +10,10 @@ Knows: frame plans, calls. Does not know: which codec, TorchRec.
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from trec_qcomm.comm.slots.exchange import Histories
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks
-from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.counters import Traffic
 
 _log = logging.getLogger(__name__)
@@ -88,23 +88,50 @@ class RowCollective(ABC):
         self._num_evaluations = 0  # calls without gradients; they do not change training's noise
         self._num_exchanges = 0  # in both directions; the ranks must agree
         self.intra = intra
-        self.observer: RowObserver | None = None  # sees what is sent, such as a capture of rows
+        self.observers: tuple[RowObserver, ...] = ()  # see rows, such as a capture of them
         hop = "intra_" if intra else ""
         self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
         self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
         self.checks = DeferredChecks()  # errors in frames in a GPU's memory
         self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
         self.slots = None if slots is None else Histories(slots)
-        self._codecs = {False: codecs, True: exact}
         self.has_fixed_size = {
             "forward": all(codec.fixed_size for codec in codecs.forward.values()),
             "backward": all(codec.fixed_size for codec in codecs.backward.values()),
         }
         has_sizes = not all(self.has_fixed_size.values())
         self.peers = Peers(pg, host_group(pg) if has_sizes else None)
-        self._plans = {is_exact: self._make_plan(c) for is_exact, c in self._codecs.items()}
+        self._use({False: codecs, True: exact})
+
+    def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
+        """Plan exchanges with other codecs. Args: codecs: those of `exact` or not."""
+        self._codecs = codecs
+        self._plans = {is_exact: self._make_plan(c) for is_exact, c in codecs.items()}
         for plan in self._plans.values():
-            plan.check_masks(name)
+            plan.check_masks(self.name)
+
+    @contextmanager
+    def replacing(self, forward: Mapping[str, Codec]) -> Iterator[None]:
+        """Code the rows of some tables in another way inside the block, to evaluate with.
+
+        All ranks must enter it together. Calls inside leave no trace in numbers of calls and in
+        statistics.
+
+        Args: forward: {table: codec}; others keep their codecs.
+        """
+        saved = dict(self.__dict__)
+        codecs = self._codecs[False]
+        self._use(
+            self._codecs | {False: DirectionCodecs({**codecs.forward, **forward}, codecs.backward)}
+        )
+        self.slots = None if self.slots is None else self.slots.fresh()
+        self.forward_traffic = Traffic(self.forward_traffic.kind, self.forward_traffic.tables)
+        try:
+            yield
+        finally:
+            num_exchanges = self._num_exchanges  # frames of later calls must have later numbers
+            self.__dict__ |= saved
+            self._num_exchanges = num_exchanges
 
     @abstractmethod
     def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
@@ -182,12 +209,17 @@ class RowCollective(ABC):
         """Continue where `other`, the same collective with another layout, stopped."""
         self.step, self._num_evaluations = other.step, other._num_evaluations
         self._num_exchanges, self.checks = other._num_exchanges, other.checks
-        self.observer = other.observer
+        self.observers = other.observers
         if self.layout.tables() == other.layout.tables():
             self.forward_traffic, self.backward_traffic = (
                 other.forward_traffic,
                 other.backward_traffic,
             )
+
+    def lossy_tables(self) -> list[str]:
+        """Return the tables whose forward codec is not EXACT."""
+        codecs = self._codecs[False].forward
+        return [table for table, codec in codecs.items() if codec.contract is not Contract.EXACT]
 
     def warn_of_flushed(self, traffic: Traffic, direction: str, step: int) -> None:
         """Log, once for a table and direction, that values were lost beside much larger ones."""
@@ -217,8 +249,8 @@ class RowCollective(ABC):
 class PooledCollective(RowCollective):
     """Exchange of the rows of a matrix whose samples are grouped by rank: B_r samples of rank r."""
 
-    def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
-        super().__init__(pg, layout, **options)
+    def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
+        super()._use(codecs)
         self._placed_exchange = lru_cache(CACHED_BATCH_SHAPES)(self._place_exchange)
 
     @abstractmethod

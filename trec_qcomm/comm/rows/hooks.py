@@ -1,4 +1,4 @@
-"""What a collective of rows calls before it encodes: an observer, and a rule of tolerances.
+"""What a collective of rows calls beside its work: observers, and a rule of tolerances.
 
 Knows: placed frames. Does not know: what they do with the rows.
 """
@@ -32,7 +32,10 @@ class RowTolerances(Protocol):
 
 
 class RowObserver(Protocol):
-    """Onlooker that is shown what a collective is about to send."""
+    """Onlooker that is shown what a collective is about to send, and what it has received.
+
+    It may write to none of it. A collective may have several.
+    """
 
     def observe(
         self,
@@ -41,6 +44,9 @@ class RowObserver(Protocol):
         step: int,
         values: Tensor,
         placed: PlacedFrames,
+        *,
+        seed: int,
+        tolerances: Tensor | None,
     ) -> None:
         """Look at rows before they are encoded.
 
@@ -50,5 +56,24 @@ class RowObserver(Protocol):
             step: number of the step, negative in evaluation.
             values: buffer of the rows.
             placed: the rows' places.
+            seed, tolerances: arguments that they will be encoded with, see encode_frames.
+        """
+        ...
+
+    def looks_at_received(self, step: int) -> bool:
+        """Return whether to call `observe_received` in a step. Args: step: see `observe`."""
+        ...
+
+    def observe_received(
+        self,
+        collective: "RowCollective",
+        direction: str,
+        step: int,
+        values: Tensor,
+        placed: PlacedFrames,
+    ) -> None:
+        """Look at rows that were decoded, before they are added up or used.
+
+        Args: values: buffer of the rows.  placed: the rows' places.  The others: as of `observe`.
         """
         ...

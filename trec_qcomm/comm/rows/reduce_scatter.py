@@ -40,6 +40,9 @@ class PooledReduceScatter(PooledCollective):
         if len(set(layout.shards_by_rank)) > 1:
             raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
         super().__init__(pg, layout, **options)
+
+    def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
+        super()._use(codecs)
         self._variable_plans: dict[tuple[bool, int], ExchangePlan] = {}
         self._selected_plans: dict[bool, ExchangePlan] = {}
 

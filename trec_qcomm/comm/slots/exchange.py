@@ -44,6 +44,10 @@ class Histories:
         self._options = options
         self._by_kind: dict[tuple[int, FramePlan], tuple[SlotHistory, SlotHistory]] = {}
 
+    def fresh(self) -> "Histories":
+        """Return histories of nothing, with the same settings."""
+        return Histories(self._options)
+
     def of_kind(
         self, kind: int, sent: FramePlan, received: FramePlan
     ) -> tuple[SlotHistory, SlotHistory]:

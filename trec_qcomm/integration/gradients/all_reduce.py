@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
+from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.slots.history import SlotOptions
@@ -81,6 +82,7 @@ class GradientAllReduce(ABC):
         self._seed, self._measure_error = seed, measure_error
         self._is_exact = is_exact
         self._slots = SlotOptions() if sizes == "slots" else None
+        self._observer: GradientObserver | None = None
         self.num_steps = 0  # backwards whose gradients were all-reduced
         self._loaded: State = {}
         self._device, self._checks = torch.device("cpu"), DeferredChecks()
@@ -118,6 +120,18 @@ class GradientAllReduce(ABC):
         ddp.register_comm_hook(self, _hook)
         self._reduction, self._device = reduction, device
         self._shapes_by_parameter = shapes_by_parameter
+        reduction.observer = self._observer
+
+    @property
+    def shapes(self) -> list[ParameterShape]:
+        """Shapes that the codec sees, of all parameters; none before `register`."""
+        return [shape for group in self._shapes_by_parameter.values() for shape in group]
+
+    def set_observer(self, observer: GradientObserver | None) -> None:
+        """Let an observer see what is sent, from the next bucket on. Args: observer: None: none."""
+        self._observer = observer
+        if self._shapes_by_parameter:
+            self._reduction.observer = observer
 
     @abstractmethod
     def _shapes_of(

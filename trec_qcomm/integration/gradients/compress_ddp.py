@@ -14,6 +14,7 @@ from trec_qcomm.config import Config, read_config
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks, with_config, without_config
+from trec_qcomm.integration.debugging.debugger import Debugger
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.warm_up import warm_up
 
@@ -67,6 +68,11 @@ class CompressedDDP:
             is_exact=lambda: self._exact,
         )
         self._gradients.register(ddp)
+        self._debugger: Debugger | None = None
+        if config.debug is not None:
+            source, seed = config.source, config.seed
+            self._debugger = Debugger(config.debug, configuration=source, seed=seed)
+            self._debugger.watch(self._gradients, "dense")
         if next(ddp.parameters()).device.type == "cpu":
             warm_up(Config(dense=config.dense, source=config.source))
 
@@ -90,6 +96,10 @@ class CompressedDDP:
     def summary(self) -> str:
         """Return one table of what this rank sends to others in a step, as text."""
         return str(self.stats())
+
+    def debug_summary(self) -> str:
+        """Return what stands out in what the config's `debug` measured, as text."""
+        return "debug: off" if self._debugger is None else self._debugger.summary()
 
     def reset_stats(self) -> None:
         """Set all counters to zero."""

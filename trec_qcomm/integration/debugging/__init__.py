@@ -1,0 +1,1 @@
+"""The numeric debugger in a training: what it observes, and what a user calls."""
