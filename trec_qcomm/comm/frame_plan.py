@@ -263,10 +263,13 @@ class PlacedFrames:
         groups = []
         for group in self.groups:
             if mask_use(group.codec) is not None:
-                segments = replace(group.segments, masks=masks.subset(group.members))
+                segments = group.segments.with_masks(masks.subset(group.members))
                 group = replace(group, segments=segments)
             groups.append(group)
-        return replace(self, groups=tuple(groups))
+        placed = replace(self, groups=tuple(groups))
+        if not self.reads_masks:  # else sizes depend on the masks
+            object.__setattr__(placed, "_layouts", self._layouts)
+        return placed
 
 
 def plan_frames(

@@ -9,7 +9,7 @@ Shapes: S segments, R coded rows in all, D values a row, W payload bytes.
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -227,6 +227,15 @@ class Segments:
             masks=None if self.masks is None else self.masks.subset(which),
             numbers=None if self.numbers is None else self.numbers[which],
         )
+
+    def with_masks(self, masks: Masks) -> "Segments":
+        """Return the same segments with masks; both keep the same vectors on a device.
+
+        Args: masks: masks of these segments.
+        """
+        masked = replace(self, masks=masks)
+        object.__setattr__(masked, "_kept", self._kept)  # nothing in it depends on masks
+        return masked
 
     def first_of(self, num_parts: int, begin: int = 0) -> "Segments":
         """Return the first part of segments that are so many parts with the same rows.

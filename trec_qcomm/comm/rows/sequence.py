@@ -5,6 +5,7 @@ and after the exchange are not needed: a segment says where its rows lie.
 Shapes: P ranks; F shards (features) of this rank; all rows have D values.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from trec_qcomm.comm.rows.collective import (
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, packed, packed_in_order
 
+_CACHED_SIZES = 4  # which differ in each step, or never
+
 
 class SequenceAllToAll(RowCollective):
     """Exchange of table-wise, column-wise and row-wise shardings of unpooled embeddings."""
@@ -30,6 +33,8 @@ class SequenceAllToAll(RowCollective):
             raise ValueError(f"{options['name']}: rows of {sorted(dims)} values must be equal")
         self._dim = dims.pop() if dims else 1
         super().__init__(pg, layout, **options)
+        # Where every sample has as many ids, all batches have the same sizes.
+        self._placed_exchange = lru_cache(_CACHED_SIZES)(self._place_exchange)
 
     def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
         return self._owners_to_samples(codecs)
@@ -54,12 +59,21 @@ class SequenceAllToAll(RowCollective):
         Returns: pending [M, D] float32: for each owner, for each of its shards, this rank's rows.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        plan = self._plans[exact]
-        num_blocks, num_ranks = rows_sent.shape
-        block_major = torch.arange(num_ranks * num_blocks).view(num_ranks, num_blocks).T
+        sizes = tuple(map(tuple, rows_sent.tolist())), tuple(rows_received.tolist())
+        exchange = self._placed_exchange(*sizes, exact)
+        return self._start(rows, exchange, gradient_divisor, exact)
+
+    def _place_exchange(
+        self, sent: tuple[tuple[int, ...], ...], received: tuple[int, ...], exact: bool
+    ) -> PlacedExchange:
+        """Place the frames of a batch of these numbers of rows, see `start`."""
+        plan, num_ranks = self._plans[exact], self.world_size
+        rows_sent = torch.tensor(sent, dtype=torch.int64).view(len(sent), num_ranks)
+        block_major = torch.arange(rows_sent.numel()).view(num_ranks, len(sent)).T
         owned = packed_in_order(plan.forward_sent, rows_sent.T.reshape(-1), block_major.reshape(-1))
+        rows_received = torch.tensor(received, dtype=torch.int64)
         sampled = packed(plan.forward_received, rows_received)
-        exchange = PlacedExchange(
+        return PlacedExchange(
             forward_sent=plan.forward_sent.place(*owned),
             forward_received=plan.forward_received.place(*sampled),
             backward_sent=plan.backward_sent.place(*sampled),
@@ -67,4 +81,3 @@ class SequenceAllToAll(RowCollective):
             sent_shape=(int(rows_sent.sum()), self._dim),
             result_shape=(int(rows_received.sum()), self._dim),
         )
-        return self._start(rows, exchange, gradient_divisor, exact)
