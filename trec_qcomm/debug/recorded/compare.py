@@ -76,7 +76,7 @@ def compare(a: DebugRun, b: DebugRun, null: DebugRun | None = None) -> Compariso
     for place in both:
         differences = [*_differences(place, a, b, chance), *wrong.get(place, [])]
         if differences:
-            first.append(min(differences, key=lambda d: (d.step, -d.excess)))
+            first.append(min(differences, key=lambda d: d.step))  # of equals the first: the cause
     first += [min(d, key=lambda d: d.step) for place, d in wrong.items() if place not in both]
     return Comparison(
         steps=steps,

@@ -34,6 +34,7 @@ class Compared:
 
 _SOURCE = "look for what feeds this table in that step: ids, lr, a restored checkpoint"
 _COARSER = "give this table more bits or a tighter bound, or compare its codec with A's"
+# In the order of causes: what enters a codec, how it is set, what it makes of it.
 # Counts need no limit: of a good run they are 0. A factor of 2 (1 of its logarithm) and 6 dB, which
 # is half or twice the error, are what one codec bit makes; training moves norms by less within the
 # steps of an epoch. Floors are a tenth of the limits: figures that repeat exactly in the null run,
