@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.debug.made_runs import made_run
 from trec_qcomm.records import (
     TRAFFIC_KINDS,
     BreakEvenRecord,
@@ -187,7 +188,23 @@ def everything() -> list[Record]:
     ]
     for seed in range(5):
         records += [study("fp32", seed, 1.0), study("int4", seed, 1.01 + seed / 1e4, INT4)]
-    return [*records, training(), codec(), codec("theirs", False, 1.0), *simulated()]
+    records += [training(), codec(), codec("theirs", False, 1.0)]
+    return [*records, *debugged(), *simulated()]
+
+
+def debugged() -> list[Record]:
+    """Records of the numeric debugger: a table on two ranks, four steps, shadows of its rows."""
+    run = [r for r in made_run(steps=range(0, 20, 5)).records if r.name == "t_0"]
+    shadows = [
+        dataclasses.replace(
+            record, is_shadow=True, codec=f"Rowwise(bits={bits})", bits=bits + 2.0,
+            snr_db=6.0 * bits, environment=ENVIRONMENT,
+        )
+        for record in run
+        for bits in (2, 4, 8)
+        if record.direction == "forward"
+    ]  # fmt: skip
+    return [*run, *shadows]
 
 
 def placed(*records: Record) -> list[Record]:

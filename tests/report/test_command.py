@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "examples" / "bench" / "results"
 
 KEYS = (
-    "quality", "rate-distortion", "step-time", "traffic", "losses", "tables", "codecs", "predicted",
+    "quality", "rate-distortion", "step-time", "traffic", "losses", "tables", "codecs", "debug",
+    "debug-distributions", "debug-shadows", "predicted",
     "scale", "communication", "break-even",
 )  # fmt: skip
 EVIL = "<script>alert('x')</script>&\"$_{\x07"

@@ -9,7 +9,7 @@ import html
 import importlib
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,40 @@ def square(x: float, y: float, color: str) -> Any:
     """Return a patch of size 1 with its corner at (x, y)."""
     patches = importlib.import_module("matplotlib.patches")
     return patches.Rectangle((x, y), 1, 1, facecolor=color, edgecolor="#ffffff", linewidth=0.6)
+
+
+def squares(colors: Sequence[Sequence[str]]) -> Any:
+    """Return a collection of squares of size 1, colors[y][x] with its corner at (x, y)."""
+    corners = [
+        ((x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1))
+        for y, row in enumerate(colors) for x in range(len(row))
+    ]  # fmt: skip
+    return importlib.import_module("matplotlib.collections").PolyCollection(
+        corners, facecolors=[color for row in colors for color in row], edgecolors="#ffffff",
+        linewidths=0.6,
+    )  # fmt: skip
+
+
+_STOPS = ("#00224e", "#434e6c", "#7d7c78", "#bcae6c", "#fee838")  # matplotlib's cividis
+_NO_HEAT = "#c9ced6"
+
+
+def heat_color(place: float | None) -> str:
+    """Return a colour of a heat map: 0 is dark, 1 is light, None is grey."""
+    if place is None:
+        return _NO_HEAT
+    place = min(max(place, 0.0), 1.0)
+    index = min(int(place * (len(_STOPS) - 1)), len(_STOPS) - 2)
+    part = place * (len(_STOPS) - 1) - index
+    pair = [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in _STOPS[index : index + 2]]
+    mixed = [round(a + (b - a) * part) for a, b in zip(*pair, strict=True)]
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def luminance(color: str) -> float:
+    """Return how light a colour is, from 0 to 1."""
+    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def plain_ticks(axis: Any, subs: tuple[float, ...] = (1, 2, 5)) -> None:

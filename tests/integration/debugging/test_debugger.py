@@ -10,6 +10,9 @@ from tests.rank_programs import results_of, run_programs
 from trec_qcomm import ErrorBounded, records
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.debug.findings import findings
+from trec_qcomm.debug.recorded.compare import compare
+from trec_qcomm.debug.recorded.run import read_run
+from trec_qcomm.debug.recorded.show import wrong_of
 from trec_qcomm.testing import encode, round_trip
 
 FAULTS = {  # what is found first, on which ranks and since which step
@@ -126,6 +129,23 @@ def test_a_planted_fault_is_named(programs, folder, fault):
     first = of_kind[0]
     assert (first.kind, first.step, first.name, first.direction) == (kind, step, name, direction)
     assert first.rank in ranks
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("fault", FAULTS)
+def test_show_and_compare_name_a_planted_fault_first(programs, folder, fault):
+    """Files of all ranks are read; compared is with the training without a fault."""
+    good, bad = read_run(folder / "no_fault"), read_run(folder / fault)
+    kind, ranks, step, name, direction = FAULTS[fault]
+    shown = next(w for w in wrong_of(bad) if w.first.kind == kind)
+    assert (shown.first.step, shown.first.name, shown.first.direction) == (step, name, direction)
+    assert ranks & set(shown.ranks)
+    assert wrong_of(bad)[0].first.name == name
+    first = compare(good, bad).first[0]
+    if fault in ("growing_residual", "heavy_tail"):  # whose codecs are others from the start
+        step, direction = 0, "dense" if fault == "growing_residual" else direction
+    assert (first.step, first.place.name, first.place.direction) == (step, name, direction)
+    assert compare(good, good).first == []
 
 
 @pytest.mark.dist

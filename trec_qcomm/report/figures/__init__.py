@@ -11,6 +11,7 @@ from trec_qcomm.records import Record
 from trec_qcomm.report.figure import Figure
 from trec_qcomm.report.figures import (
     codecs,
+    debug,
     losses,
     simulation,
     step_time,
@@ -71,6 +72,11 @@ FIGURE_KINDS = (
         "codec throughput",
         "codec records (make bench-codec)",
         lambda records, runs, looks: codecs.build(records),
+    ),
+    FigureKind(
+        "numeric debugger",
+        "debug records (`debug:` in a config, or with qcomm.debug(...))",
+        lambda records, runs, looks: debug.build(records),
     ),
     FigureKind(
         "predictions of the model",

@@ -13,7 +13,7 @@ from typing import Any
 from trec_qcomm.records import TableTraffic, TrainingRecord
 from trec_qcomm.report.figure import Cell, Figure, Finding, short
 from trec_qcomm.report.runs import Run, grouped
-from trec_qcomm.report.style import grid, square
+from trec_qcomm.report.style import grid, heat_color, luminance, square
 
 FLOAT_BITS = 32
 
@@ -176,7 +176,7 @@ def _map(
         for x, value in enumerate(row):
             axes.add_patch(square(x, y, colors[y][x]))
             if value is not None:
-                dark = _luminance(colors[y][x]) < 0.45
+                dark = luminance(colors[y][x]) < 0.45
                 axes.text(x + 0.5, y + 0.5, form % value, ha="center", va="center", fontsize=7.5,
                           color="#ffffff" if dark else "#000000")  # fmt: skip
     axes.set_xlim(0, len(labels))
@@ -189,22 +189,9 @@ def _map(
         spine.set_visible(False)
 
 
-_STOPS = ("#00224e", "#434e6c", "#7d7c78", "#bcae6c", "#fee838")  # matplotlib's cividis
-_NONE = "#c9ced6"
-
-
 def _shade(value: float | None, low: float, high: float) -> str:
     """Return the colour of a value on a log scale."""
     if value is None:
-        return _NONE
+        return heat_color(None)
     place = 0.5 if high - low < 1e-9 else (math.log(max(value, math.exp(low))) - low) / (high - low)
-    index = min(int(place * (len(_STOPS) - 1)), len(_STOPS) - 2)
-    part = place * (len(_STOPS) - 1) - index
-    pair = [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in _STOPS[index : index + 2]]
-    mixed = [round(a + (b - a) * part) for a, b in zip(*pair, strict=True)]
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
-
-
-def _luminance(color: str) -> float:
-    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return heat_color(place)

@@ -1,0 +1,67 @@
+"""Scalars of the debugger: each figure once, by direction and name; TensorBoard reads them back."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.debug.made_runs import PARAMETER, STEPS, TABLES, made_run
+from trec_qcomm.debug.scalars import FIGURES, DebugScalars
+from trec_qcomm.records import DebugRecord
+
+OF_RANK_0 = [record for record in made_run().records if record.rank == 0]
+
+
+class Written(list[tuple[str, float, int]]):
+    """A writer that keeps what it is given."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.append((tag, scalar_value, global_step))
+
+
+def test_every_figure_is_written_once() -> None:
+    written = Written()
+    scalars = DebugScalars(written)
+    for end in (60, 60, 110, len(OF_RANK_0)):  # a window that grows and moves
+        scalars.add(OF_RANK_0[max(end - 100, 0) : end])
+    expected = {
+        (f"debug_{r.direction}_{f}/{r.name}" + (f" {r.site}" if r.site else ""), r.step): value
+        for r in OF_RANK_0
+        for f in FIGURES
+        if (value := getattr(r, f)) is not None
+    }
+    assert {(tag, step): value for tag, value, step in written} == expected
+    assert len(written) == len(expected)
+
+
+def test_shadows_are_written_if_asked() -> None:
+    shadow = dataclasses.replace(OF_RANK_0[0], is_shadow=True, codec="Sign()")
+    for wanted in (False, True):
+        written = Written()
+        DebugScalars(written, figures=["snr_db"], shadows=wanted).add([OF_RANK_0[0], shadow])
+        tags = ["debug_forward_snr_db/t_0", "debug_forward_snr_db/t_0 Sign()"]
+        assert [tag for tag, *_ in written] == tags[: 1 + wanted]
+
+
+@pytest.mark.parametrize("figure", ["codec", "peers", "snr"])
+def test_a_figure_that_is_no_number_is_named(figure: str) -> None:
+    with pytest.raises(ValueError, match=f"figures: '{figure}' is not one of .*snr_db"):
+        DebugScalars(Written(), figures=[figure])
+    assert figure not in FIGURES
+    assert set(FIGURES) < {field.name for field in dataclasses.fields(DebugRecord)}
+
+
+def test_tensorboard_reads_them_back(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(tmp_path)  # type: ignore[no-untyped-call]
+    DebugScalars(writer, figures=["rms"]).add(OF_RANK_0)
+    writer.close()
+    read = events.EventAccumulator(str(tmp_path))
+    read.Reload()
+    tags = read.Tags()["scalars"]
+    assert len(tags) == 2 * len(TABLES) + 2
+    assert f"debug_dense_rms/{PARAMETER} contribution" in tags
+    assert [event.step for event in read.Scalars("debug_forward_rms/t_1")] == list(STEPS)
