@@ -22,16 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emulation.client import EmulatedTrainer, codecs_of
-from options import FAILED, INTERRUPTED, SETUP, STOCK, build_parser, check_options, setup_of
+from emulation.client import EmulatedTrainer
+from options import FAILED, INTERRUPTED
 
 from trec_qcomm import quality
 
 LIMITS = {"logloss": quality.TRAINING, "progressive_logloss": quality.TRAINING, "auc": None}
 EVALUATION = {"ne": quality.EVALUATION}
 MODES = ("training", "eval-only")
-DEFAULTS = {"ranks": 4, "batch_size": 128}
-NO_OPTIONS = ("plan", "device")  # one process on a CPU plays ranks with a table-wise plan
 
 
 def main() -> int:
@@ -60,36 +58,20 @@ def main() -> int:
 
 def study_arguments(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     """Return what quality.study takes. Raises ValueError naming the option that is wrong."""
-    options = _training_options(rest)
-    train = EmulatedTrainer(options)
-    for config in quality.configs_by_name(map(Path, arguments.configs)).values():
-        codecs_of(config, options.embedding_dim)
+    train = EmulatedTrainer.from_words(rest)
+    configs = quality.configs_by_name(map(Path, arguments.configs))
+    train.check(configs)
     return {
         "train": train,
-        "configs": [Path(file) for file in arguments.configs],
+        "configs": configs,
         "seeds": arguments.seeds,
         "limits": LIMITS if "training" in arguments.modes else None,
         "evaluation": EVALUATION if "eval-only" in arguments.modes else None,
-        "setup": {k: value for k, value in setup_of(options).items() if k not in NO_OPTIONS},
-        "num_ranks": options.ranks,
+        "setup": train.setup,
+        "num_ranks": train.options.ranks,
         "stop_early": arguments.stop_early,
         "name": "accuracy",
     }
-
-
-def _training_options(words: Sequence[str]) -> argparse.Namespace:
-    """Return options of train.py. Raises ValueError: one that does nothing in a study."""
-    parser = build_parser()
-    parser.set_defaults(**DEFAULTS)
-    options = parser.parse_args(["--config", STOCK, *words])
-    for name, value in vars(options).items():
-        is_known = name in (*SETUP, "ranks", "config") and name not in NO_OPTIONS
-        if not is_known and value != parser.get_default(name):
-            raise ValueError(f"{name}: an option that accuracy.py does not have")
-    if options.hash_buckets is None and options.min_count is None:
-        options.min_count = 1
-    check_options(options)
-    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,20 +1,17 @@
 """The gates of a study: after all seeds, and while it runs, with the noise of the recorded one."""
 
-import random
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from trec_qcomm.control.trials.paired import Change, percent, t_quantile
-from trec_qcomm.records import Limits, StudyRecord, read
+from tests.report.simulated_studies import LOSSES, Recorded, count, recorded_study
+from trec_qcomm.control.trials.paired import Change, t_quantile
+from trec_qcomm.records import Limits
 from trec_qcomm.report import gates
 from trec_qcomm.report.gates import EVALUATION, TRAINING, gate, looks_of, sequential_gate
 from trec_qcomm.report.verdicts import Rules, judge
 
-RECORDED = Path(__file__).parents[2] / "examples" / "criteo" / "results" / "dense.jsonl"
 LOOKS = looks_of(50)
-LOSSES = {"logloss": TRAINING, "progressive_logloss": TRAINING}
 
 
 # All seeds at once. Quantiles are those of a table of Student's t, to 3 digits.
@@ -129,24 +126,16 @@ def test_limits_of_an_early_end_are_wider():
 
 
 @pytest.fixture(scope="module")
-def recorded() -> dict[str, list[StudyRecord]]:
-    by_name: dict[str, list[StudyRecord]] = {}
-    for record in read(RECORDED):
-        by_name.setdefault(record.configuration, []).append(record)
-    return {
-        name: group for name, group in by_name.items()
-        if name != "null" and sum(record.training is not None for record in group) == 50
-    }  # fmt: skip
+def recorded() -> Recorded:
+    return recorded_study()
 
 
 def test_recorded_verdicts_are_the_same_with_two_fifths_fewer_runs(recorded):
-    base = recorded["fp32"]
     numbers = []
-    for name, group in recorded.items():
-        if name == "fp32":
-            continue
+    for name in recorded.keys() - {"fp32", "null"}:
         whole, early = (
-            judge(group, base, Rules(LOSSES, {}, looks), "training") for looks in ((), LOOKS)
+            judge(recorded[name], recorded["fp32"], Rules(LOSSES, {}, looks), "training")
+            for looks in ((), LOOKS)
         )
         assert whole.passed == early.passed, name
         assert whole.num_seeds == 50
@@ -155,67 +144,25 @@ def test_recorded_verdicts_are_the_same_with_two_fifths_fewer_runs(recorded):
     assert fmean(numbers) == 29.0  # docs/QUALITY.md says it
 
 
-NOISES = (
-    "int8", "int4", "int2", "dense_float6", "best_dense_float6", "ring_int4", "ring_int8",
-    "best_dense_int8", "dct",
-)  # fmt: skip
-
-
-def noise_of(recorded: dict[str, list[StudyRecord]], name: str) -> list[tuple[float, float]]:
-    """Return both changes of each seed, with a mean of zero."""
-    base = {r.seed: r.training for r in recorded["fp32"]}
-    pairs = [(r.training, base[r.seed]) for r in recorded[name] if r.training]
-    both = [
-        (
-            percent(ours.all_metrics["logloss"], fp32.all_metrics["logloss"]),
-            percent(ours.progressive_logloss, fp32.progressive_logloss),
-        )
-        for ours, fp32 in pairs
-    ]
-    means = [fmean(column) for column in zip(*both, strict=True)]
-    return [(test - means[0], progressive - means[1]) for test, progressive in both]
-
-
-def simulated(noise, generator: random.Random, means: tuple[float, float]):
-    """Return the changes of a study of 50 seeds whose true means are these."""
-    drawn = generator.choices(noise, k=50)
-    columns = zip(*drawn, strict=True)
-    return {
-        name: [value + mean for value in column]
-        for name, mean, column in zip(LOSSES, means, columns, strict=True)
-    }
-
-
-def count(recorded, means, *, limits=LOSSES, looks=LOOKS, num_studies=200) -> dict[str, int]:
-    """Return how many simulated studies pass and how many fail."""
-    generator = random.Random(0)
-    noises = [noise_of(recorded, name) for name in NOISES]
-    counts = {"PASS": 0, "FAIL": 0}
-    for number in range(num_studies):
-        changes = simulated(noises[number % len(noises)], generator, means)
-        text = sequential_gate({name: changes[name] for name in limits}, limits, looks).text
-        kind = text.split(" ")[0]
-        if kind in counts:
-            counts[kind] += 1
-    return counts
-
-
 def test_200_studies_of_a_config_at_the_limit_pass_wrongly_in_at_most_5_percent(recorded):
     """One loss is really up by the limit of the upper limit, the other one not at all."""
-    assert count(recorded, (TRAINING.upper, 0.0))["PASS"] <= 0.05 * 200
+    passed = count(recorded, (TRAINING.upper, 0.0), num_studies=200).passed
+    assert passed <= 0.05 * 200
 
 
 def test_200_studies_of_a_config_within_the_limits_fail_wrongly_in_at_most_5_percent(recorded):
     """Both losses are really up by the limit of the mean."""
-    assert count(recorded, (TRAINING.mean, TRAINING.mean))["FAIL"] <= 0.05 * 200
+    failed = count(recorded, (TRAINING.mean, TRAINING.mean), num_studies=200).failed
+    assert failed <= 0.05 * 200
 
 
 def test_without_the_limit_of_the_mean_the_rate_is_the_stated_one(recorded, monkeypatch):
     """The spending alone keeps it, and is not idle: looks at 5 % each are wrong twice as often."""
     limits = {"logloss": Limits(mean=None, upper=TRAINING.upper, seeds=50)}
     most = 0.05 * 400 + 3 * (400 * 0.05 * 0.95) ** 0.5
-    wrong = count(recorded, (TRAINING.upper, 0.0), limits=limits, num_studies=400)["PASS"]
+    at_the_limit = (TRAINING.upper, 0.0)
+    wrong = count(recorded, at_the_limit, limits=limits, num_studies=400).passed
     assert 0 < wrong <= most
     monkeypatch.setattr(gates, "_level", lambda looks, look, error, spending: error)
-    naive = count(recorded, (TRAINING.upper, 0.0), limits=limits, num_studies=400)["PASS"]
+    naive = count(recorded, at_the_limit, limits=limits, num_studies=400).passed
     assert naive > most

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from data.dataset import Dataset
 from model import ModelConfig
+from options import SETUP, STOCK, build_parser, check_options, setup_of
 from train import load_dataset
 
 from emulation.codecs import Codecs
 from emulation.training import EmulatedTraining, train
 from trec_qcomm import Config, Identity
+
+DEFAULTS = {"ranks": 4, "batch_size": 128}
+NO_OPTIONS = ("plan", "device")  # one process on a CPU plays ranks with a table-wise plan
 
 
 @dataclass
@@ -60,6 +66,34 @@ class EmulatedTrainer:
     """Callback of a study: train the DLRM of these options. Args: options: options of train.py."""
 
     options: argparse.Namespace
+
+    @classmethod
+    def from_words(cls, words: Sequence[str]) -> EmulatedTrainer:
+        """Return the trainer of options of train.py, with the defaults of a study.
+
+        Raises: ValueError: an option that does nothing in a study.
+        """
+        parser = build_parser()
+        parser.set_defaults(**DEFAULTS)
+        options = parser.parse_args(["--config", STOCK, *words])
+        for name, value in vars(options).items():
+            is_known = name in (*SETUP, "ranks", "config") and name not in NO_OPTIONS
+            if not is_known and value != parser.get_default(name):
+                raise ValueError(f"{name}: an option that accuracy.py does not have")
+        if options.hash_buckets is None and options.min_count is None:
+            options.min_count = 1
+        check_options(options)
+        return cls(options)
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """All that must be equal for two trainings to be compared."""
+        return {k: v for k, v in setup_of(self.options).items() if k not in NO_OPTIONS}
+
+    def check(self, configs: Mapping[str, Config]) -> None:
+        """Raise ValueError where the tables do not fit a config."""
+        for config in configs.values():
+            codecs_of(config, self.options.embedding_dim)
 
     def __call__(self, config: Config, seed: int, perturbation: float) -> EmulatedModel:
         """Return the model that a config gives from a seed; in one thread, as the table has it."""
