@@ -14,6 +14,7 @@ from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, ErrorBounded, QComm, Rowwise, TableRule, load_preset, presets
 from trec_qcomm.integration import warm_up
 from trec_qcomm.kernels.once import Job
+from trec_qcomm.ops import unique
 
 TRAINED = ("best",)
 
@@ -61,6 +62,19 @@ def test_the_dtype_of_lengths_chooses_no_kernel():
     job.run()
     warm = signatures()
     warm_up._use_bags(torch.int64, torch.int64)
+    assert signatures() == warm
+
+
+def test_the_size_of_the_batch_chooses_no_kernel():
+    """From 32768 bags of a group their numbers need 32 bits."""
+    (job,) = (job for job in warm_up.jobs(load_preset("best")) if job.name.startswith("bags"))
+    job.run()
+    warm = signatures()
+    ids = torch.arange(1 << 15) // 2
+    lengths, shares = torch.ones_like(ids), torch.ones(1, dtype=torch.float64)
+    for size in (4, 1 << 15):
+        bags = unique.unique_bags(ids[:size], lengths[:size], torch.tensor([size]), shares)
+        assert torch.equal(bags.inverse, ids[:size])
     assert signatures() == warm
 
 

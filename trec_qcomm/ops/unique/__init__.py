@@ -85,7 +85,7 @@ def unique_bags(
     inputs = (values, _as_int64(lengths), num_bags, max_share, bits)
     bags = (tensor.contiguous().numpy() for tensor in inputs)
     written = (tensor.numpy() for tensor in (first, counts, inverse))
-    total = cpu.unique_bags(*bags, _hash_table(most), most, *written)
+    total = cpu.unique_bags(*bags, *_hash_tables(most), most, *written)
     if total < 0:
         _check_sum(int(lengths.sum()), values)
         raise ValueError("lengths: some are negative")
@@ -97,10 +97,19 @@ def _as_int64(lengths: Tensor) -> Tensor:
     return lengths.to(torch.int64).contiguous()
 
 
-def _hash_table(most: int) -> Any:
-    """Return memory for the hash table of a group with so many bags: four slots a bag or more."""
+def _hash_tables(most: int) -> tuple[Any, Any]:
+    """Return memory for the hash table of a group with so many bags: four slots a bag or more.
+
+    It is int16 where that holds the number of each bag, or else int32; the other one is empty. One
+    kernel takes both, so that no step compiles another one because its batch is larger.
+    """
     slots = max(16, 1 << (4 * most - 1).bit_length()) if most else 16
-    return np.empty(slots, np.int16 if most < 1 << 15 else np.int32)
+    if most < 1 << 15:
+        return np.empty(slots, np.int16), _NO_WIDE
+    return _NO_NARROW, np.empty(slots, np.int32)
+
+
+_NO_NARROW, _NO_WIDE = np.empty(0, np.int16), np.empty(0, np.int32)
 
 
 def take_bags(

@@ -106,6 +106,20 @@ def _unique_lists(values, bits, starts, slots, shift, firsts, inverse):
     return num_unique
 
 
+@inner(forceinline=True)
+def _unique(values, bits, starts, one_hot, slots, keys, firsts, inverse):
+    """Find the distinct ones of a group's bags; return how many there are.
+
+    Args: values: the group's ids where each bag has one, else all ids.
+    """
+    log2 = _log2_slots(inverse.size)
+    slots, shift = slots[: 1 << log2], np.uint64(64 - log2)
+    if one_hot:
+        return _unique_ids(values, slots, shift, keys, firsts, inverse)
+    starts = starts[: inverse.size + 1]
+    return _unique_lists(values, bits, starts, slots, shift, firsts, inverse)
+
+
 @kernel
 def all_ones(lengths):
     """Return whether every bag holds one id."""
@@ -116,12 +130,13 @@ def all_ones(lengths):
 
 
 @kernel
-def unique_bags(values, lengths, num_bags, max_share, bits, slots, most, first, counts, inverse):
+def unique_bags(
+    values, lengths, num_bags, max_share, bits, narrow, wide, most, first, counts, inverse
+):
     """Write first, counts and inverse; return U, or -1 where lengths do not sum up to N.
 
     Args:
-        slots: memory for the hash table: signed integers that can hold `most`. The caller makes it,
-            so that only the type that it needs is compiled.
+        narrow, wide: memory for the hash table, int16 and int32; one of them is empty.
         most: how many bags the largest group has.
     """
     keys, starts = np.empty(most, values.dtype), np.empty(most + 1, np.int64)
@@ -130,8 +145,6 @@ def unique_bags(values, lengths, num_bags, max_share, bits, slots, most, first, 
         n = num_bags[g]
         group_lengths, group_inverse = lengths[begin : begin + n], inverse[begin : begin + n]
         firsts = first[total : total + n]
-        log2 = _log2_slots(n)
-        group_slots, shift = slots[: 1 << log2], np.uint64(64 - log2)
         one_hot = bits.size == 0 and all_ones(group_lengths)
         starts[0] = begin_id
         for b in range(0 if one_hot else n):
@@ -141,13 +154,13 @@ def unique_bags(values, lengths, num_bags, max_share, bits, slots, most, first, 
             return -1
         num_unique = n + 1
         if max_share[g] > 0:
-            if one_hot:
-                ids = values[begin_id:end_id]
-                num_unique = _unique_ids(ids, group_slots, shift, keys, firsts, group_inverse)
-            else:
-                num_unique = _unique_lists(
-                    values, bits, starts[: n + 1], group_slots, shift, firsts, group_inverse
+            ids = values[begin_id:end_id] if one_hot else values
+            if narrow.size:
+                num_unique = _unique(
+                    ids, bits, starts, one_hot, narrow, keys, firsts, group_inverse
                 )
+            else:
+                num_unique = _unique(ids, bits, starts, one_hot, wide, keys, firsts, group_inverse)
         if num_unique > max_share[g] * n:
             num_unique = n
             for b in range(n):
