@@ -146,12 +146,20 @@ def load_dataset(options: argparse.Namespace) -> Dataset:
 
 
 def build_trainer(options: argparse.Namespace, num_embeddings: list[int]) -> Trainer:
-    """Return the sharded model with weights from the seed. Collective."""
+    """Return the sharded model of --config with weights from the seed. Collective."""
+    qcomm = None if is_stock(options.config) else QComm.from_yaml(options.config)
+    return shard(options, num_embeddings, qcomm)
+
+
+def shard(options: argparse.Namespace, num_embeddings: list[int], qcomm: QComm | None) -> Trainer:
+    """Return the sharded model with weights from the seed. Collective.
+
+    Args: qcomm: the communication; None is TorchRec's own, as --config says.
+    """
     names = {field.name for field in dataclasses.fields(ModelConfig)}
     config = ModelConfig(**{k: v for k, v in vars(options).items() if k in names})
     device = torch.device(options.device if options.device == "cpu" else f"cuda:{local_rank()}")
     dlrm = build_dlrm(config, num_embeddings)
-    qcomm = None if is_stock(options.config) else QComm.from_yaml(options.config)
     arguments = _codec_arguments(qcomm, options.config, config.fused_params)
     plan = _make_plan(dlrm, options, device.type, qcomm, arguments["sharders"])
     dmp = DistributedModelParallel(module=dlrm, device=device, plan=plan, **arguments)

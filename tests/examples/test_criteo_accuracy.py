@@ -10,15 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from data.dataset import FEATURES, Batches
-from emulation.optimizers import RowwiseAdagrad
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
 from options import build_parser
 from train import build_trainer, load_dataset
+from trainer import Trainer
 
 from tests.commands import run as run_command
 from trec_qcomm import quality, records
@@ -88,13 +82,17 @@ def train_on_ranks(config: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)
     for _ in range(NUM_STEPS):
         trainer.train_step(batches)
+    return trainer.losses, tables_of(trainer)
+
+
+def tables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     tables = {}
     for name, value in trainer.dmp.state_dict().items():
         if ".embedding_bags." in name:
             (feature,) = (f for f in FEATURES if f".t_{f}." in name)
             for shard in value.local_shards():
                 tables[feature] = shard.tensor.clone()
-    return trainer.losses, tables
+    return tables
 
 
 @pytest.mark.dist
@@ -108,36 +106,11 @@ def test_training_equals_that_of_two_ranks(tmp_path, name):
     model = study.train(study.config(name), 0, 0.0)
     expected = [sum(pair) / 2 for pair in zip(*(losses for losses, _ in ranks), strict=True)]
     assert len(expected) == NUM_STEPS
-    assert model.training.losses == expected
-    tables = ranks[0][1] | ranks[1][1]
-    weights = model.training.weight.split(model.dataset.num_embeddings)
-    for feature, weight in zip(FEATURES, weights, strict=True):
-        assert torch.equal(weight, tables[feature]), feature
-
-
-def test_rowwise_adagrad_is_that_of_fbgemm():
-    num_rows, dim, lr = 20, 16, 0.02
-    kernel = SplitTableBatchedEmbeddingBagsCodegen(
-        [(num_rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        learning_rate=lr,
-        eps=1e-8,
-    )
-    generator = torch.Generator().manual_seed(0)
-    (theirs,) = kernel.split_embedding_weights()
-    theirs.copy_(torch.randn(num_rows, dim, generator=generator))
-    ours, optimizer = theirs.clone(), RowwiseAdagrad(lr, torch.zeros(num_rows))
-    num_steps = 5
-    for _ in range(num_steps):
-        at = torch.randperm(num_rows, generator=generator)[:7]
-        gradient = torch.randn(7, dim, generator=generator)
-        kernel(at, torch.arange(8)).backward(gradient)
-        optimizer.step(ours, at, gradient)
-    # A step moves a value by lr * |g| / sqrt(mean of g^2) <= lr * sqrt(dim), computed with a
-    # relative error below (dim + 4) 2^-24, and rounds the value.
-    step = (dim + 4) * 2.0**-24 * lr * dim**0.5 + 2.0**-24 * float(ours.abs().max())
-    assert (ours - theirs).abs().max() <= 2 * num_steps * step
-    assert not torch.equal(ours, torch.zeros_like(ours))
+    assert model.losses == expected
+    for trainer, (_, tables) in zip(model.trainers, ranks, strict=True):
+        held = tables_of(trainer)
+        assert held.keys() == tables.keys()
+        assert all(torch.equal(held[feature], table) for feature, table in tables.items())
 
 
 def test_a_seed_gives_paired_runs(tmp_path):

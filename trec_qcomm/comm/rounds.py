@@ -1,8 +1,8 @@
 """Rounds, the messages that one rank of a collective sends and receives, step by step.
 
 A collective is written once, as a generator for one rank: it yields a `Round` and is sent the
-`ReceivedMessages`. `transport.py` runs it on a process group. `play` runs all ranks in one process,
-so emulation runs the same code as real ranks.
+`ReceivedMessages`. `transport.py` runs it on a process group. `play` runs all ranks in one process
+without groups, to test a collective alone.
 
 Knows: ranks, bytes. Does not know: process groups, frames, codecs.
 """

@@ -1,25 +1,26 @@
-"""The trainings of accuracy.py: the callback that quality.study asks for a trained model.
+"""The trainings of accuracy.py: train.py's own Trainer on played ranks, for quality.study.
 
-Knows: options of train.py, the emulated training. Does not know: seeds of a study, its records.
+Knows: options of train.py, played ranks. Does not know: seeds of a study, its records.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from data.dataset import Dataset
-from model import ModelConfig
+import torch.distributed as dist
+from data.dataset import FEATURES, Batches, Dataset
 from options import SETUP, STOCK, build_parser, check_options, setup_of
-from train import load_dataset
+from ranks import silence_start
+from report.metrics import score
+from train import load_dataset, shard
+from trainer import Trainer
 
-from emulation.codecs import Codecs
-from emulation.training import EmulatedTraining, train
-from trec_qcomm import Config, Identity
+from trec_qcomm import Config, Identity, QComm, played_ranks
 
 DEFAULTS = {"ranks": 4, "batch_size": 128}
 NO_OPTIONS = ("plan", "device")  # one process on a CPU plays ranks with a table-wise plan
@@ -31,34 +32,66 @@ class EmulatedModel:
 
     Args:
         trained_with: config of the training.
-        training: the training, at its end.
-        dataset: rows to score.
-        batch_size: samples of a global batch.
+        options: options of train.py.
+        dataset: rows to train on and to score.
+        ranks: the ranks that are played.
+        trainers: the trainer of each rank, at the end of the training.
     """
 
     trained_with: Config
-    training: EmulatedTraining
+    options: argparse.Namespace
     dataset: Dataset
-    batch_size: int
+    ranks: Any
+    trainers: list[Trainer]
     _exact: dict[str, float] | None = None  # metrics with exact rows, once they are known
 
     @property
+    def losses(self) -> list[float]:
+        """Training loss of each step, the mean over ranks."""
+        by_rank = (trainer.losses for trainer in self.trainers)
+        return [sum(losses) / len(losses) for losses in zip(*by_rank, strict=True)]
+
+    @property
     def metrics(self) -> dict[str, float]:
-        losses = self.training.losses
+        losses = self.losses
         progressive = {"progressive_logloss": sum(losses) / len(losses)}
         return self.evaluate(self.trained_with) | progressive
 
     def evaluate(self, config: Config) -> dict[str, float]:
-        codecs = codecs_of(config, self.training.config.embedding_dim)
-        if config == self.trained_with:
-            codecs = self.training.codecs
-        is_exact = all(isinstance(codec, Identity) for codec in codecs.exchange.forward)
-        if is_exact and self._exact is not None:
+        if all(isinstance(config.rule_for(table).forward, Identity) for table in tables()):
+            if self._exact is None:
+                self._exact = self._score(self.trainers, exact=True)
             return self._exact
-        metrics = self.training.predict(self.dataset.test, self.batch_size, codecs)
-        if is_exact:
-            self._exact = metrics
-        return metrics
+        if config == self.trained_with:
+            return self._score(self.trainers, exact=False)
+        configs = [config] * len(self.trainers)
+        others = self.ranks.run(self._with_codecs_of, configs, self.trainers)
+        return self._score(others, exact=False)
+
+    def _score(self, trainers: list[Trainer], *, exact: bool) -> dict[str, float]:
+        """Return the metrics of the test rows."""
+
+        def predict(trainer: Trainer) -> Any:
+            tests = batches(self.dataset, self.options, is_test=True)
+            return trainer.predict(tests, exact=exact)
+
+        predictions, labels = self.ranks.run(predict, trainers)[0]
+        if labels.min() == labels.max():
+            raise ValueError(f"the labels of all {len(labels)} test rows are {labels[0]:.0f}")
+        return score(predictions, labels)
+
+    def _with_codecs_of(self, config: Config, trained: Trainer) -> Trainer:
+        """Return this rank's trainer with other codecs, at the step where the training ended.
+
+        Classes and thresholds are found in the first batch of the test.
+        """
+        trainer = shard(self.options, self.dataset.num_embeddings, QComm(config))
+        trainer.dmp.load_state_dict(trained.dmp.state_dict())
+        first = batches(self.dataset, self.options, is_test=True)[0]
+        trainer.dmp(first)  # with gradients, or nothing would be measured
+        state = trainer.qcomm.state_dict()
+        trainer.qcomm.load_state_dict(state | {"steps": trained.qcomm.state_dict()["steps"]})
+        return trainer
 
 
 @dataclass(frozen=True)
@@ -93,34 +126,47 @@ class EmulatedTrainer:
     def check(self, configs: Mapping[str, Config]) -> None:
         """Raise ValueError where the tables do not fit a config."""
         for config in configs.values():
-            codecs_of(config, self.options.embedding_dim)
+            config.check_patterns(tables())
 
     def __call__(self, config: Config, seed: int, perturbation: float) -> EmulatedModel:
         """Return the model that a config gives from a seed; in one thread, as the table has it."""
         torch.set_num_threads(1)
-        options, dataset = self.options, _load_dataset(self.options, seed)
-        names = {f.name for f in dataclasses.fields(ModelConfig)} - {"seed"}
-        model = ModelConfig(**{k: v for k, v in vars(options).items() if k in names}, seed=seed)
-        model = dataclasses.replace(model, init_scale=model.init_scale * (1 + perturbation))
-        codecs = codecs_of(config, options.embedding_dim)
-        training = EmulatedTraining(model, dataset.num_embeddings, options.ranks, codecs)
-        size = options.batch_size * options.ranks
-        train(training, dataset, size, epochs=options.epochs, max_steps=options.steps)
-        return EmulatedModel(config, training, dataset, size)
+        silence_start()
+        scale = self.options.init_scale * (1 + perturbation)
+        options = argparse.Namespace(**vars(self.options) | {"seed": seed, "init_scale": scale})
+        dataset, ranks = _load_dataset(options), played_ranks(options.ranks)
+
+        def train() -> Trainer:
+            trainer = shard(options, dataset.num_embeddings, QComm(config))
+            rows = batches(dataset, options, is_test=False)
+            if not len(rows):
+                raise ValueError(f"{len(dataset.train)} training rows are less than a global batch")
+            for _ in range(min(options.epochs * len(rows), options.steps or sys.maxsize)):
+                trainer.train_step(rows)
+            return trainer
+
+        return EmulatedModel(config, options, dataset, ranks, ranks.run(train))
 
 
-def codecs_of(config: Config, embedding_dim: int) -> Codecs:
-    """Return new codecs of a config. Raises ValueError: the tables do not fit it."""
-    return Codecs.from_config(config, embedding_dim)
+def tables() -> list[str]:
+    """Return the names of the tables."""
+    return [f"t_{feature}" for feature in FEATURES]
+
+
+def batches(dataset: Dataset, options: argparse.Namespace, *, is_test: bool) -> Batches:
+    """Return the batches of this rank."""
+    where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    rows = dataset.test if is_test else dataset.train
+    return Batches(rows, options.batch_size, drop_last=not is_test, **where)
 
 
 _loaded: dict[str, Dataset] = {}  # the data set that this process loaded last
 
 
-def _load_dataset(options: argparse.Namespace, seed: int) -> Dataset:
+def _load_dataset(options: argparse.Namespace) -> Dataset:
     """Load real rows once a process, synthetic ones once a seed, equal to train.py --seed's."""
-    key = f"synthetic rows of seed {seed}" if options.data is None else str(options.data)
+    key = f"synthetic rows of seed {options.seed}" if options.data is None else str(options.data)
     if key not in _loaded:
         _loaded.clear()
-        _loaded[key] = load_dataset(argparse.Namespace(**vars(options) | {"seed": seed}))
+        _loaded[key] = load_dataset(options)
     return _loaded[key]
