@@ -4,6 +4,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,23 @@ def test_ranks_have_the_environment_of_the_caller(monkeypatch: pytest.MonkeyPatc
 def test_the_traceback_of_a_rank_that_fails_is_told() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)rank 1: Traceback.*ValueError: of rank 1"):
         run_ranks(fails_on_rank_1, 2)
+
+
+@pytest.mark.dist
+def test_an_interrupt_ends_the_ranks_that_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank would wait for the others in vain, for minutes."""
+    start, started = ForkServerProcess.start, []
+
+    def interrupted(process: ForkServerProcess) -> None:
+        if started:
+            raise KeyboardInterrupt
+        started.append(process)
+        start(process)
+
+    monkeypatch.setattr(ForkServerProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(variable, 2)
+    assert not started[0].is_alive()
 
 
 # A torch that is built for CUDA, as far as FBGEMM looks, and finds no GPU.

@@ -41,21 +41,26 @@ def run_ranks(
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(modules_to_preload())
     with tempfile.TemporaryDirectory() as folder:
-        pipes, processes = [], []
-        for rank in range(world_size):
-            ours, theirs = context.Pipe(duplex=False)
-            where = (rank, world_size, str(Path(folder) / "store"), timeout_s)
-            main_args = (theirs, where, dict(os.environ), fn, args)
-            process = context.Process(target=_rank_main, args=main_args)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
+        pipes: list[Connection] = []
+        processes = []
+        patience_s = 5
         try:
+            for rank in range(world_size):
+                ours, theirs = context.Pipe(duplex=False)
+                where = (rank, world_size, str(Path(folder) / "store"), timeout_s)
+                main_args = (theirs, where, dict(os.environ), fn, args)
+                process = context.Process(target=_rank_main, args=main_args)
+                process.start()
+                processes.append(process)
+                theirs.close()
+                pipes.append(ours)
             return _collect(pipes, timeout_s)
+        except (KeyboardInterrupt, SystemExit):
+            patience_s = 0
+            raise
         finally:
             for process in processes:
-                process.join(0 if process.exitcode is not None else 5)
+                process.join(0 if process.exitcode is not None else patience_s)
                 if process.is_alive():
                     process.kill()
                     process.join()
