@@ -57,6 +57,7 @@ USUAL_DIMS = dict.fromkeys(CODECS, (64,)) | dict.fromkeys(
 )
 USUAL_DIMS |= dict.fromkeys((ErrorBounded(0.01), ErrorBounded(0.01, encoder="rans")), (64, 1))
 USUAL_DIMS |= dict.fromkeys(FBGEMM, (64, 8))  # 8: rows of 16 and 5 bytes
+NEVER_1 = ("num_parts",)  # of one part, rank_sum is a copy
 WIDE_SIZES = ("num_rows", "num_words32", "num_values", "num_ids", "num_bags", "size")
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32",
@@ -65,17 +66,19 @@ TYPES = {
 }  # fmt: skip
 
 
-def record_launches(dims: dict[Any, tuple[int, ...]] | None = None) -> list[dict]:
+def record_launches(dims: dict[Any, tuple[int, ...]] | None = None, first: int = 0) -> list[dict]:
     """Return one launch for each kernel and each set of argument types, constants and options.
 
-    Args: dims: the dims of rows for each codec; None: the usual ones, the first of them 64.
+    Args:
+        dims: the dims of rows for each codec; None: the usual ones, the first of them 64.
+        first: number of the rows' first value in its memory, which begins at 16 bytes.
     """
     launches: dict[str, dict] = {}
     with fast_interpreter(), recording(launches), default_backend("gpu"):
         for codec, several in (dims or USUAL_DIMS).items():
             for dim in several:
                 try:
-                    encode_and_decode(codec, dim)
+                    encode_and_decode(codec, dim, first)
                 except ValueError:  # FBGEMM's rows cannot have every dim
                     assert isinstance(codec, Fbgemm)
         launch_other_ops()
@@ -83,13 +86,12 @@ def record_launches(dims: dict[Any, tuple[int, ...]] | None = None) -> list[dict
 
 
 def variants(launches: list[dict]) -> list[dict]:
-    """Return the launches, and more for each kernel: sizes of 1, and 64-bit sizes in buffers at any
-    address."""
+    """Return the launches, and more for each kernel: sizes of 1, and 64-bit sizes."""
     more, seen = [], set()
     for launch in launches:
         if (name := (launch["module"], launch["kernel"])) not in seen:
             seen.add(name)
-            more += [with_sizes_of_1(launch), unaligned(launch)]
+            more += [with_sizes_of_1(launch), with_64_bit_sizes(launch)]
     return launches + more
 
 
@@ -98,7 +100,9 @@ def sizes_in(launch: dict) -> list[str]:
 
 
 def with_sizes_of_1(launch: dict) -> dict:
-    names = [name for name in sizes_in(launch) if name != "dim"]
+    kernel = getattr(sys.modules[launch["module"]], launch["kernel"])
+    never = ("dim", *NEVER_1, *(kernel.kwargs.get("do_not_specialize") or ()))
+    names = [name for name in sizes_in(launch) if name not in never]
     types = {name: kind for name, kind in launch["types"].items() if name not in names}
     aligned = [name for name in launch["aligned"] if name not in names]
     constants = launch["constants"] | dict.fromkeys(names, 1)
@@ -106,27 +110,33 @@ def with_sizes_of_1(launch: dict) -> dict:
     return launch | {"types": types, "aligned": aligned, "constants": constants}
 
 
-def unaligned(launch: dict) -> dict:
+def with_64_bit_sizes(launch: dict) -> dict:
     wide = {name: "i64" for name in sizes_in(launch) if name in WIDE_SIZES}
-    constants = launch["constants"]
-    constants = constants | {"WIDE": True} if "WIDE" in constants else constants
-    return launch | {"types": launch["types"] | wide, "aligned": [], "constants": constants}
+    from trec_qcomm.ops.cast import gpu as cast
+
+    constants, options = launch["constants"], launch["options"]
+    if "WIDE" in constants:
+        constants = constants | {"WIDE": True}
+    if launch["module"] == cast.__name__:
+        options = options | {"maxnreg": cast.WIDE_REGISTERS}
+    return launch | {"types": launch["types"] | wide, "constants": constants, "options": options}
 
 
-def encode_and_decode(codec, dim: int) -> None:
+def encode_and_decode(codec, dim: int, first: int = 0) -> None:
+    """Encode and decode rows. Args: first: number of the first value in its memory."""
     num_rows = torch.tensor([3, 0, 2, 1])
     offsets = exclusive_cumsum(num_rows)
     masks = Masks.of_all_columns(num_rows, torch.full_like(num_rows, dim))
     stride = torch.full_like(num_rows, dim)
     segments = Segments(offsets, dim, offsets[:-1] * dim, stride, masks=masks)
-    values = torch.randn(6, dim)
+    values, out = (torch.randn(first + 6 * dim)[first:].view(6, dim) for _ in range(2))
     most = codec.max_nbytes(segments)
     payload = torch.zeros(int(most.sum()), dtype=torch.uint8)
     encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1], seed=1)
-    codec.decode(encoded, segments, torch.empty_like(values))
+    codec.decode(encoded, segments, out)
     if isinstance(codec, SummingCodec):
         twice = Encoded(payload, encoded.at.repeat(2), encoded.nbytes.repeat(2))
-        codec.decode_sum(twice, segments, torch.empty_like(values))
+        codec.decode_sum(twice, segments, out)
 
 
 def launch_other_ops() -> None:
@@ -208,11 +218,7 @@ def launch_of(executor, args, options) -> dict:
     for name in ones:
         constants[name] = given.pop(name)  # as Triton does on a GPU
     types = {name: type_of(value) for name, value in given.items()}
-    aligned = [
-        n
-        for n, v in given.items()
-        if isinstance(v, torch.Tensor) or (n not in unspecialized and v % 16 == 0)
-    ]
+    aligned = [n for n, v in given.items() if n not in unspecialized and is_aligned(v)]
     return {
         "module": executor.fn.__module__,
         "kernel": executor.fn.__name__,
@@ -221,6 +227,15 @@ def launch_of(executor, args, options) -> dict:
         "constants": constants,
         "options": {name: options[name] for name in ("num_warps", "maxnreg") if name in options},
     }
+
+
+def is_aligned(value: torch.Tensor | float) -> bool:
+    """Return whether a number is a multiple of 16, or a vector begins at 16 bytes on a GPU, as all
+    of int64 do that `upload` copies."""
+    if isinstance(value, torch.Tensor):
+        at = value.storage_offset() * value.element_size()
+        return value.dtype == torch.int64 or at % 16 == 0
+    return value % 16 == 0
 
 
 def unspecialized_arguments(function) -> list[str]:

@@ -1,7 +1,8 @@
 """A batch of another size compiles no kernel anew, which would stop all ranks in mid-training.
 
 For a GPU, Triton compiles a kernel for each type and constant, for integers that are 1, and for
-integers that are multiples of 16. Launches are those of a dry run, which computes nothing.
+integers and addresses that are multiples of 16. Launches are those of a dry run, which computes
+nothing.
 """
 
 from collections import defaultdict
@@ -51,7 +52,7 @@ class Launches(DryRun):
 
 def special(value: object, executor, name: str) -> object:
     if isinstance(value, Tensor):
-        return value.dtype
+        return value.dtype, value.storage_offset() * value.element_size() % 16 == 0
     if type(value) is not int or name in executor.constexprs:
         return value
     is_long = not -(2**31) <= value < 2**31

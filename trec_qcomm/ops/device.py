@@ -38,6 +38,17 @@ def words(payload: Tensor, dtype: torch.dtype) -> Tensor:
     return payload[: payload.numel() // ALIGNMENT * ALIGNMENT].view(dtype)
 
 
+def new_vectors(
+    count: int, size: int, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Allocate vectors [size] in one piece, each at a multiple of 16 bytes.
+
+    Triton compiles a kernel anew for others, so a batch of another size would compile.
+    """
+    padded = -(-size * dtype.itemsize // 16) * 16 // dtype.itemsize
+    return torch.empty(count, padded, dtype=dtype, device=device)[:, :size].unbind()
+
+
 def no_segment(device: torch.device) -> Tensor:
     """Return [1] int32 of -1 (no segment is bad), which `note_first` writes to."""
     return new_flag(device)

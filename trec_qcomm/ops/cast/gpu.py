@@ -20,6 +20,7 @@ _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 # Registers that a thread may use; told no number, the compiler takes 32 and spills.
 _REGISTERS, _REGISTERS_OF_SUMS = 64, 96
+WIDE_REGISTERS = 96  # of all kernels, where numbers of values need 64 bits
 # The smallest float32 magnitudes that round to inf.
 _OVERFLOW_FP16 = tl.constexpr(0x477FF000)
 _OVERFLOW_BF16 = tl.constexpr(0x7F7F8000)
@@ -55,6 +56,7 @@ def decode_sum(
 
 def _launch(kernel, values, places, segments, at, dtype, *flags, maxnreg=_REGISTERS):
     layout, programs, options = tiles_of(segments, at, values.device)
+    maxnreg = WIDE_REGISTERS if options["WIDE"] else maxnreg
     launch(
         kernel, programs, values.detach().view(torch.int32), places, *flags, *layout,
         segments.num_segments, segments.dim, KIND=_KINDS[dtype], maxnreg=maxnreg, **options,

@@ -24,6 +24,7 @@ the rows, those of rans apart.
 Shapes: S segments, C chunks, G groups, T streams.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.core.transfer import SizesDownload
-from trec_qcomm.ops.device import launch, no_segment, words
+from trec_qcomm.ops.device import launch, new_vectors, no_segment, words
 from trec_qcomm.ops.error_bound.gpu import (
     decode_rans,
     decode_segments,
@@ -48,7 +49,8 @@ _BLOCKS = 32
 # Registers a thread may use, by what a kernel does. Unlimited, the compiler would take 143 to
 # measure groups and 226 to write them, for rare cases. With fewer than these, it spills.
 _ALL = 255
-_TO_MEASURE, _TO_READ, _TO_READ_RANS, _TO_WRITE, _TO_WRITE_VERBATIM = 80, 144, 216, 168, 192
+_TO_READ_HEADERS, _TO_MEASURE, _TO_READ, _TO_READ_RANS = 128, 80, 144, 216
+_TO_WRITE, _TO_WRITE_VERBATIM = 168, 192
 _FEW_GROUPS, _MANY_GROUPS = 32, 2048  # groups that a program which adds up sizes takes at a time
 
 
@@ -71,15 +73,11 @@ def encode(
     return encode_all(values, payload, batch, relative)
 
 
-def _row_options(batch: GroupedBatch, registers: int = _TO_READ) -> dict[str, Any]:
+def _row_options(values: Tensor, batch: GroupedBatch, registers: int) -> dict[str, Any]:
     """Launch options of kernels that go through all rows."""
-    registers = registers if batch.vector == 4 else _ALL  # rows of odd places, which are rare
-    return {"VECTOR": batch.vector, "num_warps": 1, "maxnreg": registers}
-
-
-def _measure_options(batch: GroupedBatch) -> dict[str, Any]:
-    """Launch options of kernels that go through all rows and need few registers."""
-    return _row_options(batch, _TO_MEASURE)
+    vector = batch.vector if values.data_ptr() % 16 == 0 else 1
+    registers = registers if vector == 4 else _ALL  # rows of odd places, which are rare
+    return {"VECTOR": vector, "num_warps": 1, "maxnreg": registers}
 
 
 def _sum_options(batch: GroupedBatch) -> dict[str, int]:
@@ -94,15 +92,12 @@ def _encode_bitpack(values: Tensor, payload: Tensor, batch: GroupedBatch, relati
     bounds, payload32 = batch.bounds_or_nbytes.view(torch.float64), words(payload, torch.int32)
     range_keys = torch.full((3, batch.num_segments), NO_KEY, dtype=torch.int32, device=device)
     segment_of_chunk = torch.empty(batch.num_chunks, dtype=torch.int32, device=device)
-    group_nbytes, verbatim_counts = torch.empty(
-        (2, batch.num_groups), dtype=torch.int32, device=device
-    )
-    group_places, verbatim_before = torch.empty(
-        (2, batch.num_groups), dtype=torch.int64, device=device
-    )
+    pair, int32, int64 = partial(new_vectors, 2, device=device), torch.int32, torch.int64
+    group_nbytes, verbatim_counts = pair(batch.num_groups, dtype=int32)
+    group_places, verbatim_before = pair(batch.num_groups, dtype=int64)
     block_widths = torch.empty(batch.num_groups * _BLOCKS, dtype=torch.uint8, device=device)
-    kinds, nbytes = torch.empty((2, batch.num_segments), dtype=torch.int64, device=device)
-    measure_options = _measure_options(batch)
+    kinds, nbytes = pair(batch.num_segments, dtype=int64)
+    measure_options = _row_options(values, batch, _TO_MEASURE)
     launch(
         encode_segments.find_ranges, batch.num_chunks, values, range_keys, segment_of_chunk,
         *batch.layout, STEPS=batch.num_segments.bit_length(), **measure_options,
@@ -121,12 +116,12 @@ def _encode_bitpack(values: Tensor, payload: Tensor, batch: GroupedBatch, relati
     launch(
         encode_bitpack.write_bitpack, batch.num_chunks, values, payload, payload32, range_keys,
         bounds, segment_of_chunk, kinds, group_nbytes, verbatim_counts, group_places, block_widths,
-        *batch.layout, RELATIVE=relative, **_row_options(batch, _TO_WRITE),
+        *batch.layout, RELATIVE=relative, **_row_options(values, batch, _TO_WRITE),
     )  # fmt: skip
     launch(
         encode_segments.write_verbatim, batch.num_chunks, values, payload32, range_keys, bounds,
         segment_of_chunk, kinds, verbatim_counts, verbatim_before, nbytes, *batch.layout,
-        RELATIVE=relative, **_row_options(batch, _TO_WRITE_VERBATIM),
+        RELATIVE=relative, **_row_options(values, batch, _TO_WRITE_VERBATIM),
     )  # fmt: skip
     return sizes.wait()
 
@@ -143,9 +138,10 @@ def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative:
     range_keys, index_keys = keys[:3], keys[3:]
     segment_of_chunk = empty(batch.num_chunks)
     indices, stream_words = empty(groups * GROUP), empty(groups * GROUP, dtype=torch.int16)
-    verbatim_counts, group_escapes = empty(2, groups)
-    verbatim_before, escapes_before = empty(2, groups, dtype=torch.int64)
-    kinds, nbytes = empty(2, segments, dtype=torch.int64)
+    pair = partial(new_vectors, 2, device=device)
+    verbatim_counts, group_escapes = pair(groups, dtype=torch.int32)
+    verbatim_before, escapes_before = pair(groups, dtype=torch.int64)
+    kinds, nbytes = pair(segments, dtype=torch.int64)
     fields = empty(segments, header.NUM_FIELDS, dtype=torch.int64)
     entries = empty(segments, header.NUM_ENTRIES, dtype=torch.int64)
     class_counts, sums = torch.zeros(segments, 256, **zeros), empty(segments, header.NUM_ENTRIES)
@@ -153,7 +149,8 @@ def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative:
     states, num_words = empty(streams, 32), empty(streams)
     word_places = empty(streams, dtype=torch.int64)
     steps, one_warp = batch.num_segments.bit_length(), {"num_warps": 1}
-    row_options, measure_options = _row_options(batch), _measure_options(batch)
+    row_options = _row_options(values, batch, _TO_READ)
+    measure_options = _row_options(values, batch, _TO_MEASURE)
     launch(
         encode_segments.find_ranges, batch.num_chunks, values, range_keys, segment_of_chunk,
         *batch.layout, STEPS=steps, **measure_options,
@@ -194,7 +191,7 @@ def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative:
     launch(
         encode_segments.write_verbatim, batch.num_chunks, values, payload32, range_keys, bounds,
         segment_of_chunk, kinds, verbatim_counts, verbatim_before, nbytes, *batch.layout,
-        RELATIVE=relative, **_row_options(batch, _TO_WRITE_VERBATIM),
+        RELATIVE=relative, **_row_options(values, batch, _TO_WRITE_VERBATIM),
     )  # fmt: skip
     return sizes.wait()
 
@@ -221,16 +218,16 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     fields = empty(batch.num_segments, header.NUM_FIELDS, dtype=torch.int64)
     entries = empty(batch.num_segments, header.NUM_ENTRIES)
     slots = empty(batch.num_segments, num_slots, dtype=torch.int16)
-    word_places, word_counts = empty(2, batch.num_streams, dtype=torch.int64)
+    word_places, word_counts = new_vectors(2, batch.num_streams, dtype=torch.int64, device=device)
     symbols = empty(batch.num_groups * GROUP, dtype=torch.int16)
     group_escapes, stream_escapes = empty(batch.num_groups), empty(batch.num_streams)
     first_invalid = no_segment(device)
-    row_options = _row_options(batch)
+    row_options = _row_options(out, batch, _TO_READ)
     launch(
         decode_segments.read_headers, batch.num_segments, payload, payload16, payload32, nbytes,
         first_invalid, kinds, sinks, segment_of_chunk, group_places, block_widths, fields, entries,
         slots, word_places, word_counts, batch.stream_offsets, *batch.layout, num_slots,
-        num_warps=1,
+        num_warps=1, maxnreg=_TO_READ_HEADERS,
     )  # fmt: skip
     launch(
         decode_rans.pop_streams, batch.num_streams, payload16, first_invalid, kinds, fields,
@@ -246,7 +243,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     launch(
         decode_rans.read_rans_rows, batch.num_chunks, payload, payload16, payload32, out, nbytes,
         first_invalid, kinds, segment_of_chunk, fields, symbols, group_escapes, stream_escapes,
-        batch.stream_offsets, *batch.layout, **_row_options(batch, _TO_READ_RANS),
+        batch.stream_offsets, *batch.layout, **_row_options(out, batch, _TO_READ_RANS),
     )  # fmt: skip
     return first_invalid
 

@@ -15,7 +15,7 @@ _GROUP, _RANS = tl.constexpr(1024), tl.constexpr(reference.RANS)
 _NUM_FIELDS, _NUM_ENTRIES = tl.constexpr(header.NUM_FIELDS), tl.constexpr(header.NUM_ENTRIES)
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_slots", "groups_per_chunk"])
 def pop_streams(
     payload16, first_invalid, kinds, fields, entries, slots, word_places, word_counts, symbols,
     group_escapes, stream_escapes, stream_offsets,
@@ -52,7 +52,7 @@ def pop_streams(
         tl.store(stream_escapes + stream_number, num_escapes)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def read_rans_rows(
     payload, payload16, payload32, out, nbytes, first_invalid, kinds, segment_of_chunk, fields,
     symbols, group_escapes, stream_escapes, stream_offsets,

@@ -38,7 +38,7 @@ def note_invalid(first_invalid, segment, reason):
         )
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_slots", "groups_per_chunk"])
 def read_headers(
     payload, payload16, payload32, nbytes, first_invalid, kinds, sinks, segment_of_chunk,
     group_places, block_widths, fields, entries, slots, word_places, word_counts, stream_offsets,
@@ -101,7 +101,7 @@ def read_headers(
     note_invalid(first_invalid, segment, reason)
 
 
-@triton.jit(do_not_specialize=["num_words32"])
+@triton.jit(do_not_specialize=["num_words32", "groups_per_chunk"])
 def read_rows(
     payload32, num_words32, out, nbytes, first_invalid, kinds, segment_of_chunk, group_places,
     block_widths,

@@ -13,7 +13,7 @@ _HEADER_NBYTES, _GROUP, _BLOCKS = (tl.constexpr(n) for n in (reference.HEADER_NB
 _RAW, _CONSTANT = tl.constexpr(reference.RAW), tl.constexpr(reference.CONSTANT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def measure_groups(
     values, range_keys, bounds, segment_of_chunk, group_nbytes, verbatim_counts, block_widths,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
@@ -61,7 +61,7 @@ def measure_groups(
         group += 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def lay_out_bitpack(
     values, payload, payload32, range_keys, bounds, group_nbytes, verbatim_counts, group_places,
     verbatim_before, kinds, nbytes,
@@ -96,7 +96,7 @@ def lay_out_bitpack(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def write_bitpack(
     values, payload, payload32, range_keys, bounds, segment_of_chunk, kinds, group_nbytes,
     verbatim_counts, group_places, block_widths,

@@ -19,7 +19,7 @@ _RANS_HEADER_NBYTES = tl.constexpr(header.HEADER_NBYTES)
 _NUM_SUMS = tl.constexpr(header.NUM_ENTRIES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def quantize_groups(
     values, range_keys, bounds, segment_of_chunk, indices, index_keys, verbatim_counts,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
@@ -65,7 +65,7 @@ def quantize_groups(
         tl.atomic_min(index_keys + num_segments + segment, ~high, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def choose_initial_classes(
     range_keys, bounds, indices, index_keys, kinds, fields,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
@@ -88,7 +88,7 @@ def choose_initial_classes(
         tl.store(fields + segment * _NUM_FIELDS + header.SHIFT, shift.to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def count_classes(
     indices, segment_of_chunk, kinds, fields, class_counts, group_escapes,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
@@ -121,7 +121,7 @@ def count_classes(
         tl.atomic_add(segment_counts, counts, mask=counts > 0, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def choose_classes(
     kinds, fields, class_counts, sums, headers, headers32, entries,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
@@ -145,7 +145,7 @@ def choose_classes(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def push_streams(
     indices, kinds, fields, entries, stream_words, states, num_words, stream_offsets,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
@@ -188,7 +188,7 @@ def _add_up(sizes, places, first, end, place, BLOCK: tl.constexpr):
     return place
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def lay_out_rans(
     values, payload, payload32, range_keys, bounds, kinds, fields, verbatim_counts, verbatim_before,
     group_escapes, escapes_before, num_words, word_places, nbytes, stream_offsets,
@@ -226,7 +226,7 @@ def lay_out_rans(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def write_rans(
     values, payload, payload16, payload32, segment_of_chunk, kinds, fields, headers, indices,
     group_escapes, escapes_before, stream_words, states, num_words, word_places, stream_offsets,

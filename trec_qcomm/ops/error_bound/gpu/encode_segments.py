@@ -17,7 +17,7 @@ _MAX_VERBATIM = tl.constexpr(reference.MAX_VERBATIM)
 _NO_KEY = tl.constexpr(quantizer.NO_KEY)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def find_ranges(
     values, range_keys, segment_of_chunk,
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
@@ -83,7 +83,7 @@ def end_segment(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups_per_chunk"])
 def write_verbatim(
     values, payload32, range_keys, bounds, segment_of_chunk, kinds, verbatim_counts,
     verbatim_before, nbytes,

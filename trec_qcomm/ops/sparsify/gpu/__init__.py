@@ -20,7 +20,7 @@ from trec_qcomm.ops.sparsify.gpu.row_blocks import RowBlocks
 from trec_qcomm.ops.sparsify.gpu.values import views_of
 
 MAX_DIM = 2**15  # values of a row, which one program holds; its columns are int16
-_REGISTERS = 128  # that a thread may use to read rows; told no number, the compiler spills
+_REGISTERS = 168  # that a thread may use to read rows; told no number, the compiler spills
 _FEW = 16  # the largest k whose values are found one by one; above, bisection takes fewer passes
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
-from trec_qcomm.ops.device import download, launch, segment_of, upload
+from trec_qcomm.ops.device import download, launch, new_vectors, segment_of, upload
 
 _BAGS = 128  # bags of a tile
 _GROUPS = 128  # groups that one program decides about
@@ -33,7 +33,7 @@ def unique_bags(
     """
     device, num_groups = values.device, len(num_bags)
     tiles = exclusive_cumsum(-(-num_bags // _BAGS))
-    first, inverse, rank = torch.empty(3, len(lengths), dtype=torch.int64, device=device)
+    first, inverse, rank = new_vectors(3, len(lengths), dtype=torch.int64, device=device)
     if not len(lengths):
         return first, torch.zeros_like(num_bags), inverse, torch.zeros_like(num_bags), 0, False
     looked = (max_share > 0) & (num_bags > 0)
