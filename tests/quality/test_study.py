@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import trec_qcomm
 from tests.quality import toy
 from trec_qcomm import load_preset, quality, records
 from trec_qcomm.config import config_to_dict
@@ -227,6 +228,11 @@ def test_progress_says_what_is_left(monkeypatch):
         "mine: seed 3, int8; 1 done, at most 30 left, at most 5 min",
         "mine: seed 3, int8; 2 done, at most 3 left, at most 30 s",
     ]
+
+
+def test_the_package_imports_it_when_it_is_first_used():
+    assert "quality" not in trec_qcomm.__all__
+    assert trec_qcomm.__getattr__("quality") is quality
 
 
 def test_configs_may_be_given_in_any_form():
