@@ -73,6 +73,8 @@ def test_equals_real_ranks(real, name):
     emulated = trec_qcomm.emulate(model, CONFIG, ranks=NUM_RANKS, plan=plan)
     optimizers, start = emulated.run(make_optimizer), emulated.run(weights)
     emulated.run(lambda model: torch.manual_seed(dist.get_rank()))
+    fused = {name for dmp in emulated.models for name in dmp.fused_optimizer.params}
+    assert len(fused) == (4 if name == "by pattern" else 5 if in_backward else 1)
     losses = []
     for step in range(NUM_STEPS):
         batches = [make_batch(step, rank) for rank in range(NUM_RANKS)]
@@ -159,6 +161,7 @@ def test_errors_name_what_is_wrong():
     exact = {"codec": "identity"}
     config = {"embedding": [{"tables": ["none", "*"], "forward": exact, "backward": exact}]}
     refuse("'none'", model, config, ranks=2)
+    refuse("table 'clicks' of an EmbeddingCollection needs an optimizer", TwoTowers(), "fp32")
 
 
 def test_batches_must_be_as_many_as_ranks():
@@ -176,7 +179,7 @@ def test_an_optimizer_in_backward_of_a_replicated_layer_is_refused():
 
 
 def test_tables_lie_evenly():
-    emulated = trec_qcomm.emulate(TwoTowers(), "fp32", ranks=5)
+    emulated = trec_qcomm.emulate(make_model(), "fp32", ranks=5)
     sizes = [
         sum(v.numel() for n, v in w.items() if ".bags." in n or "clicks" in n)
         for w in emulated.run(weights)

@@ -55,13 +55,13 @@ class TwoTowers(nn.Module):
 
 
 def make_model(optimizer_in_backward: bool = False) -> nn.Module:
+    """Return the model. Of clicks the optimizer always runs in backward, as it must on CPU."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = TwoTowers()
-    if optimizer_in_backward:
-        tables = [model.user.bags, model.item.bags, model.clicks]
-        parameters = [p for module in tables for p in module.parameters()]
-        apply_optimizer_in_backward(torch.optim.Adagrad, parameters, {"lr": 0.1})
+    tables = [model.clicks, *((model.user.bags, model.item.bags) * optimizer_in_backward)]
+    parameters = [p for module in tables for p in module.parameters()]
+    apply_optimizer_in_backward(torch.optim.Adagrad, parameters, {"lr": 0.1})
     return model
 
 

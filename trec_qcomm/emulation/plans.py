@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from trec_qcomm.integration.compat import (
+    EmbeddingCollection,
+    FusedEmbeddingBagCollection,
     ModuleSharder,
     ShardingPlan,
     column_wise,
@@ -46,7 +48,7 @@ def make_plan(
 
     Args: plan: shardings in the words of `emulate`; a ShardingPlan is checked and returned.
     Raises: ValueError: a plan that names unknown tables or shardings, columns that cannot be cut,
-        or a two-level sharding on one node.
+        a two-level sharding on one node, or a table that nothing could train.
     """
     modules = shardable_modules(model, sharders)
     tables = {
@@ -80,7 +82,8 @@ def make_plan(
             device_type="cpu",
         )
         for name, sharding in plans[path].items():
-            sharding.compute_kernel = _kernel(tables[path][name], sharder, sharding.sharding_type)
+            table, kind = tables[path][name], sharding.sharding_type
+            sharding.compute_kernel = _kernel(name, table, module, sharder, kind)
     return ShardingPlan(plans)
 
 
@@ -160,13 +163,25 @@ class _Places:
         return chosen
 
 
-def _kernel(table: nn.Parameter, sharder: ModuleSharder[Any], kind: str) -> str:
+def _kernel(
+    name: str, table: nn.Parameter, module: nn.Module, sharder: ModuleSharder[Any], kind: str
+) -> str:
     """Return the kernel that runs the table's optimizer, where one is given with the table.
 
-    Elsewhere the table is a parameter of the sharded model, for the user's own optimizer.
+    Elsewhere the table is a parameter of the sharded model, for the user's own optimizer; TorchRec
+    would train it with an SGD that nobody asked for.
+
+    Raises: ValueError: no optimizer for a table whose rows are not pooled.
     """
+    if kind == "data_parallel":
+        return "dense"
     fused_params = getattr(sharder, "fused_params", None) or {}
-    has_optimizer = "optimizer" in fused_params or has_optimizer_in_backward(table)
-    wanted = "fused" if has_optimizer and kind != "data_parallel" else "dense"
-    allowed = sharder.compute_kernels(kind, "cpu")
-    return wanted if wanted in allowed else str(allowed[0])
+    is_fused = "optimizer" in fused_params or has_optimizer_in_backward(table)
+    if is_fused or isinstance(module, FusedEmbeddingBagCollection):
+        return "fused"
+    if isinstance(module, EmbeddingCollection):
+        raise ValueError(
+            f"plan: table {name!r} of an EmbeddingCollection needs an optimizer on CPU: give "
+            "fused_params, or apply_optimizer_in_backward to its parameter"
+        )
+    return "dense"

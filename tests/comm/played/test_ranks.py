@@ -1,7 +1,10 @@
 """Played ranks do what real ranks do, bit for bit, and fail at once where real ranks would hang."""
 
+import gc
 import os
 import random
+import signal
+import threading
 
 import pytest
 import torch
@@ -180,6 +183,32 @@ def test_bad_numbers_of_ranks():
             PlayedRanks(number)
     with pytest.raises(ValueError, match="ranks_per_node: 3 ranks are not nodes of 2 each"):
         PlayedRanks(3, ranks_per_node=2)
+
+
+def test_ctrl_c_ends_all_ranks():
+    """Ctrl-C comes while the caller waits, and the ranks end at their next collective."""
+
+    def run():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            dist.barrier()
+
+    ranks = PlayedRanks(2)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run(run)
+    with pytest.raises(RuntimeError, match="failed in an earlier run"):
+        ranks.run(dist.barrier)
+
+
+def test_threads_end_with_the_ranks():
+    before = threading.active_count()
+    ranks = PlayedRanks(3)
+    assert threading.active_count() == before + 3
+    assert ranks.run(dist.get_world_size) == [3, 3, 3]
+    del ranks
+    gc.collect()
+    assert threading.active_count() == before
 
 
 def test_runs_do_not_nest(ranks):

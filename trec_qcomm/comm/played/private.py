@@ -1,8 +1,7 @@
 """Private names of torch's process groups that playing ranks needs, in this file alone.
 
 `torch.distributed` keeps what it knows of groups in one object of the module, `_world`, which its
-text calls an extension point. Each played rank has one of its own. All of these names exist from
-torch 2.11 to 2.14.
+text calls an extension point. Each played rank has one of its own. Written against torch 2.13.
 """
 
 from collections.abc import Iterator
