@@ -191,9 +191,13 @@ def verbatim(codec, pairs, num_values):
     return count / num_values
 
 
-@pytest.mark.parametrize("kind", ["plain", "awkward"])
+@pytest.mark.parametrize(
+    ("kind", "where"), [("plain", "cpu"), ("awkward", "cpu"), ("awkward", "anywhere")]
+)
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_figures_are_those_of_the_definitions(codec, kind, monkeypatch):
+def test_figures_are_those_of_the_definitions(codec, kind, where, monkeypatch):
+    if where == "anywhere":  # what other devices run
+        monkeypatch.setattr(tally.Tally, "_add", tally.Tally._add_anywhere)
     monkeypatch.setattr(tally, "_CHUNK", 7 * DIM)  # so that sums of several chunks are taken
     blocks = rows_of(codec, kind)
     by_table = dict(measured(codec, blocks).figures())
@@ -229,6 +233,10 @@ def test_squares_of_what_is_sent_are_those_of_what_is_received():
         np.testing.assert_allclose(received[table], expected, 1e-12)
     only = received_squares(values, frames, [None, "b", None] * 2)
     assert only == {"b": received["b"]}
+    rows = torch.cat(blocks)
+    elsewhere = tally._squares_of(rows, torch.tensor(NUM_ROWS)).tolist()
+    here = tally.segment_squares(rows, Segments.packed(NUM_ROWS, DIM)).tolist()
+    np.testing.assert_allclose(elsewhere, here, 1e-12)
 
 
 def test_noise_is_that_of_the_exchange_whatever_is_left_out():

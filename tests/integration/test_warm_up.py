@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.integration.sharded_models.cases import MIX, Case
 from tests.integration.sharded_models.training import run
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, ErrorBounded, QComm, Rowwise, TableRule, load_preset, presets
+from trec_qcomm.config import DebugRule
 from trec_qcomm.integration import warm_up
 from trec_qcomm.kernels.once import Job
 from trec_qcomm.ops import unique
@@ -76,6 +78,18 @@ def test_the_size_of_the_batch_chooses_no_kernel():
         bags = unique.unique_bags(ids[:size], lengths[:size], torch.tensor([size]), shares)
         assert torch.equal(bags.inverse, ids[:size])
     assert signatures() == warm
+
+
+def test_a_debugger_and_its_shadows_are_compiled_ahead():
+    before = {job.name for job in warm_up.jobs(load_preset("int8"))}
+    config = replace(load_preset("int8"), debug=DebugRule(shadow=[ErrorBounded(0.1)]))
+    added = [job for job in warm_up.jobs(config) if job.name not in before]
+    assert {job.name for job in added} == {
+        "debugger", "error_bounded: encode", "error_bounded: decode",
+    }  # fmt: skip
+    next(job for job in added if job.name == "debugger").run()
+    warm = {name for name, _ in signatures()}
+    assert warm >= {f"trec_qcomm.debug.tally_cpu.{name}" for name in ("add_rows", "squares")}
 
 
 @pytest.mark.parametrize("name", presets())

@@ -16,7 +16,8 @@ from statistics import median
 from trec_qcomm.records import DebugRecord
 
 DRIFT = 5.0  # log2: 32 times the running mean, or less than a 32nd
-LOST_SHARE = 0.5
+LEAST_VALUES = 16  # of which a drift is told: few values are small by chance
+LOST_SHARE = 0.6  # normal values under 2 bits lose a fifth, with stochastic rounding two fifths
 BIAS = 0.1
 SNR_GAP_DB = 12.0  # below the median of the tables with such a codec: 4 times their error
 GROWTH, LEAST_RESIDUAL = 1.3, 4.0
@@ -34,7 +35,7 @@ class Finding:
     Args:
         kind: the rule that it breaks: "nan", "promise", "received", "broken", "drift", "residual",
             "lost", "bias", "snr", "clipped" or "zero".
-        severity: higher is worse; of one kind all are equal.
+        severity: higher is worse; of one kind and direction all are equal.
         rank, step, name, direction, site: place of the first record that shows it.
         time: time of that record, which orders findings of one step.
         what: what stands out, in words.
@@ -116,6 +117,8 @@ def _broken(series: Series) -> Iterator[Finding]:
 
 
 def _drift(series: Series) -> Iterator[Finding]:
+    if max(r.num_values or 0 for r in series) < LEAST_VALUES:
+        return
     if r := _first(series, lambda r: abs(r.rms_drift or 0.0) >= DRIFT):
         assert r.rms_drift is not None
         yield _finding(
@@ -129,9 +132,11 @@ def _lost(series: Series) -> Iterator[Finding]:
     if codec.startswith(_DROPS_BY_DESIGN):
         return
     if r := _first(series, lambda r: (r.lost_share or 0.0) >= LOST_SHARE):
+        what = f"{r.lost_share:.0%} of the values arrive no better than 0 would"
         peak = "" if r.peak is None else f" (a row's largest value is {r.peak:.2g} times its rms)"
+        severity = 30 if r.direction == "forward" else 60  # rows of rare ids are small at first
         yield _finding(
-            r, "lost", 60, f"{r.lost_share:.0%} of the values arrive no better than 0 would{peak}",
+            r, "lost", severity, what + peak,
             "few large values make the step coarse: take more bits, or float6, which keeps small "
             "values beside large ones",
         )  # fmt: skip

@@ -74,7 +74,7 @@ class Measurement:
             return
         configured = [None if math.isnan(t) else t for t in rows.configured.tolist()]
         self._add(rows, rows.codec, coded, configured, is_shadow=False)
-        squares = segment_squares(coded.y, rows.segments.num_rows).cpu()
+        squares = segment_squares(coded.y, rows.segments)
         for name, segments, _ in rows.blocks():
             sums = self._squares.setdefault(name, torch.zeros(num_frames, dtype=torch.float64))
             sums.index_add_(0, rows.frame[segments], squares[segments])
@@ -153,8 +153,7 @@ def received_squares(
         chosen = [s for s, member in enumerate(members) if names[member] is not None]
         if not chosen:
             continue
-        rows = torch.cat([group.segments.block(values, s) for s in chosen])
-        sums = segment_squares(rows, group.segments.num_rows[torch.tensor(chosen)]).tolist()
+        sums = segment_squares(values, group.segments.subset(torch.tensor(chosen))).tolist()
         for s, total in zip(chosen, sums, strict=True):
             member = members[s]
             num_frames = len(plan.segments_per_frame)

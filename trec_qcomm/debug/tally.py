@@ -1,7 +1,8 @@
 """Tally: sums over the values of one table before and after a codec, and the figures of a record.
 
 All sums are taken in float64, over values that are finite before and after the codec. Definitions:
-records.debug.DebugRecord.
+records.debug.DebugRecord. On a CPU tally_cpu looks at each value once; the code here, which any
+device runs, is the definition.
 
 Knows: rows. Does not know: codecs, frames, files.
 Shapes: n rows of D values.
@@ -14,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.debug import tally_cpu
+from trec_qcomm.ops.dispatch import arrays
 from trec_qcomm.records.debug import HISTOGRAM_BINS, QUANTILES
 
 Figures = dict[str, Any]  # fields of a DebugRecord
@@ -51,6 +55,25 @@ class Tally:
             self._add(x[part], y[part], None if bounds is None else bounds[part])
 
     def _add(self, x: Tensor, y: Tensor, bounds: Tensor | None) -> None:
+        if x.is_cpu:
+            self._add_on_cpu(x, y, bounds)
+        else:
+            self._add_anywhere(x, y, bounds)
+
+    def _add_on_cpu(self, x: Tensor, y: Tensor, bounds: Tensor | None) -> None:
+        if bounds is None:
+            bounds = torch.full((len(x),), math.inf, dtype=torch.float64)
+        sums, largest = (torch.zeros(len(n), dtype=torch.float64) for n in (_SUMS, _LARGEST))
+        histogram = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64)
+        rows = torch.empty(3, len(x), dtype=torch.float64)
+        tally_cpu.add_rows(*arrays(x, y, bounds, sums, largest, histogram, rows))
+        self._sums.append(sums)
+        self._largest.append(largest.clamp_(max=sys.float_info.max))
+        self._histogram.append(histogram)
+        self._rows.append(rows)
+        self._dims.append(x.shape[1])
+
+    def _add_anywhere(self, x: Tensor, y: Tensor, bounds: Tensor | None) -> None:
         before, after = x.double(), y.double()
         squares = torch.stack([_dot(before, before), _dot(after, after)])
         if bool(squares.isfinite().all()):  # no float32 is so large that its square would not be
@@ -161,11 +184,23 @@ class Tally:
         return int((tops > _CLIPPED * largest).sum()) if bool(largest > 0) else 0
 
 
-def segment_squares(rows: Tensor, num_rows: Tensor) -> Tensor:
-    """Return [S] float64, the sum of squares of the finite values of each segment.
+def segment_squares(values: Tensor, segments: Segments) -> Tensor:
+    """Return [S] float64 on CPU, the sum of squares of the finite values of each segment.
 
-    Args: rows: [R, D] float32.  num_rows: [S] int64 on CPU, which add up to R.
+    Args: values: float32, contiguous, the buffer that holds the rows.
     """
+    if values.is_cpu:
+        squares = torch.empty(segments.num_segments, dtype=torch.float64)
+        _, start, stride = segments.arrays
+        (flat, num_rows, out) = arrays(values.view(-1), segments.num_rows, squares)
+        tally_cpu.squares(flat, num_rows, start, stride, segments.dim, out)
+        return squares
+    blocks = [segments.block(values, s) for s in range(segments.num_segments)]
+    return _squares_of(torch.cat(blocks), segments.num_rows).cpu() if blocks else torch.zeros(0)
+
+
+def _squares_of(rows: Tensor, num_rows: Tensor) -> Tensor:
+    """Return [S] float64. Args: rows: [R, D] float32.  num_rows: [S] int64 on CPU, R in all."""
     size = max(_CHUNK // max(rows.shape[1], 1), 1)
     parts = [
         torch.where(p.isfinite(), p, 0).double().square().sum(1) for p in torch.split(rows, size)

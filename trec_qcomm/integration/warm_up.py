@@ -20,6 +20,7 @@ from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.config import Config, HopCodecs
 from trec_qcomm.core.codec import Codec, SummingCodec, mask_use
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.debug.tally import Tally, segment_squares
 from trec_qcomm.kernels.once import Job, compile_once, missing
 from trec_qcomm.ops import rows, unique
 from trec_qcomm.ops.dispatch import default_backend
@@ -64,6 +65,8 @@ def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
     if any(rule.unique_bags for rule in config.embedding):
         name = f"bags {ids}".replace("torch.", "")
         chosen["bags"] = Job(name, partial(_use_bags, ids), 1.5)
+    if config.debug is not None:
+        chosen["debugger"] = Job("debugger", _use_tally, 1.5)
     return sorted(chosen.values(), key=lambda job: -job.about_s)
 
 
@@ -103,6 +106,8 @@ def _codecs(config: Config) -> Iterator[Codec]:
     for gradients in (config.dense, config.data_parallel):
         if gradients is not None:
             yield gradients.codec
+    if config.debug is not None:
+        yield from config.debug.shadow
 
 
 def _codec_jobs(codec: Codec) -> Sequence[Job]:
@@ -186,6 +191,12 @@ def _use_rows() -> None:
     rows.take(values, chosen, packed)
     rows.add(packed, chosen, values)
     rank_sum(torch.zeros(2, 4), values)
+
+
+def _use_tally() -> None:
+    rows = torch.zeros(1, 4)
+    Tally().add(rows, rows)
+    segment_squares(rows, Segments.packed([1], 4))
 
 
 def _use_bags(ids: torch.dtype, lengths: torch.dtype = torch.int32) -> None:

@@ -33,7 +33,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def programs(folder):
-    return run_programs(run, 2, {name: (name, str(folder / name)) for name in PROGRAMS})
+    return run_programs(
+        run, 2, {name: (name, str(folder / name)) for name in PROGRAMS}, timeout_s=300
+    )
 
 
 def recorded(folder, name):

@@ -1,6 +1,7 @@
 """compress_ddp: a DDP outside TorchRec, from every form of a config; bypass, statistics, state."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.gradients.test_device import net, train
-from trec_qcomm import Config, GradientRule, Rowwise, compress_ddp
+from trec_qcomm import Config, Fbgemm, GradientRule, Rowwise, compress_ddp
+from trec_qcomm.config import DebugRule
 from trec_qcomm.testing import run_ranks
 
 RULE = GradientRule(
@@ -91,10 +93,25 @@ def refused(yaml):
     compress_ddp(ddp, yaml)
 
 
+def debugged():
+    """Return gradients with and without the config's debugger, and its summary."""
+    plain, handle = compressed(Config(dense=RULE))
+    assert handle.debug_summary() == "debug: off"
+    watched, handle = compressed(Config(dense=RULE, debug=DebugRule(every=1)))
+    gradients = train(plain, range(2)), train(watched, range(2))
+    odd = Config(dense=replace(RULE, block=20), debug=DebugRule(shadow=[Fbgemm("int2")]))
+    ddp = DistributedDataParallel(net())
+    with pytest.raises(ValueError, match=r"debug.shadow\[0\]: dense.block: codec fbgemm"):
+        compress_ddp(ddp, odd)
+    compress_ddp(ddp, Config(dense=RULE))  # it is as before
+    return *gradients, handle.debug_summary()
+
+
 def everything(folder):
     yaml = folder / "mine.yaml"
     refused(yaml)
-    return every_form(yaml), exact_and_counted(), resumed(folder / "checkpoint")
+    more = debugged()
+    return every_form(yaml), exact_and_counted(), resumed(folder / "checkpoint"), more
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +130,16 @@ def same(a, b):
 
 @pytest.mark.dist
 def test_every_form_of_a_config_is_the_same(ranks):
-    for (config, *others, preset), _, _ in ranks:
+    for (config, *others, preset), *_ in ranks:
         assert all(same(config, other) for other in others)
         assert not same(config, preset)
-    (one, *_), (other, *_) = (forms for forms, _, _ in ranks)
+    (one, *_), (other, *_) = (forms for forms, *_ in ranks)
     assert same(one, other)  # the ranks have equal gradients
 
 
 @pytest.mark.dist
 def test_bypass_is_what_ddp_does_and_stats_count_bytes(ranks):
-    for _, (expected, bypassed, exact, coded), _ in ranks:
+    for _, (expected, bypassed, exact, coded), *_ in ranks:
         assert same(expected, bypassed)
         assert all(bool(gradients.any()) for gradients in bypassed)
         assert 0 < coded["dense"]["wire_nbytes"] < exact["dense"]["wire_nbytes"]
@@ -131,6 +148,13 @@ def test_bypass_is_what_ddp_does_and_stats_count_bytes(ranks):
 
 @pytest.mark.dist
 def test_state_and_checkpoints_resume_the_same_training(ranks):
-    for _, _, (straight, *others) in ranks:
+    for _, _, (straight, *others), _ in ranks:
         assert len(others) == 3
         assert all(same(straight, other) for other in others)
+
+
+@pytest.mark.dist
+def test_the_debugger_changes_nothing_and_tells_what_it_saw(ranks):
+    for *_, (plain, watched, summary) in ranks:
+        assert same(plain, watched)
+        assert "in 2 of the steps 0 to 1; measuring took" in summary

@@ -79,7 +79,7 @@ class Debugger:
         for shards in collective.layout.shards_by_rank:
             for shard in shards:
                 if self.matches(shard.table):
-                    self._check_dim(shard.dim, f"table {shard.table!r}")
+                    self.check_dim(shard.dim, f"table {shard.table!r}")
         self._modules[collective] = module
         if self not in collective.observers:
             collective.observers += (self,)
@@ -96,11 +96,12 @@ class Debugger:
         """
         for shape in gradients.shapes:
             if self.matches(shape.name):
-                self._check_dim(shape.block, f"block of {shape.name!r}")
+                self.check_dim(shape.block, f"block of {shape.name!r}")
         arguments = self.rule, self.recorder, direction, self.is_due, self.matches
         gradients.set_observer(GradientDebugger(*arguments))
 
-    def _check_dim(self, dim: int, where: str) -> None:
+    def check_dim(self, dim: int, where: str) -> None:
+        """Raise ValueError where a shadow does not take rows of `dim` values."""
         for number, codec in enumerate(self.rule.shadow):
             check_dim(codec, dim, f"debug.shadow[{number}]: {where}")
 

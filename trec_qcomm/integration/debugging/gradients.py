@@ -8,11 +8,11 @@ Knows: chunks of buckets, sites, residuals. Does not know: DDP, process groups, 
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan, Piece
 from trec_qcomm.config import DebugRule
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.debug.coding import pack
 from trec_qcomm.debug.measurement import Measurement
 from trec_qcomm.debug.tally import Tally, segment_squares
@@ -91,7 +91,7 @@ class BucketDebugger:
     @staticmethod
     def _squares(values: Tensor) -> float:
         """Return the sum of squares of the finite ones of [n] values."""
-        return float(segment_squares(values[None], torch.tensor([1])))
+        return float(segment_squares(values, Segments.packed([1], len(values))))
 
     def end(self, values: Tensor) -> None:
         """Write the records of the bucket."""

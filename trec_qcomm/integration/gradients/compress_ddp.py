@@ -67,11 +67,13 @@ class CompressedDDP:
             traffic=Traffic("dense", ["all"]),
             is_exact=lambda: self._exact,
         )
-        self._gradients.register(ddp)
         self._debugger: Debugger | None = None
         if config.debug is not None:
             source, seed = config.source, config.seed
             self._debugger = Debugger(config.debug, configuration=source, seed=seed)
+            self._debugger.check_dim(config.dense.block, "dense.block")
+        self._gradients.register(ddp)
+        if self._debugger is not None:
             self._debugger.watch(self._gradients, "dense")
         if next(ddp.parameters()).device.type == "cpu":
             warm_up(Config(dense=config.dense, source=config.source))
