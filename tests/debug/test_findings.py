@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from trec_qcomm.debug.findings import BIAS, DRIFT, LOST_SHARE, SNR_GAP_DB, findings
+from trec_qcomm.debug.findings import (
+    BIAS,
+    DRIFT,
+    EARLY_DRIFT,
+    EARLY_STEPS,
+    LOST_SHARE,
+    SNR_GAP_DB,
+    findings,
+)
 from trec_qcomm.debug.summary import summary
 from trec_qcomm.integration.debugging.recorder import Cost
 from trec_qcomm.records import DebugRecord
@@ -36,8 +44,8 @@ def kinds(records):
         ("nan", {"num_inf": 0}, {"num_inf": 2}, {}),
         ("promise", {"error_over_bound": 1.0}, {"error_over_bound": 1.001}, {}),
         ("broken", {"num_broken": 0}, {"num_broken": 1}, {}),
-        ("drift", {"rms_drift": DRIFT - 0.01}, {"rms_drift": DRIFT}, {}),
-        ("drift", {"rms_drift": 0.01 - DRIFT}, {"rms_drift": -DRIFT}, {}),
+        ("drift", {"rms_drift": EARLY_DRIFT - 0.01}, {"rms_drift": EARLY_DRIFT}, {}),
+        ("drift", {"rms_drift": 0.01 - EARLY_DRIFT}, {"rms_drift": -EARLY_DRIFT}, {}),
         ("lost", {"lost_share": LOST_SHARE - 0.01}, {"lost_share": LOST_SHARE}, {}),
         ("bias", {"bias": 0.01 - BIAS}, {"bias": -BIAS}, {}),
         ("clipped", {"num_clipped_rows": 0}, {"num_clipped_rows": 1}, {"codec": "Fbgemm('fp16')"}),
@@ -47,6 +55,13 @@ def test_the_first_step_is_named(kind, good, bad, shared):
     assert kinds(series({}, good, {}, **shared)) == []
     assert kinds(series(good, {}, bad, bad, **shared)) == [(kind, 2)]
     assert kinds(series(good, bad, is_shadow=True, **shared)) == []
+
+
+def test_a_jump_may_be_smaller_once_the_running_mean_knows_more():
+    early = [{} for _ in range(EARLY_STEPS - 1)]
+    assert kinds(series(*early, {"rms_drift": DRIFT})) == []
+    assert kinds(series(*early, {}, {"rms_drift": DRIFT})) == [("drift", EARLY_STEPS)]
+    assert kinds(series(*early, {}, {"rms_drift": DRIFT - 0.01})) == []
 
 
 @pytest.mark.parametrize(

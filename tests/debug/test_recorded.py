@@ -81,6 +81,12 @@ def test_show_names_a_planted_fault_by_place_and_first_step(
     assert field
 
 
+def test_ranks_that_show_the_same_are_one_line_since_the_first() -> None:
+    later = planted("t_2", "backward", 25, num_nan=lambda r: 1)
+    (wrong,) = wrong_of(made_run(NAN, later))
+    assert (wrong.first.step, wrong.first.rank, wrong.ranks) == (15, 1, (0, 1))
+
+
 def test_nothing_stands_out_in_a_good_run() -> None:
     for run in (GOOD, NULL, made_run(exact=True)):
         assert wrong_of(run) == []

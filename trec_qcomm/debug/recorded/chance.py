@@ -7,11 +7,14 @@ from statistics import fmean, median
 from trec_qcomm.debug.recorded.figures import COMPARED, Compared, sizes_of
 from trec_qcomm.debug.recorded.run import DebugRun, Place
 
-# Some 30,000 numbers are compared (50 places, 13 figures, 40 steps); of as many normal ones none is
-# beyond 6 standard deviations. Where few steps make a place look calm by luck, the median place of
-# its direction says what is usual; where tails are heavy, twice the largest difference does.
-NULL_SIGMAS = 6.0
-NULL_FACTOR = 2.0
+# Some 20,000 numbers are compared (70 places, 13 figures, 20 steps). Of as many normal ones none is
+# beyond 5 standard deviations, but tails are heavier, and what one seed changes it changes in many
+# places: of three healthy trainings of the Criteo example with three seeds, 6 deviations and twice
+# the largest named 7 places, by at most 1.1 times the limit. 8 and 3 times are beyond that.
+# Where few steps make a place look calm by luck, the median place of its direction says what is
+# usual; where tails are heavy, the largest difference does.
+NULL_SIGMAS = 8.0
+NULL_FACTOR = 3.0
 FEW_STEPS = 10  # of a null run; below, standard deviations are off by more than a quarter
 
 

@@ -63,7 +63,8 @@ def show_text(run: DebugRun, wrong: Sequence[Wrong], *, top: int) -> str:
             parts += [f"{len(wrong) - top} more; --top {len(wrong)} shows all"]
         parts += [""]
     if noisy := [noise for noise in noisiest(run) if noise.least < math.inf]:
-        parts += ["The noisiest, by the median step:", "", _noise_table(run, noisy[:top]), ""]
+        shown = _some_of_each(noisy, top)
+        parts += ["The noisiest of each direction:", "", _noise_table(run, shown), ""]
     return "\n".join([*parts, *_last(wrong)])
 
 
@@ -80,6 +81,14 @@ def with_advice(table: str, advice: Sequence[str]) -> str:
     head, *lines = table.splitlines()
     pairs = zip(lines, advice, strict=True)
     return "\n".join([head, *(f"{line}\n      -> {text}" for line, text in pairs)])
+
+
+def _some_of_each(noisy: Sequence[PlaceNoise], top: int) -> list[PlaceNoise]:
+    """Return the noisiest, equally many of each direction and `top` in all."""
+    directions = {noise.place.direction for noise in noisy}
+    most = -(-top // len(directions))
+    by_direction = {d: [n for n in noisy if n.place.direction == d][:most] for d in directions}
+    return [noise for noise in noisy if noise in by_direction[noise.place.direction]][:top]
 
 
 def _noise_table(run: DebugRun, noisy: Sequence[PlaceNoise]) -> str:
