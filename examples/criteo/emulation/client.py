@@ -62,11 +62,14 @@ class EmulatedModel:
             if self._exact is None:
                 self._exact = self._score(self.trainers, exact=True)
             return self._exact
+        return self._score(self.trainers_with(config), exact=False)
+
+    def trainers_with(self, config: Config) -> list[Trainer]:
+        """Return the trainer of each rank with the codecs of a config, its own or others."""
         if config == self.trained_with:
-            return self._score(self.trainers, exact=False)
+            return self.trainers
         configs = [config] * len(self.trainers)
-        others = self.ranks.run(self._with_codecs_of, configs, self.trainers)
-        return self._score(others, exact=False)
+        return self.ranks.run(self._with_codecs_of, configs, self.trainers)
 
     def _score(self, trainers: list[Trainer], *, exact: bool) -> dict[str, float]:
         """Return the metrics of the test rows."""

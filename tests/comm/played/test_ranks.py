@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -191,12 +192,18 @@ def test_ctrl_c_ends_all_ranks():
     def run():
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        while True:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
             dist.barrier()
 
     ranks = PlayedRanks(2)
-    with pytest.raises(KeyboardInterrupt):
-        ranks.run(run)
+    # In the background of a shell SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ranks.run(run)
+    finally:
+        signal.signal(signal.SIGINT, before)
     with pytest.raises(RuntimeError, match="failed in an earlier run"):
         ranks.run(dist.barrier)
 
