@@ -39,7 +39,6 @@ from trec_qcomm.records import BenchRecord, Environment, StudyRecord
 
 BATCH_STEP = 3  # one in so many batches of the test
 TRAINED = ("float32", "coded")
-EXACT = {"forward": {"codec": "identity"}, "backward": {"codec": "identity"}}
 Effects = Mapping[str, float]  # by table
 
 
@@ -70,9 +69,12 @@ def write_tables(config: Config, folder: Path) -> None:
     """Write a config for each table that sends only its rows as `config` does, the rest exactly."""
     folder.mkdir(parents=True, exist_ok=True)
     for table in coded_tables(config):
-        rule = {"tables": table, "backward": EXACT["backward"]}
-        rule["forward"] = codec_to_dict(config.rule_for(table).forward)
-        text = write_yaml({"embedding": [rule, {"tables": "*"} | EXACT], "seed": config.seed})
+        forward = {table: config.rule_for(table).forward, "*": Identity()}
+        rules = [
+            {"tables": name, "forward": codec_to_dict(codec), "backward": codec_to_dict(Identity())}
+            for name, codec in forward.items()
+        ]
+        text = write_yaml({"embedding": rules, "seed": config.seed})
         (folder / f"{table}.yaml").write_text(text)
 
 
