@@ -19,8 +19,8 @@ _KINDS = {"fp32": 0, "fp16": 1, "bf16": 2}
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 # Registers that a thread may use; told no number, the compiler takes 32 and spills.
-_REGISTERS, _REGISTERS_OF_SUMS = 64, 96
-WIDE_REGISTERS = 96  # of all kernels, where numbers of values need 64 bits
+_REGISTERS, _REGISTERS_OF_SUMS = 64, 128
+WIDE_REGISTERS = 128  # of all kernels, where numbers of values need 64 bits
 # The smallest float32 magnitudes that round to inf.
 _OVERFLOW_FP16 = tl.constexpr(0x477FF000)
 _OVERFLOW_BF16 = tl.constexpr(0x7F7F8000)
