@@ -109,6 +109,12 @@ def test_int4_compiles_no_kernel_of_other_codecs():
     ]  # fmt: skip
 
 
+def test_sums_are_compiled_of_what_is_added_up():
+    """Nothing adds up the gradients of rows that best codes with rowwise."""
+    names = {job.name for job in warm_up.jobs(load_preset("best"))}
+    assert {name for name in names if name.endswith("sum")} == {"cast: sum"}
+
+
 def test_all_encoders_of_whole_segments_are_one_job():
     rules = [
         TableRule(tables=name, forward=ErrorBounded(0.1, encoder=name), backward=Rowwise(8))

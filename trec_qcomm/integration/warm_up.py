@@ -43,6 +43,7 @@ _ABOUT_S = {
     "threshold": (3.0, 1.5),
     "sign": (0.8, 0.6),
 }
+_SUM_S = 3.0
 _WHOLE_S = 8.0  # of the encoders that need a whole segment
 
 
@@ -57,6 +58,8 @@ def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
     chosen: dict[str, Job] = {}
     for codec in _codecs(config):
         chosen |= {job.name: job for job in _codec_jobs(codec)}
+    for codec in _summed_codecs(config):
+        chosen |= {job.name: job for job in _sum_jobs(codec)}
     chosen["frames"] = Job("frames", _use_frames, 1.2)
     if config.sizes == "slots":
         chosen["slots"] = Job("slots", _use_slots, 0.4)
@@ -110,22 +113,41 @@ def _codecs(config: Config) -> Iterator[Codec]:
         yield from config.debug.shadow
 
 
+def _summed_codecs(config: Config) -> Iterator[Codec]:
+    """Yield codecs of what is added up as it is decoded: rows of row-wise tables, and gradients."""
+    for rule in config.embedding:
+        yield rule.forward
+        if rule.intra != HopCodecs():
+            yield rule.intra.forward
+    for gradients in (config.dense, config.data_parallel):
+        if gradients is not None and gradients.algorithm == "two_shot":
+            yield gradients.codec
+
+
 def _codec_jobs(codec: Codec) -> Sequence[Job]:
-    name = codec.name
-    if name not in _ABOUT_S or type(codec).__module__.partition(".")[0] != "trec_qcomm":
+    if not _is_of_this_package(codec):
         return ()
+    name = codec.name
     encode_s, decode_s = _ABOUT_S[name]
     label = "cast" if name == "identity" else name
     if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
         # One kernel has them all, so that a rank reads what another one's encoder chose.
         label, encode_s, decode_s = f"{name} of whole segments", _WHOLE_S, _WHOLE_S
-    jobs = (
+    return (
         Job(f"{label}: encode", partial(_use_encoder, codec), encode_s),
         Job(f"{label}: decode", partial(_use_decoder, codec), decode_s),
     )
-    if not isinstance(codec, SummingCodec):
-        return jobs
-    return (*jobs, Job(f"{label}: sum", partial(_use_sums, codec), decode_s))
+
+
+def _sum_jobs(codec: Codec) -> Sequence[Job]:
+    if not isinstance(codec, SummingCodec) or not _is_of_this_package(codec):
+        return ()
+    label = "cast" if codec.name == "identity" else codec.name
+    return (Job(f"{label}: sum", partial(_use_sums, codec), _SUM_S),)
+
+
+def _is_of_this_package(codec: Codec) -> bool:
+    return codec.name in _ABOUT_S and type(codec).__module__.partition(".")[0] == "trec_qcomm"
 
 
 def _small_rows(codec: Codec) -> tuple[Tensor, Segments]:
