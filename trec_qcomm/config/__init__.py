@@ -2,6 +2,8 @@
 
 from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
+from trec_qcomm.config.guarding import GuardRule
+from trec_qcomm.config.ladders import CodecLadder
 from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
 from trec_qcomm.config.tables import HopCodecs, TableRule, UniqueBagsChoice
@@ -11,9 +13,11 @@ from trec_qcomm.config.yaml_text import parse_yaml, read_yaml, write_yaml
 
 __all__ = [
     "AllReduceRule",
+    "CodecLadder",
     "Config",
     "DebugRule",
     "GradientRule",
+    "GuardRule",
     "HopCodecs",
     "Sizes",
     "TableGradientRule",

@@ -21,6 +21,8 @@ Errors name file, field and allowed values.
     sizes: announced              # or slots: sizes that depend on the data, without a message
     debug:                        # optional: the numeric debugger, see config.debugging
       every: 100
+    guard:                        # optional: other codecs while training, see config.guarding
+      every: 200
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
 Where a codec is expected, its name alone is short for a mapping with one key: `codec: float6` is
@@ -37,6 +39,7 @@ from typing import Any, TypeVar
 
 from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
+from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
 from trec_qcomm.config.yaml_text import read_yaml
@@ -90,6 +93,8 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
         values["data_parallel"] = _gradient_rule(TableGradientRule, tables, "data_parallel")
     if "debug" in values:
         values["debug"] = _debug_rule(values["debug"], "debug")
+    if "guard" in values:
+        values["guard"] = _guard_rule(values["guard"], "guard")
     return Config(**values, source=source)
 
 
@@ -142,12 +147,22 @@ def _gradient_rule(kind: type[R], data: object, where: str) -> R:
 
 def _debug_rule(data: object, where: str) -> DebugRule:
     values = _checked_keys(DebugRule, data, where=f"{where}.")
-    shadow = values.get("shadow", [])
-    if not isinstance(shadow, list | tuple):
-        raise ValueError(f"{where}.shadow: expected a list of codecs, got {shadow!r}")
-    codecs = [codec_from_dict(c, where=f"{where}.shadow[{n}]") for n, c in enumerate(shadow)]
-    values["shadow"] = tuple(codecs)
+    values["shadow"] = _codecs(values.get("shadow", []), f"{where}.shadow")
     return _located(where, lambda: DebugRule(**values))
+
+
+def _guard_rule(data: object, where: str) -> GuardRule:
+    values = _checked_keys(GuardRule, data, where=f"{where}.")
+    for name in ("ladder", "backward_ladder"):
+        if values.get(name) is not None:
+            values[name] = _codecs(values[name], f"{where}.{name}")
+    return _located(where, lambda: GuardRule(**values))
+
+
+def _codecs(data: object, where: str) -> tuple[Codec, ...]:
+    if not isinstance(data, list | tuple):
+        raise ValueError(f"{where}: expected a list of codecs, got {data!r}")
+    return tuple(codec_from_dict(codec, where=f"{where}[{n}]") for n, codec in enumerate(data))
 
 
 def _nested(kind: type[Any], data: object, where: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import GradientRule, TableGradientRule
+from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.patterns import covers, is_glob
 from trec_qcomm.config.tables import EXACT_RULE, TableRule
 from trec_qcomm.core.codec import check_choice
@@ -31,6 +32,7 @@ class Config:
         sizes: how both ends learn the sizes of frames, where these depend on the data: `announced`
             in a message before, or `slots`, which need none (comm.slots).
         debug: settings of the numeric debugger; None leaves it off.
+        guard: settings of the guard over codecs while training; None leaves it off.
         measure_error: whether stats() has the largest error of every table; slow.
         source: name of the file or preset, for errors.
     """
@@ -41,6 +43,7 @@ class Config:
     seed: int = 0
     sizes: Sizes = "announced"
     debug: DebugRule | None = None
+    guard: GuardRule | None = None
     measure_error: bool = False
     source: str = "config"
 
@@ -60,6 +63,10 @@ class Config:
             raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
         if self.debug is not None and type(self.debug) is not DebugRule:
             raise ValueError(f"debug: expected a DebugRule, got {self.debug!r}")
+        if self.guard is not None and type(self.guard) is not GuardRule:
+            raise ValueError(f"guard: expected a GuardRule, got {self.guard!r}")
+        if self.guard is not None and not self.embedding:
+            raise ValueError("guard: has nothing to watch without rules of embedding")
         check_choice("sizes", self.sizes, get_args(Sizes))
         if type(self.measure_error) is not bool:
             raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")

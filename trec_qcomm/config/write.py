@@ -8,6 +8,7 @@ from typing import Any
 
 from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule
+from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
 from trec_qcomm.control.cost_model import Link
@@ -29,6 +30,8 @@ def config_to_dict(config: Config) -> dict[str, Any]:
         data["sizes"] = config.sizes
     if config.debug is not None:
         data["debug"] = _debug_rule_to_dict(config.debug)
+    if config.guard is not None:
+        data["guard"] = _guard_rule_to_dict(config.guard)
     return data | {"seed": config.seed, "measure_error": config.measure_error}
 
 
@@ -70,6 +73,17 @@ def _debug_rule_to_dict(rule: DebugRule) -> dict[str, Any]:
     if rule.shadow:
         data["shadow"] = [codec_to_dict(codec) for codec in rule.shadow]
     return data | ({} if rule.folder is None else {"folder": rule.folder})
+
+
+def _guard_rule_to_dict(rule: GuardRule) -> dict[str, Any]:
+    """Return all fields but ladders that are not given."""
+    data = {known.name: getattr(rule, known.name) for known in fields(rule)}
+    data["tables"] = list(rule.tables)
+    for name in ("ladder", "backward_ladder"):
+        ladder = data.pop(name)
+        if ladder is not None:
+            data[name] = [codec_to_dict(codec) for codec in ladder]
+    return data
 
 
 def _pair_to_dict(pair: HopCodecs | TableRule) -> dict[str, Any]:

@@ -11,15 +11,16 @@ Any training can write one; `python -m trec_qcomm.report runs/mine.jsonl` draws 
 
 Two records are comparable if their `setup` is equal; whoever measures says what belongs to it. A
 file of another version, of an unknown kind or with an unknown field is an error that names the
-line. record.py has the fields that all kinds share, trainings.py, benches.py, predictions.py and
-debug.py the kinds. Knows: JSON, files. Does not know: torch, configs, options of any program that
-measures.
+line. record.py has the fields that all kinds share, trainings.py, benches.py, predictions.py,
+debug.py and guard.py the kinds. Knows: JSON, files. Does not know: torch, configs, options of any
+program that measures.
 """
 
 from trec_qcomm.core.stats import TRAFFIC_GROUPS, TRAFFIC_KINDS
 from trec_qcomm.records.benches import BenchRecord, CodecRecord
 from trec_qcomm.records.debug import DebugRecord, Direction
 from trec_qcomm.records.environment import Environment
+from trec_qcomm.records.guard import GuardProbeRecord, GuardRecord
 from trec_qcomm.records.json_lines import append, check_whole, read, read_all
 from trec_qcomm.records.predictions import BreakEvenRecord, ScaleRecord, ValidationRecord
 from trec_qcomm.records.record import (
@@ -55,6 +56,8 @@ __all__ = [
     "DebugRecord",
     "Direction",
     "Environment",
+    "GuardProbeRecord",
+    "GuardRecord",
     "Limits",
     "LimitsByMetric",
     "Metrics",

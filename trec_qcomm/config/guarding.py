@@ -1,0 +1,69 @@
+"""GuardRule: how often a guard looks at the loss, what it accepts, and which codecs it may choose.
+
+Knows: codecs, patterns, ladders. Does not know: YAML, TorchRec, process groups, the policy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from trec_qcomm.codecs import Sign, Threshold
+from trec_qcomm.config.ladders import CodecLadder, check_order, ladder_of
+from trec_qcomm.config.tables import TableRule, patterns_of
+from trec_qcomm.control.guard import DIRECTIONS, Direction, GuardLimits
+from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardRule(GuardLimits):
+    """Settings of the guard, which watches the loss and moves tables to other codecs.
+
+    Args:
+        every: number of steps from one probe to the next.
+        tables: one shell pattern on names of tables, or a sequence of them; others keep the codecs
+            of their rule. It is kept as a tuple.
+        ladder: codecs of the rows, from the coarsest to the finest. A table whose own codec is on
+            it starts there; another one starts below all that are finer. float32 is always the
+            last rung. None derives each table's rungs from its own codec, which is then the
+            coarsest.
+        backward_ladder: codecs of the gradients, likewise. A table's gradients never get coarser
+            than its rule says.
+    """
+
+    every: int = 200
+    tables: Sequence[str] = ("*",)
+    ladder: Sequence[Codec] | None = None
+    backward_ladder: Sequence[Codec] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"every: {self.every!r} is not an integer >= 1")
+        object.__setattr__(self, "tables", patterns_of(self.tables))
+        for name in ("ladder", "backward_ladder"):
+            self._check_ladder(name)
+
+    def _check_ladder(self, name: str) -> None:
+        ladder: object = getattr(self, name)
+        if ladder is None:
+            return
+        if not isinstance(ladder, Sequence) or isinstance(ladder, str) or not ladder:
+            raise ValueError(f"{name}: expected a list of one or more codecs, got {ladder!r}")
+        object.__setattr__(self, name, tuple(ladder))
+        for n, codec in enumerate(ladder):
+            if isinstance(codec, type) or not isinstance(codec, Codec):
+                raise ValueError(f"{name}[{n}]: expected a codec, got {codec!r}")
+            if mask_use(codec) is MaskUse.READS:
+                raise ValueError(f"{name}[{n}]: {codec.name} needs the columns that forward kept")
+            if name == "ladder" and isinstance(codec, Sign | Threshold):
+                raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only")
+        check_order(name, ladder)
+
+    def matches(self, table: str) -> bool:
+        """Return whether the guard may move a table of that name."""
+        return any(fnmatchcase(table, pattern) for pattern in self.tables)
+
+    def ladders(self, rule: TableRule) -> dict[Direction, CodecLadder]:
+        """Return the rungs, forward and backward, of a table for which `rule` holds."""
+        given = {"forward": self.ladder, "backward": self.backward_ladder}
+        return {name: ladder_of(rule, name, given[name]) for name in DIRECTIONS}

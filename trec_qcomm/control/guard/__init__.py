@@ -1,0 +1,25 @@
+"""Guard: the watch over codecs while a model trains, as decisions on numbers that all ranks share.
+
+Knows: changes of the loss in percent, figures of tables by name, numbers of rungs. Does not know:
+codecs, process groups, TorchRec, files.
+"""
+
+from trec_qcomm.control.guard.events import Decision, Event, EventKind, Reason
+from trec_qcomm.control.guard.ladder import DIRECTIONS, Direction, Key, Ladder
+from trec_qcomm.control.guard.limits import GuardLimits
+from trec_qcomm.control.guard.policy import GuardPolicy
+from trec_qcomm.control.guard.signals import Signals
+
+__all__ = [
+    "DIRECTIONS",
+    "Decision",
+    "Direction",
+    "Event",
+    "EventKind",
+    "GuardLimits",
+    "GuardPolicy",
+    "Key",
+    "Ladder",
+    "Reason",
+    "Signals",
+]
