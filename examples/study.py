@@ -25,9 +25,13 @@ class TwoTowers(torch.nn.Module):
         self.bags = EmbeddingBagCollection(tables=tables, device=torch.device("cpu"))
         self.towers = torch.nn.ModuleList(torch.nn.Linear(2 * DIM, DIM) for _ in range(2))
 
+    def halves(self, features):
+        """Return the pooled rows of the user's features, and those of the item's."""
+        return KeyedTensor.regroup([self.bags(features)], [["user", "history"], ["item", "tags"]])
+
     def forward(self, features):
-        halves = KeyedTensor.regroup([self.bags(features)], [["user", "history"], ["item", "tags"]])
-        user, item = (tower(half) for tower, half in zip(self.towers, halves, strict=True))
+        halves = zip(self.towers, self.halves(features), strict=True)
+        user, item = (tower(half) for tower, half in halves)
         return (user * item).sum(1)
 
 
@@ -41,7 +45,7 @@ def batch(step):
     return features, (features["user"].values() < features["item"].values()).float()
 
 
-def train_rank(model):
+def train_rank(model, batch=batch):
     dense = [p for name, p in model.named_parameters() if "towers" in name]
     optimizer, losses = torch.optim.Adam(dense, lr=0.01), []
     for features, labels in map(batch, range(STEPS + TEST_STEPS)):

@@ -1,0 +1,95 @@
+"""A model with one table that coarse codecs hurt, and only there: two towers, in one page.
+
+python -m examples.planted    two emulated ranks, a minute; after Ctrl-C it goes on
+
+The towers are those of study.py. A click depends on user, item and on which ids the history
+holds; tags say nothing. The rows of the history come with a large offset in each column, the same
+for all ids, which the model takes off again: all that matters are small differences of large
+values. A codec whose error is a share of the values' range loses them there, and nowhere else.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from examples import study
+from trec_qcomm import Config, emulate, quality
+from trec_qcomm.emulation import Emulated
+
+PLANTED = "history"
+OFFSETS = torch.linspace(-10, 10, study.DIM)  # of each column
+EXACT = {"codec": "identity"}
+LIMITS = quality.Limits(mean=0.5, upper=1.0, seeds=5)  # percent; trec_qcomm/docs/QUALITY.md
+
+
+class PlantedTowers(study.TwoTowers):
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.bags.embedding_bags[f"t_{PLANTED}"].weight += OFFSETS
+
+    def halves(self, features):
+        user, item = super().halves(features)
+        offsets = features[PLANTED].lengths()[:, None] * OFFSETS  # of the sums over bags
+        return torch.cat([user[:, : study.DIM], user[:, study.DIM :] - offsets], dim=1), item
+
+
+def batch(step):
+    """Return a rank's samples of a step; odd ids of the history attract, even ones repel."""
+    features, item_is_larger = study.batch(step)
+    history = features[PLANTED]
+    signs = 2.0 * (history.values() % 2) - 1
+    liking = torch.segment_reduce(signs, "sum", lengths=history.lengths())
+    chance = torch.sigmoid(4 * item_is_larger - 2 + liking)
+    random = torch.Generator().manual_seed(int(features.values().sum()))
+    return features, torch.bernoulli(chance, generator=random)
+
+
+@dataclass
+class PlantedModel:
+    """A trained model, as a study and a search ask for it."""
+
+    trained_with: Config
+    emulated: Emulated
+    metrics: dict[str, float]
+
+    def evaluate(self, config):
+        """Return the loss of the test with the codecs of another config."""
+        emulated = self.emulated
+        if config != self.trained_with:
+            emulated = emulate(PlantedTowers(), config, ranks=2, fused_params=study.FUSED)
+            states = [model.state_dict() for model in self.emulated.models]
+            emulated.run(lambda model, state: model.load_state_dict(state), states)
+        return {"loss": sum(emulated.run(score_rank)) / 2}
+
+
+@torch.no_grad()
+def score_rank(model):
+    tests = map(batch, range(study.STEPS, study.STEPS + study.TEST_STEPS))
+    losses = [study.loss_of(model(features), labels).item() for features, labels in tests]
+    return sum(losses) / len(losses)
+
+
+def train(config, seed, perturbation):
+    """Train from a seed; this is the function that a study and a search ask for."""
+    torch.manual_seed(seed)
+    model = PlantedTowers()
+    for parameter in model.parameters():
+        parameter.data.mul_(1 + perturbation)
+    emulated = emulate(model, config, ranks=2, fused_params=study.FUSED)
+    loss, progressive = sum(emulated.run(partial(study.train_rank, batch=batch))) / 2
+    metrics = {"loss": loss.item(), "progressive_loss": progressive.item()}
+    return PlantedModel(config, emulated, metrics)
+
+
+def coarse(feature):
+    """Return a config that sends 2 bits a value of one feature's rows, and the others exactly."""
+    rules = {f"t_{feature}": {"codec": "rowwise", "bits": 2}, "*": EXACT}
+    return {"embedding": [{"tables": t, "forward": c, "backward": EXACT} for t, c in rules.items()]}
+
+
+if __name__ == "__main__":
+    limits = {"loss": LIMITS, "progressive_loss": LIMITS}
+    configs = {f"{feature}_int2": coarse(feature) for feature in study.FEATURES}
+    print(quality.study(train, configs, 5, limits=limits, path="runs/planted.jsonl", num_ranks=2))
