@@ -12,6 +12,7 @@ from trec_qcomm import (
     Cast,
     CorruptFrameError,
     ErrorBounded,
+    Float4,
     Float6,
     Identity,
     Rowwise,
@@ -36,6 +37,7 @@ CODECS: tuple[Codec, ...] = (
     Threshold(0.8, values="int8"),
     Sign(),
     Float6(),
+    Float4(),
 )
 SHAPES = (([5], 16), ([3, 0, 40], 7), ([200], 8))
 

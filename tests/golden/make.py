@@ -13,6 +13,7 @@ from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
     Fbgemm,
+    Float4,
     Float6,
     Identity,
     Rowwise,
@@ -43,6 +44,7 @@ CODECS = {
     "sign": Sign(),
     "float6_e4m1": Float6("e4m1"),
     "float6_e3m2": Float6("e3m2"),
+    "float4": Float4("nearest"),
 }
 if is_installed():
     CODECS |= {f"fbgemm_{precision}": Fbgemm(precision) for precision in get_args(Precision)}

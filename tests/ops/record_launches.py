@@ -15,6 +15,7 @@ from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
     Fbgemm,
+    Float4,
     Float6,
     Identity,
     Rowwise,
@@ -50,6 +51,7 @@ CODECS = (
     Sign(),
     Float6("e4m1", "stochastic"),
     Float6("e3m2"),
+    Float4(),
     *FBGEMM,
 )
 USUAL_DIMS = dict.fromkeys(CODECS, (64,)) | dict.fromkeys(

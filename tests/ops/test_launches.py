@@ -15,6 +15,7 @@ from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
     Fbgemm,
+    Float4,
     Float6,
     Identity,
     Rowwise,
@@ -47,6 +48,7 @@ COSTS = {
     Threshold(0.5, values="fp16"): (5, 1, 4, 0),
     Sign(): (1, 0, 1, 0),
     Float6("e4m1", "stochastic"): (1, 0, 1, 0),
+    Float4(): (1, 0, 1, 0),
 }
 if is_installed():
     # Beside FBGEMM's; rows that lie apart are gathered by one more.

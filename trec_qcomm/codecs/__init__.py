@@ -3,7 +3,7 @@
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
 from trec_qcomm.codecs.fbgemm import Fbgemm
-from trec_qcomm.codecs.float6 import Float6
+from trec_qcomm.codecs.minifloat import Float4, Float6
 from trec_qcomm.codecs.rowwise import Rowwise
 from trec_qcomm.codecs.sign import Sign
 from trec_qcomm.codecs.threshold import Threshold
@@ -13,6 +13,7 @@ __all__ = [
     "Cast",
     "ErrorBounded",
     "Fbgemm",
+    "Float4",
     "Float6",
     "ForwardMask",
     "Identity",

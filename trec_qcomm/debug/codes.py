@@ -1,7 +1,7 @@
 """Codes of encoded segments: their entropy, and the share of values that were sent verbatim.
 
-A code is what stands for one value: of rowwise, float6, sign and FBGEMM's 8, 4 and 2 bits the
-integer on the wire, which a row's own parameters turn into a value; of others the decoded value
+A code is what stands for one value: of rowwise, float6, float4, sign and FBGEMM's 8, 4 and 2 bits
+the integer on the wire, which a row's own parameters turn into a value; of others the decoded value
 itself, as within a segment equal codes are equal values.
 
 Knows: codecs, bytes of segments (wire/FORMAT.md). Does not know: tables, frames.
@@ -9,15 +9,16 @@ Shapes: n rows of D values, N = n D.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Identity, Rowwise, Sign
+from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float4, Float6, Identity, Rowwise, Sign
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.ops.error_bound.reference import RAW
-from trec_qcomm.ops.float6.reference import unpack as unpack_float6
+from trec_qcomm.ops.minifloat.reference import unpack as unpack_minifloat
 from trec_qcomm.ops.rowwise.reference import HEADER_NBYTES
 
 _BITS = {"int8": 8, "fp8": 8, "fp8_e5m2": 8, "int4": 4, "int2": 2}  # of FBGEMM's codes
@@ -55,8 +56,8 @@ def _reader(codec: Codec) -> Reader | None:
         return lambda data, n, dim: _packed(data[HEADER_NBYTES + 4 * n :], n, dim, bits)
     if isinstance(codec, Sign):
         return lambda data, n, dim: _packed(data[4 * n :], n, dim, 1)
-    if isinstance(codec, Float6):
-        return _float6
+    if isinstance(codec, Float6 | Float4):
+        return partial(_minifloat, bits=codec.bits)
     if isinstance(codec, Fbgemm) and codec.precision in _BITS:
         width = _BITS[codec.precision]
         overhead = 8 if width == 8 else 4
@@ -78,10 +79,10 @@ def _packed(data: Tensor, num_rows: int, dim: int, bits: int, overhead: int = 0)
     return codes.flatten(1)[:, :dim]
 
 
-def _float6(data: Tensor, num_rows: int, dim: int) -> Tensor:
-    width = -(-6 * dim // 8)
+def _minifloat(data: Tensor, num_rows: int, dim: int, bits: int) -> Tensor:
+    width = -(-bits * dim // 8)
     packed = data[num_rows : num_rows * (1 + width)].view(num_rows, width)
-    return unpack_float6(packed.cpu(), dim)
+    return unpack_minifloat(packed.cpu(), dim, bits)
 
 
 def _entropy(codes: Tensor) -> float:

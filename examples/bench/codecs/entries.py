@@ -34,6 +34,7 @@ from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
     Fbgemm,
+    Float4,
     Float6,
     ForwardMask,
     Identity,
@@ -151,6 +152,7 @@ def _codecs(workload: Workload, bound: float) -> Iterator[CompressorEntry]:
         "rowwise 2": Rowwise(2),
         "float6": Float6(),
         "float6 stochastic": Float6("e4m1", "stochastic"),
+        "float4 stochastic": Float4(),
     }
     codecs |= _of_fbgemm(workload.dim)
     codecs |= {f"error_bounded {e}": ErrorBounded(bound, encoder=e) for e in ENCODERS}

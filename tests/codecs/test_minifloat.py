@@ -1,12 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
 from tests.ops.interpreter import interpreter_for
-from trec_qcomm import Contract, Float6
+from trec_qcomm import Contract, Float4, Float6
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ops import float6
+from trec_qcomm.ops import minifloat
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
@@ -16,8 +18,9 @@ from trec_qcomm.testing import (
     round_trip,
 )
 
-FORMATS = ("e4m1", "e3m2")
-ALL = [Float6(f, rounding=r) for f in FORMATS for r in ("nearest", "stochastic")]
+NEAREST = [Float6("e4m1"), Float6("e3m2"), Float4("nearest")]
+STOCHASTIC = [replace(codec, rounding="stochastic") for codec in NEAREST]
+ALL = NEAREST + STOCHASTIC
 ROUNDING = 1 + 2.0**-23  # t + u is rounded to float32
 
 
@@ -30,10 +33,15 @@ def spread_rows(dim: int) -> torch.Tensor:
     return (rows * 10.0 ** torch.linspace(-44, 37, 40)[:, None]).clamp(-3.4e38, 3.4e38)
 
 
-def grid_of(format: str) -> torch.Tensor:
+def parameters(codec) -> tuple[int, int]:
+    """Return M and F of FORMAT.md."""
+    return {12: (1, 15), 13: (2, 7), 22: (0, 6)}[codec.wire_id]
+
+
+def grid_of(codec) -> torch.Tensor:
     """Return all magnitudes that codes have under an exponent of 0, by the text of FORMAT.md."""
-    bits, mantissa = (4, 1) if format == "e4m1" else (3, 2)
-    top, parts = 2**bits - 1, 2**mantissa
+    mantissa, top = parameters(codec)
+    parts = 2**mantissa
     small = [k * 2.0 ** (1 - top - mantissa) for k in range(parts)]
     normal = [(1 + k / parts) * 2.0 ** (f - top) for f in range(1, top) for k in range(parts)]
     return torch.tensor([*small, *normal, 1.0], dtype=torch.float64)
@@ -44,24 +52,24 @@ def test_conformance(codec):
     check_codec(codec)
 
 
-@pytest.mark.parametrize("codec", ALL[::2], ids=repr)
+@pytest.mark.parametrize("codec", NEAREST, ids=repr)
 def test_damaged_frames(codec):
     check_frame(codec)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_stochastic_rounding_is_unbiased(format):
-    assert Float6(format, "stochastic").contract is Contract.UNBIASED
-    check_unbiased(Float6(format, "stochastic"))
+@pytest.mark.parametrize("codec", STOCHASTIC, ids=repr)
+def test_stochastic_rounding_is_unbiased(codec):
+    assert codec.contract is Contract.UNBIASED
+    check_unbiased(codec)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("codec", NEAREST, ids=repr)
 @pytest.mark.parametrize("dim", [1, 7, 128])
-def test_nearest_is_the_nearest_of_the_grid(format, dim):
+def test_nearest_is_the_nearest_of_the_grid(codec, dim):
     rows = spread_rows(dim)
-    decoded = round_trip(Float6(format), rows, Segments.packed([len(rows)], dim)).double()
+    decoded = round_trip(codec, rows, Segments.packed([len(rows)], dim)).double()
     e = torch.frexp(rows.abs().amax(1, keepdim=True).double())[1].clamp(min=-126)
-    grid = grid_of(format) * torch.pow(2.0, e.double())
+    grid = grid_of(codec) * torch.pow(2.0, e.double())
     away = (rows.double().abs()[:, :, None] - grid[:, None, :]).abs().amin(2)
     assert bool(((rows.double() - decoded).abs() <= away * ROUNDING).all())
     assert bool((decoded.sign() * rows.sign() >= 0).all())
@@ -70,12 +78,12 @@ def test_nearest_is_the_nearest_of_the_grid(format, dim):
 @pytest.mark.parametrize("codec", ALL, ids=repr)
 @pytest.mark.parametrize("dim", [3, 64])
 def test_errors_are_within_a_part_of_each_value(codec, dim):
-    bits, mantissa = (4, 1) if codec.format == "e4m1" else (3, 2)
+    mantissa, top = parameters(codec)
     for rows in (spread_rows(dim), awkward_rows(dim)):
         decoded = round_trip(codec, rows, Segments.packed([len(rows)], dim), seed=5).double()
         x = torch.where(rows.isfinite(), rows, 0).double()
         e = torch.frexp(x.abs().amax(1, keepdim=True))[1].clamp(min=-126)
-        base = torch.maximum(x.abs(), torch.pow(2.0, (e + 2 - 2**bits).double()))
+        base = torch.maximum(x.abs(), torch.pow(2.0, (e + 1 - top).double()))
         part = 2.0 ** -(mantissa + (codec.rounding == "nearest"))
         error = torch.where(rows.isfinite(), (x - decoded).abs(), 0)
         assert bool((error <= part * base * ROUNDING).all())
@@ -84,8 +92,8 @@ def test_errors_are_within_a_part_of_each_value(codec, dim):
 def test_values_just_below_a_power_of_two_become_it_and_the_largest_stays():
     largest = torch.finfo(torch.float32).max
     rows = torch.tensor([[1.999, -1.999, 0.0], [largest, -largest, 2.0**127]])
-    for format in FORMATS:
-        decoded = round_trip(Float6(format), rows, Segments.packed([2], 3))
+    for codec in NEAREST:
+        decoded = round_trip(codec, rows, Segments.packed([2], 3))
         assert decoded.tolist() == [[2, -2, 0], [largest, -largest, 2.0**127]]
 
 
@@ -95,8 +103,16 @@ def test_small_values_beside_large_ones_keep_their_size():
     assert round_trip(Float6("e3m2"), row, Segments.packed([1], 3))[0, 1] == 0
 
 
-def test_128_values_take_97_bytes():
+def test_128_values_take_97_or_65_bytes():
     assert Float6().max_nbytes(Segments.packed([8, 1], 128)).tolist() == [776, 104]
+    assert Float4().max_nbytes(Segments.packed([8, 1], 128)).tolist() == [520, 72]
+
+
+def test_four_bits_are_powers_of_two():
+    row = torch.tensor([[4.0, -2.0, 0.5, 0.25, 0.0, torch.nan, -torch.inf]])
+    decoded = round_trip(Float4(), row, Segments.packed([1], 7))
+    assert torch.equal(decoded[~decoded.isnan()], row[~row.isnan()])
+    assert decoded.isnan().tolist() == row.isnan().tolist()
 
 
 @pytest.mark.parametrize("fields", [{"format": "e2m3"}, {"rounding": "up"}])
@@ -104,14 +120,16 @@ def test_bad_fields_are_named(fields):
     (name,) = fields
     with pytest.raises(ValueError, match=f"float6.{name}"):
         Float6(**fields)
+    with pytest.raises(ValueError, match=r"float4.rounding: 'up'"):
+        Float4("up")
 
 
 def test_the_op_refuses_what_it_does_not_know():
     where = (torch.zeros(1, 4), Segments.packed([1], 4), torch.zeros(8, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"exponent_bits: 5 is not one of \(4, 3\)"):
-        float6.encode(*where, torch.tensor([0]), exponent_bits=5)
+    with pytest.raises(ValueError, match=r"bits, exponent_bits: \(4, 4\) is not one of"):
+        minifloat.encode(*where, torch.tensor([0]), bits=4, exponent_bits=4)
     with pytest.raises(ValueError, match="seed"):
-        float6.encode(*where, torch.tensor([0]), exponent_bits=4, seed=-1)
+        minifloat.encode(*where, torch.tensor([0]), bits=6, exponent_bits=4, seed=-1)
 
 
 def datasets(dim):
@@ -133,37 +151,38 @@ def datasets(dim):
 @pytest.mark.triton
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 16, 33, 128])
 @pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
-@pytest.mark.parametrize("exponent_bits", float6.EXPONENT_BITS)
-def test_all_backends_write_the_same_bytes_and_read_them(exponent_bits, stochastic, dim):
+@pytest.mark.parametrize("codec", NEAREST, ids=repr)
+def test_all_backends_write_the_same_bytes_and_read_them(codec, stochastic, dim):
     seed = 2**63 - 1  # the numbers that are hashed wrap
-    options = {"exponent_bits": exponent_bits, "stochastic": stochastic, "seed": seed}
+    form = {"bits": codec.bits, "exponent_bits": codec.exponent_bits}
+    options = form | {"stochastic": stochastic, "seed": seed}
     for rows, segments in datasets(dim):
-        sizes = float6.nbytes(segments)
+        sizes = minifloat.nbytes(segments, codec.bits)
         at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []
         for fill, backend in enumerate(BACKENDS):
             values = rows.to(device_of(backend))
             payload = torch.full((int(sizes.sum()),), fill, dtype=torch.uint8, device=values.device)
             with interpreter_for(segments):
-                float6.encode(values, segments, payload, at, backend=backend, **options)
+                minifloat.encode(values, segments, payload, at, backend=backend, **options)
             payloads.append(payload)
         assert_equal(payloads)
         for backend in BACKENDS:
             out = torch.full_like(rows, 9.0, device=device_of(backend))
             encoded = Encoded(payloads[0].to(out.device), at, sizes)
             with interpreter_for(segments):
-                float6.decode(encoded, segments, out, exponent_bits=exponent_bits, backend=backend)
+                minifloat.decode(encoded, segments, out, backend=backend, **form)
             outs.append(out.view(torch.int32))
         assert_equal(outs)
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("exponent_bits", float6.EXPONENT_BITS)
+@pytest.mark.parametrize("codec", NEAREST, ids=repr)
 @pytest.mark.parametrize("dim", [3, 8])
-def test_any_codes_are_read_alike(dim, exponent_bits):
+def test_any_codes_are_read_alike(dim, codec):
     """Every exponent but 0 is tried, with codes that no encoder writes and bits after the rows."""
     generator = torch.Generator().manual_seed(dim)
     segments = Segments.packed([253, 2], dim)
-    sizes = float6.nbytes(segments)
+    sizes = minifloat.nbytes(segments, codec.bits)
     payload = torch.randint(256, (int(sizes.sum()),), generator=generator).to(torch.uint8)
     at, outs = exclusive_cumsum(sizes)[:-1], []
     payload[:253] = torch.arange(1, 254).to(torch.uint8)
@@ -171,7 +190,8 @@ def test_any_codes_are_read_alike(dim, exponent_bits):
     for backend in BACKENDS:
         outs.append(torch.zeros(255, dim, device=device_of(backend)))
         encoded = Encoded(payload.to(outs[-1].device), at, sizes)
-        float6.decode(encoded, segments, outs[-1], exponent_bits=exponent_bits, backend=backend)
+        form = {"bits": codec.bits, "exponent_bits": codec.exponent_bits}
+        minifloat.decode(encoded, segments, outs[-1], backend=backend, **form)
     assert_equal(out.view(torch.int32) for out in outs)
 
 
@@ -183,8 +203,8 @@ def test_an_exponent_of_zero_is_refused(backend):
     payload = torch.ones(16, dtype=torch.uint8)
     out = torch.zeros(3, 3, device=device)
     encoded = Encoded(payload.to(device), torch.tensor([0, 8, 8]), sizes)
-    float6.decode(encoded, segments, out, exponent_bits=4, backend=backend)
+    minifloat.decode(encoded, segments, out, bits=6, exponent_bits=4, backend=backend)
     encoded.payload[9] = 0
     with pytest.raises(CorruptFrameError, match="an exponent of 0") as raised:
-        float6.decode(encoded, segments, out, exponent_bits=4, backend=backend)
+        minifloat.decode(encoded, segments, out, bits=6, exponent_bits=4, backend=backend)
     assert raised.value.segment == 2
