@@ -7,6 +7,7 @@ import pytest
 from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
+    Float4,
     Float6,
     ForwardMask,
     Identity,
@@ -151,6 +152,8 @@ def test_derived_rungs_begin_with_the_rule_s_codec():
     assert rungs(guard, rule(four)) == ([four, eight, Cast("bf16"), Identity()], 0, 0)
     assert rungs(guard, rule(Rowwise(4), four), "backward")[0][1] == eight
     assert rungs(guard, rule(Float6()))[0] == [Float6(), Rowwise(8), Cast("bf16"), Identity()]
+    steps = [Float4(), Rowwise(8, "stochastic"), Cast("bf16"), Identity()]  # 4 bits are no step
+    assert rungs(guard, rule(Rowwise(4), Float4()), "backward") == (steps, 0, 0)
     assert rungs(guard, rule(Cast("fp16")))[0] == [Cast("fp16"), Identity()]
     assert rungs(guard, rule(Identity())) == ([Identity()], 0, 0)
     assert rungs(guard, rule(Identity(), Sign()), "backward")[0][:2] == [Sign(), Rowwise(2)]
@@ -184,3 +187,5 @@ def test_numbers_for_the_policy():
     assert ladder.names[0] == repr(Rowwise(4))
     assert ladder.bits == pytest.approx((4.25, 8.25, 16, 32), abs=0.02)
     assert (ladder.start, ladder.top) == (0, 3)
+    absolute = GuardRule().ladders(rule(ErrorBounded(0.1, "abs")))["forward"].rungs
+    assert absolute.bits == (12, 14, 16, 32)  # a quarter of the bound takes 2 bits more

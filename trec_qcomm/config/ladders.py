@@ -23,6 +23,7 @@ from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.segments import Segments
 
 _DIM, _ROWS = 128, 64
+_UNKNOWN_BITS = 16.0  # of a codec whose bits the values alone decide: fewer than float32's
 _NEXT_BOUNDS = (4, 16)  # what a derived ladder divides an error bound by
 ALL_COLUMNS = TopK(density=1.0, values="fp32")  # exact, and notes the columns for forward_mask
 
@@ -46,23 +47,32 @@ class CodecLadder:
     def rungs(self) -> Ladder:
         """Names and sizes of the rungs, for the policy."""
         names = tuple(repr(codec) for codec in self.codecs)
-        bits = tuple(bits_a_value(codec) for codec in self.codecs)
-        return Ladder(names=names, start=self.start, lowest=self.lowest, bits=bits)
+        return Ladder(names=names, start=self.start, lowest=self.lowest, bits=_sizes(self.codecs))
 
 
 def bits_a_value(codec: Codec) -> float:
     """Return about how many bits a value the codec sends, as the module says.
 
-    Where the values alone decide it is 16: less than float32, and not known.
+    Where the values alone decide, it is _UNKNOWN_BITS.
     """
     if isinstance(codec, ErrorBounded):
-        return log2(1 + 1 / (2 * codec.bound)) if codec.mode == "rel" else 16.0
+        return log2(1 + 1 / (2 * codec.bound)) if codec.mode == "rel" else _UNKNOWN_BITS
     if not codec.fixed_size or mask_use(codec) is MaskUse.READS:
-        return 16.0
+        return _UNKNOWN_BITS
     starts = torch.tensor([0])
     stride = torch.tensor([_DIM])
     rows = Segments(torch.tensor([0, _ROWS]), _DIM, starts, stride)
     return 8 * float(codec.max_nbytes(rows)[0]) / (_ROWS * _DIM)
+
+
+def _sizes(codecs: Sequence[Codec]) -> tuple[float, ...]:
+    """Return the bits of rungs. Where values alone decide them, one more halves the tolerance."""
+    sizes = [bits_a_value(codec) for codec in codecs]
+    unknown = [n for n, codec in enumerate(codecs) if _fineness(codec)[0] != "bits"]
+    for n in unknown:
+        tolerance, finest = (float(codecs[m].tolerance or 0.0) for m in (n, unknown[-1]))
+        sizes[n] = max(1.0, _UNKNOWN_BITS - log2(tolerance / finest)) if finest else _UNKNOWN_BITS
+    return tuple(sizes)
 
 
 def is_finer(codec: Codec, other: Codec) -> bool | None:
@@ -134,9 +144,10 @@ def _derived(rule: TableRule, direction: Direction) -> Iterator[Codec]:
     else:
         plain = Rowwise(8, "stochastic" if configured.contract is Contract.UNBIASED else "nearest")
         template = configured if isinstance(configured, Rowwise) else plain
-        for bits in (2, 4, 8):
-            yield replace(template, bits=bits)
-        yield Cast("bf16")
+        finer: list[Codec] = [replace(template, bits=bits) for bits in (2, 4, 8)]
+        for codec in (*finer, Cast("bf16")):
+            if bits_a_value(codec) >= bits_a_value(configured) + 1:  # or it is no step
+                yield codec
 
 
 def _is_exact(codec: Codec) -> bool:

@@ -6,7 +6,7 @@ Knows: effects as numbers by table. Does not know: rungs, how they were measured
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import fsum, isfinite
+from math import fsum, isfinite, isnan
 
 from trec_qcomm.control.guard.readings import Readings
 
@@ -15,8 +15,12 @@ EXPLAINED = 0.5  # of the excess, from which nobody else is asked
 
 
 def mean_effect(effects: Sequence[float]) -> float:
-    """Return the mean over probe batches; infinite where one of them is."""
-    return fsum(effects) / len(effects) if all(map(isfinite, effects)) else max(effects)
+    """Return the mean over probe batches; infinite where one of them is.
+
+    NaN counts as no effect: the loss is not finite with or without this table's codec.
+    """
+    numbers = [0.0 if isnan(effect) else effect for effect in effects]
+    return fsum(numbers) / len(numbers) if all(map(isfinite, numbers)) else max(numbers)
 
 
 def choose(effects: Mapping[str, Sequence[float]], limit: float) -> list[str]:
@@ -41,7 +45,7 @@ def is_shown_above(effects: Sequence[float], limit: float) -> bool:
         return mean_effect(effects) > limit
     readings = Readings(1)
     readings.add(effects)
-    return readings.estimate().p_above(limit) <= 0.05
+    return readings.estimate().suggests_above(limit)
 
 
 def explain(effects: Mapping[str, Sequence[float]], excess: float) -> bool:

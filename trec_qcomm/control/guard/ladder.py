@@ -1,10 +1,15 @@
-"""Ladder: the rungs that one table may have in one direction, as names and sizes.
+"""Ladder, the rungs that one table may have in one direction, and Patience, when to try one again.
 
-Knows: names of rungs. Does not know: codecs.
+Knows: names and sizes of rungs, numbers of probes. Does not know: codecs, the loss.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from trec_qcomm.control.guard.limits import GuardLimits
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -42,6 +47,63 @@ class Ladder:
         """Number of the exact rung."""
         return len(self.names) - 1
 
+    def rung_for(self, rung: int, effect: float, limit: float) -> int:
+        """Return the next finer rung, or a still finer one where that cannot be enough.
+
+        A bit more halves the error, and the effect on the loss, which is linear in the error or
+        better than that. So a rung is enough if it would bring the effect to the limit.
+
+        Args: effect: change of the loss with `rung`.  limit: the most that it may be.
+        """
+        for finer in range(rung + 1, self.top):
+            if effect <= limit * 2 ** (self.bits[finer] - self.bits[rung] if self.bits else 31):
+                return finer
+        return self.top
+
     def bits_saved(self, rung: int) -> float:
         """Return how many bits a value the rung below sends less."""
         return self.bits[rung] - self.bits[rung - 1] if self.bits else 1.0
+
+
+class Patience:
+    """Counts of how often tables left and tried each rung, and until when they wait."""
+
+    def __init__(self, limits: GuardLimits) -> None:
+        """Begin with no rung left."""
+        self._limits = limits
+        self._left: dict[tuple[Key, str], int] = {}
+        self._tried: dict[tuple[Key, str], int] = {}
+        self._until: dict[tuple[Key, str], int] = {}
+
+    def leave(self, key: Key, rung: str, probe: int) -> None:
+        """Note that a table had to leave a rung: it waits, twice as long each time."""
+        left = self._left[key, rung] = self._left.get((key, rung), 0) + 1
+        self._until[key, rung] = probe + self._limits.patience * 2 ** (left - 1)
+
+    def may_try(self, key: Key, rung: str, probe: int) -> bool:
+        """Return whether a table may be moved down to a rung at a probe."""
+        if self._tried.get((key, rung), 0) >= self._limits.max_lowers:
+            return False
+        return probe >= self._until.get((key, rung), 0)
+
+    def try_rung(self, key: Key, rung: str) -> None:
+        """Note that a table is moved down to a rung."""
+        self._tried[key, rung] = self._tried.get((key, rung), 0) + 1
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return one mapping for each rung of a table that was left or tried."""
+        return [
+            {
+                "table": table, "direction": direction, "rung": rung,
+                "left": self._left.get(((table, direction), rung), 0),
+                "tried": self._tried.get(((table, direction), rung), 0),
+                "until": self._until.get(((table, direction), rung), 0),
+            }
+            for (table, direction), rung in dict.fromkeys([*self._left, *self._tried])
+        ]  # fmt: skip
+
+    def load_state_dict(self, state: list[Mapping[str, Any]]) -> None:
+        """Continue from a `state_dict`."""
+        for name in ("left", "tried", "until"):
+            counts = {((s["table"], s["direction"]), s["rung"]): s[name] for s in state if s[name]}
+            setattr(self, f"_{name}", counts)

@@ -16,18 +16,17 @@ Knows: readings, signals, ladders. Does not know: codecs, process groups, how a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import fsum, inf, isfinite, isnan
 from typing import Any
 
-from trec_qcomm.control.guard.effects import choose, explain
+from trec_qcomm.control.guard.alarms import Alarm, Alarms
+from trec_qcomm.control.guard.effects import choose, explain, mean_effect
 from trec_qcomm.control.guard.events import Decision, Event, EventKind, Reason
-from trec_qcomm.control.guard.ladder import DIRECTIONS, Key, Ladder
+from trec_qcomm.control.guard.ladder import DIRECTIONS, Key, Ladder, Patience
 from trec_qcomm.control.guard.limits import GuardLimits
-from trec_qcomm.control.guard.patience import Patience
 from trec_qcomm.control.guard.readings import Readings
-from trec_qcomm.control.guard.signals import Signals
-from trec_qcomm.control.guard.suspects import Suspects
+from trec_qcomm.control.guard.signals import Signals, Suspects
 
 MOST_EVENTS = 1000  # that the history keeps
 CALM_SHARE = 0.5  # of the limit, which the mean must not exceed before a table is moved down
@@ -51,11 +50,15 @@ class GuardPolicy:
         self._probe, self._step = -1, 0
         self._calm = 0  # readings in a row that were not above the limit
         self._is_episode = False
-        self._told: set[str] = set()
-        self._low_snr: dict[Key, int] = {}
+        self._latest_try: tuple[Key | None, int] = None, 0  # a table moved down, and the probe
+        self._told: set[Reason] = set()  # of the whole model, and still so
+        self._alarms = Alarms(limits)
         self._readings = Readings(limits.raise_after)
         self._patience = Patience(limits)
         self._suspects = Suspects()
+        # What one probe leaves for `attributed`, which follows at once.
+        self._shown = Decision()  # with the numbers of the latest probe
+        self._is_finite = True
         self._asked: tuple[str, ...] = ()
         self._effects: dict[str, Sequence[float]] = {}
 
@@ -80,19 +83,21 @@ class GuardPolicy:
                 only the loss with codecs is not finite, NaN where the one without is not.
             signals: figures of tables since the last probe; of others than the guard's they are
                 not read.
-        Raises: ValueError: no changes, or `attributed` was due.
+        Raises: ValueError: fewer than two changes, whose spread nobody knows, or `attributed` was
+            due.
         """
         if self._asked:
             raise ValueError(f"attributed() is due, with effects of {', '.join(self._asked)}")
-        if not changes:
-            raise ValueError("changes: expected one number a probe batch, got none")
+        if len(changes) < 2:
+            raise ValueError(f"changes: expected those of two or more probe batches, got {changes}")
         self._probe, self._step = self._probe + 1, step
         signals = {key: signal for key, signal in (signals or {}).items() if key in self.ladders}
         self._suspects.observe(self._probe, signals)
+        self._read(changes)
         events = self._by_signals(signals)
-        if any(event.is_move for event in events):  # this probe was read with other codecs
-            return self._decision(events)
-        return self._decision(events + self._by_loss(changes, signals))
+        if not any(event.is_move for event in events):  # or the next probe shows what it changed
+            events += self._by_loss(changes, signals)
+        return self._decision(events)
 
     def attributed(self, effects: Mapping[str, Sequence[float]]) -> Decision:
         """Take the effects of the tables that were asked for, and decide; it may ask for others.
@@ -106,61 +111,60 @@ class GuardPolicy:
             raise ValueError(f"effects: missing {', '.join(missing) or '; nothing was asked for'}")
         self._effects |= {table: tuple(effects[table]) for table in self._asked}
         others = [table for table in self._movable() if table not in self._effects]
-        excess = (self._latest()[0] or inf) - self.limits.limit_ne
+        change = self._latest()[0]
+        excess = inf if change is None else change - self.limits.limit_ne
         if others and not explain(self._effects, excess):
             self._asked = tuple(others)
             return self._decision([])
-        chosen, self._asked = choose(self._effects, self.limits.limit_ne), ()
-        events = [self._raise_for_loss(table) for table in chosen]
+        self._asked = ()
+        events = [self._raise_for_loss(table) for table in self._chosen()]
         self._effects = {}
         return self._decision(events)
+
+    def _chosen(self) -> list[str]:
+        """Return the tables that are to blame: all where no single one makes the loss infinite."""
+        if not self._is_finite and all(mean_effect(e) < inf for e in self._effects.values()):
+            return list(self._effects)
+        return choose(self._effects, self.limits.limit_ne)
+
+    def _read(self, changes: Sequence[float]) -> None:
+        """Add a reading, if it is one."""
+        self._is_finite = all(map(isfinite, changes))
+        self._shown = Decision()
+        if any(map(isnan, changes)):
+            return
+        if self._is_finite:
+            self._readings.add(changes)
+            estimate = self._readings.estimate()
+            low, high = estimate.interval
+            self._shown = Decision(change=estimate.mean, low=low, high=high)
+            is_above = fsum(changes) / len(changes) > self.limits.limit_ne
+        else:
+            self._readings.restart()
+            is_above = True
+        self._calm = 0 if is_above else self._calm + 1
 
     def _by_signals(self, signals: Mapping[Key, Signals]) -> list[Event]:
         """Return what follows at once from NaN, refused values, bytes and noise."""
         events = []
-        for key in self.ladders:
-            signal = signals.get(key)
-            if signal is not None:
-                event = self._of_signal(key, signal)
-                events += [] if event is None else [event]
+        for key, ladder in self.ladders.items():
+            if key in signals:
+                is_exact = self._rungs[key] == ladder.top
+                alarm = self._alarms.check(key, signals[key], is_exact=is_exact)
+                events += [] if alarm is None else [self._answer(alarm, signals[key])]
         return events
 
-    def _of_signal(self, key: Key, signal: Signals) -> Event | None:
-        """Return the first thing that is wrong with a table and was not told yet."""
-        is_exact = self._rungs[key] == self.ladders[key].top
-        bits, snr, least = signal.bits, signal.snr_db, self.limits.least_snr_db
-        is_low = least is not None and snr is not None and snr < least
-        self._low_snr[key] = self._low_snr.get(key, 0) + 1 if is_low else 0
-        numbers = signal.num_unencodable + signal.num_broken
-        cases: list[tuple[Reason, str, bool]] = [
-            ("unencodable", self.limits.on_unencodable, numbers > 0 and not is_exact),
-            ("pointless", self.limits.on_pointless, (bits or 0) > 32 and not is_exact),
-            ("nan", self.limits.on_nan, signal.num_nan + signal.num_inf > 0),
-            ("snr", "raise", self._low_snr[key] >= self.limits.raise_after and not is_exact),
-        ]
-        event = None
-        for reason, handling, is_bad in cases:
-            told = f"{reason} {key[1]} {key[0]}"
-            if not is_bad:
-                self._told.discard(told)
-            elif event is None and (handling == "error" or told not in self._told):
-                self._told.add(told)
-                event = self._handle(key, reason, handling, signal)
-        return event
-
-    def _handle(self, key: Key, reason: Reason, handling: str, signal: Signals) -> Event:
-        figures = {
-            name: float(value)
-            for name, value in asdict(signal).items()
-            if value is not None and isfinite(value)
-        }
+    def _answer(self, alarm: Alarm, signal: Signals) -> Event:
+        key, answer = alarm.key, alarm.answer
+        values = {name: float(v) for name, v in asdict(signal).items() if v is not None}
+        figures = {name: value for name, value in values.items() if isfinite(value)}
         rung, top = self._rungs[key], self.ladders[key].top
-        if handling == "error":
-            return self._event("error", reason, key=key, figures=figures)
-        if self.limits.action == "warn" or handling == "warn" or rung == top:
-            return self._event("warn", reason, key=key, figures=figures)
-        to = top if handling == "exact" else rung + 1
-        return self._move(key, to, "raise", reason, figures)
+        if answer == "error":
+            return self._event("error", alarm.reason, key=key, figures=figures)
+        if self.limits.action == "warn" or answer == "warn" or rung == top:
+            return self._event("warn", alarm.reason, key=key, figures=figures)
+        to = top if answer == "exact" else rung + 1
+        return self._move(key, to, "raise", alarm.reason, figures)
 
     def _by_loss(self, changes: Sequence[float], signals: Mapping[Key, Signals]) -> list[Event]:
         """Return what follows from the loss of this probe."""
@@ -168,14 +172,9 @@ class GuardPolicy:
             return self._tell_once("undecidable")
         self._told.discard("undecidable")
         limit = self.limits.limit_ne
-        if all(map(isfinite, changes)):
-            self._readings.add(changes)
-            is_above = fsum(changes) / len(changes) > limit
-            self._calm = 0 if is_above else self._calm + 1
-            trips = self._readings.show_above(limit, is_suspected=self._is_episode)
-        else:
-            self._readings.restart()
-            self._calm, trips = 0, True
+        trips = not self._is_finite
+        is_suspected = self._is_episode or self._tried() is not None
+        trips = trips or self._readings.show_above(limit, is_suspected=is_suspected)
         if trips:
             return self._trip()
         return self._end_episode() + self._lower(signals)
@@ -195,21 +194,24 @@ class GuardPolicy:
 
     def _raise_for_loss(self, table: str) -> Event:
         key: Key = (table, "forward")
-        figures = {
-            f"effect {name}": fsum(values) / len(values)
-            for name, values in self._effects.items()
-            if all(map(isfinite, values))
-        }
+        effects = {name: mean_effect(values) for name, values in self._effects.items()}
+        figures = {f"effect {name}": mean for name, mean in effects.items() if isfinite(mean)}
         if self.limits.action == "warn":
             return self._event("warn", "loss", key=key, figures=figures)
-        return self._move(key, self._rungs[key] + 1, "raise", "loss", figures)
+        effect = effects[table] if self._is_finite else inf
+        to = self.ladders[key].rung_for(self._rungs[key], effect, self.limits.limit_ne)
+        if key == self._tried():
+            to = self._rungs[key] + 1  # on which all was calm
+        return self._move(key, to, "raise", "loss", figures)
 
     def _end_episode(self) -> list[Event]:
         if not self._is_episode or self._calm < self.limits.lower_after:
             return []
         self._is_episode = False
         self._told.discard("no_table_left")
-        return [self._event("calm", "calm")]
+        event = self._event("calm", "calm")
+        self._readings.restart(self._readings.readings[-self._calm :])  # the others are no noise
+        return [event]
 
     def _lower(self, signals: Mapping[Key, Signals]) -> list[Event]:
         """Move one table down where the loss was calm for long: the one that saves most bits."""
@@ -231,8 +233,14 @@ class GuardPolicy:
         if not saved:
             return []
         key = max(saved, key=lambda key: saved[key])
+        self._latest_try = key, self._probe
         self._patience.try_rung(key, self.ladders[key].names[self._rungs[key] - 1])
         return [self._move(key, self._rungs[key] - 1, "lower", "calm", {})]
+
+    def _tried(self) -> Key | None:
+        """Return the table that was moved down lately, which is on trial."""
+        key, probe = self._latest_try
+        return key if self._probe - probe <= self.limits.lower_after else None
 
     def _movable(self) -> list[str]:
         """Return the tables whose rows may get a finer codec."""
@@ -245,15 +253,14 @@ class GuardPolicy:
     def _move(
         self, key: Key, to: int, kind: EventKind, reason: Reason, figures: Mapping[str, float]
     ) -> Event:
-        """Give a table another rung. Readings begin anew."""
+        """Give a table another rung."""
         before, ladder = self._rungs[key], self.ladders[key]
         event = self._event(kind, reason, key=key, after=to, figures=figures)
         if to > before:
             self._patience.leave(key, ladder.names[before], self._probe)
         self._rungs[key] = to
-        self._low_snr[key] = 0
+        self._alarms.forget_codec(key)
         self._suspects.forget_codec(key)
-        self._readings.restart()
         return event
 
     def _tell_once(self, reason: Reason) -> list[Event]:
@@ -305,13 +312,9 @@ class GuardPolicy:
         return estimate.mean, *estimate.interval
 
     def _decision(self, events: Sequence[Event]) -> Decision:
-        change, low, high = None, None, None
-        if len(self._readings):
-            estimate = self._readings.estimate()
-            change, (low, high) = estimate.mean, estimate.interval
-        return Decision(
-            events=tuple(events), attribute=self._asked, change=change, low=low, high=high
-        )
+        if any(event.is_move for event in events):
+            self._readings.restart()
+        return replace(self._shown, events=tuple(events), attribute=self._asked)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later decisions depend on, and the history, as JSON can hold it."""
@@ -322,11 +325,12 @@ class GuardPolicy:
             "probe": self._probe,
             "step": self._step,
             "rungs": rungs,
-            "readings": [list(reading) for reading in self._readings.values],
+            "readings": [list(reading) for reading in self._readings.readings],
             "calm": self._calm,
             "is_episode": self._is_episode,
+            "latest_try": [*(self._latest_try[0] or ("", "")), self._latest_try[1]],
             "told": sorted(self._told),
-            "low_snr": [[*key, count] for key, count in self._low_snr.items()],
+            "alarms": self._alarms.state_dict(),
             "patience": self._patience.state_dict(),
             "suspects": self._suspects.state_dict(),
             "history": [asdict(event) for event in self.history],
@@ -343,12 +347,14 @@ class GuardPolicy:
         self._probe, self._step = state["probe"], state["step"]
         self._calm, self._is_episode = state["calm"], state["is_episode"]
         self._told = set(state["told"])
-        self._low_snr = {(table, direction): n for table, direction, n in state["low_snr"]}
-        self._readings.values = [tuple(reading) for reading in state["readings"]]
+        table, direction, probe = state["latest_try"]
+        self._latest_try = (table, direction) if table else None, probe
+        self._alarms.load_state_dict(state["alarms"])
+        self._readings.restart(state["readings"])
         self._patience.load_state_dict(state["patience"])
         self._suspects.load_state_dict(state["suspects"])
         self.history = [Event(**event) for event in state["history"]]
-        self._asked, self._effects = (), {}
+        self._shown, self._asked, self._effects = Decision(), (), {}
         events = self._load_rungs(state["rungs"])
         if events:
             self._readings.restart()

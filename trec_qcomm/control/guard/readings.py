@@ -1,78 +1,108 @@
 """Readings: what the changes of the loss show, probe after probe, while all rungs stay as they are.
 
-A reading is one number a probe batch: by how many percent codecs change its loss. The mean over the
-latest n readings is off for two reasons, and its variance is the sum of both estimates:
+A reading is one number a probe batch: by how many percent codecs change its loss. The mean over n
+successive readings of B batches is off for two reasons:
 
-- the batches are a sample. The spread of the batches' means over these n readings, over B.
-- each probe meets other weights, which all batches share. Half the mean squared difference of
-  successive readings, over n. The difference between this window and what was before is left out,
-  so a jump does not hide itself.
+- Each probe meets other weights, so noise is drawn anew: one part that all batches share, and one
+  of each batch. Differences of successive readings show both: their means over batches the sum of
+  both, their spread over batches the second part, which is counted twice, on the safe side. The
+  difference between the n readings and those before is left out, so that a jump does not hide
+  itself. Where noise has a memory, successive readings are too much alike. The spread of means of
+  1, 2, 4 and 8 readings shows that; the largest variance holds.
+- The batches are a sample, drawn once: the spread over batches of their means over the n readings.
 
-Both hold the noise of single values, which is counted twice: on the safe side. The mean over the
-limit, in units of that error, is Student's t with Welch's degrees of freedom.
+A change is shown to be above the limit if the mean exceeds it by the sum of two margins: Student's
+t with Welch's degrees of freedom times the first error, at a level that lasts for as many probes
+as a training has; and Student's t with B - 1 degrees times the second error, at the level of the
+one draw of the batches.
 
-Monitoring has no end, so the test is a constant one: at each probe windows of several lengths are
-tested, with FALSE_TRIPS in all. By Bonferroni, a change that is just at the limit trips in at most
-that share of the probes, and 1000 probes trip with a chance of at most 1 %. Only the latest LONGEST
-readings count: what was long ago masks nothing.
+Monitoring has no end, so the first level is a constant one: at each probe windows of several
+lengths are tested, with FALSE_TRIPS in all. By Bonferroni, noise lets a change that is just at the
+limit trip in at most that share of the probes: with a chance of 1 % in 1000 probes. Only the latest
+LONGEST readings count: what was long ago masks nothing.
 
 Knows: numbers. Does not know: tables, rungs.
-Source: Page 1954 (tests over the latest readings, whose error is one per run length); Welch 1947;
-von Neumann 1941 (successive differences); docs/GUARD.md has simulated characteristics.
+Source: Page 1954 (tests over the latest readings, with a run length); von Neumann 1941 (successive
+differences); Welch 1947. docs/GUARD.md has what simulations show of it.
 Numerics: plain Python, so all ranks get the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import fsum, inf, sqrt
+from itertools import accumulate
+from math import erfc, fsum, inf, sqrt
 
 from trec_qcomm.control.trials.student_t import t_quantile_of_tail, t_tail
 
-FALSE_TRIPS = 1e-5  # chance of a trip at one probe while the change is just at the limit
+FALSE_TRIPS = 1e-5  # chance that noise trips at one probe while the change is just at the limit
+FALSE_DRAW = 0.0025  # chance of batches that mislead; they are drawn once
 LONGEST = 64  # readings that are kept
 MIN_DIFFERENCES = 3  # of successive readings, before the noise between probes is known at all
 _GROWTH = 1.5  # of the lengths of windows
-_SUSPICION = 0.05  # one-sided level where an episode is on already
+_MEMORIES = (1, 2, 4, 8)  # lengths of means whose spread shows a memory of the noise
+_FEWEST_MEANS = 4  # before their spread says anything
+_SUSPICION = 0.05  # one-sided level where an episode is on already, and of `upper`
 _INTERVAL = 0.025  # tail on either side
 
 Reading = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Mean of a window of readings, with its error.
+class Variance:
+    """An estimated variance. Args: degrees: number of degrees of freedom; 0 where it is unknown."""
 
-    Args: degrees: number of degrees of freedom; 0 where no error is known.
-    """
+    value: float = 0.0
+    degrees: float = 0.0
+
+    def __add__(self, other: Variance) -> Variance:
+        """Return the variance of a sum, with Welch's degrees of freedom."""
+        if not self.degrees or not other.degrees:
+            return self if self.degrees else other
+        weight = self.value**2 / self.degrees + other.value**2 / other.degrees
+        value = self.value + other.value
+        return Variance(value, value**2 / weight if weight else self.degrees + other.degrees)
+
+    def margin(self, tail: float) -> float:
+        """Return what the error exceeds with a chance of `tail`; infinite where it is unknown."""
+        if not self.degrees:
+            return inf
+        return t_quantile_of_tail(tail, int(max(1.0, self.degrees))) * sqrt(self.value)
+
+    def is_exceeded(self, distance: float, tail: float) -> bool:
+        """Return whether `distance` is at least `margin(tail)`, which takes longer to find."""
+        if not self.degrees or distance <= 0:
+            return False
+        if not self.value:
+            return True
+        t = distance / sqrt(self.value)
+        # The normal tail is the smaller one, and quick.
+        return erfc(t / sqrt(2)) / 2 <= tail and t_tail(t, int(max(1.0, self.degrees))) <= tail
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean of a window of readings. Args: noise, draw: its variance, for the two reasons above."""
 
     mean: float
-    error: float
-    degrees: int
+    noise: Variance
+    draw: Variance
 
-    def p_above(self, limit: float) -> float:
-        """Return the chance of such a mean if the true one is the limit."""
-        if not self.degrees:
-            return 1.0
-        if self.error == 0:
-            return 0.0 if self.mean > limit else 1.0
-        return t_tail((self.mean - limit) / self.error, self.degrees)
+    def suggests_above(self, limit: float) -> bool:
+        """Return whether the mean is above a limit at a level of 5 %, one-sided."""
+        return (self.noise + self.draw).is_exceeded(self.mean - limit, _SUSPICION)
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """The 95 % interval of the mean; None twice without an error."""
-        if not self.degrees:
-            return None, None
-        half = t_quantile_of_tail(_INTERVAL, self.degrees) * self.error
-        return self.mean - half, self.mean + half
+        """The 95 % interval of the mean; None twice where no error is known."""
+        half = (self.noise + self.draw).margin(_INTERVAL)
+        return (None, None) if half == inf else (self.mean - half, self.mean + half)
 
     @property
     def upper(self) -> float:
-        """One-sided 95 % limit of the mean; infinite without an error."""
-        if not self.degrees:
-            return inf
-        return self.mean + t_quantile_of_tail(_SUSPICION, self.degrees) * self.error
+        """One-sided 95 % limit of the mean; infinite where no error is known."""
+        return self.mean + (self.noise + self.draw).margin(_SUSPICION)
 
 
 class Readings:
@@ -82,26 +112,39 @@ class Readings:
         """Begin without any. Args: raise_after: length of the shortest window."""
         self._lengths = _lengths(raise_after)
         self._raise_after = raise_after
-        self.values: list[Reading] = []
+        self._readings: list[Reading] = []
+        self._means: list[float] = []
+        self._steps: list[tuple[float, float]] = []  # from the reading before; the first is none
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self._readings)
 
-    def restart(self) -> None:
-        """Forget all, since rungs have changed."""
-        self.values = []
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """The readings that are kept, the oldest first."""
+        return tuple(self._readings)
+
+    def restart(self, readings: Iterable[Sequence[float]] = ()) -> None:
+        """Forget all, since rungs have changed. Args: readings: what to begin with."""
+        self._readings, self._means, self._steps = [], [], []
+        for reading in readings:
+            self.add(reading)
 
     def add(self, changes: Sequence[float]) -> None:
         """Add a reading of finite numbers. One of another number of batches begins anew."""
-        if self.values and len(self.values[-1]) != len(changes):
+        if self._readings and len(self._readings[-1]) != len(changes):
             self.restart()
-        longest = max(LONGEST, self._lengths[-1])
-        self.values = [*self.values[1 - longest :], tuple(changes)]
+        reading = tuple(changes)
+        self._steps.append(_step(self._readings[-1], reading) if self._readings else (0.0, 0.0))
+        self._readings.append(reading)
+        self._means.append(_mean(reading))
+        for kept in (self._steps, self._readings, self._means):
+            del kept[: -max(LONGEST, self._lengths[-1])]
 
     def are_above(self, limit: float) -> bool:
         """Return whether the latest `raise_after` readings are all above a limit."""
-        latest = self.values[-self._raise_after :]
-        return len(latest) == self._raise_after and all(_mean(r) > limit for r in latest)
+        latest = self._means[-self._raise_after :]
+        return len(latest) == self._raise_after and min(latest) > limit
 
     def show_above(self, limit: float, *, is_suspected: bool = False) -> bool:
         """Return whether the mean is shown to be above the limit.
@@ -112,43 +155,78 @@ class Readings:
         if not self.are_above(limit):
             return False
         if is_suspected:
-            return self.estimate(self._raise_after).p_above(limit) <= _SUSPICION
-        if len(self.values) <= MIN_DIFFERENCES:
+            return self.estimate(self._raise_after).suggests_above(limit)
+        if len(self) <= MIN_DIFFERENCES:
             return False
         level = FALSE_TRIPS / len(self._lengths)
-        lengths = [n for n in self._lengths if n <= len(self.values)]
-        return any(self.estimate(n).p_above(limit) <= level for n in lengths)
+        lengths = [n for n in self._lengths if n <= len(self)]
+        return any(self._shows_above(limit, n, level) for n in lengths)
+
+    def _shows_above(self, limit: float, n: int, level: float) -> bool:
+        """Return whether the mean of n readings is above the limit by both margins."""
+        mean, draw = self._sample(n)
+        distance = mean - limit - (draw.margin(FALSE_DRAW) if draw.degrees else 0.0)
+        return distance > 0 and self._noise(n).is_exceeded(distance, level)
 
     def estimate(self, length: int | None = None) -> Estimate:
         """Return the mean of the latest readings. Args: length: how many; None: all."""
-        n = len(self.values) if length is None else min(length, len(self.values))
-        window = self.values[len(self.values) - n :]
-        by_batch = [fsum(batch) / n for batch in zip(*window, strict=True)]
-        parts = [_of_batches(by_batch), self._of_probes(n)]
-        known = [(variance, degrees) for variance, degrees in parts if degrees > 0]
-        variance = fsum(v for v, _ in known)
-        weight = fsum(v * v / degrees for v, degrees in known)
-        degrees = variance * variance / weight if weight > 0 else fsum(d for _, d in known)
-        return Estimate(_mean(by_batch), sqrt(variance), int(max(1.0, degrees)) if known else 0)
+        n = len(self) if length is None else min(length, len(self))
+        mean, draw = self._sample(n)
+        return Estimate(mean, self._noise(n), draw)
 
-    def _of_probes(self, n: int) -> tuple[float, float]:
-        """Return the variance of the mean of n readings for noise between probes, and degrees."""
-        means = [_mean(reading) for reading in self.values]
-        start = len(means) - n
-        squares = [(means[i] - means[i - 1]) ** 2 for i in range(1, len(means)) if i != start]
-        if not squares:
-            return 0.0, 0.0
+    def _sample(self, n: int) -> tuple[float, Variance]:
+        """Return the mean of the latest n readings, and its variance for the draw of batches."""
+        by_batch = [fsum(batch) / n for batch in zip(*self._readings[len(self) - n :], strict=True)]
+        if len(by_batch) < 2:
+            return by_batch[0], Variance()
+        spread = _square_spread(by_batch) / len(by_batch)
+        return _mean(by_batch), Variance(spread, len(by_batch) - 1)
+
+    def _noise(self, n: int) -> Variance:
+        """Return the variance of the mean of the latest n readings for noise between probes."""
+        steps = self._steps[1:]
+        straddling = len(self) - n - 1
+        if straddling >= 0:
+            steps = steps[:straddling] + steps[straddling + 1 :]
+        if not steps:
+            return Variance()
+        num_batches = len(self._readings[-1])
         # Differences that share a reading are not independent: two thirds of them count.
-        return fsum(squares) / (2 * len(squares) * n), max(1.0, 2 * len(squares) / 3)
+        count = max(1.0, 2 * len(steps) / 3)
+        shared = fsum(square for square, _ in steps) / (2 * len(steps) * n)
+        parts = self._means[: len(self) - n], self._means[len(self) - n :]
+        shared = max(shared, *(k * _spread_of_means(parts, k) / n for k in _MEMORIES if k <= n))
+        single = fsum(spread for _, spread in steps) / (2 * len(steps) * n * num_batches)
+        return Variance(shared, count) + Variance(single, count * (num_batches - 1))
 
 
-def _of_batches(means: Sequence[float]) -> tuple[float, float]:
-    """Return the variance of the mean of a sample of batches, and degrees of freedom."""
-    size = len(means)
-    if size < 2:
-        return 0.0, 0.0
-    center = _mean(means)
-    return fsum((m - center) ** 2 for m in means) / (size - 1) / size, size - 1
+def _step(before: Reading, after: Reading) -> tuple[float, float]:
+    """Return what one reading differs from the one before: the mean squared, and the spread."""
+    differences = [b - a for a, b in zip(before, after, strict=True)]
+    return _mean(differences) ** 2, _square_spread(differences)
+
+
+def _spread_of_means(parts: Iterable[Sequence[float]], n: int) -> float:
+    """Return the variance of means of n successive values about each part's mean.
+
+    Parts of fewer than _FEWEST_MEANS times n values are left out; 0 where all are.
+    """
+    squares, count = [0.0], 0
+    for values in parts:
+        if len(values) >= _FEWEST_MEANS * n:
+            sums = [0.0, *accumulate(values)]
+            means = [(b - a) / n for a, b in zip(sums, sums[n:], strict=False)]
+            squares.append(_square_spread(means) * len(means))
+            count += len(means)
+    return fsum(squares) / max(1, count)
+
+
+def _square_spread(values: Sequence[float]) -> float:
+    """Return the variance of a sample; 0 of one value."""
+    if len(values) < 2:
+        return 0.0
+    center = _mean(values)
+    return fsum((value - center) ** 2 for value in values) / (len(values) - 1)
 
 
 def _mean(values: Sequence[float]) -> float:
