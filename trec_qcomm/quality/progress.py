@@ -26,7 +26,7 @@ class Progress:
         left = (time.monotonic() - self._started) / self._done * num_missing
         line = (
             f"{self._name}: seed {record.seed}, {record.configuration}; {self._done} done, "
-            f"{self._most}{num_missing} left, {self._most}{_duration(left)}"
+            f"{self._most}{num_missing} left, {self._most}{duration(left)}"
         )
         end = "\033[K\r" if self._file.isatty() else "\n"
         print(line, end=end, file=self._file, flush=True)
@@ -37,7 +37,7 @@ class Progress:
             print(file=self._file)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a duration in its largest unit: 40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"

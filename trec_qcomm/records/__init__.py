@@ -32,6 +32,7 @@ from trec_qcomm.records.record import (
     TrafficByKind,
     TrafficBytes,
 )
+from trec_qcomm.records.search import SearchRecord
 from trec_qcomm.records.trainings import (
     Limits,
     LimitsByMetric,
@@ -68,6 +69,7 @@ __all__ = [
     "Record",
     "Scalar",
     "ScaleRecord",
+    "SearchRecord",
     "SeedEvaluation",
     "SeedTraining",
     "StudyRecord",

@@ -1,0 +1,192 @@
+"""search: the planted plan, resumption, steps back, bad input; a training is a formula."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trec_qcomm
+from tests.search import planted
+from trec_qcomm import (
+    ErrorBounded,
+    Fbgemm,
+    Identity,
+    Rowwise,
+    Throughput,
+    load_config,
+    quality,
+    records,
+)
+from trec_qcomm.search import NotDecidableError, SearchResult
+
+FINE, COARSE, INT2 = ErrorBounded(0.01), ErrorBounded(0.05), Rowwise(2)
+INT4_GRADIENTS, INT2_GRADIENTS = Rowwise(4, "stochastic"), Rowwise(2, "stochastic")
+CANDIDATES = {"forward": [FINE, COARSE, INT2], "backward": [INT4_GRADIENTS, INT2_GRADIENTS]}
+
+
+@pytest.fixture(autouse=True)
+def _calls() -> None:
+    planted.CALLS.clear()
+
+
+def search(path: Path, **changes: Any) -> SearchResult:
+    arguments: dict[str, Any] = {
+        "train": planted.train, "candidates": CANDIDATES, "budget": 0.02, "path": path,
+        "metrics": ["loss"], "show_progress": False,
+    }  # fmt: skip
+    return trec_qcomm.search(**arguments | changes)
+
+
+def test_it_finds_the_planted_table(tmp_path):
+    result = search(tmp_path, evaluation={"loss": quality.EVALUATION})
+    choice = result.plan.choice
+    assert {table: pair.forward for table, pair in choice.items()} == {
+        "a": COARSE, "b": FINE, "c": COARSE, "d": FINE,
+    }  # fmt: skip
+    assert {pair.backward for pair in choice.values()} == {INT2_GRADIENTS}
+    shares = result.model.shares["forward"]
+    assert max(shares, key=lambda table: shares[table]) == "b"
+    assert result.plan.verdict == "Training: PASS; evaluation: PASS"
+    assert set(result.plan.verified) == {"loss", "eval-only loss"}
+    assert result.plan.nbytes == 15400  # (3.5 + 4 bits of 600 rows, 6 + 4 of 320) x 16 / 8
+    half, twice = result.plans["half"], result.plans["twice"]
+    assert half.nbytes > result.plan.nbytes > twice.nbytes
+    assert half.expected <= 0.01
+    assert result.plan.expected <= 0.02
+
+
+def test_the_config_that_is_written_is_the_plan(tmp_path):
+    result = search(tmp_path, base="best")
+    result.write(tmp_path / "plan.yaml")
+    config = load_config(tmp_path / "plan.yaml")
+    config.check_patterns(planted.ROWS)
+    assert config.dense == trec_qcomm.load_preset("best").dense
+    assert {rule.unique_bags for rule in config.embedding} == {"auto"}
+    for table, pair in result.plan.choice.items():
+        rule = config.rule_for(table)
+        assert (rule.forward, rule.backward) == (pair.forward, pair.backward)
+    text = (tmp_path / "plan.yaml").read_text()
+    assert "# Verified over 10 seeds, loss: +0.0" in text
+    assert "# Training: PASS." in text
+    assert "# backward: 4800 of 38400 bytes, 18.1 dB or more, expected +0.00" in text
+    assert len(config.embedding) == 2
+    assert "15400  13.1%       69.7%" in str(result)
+
+
+def test_the_same_call_goes_on_where_it_stopped(tmp_path):
+    def interrupted(config, seed, perturbation):
+        if len(planted.CALLS) == stop:
+            raise KeyboardInterrupt
+        return planted.train(config, seed, perturbation)
+
+    whole = search(tmp_path / "whole")
+    calls = list(planted.CALLS)
+    assert str(search(tmp_path / "whole")) == str(whole)
+    assert calls == planted.CALLS
+    planted.CALLS.clear()
+    for stop in (2, 11, 40):  # in the probes, the calibration, the verification
+        with pytest.raises(KeyboardInterrupt):
+            search(tmp_path / "parts", train=interrupted)
+        assert len(planted.CALLS) == stop
+    assert str(search(tmp_path / "parts")) == str(whole)
+    assert len(planted.CALLS) == len(calls)
+
+
+def test_seeds_of_the_verification_were_not_used_before(tmp_path):
+    search(tmp_path, rounds=1, first_seed=500)
+    used = {
+        name: {record.seed for record in records.read(tmp_path / f"{name}.jsonl")}
+        for name in ("probes", "calibration", "verification-1")
+    }
+    assert min(used["probes"]) == 500
+    assert not used["verification-1"] & (used["probes"] | used["calibration"])
+
+
+def test_a_plan_that_fails_steps_back_from_what_costs_most(tmp_path):
+    def worse(config, seed, perturbation):
+        """Let 2 bits of all gradients together cost much more than each kind at once."""
+        model = planted.train(config, seed, perturbation)
+        pairs = [(config.rule_for(t).forward, config.rule_for(t).backward) for t in planted.ROWS]
+        coded = all(b == INT2_GRADIENTS and f != Identity() for f, b in pairs)
+        return {"loss": model.metrics["loss"] * (1 + 0.002 * coded)}
+
+    result = search(tmp_path, train=worse)
+    (blame, *_) = result.plan.blames
+    assert blame.direction == "backward"
+    assert blame.codec == INT2_GRADIENTS
+    assert result.plan.verdict == "Training: PASS"
+    assert "# Stepped back from backward Rowwise(bits=2" in result.text()
+    assert (tmp_path / "verification-2.jsonl").exists()
+
+
+def test_without_a_model_to_score_tables_count_alike(tmp_path):
+    def train(config, seed, perturbation):
+        return planted.train(config, seed, perturbation).metrics
+
+    result = search(tmp_path, train=train, rounds=0)
+    assert set(result.model.shares["forward"].values()) == {0.25}
+    assert result.plan.verdict == ""
+
+
+def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatch):
+    speed = Throughput(encode_gb_s=1.0, decode_gb_s=1.0)
+    monkeypatch.setattr("trec_qcomm.search.plans.measure_throughput", lambda codec, dim: speed)
+    options = {"rounds": 0, "budget": 1.0}
+    slow = search(tmp_path, link_gb_s=1e-6, **options)
+    fast = search(tmp_path, link_gb_s=1e6, **options)
+    assert slow.plan.nbytes == search(tmp_path, **options).plan.nbytes
+    assert {(p.forward, p.backward) for p in fast.plan.choice.values()} == {(Identity(),) * 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"candidates": {"forward": []}}, r"candidates\.forward: expected one codec or more"),
+        (
+            {"candidates": {"forward": ["identity"], "backward": ["identity"]}},
+            "candidates: all are identity",
+        ),
+        ({"candidates": {"dense": []}}, "candidates, dense: expected one of forward, backward"),
+        (
+            {"candidates": {"forward": [{"codec": "rowwise", "bits": 3}]}},
+            r"candidates\.forward\[0\]\.bits: rowwise\.bits: 3 is not one of|candidates\.forward",
+        ),
+        ({"candidates": {"forward": ["sign"]}}, "is for gradients only"),
+        ({"candidates": {"backward": ["forward_mask"]}}, "codes the columns that another codec"),
+        ({"candidates": {"forward": [FINE, FINE]}}, r"forward\[1\]: .* is given twice"),
+        (
+            {"candidates": {"forward": [Fbgemm("int2")]}, "dims": {"t": 12}},
+            r"candidates\.forward\[1\]: .*table 't'",
+        ),
+        ({"budget": 0}, "budget: 0 is not a number above 0"),
+        ({"budget": float("nan")}, "budget: nan is not a number above 0"),
+        ({"verification_seeds": 4}, "verification_seeds: 4 is not a number above 4"),
+        ({"calibration_seeds": 1}, "calibration_seeds: 1 is not a number above 1"),
+        ({"metrics": "loss"}, "metrics: expected a list of names, got 'loss'"),
+        ({"train": 3}, "train: expected a function, got int"),
+    ],
+)
+def test_bad_input_is_refused_before_any_training(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        search(tmp_path, **changes)
+    assert not planted.CALLS
+
+
+def test_a_budget_below_the_noise_says_how_many_seeds_it_takes(tmp_path):
+    with pytest.raises(NotDecidableError, match="not decidable with these seeds: loss") as error:
+        search(tmp_path, budget=0.0005)
+    assert "so a verification takes" in str(error.value)
+    needed = int(str(error.value).split("takes ")[1].split()[0])
+    assert 200 < needed < 800  # (.01 / .0005)^2, of a spread from few seeds
+    assert not (tmp_path / "verification-1.jsonl").exists()
+
+
+def test_a_training_that_ignores_debug_is_told_so(tmp_path):
+    with pytest.raises(ValueError, match="seed 1000 left no debug records of tables"):
+        search(tmp_path, train=lambda config, seed, perturbation: {"loss": 1.0})
+
+
+def test_records_of_another_setup_are_refused(tmp_path):
+    search(tmp_path, rounds=0, setup={"dim": 16})
+    with pytest.raises(ValueError, match="a search with other dim; give another path"):
+        search(tmp_path, rounds=0, setup={"dim": 64})

@@ -1,0 +1,205 @@
+"""Search: a codec for every table and direction, within a budget of loss. Any model.
+
+    import trec_qcomm
+
+    def train(config, seed, perturbation):  # as for quality.study
+        ...
+        return trained  # an object with metrics and evaluate(config), or metrics alone
+
+    result = trec_qcomm.search(train, budget=0.02, metrics=["logloss"], path="runs/search")
+    print(result)
+    result.write("plan.yaml")
+
+docs/SEARCH.md says what it does. `python -m trec_qcomm.search` is its command line. Knows: what a
+user gives. Does not know: stages (engine.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trec_qcomm.config import Config, UniqueBagsChoice, read_config
+from trec_qcomm.quality.configurations import AnyConfig
+from trec_qcomm.quality.engine import Train
+from trec_qcomm.records import LimitsByMetric, Scalar
+from trec_qcomm.search.candidates import Candidates, Given, default_candidates
+from trec_qcomm.search.choices import EXACT
+from trec_qcomm.search.engine import NotDecidableError, Search
+from trec_qcomm.search.model import LossModel
+from trec_qcomm.search.plans import Plan, Planner
+from trec_qcomm.search.progress import Progress
+from trec_qcomm.search.text import codecs_text, config_text, table_text
+
+__all__ = [
+    "Candidates",
+    "NotDecidableError",
+    "Plan",
+    "SearchResult",
+    "default_candidates",
+    "search",
+]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Plans of a search; `str()` is their table.
+
+    Args:
+        search: settings of the search.
+        model: expected losses of all codecs on all tables.
+        plans: plans by name: `plan` has the budget, `half` and `twice` half and twice of it.
+    """
+
+    search: Search
+    model: LossModel
+    plans: Mapping[str, Plan]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the budget, after verification."""
+        return self.plans["plan"]
+
+    @property
+    def config(self) -> Config:
+        """The config of the plan of the budget."""
+        return self.search.config(self.plan)
+
+    def text(self, name: str = "plan") -> str:
+        """Return the config of a plan as YAML, with the reasons in comments."""
+        return config_text(self.plans[name], self.model, self.search.base, self.search.unique_bags)
+
+    def write(self, path: str | Path, name: str = "plan") -> None:
+        """Write the config of a plan."""
+        Path(path).write_text(self.text(name), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return f"{codecs_text(self.plan, self.model)}\n\n{table_text(self.plans, self.model)}"
+
+
+def search(
+    train: Train,
+    candidates: Candidates | Given | None = None,
+    budget: float = 0.02,
+    *,
+    path: str | Path,
+    metrics: Sequence[str],
+    evaluation: LimitsByMetric | None = None,
+    base: AnyConfig | None = None,
+    baseline: AnyConfig = "fp32",
+    unique_bags: UniqueBagsChoice = "auto",
+    link_gb_s: float | None = None,
+    first_seed: int = 1000,
+    probe_seeds: int = 3,
+    calibration_seeds: int = 4,
+    verification_seeds: int = 20,
+    rounds: int = 3,
+    every: int = 50,
+    dims: Mapping[str, int] | None = None,
+    jobs: int = 1,
+    setup: Mapping[str, Scalar] | None = None,
+    num_ranks: int = 1,
+    show_progress: bool = True,
+) -> SearchResult:
+    """Return the codecs of fewest bytes, by table and direction, that lose at most a budget.
+
+    The same call goes on with the files that are there: after Ctrl-C, an error, or with more seeds.
+
+    Args:
+        train: your training, see quality.study. Hand all of its config to QComm: probes ask for
+            records of the numeric debugger in `debug`. Where it returns a `quality.Trained`, the
+            trained model tells how much each table is worth.
+        candidates: codecs by direction, {"forward": [...], "backward": [...]}, as codecs, mappings
+            as in YAML, or names; None and what is not named: `default_candidates`. `identity` is
+            one of them in any case.
+        budget: greatest expected loss, and limit of the verified mean, in percent of each metric.
+            Of the verified upper limit it is 2.5 times as much, as in quality.TRAINING.
+        path: folder of the records.
+        metrics: metrics of the trainings that have to keep the budget; smaller is better. Give one
+            over the whole training, too, such as the mean of all losses: it has least noise.
+        evaluation: limits of the float32 model with the plan's codecs on, see quality.study.
+        base: config from which all but the embeddings is taken for the plans, such as `dense`.
+        baseline: exact config that the verification compares with.
+        unique_bags: choice of a rule, for all tables.
+        link_gb_s: GB/s that a rank can send: the plan then takes fewest seconds to encode, send and
+            decode, on one thread of this machine's CPU. None: fewest bytes.
+        first_seed: seeds are taken from here on. Seeds to judge the result by must not be used.
+        probe_seeds: trainings in float32, with all candidates tried on the side.
+        calibration_seeds: seeds of the trainings with one coarse codec for all tables.
+        verification_seeds: most seeds of each verification.
+        rounds: most verifications; 0 for none.
+        every: steps from one measured step of a probe to the next.
+        dims: dim of every table, to refuse candidates that do not fit before any training.
+        jobs: number of processes of one thread each, see quality.study.
+        setup: all that must be equal for two runs to be compared, see quality.study.
+        num_ranks: number of ranks that `train` uses or emulates.
+        show_progress: whether to write progress and the time left to stderr.
+    Raises:
+        ValueError: an argument, named, before any training; or a file of another search.
+        NotDecidableError: a budget below the noise of the verification, and the seeds it takes.
+    """
+    chosen = Candidates.from_lists(candidates)
+    if dims is not None:
+        chosen.check_dims(dims)
+    if not any(codec != EXACT for codec in chosen.all):
+        raise ValueError("candidates: all are identity; expected something to choose")
+    if not callable(train):
+        raise ValueError(f"train: expected a function, got {type(train).__name__}")
+    _check_numbers(
+        budget=(budget, 0), link_gb_s=(1 if link_gb_s is None else link_gb_s, 0),
+        probe_seeds=(probe_seeds, 0), calibration_seeds=(calibration_seeds, 1),
+        verification_seeds=(verification_seeds, 4), rounds=(rounds, -1), every=(every, 0),
+        jobs=(jobs, 0), num_ranks=(num_ranks, 0),
+    )  # fmt: skip
+    if isinstance(metrics, str) or not metrics:
+        raise ValueError(f"metrics: expected a list of names, got {metrics!r}")
+    verification = [
+        range(start, start + verification_seeds)
+        for start in (first_seed + calibration_seeds + probe_seeds + n * verification_seeds
+                      for n in range(rounds))
+    ]  # fmt: skip
+    settings = Search(
+        train=train, candidates=chosen, budget=budget, folder=Path(path), metrics=list(metrics),
+        evaluation=dict(evaluation or {}), base=read_config("fp32" if base is None else base),
+        baseline=baseline, unique_bags=unique_bags, link_gb_s=link_gb_s,
+        probe_seeds=range(first_seed, first_seed + probe_seeds),
+        calibration_seeds=range(first_seed, first_seed + calibration_seeds),
+        verification_seeds=verification, every=every, jobs=jobs, setup=dict(setup or {}),
+        num_ranks=num_ranks, progress=Progress(show=show_progress), show_progress=show_progress,
+    )  # fmt: skip
+    return _run(settings)
+
+
+def _run(settings: Search) -> SearchResult:
+    measured = settings.measure()
+    settings.candidates.check_dims(
+        {table: noise.dim for (table, _, _), noise in measured.noise.items()}
+    )
+    model = settings.fit(measured)
+    planner = Planner(model, settings.candidates, settings.link_gb_s)
+    plans = settings.plans(planner)
+    if settings.verification_seeds:
+        plans["plan"] = settings.verify(planner, plans["plan"])
+    return SearchResult(settings, model, plans)
+
+
+def _check_numbers(**numbers: tuple[float, float]) -> None:
+    """Raise ValueError at a number that is not above its limit. Args: numbers: with limits"""
+    for name, (value, limit) in numbers.items():
+        if isinstance(value, bool) or not limit < value < float("inf"):
+            raise ValueError(f"{name}: {value!r} is not a number above {limit}")
+
+
+class _Callable(ModuleType):
+    """The module as the function that it is named after: trec_qcomm.search(train, ...)."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> SearchResult:
+        """Return `search(...)`."""
+        return search(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,159 @@
+"""Search, stage by stage: probes, calibration, plans, joint verification, steps back.
+
+Knows: the stages and their files. Does not know: models, data, command lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from trec_qcomm import quality
+from trec_qcomm.config import Config, UniqueBagsChoice
+from trec_qcomm.quality import Limits, StudyResult
+from trec_qcomm.quality.engine import Train
+from trec_qcomm.records import LimitsByMetric, Scalar
+from trec_qcomm.search.calibration import calibrate, coarsest
+from trec_qcomm.search.candidates import Candidates
+from trec_qcomm.search.choices import config_of
+from trec_qcomm.search.model import LossModel
+from trec_qcomm.search.noise import Measured
+from trec_qcomm.search.plans import Plan, Planner, cost_of
+from trec_qcomm.search.probes import COARSE, Probes
+from trec_qcomm.search.progress import Progress
+
+UPPER = 2.5  # upper limit of a verified change over the limit of its mean, as in quality.TRAINING
+BUDGETS = {"half": 0.5, "plan": 1.0, "twice": 2.0}
+
+
+class NotDecidableError(ValueError):
+    """A budget that is below the noise of as many seeds."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings of a search; `trec_qcomm.search` explains them and makes it."""
+
+    train: Train
+    candidates: Candidates
+    budget: float
+    folder: Path
+    metrics: Sequence[str]
+    evaluation: LimitsByMetric
+    base: Config
+    baseline: Any
+    unique_bags: UniqueBagsChoice
+    link_gb_s: float | None
+    probe_seeds: Sequence[int]
+    calibration_seeds: Sequence[int]
+    verification_seeds: Sequence[Sequence[int]]  # by round
+    every: int
+    jobs: int
+    setup: Mapping[str, Scalar]
+    num_ranks: int
+    progress: Progress = field(default_factory=Progress)
+    show_progress: bool = True
+
+    def measure(self) -> Measured:
+        """Return what the probes show; run what is missing of them."""
+        probes = Probes(
+            train=self.train, candidates=self.candidates, seeds=self.probe_seeds,
+            path=self.folder / "probes.jsonl", metrics=self.metrics,
+            unique_bags=self.unique_bags, every=self.every, setup=self.setup,
+            num_ranks=self.num_ranks,
+        )  # fmt: skip
+        return probes.run(self.progress)
+
+    def fit(self, measured: Measured) -> LossModel:
+        """Return the loss model; run what is missing of the calibration.
+
+        Raises: NotDecidableError: the budget is below the noise of a verification.
+        """
+        codecs = coarsest(
+            measured, self.candidates, lambda noise, codec: cost_of(noise, codec, self.link_gb_s)
+        )
+        if not codecs:  # none saves anything, or none has noise to speak of
+            return LossModel(measured, COARSE, {})
+        changes, spread = calibrate(
+            codecs, self.metrics, self.calibration_seeds, self.folder / "calibration.jsonl",
+            unique_bags=self.unique_bags, **self._study_options(),
+        )  # fmt: skip
+        for seeds in self.verification_seeds[:1]:
+            check_decidable(self.budget, spread, len(seeds))
+        return LossModel(measured, COARSE, changes)
+
+    def plans(self, planner: Planner) -> dict[str, Plan]:
+        """Return the plans of half the budget, the budget and twice the budget, by name."""
+        return {name: planner.plan(name, factor * self.budget) for name, factor in BUDGETS.items()}
+
+    def verify(self, planner: Planner, plan: Plan) -> Plan:
+        """Return the first plan that a joint verification passes, from this one stepping back.
+
+        Each round has seeds of its own. The last round's plan is returned in any case.
+        """
+        for number, seeds in enumerate(self.verification_seeds, start=1):
+            result = self._study(plan, seeds, self.folder / f"verification-{number}.jsonl")
+            plan = _with_result(plan, result)
+            if plan.name in result.passed or number == len(self.verification_seeds):
+                return plan
+            trained = result.verdicts[plan.name].passed
+            back = planner.step_back(plan, plan.name, only_forward=trained)
+            if back is None:
+                return plan
+            plan = back
+            self.progress.begin(f"not passed; stepped back from {plan.blames[-1]}")
+        return plan
+
+    def config(self, plan: Plan) -> Config:
+        """Return the config of a plan."""
+        return config_of(plan.choice, self.base, self.unique_bags)
+
+    def _study(self, plan: Plan, seeds: Sequence[int], path: Path) -> StudyResult:
+        limits = Limits(mean=self.budget, upper=UPPER * self.budget, seeds=len(seeds))
+        evaluation = {
+            metric: limit and replace(limit, seeds=min(limit.seeds, len(seeds)))
+            for metric, limit in self.evaluation.items()
+        }
+        return quality.study(
+            configs={plan.name: self.config(plan)}, seeds=seeds, path=path, stop_early=True,
+            limits=dict.fromkeys(self.metrics, limits), evaluation=evaluation or None,
+            baseline=self.baseline, name=path.stem, **self._study_options(),
+        )  # fmt: skip
+
+    def _study_options(self) -> dict[str, Any]:
+        return {
+            "train": self.train, "setup": self.setup, "num_ranks": self.num_ranks,
+            "jobs": self.jobs, "show_progress": self.show_progress,
+        }  # fmt: skip
+
+
+def check_decidable(budget: float, spread: Mapping[str, float], num_seeds: int) -> None:
+    """Raise NotDecidableError where a harmless plan would be likely not to pass.
+
+    A plan that costs nothing passes four times out of five with (spread / budget)^2 seeds, as the
+    upper limit of a change is 2.5 times the budget (docs/QUALITY.md).
+    Args: spread: standard deviation of one seed's change, by metric.
+    """
+    metric = max(spread, key=lambda name: spread[name])
+    needed = ceil((spread[metric] / budget) ** 2)
+    if needed > num_seeds:
+        raise NotDecidableError(
+            f"budget {budget:g}: not decidable with these seeds: {metric} changes by "
+            f"{spread[metric]:.3f} % from seed to seed (standard deviation), so a verification "
+            f"takes {needed} seeds, and has {num_seeds}; give more (what is measured is kept), a "
+            "larger budget, or metrics with less noise"
+        )
+
+
+def _with_result(plan: Plan, result: StudyResult) -> Plan:
+    verdict = result.verdicts[plan.name]
+    verified = dict(verdict.changes)
+    text = f"Training: {verdict.text}"
+    for name, served in result.evaluation_verdicts.items():
+        if name == plan.name:
+            text += f"; evaluation: {served.text}"
+            verified |= {f"eval-only {m}": change for m, change in served.changes.items()}
+    return replace(plan, verified=verified, verdict=text)

@@ -1,0 +1,154 @@
+"""Probes: what every candidate does to every table, from float32 trainings that are run anyway.
+
+One float32 training for each seed, whose config asks the numeric debugger to try all candidates on
+the rows and gradients of some steps (bytes and noise). Where `train` returns a `quality.Trained`,
+the trained model is scored with forward codecs switched on, too: with each candidate on all tables,
+and with one coarse codec on one table at a time, which shows what each table is worth.
+
+Knows: debug records, `train`. Does not know: what is chosen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from trec_qcomm import records
+from trec_qcomm.codecs import ErrorBounded
+from trec_qcomm.config import Config, DebugRule, UniqueBagsChoice
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.quality import Trained
+from trec_qcomm.quality.engine import Train
+from trec_qcomm.records import DebugRecord, Metrics, Scalar, SearchRecord
+from trec_qcomm.search.candidates import Candidates, label
+from trec_qcomm.search.choices import EXACT, Pair, config_of, config_of_all, one_table
+from trec_qcomm.search.noise import ALL, Case, Measured, figures_of, measured
+from trec_qcomm.search.progress import Progress
+
+COARSE = ErrorBounded(0.2)  # a finer codec's effect on one table would drown in chance
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Probes of a search; `run` does what is missing in their file.
+
+    Args:
+        train: callback of quality.study.
+        candidates: codecs to try.
+        seeds: seeds of the float32 trainings.
+        path: file of the records.
+        metrics: metrics of the trainings; the first that an evaluation has, too, gives the effects.
+        unique_bags: whether equal bags are sent once.
+        every: steps from one measured step to the next.
+        setup: all that must be equal for two runs to be compared.
+        num_ranks: number of ranks that `train` uses or emulates.
+    """
+
+    train: Train
+    candidates: Candidates
+    seeds: Sequence[int]
+    path: Path
+    metrics: Sequence[str]
+    unique_bags: UniqueBagsChoice
+    every: int
+    setup: Mapping[str, Scalar]
+    num_ranks: int
+
+    def run(self, progress: Progress) -> Measured:
+        """Run what is missing, and return what all probes showed.
+
+        Raises: ValueError: a file of another search, or a training that left no debug records.
+        """
+        for seed in self.seeds:
+            if not self._is_done(seed):
+                progress.begin(f"probe of seed {seed}: a float32 training, candidates on the side")
+                lines = self._probe(seed, progress)  # written when whole
+                records.append(self.path, *lines)
+        lines = [line for line in self._lines() if line.seed in self.seeds]
+        return measured(lines, self._tried, self.metrics)
+
+    @property
+    def _tried(self) -> tuple[Codec, ...]:
+        """All candidates, and COARSE."""
+        return tuple(dict.fromkeys((EXACT, *self.candidates.all, COARSE)))
+
+    def _lines(self) -> list[SearchRecord]:
+        """Return the records so far. Raises ValueError: others, or of another setup."""
+        lines = []
+        ours = dict(self.setup) | {"num_ranks": self.num_ranks}
+        for record in records.read(self.path) if self.path.exists() else ():
+            if not isinstance(record, SearchRecord):
+                raise ValueError(f"{record.origin}: a record of kind {record.kind}, not search")
+            theirs = dict(record.setup) | {"num_ranks": record.num_ranks}
+            changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+            if changed:
+                raise ValueError(
+                    f"{self.path}: a search with other {', '.join(changed)}; give another path"
+                )
+            lines.append(record)
+        return lines
+
+    def _is_done(self, seed: int) -> bool:
+        """Return whether a seed was probed with all candidates."""
+        tried = [line.codec or "" for line in self._lines()
+                 if line.seed == seed and line.stage == "done"]  # fmt: skip
+        return any(all(repr(codec) in text for codec in self._tried) for text in tried)
+
+    def _probe(self, seed: int, progress: Progress) -> list[SearchRecord]:
+        """Train in float32; return what the candidates do to the tables, and to the model."""
+        model, figures = self._train(seed)
+        lines = [self._record("probe", seed, numbers, *case) for case, numbers in figures.items()]
+        if isinstance(model, Trained):
+            configs = self._configs_to_score(measured(lines, self._tried, self.metrics))
+            progress.begin(f"seed {seed}: the trained model, codecs switched on", len(configs))
+            for (table, codec), config in configs.items():
+                metrics = {name: float(value) for name, value in model.evaluate(config).items()}
+                case: Case = table, "forward", repr(codec)
+                lines.append(self._record("evaluation", seed, metrics, *case))
+                progress.step(f"seed {seed}: {label(codec)} of {table}")
+        return [*lines, self._record("done", seed, {}, codec="; ".join(map(repr, self._tried)))]
+
+    def _train(self, seed: int) -> tuple[Metrics | Trained, dict[Case, dict[str, float]]]:
+        """Train in float32; return what was trained, and figures of all candidates."""
+        exact = config_of_all(Pair(), self.unique_bags)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self.path.parent, prefix="debug-") as folder:
+            shadow = tuple(codec for codec in self._tried if codec != EXACT)
+            debug = DebugRule(every=self.every, shadow=shadow, folder=folder)
+            model = self.train(replace(exact, debug=debug), seed, 0.0)
+            files = sorted(Path(folder).glob("debug-rank*.jsonl"))
+            lines = [line for file in files for line in records.read(file)]
+        figures = figures_of(line for line in lines if isinstance(line, DebugRecord))
+        if not figures:
+            raise ValueError(
+                f"train: seed {seed} left no debug records of tables; its config asks for them by "
+                f"`debug` (every {self.every} steps), so hand all of it to QComm"
+            )
+        return model, figures
+
+    def _configs_to_score(self, probes: Measured) -> dict[tuple[str, Codec], Config]:
+        """Return configs by table and codec: all tables with each candidate, each with COARSE."""
+        configs = {}
+        for codec in (EXACT, *probes.different("forward", self.candidates.forward)):
+            configs[ALL, codec] = config_of_all(Pair(forward=codec), self.unique_bags)
+        for table in probes.tables:
+            choice = one_table(table, COARSE, probes.tables)
+            configs[table, COARSE] = config_of(choice, EMPTY, self.unique_bags)
+        return configs
+
+    def _record(
+        self, stage: Any, seed: int, figures: Mapping[str, float],
+        table: str | None = None, direction: Any = None, codec: str | None = None,
+    ) -> SearchRecord:  # fmt: skip
+        return SearchRecord(
+            configuration="search", setup=self.setup, seed=seed, time=time.time(),
+            num_ranks=self.num_ranks, stage=stage, table=table, direction=direction,
+            codec=codec, figures=figures,
+        )  # fmt: skip
+
+
+EMPTY = config_of_all(Pair(), unique_bags=False)  # of which only the embeddings are replaced
