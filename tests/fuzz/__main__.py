@@ -1,4 +1,5 @@
-"""make fuzz: damaged frames of every codec, at every receiver; error bounds on awkward values.
+"""make fuzz: damaged frames of every codec, at every receiver, and of ids; error bounds on awkward
+values.
 
 Examples:
     python -m tests.fuzz
@@ -13,7 +14,7 @@ import argparse
 
 from tqdm import tqdm
 
-from tests.fuzz import decoders, frames, receivers
+from tests.fuzz import decoders, frames, ids, receivers
 from tests.fuzz.bounds import worst_error
 
 ENCODERS = ("bitpack", "auto")
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10**7, help="in compiled code; default 10^7")
     parser.add_argument("--frames", type=int, default=10**6, help="by the codecs; default 10^6")
     parser.add_argument("--pairs", type=int, default=10**5, help="receiver x id; default 10^5")
+    parser.add_argument("--ids", type=int, default=10**5, help="messages of ids; default 10^5")
     parser.add_argument("--values", type=int, default=10**8, help="for each encoder; default 10^8")
     parser.add_argument("--seed", type=int, default=0, help="seed of the damage; default 0")
     options = parser.parse_args()
@@ -56,6 +58,10 @@ def _search_frames(options: argparse.Namespace) -> None:
         with tqdm(total=options.frames, unit="frame") as bar:
             refused = frames.search(options.frames, seed, bar.update)
         print(f"seed {seed}: {refused} of {options.frames} damaged frames refused", flush=True)
+    if options.ids:
+        with tqdm(total=options.ids, unit="message") as bar:
+            refused = ids.search(options.ids, seed, bar.update)
+        print(f"seed {seed}: {refused} of {options.ids} damaged messages refused", flush=True)
     if options.pairs:
         with tqdm(total=options.pairs, unit="pair") as bar:
             decoded, refused = receivers.search(options.pairs, seed, bar.update)

@@ -22,8 +22,10 @@ from trec_qcomm.codecs import (
     TopK,
 )
 from trec_qcomm.codecs.fbgemm import Precision
+from trec_qcomm.comm.id_messages import pack
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.ops.fbgemm import is_installed
+from trec_qcomm.ops.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
 
@@ -49,6 +51,15 @@ CODECS = {
 if is_installed():
     CODECS |= {f"fbgemm_{precision}": Fbgemm(precision) for precision in get_args(Precision)}
 NUM_ROWS = [3, 0, 2]
+# Features of one message of ids: lengths of 6 bags, and ids of every kind.
+ID_MESSAGE = [
+    ([1] * 6, [3, 4, 6, 7, 8, 40]),  # steps with high parts
+    ([0, 0, 0, 1, 1, 1], [-5, -5, 100]),  # gaps
+    ([1, 1, 1, 1, 0, 1], [0, 1, 2, 3, 4]),  # steps of 0 bits
+    ([2, 0, 1, 0, 0, 1], [7, 2, 9, 4]),  # offsets, packed lengths
+    ([0] * 6, []),
+    ([1] * 6, [-(2**63), 2**63 - 1, 0, -1, 1, 2**40]),  # offsets of 64 bits
+]
 
 
 def rows(codec: Codec) -> torch.Tensor:
@@ -68,13 +79,24 @@ def rows(codec: Codec) -> torch.Tensor:
     return data
 
 
+def id_bags() -> Bags:
+    """Return the bags of ID_MESSAGE."""
+    lengths, ids = ([n for part in parts for n in part] for parts in zip(*ID_MESSAGE, strict=True))
+    return Bags(torch.tensor(ids), torch.tensor(lengths), torch.full((len(ID_MESSAGE),), 6))
+
+
+def id_message(*, states_bags: bool) -> torch.Tensor:
+    """Return the bytes of ID_MESSAGE to one peer."""
+    return pack(id_bags(), [len(ID_MESSAGE)], even_bags=None if states_bags else 6).buffer
+
+
 def as_hex(data: torch.Tensor) -> str:
     """Return the bytes of a tensor in hexadecimal."""
     return bytes(data.contiguous().view(-1).view(torch.uint8).tolist()).hex()
 
 
 def main() -> None:
-    """Write one JSON file for each codec that has none."""
+    """Write one JSON file for each codec that has none, and one of messages of ids."""
     folder = Path(__file__).parent / f"v{frame.VERSION}"
     folder.mkdir(exist_ok=True)
     for name, codec in CODECS.items():
@@ -85,6 +107,13 @@ def main() -> None:
         decoded = as_hex(open_frame(codec, data, segments))
         golden = {"num_rows": NUM_ROWS, "dim": segments.dim, "frame": as_hex(data), "rows": decoded}
         path.write_text(json.dumps(golden, indent=1) + "\n")
+    path = folder / "ids_packed.json"
+    if not path.exists():
+        messages = {
+            name: as_hex(id_message(states_bags=states_bags))
+            for name, states_bags in (("even", False), ("stated", True))
+        }
+        path.write_text(json.dumps({"features": ID_MESSAGE} | messages) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.golden import make
+from trec_qcomm.comm.id_messages import unpack
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import frame_of, open_frame
@@ -40,7 +41,7 @@ def test_a_frame_of_another_version_is_refused_by_name(path):
 
 def test_frames_of_version_1_are_kept():
     released = {path.stem for path in CURRENT.glob("*.json")}
-    later = {name for name in released if name.startswith(("fbgemm_", "float4"))}
+    later = {name for name in released if name.startswith(("fbgemm_", "float4", "ids_"))}
     assert {path.stem for path in REFUSED} == released - later
 
 
@@ -49,3 +50,16 @@ def test_encoder_still_writes_the_current_version(name):
     expected = json.loads((CURRENT / f"{name}.json").read_text())["frame"]
     data, _ = frame_of(make.CODECS[name], make.rows(make.CODECS[name]), make.NUM_ROWS)
     assert make.as_hex(data) == expected
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_golden_message_of_ids(even):
+    golden = json.loads((CURRENT / "ids_packed.json").read_text())
+    kind = "even" if even else "stated"
+    assert make.as_hex(make.id_message(states_bags=not even)) == golden[kind]
+    assert [list(map(list, pair)) for pair in make.ID_MESSAGE] == golden["features"]
+    data = torch.tensor(list(bytes.fromhex(golden[kind])), dtype=torch.uint8)
+    bags, expected = unpack(data, 1, len(make.ID_MESSAGE), [6] if even else None), make.id_bags()
+    assert torch.equal(bags.ids, expected.ids)
+    assert torch.equal(bags.lengths, expected.lengths)
+    assert torch.equal(bags.num_bags, expected.num_bags)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Rowwise, Sign, Threshold
+from trec_qcomm.comm.id_messages import pack, unpack
 from trec_qcomm.ops.fbgemm import is_installed
+from trec_qcomm.ops.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
 
 
@@ -58,3 +60,14 @@ def test_worked_examples_of_fbgemm():
         data, _ = frame_of(Fbgemm(precision), rows, [1])
         written += bytes(data[48:].tolist())  # the segment alone
     assert written == example("Worked example of fbgemm")
+
+
+def test_worked_example_of_a_message_of_ids():
+    ids = torch.tensor([3, 4, 6, 7, 8, 40, 7, 2, 9, 4])
+    lengths = torch.tensor([1] * 6 + [2, 0, 1, 0, 0, 1])
+    expected = example("Worked example of a message of ids")
+    packed = pack(Bags(ids, lengths, torch.tensor([6, 6])), [2], even_bags=6)
+    assert bytes(packed.buffer.tolist()) == expected
+    bags = unpack(torch.tensor(list(expected), dtype=torch.uint8), 1, 2, [6])
+    assert bags.ids.tolist() == ids.tolist()
+    assert bags.lengths.tolist() == lengths.tolist()

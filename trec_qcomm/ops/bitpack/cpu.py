@@ -71,7 +71,7 @@ def _leading_zeros(typing, word):
 
 
 @_inner
-def _bit_length(word):
+def bit_length(word):
     """Return the bits up to the highest 1 of a uint64; 0 for 0."""
     return np.int64(64) - _leading_zeros(word)
 
@@ -155,7 +155,7 @@ def _narrow_block_widths(narrow, num_blocks, widths):
         all_bits |= load_uint64(narrow, at + 16) | load_uint64(narrow, at + 24)
         all_bits |= all_bits >> np.uint64(32)
         all_bits |= all_bits >> np.uint64(16)
-        widths[b] = _bit_length((all_bits | (all_bits >> np.uint64(8))) & np.uint64(255))
+        widths[b] = bit_length((all_bits | (all_bits >> np.uint64(8))) & np.uint64(255))
 
 
 @_inner
@@ -166,7 +166,7 @@ def _wide_block_widths(words, num_blocks, widths):
         for k in range(0, 4 * BLOCK, 32):
             all_bits |= load_uint64(words, at + k) | load_uint64(words, at + k + 8)
             all_bits |= load_uint64(words, at + k + 16) | load_uint64(words, at + k + 24)
-        widths[b] = _bit_length((all_bits | (all_bits >> np.uint64(32))) & _LOW_HALF)
+        widths[b] = bit_length((all_bits | (all_bits >> np.uint64(32))) & _LOW_HALF)
 
 
 @_inner
@@ -262,7 +262,7 @@ def pack_group(words, all_bits, n, out, at, end, narrow, widths, spare):
     min_width, max_width = np.int64(MAX_WIDTH), np.int64(0)
     for b in range(num_blocks):
         min_width, max_width = min(min_width, widths[b]), max(max_width, widths[b])
-    code_bits, nbytes = _bit_length(np.uint64(max_width - min_width)), _blocks_nbytes(widths, n)
+    code_bits, nbytes = bit_length(np.uint64(max_width - min_width)), _blocks_nbytes(widths, n)
     blocks_at = at + 1 + (num_blocks * code_bits + 7) // 8
     if blocks_at + nbytes > end:
         return np.int64(-1)

@@ -1,0 +1,99 @@
+"""Messages of ids: several peers' in one buffer, and every damage to one is seen."""
+
+import pytest
+import torch
+
+from tests.fuzz import ids as fuzz
+from trec_qcomm.comm.id_messages import pack, unpack
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.ops.packed_ids import Bags
+from trec_qcomm.testing import reseal
+from trec_qcomm.wire.ids import HEADER_NBYTES
+
+IDS, LENGTHS = torch.tensor([5, 9, 10, 7, 7, 1, 30]), torch.tensor([1, 1, 1, 2, 0, 0, 1, 1])
+
+
+def sent(*, even=True, dtype=torch.int64):
+    """Return messages to three peers, the second one of which looks up nothing."""
+    bags = Bags(IDS, LENGTHS.to(dtype), torch.tensor([2, 2, 2, 2]))
+    return pack(bags, [2, 0, 2], even_bags=2 if even else None)
+
+
+def received(*, even=True, dtype=torch.int64):
+    """Return what a rank gets from two peers that sent it the same."""
+    first = sent(even=even, dtype=dtype)
+    return first.buffer[: first.nbytes[0]].repeat(2), [2, 2] if even else None
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_messages_of_two_peers(even, dtype):
+    packed = sent(even=even)
+    assert packed.num_ids == [5, 0, 2]
+    assert packed.nbytes[1] == 0
+    assert sum(packed.nbytes) == len(packed.buffer)
+    buffer, even_bags = received(even=even, dtype=dtype)
+    bags = unpack(buffer, 2, 2, even_bags)
+    assert bags.ids.tolist() == IDS[:5].tolist() * 2
+    assert bags.lengths.tolist() == LENGTHS[:4].tolist() * 2
+    assert bags.lengths.dtype == dtype
+    assert bags.ids.dtype == torch.int64
+    assert bags.num_bags.tolist() == [2] * 4
+
+
+def test_a_rank_that_looks_up_nothing():
+    nothing = torch.zeros(0, dtype=torch.uint8)
+    assert len(unpack(nothing, 2, 0, [2, 2]).ids) == 0
+    with pytest.raises(CorruptFrameError, match="8 bytes of ids where none were due"):
+        unpack(torch.zeros(8, dtype=torch.uint8), 2, 0, [2, 2])
+
+
+def test_every_flipped_bit_and_every_prefix_is_seen():
+    buffer, even_bags = received()
+    for length in range(len(buffer)):
+        with pytest.raises(CorruptFrameError):
+            unpack(buffer[:length].clone(), 2, 2, even_bags)
+    for bit in range(0, 8 * len(buffer), 5):
+        damaged = buffer.clone()
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(CorruptFrameError):
+            unpack(damaged, 2, 2, even_bags)
+
+
+def forged(place, value):
+    """Return the second of two messages with one byte changed and a right checksum."""
+    buffer, even_bags = received()
+    second = buffer[len(buffer) // 2 :]
+    second[place] = value
+    reseal(second)
+    return buffer, even_bags
+
+
+FORGED = {
+    "magic": (0, 0, r"frame from rank 1: not a message of ids \(magic\)"),
+    "version": (4, 1, "message of ids of another wire version; this release reads version 2"),
+    "unknown flag": (6, 8, "flags of a message of ids are unknown"),
+    "other flags": (6, 1, "flags of a message of ids are unknown, or differ between ranks"),
+    "features": (8, 3, "number of features in a message of ids differs"),
+    "bags": (12, 3, "frame from rank 1: 3 bags where 2 were announced"),
+    "size": (16, 44, "size of a message of ids differs"),
+    "head": (HEADER_NBYTES, 40, "rank 1: feature number 0 of this rank's: .* too many bits"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_is_wrong_is_said(name):
+    place, value, text = FORGED[name]
+    buffer, even_bags = forged(place, value)
+    with pytest.raises(CorruptFrameError, match=text):
+        unpack(buffer, 2, 2, even_bags)
+
+
+def test_even_and_stated_bags_do_not_mix():
+    buffer, _ = received(even=False)
+    with pytest.raises(CorruptFrameError, match="batch with sizes by feature"):
+        unpack(buffer, 2, 2, [2, 2])
+
+
+def test_forged_messages():
+    assert 100 < fuzz.search(250, 0) < 250

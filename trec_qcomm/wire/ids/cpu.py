@@ -1,0 +1,80 @@
+"""Kernels of messages of ids for the CPU, in numba. They raise nothing; `unseal` returns what is
+wrong.
+
+Shapes: P messages.
+"""
+
+import numpy as np
+
+from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.wire.cpu import checksum
+
+OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_CHECKSUM, BAD_COUNT, BAD_FLAGS = range(7)
+HEADER_NBYTES = 32
+
+_MAGIC = np.uint32(0x44495154)  # b"TQID"
+_VERSION = np.uint32(2)
+
+
+@kernel
+def seal(buffer, nbytes, counts, num_bags, flags):
+    """Write the headers of messages that lie one behind the other.
+
+    Args:
+        nbytes, counts: [P] int64, sizes and numbers of segments; both are 0 or neither.
+        num_bags: bags of every segment.  flags: bits of the header.
+    """
+    begin = 0
+    for p in range(nbytes.size):
+        if nbytes[p] == 0:
+            continue
+        words = buffer[begin : begin + nbytes[p]].view(np.uint64)
+        fields = words.view(np.uint32)
+        fields[0], fields[1] = _MAGIC, _VERSION | np.uint32(flags << 16)
+        fields[2], fields[3] = np.uint32(counts[p]), np.uint32(num_bags)
+        words[2], words[3] = np.uint64(nbytes[p]), np.uint64(0)
+        words[3] = checksum(words)
+        begin += nbytes[p]
+
+
+@inner
+def _unseal_message(data, count, known_flags):
+    """Return (reason, size, flags, bags of every segment) of the message that data begin with."""
+    if data.size < HEADER_NBYTES:
+        return BAD_SIZE, 0, 0, 0
+    fields = data[:HEADER_NBYTES].view(np.uint32)
+    nbytes = np.int64(fields[4]) | (np.int64(fields[5]) << 32)
+    if fields[0] != _MAGIC:
+        return BAD_MAGIC, 0, 0, 0
+    if fields[1] & np.uint32(0xFFFF) != _VERSION:
+        return BAD_VERSION, 0, 0, 0
+    if nbytes % 8 or not HEADER_NBYTES <= nbytes <= data.size:
+        return BAD_SIZE, 0, 0, 0
+    words = data[:nbytes].view(np.uint64)
+    if checksum(words) != words[3]:
+        return BAD_CHECKSUM, 0, 0, 0
+    flags = np.int64(fields[1] >> np.uint32(16))
+    if flags > known_flags:
+        return BAD_FLAGS, 0, 0, 0
+    if np.int64(fields[2]) != count:
+        return BAD_COUNT, 0, 0, 0
+    return OK, nbytes, flags, np.int64(fields[3])
+
+
+@kernel
+def unseal(buffer, count, known_flags, begins, ends, flags, num_bags):
+    """Check P messages of `count` segments each, which fill the buffer, and set where they lie.
+
+    Args: begins, ends, flags, num_bags: [P] int64, written; a message begins behind its header.
+    Returns: (OK or what is wrong, the message).
+    """
+    at = np.int64(0)
+    for p in range(begins.size):
+        reason, nbytes, flags[p], num_bags[p] = _unseal_message(buffer[at:], count, known_flags)
+        if reason != OK:
+            return reason, p
+        begins[p], ends[p] = at + HEADER_NBYTES, at + nbytes
+        at += nbytes
+        if flags[p] != flags[0]:
+            return BAD_FLAGS, p
+    return (OK, -1) if at == buffer.size else (BAD_SIZE, begins.size - 1)
