@@ -92,6 +92,16 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path):
     assert len(planted.CALLS) == len(calls)
 
 
+def test_a_new_candidate_is_probed_alone(tmp_path):
+    fewer = CANDIDATES | {"forward": [FINE, INT2]}
+    search(tmp_path, candidates=fewer, rounds=0)
+    planted.CALLS.clear()
+    result = search(tmp_path, rounds=0)
+    shadows = [config.debug.shadow for config, _, _ in planted.CALLS if config.debug]
+    assert shadows == [(COARSE,)] * 3
+    assert str(result) == str(search(tmp_path / "new", rounds=0))
+
+
 def test_seeds_of_the_verification_were_not_used_before(tmp_path):
     search(tmp_path, rounds=1, first_seed=500)
     used = {

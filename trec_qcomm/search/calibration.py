@@ -47,7 +47,7 @@ def coarsest(measured: Measured, candidates: Candidates, cost: Cost) -> Coarsest
         for pairs in by_kind.values():
             fine = [pair for pair in pairs if pair[0] <= MOST_NOISE] or [min(pairs, key=_first)]
             most = max(fine, key=_first)[0]
-            codec = next(codec for noise, codec in pairs if noise == most)
+            codec = _first_of_noise(measured, direction, candidates[direction], most)
             chosen[direction, codec] = f"{direction}_{label(codec)}"
     return chosen
 
@@ -135,6 +135,13 @@ def _useful(
                        for p, n, _ in points):  # fmt: skip
                 useful.setdefault(codec)
     return [codec for codec in codecs if codec in useful]
+
+
+def _first_of_noise(
+    measured: Measured, direction: Direction, codecs: Sequence[Codec], noise: float
+) -> Codec:
+    """Return the first codec with this noise: encoders with equal values are listed by speed."""
+    return next(c for c in codecs if _mean_noise(measured, direction, c) == noise)
 
 
 def _mean_noise(measured: Measured, direction: Direction, codec: Codec) -> float:

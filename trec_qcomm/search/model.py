@@ -1,24 +1,26 @@
 """Loss model: what a codec of one table and direction is expected to cost the model, in percent.
 
-    loss = scale of the kind of codec x share of the table x relative noise of the codec on it
+    loss = price of the codec x share of the table x relative noise of the codec on it
 
 - **Relative noise** is measured on the table's rows or gradients (noise.py).
 - The **share** tells tables apart: what COARSE on one table costs the trained float32 model, for
   each unit of relative noise, drawn towards the mean of all tables as far as seeds disagree. For
   gradients half of it is the same for all tables, as nothing measures them one by one.
-- The **scale** is from trainings in which all tables have the coarsest codec of a kind (direction
-  and name of the codec), so it holds what noise does to a whole training.
+- The **price** is from trainings in which all tables have the coarsest codec of a kind (direction
+  and name of the codec). Of gradients finer codecs of the kind have the same price. Of rows they
+  are as much cheaper as they are for the float32 model, on which each candidate was scored; a
+  finer codec is never dearer than a coarser one, which scores of few seeds may say.
 
-Rows have to serve as well: of them the loss is at least what their codec costs a model that was
-trained in float32. A scale is never negative: of a change with an error the expectation is taken,
-given that a codec improves nothing.
+Rows have to serve as well: of them the loss is at least what the codec costs the float32 model. No
+price is negative: of a change with an error the expectation is taken, given that a codec improves
+nothing.
 
 Knows: measurements. Does not know: trainings, configs, budgets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import NormalDist, mean, stdev, variance
@@ -66,8 +68,7 @@ class LossModel:
     coarse: Codec
     changes: Mapping[tuple[Direction, Codec], Change]
     shares: Mapping[Direction, Mapping[str, float]] = field(init=False)
-    scales: Mapping[Kind, Change] = field(init=False)
-    _serving: Mapping[Codec, float] = field(init=False)
+    _serving: Mapping[Codec, float] = field(init=False)  # price of rows for the float32 model
 
     def __post_init__(self) -> None:
         shares = _shares(self.measured, self.coarse)
@@ -77,7 +78,6 @@ class LossModel:
             "backward": {table: (share + equal) / 2 for table, share in shares.items()},
         }
         object.__setattr__(self, "shares", by_direction)
-        object.__setattr__(self, "scales", self._fit_scales())
         object.__setattr__(self, "_serving", self._fit_serving())
 
     def loss(self, table: str, direction: Direction, codec: Codec) -> float | None:
@@ -85,23 +85,44 @@ class LossModel:
         noise = self.measured.noise.get((table, direction, codec))
         if noise is None:
             return None
-        scale = self._scale(direction, codec).expected
-        if direction == "forward":
-            scale = max(scale, self._serving.get(codec, 0.0))
-        return scale * self.shares[direction][table] * noise.relative
+        return self.price(direction, codec) * self.shares[direction][table] * noise.relative
+
+    def price(self, direction: Direction, codec: Codec) -> float:
+        """Return the expected loss for a relative noise of 1 in all tables.
+
+        A kind that was not calibrated has the highest price of its direction.
+        """
+        trained = {c: self._trained_price(d, c) for d, c in self.changes if d == direction}
+        same = {c: price for c, price in trained.items() if c.name == codec.name} or trained
+        if direction == "backward" or not self._serving:
+            return max(same.values(), default=0.0)
+        served = self._serving.get(codec, max(self._serving.values()))
+        ratios = [price / self._serving[c] for c, price in same.items() if self._serving.get(c)]
+        return served * max([1.0, *ratios])
 
     def error(self, choice: Choice) -> float:
-        """Return the standard error of the expected loss of a choice that is due to the scales."""
-        weights: dict[Kind, float] = {}
+        """Return the standard error of the expected loss of a choice, that of the prices alone."""
+        losses: dict[Kind, float] = {}
         for table, pair in choice.items():
             for direction in DIRECTIONS:
-                codec = pair[direction]
-                noise = self.measured.noise[table, direction, codec].relative
-                share = self.shares[direction][table]
-                kind = direction, codec.name
-                weights[kind] = weights.get(kind, 0.0) + share * noise
-        errors = (w * self._scale_of(kind).error for kind, w in weights.items())
-        return sqrt(sum(error**2 for error in errors))
+                kind = direction, pair[direction].name
+                loss = self.loss(table, direction, pair[direction]) or 0.0
+                losses[kind] = losses.get(kind, 0.0) + loss
+        shares = (loss * self._relative_error(kind) for kind, loss in losses.items())
+        return sqrt(sum(share**2 for share in shares))
+
+    def _relative_error(self, kind: Kind) -> float:
+        """Return the error of a kind's price over the price; the largest where not calibrated."""
+        errors = {
+            (direction, codec.name): change.error / change.expected
+            for (direction, codec), change in self.changes.items()
+            if change.expected
+        }
+        return errors.get(kind, max(errors.values(), default=0.0))
+
+    def _trained_price(self, direction: Direction, codec: Codec) -> float:
+        weight = self.weighted_noise(direction, codec)
+        return self.changes[direction, codec].expected / weight if weight else 0.0
 
     def weighted_noise(self, direction: Direction, codec: Codec) -> float:
         """Return the relative noise if all tables have a codec, weighted by their shares."""
@@ -109,40 +130,26 @@ class LossModel:
         there = ((share, noise.get((t, direction, codec))) for t, share in shares.items())
         return sum(share * each.relative for share, each in there if each is not None)
 
-    def _fit_scales(self) -> dict[Kind, Change]:
-        by_kind: dict[Kind, list[Change]] = {}
-        for (direction, codec), change in self.changes.items():
-            weight = self.weighted_noise(direction, codec)
-            scaled = Change(change.mean / weight, change.error / weight)
-            by_kind.setdefault((direction, codec.name), []).append(scaled)
-        return {kind: _combined(changes) for kind, changes in by_kind.items()}
-
     def _fit_serving(self) -> dict[Codec, float]:
-        """Return by forward codec the expected loss of the float32 model over its noise."""
-        effects = {codec: Change(*_mean_and_error(values))
-                   for (table, codec), values in self.measured.effects.items() if table == ALL
-                   }  # fmt: skip
-        scales = {}
-        for _, direction, codec in self.measured.noise:
-            weight = self.weighted_noise("forward", codec)
+        """Return by forward codec its price for the float32 model, as the module says."""
+        effects = {
+            codec: Change(*_mean_and_error(values)).expected
+            for (table, codec), values in self.measured.effects.items()
+            if table == ALL
+        }
+        prices: dict[Codec, float] = {}
+        weights = {c: self.weighted_noise("forward", c)
+                   for _, d, c in self.measured.noise if d == "forward"}  # fmt: skip
+        for codec in sorted(weights, key=lambda c: -weights[c]):
             twin = next((c for c in effects if self._is_equal(c, codec)), None)
-            if direction == "forward" and twin is not None and weight:
-                scales[codec] = effects[twin].expected / weight
-        return scales
+            if twin is not None and weights[codec]:
+                coarser = [price for c, price in prices.items() if c.name == codec.name]
+                prices[codec] = min([effects[twin] / weights[codec], *coarser])
+        return prices
 
     def _is_equal(self, one: Codec, other: Codec) -> bool:
         """Return whether two codecs of rows decode to equal values."""
         return not self.measured.different("forward", [one, other])[1:]
-
-    def _scale(self, direction: Direction, codec: Codec) -> Change:
-        return self._scale_of((direction, codec.name))
-
-    def _scale_of(self, kind: Kind) -> Change:
-        """Return the scale of a kind; of one that was not calibrated the worst of its direction."""
-        if kind in self.scales:
-            return self.scales[kind]
-        same = [scale for (side, _), scale in self.scales.items() if side == kind[0]]
-        return max(same, key=lambda scale: scale.expected, default=Change(0.0, 0.0))
 
 
 def _shares(measured: Measured, coarse: Codec) -> dict[str, float]:
@@ -172,11 +179,3 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and its standard error, which of one value is as large as the value."""
     center = mean(values)
     return center, stdev(values) / sqrt(len(values)) if len(values) > 1 else abs(center)
-
-
-def _combined(changes: Iterable[Change]) -> Change:
-    """Return the mean of changes, each weighted by its precision."""
-    changes = list(changes)
-    weights = [1 / max(change.error, 1e-12) ** 2 for change in changes]
-    center = sum(w * c.mean for w, c in zip(weights, changes, strict=True)) / sum(weights)
-    return Change(center, 1 / sqrt(sum(weights)))

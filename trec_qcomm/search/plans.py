@@ -57,7 +57,7 @@ class Plan:
         nbytes: bytes of rows and gradients that a rank sends in a step.
         cost: what was kept small: the bytes, or seconds.
         expected: expected loss in percent.
-        error: standard error of the expected loss, that of the model's scales alone.
+        error: standard error of the expected loss, that of the model's prices alone.
         verified: measured change by metric; empty where it was not verified.
         verdict: what the verification says.
         blames: steps back that led to it from the first plan of its budget.

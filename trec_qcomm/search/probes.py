@@ -64,10 +64,10 @@ class Probes:
         Raises: ValueError: a file of another search, or a training that left no debug records.
         """
         for seed in self.seeds:
-            if not self._is_done(seed):
+            missing = self._missing(seed)
+            if missing:
                 progress.begin(f"probe of seed {seed}: a float32 training, candidates on the side")
-                lines = self._probe(seed, progress)  # written when whole
-                records.append(self.path, *lines)
+                records.append(self.path, *self._probe(seed, missing, progress))
         lines = [line for line in self._lines() if line.seed in self.seeds]
         return measured(lines, self._tried, self.metrics)
 
@@ -92,32 +92,35 @@ class Probes:
             lines.append(record)
         return lines
 
-    def _is_done(self, seed: int) -> bool:
-        """Return whether a seed was probed with all candidates."""
-        tried = [line.codec or "" for line in self._lines()
-                 if line.seed == seed and line.stage == "done"]  # fmt: skip
-        return any(all(repr(codec) in text for codec in self._tried) for text in tried)
+    def _missing(self, seed: int) -> list[Codec]:
+        """Return the codecs that a seed was not probed with; a seed is written when it is whole."""
+        done = "; ".join(
+            line.codec or "" for line in self._lines() if (line.seed, line.stage) == (seed, "done")
+        ).split("; ")
+        return [codec for codec in self._tried if repr(codec) not in done]
 
-    def _probe(self, seed: int, progress: Progress) -> list[SearchRecord]:
-        """Train in float32; return what the candidates do to the tables, and to the model."""
-        model, figures = self._train(seed)
+    def _probe(self, seed: int, codecs: Sequence[Codec], progress: Progress) -> list[SearchRecord]:
+        """Train in float32; return what codecs do to the tables, and to the model."""
+        model, figures = self._train(seed, codecs)
         lines = [self._record("probe", seed, numbers, *case) for case, numbers in figures.items()]
         if isinstance(model, Trained):
-            configs = self._configs_to_score(measured(lines, self._tried, self.metrics))
+            configs = self._configs_to_score(measured(lines, self._tried, self.metrics), codecs)
             progress.begin(f"seed {seed}: the trained model, codecs switched on", len(configs))
             for (table, codec), config in configs.items():
                 metrics = {name: float(value) for name, value in model.evaluate(config).items()}
                 case: Case = table, "forward", repr(codec)
                 lines.append(self._record("evaluation", seed, metrics, *case))
                 progress.step(f"seed {seed}: {label(codec)} of {table}")
-        return [*lines, self._record("done", seed, {}, codec="; ".join(map(repr, self._tried)))]
+        return [*lines, self._record("done", seed, {}, codec="; ".join(map(repr, codecs)))]
 
-    def _train(self, seed: int) -> tuple[Metrics | Trained, dict[Case, dict[str, float]]]:
-        """Train in float32; return what was trained, and figures of all candidates."""
+    def _train(
+        self, seed: int, codecs: Sequence[Codec]
+    ) -> tuple[Metrics | Trained, dict[Case, dict[str, float]]]:
+        """Train in float32; return what was trained, and figures of codecs."""
         exact = config_of_all(Pair(), self.unique_bags)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=self.path.parent, prefix="debug-") as folder:
-            shadow = tuple(codec for codec in self._tried if codec != EXACT)
+            shadow = tuple(codec for codec in codecs if codec != EXACT)
             debug = DebugRule(every=self.every, shadow=shadow, folder=folder)
             model = self.train(replace(exact, debug=debug), seed, 0.0)
             files = sorted(Path(folder).glob("debug-rank*.jsonl"))
@@ -130,12 +133,15 @@ class Probes:
             )
         return model, figures
 
-    def _configs_to_score(self, probes: Measured) -> dict[tuple[str, Codec], Config]:
+    def _configs_to_score(
+        self, probes: Measured, codecs: Sequence[Codec]
+    ) -> dict[tuple[str, Codec], Config]:
         """Return configs by table and codec: all tables with each candidate, each with COARSE."""
         configs = {}
-        for codec in (EXACT, *probes.different("forward", self.candidates.forward)):
+        forward = [codec for codec in self.candidates.forward if codec in codecs]
+        for codec in (EXACT, *probes.different("forward", forward)):
             configs[ALL, codec] = config_of_all(Pair(forward=codec), self.unique_bags)
-        for table in probes.tables:
+        for table in probes.tables if COARSE in codecs else ():
             choice = one_table(table, COARSE, probes.tables)
             configs[table, COARSE] = config_of(choice, EMPTY, self.unique_bags)
         return configs
