@@ -251,8 +251,9 @@ class QComm(Inspection):
             + (f", unique_bags {rule.unique_bags}" if rule.unique_bags else "")
             for rule in config.embedding or [EXACT_RULE]
         ]
-        for name, gradients in (("dense", config.dense), ("data_parallel", config.data_parallel)):
-            said = "DDP" if gradients is None else f"{gradients.codec!r} by {gradients.algorithm}"
+        tables = () if config.data_parallel is None else (config.data_parallel,)
+        for name, rules in (("dense", config.dense_rules), ("data_parallel", tables)):
+            said = ", ".join(f"{rule.codec!r} by {rule.algorithm}" for rule in rules) or "DDP"
             parts.append(f"{name}: {said}")
         parts += ["bypassed"] if self._session.exact else []
         return f"QComm({config.source!r}; {'; '.join(parts)})"

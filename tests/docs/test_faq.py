@@ -26,12 +26,16 @@ def texts_of_the_code() -> str:
 def fragments(heading: str) -> list[str]:
     """Return the fixed parts of the quoted messages: what stands between `...`, names and numbers.
 
-    Leaves out the words of a sender or device, which are put in front of every message.
+    Leaves out the words of a sender or device, which are put in front of every message, and those
+    of rules, as tables and parameters share their messages.
     """
     quoted = " ... ".join(re.findall(r"`([^`]+)`", heading))
-    quoted = re.sub(
-        r"(frame from rank \d+|table '\.\.\.'|device cuda:\d+|embedding\[0\])", "...", quoted
-    )
+    for left_out in (
+        r"frame from rank \d+|device cuda:\d+",
+        r"\b(table|parameter)s?\b",
+        r"\b(embedding|dense)(\[\d\])?",
+    ):
+        quoted = re.sub(left_out, "...", quoted)
     parts = re.split(r"\.\.\.|'[^']*'|\d+|\([^)]*\)", quoted)
     return [part.strip(" :;,.") for part in parts if len(part.strip(" :;,.")) >= 10]
 

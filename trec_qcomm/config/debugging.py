@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from trec_qcomm.config.tables import patterns_of
+from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
 
 

@@ -3,10 +3,12 @@
 Knows: codecs, what controls their tolerances. Does not know: YAML, DDP, process groups.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from trec_qcomm.codecs import Threshold, TopK
+from trec_qcomm.config.matching import PatternRules, patterns_of
 from trec_qcomm.control.cost_model import FLOAT32_NBYTES, Link
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, check_dim, mask_use
@@ -52,11 +54,13 @@ class TableGradientRule(AllReduceRule):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientRule(AllReduceRule):
-    """Rule of the gradients of replicated parameters.
+    """Rule of the gradients of replicated parameters that match one of the patterns.
 
     A block of adjacent values of a parameter is a row to the codec.
 
     Args:
+        parameters: one shell pattern (`*`, `?`, `[..]`), case-sensitive, on names of parameters as
+            DDP has them, or a sequence of them. It is kept as a tuple.
         block: number of values in a block, with which the codec sends less than float32.
         min_numel: smallest parameter that is coded. Smaller ones are sent as float32, and so are
             the values of a parameter behind its last whole block.
@@ -67,6 +71,7 @@ class GradientRule(AllReduceRule):
             with the sum over all ranks, `reset` with nothing.
     """
 
+    parameters: Sequence[str] = ("*",)
     block: int = 128
     min_numel: int = 256
     error_feedback: bool = False
@@ -76,6 +81,7 @@ class GradientRule(AllReduceRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "parameters", patterns_of(self.parameters, "parameters"))
         check_choice("on_resize", self.on_resize, get_args(OnResize))
         for name, least in (("block", 1), ("min_numel", 0)):
             value = getattr(self, name)
@@ -117,3 +123,38 @@ def _nbytes_a_value(codec: Codec, block: int) -> float:
     num_rows = 1024
     (nbytes,) = codec.max_nbytes(Segments.packed([num_rows], block)).tolist()
     return float(nbytes) / (num_rows * block)
+
+
+def parameter_patterns(rules: GradientRule | Sequence[GradientRule]) -> PatternRules:
+    """Return which of the rules under `dense` holds for a parameter's name."""
+    is_list = not isinstance(rules, GradientRule)
+    patterns = [rule.parameters for rule in rules_of(rules)]
+    return PatternRules("dense", "parameters", "parameter", patterns, is_list)
+
+
+def rules_of(rules: GradientRule | Sequence[GradientRule] | None) -> tuple[GradientRule, ...]:
+    """Return the rules that a config has under `dense`, none, one or several, as a tuple."""
+    if rules is None:
+        return ()
+    return (rules,) if isinstance(rules, GradientRule) else tuple(rules)
+
+
+def check_dense_rules(rules: object) -> None:
+    """Raise ValueError where `dense` is neither a rule nor a list of rules that go together.
+
+    All rules share the messages of an all-reduce, so they have one algorithm and one link.
+    """
+    listed = (rules,) if isinstance(rules, GradientRule) else rules
+    if not isinstance(listed, Sequence) or not all(type(rule) is GradientRule for rule in listed):
+        raise ValueError(f"dense: expected a GradientRule or a list of them, got {rules!r}")
+    if not listed:
+        raise ValueError("dense: expected a rule, or a list of one or more rules")
+    for name in ("algorithm", "link"):
+        first, *others = (getattr(rule, name) for rule in listed)
+        for number, other in enumerate(others, 1):
+            if other != first:
+                raise ValueError(
+                    f"dense[{number}].{name}: {other!r}, but dense[0] has {first!r}; parameters "
+                    "of several rules travel in one message, so all rules must have the same"
+                )
+    parameter_patterns(tuple(listed)).check_reached()

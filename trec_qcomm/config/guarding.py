@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 
 from trec_qcomm.codecs import Sign, Threshold
 from trec_qcomm.config.ladders import CodecLadder, check_order, ladder_of
-from trec_qcomm.config.tables import TableRule, patterns_of
+from trec_qcomm.config.matching import patterns_of
+from trec_qcomm.config.tables import TableRule
 from trec_qcomm.control.guard import DIRECTIONS, Direction, GuardLimits
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
 

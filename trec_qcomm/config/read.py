@@ -13,7 +13,7 @@ Errors name file, field and allowed values.
         classes: {every: 1000}    # optional: error bounds from the rows, see control.error_bound
         refresh: {every: 1000, density: 0.1}    # optional: topk's threshold, see control.threshold
     dense:                        # optional: the all-reduce of the replicated part's gradients
-      codec: {codec: rowwise, bits: 4}
+      codec: {codec: rowwise, bits: 4}    # or a list of rules, each with `parameters: [patterns]`
       error_feedback: true        # and the other fields of a GradientRule
     data_parallel:                # optional: the all-reduce of DATA_PARALLEL tables' gradients
       codec: {codec: cast, dtype: bf16}
@@ -87,7 +87,7 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
         raise ValueError("embedding: expected a list of one or more rules")
     values["embedding"] = tuple(_rule(rule, f"embedding[{n}]") for n, rule in enumerate(rules))
     if "dense" in values:
-        values["dense"] = _gradient_rule(GradientRule, values["dense"], "dense")
+        values["dense"] = _dense_rules(values["dense"])
     if "data_parallel" in values:
         tables = values["data_parallel"]
         values["data_parallel"] = _gradient_rule(TableGradientRule, tables, "data_parallel")
@@ -134,6 +134,13 @@ def _rule(data: object, where: str) -> TableRule:
         intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}
         values["intra"] = _located(f"{where}.intra", lambda: HopCodecs(**intra))
     return _located(where, lambda: TableRule(**values))
+
+
+def _dense_rules(data: object) -> GradientRule | list[GradientRule]:
+    """Return one rule, or the list that the config has."""
+    if not isinstance(data, list | tuple):
+        return _gradient_rule(GradientRule, data, "dense")
+    return [_gradient_rule(GradientRule, rule, f"dense[{n}]") for n, rule in enumerate(data)]
 
 
 def _gradient_rule(kind: type[R], data: object, where: str) -> R:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from trec_qcomm.codecs import ErrorBounded, Identity, Sign, Threshold, TopK
+from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import Schedule
 from trec_qcomm.control.threshold import ThresholdRefresh
@@ -110,18 +111,6 @@ class TableRule:
     def matches(self, table: str) -> bool:
         """Return whether one of the patterns matches the table's name."""
         return any(fnmatchcase(table, pattern) for pattern in self.tables)
-
-
-def patterns_of(tables: object) -> tuple[str, ...]:
-    """Return one pattern or a sequence of them as a tuple. Raises ValueError: neither."""
-    patterns = (tables,) if isinstance(tables, str) else tables
-    if (
-        not isinstance(patterns, Sequence)
-        or not patterns
-        or not all(type(pattern) is str and pattern for pattern in patterns)
-    ):
-        raise ValueError(f"tables: expected a pattern or a list of patterns, got {tables!r}")
-    return tuple(patterns)
 
 
 EXACT_RULE = TableRule(tables="*", forward=Identity(), backward=Identity())

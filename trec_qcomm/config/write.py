@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from trec_qcomm.config.debugging import DebugRule
-from trec_qcomm.config.gradients import AllReduceRule
+from trec_qcomm.config.gradients import AllReduceRule, GradientRule
 from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
@@ -22,10 +22,11 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     data: dict[str, Any] = {}
     if config.embedding:
         data["embedding"] = [_rule_to_dict(rule) for rule in config.embedding]
-    for name in ("dense", "data_parallel"):
-        rule: AllReduceRule | None = getattr(config, name)
-        if rule is not None:
-            data[name] = gradient_rule_to_dict(rule)
+    if config.dense is not None:
+        rules = [gradient_rule_to_dict(rule) for rule in config.dense_rules]
+        data["dense"] = rules[0] if isinstance(config.dense, GradientRule) else rules
+    if config.data_parallel is not None:
+        data["data_parallel"] = gradient_rule_to_dict(config.data_parallel)
     if config.sizes != Config.sizes:
         data["sizes"] = config.sizes
     if config.debug is not None:
@@ -64,7 +65,8 @@ def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
         value = getattr(rule, known.name)
         if known.name != "codec" and value != known.default:
             nested = isinstance(value, Link | ThresholdRefresh)
-            data[known.name] = asdict(value) if nested else value
+            plain = list(value) if isinstance(value, tuple) else value
+            data[known.name] = asdict(value) if nested else plain
     return data
 
 

@@ -108,7 +108,8 @@ class Session:
         """Take over the all-reduce of the replicated part, where the config says so. Collective."""
         rule, traffic = self.config.dense, self.counters["dense"]
         if rule is not None:
-            self._register("dense", DenseGradients(rule, **self._options(traffic)), ddp)
+            options = self._options(traffic) | {"source": self.config.source}
+            self._register("dense", DenseGradients(rule, **options), ddp)
         return rule is not None
 
     def add_lookup(self, ddp: DistributedDataParallel) -> bool:

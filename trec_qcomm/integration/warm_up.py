@@ -107,7 +107,7 @@ def _codecs(config: Config) -> Iterator[Codec]:
         yield from (rule.forward, rule.backward)
         if rule.intra != HopCodecs():  # few plans have that hop
             yield from (rule.intra.forward, rule.intra.backward)
-    for gradients in (config.dense, config.data_parallel):
+    for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None:
             yield gradients.codec
     if config.debug is not None:
@@ -120,7 +120,7 @@ def _summed_codecs(config: Config) -> Iterator[Codec]:
         yield rule.forward
         if rule.intra != HopCodecs():
             yield rule.intra.forward
-    for gradients in (config.dense, config.data_parallel):
+    for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None and gradients.algorithm == "two_shot":
             yield gradients.codec
 

@@ -143,8 +143,9 @@ class Dense:
 
 
 def _reduction(algorithm: str, rank: int, size: int) -> Reduction:
-    coding = Coding(codec=Rowwise(4, "stochastic"), exact=Identity(), min_numel=64)
-    options = AllReduceOptions(coding=coding, algorithm=algorithm, error_feedback=True, seed=3)
+    codec = Rowwise(4, "stochastic")
+    coding = Coding(codec=codec, exact=Identity(), min_numel=64, error_feedback=True)
+    options = AllReduceOptions(codings=(coding,), algorithm=algorithm, seed=3)
     return Reduction(options, rank, size, Traffic("dense", ["all"]))
 
 

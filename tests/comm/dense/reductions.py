@@ -12,11 +12,12 @@ BLOCK, MIN_NUMEL = 16, 20
 
 
 def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False, slots=None):
-    coding = Coding(codec=codec, exact=Identity(), min_numel=MIN_NUMEL)
+    coding = Coding(
+        codec=codec, exact=Identity(), min_numel=MIN_NUMEL, error_feedback=error_feedback
+    )
     options = AllReduceOptions(
-        coding=coding,
+        codings=(coding,),
         algorithm=algorithm,
-        error_feedback=error_feedback,
         seed=3,
         measure=measure,
         slots=slots,

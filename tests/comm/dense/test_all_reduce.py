@@ -84,7 +84,7 @@ def test_bytes_sent_are_those_of_the_formula(algorithm, world_size):
     numels = [1000, 7, 300]
     ranks = reductions(algorithm, world_size, Rowwise(4))
     played(ranks, numels, gradients(numels, world_size))
-    chunks = BucketChunks(parameters(numels), world_size, ranks[0].options.coding)
+    chunks = BucketChunks(parameters(numels), world_size, ranks[0].options.codings)
     each = [chunks.span(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
     (whole,) = chunks.span(range(world_size)).placed.frame_nbytes
     for r in ranks:

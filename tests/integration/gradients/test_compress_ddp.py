@@ -70,6 +70,28 @@ def resumed(folder):
     return runs
 
 
+RULES = [
+    MAPPING["dense"] | {"parameters": "0.*"},
+    MAPPING["dense"] | {"parameters": ["*"], "codec": "float6", "error_feedback": False},
+]
+
+
+def by_parameter():
+    """Return gradients by two rules and by each alone, and those of a resumed run by both."""
+    together, *alone = (
+        train(compressed({"dense": rules})[0], [0])[0]
+        for rules in (RULES, *({**rule, "parameters": "*"} for rule in RULES))
+    )
+    ddp, handle = compressed({"dense": RULES})
+    train(ddp, range(2))
+    model, state = copy.deepcopy((ddp.module.state_dict(), handle.state_dict()))
+    straight = train(ddp, [2])
+    ddp, handle = compressed({"dense": RULES})
+    ddp.module.load_state_dict(model)
+    handle.load_state_dict(state)
+    return together, alone, straight, train(ddp, [2]), list(next(iter(state.values()))["residuals"])
+
+
 def refused(yaml):
     """Call it with what it does not take; the DDP is as before."""
     ddp = DistributedDataParallel(net())
@@ -81,6 +103,19 @@ def refused(yaml):
         (
             {"dense": {"codec": "float6", "block": 5000, "min_numel": 20}},
             r"block: 5000: no parameter has so many values; the largest, '.*weight', has \d+",
+        ),
+        ({"dense": RULES[:1]}, r"config: dense: no pattern matches parameter '2.weight'; pat.*0\."),
+        (
+            {"dense": [MAPPING["dense"] | {"parameters": "1.*"}, *RULES]},
+            r"config: dense\[0\]\.parameters: '1\.\*' matches no parameter; the model has: 0\.bias",
+        ),
+        (
+            {"dense": [RULES[0], RULES[1] | {"block": 80}]},
+            r"dense\[1\]\.block: 80: no parameter has so many values; .*'2.weight', has 72",
+        ),
+        (
+            {"dense": [*({**RULES[0], "parameters": p} for p in ("[02].w*", "*.bias", "[02].*"))]},
+            r"dense\[2\]\.parameters: dense\[0\] and dense\[1\] before it takes all its parameters",
         ),
         ({"dense": {"codec": "zip"}}, r"dense\.codec: unknown codec 'zip'; allowed: cast"),
     ):
@@ -111,7 +146,8 @@ def everything(folder):
     yaml = folder / "mine.yaml"
     refused(yaml)
     more = debugged()
-    return every_form(yaml), exact_and_counted(), resumed(folder / "checkpoint"), more
+    checkpoint = resumed(folder / "checkpoint")
+    return every_form(yaml), exact_and_counted(), checkpoint, by_parameter(), more
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +184,19 @@ def test_bypass_is_what_ddp_does_and_stats_count_bytes(ranks):
 
 @pytest.mark.dist
 def test_state_and_checkpoints_resume_the_same_training(ranks):
-    for _, _, (straight, *others), _ in ranks:
+    for _, _, (straight, *others), *_ in ranks:
         assert len(others) == 3
         assert all(same(straight, other) for other in others)
+
+
+@pytest.mark.dist
+def test_parameters_have_rules_of_their_own(ranks):
+    first = 9 * 24 + 24  # values of the first layer
+    for together, (one, other), straight, resumed, names in (results[3] for results in ranks):
+        assert torch.equal(together, torch.cat([one[:first], other[first:]]))
+        assert not torch.equal(one[first:], other[first:])
+        assert same(straight, resumed)
+        assert set(names) == {"0.weight", "0.bias"}
 
 
 @pytest.mark.dist

@@ -11,7 +11,7 @@ Knows: algorithms, buckets, error feedback. Does not know: DDP, process groups, 
 Shapes: N ranks; E values of a bucket of P parameters.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
@@ -53,18 +53,16 @@ class AllReduceOptions:
     """Settings of an all-reduce.
 
     Args:
-        coding: codecs of the values.
+        codings: codecs of the values, which parameters name by number.
         algorithm: name of the algorithm.
-        error_feedback: whether residuals are kept, see comm.dense.error_feedback.
         seed: the config's seed of stochastic rounding.
         measure: whether to record the largest error of what this rank encodes.
         slots: settings of slots, where messages whose sizes vary travel in these; None: their
             sizes travel first.
     """
 
-    coding: Coding
+    codings: tuple[Coding, ...]
     algorithm: Algorithm
-    error_feedback: bool
     seed: int
     measure: bool = False
     slots: SlotOptions | None = None
@@ -136,7 +134,7 @@ class Reduction:
         world_size: int,
         traffic: Traffic,
         *,
-        numels: Mapping[str, int] | None = None,
+        parameters: Sequence[ParameterShape] = (),
         tolerances: GradientTolerances | None = None,
     ) -> None:
         """Prepare for all-reduces.
@@ -145,21 +143,24 @@ class Reduction:
             options: settings, the same on all ranks.
             rank, world_size: this rank, and N.
             traffic: counters of one table, for what is sent.
-            numels: sizes of the parameters whose residuals the state has from the beginning. Their
-                order numbers all values, which keys the noise of stochastic rounding.
+            parameters: shapes of all parameters. Their order numbers all values, which keys the
+                noise of stochastic rounding; others are numbered as they come. The state has the
+                residuals of these from the beginning.
             tolerances: rule that sets the codec's tolerance; None leaves it as the config has it.
         """
         self.options, self.rank, self.world_size = options, rank, world_size
         self.traffic, self.tolerances = traffic, tolerances
         self.error_feedback: ErrorFeedback | None = None
-        if options.error_feedback:
+        if any(coding.error_feedback for coding in options.codings):
+            fed = [p for p in parameters if options.codings[p.coding].error_feedback]
+            numels = {parameter.name: parameter.numel for parameter in fed}
             self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
         self.observer: GradientObserver | None = None  # sees values, such as the debugger
         self.num_calls = 0
         self.num_steps = 0  # steps whose last bucket was started; part of the state
-        numels = numels or {}
-        *first_numbers, self._next_number = accumulate(numels.values(), initial=0)
-        self._first_numbers = dict(zip(numels, first_numbers, strict=True))
+        *first_numbers, self._next_number = accumulate((p.numel for p in parameters), initial=0)
+        names = [parameter.name for parameter in parameters]
+        self._first_numbers = dict(zip(names, first_numbers, strict=True))
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
         self._scratch = Scratch()
         self._slots = None if options.slots is None else RoundHistories(options.slots)
@@ -196,12 +197,12 @@ class Reduction:
         self.num_calls += 1
         step = self.num_steps
         self.num_steps += is_last
-        coding = self.options.coding
+        codings = self.options.codings
         if exact:
-            coding = replace(coding, codec=coding.exact)
+            codings = tuple(replace(c, codec=c.exact, error_feedback=False) for c in codings)
         shapes = tuple(parameters)
         if exact or once:
-            chunks = BucketChunks(shapes, self.world_size, coding, self._numbers_of(shapes))
+            chunks = BucketChunks(shapes, self.world_size, codings, self._numbers_of(shapes))
         else:
             chunks = self._chunks_of(shapes)
         return self._rounds(chunks, bucket, self.num_calls, step, exact)
@@ -209,7 +210,7 @@ class Reduction:
     def _rounds(
         self, chunks: BucketChunks, bucket: Tensor, call: int, step: int, exact: bool
     ) -> Rounds:
-        feedback = None if exact else self.error_feedback
+        feedback = self.error_feedback if chunks.has_feedback else None
         residuals = None if feedback is None else feedback.for_bucket(chunks)
         observer = None if exact else self.observer
         measurement = None if observer is None else observer.begin(chunks, step)
@@ -255,7 +256,7 @@ class Reduction:
             self._chunks[parameters] = BucketChunks(
                 parameters,
                 self.world_size,
-                self.options.coding,
+                self.options.codings,
                 self._numbers_of(parameters),
             )
         return self._chunks[parameters]

@@ -15,6 +15,7 @@ Shapes: N ranks and chunks, E values of P parameters, D values a block.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -29,18 +30,20 @@ _REST = " (rest)"  # ends the name of a segment that is sent as float32
 
 @dataclass(frozen=True, kw_only=True)
 class Coding:
-    """Codecs of the values of a bucket.
+    """Codecs of the values of some parameters.
 
     Args:
         codec: codec of the blocks.
         exact: codec of the rest, of fixed size.
         min_numel: least number of values of a parameter that is coded; smaller ones are sent by
             `exact`.
+        error_feedback: whether residuals are kept, see comm.dense.error_feedback.
     """
 
     codec: Codec
     exact: Codec
     min_numel: int
+    error_feedback: bool = False
 
 
 class ParameterShape(NamedTuple):
@@ -50,11 +53,13 @@ class ParameterShape(NamedTuple):
         name: the parameter's name.
         numel: n, the number of its values.
         block: D >= 1, how many adjacent values are one row to the codec.
+        coding: number of the parameter's Coding.
     """
 
     name: str
     numel: int
     block: int
+    coding: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class BucketChunks:
     Args:
         parameters: P shapes, in the bucket's order.
         num_chunks: N, the number of ranks.
-        coding: codecs of the values.
+        codings: codecs of the values, see ParameterShape.
         first_numbers: number of each parameter's first value, for the noise of stochastic rounding;
             None: values are counted through the bucket.
     Derived:
@@ -115,7 +120,7 @@ class BucketChunks:
 
     parameters: tuple[ParameterShape, ...]
     num_chunks: int
-    coding: Coding
+    codings: tuple[Coding, ...]
     first_numbers: tuple[int, ...] | None = None
     pieces: tuple[Piece, ...] = field(init=False)
     bounds: tuple[int, ...] = field(init=False)
@@ -149,7 +154,7 @@ class BucketChunks:
         object.__setattr__(self, "_numels", [piece.numel for piece in pieces])
         object.__setattr__(self, "_bucket_order", in_bucket)
         object.__setattr__(self, "_bucket_numels", [pieces[n].numel for n in in_bucket])
-        layout = repr((tuple(map(tuple, self.parameters)), self.num_chunks))
+        layout = repr((tuple(tuple(p[:3]) for p in self.parameters), self.num_chunks))
         object.__setattr__(self, "fingerprint", zlib.crc32(layout.encode()))
 
     @property
@@ -157,11 +162,26 @@ class BucketChunks:
         """Names of the parameters."""
         return tuple(parameter.name for parameter in self.parameters)
 
+    def coding_of(self, parameter: int) -> Coding:
+        """Return the codecs of a parameter's values. Args: parameter: its number."""
+        return self.codings[self.parameters[parameter].coding]
+
+    @cached_property
+    def fixed_size(self) -> bool:
+        """Whether the codecs of all parameters are of fixed size."""
+        used = {parameter.coding for parameter in self.parameters}
+        return all(self.codings[number].codec.fixed_size for number in used)
+
+    @cached_property
+    def has_feedback(self) -> bool:
+        """Whether some parameter has residuals."""
+        return any(self.coding_of(p).error_feedback for p in range(len(self.parameters)))
+
     def _ranges(self, parameter: ParameterShape, chunk: int) -> list[tuple[int, int, bool]]:
         """Return (begin, numel, coded) of a parameter's pieces in one chunk, none empty."""
-        _, numel, block = parameter
+        numel, block = parameter.numel, parameter.block
         last = chunk == self.num_chunks - 1
-        blocks = numel // block if numel >= self.coding.min_numel else 0
+        blocks = numel // block if numel >= self.codings[parameter.coding].min_numel else 0
         first, end = (blocks * c // self.num_chunks * block for c in (chunk, chunk + 1))
         ranges = [(first, end - first, True)] if end > first else []
         if last and numel > blocks * block:
@@ -230,7 +250,6 @@ class BucketChunks:
         return self.parameters[piece.parameter].block if piece.coded else 1
 
     def _plan(self, groups: Sequence[range]) -> FramePlan:
-        coding = self.coding
         frames = [
             [
                 (p.name if p.coded else p.name + _REST, self._dim(p))
@@ -239,12 +258,13 @@ class BucketChunks:
             ]
             for group in groups
         ]
-        exact = {name + _REST: coding.exact for name in self.names}
+        codings = {p.name: self.codings[p.coding] for p in self.parameters}
+        exact = {name + _REST: coding.exact for name, coding in codings.items()}
         numbers = {name: p for p, name in enumerate(self.names)}
         return plan_frames(
             frames,
             layouts=[zlib.crc32(repr(list(group)).encode(), self.fingerprint) for group in groups],
-            codecs=dict.fromkeys(self.names, coding.codec) | exact,
+            codecs={name: coding.codec for name, coding in codings.items()} | exact,
             table_numbers=numbers | {name + _REST: p for name, p in numbers.items()},
             rank=-1,  # no frame stays on this rank
         )

@@ -247,7 +247,7 @@ class MessageCoder:
         Returns: the messages from the sources.
         """
         number, self._num_rounds = self._num_rounds, self._num_rounds + 1
-        if self._slots is None or self.chunks.coding.codec.fixed_size:
+        if self._slots is None or self.chunks.fixed_size:
             received = yield self.round(sends, sources, expected)
             return received
         distinct = {id(message.frame): message for _, message in sends}
@@ -290,7 +290,7 @@ class MessageCoder:
             sources: the ranks to wait for.
             expected: one frame from each source; None: nothing comes.
         """
-        fixed_size = self.chunks.coding.codec.fixed_size
+        fixed_size = self.chunks.fixed_size
         nbytes = [] if expected is None else expected.layout(self._alignment).frame_nbytes
         max_nbytes = nbytes
         if expected is not None and not fixed_size:

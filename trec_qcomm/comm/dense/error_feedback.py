@@ -124,16 +124,18 @@ class BucketResiduals:
         Args:   chunks: the chunks of the bucket.  kept: {parameter: {site: [n] float32}}.
         Raises: ValueError: a residual whose size differs from its parameter's.
         """
-        for name, numel, _ in chunks.parameters:
+        for name, numel, *_ in chunks.parameters:
             for site, residual in kept[name].items():
                 if residual.shape != (numel,):
                     raise ValueError(
                         f"residual of {name!r}, {site}: {list(residual.shape)}, not [{numel}]"
                     )
         self._chunks, self._kept = chunks, kept
+        self._fed = [p for p in chunks.pieces if chunks.coding_of(p.parameter).error_feedback]
         self._held: dict[Key, Tensor] = {}
         self._pending: dict[Key, Tensor] = {}
         self._places: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        self._fed_places: dict[tuple[int, int], Tensor] = {}
 
     def add(self, values: Tensor, span: ChunkSpan, site: Site) -> Waiting:
         """Add the residuals to that span of `values` [E].
@@ -195,6 +197,8 @@ class BucketResiduals:
         """
         key = (site, span.begin, span.end)
         kept, held = before - after, self._held[key]
+        if len(self._fed) < len(self._chunks.pieces):
+            kept = torch.where(self._is_fed(span, kept.device), kept, 0)
         if isinstance(waiting, Tensor):
             kept = torch.where(waiting, kept + held, kept)
         else:
@@ -202,6 +206,17 @@ class BucketResiduals:
                 kept[begin:end] += held[begin:end]
         self._pending[key] = kept
         return kept
+
+    def _is_fed(self, span: ChunkSpan, device: torch.device) -> Tensor:
+        """Return [numel of the span] bool, true at values of parameters that have residuals."""
+        key = span.begin, span.end
+        if key not in self._fed_places:
+            fed = torch.zeros(span.end - span.begin, dtype=torch.bool)
+            for p in self._fed:
+                if span.begin <= p.start < span.end:
+                    fed[p.start - span.begin : p.end - span.begin] = True
+            self._fed_places[key] = fed.to(device)
+        return self._fed_places[key]
 
     def end(self, finite: Tensor) -> None:
         """Take over the new residuals, unless the result of the all-reduce is not finite.
@@ -217,12 +232,14 @@ class BucketResiduals:
 
     def write_to(self, kept: dict[str, dict[Site, Tensor]]) -> None:
         """Write all residuals to `kept`, by name and site."""
-        for name, sites in self._kept.items():
-            kept[name] = {site: residual.clone() for site, residual in sites.items()}
+        for number, (name, *_) in enumerate(self._chunks.parameters):
+            if not self._chunks.coding_of(number).error_feedback:
+                continue
+            kept[name] = {site: residual.clone() for site, residual in self._kept[name].items()}
         numel = {parameter.name: parameter.numel for parameter in self._chunks.parameters}
         for (site, begin, end), held in self._held.items():
             residual = held.cpu()
-            for p in self._chunks.pieces:
+            for p in self._fed:
                 if begin <= p.start < end:
                     whole = kept.setdefault(p.name, {}).setdefault(site, torch.zeros(numel[p.name]))
                     whole[p.begin : p.begin + p.numel] = residual[p.start - begin : p.end - begin]
@@ -230,7 +247,7 @@ class BucketResiduals:
     def _assembled(self, key: Key) -> Tensor:
         site, begin, end = key
         residual = torch.zeros(end - begin)
-        for p in self._chunks.pieces:
+        for p in self._fed:
             whole = self._kept[p.name].get(site)
             if whole is not None and begin <= p.start < end:
                 residual[p.start - begin : p.end - begin] = whole[p.begin : p.begin + p.numel]

@@ -53,6 +53,9 @@ class BucketDebugger:
 
     def __init__(self, debugger: GradientDebugger, chunks: BucketChunks, step: int) -> None:
         self._debugger, self._chunks, self._step = debugger, chunks, step
+        codecs = {p.name: chunks.coding_of(n).codec for n, p in enumerate(chunks.parameters)}
+        self._codecs = codecs  # by parameter
+        self._coded = {(codecs[p.name], p.block) for p in chunks.parameters}
         self._sent: dict[str, Measurement] = {}  # by site
         self._kept: dict[tuple[str, str], Tally] = {}  # by site and parameter
         self._gradient_squares: dict[tuple[str, str], float] = {}
@@ -67,9 +70,8 @@ class BucketDebugger:
             names = [name if self._debugger.matches(name) else None for name in own_names]
             shadows = self._debugger.rule.shadow
             measurement = self._sent.setdefault(site, Measurement(shadows))
-            placed, coding = span.placed, self._chunks.coding
-            for rows in pack(values, placed, seed=seed, tolerances=tolerances, names=names):
-                is_coded = rows.codec == coding.codec
+            for rows in pack(values, span.placed, seed=seed, tolerances=tolerances, names=names):
+                is_coded = (rows.codec, rows.segments.dim) in self._coded
                 measurement.add(rows, len(plan.segments_per_frame), with_shadows=is_coded)
 
     def kept(self, gradient: Tensor, residual: Tensor, span: ChunkSpan, site: str) -> None:
@@ -117,13 +119,13 @@ class BucketDebugger:
         return made
 
     def _records_of_kept(self) -> list[DebugRecord]:
-        codec, made = repr(self._chunks.coding.codec), []
+        made = []
         for (site, name), tally in self._kept.items():
             figures, gradient = tally.figures_of_x(), self._gradient_squares[site, name]
             ratio = tally.norm() / math.sqrt(gradient) if gradient > 0 else None
             made.append(
                 self._debugger.recorder.record(
-                    self._step, name, "residual", codec, figures, site=site,
+                    self._step, name, "residual", repr(self._codecs[name]), figures, site=site,
                     residual_over_gradient=ratio,
                 )
             )  # fmt: skip

@@ -37,7 +37,7 @@ from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_names, rank_key
 from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of, make_transport
-from trec_qcomm.integration.gradients.thresholds import GradientThresholds
+from trec_qcomm.integration.gradients.thresholds import ThresholdsByRule
 
 State = dict[str, Any]
 Bucket = Any  # torch.distributed.GradBucket, which has no types
@@ -55,11 +55,10 @@ class GradientAllReduce(ABC):
     """
 
     _name: ClassVar[str]  # what is all-reduced, in words
-    _sums_on_resize = False
 
     def __init__(
         self,
-        rule: AllReduceRule,
+        rules: AllReduceRule | Sequence[AllReduceRule],
         *,
         seed: int = 0,
         measure_error: bool = False,
@@ -70,14 +69,14 @@ class GradientAllReduce(ABC):
         """Prepare the all-reduce; `register` starts it.
 
         Args:
-            rule: the config's `dense` or `data_parallel`.
+            rules: the config's `dense` or `data_parallel`.
             seed: seed of stochastic rounding.
             measure_error: whether to record the largest error of what this rank encodes.
             traffic: counters of what is sent.
             is_exact: whether to send float32 now; equal on all ranks.
             sizes: the config's `sizes`.
         """
-        self.rule = rule
+        self.rules = (rules,) if isinstance(rules, AllReduceRule) else tuple(rules)
         self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
         self._seed, self._measure_error = seed, measure_error
         self._is_exact = is_exact
@@ -105,13 +104,16 @@ class GradientAllReduce(ABC):
         names = {p: name for name, p in named if p.requires_grad}
         device, pg = device_of(names), ddp.process_group
         if device.type == "cuda":
-            check_on_gpu(self.rule.codec, dist.get_backend_config(pg))
+            for rule in self.rules:
+                check_on_gpu(rule.codec, dist.get_backend_config(pg))
         shapes_by_parameter = self._shapes_of(ddp.module, names)
         shapes = [shape for group in shapes_by_parameter.values() for shape in group]
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())
-        self._load(reduction, device)
+        self._load(reduction, shapes, device)
         group = make_gloo_group(pg) if device.type == "cpu" else pg
-        ours = flat_rule(self.rule, "rule") | {"seed": str(self._seed)}  # or gloo would end us
+        ours = {"seed": str(self._seed)}  # compared, or gloo would end us
+        for number, rule in enumerate(self.rules):
+            ours |= flat_rule(rule, "rule" if len(self.rules) == 1 else f"rule[{number}]")
         ours |= {"sizes": "announced" if self._slots is None else "slots"}
         ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
         what = "gradients: ranks of the group have different rules or parameters"
@@ -184,7 +186,7 @@ class GradientAllReduce(ABC):
         if self._reduction.error_feedback is not None:
             with side_stream(self._device, use="gradients"):
                 state["residuals"] = self._reduction.error_feedback.state_dict()
-        if isinstance(self._reduction.tolerances, GradientThresholds):
+        if isinstance(self._reduction.tolerances, ThresholdsByRule):
             state["thresholds"] = self._reduction.tolerances.state_dict()
         return {rank_key(self._reduction.rank, self._reduction.world_size): state}
 
@@ -203,9 +205,18 @@ class GradientAllReduce(ABC):
             check_names(of_rank, f"state of gradients: {key}", names, needed="num_steps")
         self._loaded = loaded
         if self._shapes_by_parameter:
-            self._load(self._reduction, self._device)
+            self._load(self._reduction, self.shapes, self._device)
 
-    def _load(self, reduction: Reduction, device: torch.device) -> None:
+    def _keeps_residual(self, shape: ParameterShape, *, resized: bool) -> bool:
+        """Return whether what was kept back of a parameter is used by a run that goes on.
+
+        Args: resized: whether the run before had another number of ranks.
+        """
+        return False
+
+    def _load(
+        self, reduction: Reduction, shapes: Sequence[ParameterShape], device: torch.device
+    ) -> None:
         if not self._loaded:
             return
         key = f"rank{reduction.rank}of{reduction.world_size}"
@@ -213,16 +224,24 @@ class GradientAllReduce(ABC):
         any_state = next(iter(self._loaded.values()))
         reduction.num_steps = int((state or any_state)["num_steps"])
         reduction.num_calls = reduction.num_steps  # ranks that loaded other steps are told apart
-        if isinstance(reduction.tolerances, GradientThresholds) and state is not None:
+        if isinstance(reduction.tolerances, ThresholdsByRule) and state is not None:
             reduction.tolerances.load_state_dict(state.get("thresholds", {}))
-        feedback = reduction.error_feedback
-        if feedback is None:
-            return
         with side_stream(device, use="gradients"):
-            if state is not None:
-                feedback.load_state_dict(state.get("residuals", {}))
-            elif self._sums_on_resize:
-                feedback.load_state_dict(_even_residuals(self._loaded, reduction.world_size))
+            self._load_residuals(reduction, shapes, state)
+
+    def _load_residuals(
+        self, reduction: Reduction, shapes: Sequence[ParameterShape], state: State | None
+    ) -> None:
+        """Continue from the residuals of this rank's state, or of all ranks' where it has none."""
+        dropped = {s.name for s in shapes if not self._keeps_residual(s, resized=state is None)}
+        if reduction.error_feedback is None or (state is None and len(dropped) == len(shapes)):
+            return
+        if state is not None:
+            residuals = state.get("residuals", {})
+        else:
+            residuals = _even_residuals(self._loaded, reduction.world_size)
+        kept = {name: sites for name, sites in residuals.items() if name not in dropped}
+        reduction.error_feedback.load_state_dict(kept)
 
 
 def _hook(

@@ -11,6 +11,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.config import Config, read_config
+from trec_qcomm.config.gradients import parameter_patterns
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks, with_config, without_config
@@ -61,6 +62,7 @@ class CompressedDDP:
         self._exact = False
         self._gradients = DenseGradients(
             config.dense,
+            source=config.source,
             seed=config.seed,
             measure_error=config.measure_error,
             sizes=config.sizes,
@@ -71,7 +73,9 @@ class CompressedDDP:
         if config.debug is not None:
             source, seed = config.source, config.seed
             self._debugger = Debugger(config.debug, configuration=source, seed=seed)
-            self._debugger.check_dim(config.dense.block, "dense.block")
+            for number, rule in enumerate(config.dense_rules):
+                place = parameter_patterns(config.dense).place(number)
+                self._debugger.check_dim(rule.block, f"{place}.block")
         self._gradients.register(ddp)
         if self._debugger is not None:
             self._debugger.watch(self._gradients, "dense")

@@ -1,5 +1,8 @@
 """DenseGradients: the all-reduce of the gradients of parameters that all ranks hold.
 
+Parameters of several rules travel in the same messages, where each is a segment with the codec of
+its rule. So a bucket takes as many messages as with one rule.
+
 Knows: DDP, rules of the config, thresholds. Does not know: TorchRec, algorithms.
 """
 
@@ -13,14 +16,13 @@ from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import GradientRule
+from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
-from trec_qcomm.integration.gradients.reduction import make_reduction
-from trec_qcomm.integration.gradients.thresholds import (
-    GlobalThresholds,
-    GradientThresholds,
-    LayerThresholds,
-)
+from trec_qcomm.integration.gradients.reduction import make_coding, make_reduction
+from trec_qcomm.integration.gradients.thresholds import ThresholdsByRule
+
+Rules = GradientRule | Sequence[GradientRule]
 
 
 class DenseGradients(GradientAllReduce):
@@ -28,27 +30,40 @@ class DenseGradients(GradientAllReduce):
 
     _name = "dense gradients"
 
-    def __init__(self, rule: GradientRule, **options: Any) -> None:
-        """Prepare the all-reduce that a rule describes.
+    def __init__(self, rules: Rules, *, source: str = "config", **options: Any) -> None:
+        """Prepare the all-reduce that rules describe.
 
-        Args: rule: the config's `dense`.  options: keyword arguments of GradientAllReduce.
+        Args:
+            rules: the config's `dense`.
+            source: name of the config, for errors.
+            options: keyword arguments of GradientAllReduce.
         """
-        super().__init__(rule, **options)
-        self._rule = rule
-        self._sums_on_resize = rule.on_resize == "sum"
+        super().__init__(rules, **options)
+        self._rules, self._source = rules_of(rules), source
+        self._patterns = parameter_patterns(rules)
 
     def _shapes_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
     ) -> dict[nn.Parameter, list[ParameterShape]]:
-        block = self._rule.block
-        _check_some_block(self._rule, {name: p.numel() for p, name in names.items()})
-        return {p: [ParameterShape(name, p.numel(), block)] for p, name in names.items()}
+        """Raises ValueError: a parameter that no pattern matches, and the other way round; a rule
+        that codes nothing.
+        """
+        numbers = {name: self._patterns.holder(name, self._source) for name in names.values()}
+        if names or any(rule.parameters != ("*",) for rule in self._rules):
+            self._patterns.check_names(names.values(), self._source)
+        for number, rule in enumerate(self._rules):
+            sizes = {name: p.numel() for p, name in names.items() if numbers[name] == number}
+            _check_some_block(rule, sizes, f"{self._source}: {self._patterns.place(number)}")
+        return {
+            p: [ParameterShape(name, p.numel(), self._rules[numbers[name]].block, numbers[name])]
+            for p, name in names.items()
+        }
 
     def _make_reduction(
         self, shapes: Sequence[ParameterShape], rank: int, world_size: int
     ) -> Reduction:
         return make_dense_reduction(
-            self._rule,
+            self._rules,
             shapes,
             rank,
             world_size,
@@ -58,25 +73,31 @@ class DenseGradients(GradientAllReduce):
             slots=self._slots,
         )
 
+    def _keeps_residual(self, shape: ParameterShape, *, resized: bool) -> bool:
+        rule = self._rules[shape.coding]
+        return rule.error_feedback and (not resized or rule.on_resize == "sum")
+
     def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:
         return self._reduction.start(shapes, values, exact=self._is_exact(), is_last=is_last)
 
 
-def _check_some_block(rule: GradientRule, sizes: Mapping[str, int]) -> None:
+def _check_some_block(rule: GradientRule, sizes: Mapping[str, int], place: str) -> None:
     """Raise ValueError where blocks are so large that nothing would be coded.
 
-    A model whose parameters are all smaller than `min_numel` is left as it is.
+    Parameters that are all smaller than `min_numel` are left as they are.
+
+    Args: sizes: numbers of values of the rule's parameters.  place: place of the rule, for errors.
     """
     largest = max(sizes, key=lambda name: sizes[name], default=None)
     if largest is not None and rule.min_numel <= sizes[largest] < rule.block:
         raise ValueError(
-            f"block: {rule.block!r}: no parameter has so many values; the largest, {largest!r}, "
-            f"has {sizes[largest]}"
+            f"{place}.block: {rule.block!r}: no parameter has so many values; the largest, "
+            f"{largest!r}, has {sizes[largest]}"
         )
 
 
 def make_dense_reduction(
-    rule: GradientRule,
+    rules: Rules,
     parameters: Sequence[ParameterShape],
     rank: int,
     world_size: int,
@@ -86,27 +107,25 @@ def make_dense_reduction(
     measure_error: bool = False,
     slots: SlotOptions | None = None,
 ) -> Reduction:
-    """Return the reduction of one rank that a rule of replicated parameters describes.
+    """Return the reduction of one rank that rules of replicated parameters describe.
 
-    The arguments are those of `make_reduction`.
+    Args: rules: the rules, whose numbers are the parameters' `coding`.  The other arguments are
+        those of `make_reduction`.
     """
-    refresh, tolerance = rule.refresh, rule.codec.tolerance
+    listed = rules_of(rules)
 
-    def make_thresholds(chunks: BucketChunks, sites: Sequence[str]) -> GradientThresholds:
-        assert refresh is not None
-        assert tolerance is not None
-        kind = GlobalThresholds if rule.scope == "global" else LayerThresholds
-        return kind(refresh, tolerance, chunks, sites)
+    def make_thresholds(chunks: BucketChunks, sites: Sequence[str]) -> ThresholdsByRule:
+        return ThresholdsByRule(listed, chunks, sites)
 
+    needs_thresholds = any(rule.refresh is not None for rule in listed)
     return make_reduction(
-        rule,
+        listed[0],
         parameters,
         rank,
         world_size,
         traffic,
-        min_numel=rule.min_numel,
-        error_feedback=rule.error_feedback,
-        make_tolerances=make_thresholds if refresh is not None else None,
+        codings=[make_coding(rule) for rule in listed],
+        make_tolerances=make_thresholds if needs_thresholds else None,
         seed=seed,
         measure_error=measure_error,
         slots=slots,

@@ -18,7 +18,7 @@ from trec_qcomm.comm.dense.all_reduce import (
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.coder import GradientTolerances
 from trec_qcomm.comm.slots.history import SlotOptions
-from trec_qcomm.config import AllReduceRule
+from trec_qcomm.config import AllReduceRule, GradientRule
 from trec_qcomm.core.codec import check_dim
 from trec_qcomm.core.counters import Traffic
 
@@ -32,8 +32,7 @@ def make_reduction(
     world_size: int,
     traffic: Traffic,
     *,
-    min_numel: int = 0,
-    error_feedback: bool = False,
+    codings: Sequence[Coding] | None = None,
     make_tolerances: Callable[[BucketChunks, Sequence[str]], GradientTolerances] | None = None,
     seed: int = 0,
     measure_error: bool = False,
@@ -42,10 +41,11 @@ def make_reduction(
     """Return the reduction of one rank that a rule describes.
 
     Args:
+        rule: the rule, whose algorithm and link hold for all parameters.
         parameters: all parameters of the model, as if they were in one bucket.
         traffic: counters of what is sent.
-        min_numel: smallest parameter that is coded; smaller ones are sent as float32.
-        error_feedback: whether what the codec kept back is added to later gradients.
+        codings: codecs of the values, which the parameters name by number; None: the rule's codec
+            for all.
         make_tolerances: function that makes the rule of the codec's tolerances, from the chunks of
             all parameters and the names of the sites at which this rank encodes.
         seed: seed of stochastic rounding.
@@ -53,14 +53,13 @@ def make_reduction(
         slots: settings of slots; None: sizes that vary travel first.
     Raises: ValueError: rows of a length that the codec does not take.
     """
+    codings = tuple(codings or [make_coding(rule)])
     for parameter in parameters:
-        check_dim(rule.codec, parameter.block, repr(parameter.name))
-    coding = Coding(codec=rule.codec, exact=Identity(), min_numel=min_numel)
-    chunks = BucketChunks(tuple(parameters), world_size, coding)
+        check_dim(codings[parameter.coding].codec, parameter.block, repr(parameter.name))
+    chunks = BucketChunks(tuple(parameters), world_size, codings)
     options = AllReduceOptions(
-        coding=coding,
+        codings=codings,
         algorithm=_algorithm(rule, chunks),
-        error_feedback=error_feedback,
         seed=seed,
         measure=measure_error,
         slots=slots,
@@ -68,8 +67,21 @@ def make_reduction(
     tolerances = None
     if make_tolerances is not None:
         tolerances = make_tolerances(chunks, sites(options.algorithm, rank, world_size))
-    numels = {parameter.name: parameter.numel for parameter in parameters}
-    return Reduction(options, rank, world_size, traffic, numels=numels, tolerances=tolerances)
+    return Reduction(
+        options, rank, world_size, traffic, parameters=parameters, tolerances=tolerances
+    )
+
+
+def make_coding(rule: AllReduceRule) -> Coding:
+    """Return the codecs of the values of a rule's parameters."""
+    if not isinstance(rule, GradientRule):
+        return Coding(codec=rule.codec, exact=Identity(), min_numel=0)
+    return Coding(
+        codec=rule.codec,
+        exact=Identity(),
+        min_numel=rule.min_numel,
+        error_feedback=rule.error_feedback,
+    )
 
 
 def _algorithm(rule: AllReduceRule, chunks: BucketChunks) -> Algorithm:

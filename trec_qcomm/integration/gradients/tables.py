@@ -39,8 +39,9 @@ class TableGradients(GradientAllReduce):
     def _make_reduction(
         self, shapes: Sequence[ParameterShape], rank: int, world_size: int
     ) -> Reduction:
+        (rule,) = self.rules
         return make_reduction(
-            self.rule,
+            rule,
             shapes,
             rank,
             world_size,

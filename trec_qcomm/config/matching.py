@@ -1,0 +1,120 @@
+"""PatternRules: which of several rules holds for a name, the first with a pattern that matches.
+
+Knows: shell patterns, places in a config. Does not know: what rules say.
+"""
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from trec_qcomm.config.patterns import covers, is_glob
+
+
+def patterns_of(patterns: object, name: str = "tables") -> tuple[str, ...]:
+    """Return one pattern or a sequence of them as a tuple.
+
+    Args: name: name of the field that holds them, for errors.
+    Raises: ValueError: neither.
+    """
+    listed = (patterns,) if isinstance(patterns, str) else patterns
+    if (
+        not isinstance(listed, Sequence)
+        or not listed
+        or not all(type(pattern) is str and pattern for pattern in listed)
+    ):
+        raise ValueError(f"{name}: expected a pattern or a list of patterns, got {patterns!r}")
+    return tuple(listed)
+
+
+@dataclass(frozen=True)
+class PatternRules:
+    """Patterns of a list of rules, of which the first that matches a name holds.
+
+    Args:
+        where: key of the list in a config, such as "embedding".
+        key: key of the patterns in a rule, such as "tables".
+        noun: what a name is the name of, such as "table".
+        patterns: the patterns of each rule.
+        is_list: whether a config has a list under `where`, and not one rule alone.
+    """
+
+    where: str
+    key: str
+    noun: str
+    patterns: Sequence[Sequence[str]]
+    is_list: bool = True
+
+    def place(self, number: int) -> str:
+        """Return the place of a rule in the config, such as "embedding[0]"."""
+        return f"{self.where}[{number}]" if self.is_list else self.where
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of the rule that holds for a name; None if none matches."""
+        for number, patterns in enumerate(self.patterns):
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                return number
+        return None
+
+    def holder(self, name: str, source: str) -> int:
+        """Return the number of the rule that holds for a name.
+
+        Args: source: name of the config, for errors.
+        Raises: ValueError: no pattern matches.
+        """
+        number = self.number_of(name)
+        if number is None:
+            known = ", ".join(pattern for patterns in self.patterns for pattern in patterns)
+            raise ValueError(
+                f"{source}: {self.where}: no pattern matches {self.noun} {name!r}; "
+                f"patterns: {known}"
+            )
+        return number
+
+    def check_reached(self) -> None:
+        """Raise ValueError at a rule whose patterns match only what earlier ones match.
+
+        That is as much as can be said before the names are known (`check_names`).
+        """
+        number_of: dict[str, int] = {}  # of each pattern, the first rule that has it
+        globs: list[str] = []
+        for number, patterns in enumerate(self.patterns):
+            by = {pattern: _covering(pattern, number_of, globs) for pattern in patterns}
+            if None not in by.values():
+                reasons = (f"{p!r} by {self.place(number_of[str(c)])} {c!r}" for p, c in by.items())
+                raise ValueError(
+                    f"{self.place(number)}.{self.key}: hidden by rules before it: "
+                    f"{', '.join(reasons)}; the first rule that matches a {self.noun} holds"
+                )
+            for pattern in patterns:
+                number_of.setdefault(pattern, number)
+            globs += filter(is_glob, patterns)
+
+    def check_names(self, names: Iterable[str], source: str) -> None:
+        """Raise ValueError at a pattern without a name, or a rule whose names others take.
+
+        Args: names: all names of the model.  source: name of the config, for errors.
+        """
+        names = sorted(names)
+        for number, patterns in enumerate(self.patterns):
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise ValueError(
+                        f"{source}: {self.place(number)}.{self.key}: {pattern!r} matches no "
+                        f"{self.noun}; the model has: {', '.join(names) or f'no {self.noun}s'}"
+                    )
+        holders = {name: self.number_of(name) for name in names}
+        for number, patterns in enumerate(self.patterns):
+            if number not in holders.values():
+                taken = [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
+                numbers = sorted({n for name in taken if (n := holders[name]) is not None})
+                by = " and ".join(map(self.place, numbers))
+                raise ValueError(
+                    f"{source}: {self.place(number)}.{self.key}: {by} before it takes all its "
+                    f"{self.noun}s: {', '.join(taken)}"
+                )
+
+
+def _covering(pattern: str, earlier: Container[str], globs: Sequence[str]) -> str | None:
+    if pattern in earlier:
+        return pattern
+    return next((glob for glob in globs if covers(glob, pattern)), None)
