@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.debug.made_runs import PARAMETER, STEPS, TABLES, made_run
-from trec_qcomm.debug.scalars import FIGURES, DebugScalars
+from tests.report import sample_records
+from trec_qcomm.debug.scalars import FIGURES, DebugScalars, GuardScalars
 from trec_qcomm.records import DebugRecord
 
 OF_RANK_0 = [record for record in made_run().records if record.rank == 0]
@@ -65,3 +66,18 @@ def test_tensorboard_reads_them_back(tmp_path: Path) -> None:
     assert len(tags) == 2 * len(TABLES) + 2
     assert f"debug_dense_rms/{PARAMETER} contribution" in tags
     assert [event.step for event in read.Scalars("debug_forward_rms/t_1")] == list(STEPS)
+
+
+def test_a_guard_s_probes_are_written_once_with_the_rungs_of_tables() -> None:
+    written = Written()
+    scalars = GuardScalars(written)
+    records = sample_records.guarded()
+    scalars.add(records[:8])
+    scalars.add(records)
+    rungs = [(step, value) for tag, value, step in written if tag == "guard_rung_forward/t_1"]
+    assert rungs == [(200 * n, 2.0 if 7 <= n <= 14 else 1.0) for n in range(16)]
+    tags = {tag for tag, _, _ in written}
+    assert tags == {
+        *(f"guard/{name}" for name in ("change", "mean", "low", "high", "limit_ne", "wire_nbytes")),
+        *(f"guard_rung_{direction}/t_{n}" for direction in ("forward", "backward") for n in (0, 1)),
+    }

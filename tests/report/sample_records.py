@@ -11,6 +11,8 @@ from trec_qcomm.records import (
     BreakEvenRecord,
     CodecRecord,
     Environment,
+    GuardProbeRecord,
+    GuardRecord,
     NetworkRecord,
     Origin,
     Percentiles,
@@ -189,7 +191,7 @@ def everything() -> list[Record]:
     for seed in range(5):
         records += [study("fp32", seed, 1.0), study("int4", seed, 1.01 + seed / 1e4, INT4)]
     records += [training(), codec(), codec("theirs", False, 1.0)]
-    return [*records, *debugged(), *simulated()]
+    return [*records, *debugged(), *guarded(), *simulated()]
 
 
 def debugged() -> list[Record]:
@@ -205,6 +207,38 @@ def debugged() -> list[Record]:
         if record.direction == "forward"
     ]  # fmt: skip
     return [*run, *shadows]
+
+
+def guarded(run: str | None = "guarded", start: int = 0) -> list[Record]:
+    """Records of a guard: t_1 is moved up at probe 6, and back at probe 14 of 16."""
+    rungs = {"t_0": 1, "t_1": 1}
+    records: list[Record] = []
+    common: dict[str, Any] = {"configuration": "int4", "run": run, "environment": ENVIRONMENT}
+    for probe in range(start, 16):
+        step = 200 * probe
+        change = 0.3 if probe in (5, 6) else 0.004 + 0.001 * (probe % 3)
+        rungs["t_1"] = 2 if 7 <= probe <= 14 else 1
+        records.append(
+            GuardProbeRecord(
+                step=step, probe=probe, limit_ne=0.02, change=change, mean=change,
+                low=change - 0.003, high=change + 0.003, forward=dict(rungs),
+                backward={"t_0": 0, "t_1": 0}, wire_nbytes=1e6 + 2e5 * (rungs["t_1"] == 2),
+                **common,
+            )
+        )  # fmt: skip
+        codecs = ("Rowwise(bits=4)", "Rowwise(bits=8)")
+        for kind, reason, at in (("trip", "loss", 6), ("raise", "loss", 6), ("lower", "calm", 14)):
+            if probe == at:
+                moved = {} if kind == "trip" else {"table": "t_1", "direction": "forward"}
+                before, after = codecs if kind == "raise" else codecs[::-1]
+                names = {"codec_before": before, "codec_after": after} if moved else {}
+                records.append(
+                    GuardRecord(
+                        step=step, probe=probe, event=kind, reason=reason, message="", change=0.3,
+                        **moved, **names, **common,
+                    )
+                )  # fmt: skip
+    return records
 
 
 def placed(*records: Record) -> list[Record]:

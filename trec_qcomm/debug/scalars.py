@@ -1,4 +1,4 @@
-"""DebugScalars: figures of the numeric debugger as scalars, for TensorBoard or what is like it.
+"""Scalars for TensorBoard or what is like it: figures of the debugger, and what a guard read.
 
     from torch.utils.tensorboard import SummaryWriter
 
@@ -9,13 +9,14 @@
             if step % 100 == 0:
                 scalars.add(debugger.records)
 
-Knows: debug records. Does not know: TensorBoard; any object with its `add_scalar` will do.
+Knows: records of the debugger and of guards. Does not know: TensorBoard; any object with its
+`add_scalar` will do.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from trec_qcomm.records import DebugRecord
+from trec_qcomm.records import DebugRecord, GuardProbeRecord, Record
 
 FIGURES = (
     "snr_db", "rms", "bits", "lost_share", "peak", "zero_share", "error_over_bound", "bias",
@@ -71,6 +72,37 @@ class DebugScalars:
             if value is not None:
                 tag = f"debug_{record.direction}_{figure}/{name}"
                 self._writer.add_scalar(tag, float(value), record.step)
+
+
+class GuardScalars:
+    """Writer of a guard's probes: "guard/change", mean and limit, and "guard_rung_forward/NAME".
+
+    Args: writer: TensorBoard's SummaryWriter, or what has its `add_scalar`.
+    """
+
+    def __init__(self, writer: ScalarWriter) -> None:
+        self._writer = writer
+        self._next = 0
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Write the probes that come after those of the calls before.
+
+        Args: records: records of one training, in order; those of other kinds are left out.
+        """
+        for record in records:
+            if isinstance(record, GuardProbeRecord) and record.probe >= self._next:
+                self._next = record.probe + 1
+                self._add(record)
+
+    def _add(self, record: GuardProbeRecord) -> None:
+        for name in ("change", "mean", "low", "high", "limit_ne", "wire_nbytes"):
+            value = getattr(record, name)
+            if value is not None:
+                self._writer.add_scalar(f"guard/{name}", float(value), record.step)
+        for direction, rungs in (("forward", record.forward), ("backward", record.backward)):
+            for table, rung in rungs.items():
+                tag = f"guard_rung_{direction}/{table}"
+                self._writer.add_scalar(tag, float(rung), record.step)
 
 
 def _key(record: DebugRecord) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Trainings that are watched by a guard, as numbers: what its test makes of known noise.
 
-  .venv/bin/python -m tests.control.guard.simulated_trainings 100      trainings a cell; minutes
+  .venv/bin/python -m tests.control.guard.simulated_trainings 100     trainings a cell; minutes
+  .venv/bin/python -m tests.control.guard.simulated_trainings 100 2   the second row of noise alone
 
 The limit is 1. It prints the table of trec_qcomm/docs/GUARD.md.
 """
@@ -100,7 +101,8 @@ def main() -> None:
         "| noise, sd in limits | batches | false trips at 0 | at half the limit | at the limit "
         "| x10 after 10 probes | after 300 | x3 after 300 |\n|---|---|---|---|---|---|---|---|"
     )
-    for name, noise in NOISES.items():
+    chosen = [int(number) - 1 for number in sys.argv[2:]] or range(len(NOISES))
+    for name, noise in (list(NOISES.items())[number] for number in chosen):
         for num_batches in (4, 8, 32):
             false = [false_trips(noise, mean, num_batches, count) for mean in (0.0, 0.5, 1.0)]
             seen = [

@@ -12,6 +12,7 @@ from trec_qcomm.report.figure import Figure
 from trec_qcomm.report.figures import (
     codecs,
     debug,
+    guard,
     losses,
     simulation,
     step_time,
@@ -77,6 +78,11 @@ FIGURE_KINDS = (
         "numeric debugger",
         "debug records (`debug:` in a config, or with qcomm.debug(...))",
         lambda records, runs, looks: debug.build(records),
+    ),
+    FigureKind(
+        "timeline of the guard",
+        "guard records (`guard:` in a config, and qcomm.guard(...))",
+        lambda records, runs, looks: guard.build(records),
     ),
     FigureKind(
         "predictions of the model",
