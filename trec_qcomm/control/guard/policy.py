@@ -21,7 +21,7 @@ from math import fsum, inf, isfinite, isnan
 from typing import Any
 
 from trec_qcomm.control.guard.alarms import Alarm, Alarms
-from trec_qcomm.control.guard.effects import choose, explain, mean_effect
+from trec_qcomm.control.guard.effects import choose, explain, mean_effect, missing_bits
 from trec_qcomm.control.guard.events import Decision, Event, EventKind, Reason
 from trec_qcomm.control.guard.ladder import DIRECTIONS, Key, Ladder, Patience
 from trec_qcomm.control.guard.limits import GuardLimits
@@ -149,8 +149,7 @@ class GuardPolicy:
         events = []
         for key, ladder in self.ladders.items():
             if key in signals:
-                is_exact = self._rungs[key] == ladder.top
-                alarm = self._alarms.check(key, signals[key], is_exact=is_exact)
+                alarm = self._alarms.check(key, signals[key], ladder, self._rungs[key])
                 events += [] if alarm is None else [self._answer(alarm, signals[key])]
         return events
 
@@ -158,12 +157,12 @@ class GuardPolicy:
         key, answer = alarm.key, alarm.answer
         values = {name: float(v) for name, v in asdict(signal).items() if v is not None}
         figures = {name: value for name, value in values.items() if isfinite(value)}
-        rung, top = self._rungs[key], self.ladders[key].top
+        rung, ladder = self._rungs[key], self.ladders[key]
         if answer == "error":
             return self._event("error", alarm.reason, key=key, figures=figures)
-        if self.limits.action == "warn" or answer == "warn" or rung == top:
+        if self.limits.action == "warn" or answer == "warn" or rung == ladder.top:
             return self._event("warn", alarm.reason, key=key, figures=figures)
-        to = top if answer == "exact" else rung + 1
+        to = ladder.top if answer == "exact" else ladder.rung_for(rung, alarm.more_bits)
         return self._move(key, to, "raise", alarm.reason, figures)
 
     def _by_loss(self, changes: Sequence[float], signals: Mapping[Key, Signals]) -> list[Event]:
@@ -198,8 +197,8 @@ class GuardPolicy:
         figures = {f"effect {name}": mean for name, mean in effects.items() if isfinite(mean)}
         if self.limits.action == "warn":
             return self._event("warn", "loss", key=key, figures=figures)
-        effect = effects[table] if self._is_finite else inf
-        to = self.ladders[key].rung_for(self._rungs[key], effect, self.limits.limit_ne)
+        more_bits = missing_bits(effects[table], self.limits.limit_ne) if self._is_finite else inf
+        to = self.ladders[key].rung_for(self._rungs[key], more_bits)
         if key == self._tried():
             to = self._rungs[key] + 1  # on which all was calm
         return self._move(key, to, "raise", "loss", figures)
