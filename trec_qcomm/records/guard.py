@@ -16,6 +16,7 @@ GuardReason = Literal[
     "unencodable",  # the codec refuses values, or does not carry them
     "pointless",  # coded bytes are more than float32's
     "snr",  # signal to noise is below least_snr_db
+    "drift",  # the codec does much worse than it did
     "no_table_left",  # the loss is above the limit, and no table has a finer codec
     "undecidable",  # the loss without codecs is NaN or infinite
     "resumed",  # a checkpoint does not fit: a table or its rung is new or gone

@@ -309,6 +309,66 @@ def test_too_much_noise_moves_one_rung_after_raise_after_probes():
     assert policy().read(0, changes(0.0), {("a", "backward"): low}).events == ()
 
 
+def decibels(guard, numbers, key=("a", "forward")):
+    """Read one probe for each signal to noise, with a calm loss; return the table's events."""
+    events = []
+    for snr in numbers:
+        probe = guard.probe + 1
+        events += guard.read(probe, changes(0.0, probe), {key: Signals(snr_db=snr)}).events
+    return [(e.probe, e.kind, e.reason, e.before, e.after) for e in events if e.table == key[0]]
+
+
+@pytest.mark.parametrize("key", [("a", "forward"), ("b", "backward")])
+def test_a_codec_that_does_much_worse_at_once_is_made_finer(key):
+    guard = policy(lower_after=100)
+    assert decibels(guard, [20.0] * 5 + [8.0, 20.0, 8.0], key) == []  # not twice in a row
+    assert decibels(guard, [8.0], key) == [(8, "raise", "drift", 1, 2)]
+    # It must now be as good as the coarser rung was: 12 dB is, 9 dB is not.
+    assert decibels(guard, [12.0, 12.0, 9.0], key) == []
+    assert decibels(guard, [9.0], key) == [(12, "raise", "drift", 2, 3)]
+    assert decibels(guard, [0.0] * 5, key) == []  # exact is not at fault
+
+
+def test_a_drift_skips_rungs_that_are_too_coarse():
+    assert decibels(policy(), [20.0] * 5 + [-20.0] * 2) == [(6, "raise", "drift", 1, 3)]
+    assert decibels(policy(), [20.0] * 5 + [-14.0] * 2) == [(6, "raise", "drift", 1, 2)]
+
+
+def test_a_codec_that_does_worse_slowly_is_left_to_the_loss():
+    assert decibels(policy(), [40.0 - 3 * n for n in range(15)]) == []
+    assert decibels(policy(), [20.0, 20.0, 5.0, 5.0, 5.0]) == []  # nothing was expected yet
+
+
+def test_values_that_are_lost_are_a_drift_too():
+    guard, events = policy(), []
+    for probe in range(8):
+        share = 0.05 if probe < 5 else 0.16
+        signals = {("a", "forward"): Signals(snr_db=20.0, lost_share=share)}
+        events += guard.read(probe, changes(0.0, probe), signals).events
+    assert [(e.probe, e.reason, e.after) for e in events] == [(6, "drift", 2)]
+
+
+def test_a_drift_is_told_once_with_on_drift_warn():
+    guard = policy(on_drift="warn")
+    assert decibels(guard, [20.0] * 5 + [0.0] * 9) == [(6, "warn", "drift", 1, 1)]
+    assert decibels(guard, [20.0] + [0.0] * 3) == [(16, "warn", "drift", 1, 1)]
+
+
+def test_a_drifted_table_that_is_tried_again_goes_back_and_waits():
+    guard = policy(lower_after=4, patience=6)
+    events = []
+    for _ in range(40):
+        snr = {1: 20.0 if guard.probe < 4 else 0.0, 2: 32.0, 3: None}[guard.rungs["a", "forward"]]
+        events += decibels(guard, [snr])
+    moves = [(kind, reason, after) for _, kind, reason, _, after in events]
+    assert moves[:3] == [("raise", "drift", 2), ("lower", "calm", 1), ("raise", "drift", 2)]
+    at = [probe for probe, *_ in events]
+    assert at[0] == 6
+    assert at[1] - at[0] == 6
+    assert at[2] - at[1] == 2
+    assert at[3] - at[2] == 12
+
+
 def test_signals_that_are_not_the_guard_s_are_not_read():
     guard = policy()
     assert guard.read(0, changes(0.0), {("z", "forward"): BAD["unencodable"]}).events == ()
@@ -430,17 +490,21 @@ def test_signals_are_resumed_too():
             rms = 50.0 if probe == 11 else 1.0
             signals = {("a", "forward"): Signals(rms=rms), ("b", "backward"): Signals(num_nan=1)}
             signals |= {("c", "backward"): Signals(snr_db=0.0)}
-            change = changes(0.3 if probe >= 7 else 0.0, probe)
+            signals |= {("c", "forward"): Signals(snr_db=20.0 if probe < 3 else 5.0)}
+            change = changes(0.3 if probe >= 11 else 0.0, probe)
             decision = guard.read(probe, change, signals)
             events += [decision.events, decision.attribute]
         return events
 
-    whole = run(policy(least_snr_db=1.0, raise_after=3), range(14))
+    def guarded():
+        return policy(least_snr_db=1.0, raise_after=3)
+
+    whole = run(guarded(), range(14))
     assert whole[-1] == ("a",)
+    assert {event.reason for event in sum(whole[::2], ())} == {"nan", "snr", "drift", "loss"}
     for stop in range(1, 14):
-        first = policy(least_snr_db=1.0, raise_after=3)
+        first, second = guarded(), guarded()
         events = run(first, range(stop))
-        second = policy(least_snr_db=1.0, raise_after=3)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert events + run(second, range(stop, 14)) == whole
 

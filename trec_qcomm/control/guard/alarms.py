@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from trec_qcomm.control.guard.drift import DB_A_BIT, Quality
 from trec_qcomm.control.guard.events import Reason
-from trec_qcomm.control.guard.ladder import Key
-from trec_qcomm.control.guard.limits import GuardLimits
+from trec_qcomm.control.guard.ladder import Key, Ladder
+from trec_qcomm.control.guard.limits import GuardLimits, Handling
 from trec_qcomm.control.guard.signals import Signals
-
-Answer = Literal["error", "warn", "exact", "raise"]
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """What is wrong with a table, and what to do about it."""
+    """What is wrong with a table, and what to do about it.
+
+    Args: more_bits: how many bits a value the codec should send more; for `raise`.
+    """
 
     key: Key
     reason: Reason
-    answer: Answer
+    answer: Handling
+    more_bits: float = 0.0
 
 
 class Alarms:
@@ -32,51 +35,59 @@ class Alarms:
     def __init__(self, limits: GuardLimits) -> None:
         """Begin without signals."""
         self._limits = limits
+        self._quality = Quality()
         self._num_low: dict[Key, int] = {}  # probes in a row with too little signal to noise
         self._told: set[tuple[Key, Reason]] = set()  # and still so
 
-    def check(self, key: Key, signal: Signals, *, is_exact: bool) -> Alarm | None:
-        """Return the first thing that is wrong with a table, unless it was told and stayed so.
-
-        Args: is_exact: whether the table has an exact codec, which cannot be at fault.
-        """
+    def check(self, key: Key, signal: Signals, ladder: Ladder, rung: int) -> Alarm | None:
+        """Return the first thing that is wrong with a table, unless it was told and stayed so."""
         first: Alarm | None = None
-        for reason, answer, is_wrong in self._cases(key, signal, is_exact=is_exact):
-            is_told = (key, reason) in self._told
+        for alarm, is_wrong in self._cases(key, signal, ladder, rung):
+            told = key, alarm.reason
             if not is_wrong:
-                self._told.discard((key, reason))
-            elif first is None and (answer == "error" or not is_told):
-                self._told.add((key, reason))
-                first = Alarm(key, reason, answer)
+                self._told.discard(told)
+            elif first is None and (alarm.answer == "error" or told not in self._told):
+                self._told.add(told)
+                first = alarm
         return first
 
     def _cases(
-        self, key: Key, signal: Signals, *, is_exact: bool
-    ) -> Sequence[tuple[Reason, Answer, bool]]:
-        limits, snr = self._limits, signal.snr_db
-        least = limits.least_snr_db
-        is_low = not is_exact and least is not None and snr is not None and snr < least
-        self._num_low[key] = self._num_low.get(key, 0) + 1 if is_low else 0
+        self, key: Key, signal: Signals, ladder: Ladder, rung: int
+    ) -> Sequence[tuple[Alarm, bool]]:
+        limits, snr, least = self._limits, signal.snr_db, self._limits.least_snr_db
+        is_coded = rung != ladder.top  # what is exact is not at fault
         refused = signal.num_unencodable + signal.num_broken > 0
+        low_db = 0.0 if least is None or snr is None or not is_coded else max(0.0, least - snr)
+        self._num_low[key] = self._num_low.get(key, 0) + 1 if low_db else 0
+        missing = self._quality.missing_bits(key, ladder, rung, signal) if is_coded else None
+        drifted = is_coded and self._quality.num_lost.get(key, 0) >= limits.raise_after
         return (
-            ("unencodable", limits.on_unencodable, refused and not is_exact),
-            ("pointless", limits.on_pointless, (signal.bits or 0) > 32 and not is_exact),
-            ("nan", limits.on_nan, signal.num_nan + signal.num_inf > 0),
-            ("snr", "raise", self._num_low[key] >= limits.raise_after),
+            (Alarm(key, "unencodable", limits.on_unencodable), refused and is_coded),
+            (Alarm(key, "pointless", limits.on_pointless), is_coded and (signal.bits or 0) > 32),
+            (Alarm(key, "nan", limits.on_nan), signal.num_nan + signal.num_inf > 0),
+            (
+                Alarm(key, "snr", "raise", low_db / DB_A_BIT),
+                self._num_low[key] >= limits.raise_after,
+            ),
+            (Alarm(key, "drift", limits.on_drift, missing or 0.0), drifted),
         )
 
     def forget_codec(self, key: Key) -> None:
         """Begin anew with a table that has got another codec."""
         self._num_low.pop(key, None)
+        self._quality.num_lost.pop(key, None)
+        self._told -= {(key, "snr"), (key, "drift")}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all as JSON can hold it."""
         return {
             "num_low": [[*key, count] for key, count in sorted(self._num_low.items()) if count],
             "told": [[*key, reason] for key, reason in sorted(self._told)],
+            "quality": self._quality.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._num_low = {(table, direction): n for table, direction, n in state["num_low"]}
+        self._quality.load_state_dict(state["quality"])
         self._told = {((table, direction), reason) for table, direction, reason in state["told"]}

@@ -6,7 +6,7 @@ Knows: effects as numbers by table. Does not know: rungs, how they were measured
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import fsum, isfinite, isnan
+from math import fsum, inf, isfinite, isnan, log2
 
 from trec_qcomm.control.guard.readings import Readings
 
@@ -21,6 +21,14 @@ def mean_effect(effects: Sequence[float]) -> float:
     """
     numbers = [0.0 if isnan(effect) else effect for effect in effects]
     return fsum(numbers) / len(numbers) if all(map(isfinite, numbers)) else max(numbers)
+
+
+def missing_bits(effect: float, limit: float) -> float:
+    """Return how many bits a value more bring a table's effect to the limit, at least.
+
+    A bit halves the error, and the effect on the loss is linear in the error or better than that.
+    """
+    return log2(effect / limit) if 0 < effect < inf else effect
 
 
 def choose(effects: Mapping[str, Sequence[float]], limit: float) -> list[str]:

@@ -24,6 +24,7 @@ Reason = Literal[
     "unencodable",  # the codec refuses values, or does not carry them
     "pointless",  # coded bytes are more than float32's
     "snr",  # signal to noise is below least_snr_db
+    "drift",  # the codec does much worse than it did
     "no_table_left",  # the loss is above the limit, and no table has a finer codec
     "undecidable",  # the loss without codecs is NaN or infinite
     "resumed",  # a checkpoint does not fit: a table or its rung is new or gone
@@ -96,6 +97,7 @@ _REASONS = {
     "unencodable": "the codec refuses values, or does not carry them",
     "pointless": "coded rows take more bytes than float32",
     "snr": "signal to noise is below least_snr_db",
+    "drift": "the codec does much worse than it did",
     "no_table_left": "the loss is above the limit, and no table has a finer codec",
     "undecidable": "the loss of a probe batch is NaN or infinite without codecs",
     "resumed": "the checkpoint has no such rung for it; it begins as the configuration says",

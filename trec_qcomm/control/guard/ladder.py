@@ -47,16 +47,10 @@ class Ladder:
         """Number of the exact rung."""
         return len(self.names) - 1
 
-    def rung_for(self, rung: int, effect: float, limit: float) -> int:
-        """Return the next finer rung, or a still finer one where that cannot be enough.
-
-        A bit more halves the error, and the effect on the loss, which is linear in the error or
-        better than that. So a rung is enough if it would bring the effect to the limit.
-
-        Args: effect: change of the loss with `rung`.  limit: the most that it may be.
-        """
+    def rung_for(self, rung: int, more_bits: float) -> int:
+        """Return the next finer rung, or the first one that sends so many bits a value more."""
         for finer in range(rung + 1, self.top):
-            if effect <= limit * 2 ** (self.bits[finer] - self.bits[rung] if self.bits else 31):
+            if not self.bits or self.bits[finer] - self.bits[rung] >= more_bits:
                 return finer
         return self.top
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from trec_qcomm.core.codec import check_choice
 
 Action = Literal["switch", "warn"]
-Handling = Literal["error", "warn", "exact"]
+Handling = Literal["error", "warn", "raise", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,9 @@ class GuardLimits:
             carry: `error`, or `exact`, float32 from then on.
         on_pointless: what becomes of a table whose coded bytes are more than float32's.
         on_nan: what becomes of a table whose values are NaN or infinite before they are coded.
+        on_drift: what becomes of a table whose signal to noise falls by 10 dB within a few probes,
+            or of whose values a tenth is lost that was not, for `raise_after` probes: `raise`, as
+            many rungs as it takes, or `warn`.
     """
 
     limit_ne: float = 0.02
@@ -45,6 +48,7 @@ class GuardLimits:
     on_unencodable: Handling = "exact"
     on_pointless: Handling = "exact"
     on_nan: Handling = "warn"
+    on_drift: Handling = "raise"
 
     def __post_init__(self) -> None:
         if not _is_number(self.limit_ne) or self.limit_ne <= 0:
@@ -56,8 +60,9 @@ class GuardLimits:
         if self.least_snr_db is not None and not _is_number(self.least_snr_db):
             raise ValueError(f"least_snr_db: {self.least_snr_db!r} is not a number")
         check_choice("on_unencodable", self.on_unencodable, ("error", "exact"))
-        check_choice("on_pointless", self.on_pointless, get_args(Handling))
-        check_choice("on_nan", self.on_nan, get_args(Handling))
+        check_choice("on_pointless", self.on_pointless, ("error", "warn", "exact"))
+        check_choice("on_nan", self.on_nan, ("error", "warn", "exact"))
+        check_choice("on_drift", self.on_drift, ("warn", "raise"))
 
 
 def _is_number(value: object) -> bool:

@@ -21,11 +21,12 @@ from math import fsum, inf, isfinite, isnan
 from typing import Any
 
 from trec_qcomm.control.guard.alarms import Alarm, Alarms
-from trec_qcomm.control.guard.effects import choose, explain, mean_effect
+from trec_qcomm.control.guard.effects import choose, explain, mean_effect, missing_bits
 from trec_qcomm.control.guard.events import Decision, Event, EventKind, Reason
-from trec_qcomm.control.guard.ladder import DIRECTIONS, Key, Ladder, Patience
+from trec_qcomm.control.guard.ladder import Key, Ladder
 from trec_qcomm.control.guard.limits import GuardLimits
 from trec_qcomm.control.guard.readings import Readings
+from trec_qcomm.control.guard.rungs import Rungs
 from trec_qcomm.control.guard.signals import Signals, Suspects
 
 MOST_EVENTS = 1000  # that the history keeps
@@ -44,17 +45,14 @@ class GuardPolicy:
         if not ladders:
             raise ValueError("ladders: expected one or more tables to guard, got none")
         self.limits = limits
-        self.ladders = dict(sorted(ladders.items()))  # the same order on all ranks
         self.history: list[Event] = []
-        self._rungs = {key: ladder.start for key, ladder in self.ladders.items()}
+        self._rungs = Rungs(ladders, limits)
         self._probe, self._step = -1, 0
         self._calm = 0  # readings in a row that were not above the limit
         self._is_episode = False
-        self._latest_try: tuple[Key | None, int] = None, 0  # a table moved down, and the probe
         self._told: set[Reason] = set()  # of the whole model, and still so
         self._alarms = Alarms(limits)
         self._readings = Readings(limits.raise_after)
-        self._patience = Patience(limits)
         self._suspects = Suspects()
         # What one probe leaves for `attributed`, which follows at once.
         self._shown = Decision()  # with the numbers of the latest probe
@@ -65,7 +63,12 @@ class GuardPolicy:
     @property
     def rungs(self) -> dict[Key, int]:
         """The rung of each table and direction now."""
-        return dict(self._rungs)
+        return dict(self._rungs.now)
+
+    @property
+    def ladders(self) -> dict[Key, Ladder]:
+        """The ladder of each table and direction."""
+        return self._rungs.ladders
 
     @property
     def probe(self) -> int:
@@ -110,7 +113,7 @@ class GuardPolicy:
         if missing or not self._asked:
             raise ValueError(f"effects: missing {', '.join(missing) or '; nothing was asked for'}")
         self._effects |= {table: tuple(effects[table]) for table in self._asked}
-        others = [table for table in self._movable() if table not in self._effects]
+        others = [table for table in self._rungs.movable() if table not in self._effects]
         change = self._latest()[0]
         excess = inf if change is None else change - self.limits.limit_ne
         if others and not explain(self._effects, excess):
@@ -149,8 +152,7 @@ class GuardPolicy:
         events = []
         for key, ladder in self.ladders.items():
             if key in signals:
-                is_exact = self._rungs[key] == ladder.top
-                alarm = self._alarms.check(key, signals[key], is_exact=is_exact)
+                alarm = self._alarms.check(key, signals[key], ladder, self._rungs.now[key])
                 events += [] if alarm is None else [self._answer(alarm, signals[key])]
         return events
 
@@ -158,12 +160,12 @@ class GuardPolicy:
         key, answer = alarm.key, alarm.answer
         values = {name: float(v) for name, v in asdict(signal).items() if v is not None}
         figures = {name: value for name, value in values.items() if isfinite(value)}
-        rung, top = self._rungs[key], self.ladders[key].top
+        rung, ladder = self._rungs.now[key], self.ladders[key]
         if answer == "error":
             return self._event("error", alarm.reason, key=key, figures=figures)
-        if self.limits.action == "warn" or answer == "warn" or rung == top:
+        if self.limits.action == "warn" or answer == "warn" or rung == ladder.top:
             return self._event("warn", alarm.reason, key=key, figures=figures)
-        to = top if answer == "exact" else rung + 1
+        to = ladder.top if answer == "exact" else ladder.rung_for(rung, alarm.more_bits)
         return self._move(key, to, "raise", alarm.reason, figures)
 
     def _by_loss(self, changes: Sequence[float], signals: Mapping[Key, Signals]) -> list[Event]:
@@ -173,7 +175,7 @@ class GuardPolicy:
         self._told.discard("undecidable")
         limit = self.limits.limit_ne
         trips = not self._is_finite
-        is_suspected = self._is_episode or self._tried() is not None
+        is_suspected = self._is_episode or self._rungs.on_trial(self._probe) is not None
         trips = trips or self._readings.show_above(limit, is_suspected=is_suspected)
         if trips:
             return self._trip()
@@ -185,7 +187,7 @@ class GuardPolicy:
         if self._is_episode and self.limits.action == "warn":
             return []
         self._is_episode = True
-        movable = self._movable()
+        movable = self._rungs.movable()
         if not movable:
             return events + self._tell_once("no_table_left")
         suspects = self._suspects.tables(self._probe)
@@ -198,10 +200,10 @@ class GuardPolicy:
         figures = {f"effect {name}": mean for name, mean in effects.items() if isfinite(mean)}
         if self.limits.action == "warn":
             return self._event("warn", "loss", key=key, figures=figures)
-        effect = effects[table] if self._is_finite else inf
-        to = self.ladders[key].rung_for(self._rungs[key], effect, self.limits.limit_ne)
-        if key == self._tried():
-            to = self._rungs[key] + 1  # on which all was calm
+        more_bits = missing_bits(effects[table], self.limits.limit_ne) if self._is_finite else inf
+        to = self.ladders[key].rung_for(self._rungs.now[key], more_bits)
+        if key == self._rungs.on_trial(self._probe):
+            to = self._rungs.now[key] + 1  # on which all was calm
         return self._move(key, to, "raise", "loss", figures)
 
     def _end_episode(self) -> list[Event]:
@@ -221,44 +223,17 @@ class GuardPolicy:
         estimate = self._readings.estimate()
         if estimate.mean > CALM_SHARE * limit or estimate.upper > limit:
             return []
-        saved: dict[Key, float] = {}
-        for key, ladder in self.ladders.items():
-            rung = self._rungs[key]
-            if rung > ladder.lowest and self._patience.may_try(
-                key, ladder.names[rung - 1], self._probe
-            ):
-                signal = signals.get(key)
-                num_values = signal.num_values if signal is not None else None
-                saved[key] = ladder.bits_saved(rung) * (num_values or 1)
-        if not saved:
-            return []
-        key = max(saved, key=lambda key: saved[key])
-        self._latest_try = key, self._probe
-        self._patience.try_rung(key, self.ladders[key].names[self._rungs[key] - 1])
-        return [self._move(key, self._rungs[key] - 1, "lower", "calm", {})]
-
-    def _tried(self) -> Key | None:
-        """Return the table that was moved down lately, which is on trial."""
-        key, probe = self._latest_try
-        return key if self._probe - probe <= self.limits.lower_after else None
-
-    def _movable(self) -> list[str]:
-        """Return the tables whose rows may get a finer codec."""
-        return [
-            table
-            for (table, direction), ladder in self.ladders.items()
-            if direction == "forward" and self._rungs[table, direction] < ladder.top
-        ]
+        key = self._rungs.to_lower(self._probe, signals)
+        return (
+            [] if key is None else [self._move(key, self._rungs.now[key] - 1, "lower", "calm", {})]
+        )
 
     def _move(
         self, key: Key, to: int, kind: EventKind, reason: Reason, figures: Mapping[str, float]
     ) -> Event:
         """Give a table another rung."""
-        before, ladder = self._rungs[key], self.ladders[key]
         event = self._event(kind, reason, key=key, after=to, figures=figures)
-        if to > before:
-            self._patience.leave(key, ladder.names[before], self._probe)
-        self._rungs[key] = to
+        self._rungs.move(key, to, self._probe)
         self._alarms.forget_codec(key)
         self._suspects.forget_codec(key)
         return event
@@ -281,7 +256,7 @@ class GuardPolicy:
     ) -> Event:
         change, low, high = self._latest()
         table, direction = key or gone or (None, None)
-        before = None if key is None else self._rungs[key]
+        before = None if key is None else self._rungs.now[key]
         after = before if after is None else after
         names = () if key is None else self.ladders[key].names
         event = Event(
@@ -318,20 +293,15 @@ class GuardPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later decisions depend on, and the history, as JSON can hold it."""
-        rungs: dict[str, dict[str, str]] = {}
-        for (table, direction), rung in self._rungs.items():
-            rungs.setdefault(table, {})[direction] = self.ladders[table, direction].names[rung]
         return {
             "probe": self._probe,
             "step": self._step,
-            "rungs": rungs,
+            "rungs": self._rungs.state_dict(),
             "readings": [list(reading) for reading in self._readings.readings],
             "calm": self._calm,
             "is_episode": self._is_episode,
-            "latest_try": [*(self._latest_try[0] or ("", "")), self._latest_try[1]],
             "told": sorted(self._told),
             "alarms": self._alarms.state_dict(),
-            "patience": self._patience.state_dict(),
             "suspects": self._suspects.state_dict(),
             "history": [asdict(event) for event in self.history],
         }
@@ -347,29 +317,14 @@ class GuardPolicy:
         self._probe, self._step = state["probe"], state["step"]
         self._calm, self._is_episode = state["calm"], state["is_episode"]
         self._told = set(state["told"])
-        table, direction, probe = state["latest_try"]
-        self._latest_try = (table, direction) if table else None, probe
         self._alarms.load_state_dict(state["alarms"])
         self._readings.restart(state["readings"])
-        self._patience.load_state_dict(state["patience"])
         self._suspects.load_state_dict(state["suspects"])
         self.history = [Event(**event) for event in state["history"]]
         self._shown, self._asked, self._effects = Decision(), (), {}
-        events = self._load_rungs(state["rungs"])
+        new, gone = self._rungs.load_state_dict(state["rungs"])
+        events = [self._event("warn", "resumed", key=key) for key in new]
+        events += [self._event("warn", "resumed", gone=key) for key in gone]
         if events:
             self._readings.restart()
-        return events
-
-    def _load_rungs(self, saved: Mapping[str, Mapping[str, str]]) -> tuple[Event, ...]:
-        events = []
-        for key, ladder in self.ladders.items():
-            name = saved.get(key[0], {}).get(key[1])
-            self._rungs[key] = ladder.names.index(name) if name in ladder.names else ladder.start
-            if name not in ladder.names:
-                events.append(self._event("warn", "resumed", key=key))
-        for table, names in saved.items():
-            gone = [
-                key for d in DIRECTIONS if d in names and (key := (table, d)) not in self.ladders
-            ]
-            events += [self._event("warn", "resumed", gone=key) for key in gone]
         return tuple(events)

@@ -36,6 +36,7 @@ class Signals:
         rms: root mean square of the values.
         range: typical or largest max - min of a row; the same one at all probes.
         verbatim_share: share of values that an error-bounded codec sent unchanged.
+        lost_share: share of the values that are not 0 whose error is as large as they are.
         bits: bits a value really sent, headers of segments included.
     """
 
@@ -48,6 +49,7 @@ class Signals:
     rms: float | None = None
     range: float | None = None
     verbatim_share: float | None = None
+    lost_share: float | None = None
     bits: float | None = None
 
 
