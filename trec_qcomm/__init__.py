@@ -40,7 +40,7 @@ from trec_qcomm.config import (
 )
 from trec_qcomm.control.cost_model import Throughput
 from trec_qcomm.core.codec import Codec, Contract
-from trec_qcomm.core.errors import CorruptFrameError, LostPeerError, UnencodableError
+from trec_qcomm.core.errors import CorruptFrameError, GuardError, LostPeerError, UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.core.version import __version__
@@ -64,6 +64,7 @@ __all__ = [
     "Float6",
     "ForwardMask",
     "GradientRule",
+    "GuardError",
     "HopCodecs",
     "Identity",
     "LostPeerError",

@@ -28,6 +28,7 @@ from trec_qcomm.integration.compat import (
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
 from trec_qcomm.integration.debugging.inspection import Inspection
 from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
+from trec_qcomm.integration.guarding.guarding import Guarding
 from trec_qcomm.integration.planner import CodecPerfEstimator, Throughputs
 from trec_qcomm.integration.registry_adapter import codecs_registry
 from trec_qcomm.integration.row_capture import CAPTURED_NBYTES
@@ -36,7 +37,7 @@ from trec_qcomm.integration.warm_up import warm_up
 from trec_qcomm.preview.live import LivePreview
 
 
-class QComm(Inspection):
+class QComm(Inspection, Guarding):
     """Compressed communication for one model of TorchRec.
 
         qcomm = QComm.from_preset("best")  # or from_yaml(path), from_dict(mapping), QComm(config)

@@ -85,6 +85,11 @@ class Cast:
         check_choice("cast.overflow", self.overflow, get_args(Overflow))
 
     @property
+    def may_refuse(self) -> bool:
+        """Whether it may raise an UnencodableError."""
+        return self.overflow == "raise"
+
+    @property
     def wire_id(self) -> int:
         """Id in the frame: 2 for fp16, 3 for bf16."""
         return 2 if self.dtype == "fp16" else 3

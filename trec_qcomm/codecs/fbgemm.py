@@ -67,6 +67,11 @@ class Fbgemm:
             )
 
     @property
+    def may_refuse(self) -> bool:
+        """Whether it may raise an UnencodableError."""
+        return self.nonfinite == "raise"
+
+    @property
     def wire_id(self) -> int:
         """Id in the frame: 14 to 21, in the order of Precision."""
         return _WIRE_IDS[self.precision]

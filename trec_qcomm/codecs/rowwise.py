@@ -51,6 +51,11 @@ class Rowwise:
         check_choice("rowwise.nonfinite", self.nonfinite, get_args(NonFinite))
 
     @property
+    def may_refuse(self) -> bool:
+        """Whether it may raise an UnencodableError."""
+        return self.nonfinite == "raise"
+
+    @property
     def contract(self) -> Contract:
         """Promise of this configuration: UNBIASED with stochastic rounding, else BIASED."""
         return Contract.UNBIASED if self.rounding == "stochastic" else Contract.BIASED

@@ -133,7 +133,7 @@ def encode_segments(
     """
     plan, layout = placed.plan, placed.layout(frame.alignment_of(values))
     to_encode = plan.tolerances_to_encode(tolerances)
-    nbytes_by_group = []
+    nbytes_by_group, flushed = [], []
     timer = Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
         at, own_seed = layout.group_at[number], group_seed(seed, number, group)
@@ -141,10 +141,12 @@ def encode_segments(
         nbytes_by_group.append(encoded.nbytes)
         timer.add_to(group.label)
         if counted and encoded.flushed is not None:
-            traffic.add_flushed(plan.table[group.members], encoded.flushed)
+            flushed.append((plan.table[group.members], encoded.flushed))
         if measure:
             _record_error(values, encoded, group, placed, traffic)
             timer.restart()
+    for tables, numbers in flushed:  # of no group, if a codec refuses values
+        traffic.add_flushed(tables, numbers)
     return nbytes_by_group
 
 

@@ -131,6 +131,14 @@ def keeps_nonfinite(codec: Codec) -> bool:
     return bool(getattr(codec, "keeps_nonfinite", True))
 
 
+def may_refuse(codec: Codec) -> bool:
+    """Return whether `encode` may raise an UnencodableError.
+
+    Such a codec has an attribute `may_refuse`; one without it takes all values.
+    """
+    return bool(getattr(codec, "may_refuse", False))
+
+
 @runtime_checkable
 class SummingCodec(Codec, Protocol):
     """Codec of fixed size that decodes what several ranks sent and adds it up in one pass."""

@@ -41,6 +41,10 @@ class UnencodableError(ValueError):
         self.reason, self.segment, self.table = reason, segment, table
 
 
+class GuardError(RuntimeError):
+    """A guard saw what its configuration calls an error, such as `on_nan: error`."""
+
+
 class LostPeerError(RuntimeError):
     """A peer is gone, or did not answer before the process group's timeout.
 

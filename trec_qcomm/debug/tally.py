@@ -129,6 +129,13 @@ class Tally:
         """Whether no row was added."""
         return not self._sums
 
+    def sums(self) -> dict[str, float]:
+        """Return sums by name: of values, squares x^2 and e^2, ranges of rows and so on."""
+        names = ("rows", "values", "nan", "inf", "broken", "unusable", "xx", "ee")
+        sums = dict(zip(_SUMS, torch.stack(self._sums).sum(0).tolist(), strict=True))
+        widths = sum(float(rows[0].sum()) for rows in self._rows)
+        return {name: sums[name] for name in names} | {"widths": widths}
+
     def norm(self) -> float:
         """Return the Euclidean norm of all x."""
         return math.sqrt(float(torch.stack(self._sums)[:, _SUMS.index("xx")].sum()))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from trec_qcomm.config import Config
 from trec_qcomm.config.differences import changes_of, config_text, text_of_changes
 
-CONFIG = "config"  # the name of the config in a state
+CONFIG, GUARD = "config", "guard"  # the names of texts in a state
 # DCP's error for a name that a checkpoint lacks shows nothing but the name.
 _HINT = " (another number of ranks or config: load_resized)"
 _RANK_KEY = re.compile(r"rank\d+of\d+")
@@ -29,6 +30,11 @@ def rank_key(rank: int, world_size: int) -> str:
     Where a checkpoint has no such name, DCP's "Missing key" ends with what to do.
     """
     return f"rank{rank}of{world_size}{_HINT}"
+
+
+def self_rank_key() -> str:
+    """Return the name for state of this rank alone."""
+    return rank_key(dist.get_rank(), dist.get_world_size())
 
 
 def by_short_key(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +75,8 @@ def without_config(
 ) -> dict[str, Any]:
     """Return the state of a run without its config, after a check that this is the same one.
 
-    Where a changed config is allowed, error bounds and thresholds are found anew.
+    Where a changed config is allowed, error bounds and thresholds are found anew, and a guard
+    begins with the codecs of the config.
 
     Raises: ValueError: the state is of another config; it names what has changed.
     """
@@ -85,7 +92,7 @@ def without_config(
             f"{config.source}: the state is of another config: {text_of_changes(changes)}; to go "
             "on with the new one: load_resized(folder, allow_changed_config=True)"
         )
-    return _without(state, ("params", "thresholds"))
+    return _without(state, ("params", "thresholds", GUARD, f"{GUARD}_signals"))
 
 
 def _without(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
     for name, stored in metadata.state_dict_metadata.items():
         if name.startswith(f"{key}.") and isinstance(stored, TensorStorageMetadata):
             wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
-        elif name == f"{key}.{CONFIG}":
+        elif name in (f"{key}.{CONFIG}", f"{key}.{GUARD}"):
             wanted[name] = ""
     if not wanted:
         raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")

@@ -6,7 +6,7 @@ traffic and tolerances belong to names, not to objects.
 Knows: config, comm.rows. Does not know: TorchRec, gradients of replicated parameters.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -17,14 +17,20 @@ from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.slots.history import SlotOptions
-from trec_qcomm.config import Config, TableRule
+from trec_qcomm.config import Config
 from trec_qcomm.integration.checkpoint import (
     by_rank_key,
     by_short_key,
     check_names,
-    rank_key,
+    self_rank_key,
 )
 from trec_qcomm.integration.debugging.debugger import Debugger
+from trec_qcomm.integration.guarding.rules_in_force import (
+    CodecChanges,
+    RulesInForce,
+    every_rung,
+)
+from trec_qcomm.integration.guarding.signals import SignalSums
 from trec_qcomm.integration.tolerances import ForwardTolerances
 
 C = TypeVar("C", bound=RowCollective)
@@ -33,8 +39,13 @@ C = TypeVar("C", bound=RowCollective)
 class EmbeddingCollectives:
     """Collectives of embedding rows, by module and by name, with the state that outlives a step."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, signals: SignalSums | None = None) -> None:
+        """Begin without modules.
+
+        Args: signals: onlooker of all tables but inside nodes, and keeper of refused rows.
+        """
+        self._config, self._signals = config, signals
+        self.rules = RulesInForce(config)
         self._by_module: dict[str, dict[str, RowCollective]] = {}  # then by name
         self._tolerances: dict[str, ForwardTolerances] = {}  # by module/name
         self._loaded_steps: dict[str, int] = {}
@@ -73,45 +84,99 @@ class EmbeddingCollectives:
         Raises: ValueError: no pattern matches a table.
         """
         before = self._by_module[module].get(name)
-        rules = {table: self._config.rule_for(table) for table in layout.tables()}
-        pairs = {table: rule.intra if intra else rule for table, rule in rules.items()}
-        exact = dict.fromkeys(rules, Identity())
+        tables = layout.tables()
+        exact = dict.fromkeys(tables, Identity())
         collective = kind(
             pg,
             layout,
-            codecs=DirectionCodecs(
-                forward={table: pair.forward for table, pair in pairs.items()},
-                backward={table: pair.backward for table, pair in pairs.items()},
-            ),
+            codecs=_codecs_of(self.rules, tables, intra),
             exact=DirectionCodecs(exact, exact),
             name=name,
             intra=intra,
             seed=self._config.seed,
             measure_error=self._config.measure_error,
             slots=SlotOptions() if self._config.sizes == "slots" else None,
-            tolerances=None if intra else self._tolerances_of(module, name, rules),
+            tolerances=None if intra else self._tolerances_of(module, name, tables),
+            alternatives=self._alternatives(tables, intra),
+            refusals=self._refusals,
         )
         collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
+        elif self._signals is not None and not intra:
+            collective.observers += (self._signals,)
         if self._debugger is not None:
             self._debugger.add(collective, module)
         self._by_module[module][name] = collective
         return collective
+
+    @property
+    def _refusals(self) -> SignalSums | None:
+        guard = self._config.guard
+        sends_exactly = guard is not None and guard.on_unencodable == "exact"
+        return self._signals if sends_exactly else None
+
+    def _alternatives(self, tables: Sequence[str], intra: bool) -> Sequence[DirectionCodecs]:
+        """Return codecs that the guard may choose later, rung by rung."""
+        guard, made = self._config.guard, []
+        if guard is not None:
+            for changes in every_rung(guard, {t: self._config.rule_for(t) for t in tables}):
+                rules = RulesInForce(self._config)
+                rules.change(changes)
+                made.append(_codecs_of(rules, tables, intra))
+        return made
+
+    def use_codecs(self, changes: CodecChanges) -> None:
+        """Change codecs of some tables for good. All ranks must call it between the same steps.
+
+        The next step is the first that they code. Modules that are resharded keep them.
+
+        Args: changes: {table: {"forward": codec, "backward": codec}}, or one of the two.
+        Raises: ValueError: a table that is not exchanged here, or codecs that it may not have;
+            then nothing is changed.
+        """
+        unknown = sorted(set(changes) - set(self.tables()))
+        if unknown:
+            raise ValueError(f"no collective sends table {', '.join(unknown)}")
+        before = self.rules.changes
+        self.rules.change(changes)
+        try:
+            self._follow_rules(changes)
+        except ValueError:
+            self.rules.changes = before
+            self._follow_rules(changes)
+            raise
+
+    def _follow_rules(self, changed: Iterable[str]) -> None:
+        """Let all collectives of some tables code them by the rules that are in force."""
+        tables = set(changed)
+        for module, by_name in self._by_module.items():
+            for name, collective in by_name.items():
+                of_collective = collective.layout.tables()
+                if not tables.isdisjoint(of_collective):
+                    intra = collective.intra
+                    tolerances = None if intra else self._tolerances_of(module, name, of_collective)
+                    collective.use_codecs(_codecs_of(self.rules, of_collective, intra), tolerances)
+
+    def tables(self) -> list[str]:
+        """Return the tables that are sent, sorted."""
+        return sorted({table for c in self for table in c.layout.tables()})
 
     def lossy_tables(self) -> list[str]:
         """Return the tables whose rows do not arrive exactly, sorted."""
         return sorted({table for c in self for table in c.lossy_tables()})
 
     @contextmanager
-    def exact_tables(self, tables: Iterable[str]) -> Iterator[None]:
+    def exact_tables(
+        self, tables: Iterable[str], *, evaluation: int | None = None
+    ) -> Iterator[None]:
         """Send the rows of some tables exactly inside the block; see RowCollective.replacing."""
         exact = set(tables)
         with ExitStack() as stack:
             for collective in self:
                 of_collective = exact.intersection(collective.layout.tables())
                 forward = dict.fromkeys(of_collective, Identity())
-                stack.enter_context(collective.replacing(forward))
+                stack.enter_context(collective.replacing(forward, evaluation=evaluation))
             yield
 
     def set_debugger(self, debugger: Debugger | None) -> None:
@@ -128,14 +193,15 @@ class EmbeddingCollectives:
                     debugger.add(collective, module)
 
     def _tolerances_of(
-        self, module: str, name: str, rules: Mapping[str, TableRule]
+        self, module: str, name: str, tables: Sequence[str]
     ) -> ForwardTolerances | None:
         """Return the tolerances of one collective; None where they never change."""
-        key, tolerances = f"{module}/{name}", ForwardTolerances(rules, sorted(rules))
+        rules = {table: self.rules.rule_for(table) for table in tables}
+        key, tolerances = f"{module}/{name}", ForwardTolerances(rules, tables)
+        before = self._tolerances.pop(key, None)
         if not tolerances.changes:
             return None
-        before = self._tolerances.get(key)
-        state = self._loaded_tolerances.get(key, {}) if before is None else before.state_dict()
+        state = self._loaded_tolerances.pop(key, {}) if before is None else before.state_dict()
         tolerances.load_state_dict(state)
         self._tolerances[key] = tolerances
         return tolerances
@@ -147,7 +213,7 @@ class EmbeddingCollectives:
 
     def forward_tolerances(self, tables: Iterable[str]) -> dict[str, float]:
         """Return the forward codec's tolerance in the next step, of the tables that have one."""
-        given = {table: self._config.rule_for(table).forward.tolerance for table in sorted(tables)}
+        given = {table: self.rules.rule_for(table).forward.tolerance for table in sorted(tables)}
         current = {table: tolerance for table, tolerance in given.items() if tolerance is not None}
         for key, tolerances in self._tolerances.items():
             current |= tolerances.by_table(self._steps_of(key.partition("/")[0]))
@@ -173,23 +239,34 @@ class EmbeddingCollectives:
         }
         measured = {key: tolerances.state_dict() for key, tolerances in self._tolerances.items()}
         if any(measured.values()):
-            state["params"] = {_rank_key(): measured}
+            state["params"] = {self_rank_key(): measured}
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`. Raises ValueError: it names a module that the model does not have.
+    @property
+    def num_steps(self) -> int:
+        """Number of steps of the module with most of them, also where it is loaded and not made."""
+        return max([*self._loaded_steps.values(), *(c.step for c in self)], default=0)
 
-        Before the model is sharded its modules are unknown; then `check_loaded_names` raises it.
+    def load_state_dict(self, state: Mapping[str, Any], codecs: CodecChanges) -> None:
+        """Continue from `state`.
+
+        Before the model is sharded its modules are unknown; then `check_loaded_names` raises that
+        they differ.
+
+        Args: codecs: codecs that tables had in place of the config's.
+        Raises: ValueError: it names a module that the model does not have.
         """
         check_names(state["steps"], "state: steps")
         steps = {str(name): int(step) for name, step in state["steps"].items()}
         if self._by_module:
             self._check_names(steps)
         params = by_rank_key(by_short_key(state.get("params", {})))
+        self.rules.change(codecs)
+        self._follow_rules(codecs)
         self._loaded_steps = steps
-        self._loaded_tolerances = dict(params.get(_rank_key(), {}))
+        self._loaded_tolerances = dict(params.get(self_rank_key(), {}))
         for key, tolerances in self._tolerances.items():
-            tolerances.load_state_dict(self._loaded_tolerances.get(key, {}))
+            tolerances.load_state_dict(self._loaded_tolerances.pop(key, {}))
         for module, by_name in self._by_module.items():
             for collective in by_name.values():
                 collective.step = steps.get(module, 0)
@@ -206,5 +283,10 @@ class EmbeddingCollectives:
             )
 
 
-def _rank_key() -> str:
-    return rank_key(dist.get_rank(), dist.get_world_size())
+def _codecs_of(rules: RulesInForce, tables: Iterable[str], intra: bool) -> DirectionCodecs:
+    by_table = {table: rules.rule_for(table) for table in tables}
+    pairs = {table: rule.intra if intra else rule for table, rule in by_table.items()}
+    return DirectionCodecs(
+        forward={table: pair.forward for table, pair in pairs.items()},
+        backward={table: pair.backward for table, pair in pairs.items()},
+    )

@@ -4,7 +4,7 @@ Knows: config, collectives of rows, all-reduces of gradients. Does not know: Tor
 business of embedding/ (sharders, shardings, dists) and of ddp.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,15 +17,28 @@ from trec_qcomm.config.differences import flat_config
 from trec_qcomm.core.counters import BagCounts, Traffic, kind_stats
 from trec_qcomm.core.stats import TRAFFIC_KINDS, Stats
 from trec_qcomm.integration.agreement import check_equal
-from trec_qcomm.integration.checkpoint import check_names, with_config, without_config
+from trec_qcomm.integration.checkpoint import (
+    by_rank_key,
+    by_short_key,
+    check_names,
+    self_rank_key,
+    with_config,
+    without_config,
+)
 from trec_qcomm.integration.collectives import EmbeddingCollectives
+from trec_qcomm.integration.debugging.attribution import LossFunction
 from trec_qcomm.integration.debugging.debugger import Debugger
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.tables import TableGradients
+from trec_qcomm.integration.guarding.guard import Guard
+from trec_qcomm.integration.guarding.rungs import codecs_of_state
+from trec_qcomm.integration.guarding.signals import SignalSums
 from trec_qcomm.integration.row_capture import RowCapture
 from trec_qcomm.integration.warm_up import warm_up
 from trec_qcomm.records import Direction
+
+MOST_MICRO_BATCHES = 16  # whose gradients may be accumulated for one step of a guard
 
 
 class Session:
@@ -44,7 +57,11 @@ class Session:
             kind: Traffic(kind, ["all"]) for kind in ("dense", "data_parallel", "input")
         }
         self.bags = BagCounts()
-        self.collectives = EmbeddingCollectives(config)
+        self.signals = None if config.guard is None else SignalSums(config.guard)
+        self.guard: Guard | None = None
+        self._loaded_guard, self._loaded_signals = "", None
+        self._guarded_step = 0  # number of steps at the last call of Guard.step
+        self.collectives = EmbeddingCollectives(config, self.signals)
         self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
         self._loaded_gradients: dict[str, Any] = {}
         self._patterns_checked = False
@@ -166,6 +183,36 @@ class Session:
             raise
         return self.debugger
 
+    def start_guard(
+        self, loss_fn: LossFunction, probe_batches: Sequence[Any], **options: Any
+    ) -> Guard:
+        """Make the guard; the arguments are those of QComm.guard. Collective."""
+        guard = Guard(self, loss_fn, probe_batches, **options)
+        if self._loaded_guard:
+            guard.load(self._loaded_guard)
+        self.guard = guard
+        return guard
+
+    def note_guarded_step(self) -> None:
+        """Remember that the guard has counted all steps so far."""
+        self._guarded_step = max((c.step for c in self.collectives), default=0)
+
+    def check_guarded(self, step: int) -> None:
+        """Raise ValueError in training that goes on without the guard that the config has.
+
+        Args: step: number of the collective's step that begins.
+        """
+        rule, num_steps = self.config.guard, step - self._guarded_step
+        if rule is None or not torch.is_grad_enabled():
+            return
+        if num_steps < max(rule.every, MOST_MICRO_BATCHES):
+            return
+        made = "" if self.guard is not None else "guard = qcomm.guard(loss_fn, probe_batches) and "
+        raise ValueError(
+            f"{self.config.source}: guard: {num_steps} steps without guard.step(); call {made}"
+            "guard.step() after each optimizer step, or leave out guard"
+        )
+
     def stop_debugger(self) -> None:
         """End what `start_debugger` began; `debugger` keeps its records."""
         self.collectives.set_debugger(None)
@@ -227,12 +274,17 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the embedding collectives and, in "gradients", of each all-reduce.
 
-        "config" is the config as text.
+        "config" is the config as text, "guard" the guard's state as text, equal on all ranks, and
+        "guard_signals" what each rank has counted for the next probe, [K, F] float64.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. That is found late, and no
             state is returned that was trained with it.
         """
         state = self.collectives.state_dict()
+        if self.signals is not None:
+            state["guard"] = self._loaded_guard if self.guard is None else self.guard.state_text()
+            sums = self.signals.tensor(self.signals.keys(self.tables))
+            state["guard_signals"] = {self_rank_key(): sums}
         if self._gradients:
             state["gradients"] = {name: g.state_dict() for name, g in self._gradients.items()}
         return with_config(state, self.config)
@@ -245,13 +297,25 @@ class Session:
             does not have; before the model is sharded, the first forward raises the last.
         """
         state = without_config(state, self.config, allow_changed_config=allow_changed_config)
-        check_names(state, "state", ("steps", "params", "gradients"), needed="steps")
-        for name in ("params", "gradients"):
+        names = ("steps", "params", "gradients", "guard", "guard_signals")
+        check_names(state, "state", names, needed="steps")
+        for name in ("params", "gradients", "guard_signals"):
             check_names(state.get(name, {}), f"state: {name}")
-        self.collectives.load_state_dict(state)
+        guard = state.get("guard", "") if self.signals is not None else ""
+        self.collectives.load_state_dict(state, codecs_of_state(guard, self.config))
+        self._load_guard(guard, state.get("guard_signals", {}))
         self._loaded_gradients = dict(state.get("gradients", {}))
         for name, gradients in self._gradients.items():
             gradients.load_state_dict(self._loaded_gradients.get(name, {}))
+
+    def _load_guard(self, text: str, sums: Mapping[str, Any]) -> None:
+        self._guarded_step = self.collectives.num_steps
+        self._loaded_guard = text
+        if self.guard is not None and text:
+            self.guard.load(text)
+        ours = by_rank_key(by_short_key(sums)).get(self_rank_key())
+        if self.signals is not None and ours is not None:
+            self.signals.load(self.signals.keys(self.tables), ours)
 
 
 def _direction_of(name: str) -> Direction:

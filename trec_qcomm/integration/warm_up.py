@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded
-from trec_qcomm.config import Config, HopCodecs
+from trec_qcomm.config import Config, HopCodecs, TableRule
+from trec_qcomm.control.guard import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, SummingCodec, mask_use
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.debug.tally import Tally, segment_squares
@@ -69,7 +70,7 @@ def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
     if any(rule.unique_bags for rule in config.embedding):
         name = f"bags {ids}".replace("torch.", "")
         chosen["bags"] = Job(name, partial(_use_bags, ids), 1.5)
-    if config.debug is not None:
+    if config.debug is not None or config.guard is not None:
         chosen["debugger"] = Job("debugger", _use_tally, 1.5)
     return sorted(chosen.values(), key=lambda job: -job.about_s)
 
@@ -107,6 +108,7 @@ def _codecs(config: Config) -> Iterator[Codec]:
         yield from (rule.forward, rule.backward)
         if rule.intra != HopCodecs():  # few plans have that hop
             yield from (rule.intra.forward, rule.intra.backward)
+        yield from _guard_codecs(config, rule, DIRECTIONS)
     for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None:
             yield gradients.codec
@@ -120,9 +122,18 @@ def _summed_codecs(config: Config) -> Iterator[Codec]:
         yield rule.forward
         if rule.intra != HopCodecs():
             yield rule.intra.forward
+        yield from _guard_codecs(config, rule, ("forward",))
     for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None and gradients.algorithm == "two_shot":
             yield gradients.codec
+
+
+def _guard_codecs(
+    config: Config, rule: TableRule, directions: Sequence[Direction]
+) -> Iterator[Codec]:
+    if config.guard is not None:
+        ladders = config.guard.ladders(rule)
+        yield from (codec for direction in directions for codec in ladders[direction].codecs)
 
 
 def _codec_jobs(codec: Codec) -> Sequence[Job]:

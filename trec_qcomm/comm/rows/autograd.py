@@ -7,6 +7,7 @@ All four steps are named in profiler traces. On a GPU they run on a stream of th
 Knows: exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,16 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from trec_qcomm.comm.exchange import PendingFrames, start_exchange
-from trec_qcomm.comm.frame_coding import encode_frames
+from trec_qcomm.comm.frame_coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.refused_rows import coded_otherwise
 from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
 from trec_qcomm.comm.slots.device import PendingDeviceSlots
 from trec_qcomm.comm.slots.exchange import PendingSlots
 from trec_qcomm.comm.slots.on_device import EncodedOnDevice
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
+from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.wire import frame
@@ -74,6 +77,7 @@ class RowExchange:
         step: number of the step, negative in evaluation.
         tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
         device: where the rows lie.
+        has_fixed_size: whether both ends know all sizes, by direction.
         pending: the exchange that was launched and not waited for.
         coded: the gradient that it codes. Autograd would add another one to it in place if nobody
             else referred to it, while the stream of the exchange may still read it.
@@ -90,6 +94,7 @@ class RowExchange:
     step: int
     tolerances: Tensor | None
     device: torch.device
+    has_fixed_size: Mapping[str, bool]
     pending: Pending | None = None
     coded: Tensor | None = None
     num_backwards: int = 0
@@ -163,9 +168,9 @@ class RowExchange:
         op, traffic = self.op, options["traffic"]
         name = f"{direction} all-to-all of {op.name}, {self.moment}"
         # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
-        fixed_size = op.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
+        fixed_size = self.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
         if op.slots is None or fixed_size or op.world_size == 1:
-            frames = encode_frames(values, sent, **options)
+            frames = self._encoded(values, direction, sent, fixed_size, options)
             return start_exchange(
                 op.peers, frames, received, fixed_size=fixed_size, traffic=traffic, name=name
             )
@@ -173,8 +178,27 @@ class RowExchange:
         if frame.is_on_gpu(values):
             encoded = EncodedOnDevice.from_rows(values, sent, **options)
             return PendingDeviceSlots(op.peers, encoded, received, histories, traffic, name)
-        frames = encode_frames(values, sent, **options)
+        frames = self._encoded(values, direction, sent, fixed_size, options)
         return PendingSlots(op.peers, frames, sent, received, histories, traffic, name)
+
+    def _encoded(
+        self,
+        values: Tensor,
+        direction: str,
+        sent: PlacedFrames,
+        fixed_size: bool,
+        options: dict[str, Any],
+    ) -> SealedFrames:
+        """Return the frames; rows that their codec refuses are exact, where that is asked for."""
+        while True:
+            try:
+                return encode_frames(values, sent, **options)
+            except UnencodableError as error:
+                table = error.table
+                if self.op.refusals is None or fixed_size or table is None:
+                    raise
+                self.op.refusals.refused(self.op, direction, self.step, error)
+            sent = coded_otherwise(sent, table, self.op.exact_codec(table, direction))
 
     def finish(self, direction: str) -> Tensor:
         """Wait for the exchange, and return what was received, decoded and summed up."""

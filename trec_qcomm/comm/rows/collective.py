@@ -22,13 +22,13 @@ from torch import Tensor
 from trec_qcomm.comm.peers import Peers, host_group
 from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
-from trec_qcomm.comm.rows.hooks import RowObserver, RowTolerances
+from trec_qcomm.comm.rows.hooks import RowObserver, RowRefusals, RowTolerances
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.slots.exchange import Histories
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks
-from trec_qcomm.core.codec import Codec, Contract
+from trec_qcomm.core.codec import Codec, Contract, may_refuse
 from trec_qcomm.core.counters import Traffic
 
 _log = logging.getLogger(__name__)
@@ -45,6 +45,13 @@ class DirectionCodecs:
 
     forward: Mapping[str, Codec]
     backward: Mapping[str, Codec]
+
+    def updated(self, changes: "DirectionCodecs") -> "DirectionCodecs":
+        """Return these codecs with those of some tables changed."""
+        return DirectionCodecs(
+            forward={**self.forward, **changes.forward},
+            backward={**self.backward, **changes.backward},
+        )
 
 
 class RowCollective(ABC):
@@ -64,6 +71,10 @@ class RowCollective(ABC):
             config has them.
         slots: settings of slots, where frames whose sizes vary travel in these (comm.slots); None:
             their sizes travel first.
+        alternatives: codecs that `use_codecs` may be given later, on top of `codecs`. They are
+            checked, and what they need is made, when the collective is.
+        refusals: what is told of rows that a codec refuses, and are then sent exactly; None: they
+            are an error.
     """
 
     def __init__(
@@ -79,6 +90,8 @@ class RowCollective(ABC):
         measure_error: bool = False,
         tolerances: RowTolerances | None = None,
         slots: SlotOptions | None = None,
+        alternatives: Sequence[DirectionCodecs] = (),
+        refusals: RowRefusals | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.rank, self.world_size = pg.rank(), pg.size()
@@ -95,13 +108,27 @@ class RowCollective(ABC):
         self.checks = DeferredChecks()  # errors in frames in a GPU's memory
         self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
         self.slots = None if slots is None else Histories(slots)
-        self.has_fixed_size = {
-            "forward": all(codec.fixed_size for codec in codecs.forward.values()),
-            "backward": all(codec.fixed_size for codec in codecs.backward.values()),
-        }
-        has_sizes = not all(self.has_fixed_size.values())
+        self.refusals = refusals
+        possible = [codecs, *(codecs.updated(change) for change in alternatives)]
+        has_sizes = not all(all(self._fixed_sizes(c).values()) for c in possible)
         self.peers = Peers(pg, host_group(pg) if has_sizes else None)
+        self._sends_sizes = has_sizes
+        for changed in possible[1:]:
+            self._make_plan(changed).check_masks(self.name)
+        self.has_fixed_size = self._fixed_sizes(codecs)
         self._use({False: codecs, True: exact})
+
+    def _fixed_sizes(self, codecs: DirectionCodecs) -> dict[str, bool]:
+        """Return for each direction whether both ends know all sizes with such codecs."""
+        by_direction = {"forward": codecs.forward, "backward": codecs.backward}
+        can_refuse = self.refusals is not None  # then rows may be sent in another way
+        return {
+            direction: all(
+                codec.fixed_size and not (can_refuse and may_refuse(codec))
+                for codec in of_direction.values()
+            )
+            for direction, of_direction in by_direction.items()
+        }
 
     def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
         """Plan exchanges with other codecs. Args: codecs: those of `exact` or not."""
@@ -110,20 +137,64 @@ class RowCollective(ABC):
         for plan in self._plans.values():
             plan.check_masks(self.name)
 
+    @property
+    def codecs(self) -> DirectionCodecs:
+        """Codecs of the next call."""
+        return self._codecs[False]
+
+    def exact_codec(self, table: str, direction: str) -> Codec:
+        """Return the codec that sends a table exactly. Args: direction: "forward" or "backward"."""
+        exact = self._codecs[True]
+        return (exact.forward if direction == "forward" else exact.backward)[table]
+
+    def use_codecs(self, changes: DirectionCodecs, tolerances: RowTolerances | None) -> None:
+        """Code some tables in another way from the next call on.
+
+        All ranks must call it between the same two calls. A call that has begun ends, backward
+        included, with the codecs that it began with.
+
+        Args:
+            changes: codecs of some tables, one of the `alternatives` or of the first `codecs`;
+                others keep theirs.
+            tolerances: rule that sets the tolerances of the forward codecs from now on.
+        Raises: ValueError: rows of a length that a codec does not take, codecs that need a group
+            of the host which was not made, or a table that the collective does not have.
+        """
+        unknown = {*changes.forward, *changes.backward} - set(self.layout.tables())
+        if unknown:
+            raise ValueError(f"{self.name}: has no table {', '.join(sorted(unknown))}")
+        codecs = self.codecs.updated(changes)
+        if codecs == self.codecs:
+            self.tolerances = tolerances
+            return
+        fixed_sizes = self._fixed_sizes(codecs)
+        if not (all(fixed_sizes.values()) or self._sends_sizes):
+            raise ValueError(f"{self.name}: codecs of no fixed size are none of its alternatives")
+        self._use(self._codecs | {False: codecs})
+        self.has_fixed_size, self.tolerances = fixed_sizes, tolerances
+        self.slots = None if self.slots is None else self.slots.fresh()
+        # A rank that does not change is then out of step, and its peers see it.
+        self._num_exchanges += 1
+
     @contextmanager
-    def replacing(self, forward: Mapping[str, Codec]) -> Iterator[None]:
+    def replacing(
+        self, forward: Mapping[str, Codec], *, evaluation: int | None = None
+    ) -> Iterator[None]:
         """Code the rows of some tables in another way inside the block, to evaluate with.
 
         All ranks must enter it together. Calls inside leave no trace in numbers of calls and in
         statistics.
 
-        Args: forward: {table: codec}; others keep their codecs.
+        Args:
+            forward: {table: codec}; others keep their codecs.
+            evaluation: number of the first call inside, which keys its noise; None: the next one.
         """
         saved = dict(self.__dict__)
-        codecs = self._codecs[False]
-        self._use(
-            self._codecs | {False: DirectionCodecs({**codecs.forward, **forward}, codecs.backward)}
-        )
+        if evaluation is not None:
+            self._num_evaluations = evaluation
+        if forward:
+            codecs = self.codecs.updated(DirectionCodecs(forward, {}))
+            self._use(self._codecs | {False: codecs})
         self.slots = None if self.slots is None else self.slots.fresh()
         self.forward_traffic = Traffic(self.forward_traffic.kind, self.forward_traffic.tables)
         try:
@@ -179,6 +250,7 @@ class RowCollective(ABC):
             step,
             self._tolerances_of(rows, exchange),
             rows.device,
+            self.has_fixed_size,
         )
         if torch.is_grad_enabled() and exchange.backward_sent.reads_masks:
             with side_stream(rows.device):
@@ -218,7 +290,7 @@ class RowCollective(ABC):
 
     def lossy_tables(self) -> list[str]:
         """Return the tables whose forward codec is not EXACT."""
-        codecs = self._codecs[False].forward
+        codecs = self.codecs.forward
         return [table for table, codec in codecs.items() if codec.contract is not Contract.EXACT]
 
     def warn_of_flushed(self, traffic: Traffic, direction: str, step: int) -> None:

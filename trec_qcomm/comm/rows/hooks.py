@@ -1,4 +1,4 @@
-"""What a collective of rows calls beside its work: observers, and a rule of tolerances.
+"""What a collective of rows calls beside its work: observers, tolerances, refused rows.
 
 Knows: placed frames. Does not know: what they do with the rows.
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.core.errors import UnencodableError
 
 if TYPE_CHECKING:
     from trec_qcomm.comm.rows.collective import RowCollective
@@ -28,6 +29,20 @@ class RowTolerances(Protocol):
 
     def tolerances(self, step: int) -> Tensor:
         """Return [T] float64, in the order of `Layout.tables`; NaN where a codec has none."""
+        ...
+
+
+class RowRefusals(Protocol):
+    """Counter of rows that a codec refused, and that were sent exactly in its place."""
+
+    def refused(
+        self, collective: "RowCollective", direction: str, step: int, error: UnencodableError
+    ) -> None:
+        """Take note of a table some of whose rows are about to be sent exactly.
+
+        Args: error: the codec's error.  The others: as of `RowObserver.observe`.
+        Raises: UnencodableError: the same error, where the table is not to be sent exactly.
+        """
         ...
 
 

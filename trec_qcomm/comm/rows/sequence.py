@@ -33,6 +33,9 @@ class SequenceAllToAll(RowCollective):
             raise ValueError(f"{options['name']}: rows of {sorted(dims)} values must be equal")
         self._dim = dims.pop() if dims else 1
         super().__init__(pg, layout, **options)
+
+    def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
+        super()._use(codecs)
         # Where every sample has as many ids, all batches have the same sizes.
         self._placed_exchange = lru_cache(_CACHED_SIZES)(self._place_exchange)
 

@@ -63,7 +63,7 @@ def attribute(session: "Session", loss_fn: LossFunction, batch: Any) -> Attribut
     if not tables:
         raise ValueError("attribute: no table is sharded yet, or all forward codecs are exact")
     losses = []
-    with torch.no_grad(), _leaving_no_trace(session) as same_randomness:
+    with torch.no_grad(), leaving_no_trace(session) as same_randomness:
         for exact in (set[str](), set(session.tables), *({table} for table in tables)):
             with same_randomness(), session.collectives.exact_tables(exact):
                 losses.append(float(loss_fn(batch)))
@@ -74,7 +74,7 @@ def attribute(session: "Session", loss_fn: LossFunction, batch: Any) -> Attribut
 
 
 @contextmanager
-def _leaving_no_trace(session: "Session") -> Iterator[Callable[[], Any]]:
+def leaving_no_trace(session: "Session") -> Iterator[Callable[[], Any]]:
     """Restore counters at the end; yield a context in which random numbers are always the same."""
     objects: list[Any] = [*session.counters.values(), session.bags]
     saved = [deepcopy(counter.__dict__) for counter in objects]

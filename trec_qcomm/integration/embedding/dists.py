@@ -110,10 +110,11 @@ class _CodedDist(nn.Module, Generic[C]):
         """Return the keyword options with which the collective starts this call.
 
         Raises: ValueError: synchronous collectives, a config pattern that matches no table, or
-            training without the wrapper that the config needs.
+            training without the wrapper or the calls of the guard that the config needs.
         """
         self._session.check_patterns()
         self._session.check_wrapped()
+        self._session.check_guarded(self.collective.step)
         refuse_sync_collectives()
         divisor = self.collective.world_size if get_gradient_division() else 1
         return {"exact": self._session.exact, "gradient_divisor": divisor}

@@ -1,0 +1,57 @@
+"""Guarding: the method of a QComm that makes its guard.
+
+Knows: sessions. Does not know: how a guard decides.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trec_qcomm.integration.debugging.attribution import LossFunction
+from trec_qcomm.integration.guarding.guard import Guard
+from trec_qcomm.integration.session import Session
+from trec_qcomm.records import Scalar
+
+
+class Guarding:
+    """Base of QComm with the method that changes codecs while a model trains."""
+
+    _session: Session
+
+    def guard(
+        self,
+        loss_fn: LossFunction,
+        probe_batches: Sequence[Any],
+        *,
+        file: str | Path | None = None,
+        setup: Mapping[str, Scalar] | None = None,
+        run: str | None = None,
+    ) -> Guard:
+        """Return the guard that the config's `guard` asks for. Collective; once, after sharding.
+
+            guard = qcomm.guard(loss_of, probe_batches)
+            for batch in batches:
+                ...  # forward, backward, optimizer.step()
+                guard.step()
+
+        At a probe it calls `loss_fn` on each batch with codecs and without, without gradients,
+        with torch's random numbers and the noise of codecs drawn anew, alike for both. Statistics
+        and numbers of steps stay as they are. Whether dropout and batch normalization are as in
+        training is up to loss_fn: call `model.eval()` and `model.train()` in it. Batches that the
+        model did not train on tell most.
+
+        Args:
+            loss_fn: function that takes a batch and returns this rank's loss, a number or a
+                tensor of one.
+            probe_batches: this rank's batches, of any type, which stay the same; as many on all
+                ranks, and two or more in all. The spread of their changes says how certain a
+                change is: eight in all trip soon.
+            file: JSONL file of records that rank 0 appends to; None writes none.
+            setup: all that must be equal for two runs to be compared, for the records.
+            run: name of the training, for the records.
+
+        Raises: ValueError: no `guard` in the config, a second guard, a model that is not sharded
+            yet, a pattern without a table, too few probe batches, or numbers of these that differ
+            by rank.
+        """
+        return self._session.start_guard(loss_fn, probe_batches, file=file, setup=setup, run=run)
