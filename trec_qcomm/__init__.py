@@ -97,12 +97,12 @@ _NEED_TORCHREC = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import QComm or emulate, and with it TorchRec, or `quality`, when it is first used.
+    """Import QComm or emulate, and with it TorchRec, or a module, when it is first used.
 
     Raises: ImportError: TorchRec, FBGEMM or what they need is not installed.
     """
-    if name == "quality":  # the module, so that trec_qcomm.quality.study needs no import before
-        return import_module("trec_qcomm.quality")
+    if name in ("quality", "search"):  # modules: trec_qcomm.quality.study needs no import before
+        return import_module(f"trec_qcomm.{name}")
     if name not in _NEED_TORCHREC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

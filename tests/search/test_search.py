@@ -94,7 +94,7 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path):
 
 def test_a_new_candidate_is_probed_alone(tmp_path):
     fewer = CANDIDATES | {"forward": [FINE, INT2]}
-    search(tmp_path, candidates=fewer, rounds=0)
+    search(tmp_path, candidates=fewer, rounds=0, calibration_seeds=2)
     planted.CALLS.clear()
     result = search(tmp_path, rounds=0)
     shadows = [config.debug.shadow for config, _, _ in planted.CALLS if config.debug]

@@ -33,7 +33,8 @@ class SearchRecord(Record, kind="search"):
         figures: the numbers. Of a probe: `nbytes` (of a rank and step), `rows` (the same),
             `dim`, `energy` (sum of squares of a rank and step), `noise` (the same of the errors;
             missing where the codec refuses the values). Of an evaluation: metrics. Of a plan:
-            `nbytes`, `budget` and `predicted` (percent), `measured_METRIC` where verified.
+            `nbytes`, `float32_nbytes`, `budget`, `expected` and `error` (percent), and where it was
+            verified `METRIC mean`, `METRIC low`, `METRIC high` (percent) and `num_seeds`.
     """
 
     stage: Stage

@@ -184,6 +184,7 @@ def _run(settings: Search) -> SearchResult:
     plans = settings.plans(planner)
     if settings.verification_seeds:
         plans["plan"] = settings.verify(planner, plans["plan"])
+    settings.write_plans(planner, plans.values())
     return SearchResult(settings, model, plans)
 
 

@@ -1,4 +1,4 @@
-"""Calibration: trainings in which all tables have the coarsest codec of a kind, beside float32.
+"""Calibration: trainings in which all tables have one coarse codec, beside float32.
 
 They show how noise, as the probes measure it, becomes loss: one table's codec is too small an
 effect for a few trainings, all tables' at once is not.
@@ -19,41 +19,46 @@ from trec_qcomm.config import Config, UniqueBagsChoice
 from trec_qcomm.control.trials.paired import percent
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.quality import StudyResult
-from trec_qcomm.report.gates import BASELINE, NULL
+from trec_qcomm.report.gates import BASELINE
 from trec_qcomm.search.candidates import DIRECTIONS, Candidates, Direction, label
-from trec_qcomm.search.choices import EXACT, Pair, config_of_all
+from trec_qcomm.search.choices import Pair, config_of_all
 from trec_qcomm.search.model import NEGLIGIBLE, Change
 from trec_qcomm.search.noise import Measured, Noise
 
 MOST_NOISE = 0.5  # relative: beyond, a codec is so coarse that it says little of finer ones
-Coarsest = dict[tuple[Direction, Codec], str]  # and the configuration's name
+Calibrated = dict[tuple[Direction, Codec], str]  # and the configuration's name
 Cost = Callable[[Noise, Codec], float]
 
 
-def coarsest(measured: Measured, candidates: Candidates, cost: Cost) -> Coarsest:
+def to_calibrate(measured: Measured, candidates: Candidates, cost: Cost) -> Calibrated:
     """Return the codecs to calibrate with: of each kind the one with most noise.
 
-    A kind is left out if on each table another codec costs less and has less noise, or if all its
-    noise is negligible.
+    Of kinds that no model was scored with, gradients among them, one more with about a third of
+    the noise: loss grows faster than noise. A kind is left out if on each table another codec costs
+    less and has less noise, or if all its noise is negligible.
     """
-    chosen: Coarsest = {}
+    chosen: Calibrated = {}
     for direction in DIRECTIONS:
-        useful = _useful(measured, direction, candidates[direction], cost)
-        by_kind: dict[str, list[tuple[float, Codec]]] = {}
-        for codec in useful:
-            noise = _mean_noise(measured, direction, codec)
-            if codec != EXACT and noise > NEGLIGIBLE:
-                by_kind.setdefault(codec.name, []).append((noise, codec))
-        for pairs in by_kind.values():
-            fine = [pair for pair in pairs if pair[0] <= MOST_NOISE] or [min(pairs, key=_first)]
-            most = max(fine, key=_first)[0]
-            codec = _first_of_noise(measured, direction, candidates[direction], most)
-            chosen[direction, codec] = f"{direction}_{label(codec)}"
+        codecs = candidates[direction]
+        noise = {codec: _mean_noise(measured, direction, codec) for codec in codecs}
+        kinds = dict.fromkeys(c.name for c in _useful(measured, direction, codecs, cost))
+        for kind in kinds:
+            levels = {codec: x for codec, x in noise.items() if codec.name == kind}
+            if max(levels.values()) <= NEGLIGIBLE:
+                continue
+            coarse = max([x for x in levels.values() if x <= MOST_NOISE] or [min(levels.values())])
+            wanted = [coarse]
+            if direction == "backward" or not measured.effects:
+                finer = [x for x in levels.values() if 0.1 * coarse <= x <= 0.4 * coarse]
+                wanted += sorted(finer)[-1:]
+            for level in wanted:  # of encoders with equal values the first, which is fastest
+                codec = next(codec for codec, x in levels.items() if x == level)
+                chosen[direction, codec] = f"{direction}_{label(codec)}"
     return chosen
 
 
 def calibrate(
-    codecs: Coarsest,
+    codecs: Calibrated,
     metrics: Sequence[str],
     seeds: Sequence[int],
     path: Path,
@@ -103,7 +108,7 @@ def changes_of(
     return {
         name: {m: {s: percent(by_seed[s][m], exact[s][m]) for s in by_seed} for m in metrics}
         for name, by_seed in values.items()
-        if name not in (BASELINE, NULL)
+        if name in result.study.configurations  # a file may hold others, of an earlier call
     }
 
 
@@ -137,17 +142,6 @@ def _useful(
     return [codec for codec in codecs if codec in useful]
 
 
-def _first_of_noise(
-    measured: Measured, direction: Direction, codecs: Sequence[Codec], noise: float
-) -> Codec:
-    """Return the first codec with this noise: encoders with equal values are listed by speed."""
-    return next(c for c in codecs if _mean_noise(measured, direction, c) == noise)
-
-
 def _mean_noise(measured: Measured, direction: Direction, codec: Codec) -> float:
     there = (measured.noise.get((table, direction, codec)) for table in measured.tables)
     return mean(noise.relative for noise in there if noise is not None)
-
-
-def _first(pair: tuple[float, Codec]) -> float:
-    return pair[0]

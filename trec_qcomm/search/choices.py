@@ -9,7 +9,7 @@ import glob
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from trec_qcomm.codecs import Identity
+from trec_qcomm.codecs import ErrorBounded, Identity, Rowwise
 from trec_qcomm.config import Config, TableRule, UniqueBagsChoice
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.search.candidates import Direction
@@ -29,6 +29,7 @@ class Pair:
 
 
 Choice = Mapping[str, Pair]  # by table
+BEST = Pair(ErrorBounded(0.01), Rowwise(4, "stochastic"))  # the codecs of configs/best.yaml
 
 
 def groups_of(choice: Choice) -> list[tuple[Pair, list[str]]]:

@@ -5,20 +5,21 @@ Knows: the stages and their files. Does not know: models, data, command lines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from trec_qcomm import quality
-from trec_qcomm.config import Config, UniqueBagsChoice
+from trec_qcomm import quality, records
+from trec_qcomm.config import Config, UniqueBagsChoice, config_to_dict, write_yaml
 from trec_qcomm.quality import Limits, StudyResult
 from trec_qcomm.quality.engine import Train
-from trec_qcomm.records import LimitsByMetric, Scalar
-from trec_qcomm.search.calibration import calibrate, coarsest
+from trec_qcomm.records import Environment, LimitsByMetric, Scalar, SearchRecord
+from trec_qcomm.search.calibration import calibrate, to_calibrate
 from trec_qcomm.search.candidates import Candidates
-from trec_qcomm.search.choices import config_of
+from trec_qcomm.search.choices import BEST, Pair, config_of
 from trec_qcomm.search.model import LossModel
 from trec_qcomm.search.noise import Measured
 from trec_qcomm.search.plans import Plan, Planner, cost_of
@@ -27,6 +28,7 @@ from trec_qcomm.search.progress import Progress
 
 UPPER = 2.5  # upper limit of a verified change over the limit of its mean, as in quality.TRAINING
 BUDGETS = {"half": 0.5, "plan": 1.0, "twice": 2.0}
+FRONT = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # shares of the budget, for the figure
 
 
 class NotDecidableError(ValueError):
@@ -72,7 +74,7 @@ class Search:
 
         Raises: NotDecidableError: the budget is below the noise of a verification.
         """
-        codecs = coarsest(
+        codecs = to_calibrate(
             measured, self.candidates, lambda noise, codec: cost_of(noise, codec, self.link_gb_s)
         )
         if not codecs:  # none saves anything, or none has noise to speak of
@@ -106,6 +108,32 @@ class Search:
             plan = back
             self.progress.begin(f"not passed; stepped back from {plan.blames[-1]}")
         return plan
+
+    def write_plans(self, planner: Planner, plans: Iterable[Plan]) -> None:
+        """Write plans as records, with those of other budgets and that of configs/best.yaml."""
+        front = [planner.plan(f"{share:g} of the budget", share * self.budget) for share in FRONT]
+        if planner.has(BEST):
+            front.append(planner.all_with("codecs of best", BEST))
+        path = self.folder / "plans.jsonl"
+        path.unlink(missing_ok=True)  # all of it comes from the other files
+        exact = planner.all_with("float32", Pair()).nbytes
+        for plan in (*plans, *front):
+            records.append(path, self._record(plan, exact))
+
+    def _record(self, plan: Plan, float32_nbytes: float) -> SearchRecord:
+        figures = {
+            "nbytes": plan.nbytes, "float32_nbytes": float32_nbytes, "budget": plan.budget,
+            "expected": plan.expected, "error": plan.error,
+        }  # fmt: skip
+        for metric, change in plan.verified.items():
+            values = {"mean": change.mean, "low": change.low, "high": change.high}
+            figures |= {f"{metric} {what}": x for what, x in values.items() if x is not None}
+            figures["num_seeds"] = change.n
+        return SearchRecord(
+            configuration=plan.name, config=write_yaml(config_to_dict(self.config(plan))),
+            setup=self.setup, time=time.time(), environment=Environment.current(),
+            num_ranks=self.num_ranks, stage="plan", figures=figures,
+        )  # fmt: skip
 
     def config(self, plan: Plan) -> Config:
         """Return the config of a plan."""

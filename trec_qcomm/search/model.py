@@ -6,10 +6,9 @@
 - The **share** tells tables apart: what COARSE on one table costs the trained float32 model, for
   each unit of relative noise, drawn towards the mean of all tables as far as seeds disagree. For
   gradients half of it is the same for all tables, as nothing measures them one by one.
-- The **price** is from trainings in which all tables have the coarsest codec of a kind (direction
-  and name of the codec). Of gradients finer codecs of the kind have the same price. Of rows they
-  are as much cheaper as they are for the float32 model, on which each candidate was scored; a
-  finer codec is never dearer than a coarser one, which scores of few seeds may say.
+- The **price** is from trainings in which all tables have one coarse codec of a kind (direction and
+  name of the codec). A finer codec of the kind is not dearer: loss grows faster than noise. Of rows
+  it is as much cheaper as it is for the float32 model, on which each candidate was scored.
 
 Rows have to serve as well: of them the loss is at least what the codec costs the float32 model. No
 price is negative: of a change with an error the expectation is taken, given that a codec improves
@@ -62,12 +61,16 @@ class LossModel:
         coarse: codec that the shares were measured with.
         changes: what trainings changed in which all tables have one codec in one direction, and
             the others none.
+    Derived:
+        shares: what tables are worth, by direction; they add up to 1.
+        prices: expected losses for a relative noise of 1 in all tables.
     """
 
     measured: Measured
     coarse: Codec
     changes: Mapping[tuple[Direction, Codec], Change]
     shares: Mapping[Direction, Mapping[str, float]] = field(init=False)
+    prices: Mapping[tuple[Direction, Codec], float] = field(init=False)
     _serving: Mapping[Codec, float] = field(init=False)  # price of rows for the float32 model
 
     def __post_init__(self) -> None:
@@ -79,26 +82,34 @@ class LossModel:
         }
         object.__setattr__(self, "shares", by_direction)
         object.__setattr__(self, "_serving", self._fit_serving())
+        probed = {(direction, codec) for _, direction, codec in self.measured.noise}
+        object.__setattr__(self, "prices", {case: self._price(*case) for case in probed})
 
     def loss(self, table: str, direction: Direction, codec: Codec) -> float | None:
         """Return the expected loss in percent; None where the codec refuses values of the table."""
         noise = self.measured.noise.get((table, direction, codec))
         if noise is None:
             return None
-        return self.price(direction, codec) * self.shares[direction][table] * noise.relative
+        return self.prices[direction, codec] * self.shares[direction][table] * noise.relative
 
-    def price(self, direction: Direction, codec: Codec) -> float:
+    def _price(self, direction: Direction, codec: Codec) -> float:
         """Return the expected loss for a relative noise of 1 in all tables.
 
         A kind that was not calibrated has the highest price of its direction.
         """
+        weight = self.weighted_noise(direction, codec)
         trained = {c: self._trained_price(d, c) for d, c in self.changes if d == direction}
         same = {c: price for c, price in trained.items() if c.name == codec.name} or trained
+        weights = {c: self.weighted_noise(direction, c) for c in same}
+        coarser = [price for c, price in same.items() if weights[c] >= weight]
+        price = min(coarser) if coarser else max(same.values(), default=0.0)
         if direction == "backward" or not self._serving:
-            return max(same.values(), default=0.0)
+            return price
         served = self._serving.get(codec, max(self._serving.values()))
-        ratios = [price / self._serving[c] for c, price in same.items() if self._serving.get(c)]
-        return served * max([1.0, *ratios])
+        coarsest = max(same, key=lambda c: weights[c], default=None)
+        if coarsest is not None and self._serving.get(coarsest):
+            price = min(price, served * same[coarsest] / self._serving[coarsest])
+        return max(price, served)
 
     def error(self, choice: Choice) -> float:
         """Return the standard error of the expected loss of a choice, that of the prices alone."""
@@ -113,11 +124,11 @@ class LossModel:
 
     def _relative_error(self, kind: Kind) -> float:
         """Return the error of a kind's price over the price; the largest where not calibrated."""
-        errors = {
-            (direction, codec.name): change.error / change.expected
-            for (direction, codec), change in self.changes.items()
-            if change.expected
-        }
+        errors: dict[Kind, float] = {}
+        for (direction, codec), change in self.changes.items():
+            error = change.error / change.expected if change.expected else 0.0
+            known = errors.get((direction, codec.name), 0.0)
+            errors[direction, codec.name] = max(error, known)
         return errors.get(kind, max(errors.values(), default=0.0))
 
     def _trained_price(self, direction: Direction, codec: Codec) -> float:

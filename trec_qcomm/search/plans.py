@@ -104,6 +104,10 @@ class Planner:
         codecs = {item: self._codec(item, chosen["/".join(item)]) for item in options}
         return self._make(name, budget, codecs)
 
+    def has(self, pair: Pair) -> bool:
+        """Return whether all tables were probed with a pair of codecs."""
+        return all((*item, pair[item[1]]) in self.model.measured.noise for item in self._items)
+
     def all_with(self, name: str, pair: Pair, budget: float = 0.0) -> Plan:
         """Return the plan in which all tables have one pair of codecs.
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from trec_qcomm.codecs import ErrorBounded, Rowwise
 from trec_qcomm.config import (
     Config,
     UniqueBagsChoice,
@@ -22,11 +21,9 @@ from trec_qcomm.config import (
 )
 from trec_qcomm.core.aligned import aligned
 from trec_qcomm.search.candidates import DIRECTIONS, Direction, label
-from trec_qcomm.search.choices import EXACT, Pair, config_of, groups_of
+from trec_qcomm.search.choices import BEST, EXACT, Pair, config_of, groups_of
 from trec_qcomm.search.model import LossModel
 from trec_qcomm.search.plans import Plan
-
-BEST = Pair(ErrorBounded(0.01), Rowwise(4, "stochastic"))  # the codecs of configs/best.yaml
 
 
 def config_text(plan: Plan, model: LossModel, base: Config, unique_bags: UniqueBagsChoice) -> str:

@@ -14,6 +14,7 @@ from trec_qcomm.report.figures import (
     debug,
     guard,
     losses,
+    search,
     simulation,
     step_time,
     tables,
@@ -83,6 +84,11 @@ FIGURE_KINDS = (
         "timeline of the guard",
         "guard records (`guard:` in a config, and qcomm.guard(...))",
         lambda records, runs, looks: guard.build(records),
+    ),
+    FigureKind(
+        "plans of a search",
+        "plans.jsonl of a search (python -m trec_qcomm.search)",
+        lambda records, runs, looks: search.build(records),
     ),
     FigureKind(
         "predictions of the model",
