@@ -32,13 +32,24 @@ def _calls() -> None:
 def search(path: Path, **changes: Any) -> SearchResult:
     arguments: dict[str, Any] = {
         "train": planted.train, "candidates": CANDIDATES, "budget": 0.02, "path": path,
-        "metrics": ["loss"], "show_progress": False,
+        "metrics": ["loss"], "use": 1.0, "show_progress": False,
     }  # fmt: skip
     return trec_qcomm.search(**arguments | changes)
 
 
-def test_it_finds_the_planted_table(tmp_path):
-    result = search(tmp_path, evaluation={"loss": quality.EVALUATION})
+WHOLE: dict[str, Any] = {"evaluation": {"loss": quality.EVALUATION}, "base": "best"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[SearchResult, int]:
+    """Return the result of a search, and how many trainings it took."""
+    planted.CALLS.clear()
+    result = search(tmp_path_factory.mktemp("whole"), **WHOLE)
+    return result, len(planted.CALLS)
+
+
+def test_it_finds_the_planted_table(whole):
+    result, _ = whole
     choice = result.plan.choice
     assert {table: pair.forward for table, pair in choice.items()} == {
         "a": COARSE, "b": FINE, "c": COARSE, "d": FINE,
@@ -55,8 +66,8 @@ def test_it_finds_the_planted_table(tmp_path):
     assert result.plan.expected <= 0.02
 
 
-def test_the_config_that_is_written_is_the_plan(tmp_path):
-    result = search(tmp_path, base="best")
+def test_the_config_that_is_written_is_the_plan(whole, tmp_path):
+    result, _ = whole
     result.write(tmp_path / "plan.yaml")
     config = load_config(tmp_path / "plan.yaml")
     config.check_patterns(planted.ROWS)
@@ -67,39 +78,57 @@ def test_the_config_that_is_written_is_the_plan(tmp_path):
         assert (rule.forward, rule.backward) == (pair.forward, pair.backward)
     text = (tmp_path / "plan.yaml").read_text()
     assert "# Verified over 10 seeds, loss: +0.0" in text
-    assert "# Training: PASS." in text
+    assert "# Training: PASS; evaluation: PASS." in text
     assert "# backward: 4800 of 38400 bytes, 18.1 dB or more, expected +0.00" in text
     assert len(config.embedding) == 2
     assert "15400  13.1%       69.7%" in str(result)
 
 
-def test_the_same_call_goes_on_where_it_stopped(tmp_path):
+def test_the_same_call_goes_on_where_it_stopped(whole, tmp_path):
     def interrupted(config, seed, perturbation):
         if len(planted.CALLS) == stop:
             raise KeyboardInterrupt
         return planted.train(config, seed, perturbation)
 
-    whole = search(tmp_path / "whole")
-    calls = list(planted.CALLS)
-    assert str(search(tmp_path / "whole")) == str(whole)
-    assert calls == planted.CALLS
-    planted.CALLS.clear()
     for stop in (2, 11, 40):  # in the probes, the calibration, the verification
         with pytest.raises(KeyboardInterrupt):
-            search(tmp_path / "parts", train=interrupted)
+            search(tmp_path, train=interrupted, **WHOLE)
         assert len(planted.CALLS) == stop
-    assert str(search(tmp_path / "parts")) == str(whole)
-    assert len(planted.CALLS) == len(calls)
+    assert str(search(tmp_path, **WHOLE)) == str(whole[0])
+    # Models are trained again to be scored: those of a seed that was interrupted.
+    assert len(planted.CALLS) - whole[1] in (0, 1)
+    stop = len(planted.CALLS)  # from here on no training is needed
+    assert str(search(tmp_path, train=interrupted, **WHOLE)) == str(whole[0])
 
 
-def test_a_new_candidate_is_probed_alone(tmp_path):
+def test_plans_are_records_with_those_of_other_budgets(whole):
+    path = whole[0].search.folder / "plans.jsonl"
+    by_name = {record.configuration: record for record in records.read(path)}
+    plan = by_name["plan"]
+    assert plan.figures["nbytes"] == 15400
+    assert plan.figures["float32_nbytes"] == 920 * 64 * 2
+    assert plan.figures["loss low"] < plan.figures["loss mean"] < plan.figures["loss high"]
+    assert "loss mean" not in by_name["half"].figures
+    assert by_name["codecs of best"].figures["expected"] > 0
+    front = [r.figures["nbytes"] for name, r in by_name.items() if name.endswith("of the budget")]
+    assert front == sorted(front, reverse=True)
+    assert len(front) == 9
+
+
+def test_half_and_twice_the_budget_can_be_verified_too(tmp_path):
+    result = search(tmp_path, verify_all=True, rounds=1)
+    assert all(plan.verdict.startswith("Training: ") for plan in result.plans.values())
+
+
+def test_a_new_candidate_is_probed_alone(whole, tmp_path):
     fewer = CANDIDATES | {"forward": [FINE, INT2]}
     search(tmp_path, candidates=fewer, rounds=0, calibration_seeds=2)
     planted.CALLS.clear()
     result = search(tmp_path, rounds=0)
     shadows = [config.debug.shadow for config, _, _ in planted.CALLS if config.debug]
     assert shadows == [(COARSE,)] * 3
-    assert str(result) == str(search(tmp_path / "new", rounds=0))
+    assert result.plan.nbytes == whole[0].plan.nbytes
+    assert result.model.prices == whole[0].model.prices
 
 
 def test_seeds_of_the_verification_were_not_used_before(tmp_path):

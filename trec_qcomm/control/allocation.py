@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 STEPS = 10_000
 
@@ -49,12 +49,12 @@ def allocate(options: Options, budget: float) -> Chosen:
     least = sum(min(option.loss for option in of_item) for of_item in options.values())
     if not least <= budget < inf:
         raise ValueError(f"budget {budget:g}: the options of least loss add up to {least:g}")
-    best = torch.zeros(STEPS + 1, dtype=torch.float64)  # by parts of the budget: least cost
+    best = np.zeros(STEPS + 1)  # by parts of the budget: least cost
     picks = []
     for of_item in options.values():
-        costs = torch.stack([_shifted(best, option, budget) for option in of_item])
-        best, pick = costs.min(dim=0)
-        picks.append(pick)
+        costs = np.stack([_shifted(best, option, budget) for option in of_item])
+        picks.append(costs.argmin(axis=0))
+        best = costs.min(axis=0)
     if not isfinite(float(best[-1])):  # only by rounding up
         return {item: min(o, key=lambda option: option.loss) for item, o in options.items()}
     chosen, left = {}, STEPS
@@ -87,10 +87,10 @@ def _parts(loss: float, budget: float) -> int:
     return min(-int(-exact // 1), STEPS)
 
 
-def _shifted(best: Tensor, option: Option, budget: float) -> Tensor:
+def _shifted(best: NDArray[np.float64], option: Option, budget: float) -> NDArray[np.float64]:
     """Return the least costs if an item takes an option, by parts of the budget."""
     parts = _parts(option.loss, budget)
-    costs = torch.full_like(best, inf)
+    costs = np.full_like(best, inf)
     if parts <= STEPS:
         costs[parts:] = best[: STEPS + 1 - parts] + option.cost
     return costs

@@ -35,6 +35,8 @@ from trec_qcomm.search.plans import Plan, Planner
 from trec_qcomm.search.progress import Progress
 from trec_qcomm.search.text import codecs_text, config_text, table_text
 
+FAR = 1000  # from the seeds of one stage to those of the next
+
 __all__ = [
     "Candidates",
     "NotDecidableError",
@@ -96,8 +98,10 @@ def search(
     first_seed: int = 1000,
     probe_seeds: int = 3,
     calibration_seeds: int = 4,
-    verification_seeds: int = 20,
+    verification_seeds: int = 30,
     rounds: int = 3,
+    verify_all: bool = False,
+    use: float = 0.5,
     every: int = 50,
     dims: Mapping[str, int] | None = None,
     jobs: int = 1,
@@ -116,8 +120,8 @@ def search(
         candidates: codecs by direction, {"forward": [...], "backward": [...]}, as codecs, mappings
             as in YAML, or names; None and what is not named: `default_candidates`. `identity` is
             one of them in any case.
-        budget: greatest expected loss, and limit of the verified mean, in percent of each metric.
-            Of the verified upper limit it is 2.5 times as much, as in quality.TRAINING.
+        budget: limit of the verified mean, in percent of each metric. That of the verified upper
+            limit is 2.5 times as much, as in quality.TRAINING.
         path: folder of the records.
         metrics: metrics of the trainings that have to keep the budget; smaller is better. Give one
             over the whole training, too, such as the mean of all losses: it has least noise.
@@ -127,11 +131,14 @@ def search(
         unique_bags: choice of a rule, for all tables.
         link_gb_s: GB/s that a rank can send: the plan then takes fewest seconds to encode, send and
             decode, on one thread of this machine's CPU. None: fewest bytes.
-        first_seed: seeds are taken from here on. Seeds to judge the result by must not be used.
+        first_seed: seeds are taken from here on, those of verifications from 1000, 2000 and so on
+            further. Judge the result by others.
         probe_seeds: trainings in float32, with all candidates tried on the side.
         calibration_seeds: seeds of the trainings with one coarse codec for all tables.
         verification_seeds: most seeds of each verification.
         rounds: most verifications; 0 for none.
+        verify_all: whether plans of half and twice the budget are verified, too, in the first.
+        use: share of the budget that expected losses may add up to; the rest is for what they miss.
         every: steps from one measured step of a probe to the next.
         dims: dim of every table, to refuse candidates that do not fit before any training.
         jobs: number of processes of one thread each, see quality.study.
@@ -153,23 +160,21 @@ def search(
         budget=(budget, 0), link_gb_s=(1 if link_gb_s is None else link_gb_s, 0),
         probe_seeds=(probe_seeds, 0), calibration_seeds=(calibration_seeds, 1),
         verification_seeds=(verification_seeds, 4), rounds=(rounds, -1), every=(every, 0),
-        jobs=(jobs, 0), num_ranks=(num_ranks, 0),
+        jobs=(jobs, 0), num_ranks=(num_ranks, 0), use=(use, 0),
     )  # fmt: skip
     if isinstance(metrics, str) or not metrics:
         raise ValueError(f"metrics: expected a list of names, got {metrics!r}")
-    verification = [
-        range(start, start + verification_seeds)
-        for start in (first_seed + calibration_seeds + probe_seeds + n * verification_seeds
-                      for n in range(rounds))
-    ]  # fmt: skip
+    starts = (first_seed + FAR * number for number in range(1, rounds + 1))
+    verification = [range(start, start + verification_seeds) for start in starts]
     settings = Search(
         train=train, candidates=chosen, budget=budget, folder=Path(path), metrics=list(metrics),
         evaluation=dict(evaluation or {}), base=read_config("fp32" if base is None else base),
         baseline=baseline, unique_bags=unique_bags, link_gb_s=link_gb_s,
         probe_seeds=range(first_seed, first_seed + probe_seeds),
         calibration_seeds=range(first_seed, first_seed + calibration_seeds),
-        verification_seeds=verification, every=every, jobs=jobs, setup=dict(setup or {}),
-        num_ranks=num_ranks, progress=Progress(show=show_progress), show_progress=show_progress,
+        verification_seeds=verification, verify_all=verify_all, use=use, every=every,
+        jobs=jobs, setup=dict(setup or {}), num_ranks=num_ranks,
+        progress=Progress(show=show_progress), show_progress=show_progress,
     )  # fmt: skip
     return _run(settings)
 
@@ -183,7 +188,7 @@ def _run(settings: Search) -> SearchResult:
     planner = Planner(model, settings.candidates, settings.link_gb_s)
     plans = settings.plans(planner)
     if settings.verification_seeds:
-        plans["plan"] = settings.verify(planner, plans["plan"])
+        plans = settings.verify(planner, plans)
     settings.write_plans(planner, plans.values())
     return SearchResult(settings, model, plans)
 

@@ -99,8 +99,10 @@ def build_parser(description: str | None, *, with_train: bool) -> argparse.Argum
     add("--first-seed", type=int, default=1000, help="seeds are from here on (default 1000)")
     add("--probe-seeds", type=int, default=3, help="float32 trainings with probes (default 3)")
     add("--calibration-seeds", type=int, default=4, help="seeds of coarse trainings (default 4)")
-    add("--verification-seeds", type=int, default=20, help="at most; 0: not (default 20)")
+    add("--verification-seeds", type=int, default=30, help="at most; 0: not (default 30)")
     add("--rounds", type=int, default=3, help="verifications at most (default 3)")
+    add("--verify-all", action="store_true", help="half and twice the budget, too")
+    add("--use", type=float, default=0.5, help="share of the budget to plan with (default 0.5)")
     add("--every", type=int, default=50, help="steps between probes (default 50)")
     add("--jobs", type=int, default=1, help="processes of one thread each (default 1)")
     return parser
@@ -119,7 +121,7 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         name: getattr(options, name)
         for name in ("link_gb_s", "path", "first_seed", "probe_seeds", "calibration_seeds",
-                     "every", "jobs")
+                     "every", "jobs", "verify_all", "use")
     }  # fmt: skip
     verified = options.verification_seeds > 0
     arguments["rounds"] = options.rounds if verified else 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
-from statistics import mean, variance
+from statistics import mean, median, variance
 from typing import Any
 
 from trec_qcomm import quality
@@ -85,15 +85,14 @@ def calibrate(
     changes = changes_of(result, metrics)
     spread = spreads(changes, metrics)
     weights = {metric: 1 / max(spread[metric], 1e-9) ** 2 for metric in metrics}
-    total, made = sum(weights.values()), {}
+    total = sum(weights.values())
     joint = {
         name: [sum(weights[m] * by_metric[m][s] for m in metrics) / total for s in seeds]
         for name, by_metric in changes.items()
     }
-    error = _pooled(list(joint.values())) / sqrt(len(seeds))
-    for case, name in codecs.items():
-        made[case] = Change(mean(joint[name]), error)
-    return made, spread
+    typical = median(variance(values) for values in joint.values())
+    errors = {n: sqrt((variance(v) + typical) / 2 / len(seeds)) for n, v in joint.items()}
+    return {c: Change(mean(joint[n]), errors[n]) for c, n in codecs.items()}, spread
 
 
 def changes_of(
@@ -115,13 +114,13 @@ def changes_of(
 def spreads(
     changes: Mapping[str, Mapping[str, Mapping[int, float]]], metrics: Sequence[str]
 ) -> dict[str, float]:
-    """Return the standard deviation of one seed's change by metric, over all configurations."""
-    return {m: _pooled([list(by_metric[m].values()) for by_metric in changes.values()])
-            for m in metrics}  # fmt: skip
+    """Return the standard deviation of one seed's change by metric: the median of configurations.
 
-
-def _pooled(groups: Sequence[Sequence[float]]) -> float:
-    return sqrt(mean(variance(values) for values in groups)) if groups else 0.0
+    Some are so coarse that their changes scatter by far more than those of any plan.
+    """
+    return {
+        m: sqrt(median(variance(list(by[m].values())) for by in changes.values())) for m in metrics
+    }
 
 
 def _useful(

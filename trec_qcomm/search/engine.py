@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class Search:
     probe_seeds: Sequence[int]
     calibration_seeds: Sequence[int]
     verification_seeds: Sequence[Sequence[int]]  # by round
+    verify_all: bool
+    use: float
     every: int
     jobs: int
     setup: Mapping[str, Scalar]
@@ -89,40 +92,51 @@ class Search:
 
     def plans(self, planner: Planner) -> dict[str, Plan]:
         """Return the plans of half the budget, the budget and twice the budget, by name."""
-        return {name: planner.plan(name, factor * self.budget) for name, factor in BUDGETS.items()}
+        return {name: self._plan(planner, name, share) for name, share in BUDGETS.items()}
 
-    def verify(self, planner: Planner, plan: Plan) -> Plan:
-        """Return the first plan that a joint verification passes, from this one stepping back.
+    def _plan(self, planner: Planner, name: str, share: float) -> Plan:
+        budget = share * self.budget
+        return planner.plan(name, budget, most=self.use * budget)
 
-        Each round has seeds of its own. The last round's plan is returned in any case.
+    def verify(self, planner: Planner, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+        """Return the plans with what a joint verification showed, `plan` perhaps stepped back.
+
+        Each round has seeds of its own and steps back from what failed before; what the last one
+        showed is returned in any case. Half and twice the budget are verified in the first, or not.
         """
+        made = dict(plans)
         for number, seeds in enumerate(self.verification_seeds, start=1):
-            result = self._study(plan, seeds, self.folder / f"verification-{number}.jsonl")
-            plan = _with_result(plan, result)
-            if plan.name in result.passed or number == len(self.verification_seeds):
-                return plan
-            trained = result.verdicts[plan.name].passed
-            back = planner.step_back(plan, plan.name, only_forward=trained)
+            chosen = list(made) if self.verify_all and number == 1 else ["plan"]
+            path = self.folder / f"verification-{number}.jsonl"
+            result = self._study([made[name] for name in chosen], seeds, path)
+            made |= {name: self._with_result(made[name], result) for name in chosen}
+            plan = made["plan"]
+            study_name = self._study_name(plan)
+            if study_name in result.passed or number == len(self.verification_seeds):
+                break
+            trained = result.verdicts[study_name].passed
+            back = planner.step_back(plan, only_forward=trained)
             if back is None:
-                return plan
-            plan = back
-            self.progress.begin(f"not passed; stepped back from {plan.blames[-1]}")
-        return plan
+                break
+            made["plan"] = back
+            self.progress.begin(f"not passed; stepped back from {back.blames[-1]}")
+        return made
 
     def write_plans(self, planner: Planner, plans: Iterable[Plan]) -> None:
         """Write plans as records, with those of other budgets and that of configs/best.yaml."""
-        front = [planner.plan(f"{share:g} of the budget", share * self.budget) for share in FRONT]
+        front = [self._plan(planner, f"{share:g} of the budget", share) for share in FRONT]
         if planner.has(BEST):
             front.append(planner.all_with("codecs of best", BEST))
         path = self.folder / "plans.jsonl"
         path.unlink(missing_ok=True)  # all of it comes from the other files
-        exact = planner.all_with("float32", Pair()).nbytes
-        for plan in (*plans, *front):
-            records.append(path, self._record(plan, exact))
+        exact, environment = planner.all_with("float32", Pair()).nbytes, Environment.current()
+        made = [replace(self._record(plan), environment=environment) for plan in (*plans, *front)]
+        made = [replace(r, figures={**r.figures, "float32_nbytes": exact}) for r in made]
+        records.append(path, *made)
 
-    def _record(self, plan: Plan, float32_nbytes: float) -> SearchRecord:
+    def _record(self, plan: Plan) -> SearchRecord:
         figures = {
-            "nbytes": plan.nbytes, "float32_nbytes": float32_nbytes, "budget": plan.budget,
+            "nbytes": plan.nbytes, "budget": plan.budget,
             "expected": plan.expected, "error": plan.error,
         }  # fmt: skip
         for metric, change in plan.verified.items():
@@ -131,25 +145,42 @@ class Search:
             figures["num_seeds"] = change.n
         return SearchRecord(
             configuration=plan.name, config=write_yaml(config_to_dict(self.config(plan))),
-            setup=self.setup, time=time.time(), environment=Environment.current(),
-            num_ranks=self.num_ranks, stage="plan", figures=figures,
+            setup=self.setup, time=time.time(), num_ranks=self.num_ranks, stage="plan",
+            figures=figures,
         )  # fmt: skip
 
     def config(self, plan: Plan) -> Config:
         """Return the config of a plan."""
         return config_of(plan.choice, self.base, self.unique_bags)
 
-    def _study(self, plan: Plan, seeds: Sequence[int], path: Path) -> StudyResult:
+    def _study(self, plans: Sequence[Plan], seeds: Sequence[int], path: Path) -> StudyResult:
         limits = Limits(mean=self.budget, upper=UPPER * self.budget, seeds=len(seeds))
         evaluation = {
             metric: limit and replace(limit, seeds=min(limit.seeds, len(seeds)))
             for metric, limit in self.evaluation.items()
         }
         return quality.study(
-            configs={plan.name: self.config(plan)}, seeds=seeds, path=path, stop_early=True,
-            limits=dict.fromkeys(self.metrics, limits), evaluation=evaluation or None,
-            baseline=self.baseline, name=path.stem, **self._study_options(),
+            configs={self._study_name(plan): self.config(plan) for plan in plans}, seeds=seeds,
+            path=path, stop_early=True, limits=dict.fromkeys(self.metrics, limits),
+            evaluation=evaluation or None, baseline=self.baseline, name=path.stem,
+            **self._study_options(),
         )  # fmt: skip
+
+    def _study_name(self, plan: Plan) -> str:
+        """Return the name of a plan in studies, which another config of this name has not."""
+        text = write_yaml(config_to_dict(self.config(plan)))
+        return f"{plan.name}-{sha256(text.encode()).hexdigest()[:6]}"
+
+    def _with_result(self, plan: Plan, result: StudyResult) -> Plan:
+        """Return a plan with the changes and verdicts of a study."""
+        name = self._study_name(plan)
+        verdict = result.verdicts[name]
+        verified, text = dict(verdict.changes), f"Training: {verdict.text}"
+        if name in result.evaluation_verdicts:
+            served = result.evaluation_verdicts[name]
+            text += f"; evaluation: {served.text}"
+            verified |= {f"eval-only {m}": change for m, change in served.changes.items()}
+        return replace(plan, verified=verified, verdict=text)
 
     def _study_options(self) -> dict[str, Any]:
         return {
@@ -174,14 +205,3 @@ def check_decidable(budget: float, spread: Mapping[str, float], num_seeds: int) 
             f"takes {needed} seeds, and has {num_seeds}; give more (what is measured is kept), a "
             "larger budget, or metrics with less noise"
         )
-
-
-def _with_result(plan: Plan, result: StudyResult) -> Plan:
-    verdict = result.verdicts[plan.name]
-    verified = dict(verdict.changes)
-    text = f"Training: {verdict.text}"
-    for name, served in result.evaluation_verdicts.items():
-        if name == plan.name:
-            text += f"; evaluation: {served.text}"
-            verified |= {f"eval-only {m}": change for m, change in served.changes.items()}
-    return replace(plan, verified=verified, verdict=text)

@@ -52,7 +52,7 @@ class Plan:
 
     Args:
         name: name of the configuration.
-        budget: loss in percent that it may have.
+        budget: limit in percent that its verified mean is to keep.
         choice: codecs by table.
         nbytes: bytes of rows and gradients that a rank sends in a step.
         cost: what was kept small: the bytes, or seconds.
@@ -93,14 +93,14 @@ class Planner:
         """Return the cost of a codec on a table's rows."""
         return cost_of(noise, codec, self.link_gb_s)
 
-    def plan(self, name: str, budget: float) -> Plan:
-        """Return the plan of least cost whose expected losses add up to the budget.
+    def plan(self, name: str, budget: float, *, most: float) -> Plan:
+        """Return the plan of least cost whose expected losses add up to `most` percent or less.
 
-        Raises: ValueError: even float32 is expected to lose more, which cannot be.
+        Args: budget: limit that it is to keep when it is verified.
         """
         options = {item: list(by.values()) for item, by in self._options().items()}
         named = {"/".join(item): options[item] for item in options}
-        chosen = allocate(named, budget)
+        chosen = allocate(named, most)
         codecs = {item: self._codec(item, chosen["/".join(item)]) for item in options}
         return self._make(name, budget, codecs)
 
@@ -115,7 +115,7 @@ class Planner:
         """
         return self._make(name, budget, {item: pair[item[1]] for item in self._items})
 
-    def step_back(self, plan: Plan, name: str, *, only_forward: bool = False) -> Plan | None:
+    def step_back(self, plan: Plan, *, only_forward: bool = False) -> Plan | None:
         """Return the plan with the dearest codec replaced by finer ones; None if all are exact.
 
         The dearest codec is that of one direction, over all tables that have it, whose expected
@@ -149,7 +149,7 @@ class Planner:
             expected=sum(chosen.loss for chosen, _ in group.values()),
             saved=sum(other.cost - chosen.cost for chosen, other in group.values()),
         )  # fmt: skip
-        made = self._make(name, plan.budget, codecs)
+        made = self._make(plan.name, plan.budget, codecs)
         return Plan(**vars(made) | {"blames": (*plan.blames, blame)})
 
     @property

@@ -56,7 +56,7 @@ def _flow(value: Any) -> str:
 def _head(plan: Plan, model: LossModel) -> list[str]:
     exact = _nbytes(model, Pair()) or 0.0
     lines = [
-        f"# Made by trec_qcomm.search for a budget of {plan.budget:g} %.",
+        f"# Made by trec_qcomm.search to keep the loss within {plan.budget:g} %.",
         f"# Rows and gradients: {plan.nbytes:.0f} bytes a rank and step, {exact / plan.nbytes:.1f} "
         f"times fewer than float32 ({exact:.0f}).",
         f"# Expected change {plan.expected:+.4f} %, standard error {plan.error:.4f}.",
