@@ -334,6 +334,11 @@ def test_a_drift_skips_rungs_that_are_too_coarse():
     assert decibels(policy(), [20.0] * 5 + [-14.0] * 2) == [(6, "raise", "drift", 1, 2)]
 
 
+def test_with_raise_after_1_each_probe_moves_on():
+    events = decibels(policy(raise_after=1), [20.0] * 5 + [8.0, 9.0, 9.0])
+    assert events == [(5, "raise", "drift", 1, 2), (6, "raise", "drift", 2, 3)]
+
+
 def test_a_codec_that_does_worse_slowly_is_left_to_the_loss():
     assert decibels(policy(), [40.0 - 3 * n for n in range(15)]) == []
     assert decibels(policy(), [20.0, 20.0, 5.0, 5.0, 5.0]) == []  # nothing was expected yet

@@ -3,6 +3,7 @@
 Trainings are simulated, each with a seed of its own.
 """
 
+import random
 from itertools import islice
 
 import pytest
@@ -11,7 +12,8 @@ from tests.control.guard.simulated_trainings import LIMIT, NOISES, Noise, first_
 from trec_qcomm.control.guard.readings import LONGEST, Readings, Variance
 from trec_qcomm.control.trials.student_t import t_quantile_of_tail
 
-SEEN_SOON = [name for name in NOISES if name not in ("batches for good, 3", "probes, 1")]
+LATER = ("batches for good, 3", "probes, 1", "probes with a memory, 1")
+SEEN_SOON = [name for name in NOISES if name not in LATER]
 
 
 @pytest.mark.parametrize("name", NOISES)
@@ -27,6 +29,16 @@ def test_a_jump_to_ten_limits_trips_within_3_probes(name, calm):
     for seed in range(5):
         stream = simulated(seed, NOISES[name], lambda n: 10.0 if n >= calm else 0.0, num_batches=16)
         assert calm <= first_trip(stream, calm + 3) <= calm + 2
+
+
+def test_noise_of_long_ago_is_forgotten():
+    """With the wide noise of the first 100 readings the jump would not be seen at once."""
+    source = random.Random(3)
+    readings = Readings(2)
+    for n in range(166):
+        common = source.gauss(0, 5.0 if n < 100 else 0.1) + (4.0 if n >= 164 else 0.0)
+        readings.add([common + source.gauss(0, 0.1) for _ in range(8)])
+    assert readings.show_above(LIMIT)
 
 
 def test_a_change_of_twice_the_limit_trips_in_the_end():

@@ -8,7 +8,8 @@ successive readings of B batches is off for two reasons:
   both, their spread over batches the second part, which is counted twice, on the safe side. The
   difference between the n readings and those before is left out, so that a jump does not hide
   itself. Where noise has a memory, successive readings are too much alike. The spread of means of
-  1, 2, 4 and 8 readings shows that; the largest variance holds.
+  1, 2, 4 and 8 readings shows that; the largest variance holds, and if it is clearly so, with as
+  few degrees of freedom as there are such means.
 - The batches are a sample, drawn once: the spread over batches of their means over the n readings.
 
 A change is shown to be above the limit if the mean exceeds it by the sum of two margins: Student's
@@ -42,6 +43,7 @@ LONGEST = 64  # readings that are kept
 MIN_DIFFERENCES = 3  # of successive readings, before the noise between probes is known at all
 _GROWTH = 1.5  # of the lengths of windows
 _MEMORIES = (1, 2, 4, 8)  # lengths of means whose spread shows a memory of the noise
+_CLEAR = 2.0  # times the variance of differences, from which noise has a memory
 _FEWEST_MEANS = 4  # before their spread says anything
 _SUSPICION = 0.05  # one-sided level where an episode is on already, and of `upper`
 _INTERVAL = 0.025  # tail on either side
@@ -193,11 +195,22 @@ class Readings:
         num_batches = len(self._readings[-1])
         # Differences that share a reading are not independent: two thirds of them count.
         count = max(1.0, 2 * len(steps) / 3)
-        shared = fsum(square for square, _ in steps) / (2 * len(steps) * n)
-        parts = self._means[: len(self) - n], self._means[len(self) - n :]
-        shared = max(shared, *(k * _spread_of_means(parts, k) / n for k in _MEMORIES if k <= n))
+        shared = Variance(fsum(square for square, _ in steps) / (2 * len(steps) * n), count)
         single = fsum(spread for _, spread in steps) / (2 * len(steps) * n * num_batches)
-        return Variance(shared, count) + Variance(single, count * (num_batches - 1))
+        shared = self._with_memory(shared, n)
+        return shared + Variance(single, count * (num_batches - 1))
+
+    def _with_memory(self, shared: Variance, n: int) -> Variance:
+        """Return a larger variance of noise that batches share, where that noise has a memory."""
+        parts = self._means[: len(self) - n], self._means[len(self) - n :]
+        largest = shared
+        for k in (k for k in _MEMORIES if k <= n):
+            spread = _spread_of_means(parts, k)
+            value = k * spread.value / n
+            if value > largest.value:
+                has_memory = value > _CLEAR * shared.value  # or it is chance
+                largest = Variance(value, spread.degrees if has_memory else shared.degrees)
+        return largest
 
 
 def _step(before: Reading, after: Reading) -> tuple[float, float]:
@@ -206,19 +219,20 @@ def _step(before: Reading, after: Reading) -> tuple[float, float]:
     return _mean(differences) ** 2, _square_spread(differences)
 
 
-def _spread_of_means(parts: Iterable[Sequence[float]], n: int) -> float:
+def _spread_of_means(parts: Iterable[Sequence[float]], n: int) -> Variance:
     """Return the variance of means of n successive values about each part's mean.
 
-    Parts of fewer than _FEWEST_MEANS times n values are left out; 0 where all are.
+    Parts of fewer than _FEWEST_MEANS times n values are left out; it is 0 where all are.
     """
-    squares, count = [0.0], 0
+    squares, count, degrees = [0.0], 0, 0.0
     for values in parts:
         if len(values) >= _FEWEST_MEANS * n:
             sums = [0.0, *accumulate(values)]
             means = [(b - a) / n for a, b in zip(sums, sums[n:], strict=False)]
             squares.append(_square_spread(means) * len(means))
             count += len(means)
-    return fsum(squares) / max(1, count)
+            degrees += len(values) / n - 1  # means that overlap are not independent
+    return Variance(fsum(squares) / max(1, count), degrees)
 
 
 def _square_spread(values: Sequence[float]) -> float:
