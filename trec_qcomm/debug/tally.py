@@ -131,7 +131,9 @@ class Tally:
 
     def sums(self) -> dict[str, float]:
         """Return sums by name: of values, squares x^2 and e^2, ranges of rows and so on."""
-        names = ("rows", "values", "nan", "inf", "broken", "unusable", "xx", "ee")
+        names = (
+            "rows", "values", "nan", "inf", "broken", "unusable", "xx", "ee", "zeros", "lost",
+        )  # fmt: skip
         sums = dict(zip(_SUMS, torch.stack(self._sums).sum(0).tolist(), strict=True))
         widths = sum(float(rows[0].sum()) for rows in self._rows)
         return {name: sums[name] for name in names} | {"widths": widths}

@@ -344,13 +344,24 @@ def test_a_codec_that_does_worse_slowly_is_left_to_the_loss():
     assert decibels(policy(), [20.0, 20.0, 5.0, 5.0, 5.0]) == []  # nothing was expected yet
 
 
-def test_values_that_are_lost_are_a_drift_too():
+@pytest.mark.parametrize(("lost", "rung"), [(0.16, 2), (0.6, 3)])  # 3: float32
+def test_values_that_are_lost_are_a_drift_too(lost, rung):
     guard, events = policy(), []
     for probe in range(8):
-        share = 0.05 if probe < 5 else 0.16
+        share = 0.05 if probe < 5 else lost
         signals = {("a", "forward"): Signals(snr_db=20.0, lost_share=share)}
         events += guard.read(probe, changes(0.0, probe), signals).events
-    assert [(e.probe, e.reason, e.after) for e in events] == [(6, "drift", 2)]
+    assert [(e.probe, e.reason, e.after) for e in events] == [(6, "drift", rung)]
+
+
+@pytest.mark.parametrize(("rms", "num_moves"), [(0.3, 0), (0.5, 1)])
+def test_values_are_lost_beside_values_that_have_grown_at_once(rms, num_moves):
+    guard, events = policy(), []
+    for probe in range(8):
+        lost, size = (0.05, 0.1) if probe < 5 else (0.6, rms)
+        signals = {("a", "forward"): Signals(snr_db=20.0, lost_share=lost, rms=size)}
+        events += guard.read(probe, changes(0.0, probe), signals).events
+    assert len(events) == num_moves
 
 
 def test_a_drift_is_told_once_with_on_drift_warn():

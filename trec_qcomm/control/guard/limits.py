@@ -34,8 +34,8 @@ class GuardLimits:
         on_pointless: what becomes of a table whose coded bytes are more than float32's.
         on_nan: what becomes of a table whose values are NaN or infinite before they are coded.
         on_drift: what becomes of a table whose signal to noise falls by 10 dB within a few probes,
-            or of whose values a tenth is lost that was not, for `raise_after` probes: `raise`, as
-            many rungs as it takes, or `warn`.
+            or of whose values a tenth is lost that was not, beside values that grew fourfold, for
+            `raise_after` probes: `raise`, as many rungs as it takes, or `warn`.
     """
 
     limit_ne: float = 0.02

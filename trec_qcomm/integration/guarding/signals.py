@@ -26,8 +26,8 @@ from trec_qcomm.debug.coding import CodedRows, PackedRows, code, pack
 from trec_qcomm.debug.tally import Tally
 
 FIELDS = (
-    "refused", "values", "rows", "nan", "inf", "broken", "unusable", "xx", "ee", "widths", "nbytes",
-    "verbatim", "verbatim_values",
+    "refused", "values", "rows", "nan", "inf", "broken", "unusable", "xx", "ee", "zeros", "lost",
+    "widths", "nbytes", "verbatim", "verbatim_values",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def _signals(sums: Mapping[str, float]) -> Signals:
     if not num_values:
         return Signals(num_unencodable=int(sums["refused"]))
     usable, squares, noise = num_values - sums["unusable"], sums["xx"], sums["ee"]
-    verbatim_values = sums["verbatim_values"]
+    verbatim_values, nonzero = sums["verbatim_values"], usable - sums["zeros"]
     return Signals(
         num_nan=int(sums["nan"]),
         num_inf=int(sums["inf"]),
@@ -165,5 +165,6 @@ def _signals(sums: Mapping[str, float]) -> Signals:
         rms=sqrt(squares / usable) if usable else None,
         range=sums["widths"] / sums["rows"],
         verbatim_share=sums["verbatim"] / verbatim_values if verbatim_values else None,
+        lost_share=sums["lost"] / nonzero if nonzero else None,
         bits=8 * sums["nbytes"] / num_values,
     )
