@@ -24,6 +24,7 @@ from trec_qcomm import (
 from trec_qcomm.config import (
     AllReduceRule,
     DebugRule,
+    IdRule,
     codec_from_dict,
     codec_to_dict,
     config_from_dict,
@@ -105,6 +106,9 @@ def test_codecs_survive_a_round_trip(codec):
             r"embedding\[0\]\.intra\.forward: cast\.dtype: 'fp8' is not one of",
         ),
         ({"embedding": [RULE | {"intra": None}]}, r"embedding\[0\]\.intra: expected a mapping"),
+        ({"ids": "packed"}, "ids: expected a mapping of codec"),
+        ({"ids": {"codec": "zip"}}, r"ids: codec: 'zip' is not one of \('packed',\)"),
+        ({"ids": {"codec": "packed", "bits": 8}}, "ids.bits: unknown key; allowed: codec"),
         ({"debug": True}, "debug: expected a mapping of every, tables, shadow, folder"),
         ({"debug": {"ever": 5}}, "debug.ever: unknown key; allowed: every, tables, shadow, folder"),
         ({"debug": {"every": 0}}, "debug: every: 0 is not an integer >= 1"),
@@ -312,6 +316,15 @@ def test_without_rules_all_tables_are_exact(section):
     for codecs in QComm(config).codecs_registry().values():
         assert codecs.forward.quantized_dtype == codecs.backward.quantized_dtype == torch.float32
     assert config_from_dict(config_to_dict(config)) == config
+
+
+def test_packed_ids_need_no_other_section():
+    config = config_from_dict({"ids": {"codec": "packed"}})
+    assert (config.embedding, config.ids) == ((), IdRule(codec="packed"))
+    assert config_from_dict(config_to_dict(config)) == config
+    assert repr(QComm(config)).endswith("; ids: packed)")
+    with pytest.raises(ValueError, match="ids: expected an IdRule, got 'packed'"):
+        Config(embedding=rules("*"), ids="packed")
 
 
 def test_a_pattern_without_a_table_is_an_error():

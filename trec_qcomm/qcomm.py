@@ -256,6 +256,7 @@ class QComm(Inspection, Guarding):
         for name, rules in (("dense", config.dense_rules), ("data_parallel", tables)):
             said = ", ".join(f"{rule.codec!r} by {rule.algorithm}" for rule in rules) or "DDP"
             parts.append(f"{name}: {said}")
+        parts += [] if config.ids is None else [f"ids: {config.ids.codec}"]
         parts += ["bypassed"] if self._session.exact else []
         return f"QComm({config.source!r}; {'; '.join(parts)})"
 

@@ -59,7 +59,8 @@ def test_golden_message_of_ids(even):
     assert make.as_hex(make.id_message(states_bags=not even)) == golden[kind]
     assert [list(map(list, pair)) for pair in make.ID_MESSAGE] == golden["features"]
     data = torch.tensor(list(bytes.fromhex(golden[kind])), dtype=torch.uint8)
-    bags, expected = unpack(data, 1, len(make.ID_MESSAGE), [6] if even else None), make.id_bags()
+    names = ["f"] * len(make.ID_MESSAGE)
+    bags, expected = unpack(data, 1, names, [6] if even else None), make.id_bags()
     assert torch.equal(bags.ids, expected.ids)
     assert torch.equal(bags.lengths, expected.lengths)
     assert torch.equal(bags.num_bags, expected.num_bags)

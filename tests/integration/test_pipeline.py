@@ -13,6 +13,7 @@ from tests.integration.small_model import (
     train,
 )
 from trec_qcomm import Config, Identity, QComm, TableRule
+from trec_qcomm.config import IdRule
 from trec_qcomm.testing import run_ranks
 
 STEPS = range(6)
@@ -58,14 +59,15 @@ def nbytes(qcomm):
     return {kind: traffic.wire_nbytes for kind, traffic in qcomm.stats().by_kind().items()}
 
 
-def merging():
+def merging(*, packed=False):
     rule = TableRule(tables=("*",), forward=Identity(), backward=Identity(), unique_bags=True)
-    return QComm(Config(embedding=(rule,)))
+    return QComm(Config(embedding=(rule,), ids=IdRule(codec="packed") if packed else None))
 
 
 def all_ways():
     ours, hand = qcomm_of(Identity()), qcomm_of(Identity())
     merged, merged_by_hand = merging(), merging()
+    packed = merging(packed=True)
     return {
         "stock": pipelined(None),
         "ours": pipelined(ours),
@@ -76,6 +78,8 @@ def all_ways():
         "merged by hand": by_hand(merged_by_hand),
         "merged nbytes": nbytes(merged),
         "merged nbytes by hand": nbytes(merged_by_hand),
+        "packed": pipelined(packed),
+        "packed nbytes": nbytes(packed),
         "bags": merged.stats().to_dict()["input"]["bags"],
     }
 
@@ -88,6 +92,10 @@ def test_pipeline_equals_stock_and_counts_alike():
         assert results["nbytes"]["input"] > 0
         assert results["merged"] == results["merged by hand"]
         assert results["merged nbytes"] == results["merged nbytes by hand"]
+        assert results["packed"] == results["merged"]
+        packed, merged = results["packed nbytes"]["input"], results["merged nbytes"]["input"]
+        assert 0 < packed < merged
+        assert results["packed nbytes"] | {"input": merged} == results["merged nbytes"]
         assert results["bags"]["num_sent"] < results["bags"]["num_bags"]
 
 

@@ -13,7 +13,7 @@ from tests.integration.sharded_models.cases import MIX, Case
 from tests.integration.sharded_models.training import run
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, ErrorBounded, QComm, Rowwise, TableRule, load_preset, presets
-from trec_qcomm.config import DebugRule
+from trec_qcomm.config import DebugRule, IdRule
 from trec_qcomm.integration import warm_up
 from trec_qcomm.kernels.once import Job
 from trec_qcomm.ops import unique
@@ -35,7 +35,7 @@ def signatures() -> set[tuple[str, str]]:
 
 def new_kernels_in_training(preset):
     """Warm up, train, and return what was compiled or loaded by each."""
-    qcomm = QComm.from_preset(preset)
+    qcomm = QComm(replace(load_preset(preset), ids=IdRule(codec="packed")))
     qcomm.warm_up()
     for job in warm_up.jobs(qcomm.config):
         job.run()  # to load what another process compiled

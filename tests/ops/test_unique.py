@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
-from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
+from trec_qcomm.ops.unique import (
+    BagBlocks,
+    expand,
+    sort_by_id,
+    sum_by_bag,
+    take_bags,
+    unique_bags,
+)
 
 
 def bags_of(generator, num_bags, *, longest, vocabulary, weighted=False, dtype=torch.int64):
@@ -281,3 +288,41 @@ def test_negative_lengths_are_refused(lengths, backend):
     ids, num_bags = torch.tensor([1, 2, 3], device=lengths.device), torch.tensor([2])
     with pytest.raises(ValueError, match="negative"):
         unique_bags(ids, lengths, num_bags, torch.ones(1).double(), backend=backend)
+
+
+def test_bags_in_the_order_of_their_ids():
+    """Bags of at most one id, the empty ones first; whole groups and merged ones; negative ids."""
+    generator = torch.Generator().manual_seed(5)
+    sizes = [40, 0, 17, 30, 9]
+    kinds = [
+        torch.ones(40),
+        torch.ones(0),
+        torch.arange(17) % 2,
+        torch.arange(30) % 3,
+        torch.zeros(9),
+    ]
+    lengths = torch.cat(kinds).to(torch.int64)
+    values = torch.randint(-6, 6, (int(lengths.sum()),), generator=generator)
+    values[:40] *= 2**59  # all eight bytes of a number
+    num_bags, share = torch.tensor(sizes), torch.ones(5, dtype=torch.float64)
+    for shares in (share, 0 * share):
+        bags = unique_bags(values, lengths, num_bags, shares)
+        one, other = (
+            sort_by_id(bags, values, lengths, num_bags, backend=b) for b in ("reference", "cpu")
+        )
+        assert torch.equal(one.first, other.first)
+        assert torch.equal(one.inverse, other.inverse)
+        starts = lengths.cumsum(0) - lengths
+        for g, (first, inverse) in enumerate(
+            zip(other.first.split(bags.counts.tolist()), other.inverse.split(sizes), strict=True)
+        ):
+            ids = [values[starts[b] : starts[b] + lengths[b]].tolist() for b in first]
+            assert g == 3 or ids == sorted(ids)
+            begin = sum(sizes[:g])
+            for b in range(begin, begin + sizes[g]):  # every bag has the id that it had
+                mine = values[starts[b] : starts[b] + lengths[b]].tolist()
+                assert ids[inverse[b - begin]] == mine
+    whole = sort_by_id(bags, values, lengths, num_bags).first
+    equal = [whole[i : i + 2] for i in range(39) if values[whole[i]] == values[whole[i + 1]]]
+    assert equal
+    assert all(a < b for a, b in equal)  # stable

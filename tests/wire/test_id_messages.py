@@ -11,6 +11,7 @@ from trec_qcomm.testing import reseal
 from trec_qcomm.wire.ids import HEADER_NBYTES
 
 IDS, LENGTHS = torch.tensor([5, 9, 10, 7, 7, 1, 30]), torch.tensor([1, 1, 1, 2, 0, 0, 1, 1])
+NAMES = ["a", "b"]
 
 
 def sent(*, even=True, dtype=torch.int64):
@@ -29,11 +30,10 @@ def received(*, even=True, dtype=torch.int64):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_messages_of_two_peers(even, dtype):
     packed = sent(even=even)
-    assert packed.num_ids == [5, 0, 2]
     assert packed.nbytes[1] == 0
     assert sum(packed.nbytes) == len(packed.buffer)
     buffer, even_bags = received(even=even, dtype=dtype)
-    bags = unpack(buffer, 2, 2, even_bags)
+    bags = unpack(buffer, 2, NAMES, even_bags)
     assert bags.ids.tolist() == IDS[:5].tolist() * 2
     assert bags.lengths.tolist() == LENGTHS[:4].tolist() * 2
     assert bags.lengths.dtype == dtype
@@ -43,21 +43,21 @@ def test_messages_of_two_peers(even, dtype):
 
 def test_a_rank_that_looks_up_nothing():
     nothing = torch.zeros(0, dtype=torch.uint8)
-    assert len(unpack(nothing, 2, 0, [2, 2]).ids) == 0
+    assert len(unpack(nothing, 2, [], [2, 2]).ids) == 0
     with pytest.raises(CorruptFrameError, match="8 bytes of ids where none were due"):
-        unpack(torch.zeros(8, dtype=torch.uint8), 2, 0, [2, 2])
+        unpack(torch.zeros(8, dtype=torch.uint8), 2, [], [2, 2])
 
 
 def test_every_flipped_bit_and_every_prefix_is_seen():
     buffer, even_bags = received()
     for length in range(len(buffer)):
         with pytest.raises(CorruptFrameError):
-            unpack(buffer[:length].clone(), 2, 2, even_bags)
+            unpack(buffer[:length].clone(), 2, NAMES, even_bags)
     for bit in range(0, 8 * len(buffer), 5):
         damaged = buffer.clone()
         damaged[bit // 8] ^= 1 << (bit % 8)
         with pytest.raises(CorruptFrameError):
-            unpack(damaged, 2, 2, even_bags)
+            unpack(damaged, 2, NAMES, even_bags)
 
 
 def forged(place, value):
@@ -77,7 +77,7 @@ FORGED = {
     "features": (8, 3, "number of features in a message of ids differs"),
     "bags": (12, 3, "frame from rank 1: 3 bags where 2 were announced"),
     "size": (16, 44, "size of a message of ids differs"),
-    "head": (HEADER_NBYTES, 40, "rank 1: feature number 0 of this rank's: .* too many bits"),
+    "head": (HEADER_NBYTES, 40, "rank 1: ids of feature 'a': .* too many bits"),
 }
 
 
@@ -86,13 +86,13 @@ def test_what_is_wrong_is_said(name):
     place, value, text = FORGED[name]
     buffer, even_bags = forged(place, value)
     with pytest.raises(CorruptFrameError, match=text):
-        unpack(buffer, 2, 2, even_bags)
+        unpack(buffer, 2, NAMES, even_bags)
 
 
 def test_even_and_stated_bags_do_not_mix():
     buffer, _ = received(even=False)
     with pytest.raises(CorruptFrameError, match="batch with sizes by feature"):
-        unpack(buffer, 2, 2, [2, 2])
+        unpack(buffer, 2, NAMES, [2, 2])
 
 
 def test_forged_messages():

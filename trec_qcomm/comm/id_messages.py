@@ -21,15 +21,11 @@ from trec_qcomm.wire import ids as wire
 class PackedMessages:
     """Messages to P peers, one behind the other.
 
-    Args:
-        buffer: [W] uint8
-        nbytes: P sizes; 0 for a peer without segments
-        num_ids: P numbers of ids
+    Args: buffer: [W] uint8.  nbytes: P sizes; 0 for a peer without segments.
     """
 
     buffer: Tensor
     nbytes: list[int]
-    num_ids: list[int]
 
 
 def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedMessages:
@@ -44,22 +40,22 @@ def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedM
     kind = wire.MessageKind(bags.ids.dtype, bags.lengths.dtype, states_bags)
     packed = packed_ids.encode(bags, counts, states_bags=states_bags, room=wire.HEADER_NBYTES)
     wire.seal(packed.payload, packed.nbytes, counts, kind, num_bags=even_bags or 0)
-    num_ids = [int(part.sum()) for part in torch.split(packed.num_ids, list(counts))]
-    return PackedMessages(packed.payload, packed.nbytes, num_ids)
+    return PackedMessages(packed.payload, packed.nbytes)
 
 
 def unpack(
-    buffer: Tensor, num_messages: int, num_segments: int, even_bags: Sequence[int] | None
+    buffer: Tensor, num_messages: int, features: Sequence[str], even_bags: Sequence[int] | None
 ) -> Bags:
     """Return the bags that all peers sent, message by message.
 
     Args:
         buffer: [W] uint8, all that was received.
-        num_messages: P peers, each of which sends a message if num_segments > 0.
-        num_segments: segments of each message.
+        num_messages: P peers, each of which sends a message if there are features.
+        features: names of the segments of each message, for errors.
         even_bags: P numbers, bags of every segment of a message; None where segments differ.
     Raises: CorruptFrameError: naming the sender.
     """
+    num_segments = len(features)
     if num_segments == 0:
         if buffer.numel():
             raise CorruptFrameError(f"{buffer.numel()} bytes of ids where none were due")
@@ -86,6 +82,6 @@ def unpack(
     except CorruptFrameError as error:
         if error.segment is None:
             raise
-        rank, feature = divmod(error.segment, num_segments)
-        reason = f"feature number {feature} of this rank's: {error.reason}"
+        rank, number = divmod(error.segment, num_segments)
+        reason = f"ids of feature {features[number]!r}: {error.reason}"
         raise CorruptFrameError(reason, rank=rank, segment=error.segment) from error

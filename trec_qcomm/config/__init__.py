@@ -3,6 +3,7 @@
 from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
 from trec_qcomm.config.guarding import GuardRule
+from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.ladders import CodecLadder
 from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
@@ -19,6 +20,7 @@ __all__ = [
     "GradientRule",
     "GuardRule",
     "HopCodecs",
+    "IdRule",
     "Sizes",
     "TableGradientRule",
     "TableRule",

@@ -17,6 +17,7 @@ Errors name file, field and allowed values.
       error_feedback: true        # and the other fields of a GradientRule
     data_parallel:                # optional: the all-reduce of DATA_PARALLEL tables' gradients
       codec: {codec: cast, dtype: bf16}
+    ids: {codec: packed}          # optional: ids and lengths in few bits, exactly
     seed: 0                       # seed of stochastic rounding
     sizes: announced              # or slots: sizes that depend on the data, without a message
     debug:                        # optional: the numeric debugger, see config.debugging
@@ -40,6 +41,7 @@ from typing import Any, TypeVar
 from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
 from trec_qcomm.config.guarding import GuardRule
+from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
 from trec_qcomm.config.yaml_text import read_yaml
@@ -91,6 +93,8 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
     if "data_parallel" in values:
         tables = values["data_parallel"]
         values["data_parallel"] = _gradient_rule(TableGradientRule, tables, "data_parallel")
+    if "ids" in values:
+        values["ids"] = _nested(IdRule, values["ids"], "ids")
     if "debug" in values:
         values["debug"] = _debug_rule(values["debug"], "debug")
     if "guard" in values:

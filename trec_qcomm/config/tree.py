@@ -16,6 +16,7 @@ from trec_qcomm.config.gradients import (
     rules_of,
 )
 from trec_qcomm.config.guarding import GuardRule
+from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.matching import PatternRules
 from trec_qcomm.config.tables import EXACT_RULE, TableRule
 from trec_qcomm.core.codec import check_choice
@@ -35,6 +36,7 @@ class Config:
             as a tuple: for each parameter the first rule with a pattern that matches holds, and
             each must match one. None leaves the gradients to DDP.
         data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
+        ids: rule of the exchange of ids; None leaves it to TorchRec.
         seed: seed of stochastic rounding, 0..2^63 - 1.
         sizes: how both ends learn the sizes of frames, where these depend on the data: `announced`
             in a message before, or `slots`, which need none (comm.slots).
@@ -47,6 +49,7 @@ class Config:
     embedding: Sequence[TableRule] = ()
     dense: GradientRule | Sequence[GradientRule] | None = None
     data_parallel: TableGradientRule | None = None
+    ids: IdRule | None = None
     seed: int = 0
     sizes: Sizes = "announced"
     debug: DebugRule | None = None
@@ -67,8 +70,12 @@ class Config:
         tables: object = self.data_parallel
         if tables is not None and type(tables) is not TableGradientRule:
             raise ValueError(f"data_parallel: expected a TableGradientRule, got {tables!r}")
-        if not self.embedding and self.dense is None and self.data_parallel is None:
-            raise ValueError("embedding: missing, and neither dense nor data_parallel given")
+        if self.ids is not None and type(self.ids) is not IdRule:
+            raise ValueError(f"ids: expected an IdRule, got {self.ids!r}")
+        if not self.embedding and not any((self.dense, self.data_parallel, self.ids)):
+            raise ValueError(
+                "embedding: missing, and neither dense nor data_parallel given, nor ids"
+            )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
         if self.debug is not None and type(self.debug) is not DebugRule:

@@ -27,6 +27,8 @@ def config_to_dict(config: Config) -> dict[str, Any]:
         data["dense"] = rules[0] if isinstance(config.dense, GradientRule) else rules
     if config.data_parallel is not None:
         data["data_parallel"] = gradient_rule_to_dict(config.data_parallel)
+    if config.ids is not None:
+        data["ids"] = asdict(config.ids)
     if config.sizes != Config.sizes:
         data["sizes"] = config.sizes
     if config.debug is not None:

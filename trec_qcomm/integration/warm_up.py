@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded
+from trec_qcomm.comm.id_messages import pack, unpack
 from trec_qcomm.config import Config, HopCodecs, TableRule
 from trec_qcomm.control.guard import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, SummingCodec, mask_use
@@ -25,6 +26,7 @@ from trec_qcomm.debug.tally import Tally, segment_squares
 from trec_qcomm.kernels.once import Job, compile_once, missing
 from trec_qcomm.ops import rows, unique
 from trec_qcomm.ops.dispatch import default_backend
+from trec_qcomm.ops.packed_ids import Bags
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.wire import frame, slot
 
@@ -70,6 +72,8 @@ def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
     if any(rule.unique_bags for rule in config.embedding):
         name = f"bags {ids}".replace("torch.", "")
         chosen["bags"] = Job(name, partial(_use_bags, ids), 1.5)
+    if config.ids is not None:
+        chosen["ids"] = Job("ids", _use_id_messages, 7.0)
     if config.debug is not None or config.guard is not None:
         chosen["debugger"] = Job("debugger", _use_tally, 1.5)
     return sorted(chosen.values(), key=lambda job: -job.about_s)
@@ -231,6 +235,14 @@ def _use_tally() -> None:
     rows = torch.zeros(1, 4)
     Tally().add(rows, rows)
     segment_squares(rows, Segments.packed([1], 4))
+
+
+def _use_id_messages() -> None:
+    ids, lengths, num_bags = torch.tensor([1, 2, 4]), torch.ones(3, dtype=torch.int64), [3]
+    packed = pack(Bags(ids, lengths, torch.tensor(num_bags)), [1], even_bags=3)
+    unpack(packed.buffer, 1, ["feature"], num_bags)
+    bags = unique.UniqueBags(torch.arange(3), torch.tensor(num_bags), torch.arange(3))
+    unique.sort_by_id(bags, ids, lengths, torch.tensor(num_bags))
 
 
 def _use_bags(ids: torch.dtype, lengths: torch.dtype = torch.int32) -> None:

@@ -94,15 +94,18 @@ def output_callbacks(output_dist: Any) -> list[Callback]:
     return getattr(output_dist, "_callbacks", None) or []  # TwRwPooledEmbeddingDist has none
 
 
-def input_dist_tensors(awaitable: Any) -> list[tuple[list[int], Tensor]]:
+def input_dist_tensors(awaitable: Any) -> tuple[list[tuple[list[int], Tensor]], int]:
     """Return what an input dist sends: each tensor with its split over the ranks.
 
-    TrainPipelineSparseDist replaces the awaitable by a dataclass with public names.
+    The number is of the splits that travel before. It may be larger: PackedBatch announces numbers
+    of ids, too. TrainPipelineSparseDist replaces the awaitable by a dataclass with public names.
     """
     splits = getattr(awaitable, "input_splits", None)
     if splits is not None:
-        return list(zip(splits, awaitable.input_tensors, strict=True))
-    return list(zip(awaitable._input_splits, awaitable._input_tensors, strict=True))
+        tensors = awaitable.input_tensors
+    else:
+        splits, tensors = awaitable._input_splits, awaitable._input_tensors
+    return list(zip(splits, tensors, strict=False)), len(splits)
 
 
 # Sharded modules

@@ -133,11 +133,13 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             stock: list[Any] = super()._dedup_indices(ctx, input_feature_splits)
             return stock
         bags, distinct = self._registry.session.bags, []
+        by_id = self._registry.session.config.ids is not None
         dists = input_dists(self)
         for features, tables, input_dist in zip(
             input_feature_splits, self._tables, dists, strict=True
         ):
-            unique, ids, reverse = distinct_ids(features, self._merging.shares_of(tables))
+            shares = self._merging.shares_of(tables)
+            unique, ids, reverse = distinct_ids(features, shares, by_id=by_id)
             num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)
             bags.add(bags.numbers_of(tables), num_ids, unique.counts)
             ctx.input_features.append(features)

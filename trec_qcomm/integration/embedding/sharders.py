@@ -48,7 +48,7 @@ from trec_qcomm.integration.embedding.bags import (
 )
 from trec_qcomm.integration.embedding.sequences import CodedEmbeddingCollectionSharder
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes
-from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, record_sent_ids
+from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, pack_ids, record_sent_ids
 from trec_qcomm.integration.session import Session
 
 FusedParams = Mapping[str, Any] | Mapping[type[nn.Module], Mapping[str, Any]]
@@ -110,6 +110,8 @@ class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
     def _create_input_dists(self, *args: Any, **options: Any) -> None:
         super()._create_input_dists(*args, **options)
         for input_dist in input_dists(self):
+            if self._session.config.ids is not None:
+                pack_ids(input_dist)
             record_sent_ids(input_dist, self._session.counters["input"])
 
     def input_dist(

@@ -51,7 +51,7 @@ from trec_qcomm.integration.ids.bag_merging import (
     obstacle_to_variable_batches,
     plan_merging,
 )
-from trec_qcomm.integration.ids.id_traffic import record_sent_ids
+from trec_qcomm.integration.ids.id_traffic import pack_ids, record_sent_ids
 from trec_qcomm.integration.ids.left_out import count_left_out
 from trec_qcomm.integration.ids.padded_lookups import pad_lookups
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
@@ -68,9 +68,12 @@ class CodedSharding:
         return registry
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
-        """Make TorchRec's dist of ids; what it sends is counted and noted."""
+        """Make TorchRec's dist of ids; what it sends is counted and noted, and may be packed."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
-        record_sent_ids(input_dist, self._registry.session.counters["input"])
+        session = self._registry.session
+        if session.config.ids is not None:
+            pack_ids(input_dist)
+        record_sent_ids(input_dist, session.counters["input"])
         return input_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
@@ -124,8 +127,13 @@ class _CodedPooledSharding(CodedSharding):
         """Make TorchRec's dist of ids, which finds distinct bags where the policy says so."""
         input_dist = super().create_input_dist(device)
         if self._merging.point is not None:
+            session = self._registry.session
             merge_bags(
-                input_dist, self._merging, self._feature_shards(), self._registry.session.bags
+                input_dist,
+                self._merging,
+                self._feature_shards(),
+                session.bags,
+                by_id=session.config.ids is not None,
             )
         return input_dist
 

@@ -1,10 +1,8 @@
-"""Hooks that count what input dists send, and note how many ids each rank was sent.
-
-Ids travel as in TorchRec.
-"""
+"""Hooks that pack what input dists send, count it, and note how many ids each rank was sent."""
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trec_qcomm.core.counters import Traffic
@@ -12,8 +10,22 @@ from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.compat.private import inner_dist, input_dist_tensors, process_group
 from trec_qcomm.integration.ids.batch_notes import SentIds, notes_on
+from trec_qcomm.integration.ids.packed_batch import PackedBatch
 
 _FIRST = int64_tensor([0])  # ids are counted under one table
+
+
+def pack_ids(input_dist: Any) -> None:
+    """From now on let a TorchRec input dist send its ids packed (PackedBatch)."""
+    inner = inner_dist(input_dist)
+    if process_group(inner).size() == 1:  # TorchRec sends nothing then
+        return
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before(_inner: nn.Module, args: tuple[KeyedJaggedTensor]) -> tuple[PackedBatch]:
+        return (PackedBatch.view_of(args[0]),)
+
+    inner.register_forward_pre_hook(before)
 
 
 def record_sent_ids(input_dist: Any, traffic: Traffic) -> None:
@@ -29,17 +41,21 @@ def record_sent_ids(input_dist: Any, traffic: Traffic) -> None:
 
     def after(_inner: nn.Module, args: tuple[KeyedJaggedTensor], awaitable: Any) -> None:
         (features,) = args
-        splits_and_tensors = input_dist_tensors(awaitable)
-        nbytes = sum(
+        splits_and_tensors, num_sizes = input_dist_tensors(awaitable)
+        wire = plain = sum(
             (sum(splits) - splits[rank]) * tensor.element_size()
             for splits, tensor in splits_and_tensors
         )
-        num_sizes = len(splits_and_tensors) + (not features.variable_stride_per_key())
-        count = int64_tensor([nbytes + 8 * num_sizes * (world_size - 1)])
-        traffic.add_bytes(_FIRST, count, count, 0)
+        plain_sizes = num_sizes
+        if isinstance(features, PackedBatch):
+            plain, plain_sizes = features.unpacked_nbytes(rank)
+        has_stride = not features.variable_stride_per_key()  # which is sent, too
+        raw = int64_tensor([plain + 8 * (plain_sizes + has_stride) * (world_size - 1)])
+        count = int64_tensor([wire + 8 * (num_sizes + has_stride) * (world_size - 1)])
+        traffic.add_bytes(_FIRST, raw, count, 0)
         notes = notes_on(input_dist)
         if notes.repetition is not None:
-            left_out = round(nbytes * (notes.repetition.nbytes_ratio - 1))
+            left_out = round(plain * (notes.repetition.nbytes_ratio - 1))
             traffic.add_left_out(_FIRST, int64_tensor([left_out]))
         notes.sent = SentIds(
             features.length_per_key(), features.stride_per_key(), features.lengths()

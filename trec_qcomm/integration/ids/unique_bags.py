@@ -31,7 +31,15 @@ from trec_qcomm.integration.ids.bag_merging import BagMerging, MergePoint
 from trec_qcomm.integration.ids.batch_notes import MergedBags, notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
 from trec_qcomm.integration.ids.left_out import repetition
-from trec_qcomm.ops.unique import BagBlocks, UniqueBags, expand, sum_by_bag, take_bags, unique_bags
+from trec_qcomm.ops.unique import (
+    BagBlocks,
+    UniqueBags,
+    expand,
+    sort_by_id,
+    sum_by_bag,
+    take_bags,
+    unique_bags,
+)
 
 Callback = Callable[[Tensor], Tensor]
 
@@ -41,12 +49,16 @@ def merge_bags(
     merging: BagMerging,
     shards: Sequence[FeatureShard],
     counts: BagCounts,
+    *,
+    by_id: bool = False,
 ) -> None:
     """From now on find each batch's distinct bags, note them (BatchNotes.merged) and count them.
 
     With MergePoint.INPUT_DIST the input dist sends these alone. A batch that comes with batch sizes
     of its own for every feature is left as it is.
-    Args: shards: [F], the features in the order in which the input dist takes them
+    Args:
+        shards: [F], the features in the order in which the input dist takes them
+        by_id: whether to send bags of one id in the order of their ids
     """
     shares = merging.shares_of(shard.table for shard in shards)
     tables = counts.numbers_of([shard.table for shard in shards])
@@ -57,34 +69,35 @@ def merge_bags(
         (features,) = args
         if features.variable_stride_per_key():
             return None
-        bags = _distinct_bags(features, shares)
+        bags = _distinct_bags(features, shares, by_id=by_id and in_lookup)
         counts.add(tables, torch.full_like(tables, features.stride()), bags.counts)
         notes = notes_on(input_dist)
         notes.merged = MergedBags(bags, in_lookup)
         if not in_lookup:
             return None
-        distinct = _distinct_batch(features, bags)
+        distinct = _distinct_batch(features, bags, is_in_order=not by_id)
         notes.repetition = repetition(features, distinct)
         return (distinct,)
 
     input_dist.register_forward_pre_hook(before)
 
 
-def _distinct_bags(features: KeyedJaggedTensor, shares: Tensor) -> UniqueBags:
+def _distinct_bags(features: KeyedJaggedTensor, shares: Tensor, *, by_id: bool) -> UniqueBags:
     num_bags = torch.full((len(features.keys()),), features.stride(), dtype=torch.int64)
-    return unique_bags(
-        features.values(),
-        features.lengths(),
-        num_bags,
-        shares,
-        weights=features.weights_or_none(),
-    )
+    batch = features.values(), features.lengths(), num_bags
+    bags = unique_bags(*batch, shares, weights=features.weights_or_none())
+    return sort_by_id(bags, *batch) if by_id else bags
 
 
-def _distinct_batch(features: KeyedJaggedTensor, bags: UniqueBags) -> KeyedJaggedTensor:
-    """Return the distinct bags of each feature, as a batch with a size of its own for each."""
+def _distinct_batch(
+    features: KeyedJaggedTensor, bags: UniqueBags, *, is_in_order: bool
+) -> KeyedJaggedTensor:
+    """Return the distinct bags of each feature, as a batch with a size of its own for each.
+
+    Args: is_in_order: whether bags of which none was merged are the batch as it is
+    """
     values, lengths, weights = features.values(), features.lengths(), features.weights_or_none()
-    if len(bags.first) < len(lengths):
+    if len(bags.first) < len(lengths) or not is_in_order:
         num_ids = None if bags.num_ids is None else int(bags.num_ids.sum())
         values, lengths, weights = take_bags(
             values, lengths, bags.first, weights=weights, num_ids=num_ids

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
-from trec_qcomm.ops.unique import cpu, reference
+from trec_qcomm.ops.unique import cpu, cpu_order, reference
 
 _IDS = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class UniqueBags:
-    """The distinct bags of every group, in order of first occurrence.
+    """The distinct bags of every group, in order of first occurrence, or of ids (`sort_by_id`).
 
     Args:
         first: [U] int64, the number (among all B bags) of each distinct bag's first occurrence.
@@ -90,6 +90,36 @@ def unique_bags(
         _check_sum(int(lengths.sum()), values)
         raise ValueError("lengths: some are negative")
     return UniqueBags(first[:total], counts, inverse)
+
+
+def sort_by_id(
+    bags: UniqueBags,
+    values: Tensor,
+    lengths: Tensor,
+    num_bags: Tensor,
+    *,
+    backend: Backend | None = None,
+) -> UniqueBags:
+    """Return the same bags with those of a group in the order of their ids.
+
+    It is done in groups whose bags all have at most one id; the others stay as they are. Bags
+    without an id come first, and equal bags keep their order.
+    Args: bags: what `unique_bags` made of the other arguments.
+    Raises: ValueError: a shape, dtype or device that is not one of these, or a GPU.
+    """
+    _check_bags(values, lengths, None)
+    backend = choose_backend(backend, values)
+    if backend == "gpu":
+        raise ValueError("backend 'gpu': there are no kernels for sort_by_id")
+    if backend == "reference":
+        first, inverse = reference.sort_by_id(bags, values, lengths, num_bags)
+        return UniqueBags(first, bags.counts, inverse)
+    first, inverse = torch.empty_like(bags.first), torch.empty_like(bags.inverse)
+    inputs = values.to(torch.int64), _as_int64(lengths), num_bags, bags.counts
+    ordered = *inputs, bags.first, bags.inverse, first, inverse
+    most = int(num_bags.max()) if len(num_bags) else 0
+    cpu_order.sort_by_id(*(tensor.contiguous().numpy() for tensor in ordered), most)
+    return UniqueBags(first, bags.counts, inverse)
 
 
 def _as_int64(lengths: Tensor) -> Tensor:
@@ -285,4 +315,12 @@ def _check_blocks(
     return choose_backend(backend, rows)
 
 
-__all__ = ["BagBlocks", "UniqueBags", "expand", "sum_by_bag", "take_bags", "unique_bags"]
+__all__ = [
+    "BagBlocks",
+    "UniqueBags",
+    "expand",
+    "sort_by_id",
+    "sum_by_bag",
+    "take_bags",
+    "unique_bags",
+]

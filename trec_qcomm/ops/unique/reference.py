@@ -8,7 +8,7 @@ from torch import Tensor
 from trec_qcomm.ops.rank_sum.reference import rank_sum
 
 if TYPE_CHECKING:
-    from trec_qcomm.ops.unique import BagBlocks
+    from trec_qcomm.ops.unique import BagBlocks, UniqueBags
 
 
 def unique_bags(
@@ -33,6 +33,26 @@ def unique_bags(
         begin += size
     as_tensor = [torch.tensor(x, dtype=torch.int64) for x in (first, counts, inverse)]
     return as_tensor[0], as_tensor[1], as_tensor[2]
+
+
+def sort_by_id(
+    bags: "UniqueBags", values: Tensor, lengths: Tensor, num_bags: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return first and inverse of the bags in the order of their ids (ops.unique.sort_by_id)."""
+    ids = [part.tolist() for part in torch.split(values, lengths.tolist())]
+    firsts = torch.split(bags.first, bags.counts.tolist())
+    inverses = torch.split(bags.inverse, num_bags.tolist())
+    new_first, new_inverse, begin = [], [], 0
+    for first, inverse in zip(firsts, inverses, strict=True):
+        group, begin = ids[begin : begin + len(inverse)], begin + len(inverse)
+        order = list(range(len(first)))
+        if max(map(len, group), default=0) <= 1:
+            order = [number for _, number in sorted((ids[b], n) for n, b in enumerate(first))]
+        new_first.append(first[order])
+        rank = torch.empty(len(order), dtype=torch.int64)
+        rank[order] = torch.arange(len(order))
+        new_inverse.append(rank[inverse])
+    return torch.cat(new_first), torch.cat(new_inverse)
 
 
 def positions(lengths: Tensor, bags: Tensor) -> Tensor:

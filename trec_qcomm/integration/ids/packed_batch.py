@@ -1,0 +1,108 @@
+"""PackedBatch: a batch of ids that TorchRec's input dist sends as packed messages, bit by bit.
+
+TorchRec asks a KeyedJaggedTensor by four public methods what to send (`dist_labels`, `dist_splits`,
+`dist_tensors`) and what came of it (`dist_init`). A subclass that answers otherwise changes the
+bytes and nothing else: the splits exchange carries the sizes of the messages, pipelines fuse it as
+ever, and TorchRec's own permutation follows. It announces one more split than it sends tensors,
+the number of ids, from which sequence shardings know how many rows come back.
+
+**Order.** Where equal bags are merged before the input dist, the distinct bags of features with one
+id a bag are sorted by id first (`ops.unique.sort_by_id`), so that a segment holds steps and no
+numbers. The samples' owner keeps the inverse; nothing of the order is sent. It changes no bit of a
+training with codecs that do not draw noise:
+- forward: the row of a bag does not depend on its place, and the inverse finds it.
+- backward: the gradient of a bag is the sum over its samples in their order, whatever its place.
+- at the table: a row's gradients are added rank by rank and feature by feature. Within both an id
+  is there once, or, where a feature's bags were not merged, in its samples' order: the sort is
+  stable.
+- codecs: rows are coded one by one, or by the range of all rows of a segment, which has no order.
+Stochastic rounding draws its noise by the place of a row, so it draws other noise of the same
+distribution. The size of what is entropy coded may differ.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.comm.id_messages import PackedMessages, pack, unpack
+from trec_qcomm.core.segments import int64_tensor
+from trec_qcomm.integration.compat import KeyedJaggedTensor
+from trec_qcomm.ops.packed_ids import Bags
+
+
+class PackedBatch(KeyedJaggedTensor):
+    """KeyedJaggedTensor that an input dist sends packed; else the batch that it was made of."""
+
+    _packed: PackedMessages
+    _plain_splits: list[list[int]]
+
+    @classmethod
+    def view_of(cls, features: KeyedJaggedTensor) -> "PackedBatch":
+        """Return the batch as one that is sent packed; they share all tensors."""
+        batch = cls.__new__(cls)
+        batch.__dict__.update(features.__dict__)
+        return batch
+
+    def dist_labels(self) -> list[str]:
+        """Return names of what is sent, and of the numbers of ids."""
+        weights = [] if self.weights_or_none() is None else ["weights"]
+        return ["packed", *weights, "values"]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
+        """Pack the batch for all ranks, and return the splits of what is sent, and of the ids.
+
+        Args: key_splits: P numbers of features
+        """
+        self._plain_splits = super().dist_splits(key_splits)
+        num_ids = self._plain_splits[1]
+        bags = Bags(
+            self.values().contiguous(),
+            self.lengths().contiguous(),
+            int64_tensor(self.stride_per_key()),
+        )
+        even_bags = None if self.variable_stride_per_key() else self.stride()
+        self._packed = pack(bags, key_splits, even_bags=even_bags)
+        weights = [] if self.weights_or_none() is None else [num_ids]
+        return [self._packed.nbytes, *weights, num_ids]
+
+    def dist_tensors(self) -> list[Tensor]:
+        """Return what is sent: messages, and weights as they are. Call it after `dist_splits`."""
+        weights = self.weights_or_none()
+        return [self._packed.buffer, *([] if weights is None else [weights])]
+
+    def unpacked_nbytes(self, rank: int) -> tuple[int, int]:
+        """Return what TorchRec would send to other ranks: bytes, and numbers of sizes."""
+        sizes = [self.lengths().element_size(), self.values().element_size()]
+        sizes += [8] if self.variable_stride_per_key() else []
+        weights = self.weights_or_none()
+        if weights is not None:
+            sizes.append(weights.element_size() * (weights.numel() // max(len(weights), 1)))
+        pairs = zip(self._plain_splits, sizes, strict=True)
+        return sum((sum(split) - split[rank]) * size for split, size in pairs), len(sizes)
+
+    @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def dist_init(
+        keys: list[str],
+        tensors: Sequence[Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: Tensor | None,
+        stride_per_rank: list[int] | None,
+        stagger: int = 1,
+    ) -> Any:
+        """Return the batch that came from all ranks, as TorchRec makes it of unpacked tensors.
+
+        Args: tensors: messages, and weights if there are any.  The others: TorchRec's.
+        Raises: CorruptFrameError: naming the sender and the feature.
+        """
+        even_bags = None if variable_stride_per_key else stride_per_rank
+        bags = unpack(tensors[0], num_workers, keys, even_bags)
+        strides = [bags.num_bags] if variable_stride_per_key else []
+        plain = [bags.lengths, bags.ids, *strides, *tensors[1:]]
+        return KeyedJaggedTensor.dist_init(
+            keys, plain, variable_stride_per_key, num_workers, recat, stride_per_rank, stagger
+        )
