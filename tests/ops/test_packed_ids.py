@@ -172,6 +172,7 @@ def test_every_prefix_and_every_flipped_bit():
 FORGED = {
     "more bags than the bytes may hold": [0x80, 0x80, 0x80, 0x80, 8, 0, 1, 0],
     "more ids than the bytes may hold": [1, 0, 1, 0x80, 0x80, 0x80, 0x80, 8, 0, 0, 0],
+    "3072 bags and as many ids in 48 bytes": [0x80, 0x18, 0, 1, 1, 1, 0, 0],
     "a product that overflows": [0x80, 2, 0, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0, 0, 0],
     "a number of 11 bytes": [0x80] * 10 + [0],
     "a number above 2^64": [0xFF] * 9 + [2],
