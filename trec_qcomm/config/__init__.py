@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
 
 from trec_qcomm.config.debugging import DebugRule
-from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
+from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank, TableGradientRule
 from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.ladders import CodecLadder
@@ -21,6 +21,7 @@ __all__ = [
     "GuardRule",
     "HopCodecs",
     "IdRule",
+    "LowRank",
     "Sizes",
     "TableGradientRule",
     "TableRule",

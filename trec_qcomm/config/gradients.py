@@ -18,6 +18,7 @@ AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot"]
 Scope = Literal["layer", "global"]
 OnResize = Literal["sum", "reset"]
 LARGEST_BLOCK = 2**20
+LARGEST_RANK = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,24 @@ class TableGradientRule(AllReduceRule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """Settings of gradients that are sent as two factors (PowerSGD, comm.dense.low_rank).
+
+    Args: rank: number of columns of each factor; lower is smaller, and keeps less of each step.
+    """
+
+    rank: int
+
+    def __post_init__(self) -> None:
+        if type(self.rank) is not int or not 1 <= self.rank <= LARGEST_RANK:
+            raise ValueError(f"rank: {self.rank!r} is not an integer in 1..{LARGEST_RANK}")
+
+    def is_smaller(self, num_rows: int, num_columns: int) -> bool:
+        """Return whether the factors of a matrix have fewer values than itself."""
+        return self.rank * (num_rows + num_columns) < num_rows * num_columns
+
+
+@dataclass(frozen=True, kw_only=True)
 class GradientRule(AllReduceRule):
     """Rule of the gradients of replicated parameters that match one of the patterns.
 
@@ -67,6 +86,9 @@ class GradientRule(AllReduceRule):
         error_feedback: whether what the codec kept back is added to the next step's gradients.
         refresh: rule that finds the codec's threshold while training; None keeps the codec's own.
         scope: `layer` finds a threshold for each parameter, `global` one for all together.
+        low_rank: rank of the factors that are sent, by the codec, in place of matrices of which
+            they are smaller; what they leave out is always added to the next step's gradients.
+            None: no factors.
         on_resize: use of what was kept back, in a resumed run of another world size: `sum` goes on
             with the sum over all ranks, `reset` with nothing.
     """
@@ -77,6 +99,7 @@ class GradientRule(AllReduceRule):
     error_feedback: bool = False
     refresh: ThresholdRefresh | None = None
     scope: Scope = "layer"
+    low_rank: LowRank | None = None
     on_resize: OnResize = "sum"
 
     def __post_init__(self) -> None:
@@ -97,6 +120,8 @@ class GradientRule(AllReduceRule):
             raise ValueError("refresh: only for codecs threshold and topk with a threshold > 0")
         if self.scope == "global" and self.refresh is None:
             raise ValueError("scope: global: only where refresh finds the threshold")
+        if self.low_rank is not None and not isinstance(self.low_rank, LowRank):
+            raise ValueError(f"low_rank: expected a LowRank, got {self.low_rank!r}")
         if self.error_feedback and self.codec.contract is Contract.EXACT:
             raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back")
 

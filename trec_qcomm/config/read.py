@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trec_qcomm.config.debugging import DebugRule
-from trec_qcomm.config.gradients import AllReduceRule, GradientRule, TableGradientRule
+from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank, TableGradientRule
 from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
@@ -140,6 +140,13 @@ def _rule(data: object, where: str) -> TableRule:
     return _located(where, lambda: TableRule(**values))
 
 
+_NESTED_IN_GRADIENT_RULES = (
+    ("link", Link),
+    ("refresh", ThresholdRefresh),
+    ("low_rank", LowRank),
+)
+
+
 def _dense_rules(data: object) -> GradientRule | list[GradientRule]:
     """Return one rule, or the list that the config has."""
     if not isinstance(data, list | tuple):
@@ -150,7 +157,7 @@ def _dense_rules(data: object) -> GradientRule | list[GradientRule]:
 def _gradient_rule(kind: type[R], data: object, where: str) -> R:
     values = _checked_keys(kind, data, where=f"{where}.")
     values["codec"] = codec_from_dict(values["codec"], where=f"{where}.codec")
-    for name, nested in (("link", Link), ("refresh", ThresholdRefresh)):
+    for name, nested in _NESTED_IN_GRADIENT_RULES:
         if name in values:
             values[name] = _nested(nested, values[name], f"{where}.{name}")
     return _located(where, lambda: kind(**values))

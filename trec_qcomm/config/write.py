@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from trec_qcomm.config.debugging import DebugRule
-from trec_qcomm.config.gradients import AllReduceRule, GradientRule
+from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank
 from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
@@ -66,7 +66,7 @@ def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
     for known in fields(rule):
         value = getattr(rule, known.name)
         if known.name != "codec" and value != known.default:
-            nested = isinstance(value, Link | ThresholdRefresh)
+            nested = isinstance(value, Link | ThresholdRefresh | LowRank)
             plain = list(value) if isinstance(value, tuple) else value
             data[known.name] = asdict(value) if nested else plain
     return data

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.gradients.test_device import net, train
 from trec_qcomm import Config, Fbgemm, GradientRule, Rowwise, compress_ddp
 from trec_qcomm.config import DebugRule
+from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.testing import run_ranks
 
 RULE = GradientRule(
@@ -92,6 +94,45 @@ def by_parameter():
     return together, alone, straight, train(ddp, [2]), list(next(iter(state.values()))["residuals"])
 
 
+LOW_RANK = [
+    {
+        "parameters": "*.weight", "codec": "float6", "block": 16, "min_numel": 8,
+        "low_rank": {"rank": 2},
+    },
+    {"codec": {"codec": "cast", "dtype": "bf16"}, "min_numel": 20, "block": 16},
+]  # fmt: skip
+
+
+def low_rank(folder):
+    """Return gradients of a run in small buckets, of its resumption, and what one rank owes."""
+    config = {"dense": [rule | {"algorithm": "two_shot"} for rule in LOW_RANK]}
+
+    def of_small_buckets(**options):
+        ddp = DistributedDataParallel(net(), bucket_cap_mb=0.0001, **options)
+        return ddp, compress_ddp(ddp, config)
+
+    ddp, handle = of_small_buckets()
+    straight = train(ddp, range(2))
+    model = copy.deepcopy(ddp.module.state_dict())
+    dcp.save({"trec_qcomm": handle}, checkpoint_id=folder)
+    straight += train(ddp, range(2, 4))
+    whole, watched = compressed(config | {"debug": {"every": 1, "tables": "0.weight"}})
+    in_one_bucket = train(whole, range(4))
+    assert "0.weight (left factor), dense" in watched.debug_summary()
+    ddp, again = of_small_buckets()
+    ddp.module.load_state_dict(model)
+    again.load_resized(folder)
+    resumed = train(ddp, range(2, 4))
+    (state,) = (v for k, v in again.state_dict().items() if k != "config")
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    _, one = of_small_buckets(process_group=alone)
+    one.load_resized(folder)
+    (resized,) = (v for k, v in one.state_dict().items() if k != "config")
+    saved = load_of_all_ranks(folder, "trec_qcomm")
+    saved.pop("config")
+    return straight, in_one_bucket, resumed, list(state["low_rank"]), resized, saved
+
+
 def refused(yaml):
     """Call it with what it does not take; the DDP is as before."""
     ddp = DistributedDataParallel(net())
@@ -116,6 +157,18 @@ def refused(yaml):
         (
             {"dense": [*({**RULES[0], "parameters": p} for p in ("[02].w*", "*.bias", "[02].*"))]},
             r"dense\[2\]\.parameters: dense\[0\] and dense\[1\] before it takes all its parameters",
+        ),
+        (
+            {"dense": MAPPING["dense"] | {"low_rank": {"rank": 7}}},
+            r"dense\.low_rank\.rank: 7: factors are smaller than none of the parameters: 0\.weight",
+        ),
+        (
+            {"dense": MAPPING["dense"] | {"low_rank": {"rank": 0}}},
+            r"dense\.low_rank: rank: 0 is not",
+        ),
+        (
+            {"dense": MAPPING["dense"] | {"low_rank": 4}},
+            r"dense\.low_rank: expected a mapping of ra",
         ),
         ({"dense": {"codec": "zip"}}, r"dense\.codec: unknown codec 'zip'; allowed: cast"),
     ):
@@ -147,7 +200,8 @@ def everything(folder):
     refused(yaml)
     more = debugged()
     checkpoint = resumed(folder / "checkpoint")
-    return every_form(yaml), exact_and_counted(), checkpoint, by_parameter(), more
+    rules = by_parameter(), low_rank(folder / "low_rank")
+    return every_form(yaml), exact_and_counted(), checkpoint, *rules, more
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +251,26 @@ def test_parameters_have_rules_of_their_own(ranks):
         assert not torch.equal(one[first:], other[first:])
         assert same(straight, resumed)
         assert set(names) == {"0.weight", "0.bias"}
+
+
+@pytest.mark.dist
+def test_factors_outlive_buckets_checkpoints_and_ranks(ranks):
+    runs = [results[4] for results in ranks]
+    for straight, in_one_bucket, resumed, names, resized, saved in runs:
+        assert same(straight, runs[0][0])  # the ranks have equal gradients
+        assert same(straight, in_one_bucket)
+        assert same(straight[2:], resumed)
+        assert set(names) == {"0.weight", "2.weight"}
+        states = list(saved.values())
+        assert len(states) == 2
+        for name in names:
+            of_all = [state["residuals"][name]["contribution"] for state in states]
+            owed_now = resized["residuals"][name]["contribution"]
+            assert bool(owed_now.any())
+            assert torch.allclose(owed_now, sum(of_all), rtol=2.0**-22, atol=0)
+            factors = [state["low_rank"][name] for state in states]
+            assert torch.equal(resized["low_rank"][name], factors[0])
+            assert torch.equal(*factors)
 
 
 @pytest.mark.dist

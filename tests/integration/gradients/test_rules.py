@@ -16,7 +16,7 @@ from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
 
-NUMELS = {"a.weight": 1000, "a.bias": 30, "b.weight": 700, "b.bias": 7, "c.weight": 500}
+NUMELS = {"a.weight": 1000, "a.bias": 30, "b.weight": 700, "b.bias": 40, "c.weight": 500}
 REFRESH = ThresholdRefresh(every=2, density=0.1, sample="all")
 RULES = (
     GradientRule(
@@ -58,7 +58,7 @@ def reduced(rules, world_size, steps=3):
     means, num_rounds = [], 0
     order = list(NUMELS)
     for step in range(steps):
-        names = order if step != 1 else order[::-1]  # as DDP after its first step
+        names = order if step != 2 else order[::-1]  # as DDP after its first step
         by_name = {shape.name: shape for shape in shapes(rules)}
         parts = [by_name[name] for name in names]
         buckets = [torch.cat([gradients(step, r)[n] for n in names]) for r in range(world_size)]
@@ -96,7 +96,7 @@ def test_each_rule_is_as_alone_in_as_many_messages(algorithm, world_size, kind):
     together, reductions, num_messages = reduced(rules, world_size)
     holder = {shape.name: shape.coding for shape in shapes(rules)}
     state = reductions[0].error_feedback.state_dict()
-    assert list(state) == [name for name, k in holder.items() if rules[k].error_feedback]
+    assert state.keys() == {name for name, k in holder.items() if rules[k].error_feedback}
     for number, rule in enumerate(rules):
         alone = replace(rule, parameters="*")
         names = [name for name, k in holder.items() if k == number]
@@ -125,7 +125,7 @@ def test_what_was_sent_and_what_is_left_is_what_there_was():
         each = torch.stack([gradients(s, r)[name] for s in range(steps) for r in range(3)])
         slack = 2.0**-20 * each.double().abs().sum(0) / 3  # of tens of float32 additions
         is_kept = bool(((sent + left - each.double().sum(0) / 3).abs() <= slack).all())
-        assert is_kept == (feeds or shape.numel < shape.block), name
+        assert is_kept == (feeds or shape.numel < RULES[shape.coding].min_numel), name
 
 
 def test_lists_survive_a_round_trip_and_one_rule_stays_a_mapping(tmp_path):

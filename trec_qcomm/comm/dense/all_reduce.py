@@ -19,16 +19,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
+from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape, feeds
 from trec_qcomm.comm.dense.coder import GradientTolerances, MessageCoder, Scratch
 from trec_qcomm.comm.dense.error_feedback import (
     CONTRIBUTION,
     OWNER,
+    BucketResiduals,
     ErrorFeedback,
+    LostValues,
     Site,
     stage_site,
 )
 from trec_qcomm.comm.dense.hooks import GradientObserver
+from trec_qcomm.comm.dense.low_rank.matrices import Matrices
 from trec_qcomm.comm.dense.recursive_doubling import recursive_doubling
 from trec_qcomm.comm.dense.ring import ring
 from trec_qcomm.comm.dense.two_shot import two_shot
@@ -124,6 +127,25 @@ def ring_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
     return 2 * (world_size - 1) * numel * itemsize // world_size
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """What a coded all-reduce is a part of, where one bucket takes several.
+
+    Args:
+        is_divided: whether the values were divided by N before.
+        raw_numel: number of values of the bucket that count as raw here; None: all of these.
+        lost: [E] float32, memory for what codecs keep back, in the bucket's order; None: residuals
+            are kept as usual.
+    """
+
+    is_divided: bool = False
+    raw_numel: int | None = None
+    lost: Tensor | None = None
+
+
+WHOLE = Part()
+
+
 class Reduction:
     """All-reduces of one rank, with the residuals and chunks that it keeps between them."""
 
@@ -152,9 +174,10 @@ class Reduction:
         self.traffic, self.tolerances = traffic, tolerances
         self.error_feedback: ErrorFeedback | None = None
         if any(coding.error_feedback for coding in options.codings):
-            fed = [p for p in parameters if options.codings[p.coding].error_feedback]
+            fed = [p for p in parameters if feeds(p, options.codings)]
             numels = {parameter.name: parameter.numel for parameter in fed}
             self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
+        self.matrices: Matrices | None = None  # parameters that are sent as factors
         self.observer: GradientObserver | None = None  # sees values, such as the debugger
         self.num_calls = 0
         self.num_steps = 0  # steps whose last bucket was started; part of the state
@@ -173,6 +196,7 @@ class Reduction:
         exact: bool = False,
         once: bool = False,
         is_last: bool = True,
+        part: Part = WHOLE,
     ) -> Rounds:
         """Return the rounds in which `bucket` becomes the mean over ranks.
 
@@ -185,6 +209,7 @@ class Reduction:
             exact: whether to send float32 and leave residuals alone.
             once: whether these shapes will not come again, so that their chunks need not be kept.
             is_last: whether this is the last bucket of its step.
+            part: what these values are a part of.
         Raises: ValueError: another dtype, device or size.
         """
         on_known_device = bucket.device.type == "cpu" or is_gpu(bucket.device)
@@ -205,13 +230,13 @@ class Reduction:
             chunks = BucketChunks(shapes, self.world_size, codings, self._numbers_of(shapes))
         else:
             chunks = self._chunks_of(shapes)
-        return self._rounds(chunks, bucket, self.num_calls, step, exact)
+        return self._rounds(chunks, bucket, self.num_calls, step, exact, part)
 
     def _rounds(
-        self, chunks: BucketChunks, bucket: Tensor, call: int, step: int, exact: bool
+        self, chunks: BucketChunks, bucket: Tensor, call: int, step: int, exact: bool, part: Part
     ) -> Rounds:
-        feedback = self.error_feedback if chunks.has_feedback else None
-        residuals = None if feedback is None else feedback.for_bucket(chunks)
+        values = self._scratch.empty("values", len(bucket), bucket)
+        residuals = self._residuals_of(chunks, values, part)
         observer = None if exact else self.observer
         measurement = None if observer is None else observer.begin(chunks, step)
         coder = MessageCoder(
@@ -230,16 +255,26 @@ class Reduction:
             slots=self._slots_for(bucket),
             measurement=measurement,
         )
-        values = self._scratch.empty("values", len(bucket), bucket)
         chunks.gather(bucket, values)
-        values.div_(self.world_size)
+        if not part.is_divided:
+            values.div_(self.world_size)
         yield from ALGORITHMS[self.options.algorithm](coder, values)
         if residuals is not None:
             residuals.end(values.isfinite().all())
         if measurement is not None:
             measurement.end(values)
         chunks.scatter(values, bucket)
-        self._add_traffic(coder, len(values))
+        if isinstance(residuals, LostValues) and part.lost is not None:
+            chunks.scatter(residuals.lost, part.lost)
+        self._add_traffic(coder, len(values) if part.raw_numel is None else part.raw_numel)
+
+    def _residuals_of(
+        self, chunks: BucketChunks, values: Tensor, part: Part
+    ) -> BucketResiduals | LostValues | None:
+        if part.lost is not None:
+            return LostValues(values)
+        feedback = self.error_feedback if chunks.has_feedback else None
+        return None if feedback is None else feedback.for_bucket(chunks)
 
     def _slots_for(self, bucket: Tensor) -> RoundHistories | None:
         """Return the histories of slots.

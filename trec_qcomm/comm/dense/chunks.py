@@ -54,12 +54,19 @@ class ParameterShape(NamedTuple):
         numel: n, the number of its values.
         block: D >= 1, how many adjacent values are one row to the codec.
         coding: number of the parameter's Coding.
+        is_factor: whether it is a factor of a matrix, which has no residual of its own.
     """
 
     name: str
     numel: int
     block: int
     coding: int = 0
+    is_factor: bool = False
+
+
+def feeds(parameter: ParameterShape, codings: Sequence[Coding]) -> bool:
+    """Return whether a parameter has residuals."""
+    return codings[parameter.coding].error_feedback and not parameter.is_factor
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,10 @@ class BucketChunks:
         """Return the codecs of a parameter's values. Args: parameter: its number."""
         return self.codings[self.parameters[parameter].coding]
 
+    def feeds(self, parameter: int) -> bool:
+        """Return whether a parameter has residuals. Args: parameter: its number."""
+        return feeds(self.parameters[parameter], self.codings)
+
     @cached_property
     def fixed_size(self) -> bool:
         """Whether the codecs of all parameters are of fixed size."""
@@ -175,7 +186,7 @@ class BucketChunks:
     @cached_property
     def has_feedback(self) -> bool:
         """Whether some parameter has residuals."""
-        return any(self.coding_of(p).error_feedback for p in range(len(self.parameters)))
+        return any(map(self.feeds, range(len(self.parameters))))
 
     def _ranges(self, parameter: ParameterShape, chunk: int) -> list[tuple[int, int, bool]]:
         """Return (begin, numel, coded) of a parameter's pieces in one chunk, none empty."""

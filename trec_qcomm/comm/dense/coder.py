@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
-from trec_qcomm.comm.dense.error_feedback import BucketResiduals
+from trec_qcomm.comm.dense.error_feedback import BucketResiduals, LostValues
 from trec_qcomm.comm.dense.hooks import GradientMeasurement
 from trec_qcomm.comm.frame_coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frame_decoding import decode_frames, decode_own
@@ -143,7 +143,7 @@ class MessageCoder:
         scratch: Scratch,
         alignment: int = ALIGNMENT,
         device: torch.device = _CPU,
-        residuals: BucketResiduals | None = None,
+        residuals: BucketResiduals | LostValues | None = None,
         tolerances: GradientTolerances | None = None,
         measure: bool = False,
         slots: RoundHistories | None = None,

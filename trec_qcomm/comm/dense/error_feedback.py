@@ -51,8 +51,7 @@ def owed(sites: Mapping[Site, Tensor]) -> Tensor:
     """
     total = torch.zeros(next(iter(sites.values())).shape)
     for site, residual in sites.items():
-        stage = int(site.removeprefix("stage")) if site.startswith("stage") else 0
-        total += residual.cpu() / (1 << stage)
+        total += residual.cpu() / _num_holders(site)
     return total
 
 
@@ -131,7 +130,7 @@ class BucketResiduals:
                         f"residual of {name!r}, {site}: {list(residual.shape)}, not [{numel}]"
                     )
         self._chunks, self._kept = chunks, kept
-        self._fed = [p for p in chunks.pieces if chunks.coding_of(p.parameter).error_feedback]
+        self._fed = [p for p in chunks.pieces if chunks.feeds(p.parameter)]
         self._held: dict[Key, Tensor] = {}
         self._pending: dict[Key, Tensor] = {}
         self._places: dict[tuple[int, int], tuple[Tensor, ...]] = {}
@@ -233,7 +232,7 @@ class BucketResiduals:
     def write_to(self, kept: dict[str, dict[Site, Tensor]]) -> None:
         """Write all residuals to `kept`, by name and site."""
         for number, (name, *_) in enumerate(self._chunks.parameters):
-            if not self._chunks.coding_of(number).error_feedback:
+            if not self._chunks.feeds(number):
                 continue
             kept[name] = {site: residual.clone() for site, residual in self._kept[name].items()}
         numel = {parameter.name: parameter.numel for parameter in self._chunks.parameters}
@@ -252,3 +251,38 @@ class BucketResiduals:
             if whole is not None and begin <= p.start < end:
                 residual[p.start - begin : p.end - begin] = whole[p.begin : p.begin + p.numel]
         return residual
+
+
+class LostValues:
+    """What codecs keep back in one all-reduce, summed up and not added to anything.
+
+    It takes the place of BucketResiduals where the caller keeps what was lost in another form.
+    Over all ranks it adds up to what the result lacks.
+
+    Attributes:
+        lost: [E] float32, this rank's share, in the order of `values`.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        """Begin without losses. Args: values: [E] float32, what is all-reduced."""
+        self.lost = torch.zeros_like(values)
+
+    def add(self, values: Tensor, span: ChunkSpan, site: Site) -> Waiting:
+        """Add nothing."""
+        return []
+
+    def note(
+        self, before: Tensor, after: Tensor, waiting: Waiting, span: ChunkSpan, site: Site
+    ) -> Tensor:
+        """Add what was lost. See BucketResiduals.note."""
+        lost = before - after
+        self.lost[span.begin : span.end] += lost / _num_holders(site)
+        return lost
+
+    def end(self, finite: Tensor) -> None:
+        """Do nothing."""
+
+
+def _num_holders(site: Site) -> int:
+    """Return how many ranks keep back the same at a site."""
+    return 1 << int(site.removeprefix("stage")) if site.startswith("stage") else 1

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan, Piece
+from trec_qcomm.comm.dense.low_rank.matrices import parameter_of
 from trec_qcomm.config import DebugRule
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.debug.coding import pack
@@ -41,7 +42,11 @@ class GradientDebugger:
             matches: function that says whether a parameter is measured.
         """
         self.rule, self.recorder, self.direction = rule, recorder, direction
-        self._is_due, self.matches = is_due, matches
+        self._is_due, self._matches = is_due, matches
+
+    def matches(self, name: str) -> bool:
+        """Return whether a parameter is measured, or the one of which this is a factor."""
+        return self._matches(parameter_of(name))
 
     def begin(self, chunks: BucketChunks, step: int) -> "BucketDebugger | None":
         """Return an onlooker of one bucket, or None if this step is not measured."""

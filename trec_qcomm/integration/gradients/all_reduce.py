@@ -173,8 +173,9 @@ class GradientAllReduce(ABC):
     def state_dict(self) -> State:
         """Return this rank's state: residuals, thresholds and the number of steps, on CPU.
 
-        It is {"rank0of4": {"num_steps", "residuals": {parameter: {site: [n]}}, "thresholds": ...}}:
-        the key names the rank because DCP stores equal names of all ranks once.
+        It is {"rank0of4": {"num_steps", "residuals": {parameter: {site: [n]}}, "thresholds": ...,
+        "low_rank": {parameter: [r, m]}}}, of which the last is what the next factors begin from.
+        The key names the rank because DCP stores equal names of all ranks once.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. No state is returned that
             was made with it.
@@ -183,9 +184,13 @@ class GradientAllReduce(ABC):
             return by_rank_key(self._loaded)
         self._checks.raise_found(wait=True)
         state: State = {"num_steps": torch.tensor(self._reduction.num_steps)}
-        if self._reduction.error_feedback is not None:
-            with side_stream(self._device, use="gradients"):
+        with side_stream(self._device, use="gradients"):
+            if self._reduction.error_feedback is not None:
                 state["residuals"] = self._reduction.error_feedback.state_dict()
+            if self._reduction.matrices is not None:
+                state["residuals"] = state.get("residuals", {})
+                state["residuals"] |= self._reduction.matrices.residuals()
+                state["low_rank"] = self._reduction.matrices.right_factors()
         if isinstance(self._reduction.tolerances, ThresholdsByRule):
             state["thresholds"] = self._reduction.tolerances.state_dict()
         return {rank_key(self._reduction.rank, self._reduction.world_size): state}
@@ -201,7 +206,7 @@ class GradientAllReduce(ABC):
         check_names(state, "state of gradients")
         loaded = by_short_key(_on_cpu(state))
         for key, of_rank in loaded.items():
-            names = ("num_steps", "residuals", "thresholds")
+            names = ("num_steps", "residuals", "thresholds", "low_rank")
             check_names(of_rank, f"state of gradients: {key}", names, needed="num_steps")
         self._loaded = loaded
         if self._shapes_by_parameter:
@@ -227,21 +232,24 @@ class GradientAllReduce(ABC):
         if isinstance(reduction.tolerances, ThresholdsByRule) and state is not None:
             reduction.tolerances.load_state_dict(state.get("thresholds", {}))
         with side_stream(device, use="gradients"):
-            self._load_residuals(reduction, shapes, state)
+            residuals = self._loaded_residuals(reduction.world_size, shapes, state)
+            if reduction.matrices is not None:
+                names = reduction.matrices.shapes.keys() & residuals.keys()
+                flat = {name: owed(residuals.pop(name)) for name in names}
+                reduction.matrices.load(flat, (state or any_state).get("low_rank", {}))
+            if reduction.error_feedback is not None:
+                reduction.error_feedback.load_state_dict(residuals)
 
-    def _load_residuals(
-        self, reduction: Reduction, shapes: Sequence[ParameterShape], state: State | None
-    ) -> None:
-        """Continue from the residuals of this rank's state, or of all ranks' where it has none."""
-        dropped = {s.name for s in shapes if not self._keeps_residual(s, resized=state is None)}
-        if reduction.error_feedback is None or (state is None and len(dropped) == len(shapes)):
-            return
+    def _loaded_residuals(
+        self, world_size: int, shapes: Sequence[ParameterShape], state: State | None
+    ) -> dict[str, dict[str, Tensor]]:
+        """Return the residuals of this rank's state, or a share of all ranks' where it has none."""
+        used = {s.name: self._keeps_residual(s, resized=state is None) for s in shapes}
         if state is not None:
             residuals = state.get("residuals", {})
         else:
-            residuals = _even_residuals(self._loaded, reduction.world_size)
-        kept = {name: sites for name, sites in residuals.items() if name not in dropped}
-        reduction.error_feedback.load_state_dict(kept)
+            residuals = _even_residuals(self._loaded, world_size) if any(used.values()) else {}
+        return {name: sites for name, sites in residuals.items() if used.get(name, True)}
 
 
 def _hook(

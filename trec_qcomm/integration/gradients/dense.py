@@ -9,17 +9,19 @@ Knows: DDP, rules of the config, thresholds. Does not know: TorchRec, algorithms
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
+from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import GradientRule
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
-from trec_qcomm.integration.gradients.reduction import make_coding, make_reduction
+from trec_qcomm.integration.gradients.reduction import make_coding, make_reduction, sent_shapes
 from trec_qcomm.integration.gradients.thresholds import ThresholdsByRule
 
 Rules = GradientRule | Sequence[GradientRule]
@@ -41,6 +43,7 @@ class DenseGradients(GradientAllReduce):
         super().__init__(rules, **options)
         self._rules, self._source = rules_of(rules), source
         self._patterns = parameter_patterns(rules)
+        self._matrices: list[MatrixShape] = []  # parameters that are sent as factors
 
     def _shapes_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
@@ -51,13 +54,35 @@ class DenseGradients(GradientAllReduce):
         numbers = {name: self._patterns.holder(name, self._source) for name in names.values()}
         if names or any(rule.parameters != ("*",) for rule in self._rules):
             self._patterns.check_names(names.values(), self._source)
-        for number, rule in enumerate(self._rules):
-            sizes = {name: p.numel() for p, name in names.items() if numbers[name] == number}
-            _check_some_block(rule, sizes, f"{self._source}: {self._patterns.place(number)}")
-        return {
-            p: [ParameterShape(name, p.numel(), self._rules[numbers[name]].block, numbers[name])]
+        shapes = {
+            p: ParameterShape(name, p.numel(), self._rules[numbers[name]].block, numbers[name])
             for p, name in names.items()
         }
+        matrices = [self._matrix(shape, p.shape) for p, shape in shapes.items()]
+        self._matrices = [matrix for matrix in matrices if matrix is not None]
+        for number, rule in enumerate(self._rules):
+            place = f"{self._source}: {self._patterns.place(number)}"
+            ours = [shape for shape in shapes.values() if shape.coding == number]
+            factors = [matrix for matrix in self._matrices if matrix.coding == number]
+            _check_some_block(rule, sent_shapes(ours, factors), place)
+            if rule.low_rank is not None and ours and not factors:
+                raise ValueError(
+                    f"{place}.low_rank.rank: {rule.low_rank.rank!r}: factors are smaller than none "
+                    f"of the parameters: {', '.join(shape.name for shape in ours)}"
+                )
+        return {p: [shape] for p, shape in shapes.items()}
+
+    def _matrix(self, shape: ParameterShape, size: torch.Size) -> MatrixShape | None:
+        """Return the form in which a parameter is sent as factors, None where it is not."""
+        low_rank = self._rules[shape.coding].low_rank
+        if low_rank is None or len(size) < 2 or not shape.numel:
+            return None
+        num_rows, num_columns = size[0], shape.numel // size[0]
+        if not low_rank.is_smaller(num_rows, num_columns):
+            return None
+        return MatrixShape(
+            shape.name, num_rows, num_columns, low_rank.rank, shape.block, shape.coding
+        )
 
     def _make_reduction(
         self, shapes: Sequence[ParameterShape], rank: int, world_size: int
@@ -68,6 +93,7 @@ class DenseGradients(GradientAllReduce):
             rank,
             world_size,
             self.traffic,
+            matrices=self._matrices,
             seed=self._seed,
             measure_error=self._measure_error,
             slots=self._slots,
@@ -75,24 +101,25 @@ class DenseGradients(GradientAllReduce):
 
     def _keeps_residual(self, shape: ParameterShape, *, resized: bool) -> bool:
         rule = self._rules[shape.coding]
-        return rule.error_feedback and (not resized or rule.on_resize == "sum")
+        keeps = rule.error_feedback or shape.name in {matrix.name for matrix in self._matrices}
+        return keeps and (not resized or rule.on_resize == "sum")
 
     def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:
         return self._reduction.start(shapes, values, exact=self._is_exact(), is_last=is_last)
 
 
-def _check_some_block(rule: GradientRule, sizes: Mapping[str, int], place: str) -> None:
+def _check_some_block(rule: GradientRule, sent: Sequence[ParameterShape], place: str) -> None:
     """Raise ValueError where blocks are so large that nothing would be coded.
 
     Parameters that are all smaller than `min_numel` are left as they are.
 
-    Args: sizes: numbers of values of the rule's parameters.  place: place of the rule, for errors.
+    Args: sent: shapes that the rule's codec gets.  place: place of the rule, for errors.
     """
-    largest = max(sizes, key=lambda name: sizes[name], default=None)
-    if largest is not None and rule.min_numel <= sizes[largest] < rule.block:
+    largest = max(sent, key=lambda shape: shape.numel, default=None)
+    if largest is not None and rule.min_numel <= largest.numel < rule.block:
         raise ValueError(
             f"{place}.block: {rule.block!r}: no parameter has so many values; the largest, "
-            f"{largest!r}, has {sizes[largest]}"
+            f"{largest.name!r}, has {largest.numel}"
         )
 
 
@@ -103,6 +130,7 @@ def make_dense_reduction(
     world_size: int,
     traffic: Traffic,
     *,
+    matrices: Sequence[MatrixShape] = (),
     seed: int = 0,
     measure_error: bool = False,
     slots: SlotOptions | None = None,
@@ -125,6 +153,7 @@ def make_dense_reduction(
         world_size,
         traffic,
         codings=[make_coding(rule) for rule in listed],
+        matrices=matrices,
         make_tolerances=make_thresholds if needs_thresholds else None,
         seed=seed,
         measure_error=measure_error,

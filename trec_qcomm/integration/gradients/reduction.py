@@ -17,6 +17,8 @@ from trec_qcomm.comm.dense.all_reduce import (
 )
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.coder import GradientTolerances
+from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
+from trec_qcomm.comm.dense.low_rank.reduction import LowRankReduction
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import AllReduceRule, GradientRule
 from trec_qcomm.core.codec import check_dim
@@ -33,6 +35,7 @@ def make_reduction(
     traffic: Traffic,
     *,
     codings: Sequence[Coding] | None = None,
+    matrices: Sequence[MatrixShape] = (),
     make_tolerances: Callable[[BucketChunks, Sequence[str]], GradientTolerances] | None = None,
     seed: int = 0,
     measure_error: bool = False,
@@ -46,6 +49,7 @@ def make_reduction(
         traffic: counters of what is sent.
         codings: codecs of the values, which the parameters name by number; None: the rule's codec
             for all.
+        matrices: shapes of the parameters that are sent as factors of low rank.
         make_tolerances: function that makes the rule of the codec's tolerances, from the chunks of
             all parameters and the names of the sites at which this rank encodes.
         seed: seed of stochastic rounding.
@@ -54,9 +58,10 @@ def make_reduction(
     Raises: ValueError: rows of a length that the codec does not take.
     """
     codings = tuple(codings or [make_coding(rule)])
-    for parameter in parameters:
-        check_dim(codings[parameter.coding].codec, parameter.block, repr(parameter.name))
-    chunks = BucketChunks(tuple(parameters), world_size, codings)
+    sent = sent_shapes(parameters, matrices)
+    for shape in sent:
+        check_dim(codings[shape.coding].codec, shape.block, repr(shape.name))
+    chunks = BucketChunks(sent, world_size, codings)
     options = AllReduceOptions(
         codings=codings,
         algorithm=_algorithm(rule, chunks),
@@ -67,9 +72,18 @@ def make_reduction(
     tolerances = None
     if make_tolerances is not None:
         tolerances = make_tolerances(chunks, sites(options.algorithm, rank, world_size))
-    return Reduction(
-        options, rank, world_size, traffic, parameters=parameters, tolerances=tolerances
-    )
+    kept = {"parameters": sent, "tolerances": tolerances}
+    if matrices:
+        return LowRankReduction(options, rank, world_size, traffic, matrices=matrices, **kept)
+    return Reduction(options, rank, world_size, traffic, parameters=sent, tolerances=tolerances)
+
+
+def sent_shapes(
+    parameters: Sequence[ParameterShape], matrices: Sequence[MatrixShape]
+) -> tuple[ParameterShape, ...]:
+    """Return the shapes of what is sent: factors in place of some parameters."""
+    factors = {matrix.name: (matrix.left, matrix.right) for matrix in matrices}
+    return tuple(shape for p in parameters for shape in factors.get(p.name, (p,)))
 
 
 def make_coding(rule: AllReduceRule) -> Coding:
