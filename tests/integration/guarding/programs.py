@@ -1,5 +1,6 @@
 """Trainings whose codecs change, by hand and by a guard, for the tests beside."""
 
+import json
 import math
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,7 +37,7 @@ from trec_qcomm import (
 from trec_qcomm.config import GuardRule
 
 TABLES = ("cw", "cw_shared", "tw_first", "tw_last")  # dp is not sent
-NOISY = Rowwise(2, "stochastic")
+NOISY, FINER = Rowwise(2, "stochastic"), Rowwise(8, "stochastic")
 
 
 def run(name_and_folder):
@@ -112,20 +113,26 @@ def changed(folder):
     return same
 
 
-def loss_of(qcomm, dmp, added=math.inf):
-    """Return a loss that is 1 with exact rows, and more with others."""
+def loss_of(qcomm, dmp, added=None):
+    """Return a loss that is 1 with exact rows, and more with others.
+
+    It is more by `added`, or by a squared error with its noise, and infinite if that is large.
+    """
 
     def loss(features):
         out = dmp(features)
         with qcomm.bypass():
             exact = dmp(features)
         torch.rand(())  # as dropout would
-        return 1 + (added if bool((out != exact).any()) else 0)
+        error = float(((out - exact) ** 2).mean())
+        if added is not None:
+            return 1 + added * (error > 0)
+        return 1 + (math.inf if error > LARGE else error)
 
     return loss
 
 
-def guarded(config, folder=None, added=math.inf, **options):
+def guarded(config, folder=None, added=None, **options):
     """Return a QComm, model and optimizer, and a guard that probes one batch."""
     qcomm, dmp, optimizer = sharded(config)
     file = None if folder is None else f"{folder}/guard.jsonl"
@@ -143,8 +150,9 @@ def train_guarded(dmp, optimizer, guard, steps):
 
 
 EPISODE = GuardRule(
-    every=1, limit_ne=0.1, raise_after=2, lower_after=2, patience=2, ladder=[NOISY, Rowwise(8)]
+    every=1, limit_ne=0.1, raise_after=2, lower_after=2, patience=2, ladder=[NOISY, FINER]
 )
+LARGE = 1e-7  # error of the coarse codec, not of the finer one
 COARSE = config_of(NOISY, tables="tw_last", guard=EPISODE)
 FIRST_TRIP = 4  # the fourth reading is the first that may show a finite change
 
@@ -186,7 +194,7 @@ def resumed(folder):
     train_guarded(dmp, optimizer, guard, range(1))
     dcp.save({"model": dmp.state_dict(), "trec_qcomm": qcomm}, checkpoint_id=folder)
     saved = qcomm.state_dict()
-    straight = train_guarded(dmp, optimizer, guard, range(1, 4))
+    straight = train_guarded(dmp, optimizer, guard, range(1, 4)), guard.state_text()
     outcomes = {}
     for name in ("loaded", "resized"):
         qcomm, dmp, optimizer = sharded(COARSE)
@@ -203,8 +211,11 @@ def resumed(folder):
         outcomes[name] = in_force
         if name == "loaded":
             guard = qcomm.guard(loss_of(qcomm, dmp), [batch(100, 6)])
-            outcomes["same"] = straight == train_guarded(dmp, optimizer, guard, range(1, 4))
-            outcomes["events"] = told(straight[1])
+            again = train_guarded(dmp, optimizer, guard, range(1, 4)), guard.state_text()
+            outcomes["same"] = straight == again
+            readings = json.loads(again[1])["policy"]["readings"]
+            outcomes["noise"] = any(readings[-1])
+            outcomes["events"] = told(straight[0][1])
     (sums,) = saved["guard_signals"].values()
     qcomm, dmp, _ = sharded(COARSE)
     qcomm.load_state_dict(saved | {"guard_signals": {"rank7of9": sums}})

@@ -2,14 +2,15 @@
 
 import pytest
 
+from tests.integration.guarding import programs as trainings
 from tests.integration.guarding.programs import CHANGES, TABLES, run
 from tests.rank_programs import results_of, run_programs
-from trec_qcomm import Identity, Rowwise, records
+from trec_qcomm import Identity, records
 
 PROGRAMS = (
     "changed", "episode", "resumed", "pipelined", "refused", "signals", "bad_input", "skipped",
 )  # fmt: skip
-FINER, EXACT = repr(Rowwise(8)), repr(Identity())
+FINER, EXACT = repr(trainings.FINER), repr(Identity())
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +76,6 @@ def infinite(begin):
         ("raise", "loss", *table, EXACT, 1),
         ("calm", "calm", None, None, None, 3),
         ("lower", "calm", *table, FINER, 3),
-        ("trip", "loss", None, None, None, 4),
-        ("raise", "loss", *table, EXACT, 4),
     ][begin:]
 
 
@@ -84,6 +83,7 @@ def infinite(begin):
 def test_a_run_that_is_resumed_in_an_episode_is_the_same(programs):
     for rank in results_of(programs["resumed"]):
         assert rank["same"]
+        assert rank["noise"]  # of the codec, which is drawn anew at each probe
         assert rank["events"] == infinite(2)
         assert repr(rank["loaded"]) == repr(rank["resized"]) == repr(rank["foreign"]) == EXACT
 

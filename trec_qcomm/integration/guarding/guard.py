@@ -157,7 +157,12 @@ class Guard:
 
     def state_text(self) -> str:
         """Return the state, equal on all ranks, as text."""
-        return json.dumps({"num_steps": self._num_steps, "policy": self._policy.state_dict()})
+        codecs = {
+            table: {direction: repr(codec) for direction, codec in by_direction.items()}
+            for table, by_direction in self.codecs.items()
+        }
+        state = {"num_steps": self._num_steps, "policy": self._policy.state_dict()}
+        return json.dumps(state | {"codecs": codecs})
 
     def load(self, text: str) -> None:
         """Go on from a `state_text`, and use its codecs. It may be of another number of ranks."""

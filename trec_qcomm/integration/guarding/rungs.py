@@ -75,7 +75,7 @@ def codecs_of_state(text: str, config: Config) -> dict[str, dict[Direction, Code
     if not text or config.guard is None:
         return {}
     try:
-        saved = json.loads(text)["policy"]["rungs"]
+        saved = json.loads(text)["codecs"]
         names = {table: dict(of_table) for table, of_table in saved.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"state: guard: no state of a guard: {error!r}") from error
