@@ -4,6 +4,7 @@ At 128 values a row they are 5.3x and 7.9x smaller than float32.
 Source: Rouhani et al. 2023 (microscaling formats); ops.minifloat says what is ours.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -20,7 +21,7 @@ Rounding = Literal["nearest", "stochastic"]
 _WIRE_IDS = {"e4m1": 12, "e3m2": 13}
 
 
-class _Minifloat:
+class _Minifloat(ABC):
     """What both codecs do, with `bits` bits a value, `exponent_bits` of them an exponent's."""
 
     fixed_size: ClassVar[bool] = True
@@ -30,9 +31,9 @@ class _Minifloat:
     rounding: Rounding
 
     @property
+    @abstractmethod
     def exponent_bits(self) -> int:
         """Bits of a value's exponent."""
-        raise NotImplementedError
 
     @property
     def contract(self) -> Contract:
