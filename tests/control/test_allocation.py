@@ -45,6 +45,8 @@ def test_the_budget_is_used_up_to_the_last_part():
     assert {o.name for o in allocate(options, 1.0).values()} == {"coarse"}
     assert [o.name for o in allocate(options, 0.99).values()].count("fine") == 1
     assert {o.name for o in allocate(options, 0.0).values()} == {"fine"}
+    over = {f"{n}": [Option("fine", 10, 0), Option("coarse", 1, 0.25004)] for n in range(4)}
+    assert sum(option.loss for option in allocate(over, 1.0).values()) < 1
 
 
 def test_bad_input_is_named():

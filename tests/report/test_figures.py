@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from tests.report import sample_records as samples
-from trec_qcomm.records import SeedEvaluation, SeedTraining
+from trec_qcomm.records import SearchRecord, SeedEvaluation, SeedTraining
 from trec_qcomm.report.__main__ import notes
 from trec_qcomm.report.figures import (
     break_even,
     codecs,
     losses,
+    search,
     simulation,
     step_time,
     traffic,
@@ -20,7 +21,7 @@ from trec_qcomm.report.figures.quality import intervals, joined, rate_distortion
 from trec_qcomm.report.figures.quality.studies import StudySetup
 from trec_qcomm.report.gates import EVALUATION, TRAINING, Verdict
 from trec_qcomm.report.runs import fingerprint, renamed, runs_of, setup_labels
-from trec_qcomm.report.style import Looks
+from trec_qcomm.report.style import Looks, render
 from trec_qcomm.report.verdicts import Rules
 
 STUDY = {"batch_size": 64, "embedding_dim": 8}
@@ -422,3 +423,22 @@ def test_predictions_count_where_the_model_was_not_fitted():
     assert figures[1].rows[0] == ("stock", 8, "tw", 100.0, 32.0, 25.0)
     assert figures[3].rows[1] == ("int4", "stock", 64, "tw", "always", None)
     assert figures[1].notes == ["Assumed: overlap 0.5."]
+
+
+def test_plans_of_a_search_are_drawn_over_their_bytes(tmp_path):
+    def plan(name, budget, nbytes, **figures):
+        figures |= {"budget": budget, "nbytes": nbytes, "float32_nbytes": 1e5, "error": 0.001}
+        return SearchRecord(configuration=name, stage="plan", num_ranks=4, setup=STUDY,
+                            figures={"expected": budget / 2, **figures})  # fmt: skip
+
+    shown = {"loss mean": 0.011, "loss low": 0.002, "loss high": 0.02, "num_seeds": 20}
+    given = [plan("half", 0.01, 2e4), plan("plan", 0.02, 1e4, **shown), plan("best", 0.0, 3e4)]
+    (figure,) = search.build([*given, given[0]])
+    assert figure.columns[-3:] == ("loss, mean [%]", "loss, low [%]", "loss, high [%]")
+    assert [row[0] for row in figure.rows] == ["best", "half", "plan"]
+    assert figure.rows[2] == ["plan", 0.02, 10.0, 10.0, 0.01, 0.001, 20, 0.011, 0.002, 0.02]
+    assert figure.rows[1][-3:] == [None] * 3
+    (finding,) = figure.findings
+    assert finding.text.startswith("The plan plan sends 10.0% of float32's bytes of rows")
+    assert "<svg" in render(figure, tmp_path)
+    assert (tmp_path / "search.png").exists()

@@ -3,6 +3,7 @@
 It writes the debug records that a config asks for, as a QComm would.
 """
 
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +83,9 @@ def train(config: Config, seed: int, perturbation: float) -> Model:
 
 
 def _record(step: int, table: str, direction: str, codec: Codec, is_shadow: bool) -> DebugRecord:
-    import math
-
     return DebugRecord(
         configuration="planted", rank=0, step=step, name=table, direction=direction,
         codec=repr(codec), is_shadow=is_shadow, num_rows=ROWS[table],
-        num_values=ROWS[table] * DIM, rms=0.1, bits=bits(codec),
+        num_values=ROWS[table] * DIM, rms=0.1, bits=bits(codec) * (1 if step else 2),
         snr_db=-10 * math.log10(noise(codec)) if noise(codec) else None,
     )  # fmt: skip

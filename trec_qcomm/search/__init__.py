@@ -20,11 +20,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
-from trec_qcomm.config import Config, UniqueBagsChoice, read_config
-from trec_qcomm.quality.configurations import AnyConfig
+from trec_qcomm.config import Config, UniqueBagsChoice
+from trec_qcomm.quality.configurations import AnyConfig, configs_by_name
 from trec_qcomm.quality.engine import Train
 from trec_qcomm.records import LimitsByMetric, Scalar
 from trec_qcomm.search.candidates import Candidates, Given, default_candidates
@@ -70,6 +71,13 @@ class SearchResult:
     def config(self) -> Config:
         """The config of the plan of the budget."""
         return self.search.config(self.plan)
+
+    def random_plans(self, count: int, seed: int = 0) -> dict[str, Plan]:
+        """Return plans of random candidates that cost as much as the plan, to compare it with."""
+        planner = Planner(self.model, self.search.candidates, self.search.link_gb_s)
+        random = Random(seed)
+        names = [f"random{number:02}" for number in range(1, count + 1)]
+        return {name: planner.random_plan(name, self.plan.cost, random) for name in names}
 
     def text(self, name: str = "plan") -> str:
         """Return the config of a plan as YAML, with the reasons in comments."""
@@ -164,12 +172,13 @@ def search(
     )  # fmt: skip
     if isinstance(metrics, str) or not metrics:
         raise ValueError(f"metrics: expected a list of names, got {metrics!r}")
+    configs = configs_by_name({"base": "fp32" if base is None else base, "baseline": baseline})
     starts = (first_seed + FAR * number for number in range(1, rounds + 1))
     verification = [range(start, start + verification_seeds) for start in starts]
     settings = Search(
         train=train, candidates=chosen, budget=budget, folder=Path(path), metrics=list(metrics),
-        evaluation=dict(evaluation or {}), base=read_config("fp32" if base is None else base),
-        baseline=baseline, unique_bags=unique_bags, link_gb_s=link_gb_s,
+        evaluation=dict(evaluation or {}), base=configs["base"],
+        baseline=configs["baseline"], unique_bags=unique_bags, link_gb_s=link_gb_s,
         probe_seeds=range(first_seed, first_seed + probe_seeds),
         calibration_seeds=range(first_seed, first_seed + calibration_seeds),
         verification_seeds=verification, verify_all=verify_all, use=use, every=every,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Any
 
 from trec_qcomm.config import read_yaml
 from trec_qcomm.quality import TrainingFailedError
-from trec_qcomm.search import search
+from trec_qcomm.search import SearchResult, search
 
 INTERRUPTED, FAILED = 130, 1  # exit status
 Make = Callable[[list[str]], Mapping[str, Any]]  # words -> arguments of `search`
@@ -64,18 +65,23 @@ def main(
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     print(result)
-    files = {"plan": options.out} | {
-        name: options.out.with_stem(f"{options.out.stem}-{name}") for name in ("half", "twice")
-    }
-    for name, file in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        result.write(file, name)
+    write_plans(result, options.out, num_random=options.random)
     plan = result.plan
     print(
         f"{len(plan.choice)} tables, {plan.nbytes:.0f} bytes a rank and step, expected "
         f"{plan.expected:+.4f} %; {plan.verdict or 'not verified'}; wrote {options.out}"
     )
     return 0
+
+
+def write_plans(result: SearchResult, path: Path, *, num_random: int) -> None:
+    """Write the plan, and beside it, by name, those of other budgets and random ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    others = result.random_plans(num_random)
+    everything = replace(result, plans={**result.plans, **others})
+    for name in everything.plans:
+        file = path if name == "plan" else path.with_stem(f"{path.stem}-{name}")
+        everything.write(file, name)
 
 
 def build_parser(description: str | None, *, with_train: bool) -> argparse.ArgumentParser:
@@ -104,6 +110,7 @@ def build_parser(description: str | None, *, with_train: bool) -> argparse.Argum
     add("--verify-all", action="store_true", help="half and twice the budget, too")
     add("--use", type=float, default=0.5, help="share of the budget to plan with (default 0.5)")
     add("--every", type=int, default=50, help="steps between probes (default 50)")
+    add("--random", type=int, default=0, metavar="N", help="random plans of equal cost, too")
     add("--jobs", type=int, default=1, help="processes of one thread each (default 1)")
     return parser
 
@@ -128,6 +135,8 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     if verified:
         arguments["verification_seeds"] = options.verification_seeds
     if options.codecs is not None:
+        if not options.codecs.is_file():
+            raise ValueError(f"--codecs {options.codecs}: no such file")
         arguments["candidates"] = read_yaml(options.codecs)
     arguments |= {name: getattr(options, name) for name in _given(options)}
     return arguments | {"budget": options.budget_ne}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 from trec_qcomm.control.allocation import Option, allocate, next_finer, price
 from trec_qcomm.control.cost_model import FLOAT32_NBYTES, measure_throughput
@@ -103,6 +104,29 @@ class Planner:
         chosen = allocate(named, most)
         codecs = {item: self._codec(item, chosen["/".join(item)]) for item in options}
         return self._make(name, budget, codecs)
+
+    def random_plan(self, name: str, cost: float, random: Random) -> Plan:
+        """Return a plan of random codecs that costs as much as another plan, within 1 %.
+
+        Random codecs are exchanged for others, one after the other, where that brings the cost
+        nearer; where it comes no nearer, it begins anew.
+
+        Raises: ValueError: no such plan was met.
+        """
+        options = {item: list(by.items()) for item, by in self._options().items()}
+        items = list(options)
+        for _ in range(1000):
+            chosen = {item: random.choice(pairs) for item, pairs in options.items()}
+            total = sum(option.cost for _, option in chosen.values())
+            for _ in range(10 * len(items)):
+                if abs(total - cost) <= 0.01 * cost:
+                    return self._make(name, 0.0, {item: chosen[item][0] for item in items})
+                item = random.choice(items)
+                pair = random.choice(options[item])
+                changed = total + pair[1].cost - chosen[item][1].cost
+                if abs(changed - cost) < abs(total - cost):
+                    total, chosen[item] = changed, pair
+        raise ValueError(f"{name}: no choice of the candidates costs {cost:g}")
 
     def has(self, pair: Pair) -> bool:
         """Return whether all tables were probed with a pair of codecs."""

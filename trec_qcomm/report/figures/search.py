@@ -13,6 +13,8 @@ from trec_qcomm.report.runs import grouped
 from trec_qcomm.report.style import BAND, INK, MUTED, OURS, grid, label_points, plain_ticks
 
 _VERIFIED = "#d55e00"
+_LINEAR = 0.01  # percent; beyond, the axis is logarithmic
+_TICKS = (-1, -0.1, -0.01, 0, 0.01, 0.1, 1, 10)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,10 @@ def _figure(key: str, title: str, points: Sequence[PlanPoint], float32_nbytes: f
         rows=[_row(point, metrics, float32_nbytes) for point in points],
         draw=lambda canvas: _draw(canvas, points),
         size=(9.2, 4.2),
-        notes=[f"Rows and their gradients alone; float32 sends {float32_nbytes / 1e3:.1f} kB."],
+        notes=[
+            f"Rows and their gradients alone; float32 sends {float32_nbytes / 1e3:.1f} kB.",
+            f"The axis of changes is linear up to {_LINEAR} % and logarithmic beyond.",
+        ],
         findings=_findings(points, float32_nbytes),
     )  # fmt: skip
 
@@ -145,7 +150,10 @@ def _draw(canvas: Any, points: Sequence[PlanPoint]) -> None:
             axes.plot([at], [mean], "D", color=_VERIFIED, markersize=5, label=label)
             has_label = True
     axes.set_xscale("log")
-    axes.set_yscale("symlog", linthresh=0.01)
+    axes.set_yscale("symlog", linthresh=_LINEAR)
+    low_end, high_end = axes.get_ylim()
+    inside = [tick for tick in _TICKS if low_end <= tick <= high_end]
+    axes.set_yticks(inside, labels=[f"{tick:g}" for tick in inside])
     plain_ticks(axes.xaxis)
     axes.set_xlabel("rows and gradients that a rank sends in a step [kB]")
     axes.set_ylabel("change of the loss [%]")
