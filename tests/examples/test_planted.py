@@ -23,4 +23,4 @@ def test_coarse_rows_hurt_the_planted_table_alone(short):
     others = [abs(change) for feature, change in added.items() if feature != planted.PLANTED]
     assert added[planted.PLANTED] > 10 * max(others)
     assert added[planted.PLANTED] > 0.1
-    assert planted.train(coarse[planted.PLANTED], 0, 0.0).metrics["loss"] > 1.05 * exact
+    assert planted.train(coarse[planted.PLANTED], 0, 0.0).metrics["loss"] > 1.03 * exact

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,15 @@ class EmulatedModel:
         return trainer
 
 
+def train_steps(trainer: Trainer, rows: Batches, num_steps: int) -> None:
+    """Take so many steps on this rank."""
+    for _ in range(num_steps):
+        trainer.train_step(rows)
+
+
+Program = Callable[[Trainer, Batches, int], None]  # the trainer of this rank, its batches, steps
+
+
 @dataclass(frozen=True)
 class EmulatedTrainer:
     """Callback of a study: train the DLRM of these options. Args: options: options of train.py."""
@@ -133,19 +142,34 @@ class EmulatedTrainer:
 
     def __call__(self, config: Config, seed: int, perturbation: float) -> EmulatedModel:
         """Return the model that a config gives from a seed; in one thread, as the table has it."""
+        return self.run(config, seed, perturbation)
+
+    def run(
+        self,
+        config: Config,
+        seed: int,
+        perturbation: float,
+        program: Program = train_steps,
+        change_rows: Callable[[Dataset], Dataset] = lambda dataset: dataset,
+    ) -> EmulatedModel:
+        """Return the model that a training of one's own gives, which `program` is.
+
+        Args:
+            program: what each rank runs after sharding.
+            change_rows: what to do with the rows before they are trained on and scored.
+        """
         torch.set_num_threads(1)
         silence_start()
         scale = self.options.init_scale * (1 + perturbation)
         options = argparse.Namespace(**vars(self.options) | {"seed": seed, "init_scale": scale})
-        dataset, ranks = _load_dataset(options), played_ranks(options.ranks)
+        dataset, ranks = change_rows(_load_dataset(options)), played_ranks(options.ranks)
 
         def train() -> Trainer:
             trainer = shard(options, dataset.num_embeddings, QComm(config))
             rows = batches(dataset, options, is_test=False)
             if not len(rows):
                 raise ValueError(f"{len(dataset.train)} training rows are less than a global batch")
-            for _ in range(min(options.epochs * len(rows), options.steps or sys.maxsize)):
-                trainer.train_step(rows)
+            program(trainer, rows, min(options.epochs * len(rows), options.steps or sys.maxsize))
             return trainer
 
         return EmulatedModel(config, options, dataset, ranks, ranks.run(train))
