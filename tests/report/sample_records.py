@@ -18,6 +18,7 @@ from trec_qcomm.records import (
     Percentiles,
     Record,
     ScaleRecord,
+    SearchRecord,
     SeedTraining,
     StudyRecord,
     TableTraffic,
@@ -191,7 +192,7 @@ def everything() -> list[Record]:
     for seed in range(5):
         records += [study("fp32", seed, 1.0), study("int4", seed, 1.01 + seed / 1e4, INT4)]
     records += [training(), codec(), codec("theirs", False, 1.0)]
-    return [*records, *debugged(), *guarded(), *simulated()]
+    return [*records, *debugged(), *guarded(), *searched(), *simulated()]
 
 
 def debugged() -> list[Record]:
@@ -207,6 +208,25 @@ def debugged() -> list[Record]:
         if record.direction == "forward"
     ]  # fmt: skip
     return [*run, *shadows]
+
+
+def searched() -> list[Record]:
+    """Plans of a search, one of them verified, beside a configuration that was not searched."""
+    shown = {"loss mean": 0.011, "loss low": 0.002, "loss high": 0.02, "num_seeds": 20}
+    plans: list[tuple[str, float, float, dict[str, float]]] = [
+        ("half", 0.01, 2e4, {}), ("plan", 0.02, 1e4, shown), ("best", 0.0, 3e4, {})
+    ]  # fmt: skip
+    return [
+        SearchRecord(
+            configuration=name, stage="plan", num_ranks=4, setup={"data": "rows"},
+            environment=ENVIRONMENT,
+            figures={
+                "budget": budget, "nbytes": nbytes, "float32_nbytes": 1e5, "error": 0.001,
+                "expected": budget / 2, **verified,
+            },
+        )
+        for name, budget, nbytes, verified in plans
+    ]  # fmt: skip
 
 
 def guarded(run: str | None = "guarded", start: int = 0) -> list[Record]:

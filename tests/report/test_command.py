@@ -21,7 +21,7 @@ RESULTS = ROOT / "examples" / "bench" / "results"
 
 KEYS = (
     "quality", "rate-distortion", "step-time", "traffic", "losses", "tables", "codecs", "debug",
-    "debug-distributions", "debug-shadows", "guard", "predicted",
+    "debug-distributions", "debug-shadows", "guard", "search", "predicted",
     "scale", "communication", "break-even",
 )  # fmt: skip
 EVIL = "<script>alert('x')</script>&\"$_{\x07"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.report import sample_records as samples
-from trec_qcomm.records import SearchRecord, SeedEvaluation, SeedTraining
+from trec_qcomm.records import SeedEvaluation, SeedTraining
 from trec_qcomm.report.__main__ import notes
 from trec_qcomm.report.figures import (
     break_even,
@@ -426,13 +426,7 @@ def test_predictions_count_where_the_model_was_not_fitted():
 
 
 def test_plans_of_a_search_are_drawn_over_their_bytes(tmp_path):
-    def plan(name, budget, nbytes, **figures):
-        figures |= {"budget": budget, "nbytes": nbytes, "float32_nbytes": 1e5, "error": 0.001}
-        return SearchRecord(configuration=name, stage="plan", num_ranks=4, setup=STUDY,
-                            figures={"expected": budget / 2, **figures})  # fmt: skip
-
-    shown = {"loss mean": 0.011, "loss low": 0.002, "loss high": 0.02, "num_seeds": 20}
-    given = [plan("half", 0.01, 2e4), plan("plan", 0.02, 1e4, **shown), plan("best", 0.0, 3e4)]
+    given = samples.searched()
     (figure,) = search.build([*given, given[0]])
     assert figure.columns[-3:] == ("loss, mean [%]", "loss, low [%]", "loss, high [%]")
     assert [row[0] for row in figure.rows] == ["best", "half", "plan"]

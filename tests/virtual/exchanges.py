@@ -46,8 +46,8 @@ COLLECTIVES = {
 }
 ALGORITHMS = ("two_shot", "ring", "recursive_doubling")
 DENSE_RULES = {
-    "rowwise": {"codec": Rowwise(4), "error_feedback": True},
-    "sign": {"codec": Sign(), "error_feedback": True},
+    "rowwise": {"codec": Rowwise(4)},  # without feedback, which begins in the memory of the host
+    "sign": {"codec": Sign()},
     "cast": {"codec": Cast("bf16")},
 }
 MLP = {
