@@ -13,12 +13,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 T = TypeVar("T")
+LONGEST_WAIT = timedelta(seconds=10)  # for a rank that fails as all do, and is slower
 
 
 class EveryRankError(ValueError):
@@ -77,6 +80,17 @@ def tell(error: Exception, once: Once, out: Path) -> None:
         who = "" if is_shared else f"rank {rank}: "
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         print(f"error: {who}{what} {where}", file=sys.stderr, flush=True)
+    if isinstance(error, EveryRankError) and rank is not None and once.store is not None:
+        _wait_for_all(once.store, rank)
+
+
+def _wait_for_all(store: dist.Store, rank: int) -> None:
+    """Let rank 0, which has the store, wait until all ranks have asked it who is the first."""
+    with suppress(RuntimeError):  # a rank is gone
+        if store.add("ranks that failed alike", 1) == dist.get_world_size():
+            store.set("all ranks failed alike", "")
+        elif rank == 0:
+            store.wait(["all ranks failed alike"], LONGEST_WAIT)
 
 
 def agreed(call: Callable[[], T]) -> T:
