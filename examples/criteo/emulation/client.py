@@ -187,12 +187,13 @@ def batches(dataset: Dataset, options: argparse.Namespace, *, is_test: bool) -> 
     return Batches(rows, options.batch_size, drop_last=not is_test, **where)
 
 
-_loaded: dict[str, Dataset] = {}  # the data set that this process loaded last
+_loaded: dict[tuple[object, ...], Dataset] = {}  # the data set that this process loaded last
 
 
 def _load_dataset(options: argparse.Namespace) -> Dataset:
     """Load real rows once a process, synthetic ones once a seed, equal to train.py --seed's."""
-    key = f"synthetic rows of seed {options.seed}" if options.data is None else str(options.data)
+    synthetic = (options.rows, options.seed) if options.data is None else ()
+    key = (options.data, *synthetic, options.min_count, options.hash_buckets)
     if key not in _loaded:
         _loaded.clear()
         _loaded[key] = load_dataset(options)
