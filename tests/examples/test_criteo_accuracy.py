@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from data.dataset import FEATURES, Batches
+from emulation import client
 from options import build_parser
 from train import build_trainer, load_dataset
 from trainer import Trainer
@@ -194,3 +195,11 @@ def test_bad_options_are_named(tmp_path):
         study_of(ROOT / "configs" / "fp32.yaml")
     with pytest.raises(ValueError, match="'t_X' matches no table"):
         study_of(write_config(tmp_path, "x", CODED.replace("t_C1?", "t_X")))
+
+
+def test_rows_of_other_options_are_loaded_anew():
+    datasets = [
+        client._load_dataset(client.EmulatedTrainer.from_words(["--rows", rows]).options)
+        for rows in ("256", "512", "256")
+    ]
+    assert [len(dataset.rows) for dataset in datasets] == [256, 512, 256]
