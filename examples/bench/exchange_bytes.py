@@ -23,9 +23,9 @@ from torch import Tensor
 
 from examples.bench.codecs.workload import Batch, Tables, load, merged
 from trec_qcomm import Contract, ErrorBounded, Identity, Rowwise, TopK, records
-from trec_qcomm.comm.frame_coding import encode_frames
-from trec_qcomm.comm.frame_decoding import decode_frames
-from trec_qcomm.comm.frame_plan import PlacedFrames, plan_frames
+from trec_qcomm.comm.frames.coding import encode_frames
+from trec_qcomm.comm.frames.decoding import decode_frames
+from trec_qcomm.comm.frames.plan import PlacedFrames, plan_frames
 from trec_qcomm.comm.rows.layout import packed
 from trec_qcomm.control.error_bound import BoundClasses
 from trec_qcomm.control.homogenization import homogenization_index

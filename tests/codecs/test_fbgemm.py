@@ -15,7 +15,7 @@ from tests.ops.interpreter import fast_interpreter
 from tests.virtual.dry_run import GPU, dry_run
 from trec_qcomm import Contract, Fbgemm, GradientRule, UnencodableError
 from trec_qcomm.codecs.fbgemm import Precision
-from trec_qcomm.comm.frame_plan import plan_frames
+from trec_qcomm.comm.frames.plan import plan_frames
 from trec_qcomm.config import codec_from_dict, codec_to_dict
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import fbgemm

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.comm.dense.reductions import gradients, played, reductions
 from trec_qcomm.codecs import ErrorBounded, Float6, Rowwise
-from trec_qcomm.comm.frame_coding import encode_frames
-from trec_qcomm.comm.frame_decoding import decode_frames
+from trec_qcomm.comm.frames.coding import encode_frames
+from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, packed
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ops import minifloat

@@ -18,7 +18,7 @@ from trec_qcomm import (
     Threshold,
     TopK,
 )
-from trec_qcomm.comm.frame_plan import plan_frames
+from trec_qcomm.comm.frames.plan import plan_frames
 from trec_qcomm.core.segments import Masks, Segments
 from trec_qcomm.debug import tally
 from trec_qcomm.debug.coding import pack

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.frames import mutant
-from trec_qcomm.comm.id_messages import pack, unpack
+from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.packed_ids import Bags

@@ -17,9 +17,9 @@ from tests.fuzz.frames import CODECS
 from trec_qcomm.codecs import Cast, Fbgemm, Float6, Identity, TopK
 from trec_qcomm.codecs.fbgemm import Precision
 from trec_qcomm.codecs.topk import ForwardMask
-from trec_qcomm.comm.frame_coding import SealedFrames, encode_frames
-from trec_qcomm.comm.frame_decoding import decode_frames
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
+from trec_qcomm.comm.frames.decoding import decode_frames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
 from trec_qcomm.core import registry
 from trec_qcomm.core.codec import Codec, check_dim

@@ -22,7 +22,7 @@ from trec_qcomm.codecs import (
     TopK,
 )
 from trec_qcomm.codecs.fbgemm import Precision
-from trec_qcomm.comm.id_messages import pack
+from trec_qcomm.comm.ids.messages import pack
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.ops.fbgemm import is_installed
 from trec_qcomm.ops.packed_ids import Bags

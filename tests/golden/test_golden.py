@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.golden import make
-from trec_qcomm.comm.id_messages import unpack
+from trec_qcomm.comm.ids.messages import unpack
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import frame_of, open_frame

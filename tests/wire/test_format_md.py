@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Rowwise, Sign, Threshold
-from trec_qcomm.comm.id_messages import pack, unpack
+from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.ops.fbgemm import is_installed
 from trec_qcomm.ops.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame

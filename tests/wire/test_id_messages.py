@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.fuzz import ids as fuzz
-from trec_qcomm.comm.id_messages import pack, unpack
+from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.packed_ids import Bags
 from trec_qcomm.testing import reseal

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError

@@ -14,8 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import group_seed
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.coding import group_seed
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import download
@@ -101,7 +101,7 @@ def pack(
     Args:
         values: float32, contiguous, the buffer that holds the rows.
         placed: the rows' places.
-        seed, tolerances: arguments of comm.frame_coding.encode_frames.
+        seed, tolerances: arguments of comm.frames.coding.encode_frames.
         names: S names of tables or parameters; None leaves a segment out.
     """
     plan = placed.plan

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.debug.codes import entropy, num_verbatim

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.config import TableRule
 from trec_qcomm.control.error_bound import OnlineClasses, OnlineErrorBounds
 from trec_qcomm.control.homogenization import homogenization_index

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded
-from trec_qcomm.comm.id_messages import pack, unpack
+from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.config import Config, HopCodecs, TableRule
 from trec_qcomm.control.guard import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, SummingCodec, mask_use

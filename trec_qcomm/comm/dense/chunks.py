@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames, plan_frames
+from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames, plan_frames
 from trec_qcomm.core.codec import Codec
 
 _REST = " (rest)"  # ends the name of a segment that is sent as float32

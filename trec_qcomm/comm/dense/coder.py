@@ -14,10 +14,10 @@ from torch import Tensor
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals, LostValues
 from trec_qcomm.comm.dense.hooks import GradientMeasurement
-from trec_qcomm.comm.frame_coding import SealedFrames, encode_frames
-from trec_qcomm.comm.frame_decoding import decode_frames, decode_own
-from trec_qcomm.comm.frame_plan import PlacedFrames
-from trec_qcomm.comm.frame_sums import decode_sum
+from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
+from trec_qcomm.comm.frames.decoding import decode_frames, decode_own
+from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.comm.frames.sums import decode_sum
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.extents import Extents
@@ -331,7 +331,7 @@ class MessageCoder:
         """Add the frames' values to those of this rank, which `out` holds, in rank order.
 
         Args:
-            expected: a frame of the same values from each source, see frame_sums.decode_sum.
+            expected: a frame of the same values from each source, see frames.sums.decode_sum.
             out: [n] values.
             sources: all other ranks, in order.
         Raises: CorruptFrameError: that of `receive`.

@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from trec_qcomm.comm.exchange import PendingFrames, start_exchange
-from trec_qcomm.comm.frame_coding import SealedFrames, encode_frames
-from trec_qcomm.comm.frame_plan import PlacedFrames
-from trec_qcomm.comm.refused_rows import coded_otherwise
+from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
+from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.comm.frames.refused_rows import coded_otherwise
 from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
 from trec_qcomm.comm.slots.device import PendingDeviceSlots
 from trec_qcomm.comm.slots.exchange import PendingSlots

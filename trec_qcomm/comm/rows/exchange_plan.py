@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
+from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
 from trec_qcomm.core.codec import MaskUse, mask_use
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.core.transfer import Download

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.errors import UnencodableError
 
 if TYPE_CHECKING:

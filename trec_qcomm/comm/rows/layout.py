@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import FramePlan, plan_frames
+from trec_qcomm.comm.frames.plan import FramePlan, plan_frames
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import exclusive_cumsum
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import SealedFrames
-from trec_qcomm.comm.frame_decoding import decode_frames
-from trec_qcomm.comm.frame_plan import PlacedFrames
-from trec_qcomm.comm.frame_sums import decode_sum
+from trec_qcomm.comm.frames.coding import SealedFrames
+from trec_qcomm.comm.frames.decoding import decode_frames
+from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.comm.frames.sums import decode_sum
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.exchange import count_slots
@@ -82,7 +82,7 @@ class PendingDeviceSlots:
     def wait(self, out: Tensor, *, summed: bool = False) -> None:
         """Wait until all frames are here, and launch what writes their rows to `out`.
 
-        Args: summed: whether to add up the rows of all frames, see frame_sums.decode_sum.
+        Args: summed: whether to add up the rows of all frames, see frames.sums.decode_sum.
         Raises: CorruptFrameError: also later, see core.checks.  LostPeerError.
         """
         begin, peers, incoming, sent = perf_counter(), self._peers, self._incoming, self._sent

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import SealedFrames
-from trec_qcomm.comm.frame_decoding import decode_frames
-from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
-from trec_qcomm.comm.frame_sums import decode_sum
+from trec_qcomm.comm.frames.coding import SealedFrames
+from trec_qcomm.comm.frames.decoding import decode_frames
+from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
+from trec_qcomm.comm.frames.sums import decode_sum
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.extents import Extents
@@ -127,7 +127,7 @@ class PendingSlots:
     def wait(self, out: Tensor, *, summed: bool = False) -> None:
         """Block until all frames are here and write their rows to `out`.
 
-        Args: summed: whether to add up the rows of all frames, see frame_sums.decode_sum.
+        Args: summed: whether to add up the rows of all frames, see frames.sums.decode_sum.
         Raises: CorruptFrameError.  LostPeerError.
         """
         begin = perf_counter()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
+from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
 from trec_qcomm.wire import frame
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rounds import ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.extents import Extents

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import encode_segments
-from trec_qcomm.comm.frame_plan import PlacedFrames, joined
+from trec_qcomm.comm.frames.coding import encode_segments
+from trec_qcomm.comm.frames.plan import PlacedFrames, joined
 from trec_qcomm.comm.slots.extents import Extents
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.transfer import leaving_sizes, upload
@@ -49,7 +49,7 @@ class EncodedOnDevice:
         measure: bool,
         tolerances: Tensor | None,
     ) -> "EncodedOnDevice":
-        """Encode rows; the arguments are those of frame_coding.encode_frames."""
+        """Encode rows; the arguments are those of frames.coding.encode_frames."""
         layout = placed.layout(frame.alignment_of(values))
         size = sum(layout.frame_nbytes)
         payload = torch.empty(size, dtype=torch.uint8, device=values.device)

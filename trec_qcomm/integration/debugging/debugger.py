@@ -13,7 +13,7 @@ from typing import cast
 
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import FramePlan, PlacedFrames
+from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config import DebugRule
 from trec_qcomm.core.codec import check_dim

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config import GuardRule
 from trec_qcomm.control.guard import DIRECTIONS, Direction, Key, Signals

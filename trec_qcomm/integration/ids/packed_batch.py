@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.id_messages import PackedMessages, pack, unpack
+from trec_qcomm.comm.ids.messages import PackedMessages, pack, unpack
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.ops.packed_ids import Bags

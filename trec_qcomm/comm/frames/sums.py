@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import SealedFrames, Timer
-from trec_qcomm.comm.frame_decoding import (
+from trec_qcomm.comm.frames.coding import SealedFrames, Timer
+from trec_qcomm.comm.frames.decoding import (
     decode_opened,
     naming_senders,
     open_frames,
 )
-from trec_qcomm.comm.frame_plan import PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ops.rank_sum import rank_sum
 
@@ -35,7 +35,7 @@ def decode_sum(
     """Check the frames of all peers and write to `out` the sum of their rows, frame by frame.
 
     Args:
-        frames, ranks, traffic: arguments of `frame_decoding.decode_frames`.
+        frames, ranks, traffic: arguments of `frames.decoding.decode_frames`.
         placed: P >= 1 frames of the same rows, with places in a matrix [number of terms, N].
         out: N float32 values, contiguous.
         held_at: the place among the terms of the sum of what `out` holds, whose row no frame has.

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
-from trec_qcomm.comm.frame_coding import encode_frames
-from trec_qcomm.comm.frame_decoding import decode_frames
-from trec_qcomm.comm.frame_plan import PlacedFrames
-from trec_qcomm.comm.frame_sums import decode_sum
+from trec_qcomm.comm.frames.coding import encode_frames
+from trec_qcomm.comm.frames.decoding import decode_frames
+from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.comm.frames.sums import decode_sum
 from trec_qcomm.comm.rows.layout import (
     FeatureShard,
     Layout,

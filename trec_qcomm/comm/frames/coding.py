@@ -1,4 +1,4 @@
-"""Encoding of the frames of one exchange: rows to sealed frames; frame_decoding is the reverse.
+"""Encoding of the frames of one exchange: rows to sealed frames; decoding.py is the reverse.
 
 Knows: frames, groups of segments, counters. Does not know: process groups, which codec, autograd.
 What a rank sends itself is coded like the rest.
@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import (
+from trec_qcomm.comm.frames.plan import (
     CodecGroup,
     FramePlan,
     PlacedFrames,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trec_qcomm.comm.frame_coding import SealedFrames, Timer
-from trec_qcomm.comm.frame_plan import (
+from trec_qcomm.comm.frames.coding import SealedFrames, Timer
+from trec_qcomm.comm.frames.plan import (
     CodecGroup,
     FrameLayout,
     FramePlan,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from trec_qcomm.comm.frame_plan import CodecGroup, PlacedFrames, label_of
+from trec_qcomm.comm.frames.plan import CodecGroup, PlacedFrames, label_of
 from trec_qcomm.core.codec import Codec
 
 

@@ -1,0 +1,1 @@
+"""Frames: which rows are which segment, and rows to sealed frames and back."""

@@ -1,0 +1,1 @@
+"""Ids of a batch as messages to the owners of the tables."""
