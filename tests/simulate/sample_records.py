@@ -13,7 +13,8 @@ from trec_qcomm.records import (
     TrafficBytes,
     append,
 )
-from trec_qcomm.simulate.measured import HEADERS_NBYTES, load_steps
+from trec_qcomm.records.trainings import HEADERS_NBYTES
+from trec_qcomm.simulate.measured import load_steps
 from trec_qcomm.simulate.validation import Fit, predict_s
 
 BASE_S = 0.25

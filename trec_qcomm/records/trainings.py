@@ -12,6 +12,8 @@ from trec_qcomm.core.stats import Stats
 from trec_qcomm.records.environment import Environment
 from trec_qcomm.records.record import Percentiles, Record, Scalar, TrafficByKind, TrafficBytes
 
+HEADERS_NBYTES = 66  # Ethernet, IP and TCP of a packet, which the kernel counts and we do not
+
 Metrics = Mapping[str, float]  # by name: ne (normalized entropy), logloss, auc, ...
 
 
@@ -175,6 +177,12 @@ class NetworkRecord(Record, kind="network"):
     metrics: Metrics = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     progressive_logloss: float | None = None
+
+    @property
+    def payload_nbytes(self) -> tuple[float, ...]:
+        """What the kernel counted in a step without the headers of packets, one number a host."""
+        counted = zip(self.sent_nbytes, self.sent_packets, strict=True)
+        return tuple(nbytes - HEADERS_NBYTES * packets for nbytes, packets in counted)
 
 
 @dataclass(frozen=True, kw_only=True)

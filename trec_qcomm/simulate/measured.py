@@ -21,7 +21,6 @@ from trec_qcomm.config import Config, config_from_dict
 from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, TrafficByKind, read
 from trec_qcomm.simulate.step import Configuration
 
-HEADERS_NBYTES = 66  # Ethernet, IP and TCP of a packet, which the kernel counts and we do not
 UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 NO_LIMIT = "none"
 
@@ -206,10 +205,7 @@ def _completed(
     step: MeasuredStep, record: NetworkRecord, beside: Sequence[MeasuredStep]
 ) -> MeasuredStep:
     """Return a step of plain TorchRec with the bytes that configs counted on as many hosts."""
-    sent = max(
-        nbytes - HEADERS_NBYTES * packets
-        for nbytes, packets in zip(record.sent_nbytes, record.sent_packets, strict=True)
-    )
+    sent = max(record.payload_nbytes)
     raw = _all_bags(step, beside)
     rows = (sent - raw["ids"] - raw["dense"]) / 2
     return replace(

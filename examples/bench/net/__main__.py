@@ -11,8 +11,8 @@ options that are not listed here are those of examples/criteo/train.py, but for 
 --dump-rows, --eval-codec, --epochs and checkpoints. One record a network and config in --out;
 networks that are there already are not run again, so the same command goes on after Ctrl-C.
 
-The last column holds the kernel's count of the bytes against ours. If they are more than 3 % apart
-for any config the exit status is 1.
+The last column holds the kernel's count of the bytes, without headers of packets, against ours. If
+they are more than 1 % apart for any config the exit status is 1.
 """
 
 from __future__ import annotations
