@@ -5,11 +5,11 @@
 
 Every rank runs this once; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which it is. The model
 is the dense part of a DLRM of 26 tables of 64 columns, 13-512-256-64 and 415-512-512-256-1.
-Compared are `ddp`, its own float32 all-reduce; `fp16`, torch's fp16_compress_hook; `none`, no
-all-reduce at all; and the `dense` of each config. They take turns step by step, so that what else
-the machine does falls on all alike. Before that the gradients of each are held against the exact
-mean: ranks whose bits differ, or an error above the mean itself, are an error here, and nothing is
-timed.
+Compared are `ddp`, its own float32 all-reduce; torch's hooks `fp16` and `powersgd` (rank 16, with
+error feedback and warm start); `none`, no all-reduce at all; and the `dense` of each config. They
+take turns step by step, so that what else the machine does falls on all alike. Before that the
+gradients of each are held against the exact mean: ranks whose bits differ, or an error above the
+mean itself, are an error here, and nothing is timed.
 
 Bytes are those that the network interface sent ($GLOO_SOCKET_IFNAME, default lo), with the headers
 of TCP and what the kernel sends beside; `counted` is what trec_qcomm counts. Rank 0 prints a table
@@ -33,13 +33,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import trange
 
 from trec_qcomm import compress_ddp, records
 from trec_qcomm.records import BenchRecord, Environment
 
-PLAIN = ("none", "ddp", "fp16")
+PLAIN = ("none", "ddp", "fp16", "powersgd")
+POWERSGD_RANK, POWERSGD_START = 16, 2  # the least that the hook takes; float32 before it
+ONE_BUCKET_MB = 25
 BOTTOM, TOP = (13, 512, 256, 64), (415, 512, 512, 256, 1)
 LARGEST_ERROR = 1.0  # relative to the mean's norm; all zeros would have it
 
@@ -85,9 +88,18 @@ def _mlp(widths: Sequence[int]) -> nn.Sequential:
 
 def make(name: str) -> Configuration:
     """Return the configuration of a plain name, or of the config in that file."""
-    ddp = DistributedDataParallel(Dense())
+    # The order of the hook's all-reduces may differ between ranks where there are several buckets.
+    bucket_cap_mb = ONE_BUCKET_MB if name == "powersgd" else None
+    ddp = DistributedDataParallel(Dense(), bucket_cap_mb=bucket_cap_mb)
     if name == "fp16":
         ddp.register_comm_hook(None, fp16_compress_hook)
+    if name == "powersgd":
+        state = PowerSGDState(
+            dist.new_group(),
+            matrix_approximation_rank=POWERSGD_RANK,
+            start_powerSGD_iter=POWERSGD_START,
+        )
+        ddp.register_comm_hook(state, powerSGD_hook)
     if name in PLAIN:
         return Configuration(name, ddp)
     return Configuration(Path(name).stem, ddp, compress_ddp(ddp, name), Path(name).read_text())
@@ -118,6 +130,9 @@ def check(configuration: Configuration, size: int) -> float:
     exact = backward(Configuration("none", configuration.ddp), data).double()
     dist.all_reduce(exact)
     exact /= dist.get_world_size()
+    if configuration.name == "powersgd":
+        for _ in range(POWERSGD_START):
+            backward(configuration, data)
     gradients = backward(configuration, data)
     if configuration.name == "none":
         return 0.0

@@ -13,12 +13,12 @@ from data.tsv import list_files
 from model import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS
 from plans.files import load_plan, plan_names
 from report.scalars import check_installed
+from stock import NAMES as STOCK_NAMES
+from stock import POWERSGD
 from torchrec.distributed.comm import get_local_size
 
 from trec_qcomm.config import load_config, preset_path, presets
 
-STOCK = "stock"  # TorchRec without the plugin
-STOCK_NAMES = (STOCK, "stock_fp16", "stock_int8")
 FAILED, INTERRUPTED = 1, 130  # exit status
 # The options that decide what is trained, and how: two runs are compared only where they agree. A
 # checkpoint is resumed only by a run that agrees in all but the last three.
@@ -78,6 +78,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise ValueError("allow_changed_config needs resume")
     if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
         raise ValueError("checkpoint_every and resume need checkpoint_dir")
+    if options.checkpoint_dir is not None and options.config == POWERSGD:
+        raise ValueError(f"checkpoint_dir: {POWERSGD} has state that no checkpoint would hold")
     if not is_stock(options.config) and not Path(options.config).is_file():
         names = ", ".join((*STOCK_NAMES, *presets()))
         raise ValueError(f"config {options.config}: neither a file nor one of {names}")
@@ -104,7 +106,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         type=_config,
         required=True,
         help="a trec_qcomm YAML file, or the name of one that ships, such as best; or stock, "
-        "stock_fp16, stock_int8: without the plugin",
+        "stock_fp16, stock_int8, stock_powersgd: without the plugin",
     )
     add("--plan", default="table_wise", help=f"{', '.join(plan_names())}, or a YAML file like them")
     add("--ranks", type=int, default=2, help="processes to start (default 2)")

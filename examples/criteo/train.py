@@ -20,6 +20,7 @@ import dataclasses
 import sys
 from typing import Any
 
+import stock
 import torch
 import torch.distributed as dist
 from data.dataset import Batches, Dataset, load_tsv, prepare
@@ -29,7 +30,6 @@ from model import ModelConfig, build_dlrm, build_optimizer, init_embeddings
 from options import (
     INTERRUPTED,
     NOT_OF_A_CHECKPOINT,
-    STOCK,
     build_parser,
     check_options,
     is_stock,
@@ -43,19 +43,11 @@ from report.row_dump import dump_rows
 from report.run import Report
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm import get_local_size
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fbgemm_qcomm_codec import (
-    CommType,
-    QCommsConfig,
-    get_qcomm_codecs_registry,
-)
 from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRMTrain
 from trainer import StopRequest, Trainer, open_checkpoints
 
 from trec_qcomm import QComm
-
-STOCK_COMMS = {"stock_fp16": CommType.FP16, "stock_int8": CommType.INT8}  # TorchRec's own
 
 
 def main() -> int:
@@ -176,12 +168,7 @@ def _codec_arguments(
             "sharders": qcomm.sharders(fused_params=fused_params),
             "data_parallel_wrapper": qcomm.data_parallel_wrapper(),
         }
-    registry = None
-    if config != STOCK:
-        precision = STOCK_COMMS[config]
-        comms = QCommsConfig(forward_precision=precision, backward_precision=precision)
-        registry = get_qcomm_codecs_registry(comms)
-    return {"sharders": [EmbeddingBagCollectionSharder(fused_params, registry)]}
+    return stock.arguments(config, fused_params)
 
 
 def _make_plan(

@@ -182,13 +182,15 @@ def test_measures_and_goes_on(tmp_path):
     out = tmp_path / "net.jsonl"
     command = [sys.executable, "-m", "examples.bench.net", "--hosts", "2", "--rate", "none"]
     command += ["--steps", "2", "--out", out, *MODEL.split(), "--timeout", "100", "--configs"]
-    for configs in (["stock"], ["stock", "stock_fp16", CONFIG]):
+    for configs in (["stock"], ["stock", "stock_fp16", "stock_powersgd", CONFIG]):
         done = run_command(
             [*command, *configs], cwd=ROOT, capture_output=True, text=True, timeout=250
         )
         assert done.returncode == 0, done.stderr
-    stock, half, best = records.read(out)
-    assert [r.configuration for r in (stock, half, best)] == ["stock", "stock_fp16", "best"]
+    stock, half, low_rank, best = measured = records.read(out)
+    names = ["stock", "stock_fp16", "stock_powersgd", "best"]
+    assert [record.configuration for record in measured] == names
+    assert max(low_rank.sent_nbytes) < 0.8 * min(stock.sent_nbytes)
     assert max(best.sent_nbytes) < min(half.sent_nbytes) < min(stock.sent_nbytes)
     assert min(best.breakdown_s[part] for part in ("encode", "lookup", "dense", "optimizer")) > 0
     assert "| ms | lookup |" in done.stdout

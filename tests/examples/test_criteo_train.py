@@ -238,7 +238,8 @@ def check_tables(int8: Path, fp32: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--config absent.yaml", "a file nor one of stock, stock_fp16, stock_int8, best, bf16"),
+        ("--config absent.yaml", "nor one of stock, stock_fp16, stock_int8, stock_powersgd, best"),
+        ("--config stock_powersgd --checkpoint-dir a", "checkpoint_dir: stock_powersgd has state"),
         ("--config bset", "config bset: neither a file nor one of"),
         ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
         ("--config stock --resume", "need checkpoint_dir"),

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from data.dataset import Batches
 from options import build_parser
+from stock import FIRST_STEP, POWERSGD
 from train import build_trainer, load_dataset
 
 from tests.integration.small_model import same_weights, weights
@@ -17,15 +18,15 @@ NUM_STEPS = 20
 OPTIONS = ["--plan", "mixed", "--rows", "8192", "--batch-size", "32"]
 
 
-def train_steps(config: str):
-    """Return losses and this rank's weights after 20 steps: TW, CW and DP tables in one plan."""
+def train_steps(config: str, num_steps: int = NUM_STEPS):
+    """Return losses and this rank's weights after some steps: TW, CW and DP tables in one plan."""
     options = build_parser().parse_args(["--config", config, *OPTIONS])
     dataset = load_dataset(options)
     trainer = build_trainer(options, dataset.num_embeddings)
     before = weights(trainer.dmp)
     where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         trainer.train_step(batches)
     kinds = {how.sharding_type for how in trainer.dmp.plan.plan[table_path(trainer)].values()}
     return trainer.losses, before, weights(trainer.dmp), kinds
@@ -37,14 +38,19 @@ def table_path(trainer) -> str:
 
 
 def both():
-    return train_steps("stock"), train_steps(str(ROOT / "configs" / "fp32.yaml"))
+    return (
+        train_steps("stock"),
+        train_steps(str(ROOT / "configs" / "fp32.yaml")),
+        train_steps(POWERSGD, FIRST_STEP + 3),
+    )
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_losses_and_weights_are_bit_identical(world_size):
-    for stock, ours in run_ranks(both, world_size, timeout_s=240):
+    results = run_ranks(both, world_size, timeout_s=240)
+    for stock, ours, _ in results:
         assert stock[3] == ours[3] == {"table_wise", "column_wise", "data_parallel"}
         assert len(stock[0]) == NUM_STEPS
         assert ours[0] == stock[0]
@@ -55,3 +61,10 @@ def test_losses_and_weights_are_bit_identical(world_size):
         for name in tables:
             for a, b in zip(ours[1][name], ours[2][name], strict=True):
                 assert not torch.equal(a, b), name
+    dense = []
+    for stock, _, powersgd in results:
+        first = FIRST_STEP + 1  # losses before the first update that is compressed
+        assert powersgd[0][:first] == stock[0][:first]
+        assert all(a != b for a, b in zip(powersgd[0][first:], stock[0][first:], strict=False))
+        dense.append({n: w for n, w in powersgd[2].items() if ".embedding_bags." not in n})
+    assert all(same_weights(weights, dense[0]) for weights in dense)

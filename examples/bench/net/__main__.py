@@ -34,7 +34,7 @@ from trec_qcomm.records import NetworkRecord
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAINING = ROOT / "examples" / "criteo" / "in_turn.py"
-CONFIGURATIONS = ["stock", "stock_fp16", "stock_int8"] + [
+CONFIGURATIONS = ["stock", "stock_fp16", "stock_int8", "stock_powersgd"] + [
     str(ROOT / "configs" / f"{name}.yaml")
     for name in ("int8", "int4", "unique_int4", "dual_level", "dct", "best")
 ]
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--hosts", type=_numbers, default=[2, 4], help="default 2,4")
     add("--rate", type=_words, default=RATES, help=f"as tc writes it (default {','.join(RATES)})")
     add("--delay", default=None, help="one way, such as 1ms")
-    add("--configs", nargs="+", default=CONFIGURATIONS, help="as train.py's --config (nine)")
+    add("--configs", nargs="+", default=CONFIGURATIONS, help="as train.py's --config (ten)")
     add("--steps", type=int, default=25, help="timed steps of each config (default 25)")
     add("--out", type=Path, default=Path("runs/net.jsonl"), help="default runs/net.jsonl")
     add("--network-timeout", type=float, default=3600.0, metavar="SECONDS", help="default 3600")

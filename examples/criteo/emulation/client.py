@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from data.dataset import FEATURES, Batches, Dataset
-from options import SETUP, STOCK, build_parser, check_options, setup_of
+from options import SETUP, build_parser, check_options, setup_of
 from ranks import silence_start
 from report.metrics import score
+from stock import STOCK
 from train import load_dataset, shard
 from trainer import Trainer
 
