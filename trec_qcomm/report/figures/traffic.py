@@ -164,7 +164,8 @@ def _counts(label: str, runs: Sequence[Run]) -> list[Finding]:
     worst = max(apart, key=apart.__getitem__)
     text = (
         f"Our count of bytes and the kernel's without headers are at most "
-        f"{100 * apart[worst]:.1f} % apart ({worst}, {label}); {100 * _MOST_APART:.0f} % are allowed."
+        f"{100 * apart[worst]:.1f} % apart ({worst}, {label}); "
+        f"{100 * _MOST_APART:.0f} % are allowed."
     )
     return [Finding(text, verdict(apart[worst] <= _MOST_APART))]
 
