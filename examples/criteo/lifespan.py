@@ -5,8 +5,8 @@
 
 Each drift happens before step --at-step, to four trainings of each seed alike: in float32 (fp32),
 in float32 with initial weights off by a relative 1e-6 (null: the noise), with the codecs of
---config (fixed), and with a guard over them (guard: its own `guard`, or one of --every and
---limit-ne). Drifts, where C14 may be any feature:
+--config (fixed), and with a guard over them (guard: its own `guard`, or one of --every,
+--limit-ne and --hold). Drifts, where C14 may be any feature:
 
   none            nothing: the guard should not trip
   scale:C14       all rows of the table times 1000
@@ -16,6 +16,13 @@ in float32 with initial weights off by a relative 1e-6 (null: the noise), with t
   new_ids:C14     every id becomes another one, and nothing that was learned of it holds
   dead:C14        the same id in all samples
   spike           learning rates times 10 for 5 steps
+
+outlier:C14*30 takes 30 in the place of 1000, and so do scale and shrink.
+
+With --search-first .3 the codecs are those of a search (search.py) on the first 30 % of the rows,
+for a budget of --limit-ne. All trainings are then in float32 on these rows, as the search found
+them, and go on with their codecs on the rest, as from a checkpoint. --config gives what is not
+about embeddings. The records of the search are in --out/search, its plan in --out/plan.yaml.
 
 The guard's probes are the last --probes global batches of the training part, which no training
 here trains on. What has run is in --out/lifespan.jsonl and is not run again; after Ctrl-C, or for
@@ -39,10 +46,13 @@ from life.lives import Lives
 from life.plot import plot
 from life.table import table_of
 from options import INTERRUPTED
+from search import criteo
 from tqdm import tqdm
 
+import trec_qcomm
+import trec_qcomm.search
 from trec_qcomm import Config, records
-from trec_qcomm.config import config_to_dict, load_preset, read_config, write_yaml
+from trec_qcomm.config import config_to_dict, load_preset, read_config, read_yaml, write_yaml
 from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.records import Environment, ProgressRecord, Record, TrafficBytes, TrainingRecord
 
@@ -75,6 +85,11 @@ def run_all(arguments: argparse.Namespace, rest: Sequence[str], path: Path) -> L
     configs = configs_of(arguments)
     train.check({"config": configs["guard"]})
     setup = train.setup | {"at_step": arguments.at_step, "num_probes": arguments.probes}
+    exact_steps = 0
+    if arguments.search_first is not None:
+        exact_steps = first_steps(train, arguments)
+        setup["exact_steps"] = exact_steps
+        configs = configs_of(arguments, searched(train, arguments, rest, exact_steps))
     lives = Lives.read(path, setup, {name: _yaml(config) for name, config in configs.items()})
     missing = [
         (drift, name, seed)
@@ -93,16 +108,59 @@ def run_all(arguments: argparse.Namespace, rest: Sequence[str], path: Path) -> L
             run,
             is_tested=not arguments.no_test,
         )
-        made = train_once(train, configs[name], name, seed, course, setup)
+        made = train_once(train, configs[name], name, seed, course, setup, exact_steps)
         records.append(path, *made)
         lives.add(made)
     return lives
 
 
-def configs_of(arguments: argparse.Namespace) -> dict[str, Config]:
-    """Return the config of each training by name."""
+def first_steps(train: EmulatedTrainer, arguments: argparse.Namespace) -> int:
+    """Return the number of steps on the rows that the search may see.
+
+    Raises: ValueError: none or all of them, or a drift before they end.
+    """
+    share: float = arguments.search_first
+    if not 0 < share < 1:
+        raise ValueError(f"--search-first {share}: expected a number between 0 and 1")
+    num_steps = int(share * min(train.num_steps, train.num_batches - arguments.probes))
+    if num_steps < 1:
+        raise ValueError(f"--search-first {share}: no step has so few rows")
+    if arguments.drift != ["none"] and arguments.at_step < num_steps:
+        raise ValueError(f"--at-step {arguments.at_step}: before the search ends, {num_steps}")
+    return num_steps
+
+
+def searched(
+    train: EmulatedTrainer, arguments: argparse.Namespace, rest: Sequence[str], num_steps: int
+) -> Config:
+    """Return the config of the plan that a search finds on the rows of the first steps."""
+    folder: Path = arguments.out
+    base = dataclasses.replace(read_config(arguments.config), guard=None)
+    given = criteo(rest) | {"train": train.on_first(num_steps), "base": base}
+    given["setup"] = given["setup"] | {"num_rows": num_steps * train.global_batch}
+    result = trec_qcomm.search(
+        **given,
+        budget=arguments.limit_ne,
+        path=folder / "search",
+        probe_seeds=arguments.search_seeds,
+        calibration_seeds=arguments.search_seeds + 1,
+        candidates=None if arguments.search_codecs is None else read_yaml(arguments.search_codecs),
+        rounds=0,
+    )
+    result.write(folder / "plan.yaml")
+    return result.config
+
+
+def configs_of(arguments: argparse.Namespace, plan: Config | None = None) -> dict[str, Config]:
+    """Return the config of each training by name.
+
+    Args: plan: config that a search chose, for the place of --config.
+    """
     exact, given = load_preset("fp32"), read_config(arguments.config)
-    guard = given.guard or GuardRule(every=arguments.every, limit_ne=arguments.limit_ne)
+    given = dataclasses.replace(given if plan is None else plan, guard=given.guard)
+    guard = given.guard or GuardRule(
+        every=arguments.every, limit_ne=arguments.limit_ne, hold=arguments.hold
+    )
     coded = {"fixed": None, "guard": guard}
     return {"fp32": exact, "null": exact} | {
         name: dataclasses.replace(given, guard=rule) for name, rule in coded.items()
@@ -116,6 +174,7 @@ def train_once(
     seed: int,
     course: Course,
     setup: dict[str, str | int | float | bool],
+    exact_steps: int,
 ) -> list[Record]:
     """Return the records of a training: its progress, those of its guard, and the whole."""
     course.guard_file.unlink(missing_ok=True)
@@ -126,6 +185,7 @@ def train_once(
         PERTURBATION if name == "null" else 0.0,
         course,
         lambda dataset: course.change_rows(dataset, batch_size),
+        exact_steps,
     )
     shared = {"configuration": name, "seed": seed, "run": course.run}
     progress = [
@@ -176,10 +236,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--config", default="best", help="a YAML file of trec_qcomm, or a preset (default best)")
     add("--drift", nargs="+", default=["none"], help="what happens (default none)")
     add("--at-step", type=int, default=100, help="steps before it happens (default 100)")
+    add("--search-first", type=float, metavar="SHARE", help="codecs of a search on the first rows")
+    add("--search-codecs", type=Path, metavar="FILE.yaml", help="its candidates (default: all)")
+    add("--search-seeds", type=int, default=1, help="probes of that search (default 1)")
     add("--runs", nargs="+", choices=NAMES, default=NAMES, help="which trainings (default all)")
     add("--seeds", type=int, default=1, help="how many (default 1)")
     add("--first-seed", type=int, default=0, help="the first of them (default 0)")
     add("--every", type=int, default=10, help="steps between probes (default 10)")
+    add("--hold", type=float, help="guard.hold of its error bounds (default none)")
     add("--limit-ne", type=float, default=0.02, help="limit of the guard, percent (default .02)")
     add("--probes", type=int, default=8, help="batches of a probe (default 8)")
     add("--no-test", action="store_true", help="train only: no loss of the test")

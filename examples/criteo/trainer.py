@@ -93,6 +93,25 @@ class Trainer:
         logits, labels = _gather([torch.cat(column) for column in zip(*outputs, strict=True)])
         return torch.sigmoid(logits.double()), labels.double()
 
+    def go_on_from(self, other: Trainer) -> None:
+        """Continue where the trainer of an equal model has come, whatever its codecs. Collective.
+
+        Args: other: a trainer with a qcomm; it must not train on.
+        """
+        self._init_optimizers()
+        self.dmp.load_state_dict(other.dmp.state_dict())
+        self.optimizer.load_state_dict(other.optimizer.state_dict())
+        steps = other.qcomm.state_dict()["steps"]
+        self.qcomm.load_state_dict(self.qcomm.state_dict() | {"steps": steps})
+        self.step, self._losses = other.step, list(other.losses)
+        self._step_s = list(other.step_s)
+
+    def _init_optimizers(self) -> None:
+        """Let Adam have its state, which is loaded in place, before its first step."""
+        for _, part in self.optimizer.optimizers:
+            if isinstance(part, KeyedOptimizerWrapper):
+                part.init_state()
+
     def state(self) -> dict[str, Any]:
         """Return all that a checkpoint holds."""
         state = {"model": self.dmp, "optimizer": self.optimizer, "step": torch.tensor(self.step)}
@@ -108,9 +127,7 @@ class Trainer:
         Raises: ValueError: there is none, or it is of another config and that is not allowed.
         """
         folder = newest_sound(directory)
-        for _, part in self.optimizer.optimizers:
-            if isinstance(part, KeyedOptimizerWrapper):
-                part.init_state()  # DCP loads in place, and Adam has no state before its first step
+        self._init_optimizers()
         state = self.state()
         if allow_changed_config and self.qcomm is not None:
             state.pop("trec_qcomm")

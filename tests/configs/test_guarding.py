@@ -68,6 +68,7 @@ def _with(guard):
         (True, "guard: expected a mapping of limit_ne, action, "),
         ({"evry": 5}, "guard.evry: unknown key; allowed: limit_ne"),
         ({"every": 0}, "guard: every: 0 is not an integer >= 1"),
+        ({"hold": 0.5}, "guard: hold: 0.5 is not a number >= 1"),
         ({"limit_ne": 0}, "guard: limit_ne: 0 is not a number > 0, in percent"),
         ({"limit_ne": float("nan")}, "guard: limit_ne: nan is not a number"),
         ({"action": "move"}, r"guard: action: 'move' is not one of \('switch', 'warn'\)"),

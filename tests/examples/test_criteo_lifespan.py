@@ -7,12 +7,15 @@ import lifespan
 import numpy as np
 import pytest
 import torch
+import yaml
+from data.dataset import Dataset
 from life.drifts import SCALE, SPIKE_FACTOR, SPIKE_STEPS, Drift
 from life.lives import Reaction
 from life.table import table_of
 from options import build_parser
 from train import load_dataset
 
+from trec_qcomm.config import load_preset
 from trec_qcomm.records import GuardProbeRecord, GuardRecord
 
 SMALL = ["--rows", "1200", "--batch-size", "32", "--ranks", "2", "--embedding-dim", "4"]
@@ -27,6 +30,8 @@ AT_STEP = 3
         ("spike:C3", "drift spike:C3: spike takes no feature"),
         ("dead", "drift dead: expected a feature, such as dead:C3"),
         ("dead:t_C3", "drift dead:t_C3: expected a feature"),
+        ("dead:C3*2", r"drift dead:C3\*2: expected a number > 0, after one of scale, shrink"),
+        ("scale:C3*x", r"drift scale:C3\*x: expected a number > 0"),
     ],
 )
 def test_bad_drifts_are_named(text: str, message: str) -> None:
@@ -80,6 +85,42 @@ def test_learning_rates_spike_and_come_back() -> None:
     assert rates[:AT_STEP] == [[0.5, 0.25]] * AT_STEP
     assert rates[AT_STEP:-2] == [spiked] * SPIKE_STEPS
     assert rates[-2:] == [pytest.approx([0.5, 0.25])] * 2
+
+
+def test_codecs_of_a_search_on_the_first_rows_follow_float32(tmp_path, monkeypatch) -> None:
+    plan, searches = load_preset("fp32"), []
+
+    def search(**options):
+        searches.append(options)
+        return SimpleNamespace(config=plan, write=lambda path: path.write_text("plan"))
+
+    monkeypatch.setattr(lifespan.trec_qcomm, "search", search)
+    words = ["--config", "int8", "--out", str(tmp_path), "--probes", "1", "--no-test", "--every"]
+    words += ["2", "--log-every", "1", *SMALL, "--steps", "6"]
+    first = [*words, "--search-first", "0.7", "--search-seeds", "2"]
+    parse = lifespan._parser().parse_known_args
+    whole = lifespan.run_all(*parse([*words, "--runs", "fp32"]), tmp_path / "whole.jsonl")
+    lives = lifespan.run_all(*parse([*first, "--runs", "guard"]), tmp_path / "rest.jsonl")
+    (options,) = searches
+    assert options["train"].num_rows == 4 * 64
+    assert options["setup"]["num_rows"] == 4 * 64
+    assert options["base"] == load_preset("int8")
+    assert (options["budget"], options["calibration_seeds"]) == (0.02, 3)
+    guard = lives.of_drift("none", "guard")[0]
+    assert yaml.safe_load(guard.config)["embedding"][0]["forward"]["codec"] == "identity"
+    assert guard.losses == whole.of_drift("none", "fp32")[0].losses  # optimizers and all
+    assert [probe.step for probe in lives.probes["none guard 0"]] == [2]  # of its own steps
+    assert list(lives.nbytes("none guard 0")[0]) == [5, 6]
+    late = [*first, "--drift", "spike", "--at-step", "3"]
+    with pytest.raises(ValueError, match="--at-step 3: before the search ends, 4"):
+        lifespan.run_all(*parse(late), tmp_path / "rest.jsonl")
+
+
+def test_the_first_rows_are_split_as_all_are() -> None:
+    dataset = Dataset(np.arange(100), 85, [3])
+    first = dataset.first(70)
+    assert first.train.tolist() == list(range(60))
+    assert first.test.tolist() == list(range(60, 70))
 
 
 def event(step: int, kind: str, table: str | None = None) -> GuardRecord:

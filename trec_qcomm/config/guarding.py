@@ -6,6 +6,7 @@ Knows: codecs, patterns, ladders. Does not know: YAML, TorchRec, process groups,
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import inf
 
 from trec_qcomm.codecs import Sign, Threshold
 from trec_qcomm.config.ladders import CodecLadder, check_order, ladder_of
@@ -29,17 +30,25 @@ class GuardRule(GuardLimits):
             coarsest.
         backward_ladder: codecs of the gradients, likewise. A table's gradients never get coarser
             than its rule says.
+        hold: how many times as wide as before the last probe the error bound of a table's rows may
+            get where it follows their range (`error_bounded` of mode `rel`). A wider one is held
+            there in the same step, and the table moved at the next probe, as `on_drift` says. None
+            holds none. CPU only.
     """
 
     every: int = 200
     tables: Sequence[str] = ("*",)
     ladder: Sequence[Codec] | None = None
     backward_ladder: Sequence[Codec] | None = None
+    hold: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if type(self.every) is not int or self.every < 1:
             raise ValueError(f"every: {self.every!r} is not an integer >= 1")
+        hold = self.hold
+        if hold is not None and (type(hold) not in (int, float) or not 1 <= hold < inf):
+            raise ValueError(f"hold: {hold!r} is not a number >= 1")
         object.__setattr__(self, "tables", patterns_of(self.tables))
         for name in ("ladder", "backward_ladder"):
             self._check_ladder(name)

@@ -17,7 +17,7 @@ from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.slots.history import SlotOptions
-from trec_qcomm.config import Config
+from trec_qcomm.config import Config, TableRule
 from trec_qcomm.integration.checkpoint import (
     by_rank_key,
     by_short_key,
@@ -25,6 +25,7 @@ from trec_qcomm.integration.checkpoint import (
     self_rank_key,
 )
 from trec_qcomm.integration.debugging.debugger import Debugger
+from trec_qcomm.integration.guarding.held_bounds import HeldBounds, can_hold
 from trec_qcomm.integration.guarding.rules_in_force import (
     CodecChanges,
     RulesInForce,
@@ -197,7 +198,8 @@ class EmbeddingCollectives:
     ) -> ForwardTolerances | None:
         """Return the tolerances of one collective; None where they never change."""
         rules = {table: self.rules.rule_for(table) for table in tables}
-        key, tolerances = f"{module}/{name}", ForwardTolerances(rules, tables)
+        key = f"{module}/{name}"
+        tolerances = ForwardTolerances(rules, tables, self._held_bounds(rules))
         before = self._tolerances.pop(key, None)
         if not tolerances.changes:
             return None
@@ -205,6 +207,23 @@ class EmbeddingCollectives:
         tolerances.load_state_dict(state)
         self._tolerances[key] = tolerances
         return tolerances
+
+    def _held_bounds(self, rules: Mapping[str, TableRule]) -> HeldBounds | None:
+        """Return what holds the bounds of guarded tables; None where the config holds none."""
+        guard = self._config.guard
+        if guard is None or guard.hold is None or self._signals is None:
+            return None
+        tables = [t for t, r in rules.items() if guard.matches(t) and can_hold(r.forward)]
+        return HeldBounds(list(rules), guard.hold, self._signals.held) if tables else None
+
+    def follow_ranges(self, moved: Sequence[str]) -> None:
+        """Let held bounds follow the ranges of their rows, once a probe has seen them.
+
+        Args: moved: tables that have got another forward codec.
+        """
+        for tolerances in self._tolerances.values():
+            if tolerances.held is not None:
+                tolerances.held.follow(moved)
 
     def _steps_of(self, module: str) -> int:
         """Return the number of a module's calls with gradients, which each collective counts."""

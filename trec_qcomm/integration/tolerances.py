@@ -19,8 +19,10 @@ from trec_qcomm.config import TableRule
 from trec_qcomm.control.error_bound import OnlineClasses, OnlineErrorBounds
 from trec_qcomm.control.homogenization import homogenization_index
 from trec_qcomm.control.threshold import SampledThreshold
+from trec_qcomm.integration.guarding.held_bounds import HeldBounds
 
 State = dict[str, Tensor]
+_HELD = "held"  # name of what HeldBounds keeps of a table
 
 
 class _BoundFromClass:
@@ -55,10 +57,19 @@ class _ThresholdFromRows(SampledThreshold):
 class ForwardTolerances:
     """Tolerances of the forward codecs of one collective, on one rank.
 
-    Args: rules: {table: rule}.  tables: T names, in the collective's order.
+    Args:
+        rules: {table: rule}.
+        tables: T names, in the collective's order.
+        held: what holds error bounds that would widen at once; None: nothing does.
     """
 
-    def __init__(self, rules: Mapping[str, TableRule], tables: Sequence[str]) -> None:
+    def __init__(
+        self,
+        rules: Mapping[str, TableRule],
+        tables: Sequence[str],
+        held: HeldBounds | None = None,
+    ) -> None:
+        self.held = held
         self._rules = {table: rules[table] for table in tables}
         self._measured: dict[str, _BoundFromClass | _ThresholdFromRows] = {}
         for table, rule in self._rules.items():
@@ -70,7 +81,8 @@ class ForwardTolerances:
     @property
     def changes(self) -> bool:
         """Whether any tolerance ever differs from the config's."""
-        return bool(self._measured) or any(r.schedule is not None for r in self._rules.values())
+        changes = bool(self._measured) or self.held is not None
+        return changes or any(r.schedule is not None for r in self._rules.values())
 
     def tolerances(self, step: int) -> Tensor:
         """Return [T] float64, the tolerance of each table; NaN where its codec has none."""
@@ -82,13 +94,14 @@ class ForwardTolerances:
     def by_table(self, step: int) -> dict[str, float]:
         """Return {table: tolerance} of the tables whose codec has one."""
         tolerances: dict[str, float] = {}
+        shares = {} if self.held is None else self.held.shares()
         for table, rule in self._rules.items():
             configured, measured = rule.forward.tolerance, self._measured.get(table)
             if configured is None:
                 continue
             tolerance = configured if measured is None else measured.tolerance(configured)
             multiplier = 1.0 if rule.schedule is None else rule.schedule.multiplier(step)
-            tolerances[table] = tolerance * multiplier
+            tolerances[table] = tolerance * multiplier * shares.get(table, 1.0)
         return tolerances
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
@@ -96,6 +109,8 @@ class ForwardTolerances:
 
         Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
         """
+        if self.held is not None:
+            self.held.observe(values, placed)
         rows: dict[str, list[Tensor]] = {table: [] for table in self.tables_due(step)}
         for group in placed.groups if rows else ():
             for s, segment in enumerate(group.members.tolist()):
@@ -115,14 +130,21 @@ class ForwardTolerances:
         self._measured[table].observe(rows)
 
     def state_dict(self) -> dict[str, State]:
-        """Return {table: state of its class or threshold on this rank}."""
-        return {table: measured.state_dict() for table, measured in self._measured.items()}
+        """Return {table: state of its class or threshold, and of its held bound, on this rank}."""
+        state = {table: measured.state_dict() for table, measured in self._measured.items()}
+        for table, numbers in ({} if self.held is None else self.held.state_dict()).items():
+            state[table] = {**state.get(table, {}), _HELD: numbers}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`. Raises ValueError: no state of such a class or threshold."""
+        held = {table: kept[_HELD] for table, kept in state.items() if _HELD in kept}
+        if self.held is not None:
+            self.held.load_state_dict(held)
         for table, measured in self._measured.items():
-            if table in state:
-                measured.load_state_dict(state[table])
+            kept = {name: value for name, value in state.get(table, {}).items() if name != _HELD}
+            if kept:
+                measured.load_state_dict(kept)
 
 
 def _joined(blocks: Sequence[Tensor]) -> Tensor:

@@ -26,6 +26,7 @@ from trec_qcomm.debug.tally import Tally, segment_squares
 from trec_qcomm.kernels.once import Job, compile_once, missing
 from trec_qcomm.ops import rows, unique
 from trec_qcomm.ops.dispatch import default_backend
+from trec_qcomm.ops.error_bound.ranges import segment_ranges
 from trec_qcomm.ops.packed_ids import Bags
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.wire import frame, slot
@@ -76,6 +77,8 @@ def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
         chosen["ids"] = Job("ids", _use_id_messages, 7.0)
     if config.debug is not None or config.guard is not None:
         chosen["debugger"] = Job("debugger", _use_tally, 1.5)
+    if config.guard is not None and config.guard.hold is not None:
+        chosen["ranges"] = Job("ranges", _use_ranges, 0.8)
     return sorted(chosen.values(), key=lambda job: -job.about_s)
 
 
@@ -235,6 +238,10 @@ def _use_tally() -> None:
     rows = torch.zeros(1, 4)
     Tally().add(rows, rows)
     segment_squares(rows, Segments.packed([1], 4))
+
+
+def _use_ranges() -> None:
+    segment_ranges(torch.zeros(1, 4), Segments.packed([1], 4))
 
 
 def _use_id_messages() -> None:

@@ -94,6 +94,11 @@ class Dataset:
         """The last 1/7 of the rows."""
         return self.rows[self.num_train :]
 
+    def first(self, num_rows: int) -> Dataset:
+        """Return the data set of the first rows alone, split alike. Ids stay as they are."""
+        rows = self.rows[:num_rows]
+        return Dataset(rows, _num_train(rows), self.num_embeddings)
+
 
 @dataclass(frozen=True)
 class Batches(Sequence[Batch]):
@@ -160,7 +165,7 @@ def prepare(rows: Rows, *, min_count: int, hash_buckets: int | None) -> Dataset:
              min_count: categories with fewer rows in the train part are out of vocabulary.
              hash_buckets: hash every column into so many ids; there is no vocabulary then.
     """
-    num_train = len(rows) * 6 // 7
+    num_train = _num_train(rows)
     columns: list[CategoryIds]
     if hash_buckets is None:
         columns = [*build_vocabularies(rows[:num_train], min_count)]
@@ -185,6 +190,10 @@ def build_vocabularies(train: Rows, min_count: int) -> list[Vocabulary]:
 def transform_dense(raw: NDArray[np.float32]) -> NDArray[np.float32]:
     """log(1 + x) of the integers; a negative or missing one counts as 0."""
     return np.log1p(np.maximum(np.nan_to_num(raw, nan=0.0), 0.0))
+
+
+def _num_train(rows: Rows) -> int:
+    return len(rows) * 6 // 7
 
 
 def _read_files(paths: Iterable[Path]) -> Iterator[Rows]:

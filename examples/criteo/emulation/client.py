@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from train import load_dataset, shard
 from trainer import Trainer
 
 from trec_qcomm import Config, Identity, QComm, played_ranks
+from trec_qcomm.config import load_preset
 
 DEFAULTS = {"ranks": 4, "batch_size": 128}
 NO_OPTIONS = ("plan", "device")  # one process on a CPU plays ranks with a table-wise plan
@@ -152,12 +154,14 @@ class EmulatedTrainer:
         perturbation: float,
         program: Program = train_steps,
         change_rows: Callable[[Dataset], Dataset] = lambda dataset: dataset,
+        exact_steps: int = 0,
     ) -> EmulatedModel:
         """Return the model that a training of one's own gives, which `program` is.
 
         Args:
             program: what each rank runs after sharding.
             change_rows: what to do with the rows before they are trained on and scored.
+            exact_steps: number of steps in float32 before `program`, which goes on from there.
         """
         torch.set_num_threads(1)
         silence_start()
@@ -170,10 +174,49 @@ class EmulatedTrainer:
             rows = batches(dataset, options, is_test=False)
             if not len(rows):
                 raise ValueError(f"{len(dataset.train)} training rows are less than a global batch")
+            if exact_steps:
+                exact = shard(options, dataset.num_embeddings, QComm(load_preset("fp32")))
+                train_steps(exact, rows, exact_steps)
+                trainer.go_on_from(exact)
             program(trainer, rows, min(options.epochs * len(rows), options.steps or sys.maxsize))
             return trainer
 
         return EmulatedModel(config, options, dataset, ranks, ranks.run(train))
+
+    @property
+    def global_batch(self) -> int:
+        """Number of samples of a step, of all ranks."""
+        return int(self.options.ranks * self.options.batch_size)
+
+    @property
+    def num_batches(self) -> int:
+        """Number of global batches of an epoch."""
+        return len(_load_dataset(self.options).train) // self.global_batch
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps of a training."""
+        return min(self.options.epochs * self.num_batches, self.options.steps or sys.maxsize)
+
+    def on_first(self, num_steps: int) -> FirstPart:
+        """Return trainings that know the rows of the first steps alone."""
+        return FirstPart(self, num_steps * self.global_batch)
+
+
+@dataclass(frozen=True)
+class FirstPart:
+    """Callback of a search that knows the first rows only: 6/7 of them train, 1/7 is the test.
+
+    Args: trainer: trainings on all rows.  num_rows: number of rows.
+    """
+
+    trainer: EmulatedTrainer
+    num_rows: int
+
+    def __call__(self, config: Config, seed: int, perturbation: float) -> EmulatedModel:
+        """Return the model that a config gives from a seed."""
+        first = partial(Dataset.first, num_rows=self.num_rows)
+        return self.trainer.run(config, seed, perturbation, change_rows=first)
 
 
 def tables() -> list[str]:

@@ -52,7 +52,7 @@ class Course:
                 file=self.guard_file,
                 run=self.run,
             )
-        for _ in range(min(num_steps, last)):
+        for _ in range(trainer.step, min(num_steps, last)):
             self.drift.before_step(trainer, self._dataset)
             trainer.train_step(rows)
             if guard is not None:

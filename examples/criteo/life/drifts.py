@@ -30,11 +30,13 @@ class Drift:
         name: one of DRIFTS.
         feature: name of the feature, or of the table's, that changes; None where none does.
         at_step: number of steps before the change.
+        factor: what rows are multiplied with, or divided by; of scale, shrink and outlier.
     """
 
     name: str
     feature: str | None
     at_step: int
+    factor: float = SCALE
 
     @classmethod
     def from_name(cls, text: str, at_step: int) -> Drift:
@@ -42,6 +44,7 @@ class Drift:
 
         Raises: ValueError: an unknown name or feature, or a feature where none belongs.
         """
+        text, _, factor = text.partition("*")
         name, _, feature = text.partition(":")
         if name not in DRIFTS:
             raise ValueError(f"drift {text}: expected one of {', '.join(DRIFTS)}")
@@ -51,7 +54,13 @@ class Drift:
             raise ValueError(f"drift {text}: expected a feature, such as {name}:C3")
         if at_step < 1:
             raise ValueError(f"at_step {at_step}: must be positive")
-        return cls(name, feature or None, at_step)
+        if not factor:
+            return cls(name, feature or None, at_step)
+        if name not in SCALED or not _is_positive(factor):
+            raise ValueError(
+                f"drift {text}*{factor}: expected a number > 0, after one of {', '.join(SCALED)}"
+            )
+        return cls(name, feature or None, at_step, float(factor))
 
     @property
     def table(self) -> str | None:
@@ -59,7 +68,8 @@ class Drift:
         return None if self.feature is None else f"t_{self.feature}"
 
     def __str__(self) -> str:
-        return self.name if self.feature is None else f"{self.name}:{self.feature}"
+        name = self.name if self.feature is None else f"{self.name}:{self.feature}"
+        return name if self.factor == SCALE else f"{name}*{self.factor:g}"
 
     def change_rows(self, dataset: Dataset, batch_size: int) -> Dataset:
         """Return the data set as it is with this drift; the rows that are given stay as they are.
@@ -92,9 +102,9 @@ class Drift:
             weight[:, 0] += SHIFT
         elif self.name == "outlier":
             column = FEATURES.index(self.feature or "")
-            weight[_of_share(dataset.train["categories"][:, column], OUTLIER_SHARE)] *= SCALE
+            weight[_of_share(dataset.train["categories"][:, column], OUTLIER_SHARE)] *= self.factor
         else:
-            weight *= SCALE if self.name == "scale" else 1 / SCALE
+            weight *= self.factor if self.name == "scale" else 1 / self.factor
 
 
 def _weight(trainer: Trainer, table: str | None) -> torch.Tensor | None:
@@ -104,6 +114,13 @@ def _weight(trainer: Trainer, table: str | None) -> torch.Tensor | None:
             shards = [shard.tensor.detach() for shard in value.local_shards()]
             return shards[0] if shards else None
     return None
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
 
 
 def _of_share(ids: Ints, share: float) -> int:
@@ -123,6 +140,7 @@ def _dead(ids: Ints, num_ids: int) -> Ints:
 
 
 _ROW_CHANGES: dict[str, Callable[[Ints, int], Ints]] = {"new_ids": _new_ids, "dead": _dead}
-WEIGHT_CHANGES = ("scale", "shrink", "outlier", "shift")
+SCALED = ("scale", "shrink", "outlier")
+WEIGHT_CHANGES = (*SCALED, "shift")
 NEEDS_FEATURE = (*WEIGHT_CHANGES, *_ROW_CHANGES)
 DRIFTS = ("none", *NEEDS_FEATURE, "spike")

@@ -90,7 +90,8 @@ class Lives:
     def nbytes(self, run: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return steps, and bytes of rows and gradients that a rank sent in a step before each."""
         notes = self.progress[run]
-        steps = np.array([0] + [note.step for note in notes])
+        first = [t.setup.get("exact_steps", 0) for t in self.trainings.values() if t.run == run]
+        steps = np.array([*(first or [0]), *(note.step for note in notes)])
         sent = [sum(note.traffic[k].wire_nbytes for k in EMBEDDING) for note in notes]
         return steps[1:], np.diff(np.array([0.0, *sent])) / np.diff(steps)
 

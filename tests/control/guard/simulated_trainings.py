@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from trec_qcomm.control.guard.readings import Readings
+from trec_qcomm.control.guard.by_loss.readings import Readings
 
 LIMIT = 1.0
 

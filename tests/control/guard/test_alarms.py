@@ -44,6 +44,15 @@ def test_broken_values_are_as_refused_ones():
     assert decision.moves == {("a", "forward"): 3}
 
 
+def test_a_held_bound_moves_its_table_by_the_bits_that_it_took():
+    key = ("a", "forward")
+    for bits, rung in ((0.5, 2), (9.0, 3)):
+        signal = Signals(num_held=1, held_bits=bits)
+        assert policy().read(0, changes(0.0), {key: signal}).moves == {key: rung}
+    decision = policy(on_drift="warn").read(0, changes(0.0), {key: signal})
+    assert kinds(decision) == [("warn", "drift", "a")]
+
+
 def test_with_action_warn_signals_only_tell():
     guard = policy(action="warn", on_nan="exact", least_snr_db=5.0, raise_after=1)
     for reason, signal in BAD.items():

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from tests.control.guard.simulated_trainings import LIMIT, NOISES, Noise, first_trip, simulated
-from trec_qcomm.control.guard.readings import LONGEST, Readings, Variance
+from trec_qcomm.control.guard.by_loss.readings import LONGEST, Readings, Variance
 from trec_qcomm.control.trials.student_t import t_quantile_of_tail
 
 LATER = ("batches for good, 3", "probes, 1", "probes with a memory, 1")

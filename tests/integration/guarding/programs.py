@@ -315,7 +315,56 @@ def signals(folder):
         except GuardError as error:
             events = str(error)
         outcomes[handling] = events
+    outcomes["parts"] = in_parts()
     return outcomes
+
+
+def held(folder):
+    """Let a row grow between two probes, with its table's bound held and without."""
+    outcomes = {}
+    for hold in (2.0, None):
+        rule = replace(EPISODE, every=2, limit_ne=1e9, ladder=None, hold=hold, on_pointless="warn")
+        config = config_of(ErrorBounded(0.1), tables="tw_last", guard=rule)
+        qcomm, dmp, optimizer, guard = guarded(config, added=0.0)
+        train_guarded(dmp, optimizer, guard, range(2))
+        with planted(dmp, "tw_last", GROWN):
+            out = dmp(batch(1, 6)).detach()
+            bound = GROWN * qcomm.forward_params()["tw_last"]
+            state = qcomm.state_dict()
+            with qcomm.bypass():
+                exact = dmp(batch(1, 6)).detach()
+        train_guarded(dmp, optimizer, guard, range(2, 4))
+        again, _, _ = sharded(config)
+        again.load_state_dict(state)
+        params = [GROWN * again.forward_params()["tw_last"]]
+        outcomes[hold] = {
+            "error": float((out - exact).abs().max()),
+            "bound": bound,
+            "same": params == [bound],
+            "events": [event for event in told(guard.history) if event[1] != "pointless"],
+        }
+    return outcomes
+
+
+GROWN = 1000.0
+
+
+def in_parts():
+    """Return the readings of a batch of 6 samples in 3 parts, and what too few samples are told."""
+    qcomm, dmp, optimizer = sharded(config_of(Rowwise(8), guard=GuardRule(every=1, limit_ne=100)))
+    num_samples = 6
+
+    def loss(features):
+        added = torch.arange(num_samples) + dist.get_rank()
+        return 1 + added.view(-1, 1) / 100 * (not qcomm._session.exact)
+
+    guard = qcomm.guard(loss, [batch(100, 6)], parts=3)
+    train_guarded(dmp, optimizer, guard, range(1))
+    readings = json.loads(guard.state_text())["policy"]["readings"]
+    num_samples = 2
+    with pytest.raises(ValueError, match="loss_fn") as caught:
+        train_guarded(dmp, optimizer, guard, range(1, 2))
+    return readings[-1], str(caught.value)
 
 
 def bad_input(folder):
@@ -333,6 +382,8 @@ def bad_input(folder):
     note("unsharded", lambda: qcomm.guard(float, [1]))
     qcomm, dmp, optimizer = sharded(config)
     note("numbers", lambda: qcomm.guard(float, [1] * (1 + rank)))
+    note("parts", lambda: qcomm.guard(float, [1], parts=0))
+    note("numbers of parts", lambda: qcomm.guard(float, [1], parts=1 + rank))
     note("none", lambda: qcomm.guard(float, []))
     note("function", lambda: qcomm.guard(None, [1]))
     note("without", lambda: train(dmp, optimizer, range(17)))

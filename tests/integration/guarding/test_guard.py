@@ -8,7 +8,8 @@ from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Identity, records
 
 PROGRAMS = (
-    "changed", "episode", "resumed", "pipelined", "refused", "signals", "bad_input", "skipped",
+    "changed", "episode", "resumed", "pipelined", "refused", "signals", "held", "bad_input",
+    "skipped",
 )  # fmt: skip
 FINER, EXACT = repr(trainings.FINER), repr(Identity())
 
@@ -103,6 +104,19 @@ def test_refused_rows_are_exact_at_once_and_the_table_after_the_next_probe(progr
 
 
 @pytest.mark.dist
+def test_a_held_bound_spares_other_rows_at_once_and_the_table_moves_at_the_next_probe(programs):
+    ranks = results_of(programs["held"])
+    for rank in ranks:
+        held, free = rank[2.0], rank[None]
+        assert free["events"] == []
+        assert held["events"] == [("raise", "drift", "tw_last", "forward", EXACT, 4)]
+        assert held["error"] < free["error"] / 10
+        assert held["same"]
+        assert free["bound"] == pytest.approx(100)
+    assert min(rank[2.0]["bound"] for rank in ranks) < 10  # on the rank that sends it
+
+
+@pytest.mark.dist
 def test_signals_move_a_table_to_float32(programs):
     for rank in results_of(programs["signals"]):
         assert rank["pointless"] == [("raise", "pointless", "tw_last", "forward", EXACT, 1)]
@@ -115,9 +129,22 @@ def test_signals_move_a_table_to_float32(programs):
         assert rank["error"].startswith("guard: cw backward: error: values are NaN")
 
 
+@pytest.mark.dist
+def test_one_batch_is_read_in_parts(programs):
+    for rank in results_of(programs["signals"]):
+        readings, message = rank["parts"]
+        assert readings == pytest.approx([0.5, 2.5, 4.5, 1.5, 3.5, 5.5], 1e-4)  # of both ranks
+        assert message == (
+            "guard: loss_fn: returned [2, 1], expected the loss of each sample, "
+            "3 or more (parts: 3)"
+        )
+
+
 MESSAGES = {
     "unsharded": "guard: no table is sharded yet",
     "numbers": "different numbers of probe batches:\nprobe_batches: 1 batches on rank 0; 2",
+    "parts": "guard: parts: 0 is not an integer >= 1",
+    "numbers of parts": "different numbers of probe batches:\nparts: 1 parts on rank 0; 2",
     "none": "guard: probe_batches: 0 in all; expected two or more",
     "function": "guard: loss_fn: None is not a function",
     "shape": r"guard: loss_fn: returned \[2\], expected one number",

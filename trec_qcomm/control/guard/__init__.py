@@ -4,11 +4,11 @@ Knows: changes of the loss in percent, figures of tables by name, numbers of run
 codecs, process groups, TorchRec, files.
 """
 
+from trec_qcomm.control.guard.by_values.signals import Signals
 from trec_qcomm.control.guard.events import Decision, Event, EventKind, Reason
 from trec_qcomm.control.guard.ladder import DIRECTIONS, Direction, Key, Ladder
 from trec_qcomm.control.guard.limits import GuardLimits
 from trec_qcomm.control.guard.policy import GuardPolicy
-from trec_qcomm.control.guard.signals import Signals
 
 __all__ = [
     "DIRECTIONS",

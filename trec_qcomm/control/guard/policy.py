@@ -20,14 +20,14 @@ from dataclasses import asdict, replace
 from math import fsum, inf, isfinite, isnan
 from typing import Any
 
-from trec_qcomm.control.guard.alarms import Alarm, Alarms
-from trec_qcomm.control.guard.effects import choose, explain, mean_effect, missing_bits
+from trec_qcomm.control.guard.by_loss.effects import choose, explain, mean_effect, missing_bits
+from trec_qcomm.control.guard.by_loss.readings import Readings
+from trec_qcomm.control.guard.by_values.alarms import Alarm, Alarms
+from trec_qcomm.control.guard.by_values.signals import Signals, Suspects
 from trec_qcomm.control.guard.events import Decision, Event, EventKind, Reason
 from trec_qcomm.control.guard.ladder import Key, Ladder
 from trec_qcomm.control.guard.limits import GuardLimits
-from trec_qcomm.control.guard.readings import Readings
 from trec_qcomm.control.guard.rungs import Rungs
-from trec_qcomm.control.guard.signals import Signals, Suspects
 
 MOST_EVENTS = 1000  # that the history keeps
 CALM_SHARE = 0.5  # of the limit, which the mean must not exceed before a table is moved down

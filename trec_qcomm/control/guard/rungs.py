@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trec_qcomm.control.guard.by_values.signals import Signals
 from trec_qcomm.control.guard.ladder import DIRECTIONS, Key, Ladder, Patience
 from trec_qcomm.control.guard.limits import GuardLimits
-from trec_qcomm.control.guard.signals import Signals
 
 
 class Rungs:

@@ -99,6 +99,8 @@ def _check_guard(device: torch.device, config: Config, tables: Iterable[str]) ->
     guard = config.guard
     if guard is None or device.type != "cuda":
         return
+    if guard.hold is not None:
+        raise ValueError(f"device {device}: guard.hold: looks at rows on a CPU; leave it out")
     for table in filter(guard.matches, tables):
         rule = config.rule_for(table)
         for ladder in guard.ladders(rule).values():

@@ -39,6 +39,7 @@ class Guard:
         loss_fn: LossFunction,
         probe_batches: Sequence[Any],
         *,
+        parts: int = 1,
         file: str | Path | None = None,
         setup: Mapping[str, Scalar] | None = None,
         run: str | None = None,
@@ -46,8 +47,8 @@ class Guard:
         """Prepare. Collective. The arguments are those of QComm.guard.
 
         Raises: ValueError: no `guard` in the config, a second guard, a model that is not sharded,
-            a pattern without a table, or too few probe batches, or numbers of these that differ by
-            rank.
+            a pattern without a table, `parts` that is none, or too few probe batches, or numbers of
+            these that differ by rank.
         """
         config, rule = session.config, session.config.guard
         if rule is None or session.signals is None:
@@ -59,12 +60,12 @@ class Guard:
         if not callable(loss_fn):
             raise ValueError(f"guard: loss_fn: {loss_fn!r} is not a function")
         batches = list(probe_batches)
-        _check_batches(batches)
+        _check_batches(batches, parts)
         self._session, self._every, self._signals = session, rule.every, session.signals
         self._tables = GuardedTables(config, session.collectives)
         self._keys = self._tables.keys
         self._policy = GuardPolicy(rule, self._tables.ladders)
-        self._probe = Probe(session, loss_fn, batches)
+        self._probe = Probe(session, loss_fn, batches, parts)
         self._journal = Journal(config, file=file, setup=setup, run=run)
         self._num_steps = 0
         self._arm()
@@ -136,6 +137,8 @@ class Guard:
     def _act(self, events: Sequence[Event]) -> tuple[Event, ...]:
         decision = Decision(events=tuple(events))
         self._tables.use(decision.moves)
+        moved = [table for table, direction in decision.moves if direction == "forward"]
+        self._session.collectives.follow_ranges(moved)
         self._journal.tell(events)
         if decision.errors:
             raise GuardError("; ".join(event.message for event in decision.errors))
@@ -173,12 +176,14 @@ class Guard:
         self._arm()
 
 
-def _check_batches(batches: Sequence[Any]) -> None:
+def _check_batches(batches: Sequence[Any], parts: int) -> None:
+    if type(parts) is not int or parts < 1:
+        raise ValueError(f"guard: parts: {parts!r} is not an integer >= 1")
     everyone = dist.group.WORLD
     assert everyone is not None
-    said = {"probe_batches": f"{len(batches)} batches"}
+    said = {"probe_batches": f"{len(batches)} batches", "parts": f"{parts} parts"}
     check_equal(everyone, said, "guard: ranks have different numbers of probe batches")
-    if len(batches) * dist.get_world_size() < 2:
+    if len(batches) * parts * dist.get_world_size() < 2:
         raise ValueError(
             f"guard: probe_batches: {len(batches)} in all; expected two or more, whose spread "
             "shows how certain a change of the loss is"

@@ -23,6 +23,7 @@ class Guarding:
         loss_fn: LossFunction,
         probe_batches: Sequence[Any],
         *,
+        parts: int = 1,
         file: str | Path | None = None,
         setup: Mapping[str, Scalar] | None = None,
         run: str | None = None,
@@ -42,10 +43,12 @@ class Guarding:
 
         Args:
             loss_fn: function that takes a batch and returns this rank's loss, a number or a
-                tensor of one.
+                tensor of one; with `parts`, a tensor with the loss of each sample.
             probe_batches: this rank's batches, of any type, which stay the same; as many on all
-                ranks, and two or more in all. The spread of their changes says how certain a
-                change is: eight in all trip soon.
+                ranks, and two or more parts in all. The spread of their changes says how certain
+                a change is: eight in all trip soon.
+            parts: in how many parts, of samples that follow one another, each batch is cut once
+                its losses are known: one forward pass then does for as many batches.
             file: JSONL file of records that rank 0 appends to; None writes none.
             setup: all that must be equal for two runs to be compared, for the records.
             run: name of the training, for the records.
@@ -54,4 +57,6 @@ class Guarding:
             yet, a pattern without a table, too few probe batches, or numbers of these that differ
             by rank.
         """
-        return self._session.start_guard(loss_fn, probe_batches, file=file, setup=setup, run=run)
+        return self._session.start_guard(
+            loss_fn, probe_batches, parts=parts, file=file, setup=setup, run=run
+        )

@@ -1,7 +1,7 @@
 """Probe: the losses of a guard's batches, with codecs on and off, and an all-reduce of them.
 
 Knows: sessions, loss functions. Does not know: models, decisions, TorchRec.
-Shapes: N probe batches of a rank, V variants of the codecs.
+Shapes: N probe batches of a rank, of P parts each, V variants of the codecs.
 """
 
 import zlib
@@ -28,19 +28,23 @@ class Probe:
 
     Args:
         session: the QComm's session.
-        loss_fn: function that takes a batch and returns this rank's loss.
+        loss_fn: function that takes a batch and returns this rank's loss, or one for each sample.
         batches: N batches of this rank.
+        parts: P, in how many parts the losses of a batch's samples are cut; with 1 there is one
+            loss.
     """
 
-    def __init__(self, session: "Session", loss_fn: LossFunction, batches: Sequence[Any]) -> None:
-        self._session, self._loss_fn, self.batches = session, loss_fn, batches
+    def __init__(
+        self, session: "Session", loss_fn: LossFunction, batches: Sequence[Any], parts: int
+    ) -> None:
+        self._session, self._loss_fn, self.batches, self.parts = session, loss_fn, batches, parts
 
     def on_and_off(self, step: int) -> Tensor:
-        """Return [2, N] float64, the losses with codecs and without. Exchanges."""
+        """Return [2, N P] float64, the losses with codecs and without. Exchanges."""
         return self._losses(step, [partial(self._exact, set()), self._codecs_off])
 
     def without(self, step: int, tables: Sequence[str]) -> Tensor:
-        """Return [len(tables), N] float64, each with one table's rows sent exactly. Exchanges."""
+        """Return [len(tables), N P] float64, each with one table's rows sent exactly. Exchanges."""
         return self._losses(step, [partial(self._exact, {table}) for table in tables])
 
     def _losses(self, step: int, variants: Sequence[Callable[[int], Any]]) -> Tensor:
@@ -48,10 +52,9 @@ class Probe:
         with torch.no_grad(), leaving_no_trace(self._session):
             for variant in variants:
                 with _random_numbers_of(self._session.config.seed + step), variant(step):
-                    losses += [_number(self._loss_fn(batch)) for batch in self.batches]
+                    losses += [_means(self._loss_fn(batch), self.parts) for batch in self.batches]
         device = _device()
-        stacked = torch.stack([loss.to(device) for loss in losses])
-        return stacked.view(len(variants), len(self.batches))
+        return torch.cat([loss.to(device) for loss in losses]).view(len(variants), -1)
 
     @contextmanager
     def _codecs_off(self, step: int) -> Iterator[None]:
@@ -74,7 +77,7 @@ def gathered(losses: Tensor, sums: Tensor, agreed: str) -> tuple[Tensor, Tensor]
         losses: [V, N] float64, of this rank.
         sums: float64, of this rank, of any shape.
         agreed: text that must be equal on all ranks.
-    Returns: [V, P N] and the shape of `sums`, float64 on the CPU, for P ranks.
+    Returns: [V, R N] and the shape of `sums`, float64 on the CPU, for R ranks.
     Raises: ValueError: on all ranks, where the texts of two ranks differ.
     """
     num_ranks, number = dist.get_world_size(), zlib.crc32(agreed.encode()) % _HASH
@@ -92,12 +95,20 @@ def gathered(losses: Tensor, sums: Tensor, agreed: str) -> tuple[Tensor, Tensor]
     return of_ranks, of_sums.view(sums.shape)
 
 
-def _number(loss: Tensor | float) -> Tensor:
-    """Return a loss as [] float64. Raises ValueError: more than one number."""
-    number = torch.as_tensor(loss, dtype=torch.float64).detach()
-    if number.numel() != 1:
-        raise ValueError(f"guard: loss_fn: returned {list(number.shape)}, expected one number")
-    return number.reshape(())
+def _means(loss: Tensor | float, parts: int) -> Tensor:
+    """Return the mean loss of each part of a batch, [parts] float64.
+
+    Raises: ValueError: not one number for one part, or not as many as there are parts, or more.
+    """
+    losses = torch.as_tensor(loss, dtype=torch.float64).detach()
+    if parts == 1 and losses.numel() != 1:
+        raise ValueError(f"guard: loss_fn: returned {list(losses.shape)}, expected one number")
+    if losses.numel() < parts:
+        raise ValueError(
+            f"guard: loss_fn: returned {list(losses.shape)}, expected the loss of each sample, "
+            f"{parts} or more (parts: {parts})"
+        )
+    return torch.stack([part.mean() for part in losses.flatten().tensor_split(parts)])
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 In the step before a probe it looks at rows and gradients before they are coded, codes them once
 more into memory of its own, as the debugger does, and adds up. In other steps it does nothing.
-Rows that a codec refuses are counted in all steps.
+Rows that a codec refuses, and bounds that are held, are counted in all steps.
 
 Knows: collectives of rows, tallies. Does not know: ladders, decisions, how ranks agree.
 Shapes: K tables and directions, F fields.
@@ -27,7 +27,7 @@ from trec_qcomm.debug.tally import Tally
 
 FIELDS = (
     "refused", "values", "rows", "nan", "inf", "broken", "unusable", "xx", "ee", "zeros", "lost",
-    "widths", "nbytes", "verbatim", "verbatim_values",
+    "widths", "nbytes", "verbatim", "verbatim_values", "held", "held_bits",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 
@@ -108,6 +108,12 @@ class SignalSums:
                 "(said once)", error, direction, step,
             )  # fmt: skip
 
+    def held(self, table: str, bits: float) -> None:
+        """Count a step in which a table's error bound is held. Args: bits: a value, more."""
+        sums = self._sums_of((table, "forward"))
+        sums["held"] += 1
+        sums["held_bits"] += bits
+
     def _sums_of(self, key: Key) -> dict[str, float]:
         return self._sums.setdefault(key, dict.fromkeys(FIELDS, 0.0))
 
@@ -150,9 +156,12 @@ def signals_of(keys: Sequence[Key], sums: Tensor) -> dict[Key, Signals]:
 
 
 def _signals(sums: Mapping[str, float]) -> Signals:
-    num_values = sums["values"]
+    num_values, num_held = sums["values"], sums["held"]
+    held_bits = sums["held_bits"] / num_held if num_held else None
     if not num_values:
-        return Signals(num_unencodable=int(sums["refused"]))
+        return Signals(
+            num_unencodable=int(sums["refused"]), num_held=int(num_held), held_bits=held_bits
+        )
     usable, squares, noise = num_values - sums["unusable"], sums["xx"], sums["ee"]
     verbatim_values, nonzero = sums["verbatim_values"], usable - sums["zeros"]
     return Signals(
@@ -167,4 +176,6 @@ def _signals(sums: Mapping[str, float]) -> Signals:
         verbatim_share=sums["verbatim"] / verbatim_values if verbatim_values else None,
         lost_share=sums["lost"] / nonzero if nonzero else None,
         bits=8 * sums["nbytes"] / num_values,
+        num_held=int(num_held),
+        held_bits=held_bits,
     )

@@ -38,6 +38,8 @@ class Signals:
         verbatim_share: share of values that an error-bounded codec sent unchanged.
         lost_share: share of the values that are not 0 whose error is as large as they are.
         bits: bits a value really sent, headers of segments included.
+        num_held: number of steps, over all ranks, in which the error bound was held.
+        held_bits: mean of log2 of how much wider it would have been in these.
     """
 
     num_nan: int = 0
@@ -51,6 +53,8 @@ class Signals:
     verbatim_share: float | None = None
     lost_share: float | None = None
     bits: float | None = None
+    num_held: int = 0
+    held_bits: float | None = None
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import fsum, inf, isfinite, isnan, log2
 
-from trec_qcomm.control.guard.readings import Readings
+from trec_qcomm.control.guard.by_loss.readings import Readings
 
 ALIKE = 0.5  # of the largest effect, from which a table is moved together with it
 EXPLAINED = 0.5  # of the excess, from which nobody else is asked

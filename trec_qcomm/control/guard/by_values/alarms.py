@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trec_qcomm.control.guard.drift import DB_A_BIT, Quality
+from trec_qcomm.control.guard.by_values.drift import DB_A_BIT, Quality
+from trec_qcomm.control.guard.by_values.signals import Signals
 from trec_qcomm.control.guard.events import Reason
 from trec_qcomm.control.guard.ladder import Key, Ladder
 from trec_qcomm.control.guard.limits import GuardLimits, Handling
-from trec_qcomm.control.guard.signals import Signals
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Alarms:
         self._num_low[key] = self._num_low.get(key, 0) + 1 if low_db else 0
         missing = self._quality.missing_bits(key, ladder, rung, signal) if is_coded else None
         drifted = is_coded and self._quality.num_lost.get(key, 0) >= limits.raise_after
+        drifted = drifted or (is_coded and signal.num_held > 0)
+        missing = max(missing or 0.0, signal.held_bits or 0.0)
         return (
             (Alarm(key, "unencodable", limits.on_unencodable), refused and is_coded),
             (Alarm(key, "pointless", limits.on_pointless), is_coded and (signal.bits or 0) > 32),
@@ -69,7 +71,7 @@ class Alarms:
                 Alarm(key, "snr", "raise", low_db / DB_A_BIT),
                 self._num_low[key] >= limits.raise_after,
             ),
-            (Alarm(key, "drift", limits.on_drift, missing or 0.0), drifted),
+            (Alarm(key, "drift", limits.on_drift, missing), drifted),
         )
 
     def forget_codec(self, key: Key) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from trec_qcomm.control.guard.by_values.signals import Signals
 from trec_qcomm.control.guard.ladder import Key, Ladder
-from trec_qcomm.control.guard.signals import Signals
 
 DROP_DB = 10.0  # nearly two bits
 LOST_RISE = 0.1  # share of values

@@ -1,0 +1,1 @@
+"""What the values of tables show, whatever the loss says: signals, drifts and alarms."""
