@@ -95,9 +95,9 @@ def coarse(feature):
 
 
 def find(path, rounds=1):
-    """Search a codec for the rows of each table that together cost at most 2.5 percent."""
+    """Search a codec for the rows of each table that together cost at most half a percent."""
     return search(
-        train, CANDIDATES, budget=2.5, path=path, metrics=["loss", "progressive_loss"],
+        train, CANDIDATES, budget=0.5, path=path, metrics=["loss", "progressive_loss"],
         unique_bags=False, calibration_seeds=3, verification_seeds=5, rounds=rounds, every=10,
         num_ranks=2,
     )  # fmt: skip

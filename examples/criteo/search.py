@@ -2,11 +2,12 @@
 
   python examples/criteo/search.py --data train.txt --budget-ne 0.02 --out plan.yaml
   python examples/criteo/search.py --data train.txt --link-gb-s 0.0125 --verification-seeds 0
+  python examples/criteo/search.py --data train.txt --dense '*dense_arch*' '*' --unique-bags search
 
-Trainings are those of accuracy.py: emulated ranks, 4 x 128, every category kept. What is not about
-embeddings is from --base (default best, so dense gradients are floats of 6 bits). Records are in
---path; after Ctrl-C give the command again. Seeds are from 1000 on: accuracy.py's 0 to 49 are left
-to judge the plan by:
+Trainings are those of accuracy.py: emulated ranks, 4 x 128, every category kept. What is not
+searched is from --base (default best, so without --dense these gradients are floats of 6 bits).
+Records are in --path; after Ctrl-C give the command again. Seeds are from 1000 on: accuracy.py's 0
+to 49 are left to judge the plan by:
 
   python examples/criteo/accuracy.py --configs plan.yaml --data train.txt --out runs/gate
 

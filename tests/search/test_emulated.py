@@ -7,11 +7,15 @@ import torch.distributed as dist
 import trec_qcomm
 from tests.emulation import two_towers
 from trec_qcomm import Config, Identity, Rowwise
+from trec_qcomm.core.stats import Stats
 from trec_qcomm.search import Candidates
-from trec_qcomm.search.probes import COARSE, Probes
+from trec_qcomm.search.losses.dense import DenseProbes
+from trec_qcomm.search.losses.probes import COARSE, Probes
 from trec_qcomm.search.progress import Progress
 
 INT2 = Rowwise(2, "stochastic")
+INT2_RULE = {"codec": "rowwise", "bits": 2, "rounding": "stochastic"}
+SENT: list[Stats] = []  # by the first rank of each training
 
 
 def train(config: Config, seed: int, perturbation: float) -> dict[str, float]:
@@ -22,7 +26,9 @@ def train(config: Config, seed: int, perturbation: float) -> dict[str, float]:
         batches = (two_towers.make_batch(step, dist.get_rank()) for step in range(2))
         return [two_towers.train_step(dmp, optimizer, batch) for batch in batches]
 
-    return {"loss": float(torch.tensor(emulated.run(losses, optimizers)).mean())}
+    loss = float(torch.tensor(emulated.run(losses, optimizers)).mean())
+    SENT.append(emulated.qcomms[0].stats())
+    return {"loss": loss}
 
 
 def test_a_probe_of_two_ranks_has_the_bytes_of_both(tmp_path):
@@ -44,3 +50,19 @@ def test_a_probe_of_two_ranks_has_the_bytes_of_both(tmp_path):
     user = noise["user", "forward", Identity()]
     assert user.rows <= 2 * two_towers.BATCH / 2  # 2 x 8 samples, a rank's share of what is sent
     assert ("user", "forward", COARSE) in noise
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"), [("two_shot", {"low_rank": {"rank": 2}}), ("recursive_doubling", {})]
+)
+def test_bytes_of_dense_gradients_are_those_that_are_sent(tmp_path, algorithm, more):
+    rule = {"codec": INT2_RULE, "block": 8, "min_numel": 8, "algorithm": algorithm} | more
+    candidates = Candidates.from_lists({"dense": [rule]}, ["*"])
+    arguments = {"path": tmp_path / "dense.jsonl", "every": 1, "setup": {}, "num_ranks": 2}
+    SENT.clear()
+    probes = DenseProbes(train=train, candidates=candidates, seed=0, **arguments)
+    noise = probes.run(Progress(show=False))
+    for option, stats in zip(candidates.dense, SENT, strict=True):
+        sent = (stats.dense.wire_nbytes - stats.dense.header_nbytes) / 2  # of two steps
+        # Half of what goes to all ranks stays here; frames are padded.
+        assert noise["*", option].nbytes / 2 == pytest.approx(sent, rel=0.02), option

@@ -11,6 +11,7 @@ from trec_qcomm.records.record import Record
 Stage = Literal[
     "probe",  # shadow of the numeric debugger in a float32 training
     "evaluation",  # the float32 model, scored with this codec of one table, or of all ("*")
+    "merging",  # rows of a float32 training with one choice of `unique_bags`
     "done",  # the last line of a seed; lines of a seed without one do not count
     "plan",  # a configuration that was chosen: its bytes and changes
 ]
@@ -26,13 +27,16 @@ class SearchRecord(Record, kind="search"):
     Args:
         stage: what was done (Stage).
         num_ranks: number of ranks, emulated or real.
-        table: name of the table, "*" for all; None for a plan, and where done.
-        direction: "forward" or "backward"; None for a plan, and where done.
-        codec: the codec as the call that makes it; where done, all that were tried; None for a
-            plan.
+        table: name of the table, "*" for all, or pattern of the dense parameters; None for a
+            plan, and where done.
+        direction: "forward", "backward" or "dense"; None for a plan, and where done or merging.
+        codec: the codec, or rule of dense gradients, as the call that makes it; where done, all
+            that were tried; the choice where merging ("off", "auto", "on"); None for a plan.
         figures: the numbers. Of a probe: `nbytes` (of a rank and step), `rows` (the same),
             `dim`, `energy` (sum of squares of a rank and step), `noise` (the same of the errors;
-            missing where the codec refuses the values). Of an evaluation: metrics. Of a plan:
+            missing where the codec refuses the values); of dense gradients `nbytes`, `values`, and
+            `energy` and `noise` of each site. Of merging: `rows`, or nothing where the choice is
+            refused. Of an evaluation: metrics. Of a plan:
             `nbytes`, `float32_nbytes`, `budget`, `expected` and `error` (percent), and where it was
             verified `METRIC mean`, `METRIC low`, `METRIC high` (percent) and `num_seeds`.
     """
@@ -40,6 +44,6 @@ class SearchRecord(Record, kind="search"):
     stage: Stage
     num_ranks: int
     table: str | None = None
-    direction: Literal["forward", "backward"] | None = None
+    direction: Literal["forward", "backward", "dense"] | None = None
     codec: str | None = None
     figures: Mapping[str, float]

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from trec_qcomm.config import Config, UniqueBagsChoice
 from trec_qcomm.quality.configurations import AnyConfig, configs_by_name
 from trec_qcomm.quality.engine import Train
 from trec_qcomm.records import LimitsByMetric, Scalar
 from trec_qcomm.search.candidates import Candidates, Given, default_candidates
-from trec_qcomm.search.choices import EXACT
 from trec_qcomm.search.engine import NotDecidableError, Search
-from trec_qcomm.search.model import LossModel
+from trec_qcomm.search.losses.model import LossModel
+from trec_qcomm.search.losses.options import Option, is_exact
 from trec_qcomm.search.plans import Plan, Planner
 from trec_qcomm.search.progress import Progress
 from trec_qcomm.search.text import codecs_text, config_text, table_text
@@ -74,21 +74,24 @@ class SearchResult:
 
     def random_plans(self, count: int, seed: int = 0) -> dict[str, Plan]:
         """Return plans of random candidates that cost as much as the plan, to compare it with."""
-        planner = Planner(self.model, self.search.candidates, self.search.link_gb_s)
         random = Random(seed)
         names = [f"random{number:02}" for number in range(1, count + 1)]
-        return {name: planner.random_plan(name, self.plan.cost, random) for name in names}
+        return {name: self._planner.random_plan(name, self.plan.cost, random) for name in names}
 
     def text(self, name: str = "plan") -> str:
         """Return the config of a plan as YAML, with the reasons in comments."""
-        return config_text(self.plans[name], self.model, self.search.base, self.search.unique_bags)
+        return config_text(self.plans[name], self.model, self.search.base, self.search.merging)
 
     def write(self, path: str | Path, name: str = "plan") -> None:
         """Write the config of a plan."""
         Path(path).write_text(self.text(name), encoding="utf-8")
 
     def __str__(self) -> str:
-        return f"{codecs_text(self.plan, self.model)}\n\n{table_text(self.plans, self.model)}"
+        return f"{codecs_text(self.plan, self.model)}\n\n{table_text(self.plans, self._planner)}"
+
+    @property
+    def _planner(self) -> Planner:
+        return Planner(self.model, self.search.candidates, self.search.link_gb_s)
 
 
 def search(
@@ -101,7 +104,8 @@ def search(
     evaluation: LimitsByMetric | None = None,
     base: AnyConfig | None = None,
     baseline: AnyConfig = "fp32",
-    unique_bags: UniqueBagsChoice = "auto",
+    dense: str | Sequence[str] | None = None,
+    unique_bags: UniqueBagsChoice | Literal["search"] = "auto",
     link_gb_s: float | None = None,
     first_seed: int = 1000,
     probe_seeds: int = 3,
@@ -120,27 +124,22 @@ def search(
     """Return the codecs of fewest bytes, by table and direction, that lose at most a budget.
 
     The same call goes on with the files that are there: after Ctrl-C, an error, or with more seeds.
+    docs/SEARCH.md says what the stages do, and which choices there are.
 
     Args:
-        train: your training, see quality.study. Hand all of its config to QComm: probes ask for
-            records of the numeric debugger in `debug`. Where it returns a `quality.Trained`, the
-            trained model tells how much each table is worth.
-        candidates: codecs by direction, {"forward": [...], "backward": [...]}, as codecs, mappings
-            as in YAML, or names; None and what is not named: `default_candidates`. `identity` is
-            one of them in any case.
-        budget: limit of the verified mean, in percent of each metric. That of the verified upper
-            limit is 2.5 times as much, as in quality.TRAINING.
+        train: your training, see quality.study; all of its config goes to QComm.
+        candidates: codecs by direction ("forward", "backward", "dense"), as codecs, mappings as in
+            YAML, or names; None and what is not named: `default_candidates`.
+        budget: limit of the verified mean, in percent of each metric.
         path: folder of the records.
-        metrics: metrics of the trainings that have to keep the budget; smaller is better. Give one
-            over the whole training, too, such as the mean of all losses: it has least noise.
+        metrics: metrics of the trainings that have to keep the budget; smaller is better.
         evaluation: limits of the float32 model with the plan's codecs on, see quality.study.
-        base: config from which all but the embeddings is taken for the plans, such as `dense`.
+        base: config from which all that is not searched is taken.
         baseline: exact config that the verification compares with.
-        unique_bags: choice of a rule, for all tables.
-        link_gb_s: GB/s that a rank can send: the plan then takes fewest seconds to encode, send and
-            decode, on one thread of this machine's CPU. None: fewest bytes.
-        first_seed: seeds are taken from here on, those of verifications from 1000, 2000 and so on
-            further. Judge the result by others.
+        dense: patterns on names of dense parameters, each a group that gets a rule; None: as base.
+        unique_bags: choice of a rule, for all tables; "search": the one of fewest rows for each.
+        link_gb_s: GB/s that a rank can send: fewest seconds are looked for; None: fewest bytes.
+        first_seed: seeds are taken from here on. Judge the result by others.
         probe_seeds: trainings in float32, with all candidates tried on the side.
         calibration_seeds: seeds of the trainings with one coarse codec for all tables.
         verification_seeds: most seeds of each verification.
@@ -149,21 +148,21 @@ def search(
         use: share of the budget that expected losses may add up to; the rest is for what they miss.
         every: steps from one measured step of a probe to the next.
         dims: dim of every table, to refuse candidates that do not fit before any training.
-        jobs: number of processes of one thread each, see quality.study.
-        setup: all that must be equal for two runs to be compared, see quality.study.
-        num_ranks: number of ranks that `train` uses or emulates.
-        show_progress: whether to write progress and the time left to stderr.
+        jobs, setup, num_ranks, show_progress: arguments of quality.study.
     Raises:
         ValueError: an argument, named, before any training; or a file of another search.
         NotDecidableError: a budget below the noise of the verification, and the seeds it takes.
     """
-    chosen = Candidates.from_lists(candidates)
+    chosen = Candidates.from_lists(candidates, dense)
     if dims is not None:
         chosen.check_dims(dims)
-    if not any(codec != EXACT for codec in chosen.all):
+    options: list[Option] = [*chosen.of_rows, *chosen.dense]
+    if all(map(is_exact, options)):
         raise ValueError("candidates: all are identity; expected something to choose")
     if not callable(train):
         raise ValueError(f"train: expected a function, got {type(train).__name__}")
+    if unique_bags not in (True, False, "auto", "search"):
+        raise ValueError(f"unique_bags: {unique_bags!r} is not one of true, false, auto, search")
     _check_numbers(
         budget=(budget, 0), link_gb_s=(1 if link_gb_s is None else link_gb_s, 0),
         probe_seeds=(probe_seeds, 0), calibration_seeds=(calibration_seeds, 1),
@@ -174,18 +173,16 @@ def search(
         raise ValueError(f"metrics: expected a list of names, got {metrics!r}")
     configs = configs_by_name({"base": "fp32" if base is None else base, "baseline": baseline})
     starts = (first_seed + FAR * number for number in range(1, rounds + 1))
-    verification = [range(start, start + verification_seeds) for start in starts]
-    settings = Search(
+    return _run(Search(
         train=train, candidates=chosen, budget=budget, folder=Path(path), metrics=list(metrics),
         evaluation=dict(evaluation or {}), base=configs["base"],
         baseline=configs["baseline"], unique_bags=unique_bags, link_gb_s=link_gb_s,
         probe_seeds=range(first_seed, first_seed + probe_seeds),
         calibration_seeds=range(first_seed, first_seed + calibration_seeds),
-        verification_seeds=verification, verify_all=verify_all, use=use, every=every,
-        jobs=jobs, setup=dict(setup or {}), num_ranks=num_ranks,
-        progress=Progress(show=show_progress), show_progress=show_progress,
-    )  # fmt: skip
-    return _run(settings)
+        verification_seeds=[range(start, start + verification_seeds) for start in starts],
+        verify_all=verify_all, use=use, every=every, jobs=jobs, setup=dict(setup or {}),
+        num_ranks=num_ranks, progress=Progress(show=show_progress), show_progress=show_progress,
+    ))  # fmt: skip
 
 
 def _run(settings: Search) -> SearchResult:

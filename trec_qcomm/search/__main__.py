@@ -30,6 +30,7 @@ from trec_qcomm.quality import TrainingFailedError
 from trec_qcomm.search import SearchResult, search
 
 INTERRUPTED, FAILED = 130, 1  # exit status
+MERGING = {"auto": "auto", "on": True, "off": False, "search": "search"}
 Make = Callable[[list[str]], Mapping[str, Any]]  # words -> arguments of `search`
 
 
@@ -98,7 +99,9 @@ def build_parser(description: str | None, *, with_train: bool) -> argparse.Argum
     add("--budget-ne", type=float, default=0.02, help="percent of each metric (default 0.02)")
     add("--link-gb-s", type=float, help="GB/s a rank can send: fewest seconds, not fewest bytes")
     add("--codecs", type=Path, metavar="FILE.yaml", help="candidates (default: all that fit)")
-    add("--base", help="config with all but the embeddings: a file or a preset")
+    add("--base", help="config with all that is not searched: a file or a preset")
+    add("--dense", nargs="+", metavar="PATTERN", help="groups of dense parameters to search, too")
+    add("--unique-bags", choices=MERGING, help="send equal bags once (default: auto)")
     add("--out", type=Path, default=Path("plan.yaml"), help="config to write (default plan.yaml)")
     add("--path", type=Path, default=Path("runs/search"), help="records (default runs/search)")
     add("--resume", action="store_true", help="what is done anyway: go on with the records")
@@ -115,7 +118,12 @@ def build_parser(description: str | None, *, with_train: bool) -> argparse.Argum
     return parser
 
 
-_OPTIONAL = {"metrics", "base"}  # the model has its own, unless they are given
+_OPTIONAL = {
+    "metrics",
+    "base",
+    "dense",
+    "unique_bags",
+}  # the model may have its own
 
 
 def _given(options: argparse.Namespace) -> set[str]:
@@ -139,6 +147,8 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--codecs {options.codecs}: no such file")
         arguments["candidates"] = read_yaml(options.codecs)
     arguments |= {name: getattr(options, name) for name in _given(options)}
+    if "unique_bags" in arguments:
+        arguments["unique_bags"] = MERGING[arguments["unique_bags"]]
     return arguments | {"budget": options.budget_ne}
 
 

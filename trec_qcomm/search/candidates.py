@@ -1,21 +1,31 @@
-"""Candidates of a search: codecs for rows and for their gradients, which are tried on every table.
+"""Candidates of a search: codecs that are tried on every table, rules on every dense gradient.
 
-Knows: codecs, the registry. Does not know: tables, trainings.
+Knows: codecs, the registry, rules. Does not know: tables, trainings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, Threshold, TopK
-from trec_qcomm.config import codec_from_dict, codec_to_dict
+from trec_qcomm.codecs import (
+    Cast,
+    ErrorBounded,
+    Float4,
+    Float6,
+    Identity,
+    Rowwise,
+    Sign,
+    Threshold,
+    TopK,
+)
+from trec_qcomm.config import GradientRule, LowRank, codec_from_dict, config_from_dict
+from trec_qcomm.config.matching import PatternRules, patterns_of
 from trec_qcomm.core.codec import Codec, MaskUse, check_dim, mask_use
 from trec_qcomm.core.registry import codec_names, codec_type
+from trec_qcomm.search.losses.options import EXACT, ROWS, Direction, Option
 
-Direction = Literal["forward", "backward"]
-DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 GRADIENTS_ONLY = (Sign, Threshold)
 BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 _BOUNDED = tuple(ErrorBounded(b, encoder=e) for b in BOUNDS for e in ("bitpack", "rans"))
@@ -33,27 +43,53 @@ _DEFAULTS: Mapping[str, Mapping[Direction, Sequence[Codec]]] = {
     "sign": {},  # loses what Adagrad divides by
     "threshold": {},  # its number is in the unit of the gradients, which nobody knows before
 }
-Given = Mapping[str, Iterable[Codec | Mapping[str, Any] | str]]
+ALGORITHM: Literal["two_shot"] = (
+    "two_shot"  # of dense candidates that name none: it encodes a value only twice
+)
+_FLOAT6 = Float6(rounding="stochastic")
+_DENSE = (
+    GradientRule(codec=Cast("bf16"), algorithm=ALGORITHM),
+    *(
+        GradientRule(codec=codec, algorithm=ALGORITHM)
+        for codec in (Rowwise(8, "stochastic"), _FLOAT6, Float4())
+    ),
+    *(
+        GradientRule(codec=_FLOAT6, algorithm=ALGORITHM, low_rank=LowRank(rank=rank))
+        for rank in (32, 16, 8)
+    ),
+)
+Given = Mapping[str, Iterable[Codec | GradientRule | Mapping[str, Any] | str]]
 
 
 @dataclass(frozen=True)
 class Candidates:
     """Codecs that a search may choose. `identity` is among them in any case.
 
-    Args: forward, backward: codecs of rows, and of their gradients.
+    Args:
+        forward, backward: codecs of rows, and of their gradients.
+        dense: rules of dense gradients, the exact one first; none where they are not searched.
+        groups: patterns on names of parameters, which get one of these rules each.
     """
 
     forward: tuple[Codec, ...]
     backward: tuple[Codec, ...]
+    dense: tuple[GradientRule, ...] = ()
+    groups: tuple[str, ...] = ()
 
     @classmethod
-    def from_lists(cls, given: Given | Candidates | None) -> Candidates:
+    def from_lists(
+        cls, given: Given | Candidates | None, groups: str | Sequence[str] | None = None
+    ) -> Candidates:
         """Return candidates as a user gives them; None for the default ones.
 
-        Args: given: codecs by direction, as objects, mappings as in YAML, or names. A direction
-            that is not named has the default ones.
-        Raises: ValueError: another direction, no codec, one that is given twice, or one that does
-            not code rows (forward), or codes the columns that another codec kept.
+        Args:
+            given: codecs by direction, as objects, mappings as in YAML, or names; under `dense`
+                rules, too. A direction that is not named has the default ones.
+            groups: patterns of `dense`; None: dense gradients are not searched, or, where `given`
+                has candidates for them, all of them are one group.
+        Raises: ValueError: another direction, no codec, one that is given twice, one that does
+            not code rows (forward), or codes the columns that another codec kept; patterns of
+            which one hides another.
         """
         if isinstance(given, Candidates):
             return given
@@ -62,28 +98,39 @@ class Candidates:
         if not isinstance(given, Mapping):
             raise ValueError(f"candidates: expected lists by direction, got {given!r:.60}")
         for name in given:
-            if name not in DIRECTIONS:
-                raise ValueError(f"candidates, {name}: expected one of {', '.join(DIRECTIONS)}")
-        codecs = {
-            direction: _checked(direction, given[direction])
+            if name not in (*ROWS, "dense"):
+                allowed = ", ".join((*ROWS, "dense"))
+                raise ValueError(f"candidates, {name}: expected one of {allowed}")
+        forward, backward = (
+            _checked(direction, given[direction])
             if direction in given
             else default_candidates(direction)
-            for direction in DIRECTIONS
-        }
-        return cls(**codecs)
+            for direction in ROWS
+        )
+        if groups is None and "dense" not in given:
+            return cls(forward, backward)
+        patterns = _checked_groups("*" if groups is None else groups)
+        return cls(forward, backward, _checked_dense(given.get("dense", _DENSE)), patterns)
 
-    def __getitem__(self, direction: Direction) -> tuple[Codec, ...]:
+    def __getitem__(self, direction: Direction) -> tuple[Option, ...]:
+        if direction == "dense":
+            return self.dense
         return self.forward if direction == "forward" else self.backward
 
     @property
-    def all(self) -> tuple[Codec, ...]:
-        """The codecs of both directions, each once."""
+    def of_rows(self) -> tuple[Codec, ...]:
+        """The codecs of both directions of rows, each once."""
         return tuple(dict.fromkeys((*self.forward, *self.backward)))
+
+    @property
+    def groups_by_name(self) -> PatternRules:
+        """Groups of parameters by name: of the patterns that match the first holds."""
+        return PatternRules("dense", "groups", "parameter", [(group,) for group in self.groups])
 
     def check_dims(self, dims: Mapping[str, int]) -> None:
         """Raise ValueError where a candidate does not take rows of a table. Args: dims: by table"""
-        for direction in DIRECTIONS:
-            for number, codec in enumerate(self[direction]):
+        for direction, codecs in (("forward", self.forward), ("backward", self.backward)):
+            for number, codec in enumerate(codecs):
                 for table, dim in dims.items():
                     where = f"candidates.{direction}[{number}]: {codec!r}: table {table!r}"
                     check_dim(codec, dim, where)
@@ -102,14 +149,6 @@ def default_candidates(direction: Direction) -> tuple[Codec, ...]:
     return tuple(sorted(codecs, key=lambda codec: codec != Identity()))
 
 
-def label(codec: Codec) -> str:
-    """Return a codec's name and the fields that are not its defaults: rowwise_4_stochastic."""
-    defaults = {field.name: field.default for field in fields(codec)}  # type: ignore[arg-type]
-    data = codec_to_dict(codec)
-    values = [data[name] for name, default in defaults.items() if data[name] != default]
-    return "_".join([codec.name, *(str(value) for value in values)])
-
-
 def _checked(direction: Direction, given: object) -> tuple[Codec, ...]:
     where = f"candidates.{direction}"
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
@@ -126,6 +165,50 @@ def _checked(direction: Direction, given: object) -> tuple[Codec, ...]:
     if not codecs:
         raise ValueError(f"{where}: expected one codec or more")
     return tuple(dict.fromkeys((Identity(), *codecs)))
+
+
+def _checked_groups(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return patterns. Raises ValueError: none, or one that another hides."""
+    patterns = patterns_of(given, "dense")
+    PatternRules("dense", "groups", "parameter", [(group,) for group in patterns]).check_reached()
+    return patterns
+
+
+def _checked_dense(given: object) -> tuple[GradientRule, ...]:
+    """Return rules of dense gradients, the exact one first."""
+    where = "candidates.dense"
+    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+        raise ValueError(f"{where}: expected a list of rules, got {given!r:.60}")
+    rules: list[GradientRule] = []
+    for number, entry in enumerate(given):
+        rule = _rule(entry, f"{where}[{number}]")
+        if tuple(rule.parameters) != ("*",):
+            raise ValueError(f"{where}[{number}].parameters: groups are given apart, as dense")
+        for name in ("algorithm", "link"):
+            ours, first = getattr(rule, name), getattr(rules[0] if rules else rule, name)
+            if ours != first:
+                raise ValueError(f"{where}[{number}].{name}: {ours!r}, but {first!r} before")
+        if rule in rules:
+            raise ValueError(f"{where}[{number}]: {rule.codec!r} is given twice")
+        rules.append(rule)
+    if not rules:
+        raise ValueError(f"{where}: expected one rule or more")
+    exact = GradientRule(codec=EXACT, algorithm=rules[0].algorithm, link=rules[0].link)
+    return tuple(dict.fromkeys((exact, *rules)))
+
+
+def _rule(entry: object, where: str) -> GradientRule:
+    if isinstance(entry, GradientRule):
+        return entry
+    if isinstance(entry, str):
+        entry = {"codec": entry}
+    if isinstance(entry, Mapping):
+        try:
+            (rule,) = config_from_dict({"dense": {"algorithm": ALGORITHM, **entry}}).dense_rules
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        return rule
+    return GradientRule(codec=_codec(entry, where), algorithm=ALGORITHM)
 
 
 def _codec(entry: object, where: str) -> Codec:

@@ -1,4 +1,4 @@
-"""Choices of codecs by table as a config: tables of equal codecs share a rule.
+"""Choices of codecs as a config: tables of equal codecs share a rule, and so do groups.
 
 Knows: configs. Does not know: what codecs cost.
 """
@@ -9,12 +9,10 @@ import glob
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from trec_qcomm.codecs import ErrorBounded, Identity, Rowwise
-from trec_qcomm.config import Config, TableRule, UniqueBagsChoice
+from trec_qcomm.codecs import ErrorBounded, Float6, Rowwise
+from trec_qcomm.config import Config, GradientRule, TableRule, UniqueBagsChoice
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.search.candidates import Direction
-
-EXACT = Identity()
+from trec_qcomm.search.losses.options import EXACT, ROWS, Direction, Item, Option, is_exact
 
 
 @dataclass(frozen=True)
@@ -29,29 +27,51 @@ class Pair:
 
 
 Choice = Mapping[str, Pair]  # by table
+DenseChoice = Mapping[str, GradientRule]  # by group of parameters
+Merging = UniqueBagsChoice | Mapping[str, UniqueBagsChoice]  # for all tables, or by table
 BEST = Pair(ErrorBounded(0.01), Rowwise(4, "stochastic"))  # the codecs of configs/best.yaml
+BEST_DENSE = GradientRule(codec=Float6(rounding="stochastic"), algorithm="two_shot")
 
 
-def groups_of(choice: Choice) -> list[tuple[Pair, list[str]]]:
-    """Return pairs of codecs with the names of their tables, those of many tables first."""
-    tables: dict[Pair, list[str]] = {}
+def groups_of(choice: Choice, merging: Merging) -> list[tuple[Pair, UniqueBagsChoice, list[str]]]:
+    """Return codecs and whether equal bags are merged with their tables, most tables first."""
+    tables: dict[tuple[Pair, UniqueBagsChoice], list[str]] = {}
     for table in sorted(choice):
-        tables.setdefault(choice[table], []).append(table)
-    return sorted(tables.items(), key=lambda group: (-len(group[1]), repr(group[0])))
+        merged = merging[table] if isinstance(merging, Mapping) else merging
+        tables.setdefault((choice[table], merged), []).append(table)
+    ordered = sorted(tables.items(), key=lambda group: (-len(group[1]), repr(group[0])))
+    return [(*key, names) for key, names in ordered]
 
 
-def config_of(choice: Choice, base: Config, unique_bags: UniqueBagsChoice) -> Config:
-    """Return a config with these codecs; all but the embeddings is from the base."""
+def dense_rules(dense: DenseChoice) -> tuple[GradientRule, ...] | None:
+    """Return rules in the order of the groups, where neighbours of equal codecs share one; None
+    if all are exact: DDP reduces these itself."""
+    if all(map(is_exact, dense.values())):
+        return None
+    rules: list[GradientRule] = []
+    for pattern, chosen in dense.items():
+        rule = replace(chosen, parameters=(pattern,))
+        if rules and replace(rules[-1], parameters=rule.parameters) == rule:
+            rule = replace(rule, parameters=(*rules.pop().parameters, pattern))
+        rules.append(rule)
+    return tuple(rules)
+
+
+def config_of(
+    choice: Choice, base: Config, merging: Merging, dense: DenseChoice | None = None
+) -> Config:
+    """Return a config with these codecs; all else is from the base, and so is dense if None."""
     rules = [
         TableRule(
             tables=tuple(map(glob.escape, names)),
             forward=pair.forward,
             backward=pair.backward,
-            unique_bags=unique_bags,
+            unique_bags=merged,
         )
-        for pair, names in groups_of(choice)
+        for pair, merged, names in groups_of(choice, merging)
     ]
-    return replace(base, embedding=tuple(rules), debug=None)
+    changed = base if not dense else replace(base, dense=dense_rules(dense))
+    return replace(changed, embedding=tuple(rules), debug=None)
 
 
 def config_of_all(pair: Pair, unique_bags: UniqueBagsChoice) -> Config:
@@ -62,6 +82,29 @@ def config_of_all(pair: Pair, unique_bags: UniqueBagsChoice) -> Config:
     return Config(embedding=(rule,))
 
 
-def one_table(table: str, codec: Codec, tables: Iterable[str]) -> Choice:
-    """Return a choice that codes the rows of one table, and sends the rest exactly."""
-    return {name: Pair(forward=codec) if name == table else Pair() for name in tables}
+def config_of_some(
+    option: Option,
+    direction: Direction,
+    names: Iterable[str],
+    everything: Iterable[Item],
+    unique_bags: UniqueBagsChoice,
+) -> Config:
+    """Return a config with one option for some tables or groups, and what is exact for the others.
+
+    Args: everything: all tables and groups of the model, in their order.
+    """
+    chosen = set(names)
+    if isinstance(option, GradientRule):
+        exact = replace(option, codec=EXACT, low_rank=None, error_feedback=False, refresh=None)
+        groups = [name for name, known in everything if known == "dense"]
+        dense = {group: option if group in chosen else exact for group in groups}
+        return replace(config_of_all(Pair(), unique_bags), dense=dense_rules(dense))
+    tables = list(dict.fromkeys(name for name, known in everything if known in ROWS))
+    pair = Pair(**{direction: option})
+    if chosen >= set(tables):
+        return config_of_all(pair, unique_bags)
+    choice = {table: pair if table in chosen else Pair() for table in tables}
+    return config_of(choice, EMPTY, unique_bags)
+
+
+EMPTY = config_of_all(Pair(), unique_bags=False)  # of which only the embeddings are replaced

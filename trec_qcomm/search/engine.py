@@ -8,23 +8,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trec_qcomm import quality, records
 from trec_qcomm.config import Config, UniqueBagsChoice, config_to_dict, write_yaml
 from trec_qcomm.quality import Limits, StudyResult
 from trec_qcomm.quality.engine import Train
 from trec_qcomm.records import Environment, LimitsByMetric, Scalar, SearchRecord
-from trec_qcomm.search.calibration import calibrate, to_calibrate
 from trec_qcomm.search.candidates import Candidates
-from trec_qcomm.search.choices import BEST, Pair, config_of
-from trec_qcomm.search.model import LossModel
-from trec_qcomm.search.noise import Measured
+from trec_qcomm.search.choices import BEST, Merging, Pair, config_of
+from trec_qcomm.search.losses.calibration import Calibration, to_calibrate
+from trec_qcomm.search.losses.dense import DenseProbes
+from trec_qcomm.search.losses.merging import RowCounts, count_rows
+from trec_qcomm.search.losses.model import LossModel
+from trec_qcomm.search.losses.noise import Measured
+from trec_qcomm.search.losses.probes import COARSE, Probes
+from trec_qcomm.search.losses.shares import corrected, guessed
 from trec_qcomm.search.plans import Plan, Planner, cost_of
-from trec_qcomm.search.probes import COARSE, Probes
 from trec_qcomm.search.progress import Progress
 
 UPPER = 2.5  # upper limit of a verified change over the limit of its mean, as in quality.TRAINING
@@ -48,7 +52,7 @@ class Search:
     evaluation: LimitsByMetric
     base: Config
     baseline: Any
-    unique_bags: UniqueBagsChoice
+    unique_bags: UniqueBagsChoice | Literal["search"]
     link_gb_s: float | None
     probe_seeds: Sequence[int]
     calibration_seeds: Sequence[int]
@@ -62,33 +66,63 @@ class Search:
     progress: Progress = field(default_factory=Progress)
     show_progress: bool = True
 
+    @property
+    def merging(self) -> Merging:
+        """Whether equal bags are sent once in plans, by table if that was searched."""
+        return self._probed_bags if self._rows is None else self._rows.choices()
+
+    @cached_property
+    def _rows(self) -> RowCounts | None:
+        if self.unique_bags != "search":
+            return None
+        return count_rows(
+            self.train, self.probe_seeds[0], self.folder / "merging.jsonl", every=self.every,
+            setup=self.setup, num_ranks=self.num_ranks, progress=self.progress,
+        )  # fmt: skip
+
+    @property
+    def _probed_bags(self) -> UniqueBagsChoice:
+        """Choice with which all tables are measured."""
+        return "auto" if self.unique_bags == "search" else self.unique_bags
+
     def measure(self) -> Measured:
         """Return what the probes show; run what is missing of them."""
-        probes = Probes(
-            train=self.train, candidates=self.candidates, seeds=self.probe_seeds,
-            path=self.folder / "probes.jsonl", metrics=self.metrics,
-            unique_bags=self.unique_bags, every=self.every, setup=self.setup,
-            num_ranks=self.num_ranks,
-        )  # fmt: skip
-        return probes.run(self.progress)
+        shared: dict[str, Any] = {
+            "train": self.train, "candidates": self.candidates, "every": self.every,
+            "setup": self.setup, "num_ranks": self.num_ranks,
+        }  # fmt: skip
+        measured = Probes(
+            **shared, seeds=self.probe_seeds, path=self.folder / "probes.jsonl",
+            metrics=self.metrics, unique_bags=self._probed_bags,
+        ).run(self.progress)  # fmt: skip
+        if self._rows is not None:
+            measured = measured.with_rows(self._rows.share)
+        if self.candidates.groups:
+            path, seed = self.folder / "dense.jsonl", self.probe_seeds[0]
+            dense = DenseProbes(**shared, seed=seed, path=path).run(self.progress)
+            measured = measured.with_dense(dense)
+        return measured
 
     def fit(self, measured: Measured) -> LossModel:
         """Return the loss model; run what is missing of the calibration.
 
         Raises: NotDecidableError: the budget is below the noise of a verification.
         """
-        codecs = to_calibrate(
-            measured, self.candidates, lambda noise, codec: cost_of(noise, codec, self.link_gb_s)
+        shares = guessed(measured, COARSE)
+        cases = to_calibrate(
+            measured, self.candidates, lambda noise, option: cost_of(noise, option, self.link_gb_s)
         )
-        if not codecs:  # none saves anything, or none has noise to speak of
-            return LossModel(measured, COARSE, {})
-        changes, spread = calibrate(
-            codecs, self.metrics, self.calibration_seeds, self.folder / "calibration.jsonl",
-            unique_bags=self.unique_bags, **self._study_options(),
+        if not cases:  # none saves anything, or none has noise to speak of
+            return LossModel(measured, shares, {})
+        calibration = Calibration(
+            measured, self.metrics, self.calibration_seeds, self.folder / "calibration.jsonl",
+            self._probed_bags, self._study_options(),
         )  # fmt: skip
+        changes = calibration.run({case: measured.names(case[0]) for case in cases})
         for seeds in self.verification_seeds[:1]:
-            check_decidable(self.budget, spread, len(seeds))
-        return LossModel(measured, COARSE, changes)
+            check_decidable(self.budget, calibration.spread, len(seeds))
+        rests = calibration.rests(changes, shares)
+        return LossModel(measured, corrected(shares, measured, rests), changes)
 
     def plans(self, planner: Planner) -> dict[str, Plan]:
         """Return the plans of half the budget, the budget and twice the budget, by name."""
@@ -151,7 +185,7 @@ class Search:
 
     def config(self, plan: Plan) -> Config:
         """Return the config of a plan."""
-        return config_of(plan.choice, self.base, self.unique_bags)
+        return config_of(plan.choice, self.base, self.merging, plan.dense)
 
     def _study(self, plans: Sequence[Plan], seeds: Sequence[int], path: Path) -> StudyResult:
         limits = Limits(mean=self.budget, upper=UPPER * self.budget, seeds=len(seeds))

@@ -5,39 +5,45 @@ Knows: plans. Does not know: how they were made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import log10
 from typing import Any
 
 import yaml
 
-from trec_qcomm.config import (
-    Config,
-    UniqueBagsChoice,
-    config_from_dict,
-    config_to_dict,
-    parse_yaml,
-    write_yaml,
-)
+from trec_qcomm.config import Config, config_from_dict, config_to_dict, parse_yaml, write_yaml
 from trec_qcomm.core.aligned import aligned
-from trec_qcomm.search.candidates import DIRECTIONS, Direction, label
-from trec_qcomm.search.choices import BEST, EXACT, Pair, config_of, groups_of
-from trec_qcomm.search.model import LossModel
-from trec_qcomm.search.plans import Plan
+from trec_qcomm.search.choices import BEST, Merging, config_of, dense_rules, groups_of
+from trec_qcomm.search.losses.model import LossModel
+from trec_qcomm.search.losses.options import ROWS, Direction, Item, Option, label
+from trec_qcomm.search.plans import Plan, Planner
 
 
-def config_text(plan: Plan, model: LossModel, base: Config, unique_bags: UniqueBagsChoice) -> str:
+def config_text(plan: Plan, model: LossModel, base: Config, merging: Merging) -> str:
     """Return a complete config with comments: why each rule, and what the plan was shown to do."""
-    config = config_of(plan.choice, base, unique_bags)
+    config = config_of(plan.choice, base, merging, plan.dense)
     data = config_to_dict(config)
-    rules = data.pop("embedding")
     lines = [*_head(plan, model), "embedding:"]
-    for rule, (pair, tables) in zip(rules, groups_of(plan.choice), strict=True):
-        lines += [f"  # {note}" for note in _notes(pair, tables, model)]
-        lines += _rule_lines(rule)
+    for rule, (pair, _, tables) in zip(
+        data.pop("embedding"), groups_of(plan.choice, merging), strict=True
+    ):
+        notes = [f"{len(tables)} tables"]
+        notes += [f"{d}: {_note(pair[d], tables, d, model)}" for d in ROWS]
+        lines += [*(f"  # {note}" for note in notes), *_rule_lines(rule)]
+    if rules := dense_rules(plan.dense):
+        lines.append("dense:")
+        for rule, chosen in zip(data.pop("dense"), rules, strict=True):
+            option = plan.dense[chosen.parameters[0]]
+            lines.append(f"  # {_note(option, chosen.parameters, 'dense', model)}")
+            lines += _rule_lines(rule)
+    elif plan.dense:
+        lines += [
+            "# Dense gradients are exact: DDP reduces them itself.",
+            f"# {_note(next(iter(plan.dense.values())), list(plan.dense), 'dense', model)}",
+        ]
     text = "\n".join([*lines, write_yaml(data)])
     read = config_from_dict(parse_yaml(text, name="config"))
-    assert read.embedding == config.embedding
+    assert (read.embedding, read.dense) == (config.embedding, config.dense)
     return text
 
 
@@ -54,10 +60,11 @@ def _flow(value: Any) -> str:
 
 
 def _head(plan: Plan, model: LossModel) -> list[str]:
-    exact = _nbytes(model, Pair()) or 0.0
+    exact = _nbytes(model, exact_options(model))
+    what = "Rows, their gradients and dense gradients" if plan.dense else "Rows and gradients"
     lines = [
         f"# Made by trec_qcomm.search to keep the loss within {plan.budget:g} %.",
-        f"# Rows and gradients: {plan.nbytes:.0f} bytes a rank and step, {exact / plan.nbytes:.1f} "
+        f"# {what}: {plan.nbytes:.0f} bytes a rank and step, {exact / plan.nbytes:.1f} "
         f"times fewer than float32 ({exact:.0f}).",
         f"# Expected change {plan.expected:+.4f} %, standard error {plan.error:.4f}.",
     ]
@@ -68,35 +75,33 @@ def _head(plan: Plan, model: LossModel) -> list[str]:
     return lines
 
 
-def _nbytes(model: LossModel, pair: Pair) -> float | None:
+def exact_options(model: LossModel) -> dict[Item, Option]:
+    """Return what is exact for every item."""
+    return {item: model.measured.exact(item) for item in model.measured.items}
+
+
+def _nbytes(model: LossModel, options: Mapping[Item, Option]) -> float:
+    return sum(model.measured.noise[*item, option].nbytes for item, option in options.items())
+
+
+def _note(option: Option, names: Sequence[str], direction: Direction, model: LossModel) -> str:
+    """Return bytes, noise and expected loss of an option on some tables or groups."""
     noise = model.measured.noise
-    keys = [(t, d, pair[d]) for t in model.measured.tables for d in DIRECTIONS]
-    return sum(noise[key].nbytes for key in keys) if all(k in noise for k in keys) else None
-
-
-def _notes(pair: Pair, tables: Sequence[str], model: LossModel) -> list[str]:
-    notes = [f"{len(tables)} tables"]
-    for direction in DIRECTIONS:
-        notes.append(f"{direction}: {_note(pair, tables, direction, model)}")
-    return notes
-
-
-def _note(pair: Pair, tables: Sequence[str], direction: Direction, model: LossModel) -> str:
-    noise = model.measured.noise
-    codec = pair[direction]
-    each = [noise[table, direction, codec] for table in tables]
-    exact = [noise[table, direction, EXACT] for table in tables]
+    each = [noise[name, direction, option] for name in names]
+    exact = [noise[name, direction, model.measured.exact((name, direction))] for name in names]
     nbytes, raw = (sum(n.nbytes for n in group) for group in (each, exact))
-    losses = sum(model.loss(table, direction, codec) or 0.0 for table in tables)
+    losses = sum(model.loss(name, direction, option) or 0.0 for name in names)
     worst = max(n.relative for n in each)
     snr = f"{-10 * log10(worst):.1f} dB or more" if worst else "exact"
+    if getattr(option, "low_rank", None) is not None:
+        snr = "feedback of what factors leave out"
     return f"{nbytes:.0f} of {raw:.0f} bytes, {snr}, expected {losses:+.4f} %"
 
 
-def table_text(plans: Mapping[str, Plan], model: LossModel) -> str:
+def table_text(plans: Mapping[str, Plan], planner: Planner) -> str:
     """Return a line a plan: budget, bytes, expected and measured change, verdict."""
-    exact = _nbytes(model, Pair()) or 0.0
-    best = _nbytes(model, BEST)
+    exact = _nbytes(planner.model, exact_options(planner.model))
+    best = planner.all_with("best", BEST).nbytes if planner.has(BEST) else 0.0
     metrics = list(dict.fromkeys(m for plan in plans.values() for m in plan.verified))
     head = ["plan", "budget %", "bytes", "of float32", "of best", "expected %", "+-"]
     lines = [(*head, *metrics, "verdict")]
@@ -111,15 +116,23 @@ def table_text(plans: Mapping[str, Plan], model: LossModel) -> str:
 
 
 def codecs_text(plan: Plan, model: LossModel) -> str:
-    """Return a line a table: its codecs, bytes and expected losses."""
+    """Return a line a table, and a line a group of dense parameters: codecs, bytes, losses."""
     columns = ("bytes", "expected %")
     lines: list[Sequence[str]] = [("table", "rows", "forward", *columns, "backward", *columns)]
     for table in model.measured.tables:
-        cells = [table, f"{model.measured.noise[table, 'forward', EXACT].rows:.0f}"]
-        for direction in DIRECTIONS:
-            codec = plan.choice[table][direction]
-            nbytes = model.measured.noise[table, direction, codec].nbytes
-            loss = model.loss(table, direction, codec) or 0.0
-            cells += [label(codec), f"{nbytes:.0f}", f"{loss:+.5f}"]
+        exact = model.measured.exact((table, "forward"))
+        cells = [table, f"{model.measured.noise[table, 'forward', exact].rows:.0f}"]
+        for direction in ROWS:
+            cells += _cells(plan, (table, direction), model)
         lines.append(cells)
-    return aligned(lines)
+    text = aligned(lines)
+    if plan.dense:
+        groups = [[group, *_cells(plan, (group, "dense"), model)] for group in plan.dense]
+        text += "\n\n" + aligned([("dense parameters", "codec", *columns), *groups])
+    return text
+
+
+def _cells(plan: Plan, item: Item, model: LossModel) -> Iterable[str]:
+    option = plan.options[item]
+    nbytes = model.measured.noise[*item, option].nbytes
+    return label(option), f"{nbytes:.0f}", f"{model.loss(*item, option) or 0.0:+.5f}"

@@ -23,7 +23,7 @@ class PlanPoint:
 
     Args:
         name: name of the plan.
-        nbytes: bytes of rows and gradients of a rank and step.
+        nbytes: bytes of all that was searched, of a rank and step.
         budget: loss in percent that it was made for; 0 for one that was not searched.
         expected, error: expected change in percent, and its standard error.
         verified: measured change by metric: mean, low, high.
@@ -94,7 +94,8 @@ def _figure(key: str, title: str, points: Sequence[PlanPoint], float32_nbytes: f
         draw=lambda canvas: _draw(canvas, points),
         size=(9.2, 4.2),
         notes=[
-            f"Rows and their gradients alone; float32 sends {float32_nbytes / 1e3:.1f} kB.",
+            "Rows and gradients, and dense gradients where these were searched; float32 sends "
+            f"{float32_nbytes / 1e3:.1f} kB.",
             f"The axis of changes is linear up to {_LINEAR} % and logarithmic beyond.",
         ],
         findings=_findings(points, float32_nbytes),

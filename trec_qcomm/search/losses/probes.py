@@ -24,9 +24,10 @@ from trec_qcomm.core.codec import Codec
 from trec_qcomm.quality import Trained
 from trec_qcomm.quality.engine import Train
 from trec_qcomm.records import DebugRecord, Metrics, Scalar, SearchRecord
-from trec_qcomm.search.candidates import Candidates, label
-from trec_qcomm.search.choices import EXACT, Pair, config_of, config_of_all, one_table
-from trec_qcomm.search.noise import ALL, Case, Measured, figures_of, measured
+from trec_qcomm.search.candidates import Candidates
+from trec_qcomm.search.choices import Pair, config_of_all, config_of_some
+from trec_qcomm.search.losses.noise import ALL, Case, Measured, figures_of, measured
+from trec_qcomm.search.losses.options import EXACT, label
 from trec_qcomm.search.progress import Progress
 
 COARSE = ErrorBounded(0.2)  # a finer codec's effect on one table would drown in chance
@@ -74,23 +75,10 @@ class Probes:
     @property
     def _tried(self) -> tuple[Codec, ...]:
         """All candidates, and COARSE."""
-        return tuple(dict.fromkeys((EXACT, *self.candidates.all, COARSE)))
+        return tuple(dict.fromkeys((EXACT, *self.candidates.of_rows, COARSE)))
 
     def _lines(self) -> list[SearchRecord]:
-        """Return the records so far. Raises ValueError: others, or of another setup."""
-        lines = []
-        ours = dict(self.setup) | {"num_ranks": self.num_ranks}
-        for record in records.read(self.path) if self.path.exists() else ():
-            if not isinstance(record, SearchRecord):
-                raise ValueError(f"{record.origin}: a record of kind {record.kind}, not search")
-            theirs = dict(record.setup) | {"num_ranks": record.num_ranks}
-            changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
-            if changed:
-                raise ValueError(
-                    f"{self.path}: a search with other {', '.join(changed)}; give another path"
-                )
-            lines.append(record)
-        return lines
+        return read_records(self.path, self.setup, self.num_ranks)
 
     def _missing(self, seed: int) -> list[Codec]:
         """Return the codecs that a seed was not probed with; a seed is written when it is whole."""
@@ -117,15 +105,12 @@ class Probes:
         self, seed: int, codecs: Sequence[Codec]
     ) -> tuple[Metrics | Trained, dict[Case, dict[str, float]]]:
         """Train in float32; return what was trained, and figures of codecs."""
+        shadow = tuple(codec for codec in codecs if codec != EXACT)
         exact = config_of_all(Pair(), self.unique_bags)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=self.path.parent, prefix="debug-") as folder:
-            shadow = tuple(codec for codec in codecs if codec != EXACT)
-            debug = DebugRule(every=self.every, shadow=shadow, folder=folder)
-            model = self.train(replace(exact, debug=debug), seed, 0.0)
-            files = sorted(Path(folder).glob("debug-rank*.jsonl"))
-            lines = [line for file in files for line in records.read(file)]
-        figures = figures_of(line for line in lines if isinstance(line, DebugRecord))
+        model, lines = debugged(
+            self.train, exact, seed, self.path.parent, every=self.every, shadow=shadow
+        )
+        figures = figures_of(lines)
         if not figures:
             raise ValueError(
                 f"train: seed {seed} left no debug records of tables; its config asks for them by "
@@ -142,8 +127,9 @@ class Probes:
         for codec in (EXACT, *probes.different("forward", forward)):
             configs[ALL, codec] = config_of_all(Pair(forward=codec), self.unique_bags)
         for table in probes.tables if COARSE in codecs else ():
-            choice = one_table(table, COARSE, probes.tables)
-            configs[table, COARSE] = config_of(choice, EMPTY, self.unique_bags)
+            configs[table, COARSE] = config_of_some(
+                COARSE, "forward", [table], probes.items, self.unique_bags
+            )
         return configs
 
     def _record(
@@ -157,4 +143,32 @@ class Probes:
         )  # fmt: skip
 
 
-EMPTY = config_of_all(Pair(), unique_bags=False)  # of which only the embeddings are replaced
+def read_records(path: Path, setup: Mapping[str, Scalar], num_ranks: int) -> list[SearchRecord]:
+    """Return the records so far. Raises ValueError: others, or of another setup."""
+    lines = []
+    ours = dict(setup) | {"num_ranks": num_ranks}
+    for record in records.read(path) if path.exists() else ():
+        if not isinstance(record, SearchRecord):
+            raise ValueError(f"{record.origin}: a record of kind {record.kind}, not search")
+        theirs = dict(record.setup) | {"num_ranks": record.num_ranks}
+        changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        if changed:
+            raise ValueError(f"{path}: a search with other {', '.join(changed)}; give another path")
+        lines.append(record)
+    return lines
+
+
+def debugged(
+    train: Train, config: Config, seed: int, folder: Path, **rule: Any
+) -> tuple[Metrics | Trained, list[DebugRecord]]:
+    """Train with the numeric debugger; return what was trained, and its records.
+
+    Args: folder: folder for its files, which are removed.  rule: arguments of DebugRule.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix="debug-") as inside:
+        debug = DebugRule(folder=inside, **rule)
+        model = train(replace(config, debug=debug), seed, 0.0)
+        files = sorted(Path(inside).glob("debug-rank*.jsonl"))
+        lines = [line for file in files for line in records.read(file)]
+    return model, [line for line in lines if isinstance(line, DebugRecord)]

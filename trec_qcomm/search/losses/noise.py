@@ -1,4 +1,4 @@
-"""Noise: bytes and errors of every candidate on every table, from the numeric debugger's records.
+"""Noise: bytes and errors of every option on every table, from the numeric debugger's records.
 
 Knows: records. Does not know: trainings, what is chosen.
 """
@@ -6,15 +6,15 @@ Knows: records. Does not know: trainings, what is chosen.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import mean
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import mean, stdev
 
 from trec_qcomm.control.trials.paired import percent
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.records import DebugRecord, SearchRecord
-from trec_qcomm.search.candidates import DIRECTIONS, Direction
-from trec_qcomm.search.choices import EXACT
+from trec_qcomm.search.losses.options import EXACT, ROWS, Direction, Item, Option, is_exact
 
 ALL = "*"  # in the place of a table
 Case = tuple[str, Direction, str]  # table, direction, codec
@@ -22,11 +22,12 @@ Case = tuple[str, Direction, str]  # table, direction, codec
 
 @dataclass(frozen=True)
 class Noise:
-    """What a codec makes of the rows of a table or of their gradients.
+    """What an option makes of the rows of a table, of their gradients, or of dense gradients.
 
     Args:
         nbytes: bytes that a rank sends in a step, to itself included.
-        rows: rows that a rank sends in a step: distinct bags, where these are sent once.
+        rows: rows that a rank sends in a step: distinct bags, where these are sent once. Of dense
+            gradients blocks.
         dim: values of a row.
         relative: sum of squares of the errors over that of the values; 0 where all arrive.
     """
@@ -42,12 +43,13 @@ class Measured:
     """What the probes of all seeds showed.
 
     Args:
-        noise: bytes and noise by table, direction and codec, without codecs that refused values.
+        noise: bytes and noise by table (or group of parameters), direction and option, without
+            codecs that refused values.
         effects: changes of the float32 model's metric in percent, one a seed, by table (ALL for
             all) and forward codec; empty where `train` returns metrics alone.
     """
 
-    noise: Mapping[tuple[str, Direction, Codec], Noise]
+    noise: Mapping[tuple[str, Direction, Option], Noise]
     effects: Mapping[tuple[str, Codec], Sequence[float]]
 
     @property
@@ -55,6 +57,38 @@ class Measured:
         """Names of the tables, those with most bytes in float32 first."""
         exact = {t: n.nbytes for (t, d, c), n in self.noise.items() if (d, c) == ("forward", EXACT)}
         return sorted(exact, key=lambda table: (-exact[table], table))
+
+    def names(self, direction: Direction) -> list[str]:
+        """Names of the tables, or, where direction is dense, groups in the order of their rules."""
+        if direction != "dense":
+            return self.tables
+        return list(dict.fromkeys(name for name, known, _ in self.noise if known == "dense"))
+
+    @property
+    def items(self) -> list[Item]:
+        """All that options are chosen for: tables in both directions, groups."""
+        rows: list[Item] = [(table, direction) for table in self.tables for direction in ROWS]
+        return rows + [(group, "dense") for group in self.names("dense")]
+
+    def exact(self, item: Item) -> Option:
+        """Return the option of an item that changes nothing."""
+        return next(option for *key, option in self.noise if (*key,) == item and is_exact(option))
+
+    def with_rows(self, share: Callable[[str], float]) -> Measured:
+        """Return the same where of the rows of each table a share is sent. Args: share: by table"""
+        noise = dict(self.noise)
+        for (name, direction, option), each in self.noise.items():
+            if direction != "dense":
+                nbytes, rows = (number * share(name) for number in (each.nbytes, each.rows))
+                noise[name, direction, option] = replace(each, nbytes=nbytes, rows=rows)
+        return replace(self, noise=noise)
+
+    def with_dense(self, dense: Mapping[tuple[str, Option], Noise]) -> Measured:
+        """Return the same with dense gradients. Args: dense: by group and option"""
+        noise = dict(self.noise)
+        for (group, option), each in dense.items():
+            noise[group, "dense", option] = each
+        return replace(self, noise=noise)
 
     def different(self, direction: Direction, codecs: Iterable[Codec]) -> list[Codec]:
         """Return the codecs without EXACT, and of those that decode to equal values the first."""
@@ -77,7 +111,7 @@ def figures_of(lines: Iterable[DebugRecord]) -> dict[Case, dict[str, float]]:
     ranks: set[int] = set()
     cases: dict[Case, list[DebugRecord]] = defaultdict(list)
     for line in lines:
-        if line.direction in DIRECTIONS:
+        if line.direction in ROWS:
             ranks.add(line.rank)
             steps.add(line.step)
             if line.is_shadow or line.num_values is not None:  # else this rank only receives
@@ -136,7 +170,7 @@ def measured(
         for case, by_seed in scores.items()
     }  # fmt: skip
     seeds = max((len(by_seed) for by_seed in probes.values()), default=0)
-    noise = {
+    noise: dict[tuple[str, Direction, Option], Noise] = {
         case: _mean_noise(list(by_seed.values()))
         for case, by_seed in probes.items()
         if len(by_seed) == seeds  # it refused nothing
@@ -153,3 +187,9 @@ def _mean_noise(figures: Sequence[Mapping[str, float]]) -> Noise:
         dim=int(figures[0]["dim"]),
         relative=noise / energy if energy else 0.0,
     )
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its standard error, which of one value is as large as the value."""
+    center = mean(values)
+    return center, stdev(values) / sqrt(len(values)) if len(values) > 1 else abs(center)

@@ -1,0 +1,1 @@
+"""What codecs cost a model: what is measured of it, and what is expected."""
