@@ -72,8 +72,9 @@ def make_reduction(
     tolerances = None
     if make_tolerances is not None:
         tolerances = make_tolerances(chunks, sites(options.algorithm, rank, world_size))
-    kept = {"parameters": sent, "tolerances": tolerances}
     if matrices:
+        largest = [matrix._replace(rank=matrix.most_columns) for matrix in matrices]
+        kept = {"parameters": sent_shapes(parameters, largest), "tolerances": tolerances}
         return LowRankReduction(options, rank, world_size, traffic, matrices=matrices, **kept)
     return Reduction(options, rank, world_size, traffic, parameters=sent, tolerances=tolerances)
 
