@@ -1,25 +1,17 @@
 """Low-rank all-reduce: equal bits on all ranks, nothing lost over 50 steps, NaN, bytes. Played."""
 
-from unittest import mock
-
 import pytest
 import torch
 
+from tests.comm.dense.other_machine import on_another_machine
+from tests.comm.dense.reductions import same_bits
 from tests.ops.fake_gpu import HostReads, fake_gpu
 from trec_qcomm import Cast, Float6, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS, AllReduceOptions, ring_nbytes
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
-from trec_qcomm.comm.dense.low_rank.exact import orthonormal_rows, product_of_factors
-from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
-from trec_qcomm.comm.dense.low_rank.ranks import (
-    NUM_PROBES,
-    RankChoice,
-    energies_of,
-    next_rank,
-    probe,
-    signs,
-)
+from trec_qcomm.comm.dense.low_rank.ranks import NUM_PROBES, RankChoice
 from trec_qcomm.comm.dense.low_rank.reduction import LowRankReduction
+from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.counters import Traffic
@@ -69,107 +61,6 @@ def reduced(reductions, buckets, names=tuple(SIZES), **options):
     results = [bucket.clone() for bucket in buckets]
     play([r.start(shapes(names), b, **options) for r, b in zip(reductions, results, strict=True)])
     return results
-
-
-def same_bits(a, b):
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))
-
-
-# Another machine: products that add in another order.
-
-
-_real_bmm, _real_mm = torch.bmm, torch.mm
-
-
-def _other_order(left, right):
-    """Multiply with the summands backwards and in two heaps."""
-    left, right = left.flip(-1), right.flip(-2)
-    half = left.shape[-1] // 3
-    heaps = [(left[..., :half], right[..., :half, :]), (left[..., half:], right[..., half:, :])]
-    return sum(torch.matmul(*pair) for pair in heaps)
-
-
-def other_bmm(left, right):
-    return _other_order(left, right)
-
-
-def other_mm(left, right, *, out):
-    return out.copy_(_other_order(left, right))
-
-
-def on_another_machine(rounds):
-    """Run a rank's rounds with other products than those of the ranks beside it."""
-    received = None
-    while True:
-        with mock.patch.multiple(torch, bmm=other_bmm, mm=other_mm):
-            try:
-                wanted = rounds.send(received)
-            except StopIteration:
-                return
-        received = yield wanted
-
-
-def matrices(scale=1.0):
-    generator = torch.Generator().manual_seed(1)
-    return scale * torch.randn(3, 8, 100, generator=generator)
-
-
-def test_another_order_of_sums_gives_other_bits_but_not_here():
-    given = matrices()
-    with mock.patch.object(torch, "matmul", torch.matmul):
-        assert not same_bits(other_bmm(given, given.mT), _real_bmm(given, given.mT))
-    right = torch.randn(3, 8, 50, generator=torch.Generator().manual_seed(2))
-    results = []
-    for bmm in (_real_bmm, other_bmm):
-        with mock.patch.object(torch, "bmm", bmm):
-            (rows,) = orthonormal_rows([given])
-            results.append((rows, product_of_factors(rows, right)))
-    assert all(same_bits(*pair) for pair in zip(*results, strict=True))
-    plain = _real_bmm(results[0][0].double().mT, right.double())
-    assert bool(((results[0][1] - plain).abs() <= 2.0**-22 * right.abs().max()).all())
-
-
-def checked_bmm(left, right):
-    """Multiply whole numbers whose sums of products float64 holds, in any order."""
-    for factor in (left, right):
-        assert factor.dtype == torch.float64
-        assert torch.equal(factor, factor.round())
-    assert float(_real_bmm(left.abs(), right.abs()).max()) <= 2.0**53
-    return _real_bmm(left, right)
-
-
-@pytest.mark.parametrize(("rank", "num_columns"), [(1, 2), (4, 100), (64, 300), (3, 30_000)])
-def test_every_product_is_of_whole_numbers_with_exact_sums(rank, num_columns):
-    generator = torch.Generator().manual_seed(1)
-    given = torch.randn(2, rank, num_columns, generator=generator)
-    given[0] = given[0].sign()  # the largest sums
-    right = torch.ones(2, rank, 5)
-    with mock.patch.object(torch, "bmm", checked_bmm):
-        (rows,) = orthonormal_rows([given])
-        product_of_factors(rows, right)
-        product_of_factors(torch.ones(2, rank, num_columns), right)
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-38, 1e30])
-def test_rows_are_orthonormal_and_span_the_same(scale):
-    given = matrices(scale)
-    (rows,) = orthonormal_rows([given])
-    gram = torch.bmm(rows, rows.mT)
-    assert bool(((gram - torch.eye(8)).abs() <= 2.0**-18).all())
-    beside = given / scale - torch.bmm(torch.bmm(given / scale, rows.mT), rows)
-    assert bool((beside.abs() <= 2.0**-14 * (given / scale).abs().max()).all())
-
-
-def test_rows_that_are_sums_of_others_are_zero_and_nan_is_everywhere():
-    given = matrices()
-    given[0, 3] = given[0, 1] - 2 * given[0, 2]
-    given[1, 0] = 0
-    given[2, 5, 7] = torch.inf
-    rows, alone = orthonormal_rows([given, given[:1, :, :50]])
-    assert (rows == 0).all(dim=2).nonzero().tolist() == [[0, 3], [1, 0]]
-    assert bool(rows[2].isnan().all())
-    assert alone.shape == (1, 8, 50)
-    assert not bool(orthonormal_rows([torch.zeros(1, 4, 9)])[0].any())
 
 
 def ranks_of_matrices(reduction):
@@ -336,6 +227,11 @@ def test_buckets_may_change_and_a_resumed_run_is_the_same(codec, choice):
     came += run(resumed, [2], apart[::-1]) + run(resumed, [3], together)
     assert all(same_bits(*pair) for pair in zip(came, expected, strict=True))
     assert all(same_state(state(a), state(b)) for a, b in zip(resumed, straight, strict=True))
+    for reduction, kept in zip(straight, states, strict=True):  # back to step 2
+        reduction.num_steps = reduction.num_calls = 2
+        reduction.matrices.load(*kept)
+    again = run(straight, range(2, 4), together)
+    assert all(same_bits(*pair) for pair in zip(again, expected[2:], strict=True))
     for residuals, rights in (({"a": torch.zeros(3)}, {}), ({}, {"a": torch.zeros(4, 3)})):
         with pytest.raises(ValueError, match=r"'a': \[(3|4, 3)\]"):
             resumed[0].matrices.load(residuals, rights)
@@ -390,45 +286,6 @@ def test_ranks_find_that_of_the_gradients():
     values = 33 + sum(seen[1][name] * sum(SIZES[name]) + NUM_PROBES for name in FORMS)
     more = int(reductions[0].traffic.wire_nbytes.sum()) - sent
     assert 4 * values <= more <= 1.2 * 4 * values
-
-
-def test_a_rank_follows_from_what_was_kept():
-    choice = RankChoice(0.9, 50)
-    rows = [8.0, 4.0, 2.0, 1.0]
-    for energies, rank in (
-        ([*rows, 100.0], 8),  # twice as many columns at most
-        ([*rows, 2.0], 5),  # of 17 wanted 15.3, which one more like the weakest would give
-        ([*rows, 1.5], 4),
-        ([8.0, 4.0, 0.5, 0.1, 0.1], 2),
-        ([0.0] * 5, 4),
-        ([*rows, float("inf")], 4),
-        ([*rows, float("nan")], 4),
-    ):
-        assert next_rank(4, energies, choice, largest=64) == rank, energies
-    assert next_rank(4, [*rows, 100.0], choice, largest=6) == 6
-    flat = [1.0] * 16
-    assert next_rank(16, [*flat, 1.0], choice, largest=64) == 16
-    assert next_rank(16, [*flat[:15], 0.0, 0.8], choice, largest=64) == 16  # less than an eighth
-
-
-def test_what_was_left_out_is_estimated_without_bias_by_equal_bits():
-    generator = torch.Generator().manual_seed(1)
-    matrix, basis = (torch.randn(1, 8, n, generator=generator) for n in (50, 8))
-    left = torch.linalg.qr(basis.mT).Q.mT[:, :3].contiguous()
-    left_out = matrix - left.mT @ (left @ matrix)
-    expected = float(left_out.double().square().sum())
-    estimates = []
-    for step in range(400):
-        of_rows, of_columns = (drawn[:, :50] for drawn in signs(step, 64, matrix.device))
-        shares = probe(of_columns @ matrix.mT, left, of_rows[:, :8])
-        energies = energies_of(left @ matrix, shares)
-        estimates.append(float(energies[0, 3]))
-    # The variance of one probe is at most 8 times the square of the mean.
-    assert abs(sum(estimates) / 400 / expected - 1) < 4 * (8 / (400 * NUM_PROBES)) ** 0.5
-    kept = (left @ matrix).double().square().sum(2)
-    assert torch.allclose(energies[0, :3], kept[0], rtol=2.0**-20, atol=0)
-    reversed_columns = energies_of((left @ matrix).flip(2), shares)
-    assert torch.equal(reversed_columns, energies)
 
 
 # In a GPU's memory.

@@ -68,7 +68,7 @@ class ErrorFeedback:
                 others after their first bucket.
         """
         self._sites, self._numels = tuple(sites), dict(numels or {})
-        # By parameter, until a bucket takes them; a site that is not there has zeros.
+        # Residuals by parameter until a bucket takes them. Of a site that is missing they are zero.
         self._kept: dict[str, dict[Site, Tensor]] = {}
         self._buckets: dict[tuple[str, ...], BucketResiduals] = {}
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
-from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.dense.low_rank.ranks import RankChoice
+from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import GradientRule

@@ -12,72 +12,15 @@ Shapes: B matrices of one shape, of n rows and m columns, sent with rank r.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION
-from trec_qcomm.comm.dense.low_rank.exact import power_of_two
-from trec_qcomm.comm.dense.low_rank.products import subtract_products
-from trec_qcomm.comm.dense.low_rank.ranks import RankChoice, next_rank
-from trec_qcomm.core.transfer import download, upload
-from trec_qcomm.wire import frame
-
-# End the names of what is sent.
-LEFT, RIGHT, PROBES = " (left factor)", " (right factor)", " (left out)"
-
-
-class MatrixShape(NamedTuple):
-    """Parameter that is sent as two factors.
-
-    Args:
-        name: the parameter's name.
-        num_rows, num_columns: n and m; the parameter's first dimension, and all others.
-        rank: r, less than n and m.
-        block, coding: values of a block and number of the Coding of both factors.
-        choice: rule by which the rank is chosen while training; None: it stays.
-        largest: the largest rank that is chosen.
-    """
-
-    name: str
-    num_rows: int
-    num_columns: int
-    rank: int
-    block: int
-    coding: int
-    choice: RankChoice | None = None
-    largest: int = 0
-
-    @property
-    def most_columns(self) -> int:
-        """The largest rank that the factors may have."""
-        return self.rank if self.choice is None else self.largest
-
-    @property
-    def numel(self) -> int:
-        """Number of values of the parameter."""
-        return self.num_rows * self.num_columns
-
-    @property
-    def left(self) -> ParameterShape:
-        """What is sent first, [r, n]: the columns of a basis one behind the other."""
-        numel = self.rank * self.num_rows
-        return ParameterShape(self.name + LEFT, numel, self.block, self.coding, is_factor=True)
-
-    @property
-    def right(self) -> ParameterShape:
-        """What is sent then, [r, m]: the coordinates in that basis."""
-        numel = self.rank * self.num_columns
-        return ParameterShape(self.name + RIGHT, numel, self.block, self.coding, is_factor=True)
-
-
-def parameter_of(name: str) -> str:
-    """Return the name of the parameter of which a sent name is a factor, or the name itself."""
-    for suffix in (LEFT, RIGHT, PROBES):
-        name = name.removesuffix(suffix)
-    return name
+from trec_qcomm.comm.dense.low_rank.batch import MatrixBatch
+from trec_qcomm.comm.dense.low_rank.ranks import next_rank
+from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
+from trec_qcomm.core.transfer import upload
 
 
 class Matrices:
@@ -91,11 +34,17 @@ class Matrices:
         self.shapes = {shape.name: shape for shape in shapes}
         self.chooses = any(shape.choice is not None for shape in shapes)
         self._seed = seed
-        # By name, until a bucket takes them. What is not there is zero, or noise.
+        # State by name until a bucket takes it. Residuals and energies that are missing are zero,
+        # and right factors are noise.
         self._residuals: dict[str, Tensor] = {}
         self._rights: dict[str, Tensor] = {}
         self._energies: dict[str, Tensor] = {}
         self._buckets: dict[tuple[str, ...], list[MatrixBatch]] = {}
+        self._chosen_at = 0  # the last step before which ranks were chosen
+
+    def rank_of(self, name: str) -> int:
+        """Return the rank of a parameter's factors, 0 where it is not sent as factors."""
+        return self.shapes[name].rank if name in self.shapes else 0
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:
         """Return which of a bucket's parameters are matrices here, those of one shape together.
@@ -110,7 +59,7 @@ class Matrices:
                 by_form.setdefault(form, []).append(number)
         return list(by_form.values())
 
-    def batches(self, names: Sequence[str], device: torch.device) -> "list[MatrixBatch]":
+    def batches(self, names: Sequence[str], device: torch.device) -> list[MatrixBatch]:
         """Return the matrices of a bucket by shape, taken from buckets that had them before.
 
         Args: names: all parameters of the bucket, in its order.
@@ -127,8 +76,13 @@ class Matrices:
     def choose_ranks(self, step: int) -> bool:
         """Change ranks where it is time, at the beginning of a step, and say whether one did.
 
-        The host waits for a GPU here. Args: step: number of the step.
+        Only the first call of a step does so. The host waits for a GPU then.
+
+        Args: step: number of the step.
         """
+        if step == self._chosen_at:
+            return False
+        self._chosen_at = step
         changed: dict[str, MatrixShape] = {}
         for name, energies in self._taken_energies(step).items():
             shape = self.shapes[name]
@@ -163,7 +117,7 @@ class Matrices:
 
     def _batch(
         self, shapes: Sequence[MatrixShape], numbers: Sequence[int], device: torch.device
-    ) -> "MatrixBatch":
+    ) -> MatrixBatch:
         shape = shapes[0]
         residual = torch.zeros(len(shapes), shape.num_rows, shape.num_columns, device=device)
         energies = torch.zeros(len(shapes), shape.rank + 1, dtype=torch.float64, device=device)
@@ -247,10 +201,11 @@ class Matrices:
             if residuals[name].shape != (self.shapes[name].numel,):
                 raise ValueError(f"residual of {name!r}: {list(residuals[name].shape)} values")
         for name in self.shapes.keys() & rights.keys():
-            shape, columns = rights[name].shape, self.shapes[name].num_columns
-            if len(shape) != 2 or shape[1] != columns or not shape[0]:
-                raise ValueError(f"low_rank: {name!r}: {list(shape)}, not [.., {columns}]")
+            size, columns = list(rights[name].shape), self.shapes[name].num_columns
+            if len(size) != 2 or size[1] != columns or not size[0]:
+                raise ValueError(f"low_rank: {name!r}: {size}, not [.., {columns}]")
         self._dissolve(self.shapes)
+        self._chosen_at = 0
         for name in self.shapes.keys() & residuals.keys():
             self._residuals[name] = residuals[name].clone()
         for name in self.shapes.keys() & rights.keys():
@@ -273,104 +228,3 @@ def _uploaded(values: Tensor, device: torch.device) -> Tensor:
     even = torch.cat([flat, flat.new_zeros(len(flat) % 2)])
     (there,) = upload(device, even.view(torch.int64))
     return there.view(torch.float32)[: len(flat)].view_as(values)
-
-
-class MatrixBatch:
-    """The matrices of one shape in one bucket.
-
-    Attributes:
-        shapes: B shapes.
-        numbers: number of each among the bucket's parameters.
-        right: [B, r, m] float32, with which the next step begins.
-        is_chosen: whether the rank is chosen while training.
-    """
-
-    def __init__(
-        self,
-        shapes: tuple[MatrixShape, ...],
-        numbers: tuple[int, ...],
-        *,
-        residual: Tensor,
-        right: Tensor,
-        noise: Tensor,
-        energies: Tensor,
-    ) -> None:
-        """Take over residuals [B, n, m], right factors [B, r, m] and energies [B, r + 1].
-
-        Args: noise: [B, r, m], in place of rows of right factors that are zero.
-        """
-        self.shapes, self.numbers, self.right = shapes, numbers, right
-        self.is_chosen = shapes[0].choice is not None
-        self._residual, self._noise, self._energies = residual, noise, energies
-        self._got: Tensor | None = None
-
-    def add_residuals(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return [B, n, m], the gradients with the residuals.
-
-        A gradient of nothing but zeros, of a parameter that was not used, gets none; its residual
-        waits.
-
-        Args: gradients: B flat gradients, divided by the number of ranks.
-        """
-        stacked = torch.stack(list(gradients)).view_as(self._residual)
-        got = (stacked != 0).flatten(1).any(dim=1).float()[:, None, None]  # true of NaN, too
-        self._got = got
-        return torch.addcmul(stacked, self._residual, got)
-
-    def note(
-        self,
-        matrices: Tensor,
-        left: Tensor,
-        sent: Tensor,
-        came: Tensor,
-        ok: Tensor,
-        energies: Tensor | None = None,
-    ) -> None:
-        """Keep what was not sent, and begin the next step from what came.
-
-        Args:
-            matrices: [B, n, m], the result of `add_residuals`; it is overwritten.
-            left: [B, r, n], orthonormal rows or zero.
-            sent: [B, r, m], this rank's share of `came`.
-            came: [B, r, m], the sum over ranks.
-            ok: [] bool, whether the all-reduce's result is finite. If not, all stays as it was.
-            energies: [B, r + 1] float64, of this step, where the rank is chosen while training.
-        """
-        assert self._got is not None
-        subtract_products(matrices, left.mT, sent)
-        kept = matrices.addcmul_(self._residual, 1 - self._got)
-        right = self._next_right(left, came)
-        sums = self._energies if energies is None else self._energies + energies
-        if frame.is_on_gpu(ok):
-            self._residual = torch.where(ok, kept, self._residual)
-            self.right = torch.where(ok, right, self.right)
-            self._energies = torch.where(ok, sums, self._energies)
-        elif bool(ok):
-            self._residual, self.right, self._energies = kept, right, sums
-
-    def taken_energies(self) -> list[list[float]]:
-        """Return the sums of energies of each matrix, and begin new ones. Waits for a GPU."""
-        energies: list[list[float]] = download(self._energies).tolist()
-        self._energies = torch.zeros_like(self._energies)
-        return energies
-
-    def _next_right(self, left: Tensor, came: Tensor) -> Tensor:
-        """Return rows with a largest magnitude of 1/2 to 1, so that sums of products keep the
-        range of the gradients; noise where there is nothing to go on with."""
-        largest = came.abs().amax(dim=2, keepdim=True)
-        exponent = torch.frexp(largest.double()).exponent.long()
-        scaled = (came * power_of_two(-exponent)).float()
-        is_used = (largest != 0) & (left != 0).any(dim=2, keepdim=True)
-        return torch.where(is_used, scaled, self._noise)
-
-    def write_to(
-        self,
-        residuals: dict[str, Tensor],
-        rights: dict[str, Tensor],
-        energies: dict[str, Tensor],
-    ) -> None:
-        """Write copies of all that is kept by name, on the device of the gradients."""
-        kept = self._residual.flatten(1), self.right, self._energies
-        for shape, residual, right, energy in zip(self.shapes, *kept, strict=True):
-            residuals[shape.name], rights[shape.name] = residual.clone(), right.clone()
-            energies[shape.name] = energy.clone()

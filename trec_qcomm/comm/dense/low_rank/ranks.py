@@ -100,7 +100,7 @@ def probe(products: Tensor, left: Tensor, signs: Tensor) -> Tensor:
         signs: [s, n], the rows g'.
     """
     if len(products) > 1 and not frame.is_on_gpu(products):  # see low_rank.products
-        pairs = zip(products.split(1), left.split(1), strict=True)
+        pairs = zip(torch.split(products, 1), torch.split(left, 1), strict=True)
         return torch.cat([probe(*pair, signs) for pair in pairs])
     of_signs = torch.bmm(left, signs.T.expand(len(left), -1, -1))  # [B, r, s]
     inside = of_signs * torch.bmm(left, products.mT)

@@ -36,14 +36,17 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.all_reduce import WHOLE, AllReduceOptions, Part, Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
-from trec_qcomm.comm.dense.low_rank.exact import orthonormal_rows, product_of_factors
-from trec_qcomm.comm.dense.low_rank.matrices import PROBES, Matrices, MatrixBatch, MatrixShape
+from trec_qcomm.comm.dense.low_rank.batch import MatrixBatch
+from trec_qcomm.comm.dense.low_rank.exact import orthonormal_rows, write_products
+from trec_qcomm.comm.dense.low_rank.matrices import Matrices
 from trec_qcomm.comm.dense.low_rank.products import products
 from trec_qcomm.comm.dense.low_rank.ranks import NUM_PROBES, energies_of, probe, signs
+from trec_qcomm.comm.dense.low_rank.shapes import PROBES, MatrixShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.wire import frame
 
 
 class _Messages(NamedTuple):
@@ -83,8 +86,8 @@ class LowRankReduction(Reduction):
         """
         super().__init__(options, rank, world_size, traffic, **others)
         self.matrices = Matrices(matrices, options.seed)
-        self._messages: dict[tuple[str, ...], _Messages] = {}
-        self._chosen_at = 0  # the last step before which ranks were chosen
+        self._messages: dict[tuple[tuple[str, int], ...], _Messages] = {}
+        self._wide: Tensor | None = None
 
     def start(
         self,
@@ -106,12 +109,10 @@ class LowRankReduction(Reduction):
                 parameters, bucket, exact=exact, once=once, is_last=is_last, part=part
             )
         step = self.num_steps
-        if self.matrices.chooses and step != self._chosen_at:
-            self._chosen_at = step
+        if self.matrices.chooses:
             with side_stream(bucket.device, use="gradients"):
                 if self.matrices.choose_ranks(step):
-                    self._messages.clear()
-                    self._chunks.clear()
+                    self._chunks.clear()  # those of other ranks may not come again
         messages = self._messages_of(parameters, bucket)
         first, second, lost = messages.buffers
         is_exact = all(
@@ -128,8 +129,9 @@ class LowRankReduction(Reduction):
         return self._both(messages, parameters, bucket, rounds, step)
 
     def _messages_of(self, parameters: Sequence[ParameterShape], bucket: Tensor) -> _Messages:
-        names = tuple(parameter.name for parameter in parameters)
-        if names not in self._messages:
+        names = [parameter.name for parameter in parameters]
+        key = tuple((name, self.matrices.rank_of(name)) for name in names)
+        if key not in self._messages:
             numbers = [n for group in self.matrices.groups(names) for n in group]
             shapes = [self.matrices.shapes[names[n]] for n in numbers]
             others = tuple(sorted(set(range(len(names))) - set(numbers)))
@@ -139,15 +141,15 @@ class LowRankReduction(Reduction):
             if chosen:
                 numel = NUM_PROBES * len(chosen)
                 name, coding = chosen[0].name + PROBES, chosen[0].coding
-                # As a rest, shorter than a block, it is sent as it is.
+                # One block would be longer, so the codec leaves these values as they are.
                 second += (ParameterShape(name, numel, numel + 1, coding, is_factor=True),)
             sizes = [sum(s.numel for s in sent) for sent in (first, second, second)]
             memory, into, lost = (bucket.new_zeros(size) for size in sizes)
             # Buckets that had these parameters before will not come again.
-            current = set(names)
-            kept = {k: m for k, m in self._messages.items() if not current & set(k)}
-            self._messages = kept | {names: _Messages(others, first, second, (memory, into, lost))}
-        return self._messages[names]
+            for other in [k for k in self._messages if {name for name, _ in k} & set(names)]:
+                del self._messages[other]
+            self._messages[key] = _Messages(others, first, second, (memory, into, lost))
+        return self._messages[key]
 
     def _both(
         self,
@@ -176,16 +178,27 @@ class LowRankReduction(Reduction):
         _pack(sent, second)
         yield from rounds[1]
         sums = _unpacked(second, sent)
-        results = [product_of_factors(*pair) for pair in zip(lefts, sums, strict=False)]
-        finite = [values.isfinite().all() for values in (first, second, *results)]
-        ok = torch.stack(finite).all()
+        extremes = []
+        for batch, left, came in zip(batches, lefts, sums, strict=False):
+            size = batch.shapes[0].num_rows, batch.shapes[0].num_columns
+            results = [parts[number].view(size) for number in batch.numbers]
+            write_products(left, came, results, self._wide_for(batch))
+            extremes += [torch.stack(torch.aminmax(result)) for result in results]  # NaN, if any
+        ok = torch.cat([first, second, *extremes]).isfinite().all()
         shares = _unpacked(lost, sent)  # zero where codecs lose nothing
         energies = probing.energies(sums)
         for n, batch in enumerate(batches):
             own_share = rights[n] - shares[n]
             batch.note(matrices[n], lefts[n], own_share, sums[n], ok, energies[n])
-            for number, result in zip(batch.numbers, results[n], strict=True):
-                parts[number].copy_(result.flatten())
+
+    def _wide_for(self, batch: MatrixBatch) -> Tensor | None:
+        """Return memory for one of the products on a CPU, the same in every step."""
+        if frame.is_on_gpu(batch.right):
+            return None
+        numel = batch.shapes[0].numel
+        if self._wide is None or self._wide.numel() < numel:
+            self._wide = torch.empty(numel, dtype=torch.float64)
+        return self._wide
 
 
 class Probing:
