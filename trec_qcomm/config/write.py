@@ -69,6 +69,8 @@ def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
             nested = isinstance(value, Link | ThresholdRefresh | LowRank)
             plain = list(value) if isinstance(value, tuple) else value
             data[known.name] = asdict(value) if nested else plain
+            if isinstance(value, LowRank):
+                data[known.name] = {n: v for n, v in asdict(value).items() if v is not None}
     return data
 
 

@@ -1,17 +1,17 @@
 """Low-rank all-reduce: equal bits on all ranks, nothing lost over 50 steps, NaN, bytes. Played."""
 
-from unittest import mock
-
 import pytest
 import torch
 
+from tests.comm.dense.other_machine import on_another_machine
+from tests.comm.dense.reductions import same_bits
 from tests.ops.fake_gpu import HostReads, fake_gpu
 from trec_qcomm import Cast, Float6, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS, AllReduceOptions, ring_nbytes
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
-from trec_qcomm.comm.dense.low_rank.exact import orthonormal_rows, product_of_factors
-from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
+from trec_qcomm.comm.dense.low_rank.ranks import NUM_PROBES, RankChoice
 from trec_qcomm.comm.dense.low_rank.reduction import LowRankReduction
+from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.counters import Traffic
@@ -21,13 +21,16 @@ RANK = 4
 STOCHASTIC = Float6("e4m1", "stochastic")
 FORMS = {"a": MatrixShape("a", 24, 40, RANK, 16, 0), "b": MatrixShape("b", 24, 40, RANK, 16, 0)}
 FORMS["c"] = MatrixShape("c", 17, 64, RANK, 16, 0)
+AUTO = RankChoice(keep=0.8, every=2)
+LARGEST = 9
 
 
 def shapes(names=tuple(SIZES)):
     return [ParameterShape(n, torch.Size(SIZES[n]).numel(), 16) for n in names]
 
 
-def ranks(world_size, codec, algorithm="two_shot", *, error_feedback=False):
+def ranks(world_size, codec, algorithm="two_shot", *, error_feedback=False, choice=None):
+    """Return the reduction of each rank. Args: choice: rule by which ranks of matrices change."""
     coding = Coding(codec=codec, exact=Identity(), min_numel=8, error_feedback=error_feedback)
     options = AllReduceOptions(codings=(coding,), algorithm=algorithm, seed=3)
     sent = [s for p in shapes() for s in ((FORMS[p.name].left, FORMS[p.name].right)
@@ -35,7 +38,8 @@ def ranks(world_size, codec, algorithm="two_shot", *, error_feedback=False):
     return [
         LowRankReduction(
             options, rank, world_size, Traffic("dense", ["all"]),
-            matrices=list(FORMS.values()), parameters=sent,
+            matrices=[form._replace(choice=choice, largest=LARGEST) for form in FORMS.values()],
+            parameters=sent,
         )
         for rank in range(world_size)
     ]  # fmt: skip
@@ -59,118 +63,31 @@ def reduced(reductions, buckets, names=tuple(SIZES), **options):
     return results
 
 
-def same_bits(a, b):
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+def ranks_of_matrices(reduction):
+    return {name: shape.rank for name, shape in reduction.matrices.shapes.items()}
 
 
-# Another machine: products that add in another order.
-
-
-_real_bmm, _real_mm = torch.bmm, torch.mm
-
-
-def _other_order(left, right):
-    """Multiply with the summands backwards and in two heaps."""
-    left, right = left.flip(-1), right.flip(-2)
-    half = left.shape[-1] // 3
-    heaps = [(left[..., :half], right[..., :half, :]), (left[..., half:], right[..., half:, :])]
-    return sum(torch.matmul(*pair) for pair in heaps)
-
-
-def other_bmm(left, right):
-    return _other_order(left, right)
-
-
-def other_mm(left, right, *, out):
-    return out.copy_(_other_order(left, right))
-
-
-def on_another_machine(rounds):
-    """Run a rank's rounds with other products than those of the ranks beside it."""
-    received = None
-    while True:
-        with mock.patch.multiple(torch, bmm=other_bmm, mm=other_mm):
-            try:
-                wanted = rounds.send(received)
-            except StopIteration:
-                return
-        received = yield wanted
-
-
-def matrices(scale=1.0):
-    generator = torch.Generator().manual_seed(1)
-    return scale * torch.randn(3, 8, 100, generator=generator)
-
-
-def test_another_order_of_sums_gives_other_bits_but_not_here():
-    given = matrices()
-    with mock.patch.object(torch, "matmul", torch.matmul):
-        assert not same_bits(other_bmm(given, given.mT), _real_bmm(given, given.mT))
-    right = torch.randn(3, 8, 50, generator=torch.Generator().manual_seed(2))
-    results = []
-    for bmm in (_real_bmm, other_bmm):
-        with mock.patch.object(torch, "bmm", bmm):
-            (rows,) = orthonormal_rows([given])
-            results.append((rows, product_of_factors(rows, right)))
-    assert all(same_bits(*pair) for pair in zip(*results, strict=True))
-    plain = _real_bmm(results[0][0].double().mT, right.double())
-    assert bool(((results[0][1] - plain).abs() <= 2.0**-22 * right.abs().max()).all())
-
-
-def checked_bmm(left, right):
-    """Multiply whole numbers whose sums of products float64 holds, in any order."""
-    for factor in (left, right):
-        assert factor.dtype == torch.float64
-        assert torch.equal(factor, factor.round())
-    assert float(_real_bmm(left.abs(), right.abs()).max()) <= 2.0**53
-    return _real_bmm(left, right)
-
-
-@pytest.mark.parametrize(("rank", "num_columns"), [(1, 2), (4, 100), (64, 300), (3, 30_000)])
-def test_every_product_is_of_whole_numbers_with_exact_sums(rank, num_columns):
-    generator = torch.Generator().manual_seed(1)
-    given = torch.randn(2, rank, num_columns, generator=generator)
-    given[0] = given[0].sign()  # the largest sums
-    right = torch.ones(2, rank, 5)
-    with mock.patch.object(torch, "bmm", checked_bmm):
-        (rows,) = orthonormal_rows([given])
-        product_of_factors(rows, right)
-        product_of_factors(torch.ones(2, rank, num_columns), right)
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-38, 1e30])
-def test_rows_are_orthonormal_and_span_the_same(scale):
-    given = matrices(scale)
-    (rows,) = orthonormal_rows([given])
-    gram = torch.bmm(rows, rows.mT)
-    assert bool(((gram - torch.eye(8)).abs() <= 2.0**-18).all())
-    beside = given / scale - torch.bmm(torch.bmm(given / scale, rows.mT), rows)
-    assert bool((beside.abs() <= 2.0**-14 * (given / scale).abs().max()).all())
-
-
-def test_rows_that_are_sums_of_others_are_zero_and_nan_is_everywhere():
-    given = matrices()
-    given[0, 3] = given[0, 1] - 2 * given[0, 2]
-    given[1, 0] = 0
-    given[2, 5, 7] = torch.inf
-    rows, alone = orthonormal_rows([given, given[:1, :, :50]])
-    assert (rows == 0).all(dim=2).nonzero().tolist() == [[0, 3], [1, 0]]
-    assert bool(rows[2].isnan().all())
-    assert alone.shape == (1, 8, 50)
-    assert not bool(orthonormal_rows([torch.zeros(1, 4, 9)])[0].any())
-
-
-@pytest.mark.parametrize("codec", [Cast("bf16"), STOCHASTIC, Rowwise(4), Identity()])
+@pytest.mark.parametrize(
+    ("codec", "choice"),
+    [(Cast("bf16"), AUTO), (STOCHASTIC, None), (Rowwise(4), None), (Identity(), None)],
+)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_all_ranks_end_with_equal_bits_on_different_machines(world_size, codec):
+def test_all_ranks_end_with_equal_bits_on_different_machines(world_size, codec, choice):
     for algorithm in ALGORITHMS if world_size == 3 else ["two_shot"]:
-        reductions = ranks(world_size, codec, algorithm, error_feedback=codec is STOCHASTIC)
-        for step in range(2):
+        feeds = codec is STOCHASTIC
+        reductions = ranks(world_size, codec, algorithm, error_feedback=feeds, choice=choice)
+        for step in range(2 if choice is None else 5):
             buckets = [gradients(step, rank) for rank in range(world_size)]
             rounds = [r.start(shapes(), b) for r, b in zip(reductions, buckets, strict=True)]
             play([*rounds[:-1], on_another_machine(rounds[-1])])
             assert bool(buckets[0].isfinite().all())
             assert all(same_bits(bucket, buckets[0]) for bucket in buckets)
+        chosen = [ranks_of_matrices(reduction) for reduction in reductions]
+        assert all(of_one == chosen[0] for of_one in chosen)
+        if choice is not None:
+            assert all(RANK < rank <= LARGEST for rank in chosen[0].values())
+            energies = [reduction.matrices.energies() for reduction in reductions]
+            assert all(torch.equal(e[n], energies[0][n]) for e in energies for n in FORMS)
         if codec is STOCHASTIC:  # codecs' losses of factors are in the residuals of the matrices
             assert reductions[0].error_feedback.state_dict().keys() == {"bias"}
 
@@ -181,17 +98,19 @@ def residual_sum(reductions):
 
 
 @pytest.mark.parametrize(
-    ("codec", "world_size", "algorithm", "steps"),
+    ("codec", "world_size", "algorithm", "steps", "choice"),
     [
-        (Cast("bf16"), 2, "two_shot", 50),
-        (STOCHASTIC, 4, "recursive_doubling", 8),
-        (Rowwise(2), 3, "ring", 8),
+        (Cast("bf16"), 2, "two_shot", 50, None),
+        (Cast("bf16"), 2, "two_shot", 50, RankChoice(0.6, 5)),
+        (STOCHASTIC, 4, "recursive_doubling", 8, None),
+        (Rowwise(2), 3, "ring", 8, None),
     ],
 )
 def test_what_was_sent_over_steps_and_the_residual_are_the_input(
-    codec, world_size, algorithm, steps
+    codec, world_size, algorithm, steps, choice
 ):
-    reductions = ranks(world_size, codec, algorithm)
+    reductions = ranks(world_size, codec, algorithm, choice=choice)
+    rank = RANK if choice is None else LARGEST
     names = list(SIZES)
     numels = [shape.numel for shape in shapes()]
     given = came = largest = 0.0
@@ -206,7 +125,7 @@ def test_what_was_sent_over_steps_and_the_residual_are_the_input(
             continue
         kept = left[name]
         # Each step rounds r products a value a few times, of no more than a matrix's norm each.
-        slack = steps * (RANK + world_size + 8) * 2.0**-24 * (largest + float(kept.norm()))
+        slack = steps * (rank + world_size + 8) * 2.0**-24 * (largest + float(kept.norm()))
         assert bool(((sent + kept - wanted).abs() <= slack).all())
         assert float((sent - wanted).abs().max()) > 100 * slack  # much was kept back
         # What is left does not grow with the steps, nor with the differences between ranks.
@@ -239,7 +158,7 @@ def test_bytes_are_those_of_the_factors():
 
 def state(reduction):
     residuals = {n: kept["contribution"] for n, kept in reduction.matrices.residuals().items()}
-    return residuals, reduction.matrices.right_factors()
+    return residuals, reduction.matrices.right_factors(), reduction.matrices.energies()
 
 
 def same_state(one, other):
@@ -248,7 +167,7 @@ def same_state(one, other):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_step_with_nan_leaves_residuals_and_factors(value):
-    reductions = ranks(2, Cast("bf16"))
+    reductions = ranks(2, Cast("bf16"), choice=RankChoice(0.8, 50))
     reduced(reductions, [gradients(0, rank) for rank in range(2)])
     before = [state(reduction) for reduction in reductions]
     buckets = [gradients(1, rank) for rank in range(2)]
@@ -291,27 +210,38 @@ def run(reductions, steps, buckets):
     return means
 
 
-@pytest.mark.parametrize("codec", [STOCHASTIC, Cast("bf16")])
-def test_buckets_may_change_and_a_resumed_run_is_the_same(codec):
+@pytest.mark.parametrize(
+    ("codec", "choice"), [(STOCHASTIC, None), (Cast("bf16"), None), (Cast("bf16"), AUTO)]
+)
+def test_buckets_may_change_and_a_resumed_run_is_the_same(codec, choice):
     together, apart = [("a", "b", "bias", "c")], [("c", "bias"), ("b",), ("a",)]
-    straight = ranks(2, codec)
+    straight = ranks(2, codec, choice=choice)
     expected = run(straight, range(4), together)
-    changed = ranks(2, codec)
+    changed = ranks(2, codec, choice=choice)
     came = run(changed, [0], together) + run(changed, [1], apart)
     states = [state(reduction) for reduction in changed]
-    resumed = ranks(2, codec)
-    for reduction, (residuals, rights) in zip(resumed, states, strict=True):
-        reduction.num_steps = reduction.num_calls = 2
-        reduction.matrices.load(residuals, rights)
+    resumed = ranks(2, codec, choice=choice)
+    for reduction, kept in zip(resumed, states, strict=True):
+        reduction.num_steps = reduction.num_calls = 2  # at which AUTO changes ranks
+        reduction.matrices.load(*kept)
     came += run(resumed, [2], apart[::-1]) + run(resumed, [3], together)
     assert all(same_bits(*pair) for pair in zip(came, expected, strict=True))
     assert all(same_state(state(a), state(b)) for a, b in zip(resumed, straight, strict=True))
+    for reduction, kept in zip(straight, states, strict=True):  # back to step 2
+        reduction.num_steps = reduction.num_calls = 2
+        reduction.matrices.load(*kept)
+    again = run(straight, range(2, 4), together)
+    assert all(same_bits(*pair) for pair in zip(again, expected[2:], strict=True))
     for residuals, rights in (({"a": torch.zeros(3)}, {}), ({}, {"a": torch.zeros(4, 3)})):
         with pytest.raises(ValueError, match=r"'a': \[(3|4, 3)\]"):
             resumed[0].matrices.load(residuals, rights)
     other_rank = {"a": torch.ones(RANK + 2, 40), "b": torch.ones(1, 40)}
     resumed[0].matrices.load({}, other_rank)
     kept = resumed[0].matrices.right_factors()
+    if choice is not None:
+        assert min(ranks_of_matrices(straight[0]).values()) > RANK
+        assert [len(kept[name]) for name in ("a", "b")] == [RANK + 2, 1]
+        return
     assert torch.equal(kept["a"], torch.ones(RANK, 40))
     assert torch.equal(kept["b"][0], torch.ones(40))
     assert bool(kept["b"][1:].ne(1).all())
@@ -326,6 +256,38 @@ def test_exact_all_reduces_leave_the_state_alone():
     assert all(same_state(state(r), b) for r, b in zip(reductions, before, strict=True))
 
 
+# Ranks that are chosen while training.
+
+
+def low_rank_gradients(rank, strength=1.0):
+    """Return a bucket whose matrices have a rank, beside 1 % of noise."""
+    generator = torch.Generator().manual_seed(rank)
+    parts = []
+    for name, size in SIZES.items():
+        noise = 0.01 * torch.randn(size, generator=generator)
+        if name in FORMS:
+            factors = [torch.randn(n, rank, generator=generator) for n in size]
+            noise += strength * factors[0] @ factors[1].T
+        parts.append(noise.flatten())
+    return torch.cat(parts)
+
+
+def test_ranks_find_that_of_the_gradients():
+    reductions = ranks(2, Identity(), choice=RankChoice(0.99, 4))
+    seen = []
+    for bucket, steps in ((low_rank_gradients(7), 17), (low_rank_gradients(2), 16)):
+        for _ in range(steps):
+            reduced(reductions, [bucket, bucket])
+        seen.append(ranks_of_matrices(reductions[0]))
+    assert all(rank in (6, 7) for rank in seen[0].values())
+    assert all(rank in (1, 2) for rank in seen[1].values())
+    sent = int(reductions[0].traffic.wire_nbytes.sum())
+    reduced(reductions, [bucket, bucket])
+    values = 33 + sum(seen[1][name] * sum(SIZES[name]) + NUM_PROBES for name in FORMS)
+    more = int(reductions[0].traffic.wire_nbytes.sum()) - sent
+    assert 4 * values <= more <= 1.2 * 4 * values
+
+
 # In a GPU's memory.
 
 
@@ -334,7 +296,7 @@ SOME = ("c", "bias")
 
 def two_steps():
     """Return the last result and the states; in the first step something is not finite."""
-    reductions = ranks(2, Cast("bf16"))
+    reductions = ranks(2, Cast("bf16"), choice=RankChoice(0.8, 50))
     for step in range(2):
         buckets = [gradients(step, rank, SOME) for rank in range(2)]
         if step == 0:
@@ -348,7 +310,7 @@ def two_steps():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="watches what stands in for a GPU")
 def test_a_gpu_has_the_same_bits_and_the_host_reads_nothing():
     expected, states = two_steps()
-    reductions = ranks(2, Cast("bf16"))
+    reductions = ranks(2, Cast("bf16"), choice=RankChoice(0.8, 50))
     with fake_gpu():
         results, ours = two_steps()
         buckets = [gradients(0, rank, SOME) for rank in range(2)]

@@ -96,6 +96,10 @@ def by_parameter():
 
 LOW_RANK = [
     {
+        "parameters": "0.weight", "codec": "float6", "block": 16, "min_numel": 8,
+        "low_rank": {"rank": "auto", "keep": 0.9, "every": 2, "first": 2, "largest": 5},
+    },
+    {
         "parameters": "*.weight", "codec": "float6", "block": 16, "min_numel": 8,
         "low_rank": {"rank": 2},
     },
@@ -130,7 +134,8 @@ def low_rank(folder):
     (resized,) = (v for k, v in one.state_dict().items() if k != "config")
     saved = load_of_all_ranks(folder, "trec_qcomm")
     saved.pop("config")
-    return straight, in_one_bucket, resumed, list(state["low_rank"]), resized, saved
+    factors = list(state["low_rank"]), len(state["low_rank"]["0.weight"])
+    return straight, in_one_bucket, resumed, factors, resized, saved
 
 
 def refused(yaml):
@@ -256,7 +261,8 @@ def test_parameters_have_rules_of_their_own(ranks):
 @pytest.mark.dist
 def test_factors_outlive_buckets_checkpoints_and_ranks(ranks):
     runs = [results[4] for results in ranks]
-    for straight, in_one_bucket, resumed, names, resized, saved in runs:
+    for straight, in_one_bucket, resumed, (names, rank), resized, saved in runs:
+        assert rank == runs[0][3][1]
         assert same(straight, runs[0][0])  # the ranks have equal gradients
         assert same(straight, in_one_bucket)
         assert same(straight[2:], resumed)
@@ -271,6 +277,11 @@ def test_factors_outlive_buckets_checkpoints_and_ranks(ranks):
             factors = [state["low_rank"][name] for state in states]
             assert torch.equal(resized["low_rank"][name], factors[0])
             assert torch.equal(*factors)
+        for state in (resized, *states):
+            assert {n: len(e) for n, e in state["energies"].items()} == {"0.weight": 3}
+            assert len(state["low_rank"]["2.weight"]) == 2
+        assert bool(states[0]["energies"]["0.weight"].all())  # of two steps; then ranks change
+        assert 2 < rank <= 5
 
 
 @pytest.mark.dist

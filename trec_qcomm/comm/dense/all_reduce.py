@@ -274,7 +274,7 @@ class Reduction:
         if part.lost is not None:
             return LostValues(values)
         feedback = self.error_feedback if chunks.has_feedback else None
-        return None if feedback is None else feedback.for_bucket(chunks)
+        return None if feedback is None else feedback.for_bucket(chunks, values.device)
 
     def _slots_for(self, bucket: Tensor) -> RoundHistories | None:
         """Return the histories of slots.

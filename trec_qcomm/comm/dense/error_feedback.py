@@ -10,8 +10,9 @@ are in the unit of the mean over ranks. New residuals are pending until the all-
 its result has a NaN or inf, a step that a loss scaler skips, the old ones stay. A parameter whose
 values are all zero in a message (it got no gradient) leaves its residual for a later message.
 
-Residuals lie in the memory of the gradients. On a GPU nothing here waits, except that the first
-message of a bucket copies the residuals there. State is on CPU.
+Residuals lie in the memory of the gradients from the beginning, also while DDP forms its buckets
+anew. On a GPU nothing here waits, except for state: what was loaded is copied there by the first
+message of a bucket, and `state_dict` is on CPU.
 
 Knows: names, pieces of buffers. Does not know: codecs, messages, algorithms.
 Source: Yang et al. 2020 (error compensation); a residual at each place that encodes is ours.
@@ -66,20 +67,23 @@ class ErrorFeedback:
             numels: sizes of the parameters that `state_dict` names from the beginning. It names
                 others after their first bucket.
         """
-        self._sites = tuple(sites)
-        self._kept: dict[str, dict[Site, Tensor]] = {}  # by parameter, until a bucket takes them
-        for name, numel in (numels or {}).items():
-            self._kept[name] = {site: torch.zeros(numel) for site in self._sites}
+        self._sites, self._numels = tuple(sites), dict(numels or {})
+        # Residuals by parameter until a bucket takes them. Of a site that is missing they are zero.
+        self._kept: dict[str, dict[Site, Tensor]] = {}
         self._buckets: dict[tuple[str, ...], BucketResiduals] = {}
 
-    def for_bucket(self, chunks: BucketChunks) -> "BucketResiduals":
-        """Return the residuals of a bucket, taken from buckets that had its parameters before."""
+    def for_bucket(self, chunks: BucketChunks, device: torch.device) -> "BucketResiduals":
+        """Return the residuals of a bucket, taken from buckets that had its parameters before.
+
+        Args: chunks: the chunks of the bucket.  device: the device of its gradients.
+        """
         residuals = self._buckets.get(chunks.names)
         if residuals is None:
             names = set(chunks.names)
             for other in [key for key in self._buckets if names & set(key)]:
                 self._buckets.pop(other).write_to(self._kept)
-            residuals = BucketResiduals(chunks, {n: self._kept.pop(n, {}) for n in chunks.names})
+            kept = {name: self._kept.pop(name, {}) for name in chunks.names}
+            residuals = BucketResiduals(chunks, kept, device)
             self._buckets[chunks.names] = residuals
         return residuals
 
@@ -88,9 +92,16 @@ class ErrorFeedback:
 
         Values are 0 where this rank's site does not code the value.
         """
-        state = {name: dict(sites) for name, sites in self._kept.items()}
+        kept = {name: dict(sites) for name, sites in self._kept.items()}
         for bucket in self._buckets.values():
-            bucket.write_to(state)
+            bucket.write_to(kept)
+        state = {
+            name: {site: torch.zeros(numel) for site in self._sites}
+            for name, numel in self._numels.items()
+        }
+        for name, sites in kept.items():
+            on_cpu = {site: residual.cpu() for site, residual in sites.items()}
+            state[name] = state.get(name, {}) | on_cpu
         return state
 
     def load_state_dict(self, state: Mapping[str, Mapping[Site, Tensor]]) -> None:
@@ -117,10 +128,19 @@ class ErrorFeedback:
 class BucketResiduals:
     """The residuals of the parameters of one bucket, in the order of `values`."""
 
-    def __init__(self, chunks: BucketChunks, kept: Mapping[str, Mapping[Site, Tensor]]) -> None:
+    def __init__(
+        self,
+        chunks: BucketChunks,
+        kept: Mapping[str, Mapping[Site, Tensor]],
+        device: torch.device,
+    ) -> None:
         """Take over residuals.
 
-        Args:   chunks: the chunks of the bucket.  kept: {parameter: {site: [n] float32}}.
+        Args:
+            chunks: the chunks of the bucket.
+            kept: {parameter: {site: [n] float32}}, on any device; a site that is not there has
+                zeros.
+            device: the device of the gradients.
         Raises: ValueError: a residual whose size differs from its parameter's.
         """
         for name, numel, *_ in chunks.parameters:
@@ -129,7 +149,12 @@ class BucketResiduals:
                     raise ValueError(
                         f"residual of {name!r}, {site}: {list(residual.shape)}, not [{numel}]"
                     )
-        self._chunks, self._kept = chunks, kept
+        self._chunks, self._device = chunks, device
+        # Until the first all-reduce has all of it in `_held`.
+        self._kept = {
+            name: {site: residual.to(device) for site, residual in sites.items()}
+            for name, sites in kept.items()
+        }
         self._fed = [p for p in chunks.pieces if chunks.feeds(p.parameter)]
         self._held: dict[Key, Tensor] = {}
         self._pending: dict[Key, Tensor] = {}
@@ -145,7 +170,7 @@ class BucketResiduals:
         """
         key = (site, span.begin, span.end)
         if key not in self._held:
-            self._held[key] = self._assembled(key).to(values.device)
+            self._held[key] = self._assembled(key)
         residual, sent_values = self._held[key], values[span.begin : span.end]
         waiting = self._waiting(values, span)
         if isinstance(waiting, Tensor):
@@ -210,11 +235,11 @@ class BucketResiduals:
         """Return [numel of the span] bool, true at values of parameters that have residuals."""
         key = span.begin, span.end
         if key not in self._fed_places:
-            fed = torch.zeros(span.end - span.begin, dtype=torch.bool)
+            fed = torch.zeros(span.end - span.begin, dtype=torch.bool, device=device)
             for p in self._fed:
                 if span.begin <= p.start < span.end:
                     fed[p.start - span.begin : p.end - span.begin] = True
-            self._fed_places[key] = fed.to(device)
+            self._fed_places[key] = fed
         return self._fed_places[key]
 
     def end(self, finite: Tensor) -> None:
@@ -228,24 +253,27 @@ class BucketResiduals:
         elif bool(finite):
             self._held |= self._pending
         self._pending = {}
+        self._kept = {name: {} for name in self._kept}
 
     def write_to(self, kept: dict[str, dict[Site, Tensor]]) -> None:
-        """Write all residuals to `kept`, by name and site."""
+        """Write all residuals to `kept`, by name and site, on the device of the gradients."""
         for number, (name, *_) in enumerate(self._chunks.parameters):
             if not self._chunks.feeds(number):
                 continue
             kept[name] = {site: residual.clone() for site, residual in self._kept[name].items()}
         numel = {parameter.name: parameter.numel for parameter in self._chunks.parameters}
-        for (site, begin, end), held in self._held.items():
-            residual = held.cpu()
+        for (site, begin, end), residual in self._held.items():
             for p in self._fed:
                 if begin <= p.start < end:
-                    whole = kept.setdefault(p.name, {}).setdefault(site, torch.zeros(numel[p.name]))
+                    sites = kept.setdefault(p.name, {})
+                    if site not in sites:
+                        sites[site] = residual.new_zeros(numel[p.name])
+                    whole = sites[site]
                     whole[p.begin : p.begin + p.numel] = residual[p.start - begin : p.end - begin]
 
     def _assembled(self, key: Key) -> Tensor:
         site, begin, end = key
-        residual = torch.zeros(end - begin)
+        residual = torch.zeros(end - begin, device=self._device)
         for p in self._fed:
             whole = self._kept[p.name].get(site)
             if whole is not None and begin <= p.start < end:

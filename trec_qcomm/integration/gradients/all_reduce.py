@@ -174,7 +174,8 @@ class GradientAllReduce(ABC):
         """Return this rank's state: residuals, thresholds and the number of steps, on CPU.
 
         It is {"rank0of4": {"num_steps", "residuals": {parameter: {site: [n]}}, "thresholds": ...,
-        "low_rank": {parameter: [r, m]}}}, of which the last is what the next factors begin from.
+        "low_rank": {parameter: [r, m]}, "energies": {parameter: [r + 1]}}}: what the next factors
+        begin from, and by what ranks are chosen.
         The key names the rank because DCP stores equal names of all ranks once.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. No state is returned that
@@ -191,6 +192,8 @@ class GradientAllReduce(ABC):
                 state["residuals"] = state.get("residuals", {})
                 state["residuals"] |= self._reduction.matrices.residuals()
                 state["low_rank"] = self._reduction.matrices.right_factors()
+                if self._reduction.matrices.chooses:
+                    state["energies"] = self._reduction.matrices.energies()
         if isinstance(self._reduction.tolerances, ThresholdsByRule):
             state["thresholds"] = self._reduction.tolerances.state_dict()
         return {rank_key(self._reduction.rank, self._reduction.world_size): state}
@@ -206,7 +209,7 @@ class GradientAllReduce(ABC):
         check_names(state, "state of gradients")
         loaded = by_short_key(_on_cpu(state))
         for key, of_rank in loaded.items():
-            names = ("num_steps", "residuals", "thresholds", "low_rank")
+            names = ("num_steps", "residuals", "thresholds", "low_rank", "energies")
             check_names(of_rank, f"state of gradients: {key}", names, needed="num_steps")
         self._loaded = loaded
         if self._shapes_by_parameter:
@@ -236,7 +239,9 @@ class GradientAllReduce(ABC):
             if reduction.matrices is not None:
                 names = reduction.matrices.shapes.keys() & residuals.keys()
                 flat = {name: owed(residuals.pop(name)) for name in names}
-                reduction.matrices.load(flat, (state or any_state).get("low_rank", {}))
+                kept = state or any_state
+                rights, energies = kept.get("low_rank", {}), kept.get("energies", {})
+                reduction.matrices.load(flat, rights, energies)
             if reduction.error_feedback is not None:
                 reduction.error_feedback.load_state_dict(residuals)
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
-from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
+from trec_qcomm.comm.dense.low_rank.ranks import RankChoice
+from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import GradientRule
@@ -66,9 +67,11 @@ class DenseGradients(GradientAllReduce):
             factors = [matrix for matrix in self._matrices if matrix.coding == number]
             _check_some_block(rule, sent_shapes(ours, factors), place)
             if rule.low_rank is not None and ours and not factors:
+                field = "first" if rule.low_rank.rank == "auto" else "rank"
+                columns = rule.low_rank.columns
                 raise ValueError(
-                    f"{place}.low_rank.rank: {rule.low_rank.rank!r}: factors are smaller than none "
-                    f"of the parameters: {', '.join(shape.name for shape in ours)}"
+                    f"{place}.low_rank.{field}: {columns}: factors are smaller than none of the "
+                    f"parameters: {', '.join(shape.name for shape in ours)}"
                 )
         return {p: [shape] for p, shape in shapes.items()}
 
@@ -80,9 +83,12 @@ class DenseGradients(GradientAllReduce):
         num_rows, num_columns = size[0], shape.numel // size[0]
         if not low_rank.is_smaller(num_rows, num_columns):
             return None
-        return MatrixShape(
-            shape.name, num_rows, num_columns, low_rank.rank, shape.block, shape.coding
-        )
+        form = shape.name, num_rows, num_columns, low_rank.columns, shape.block, shape.coding
+        if low_rank.rank != "auto":
+            return MatrixShape(*form)
+        choice = RankChoice(float(low_rank.keep or 0), int(low_rank.every or 0))  # never None
+        smaller = (num_rows * num_columns - 1) // (num_rows + num_columns)
+        return MatrixShape(*form, choice, min(int(low_rank.largest or 0), smaller))
 
     def _make_reduction(
         self, shapes: Sequence[ParameterShape], rank: int, world_size: int

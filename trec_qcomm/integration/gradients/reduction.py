@@ -17,8 +17,8 @@ from trec_qcomm.comm.dense.all_reduce import (
 )
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.coder import GradientTolerances
-from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.dense.low_rank.reduction import LowRankReduction
+from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import AllReduceRule, GradientRule
 from trec_qcomm.core.codec import check_dim
@@ -72,8 +72,9 @@ def make_reduction(
     tolerances = None
     if make_tolerances is not None:
         tolerances = make_tolerances(chunks, sites(options.algorithm, rank, world_size))
-    kept = {"parameters": sent, "tolerances": tolerances}
     if matrices:
+        largest = [matrix._replace(rank=matrix.most_columns) for matrix in matrices]
+        kept = {"parameters": sent_shapes(parameters, largest), "tolerances": tolerances}
         return LowRankReduction(options, rank, world_size, traffic, matrices=matrices, **kept)
     return Reduction(options, rank, world_size, traffic, parameters=sent, tolerances=tolerances)
 

@@ -13,11 +13,13 @@ Source: ours; that sums of small enough integers are exact is what Ozaki et al. 
 Shapes: B matrices of r rows (the rank) and n columns, r <= n in what follows from gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from trec_qcomm.wire import frame
 
 _MANTISSA = 53  # bits of an integer that float64 holds
 _GRID = 20  # rows of an orthonormal matrix are multiples of 2^-20, in magnitude at most 1
@@ -129,14 +131,39 @@ def _inverse_factor(grams: Tensor) -> Tensor:
 
 
 def product_of_factors(left: Tensor, right: Tensor) -> Tensor:
-    """Return the products of two factors, [B, n, m] float32, with equal bits on every machine.
+    """Return the products of two factors, [B, n, m] float32; see write_products."""
+    results = left.new_empty(len(left), left.shape[2], right.shape[2])
+    write_products(left, right, results)
+    return results
+
+
+def write_products(
+    left: Tensor, right: Tensor, results: Iterable[Tensor], wide: Tensor | None = None
+) -> None:
+    """Write the products of two factors, with equal bits on every machine.
 
     Each value is within 2^-24 r of the largest magnitude in `right`, and the rounding to float32.
 
-    Args: left: [B, r, n] float32, of orthonormal rows; transposed.  right: [B, r, m] float32.
+    Args:
+        left: [B, r, n] float32, of orthonormal rows; transposed.
+        right: [B, r, m] float32.
+        results: B matrices [n, m] float32, in any memory.
+        wide: [n m or more] float64, memory to work in on a CPU; None: new memory.
     """
     integers = left.double() * 2.0**_GRID
     # A bit more, as what is orthonormal only nearly may have values a little above 1.
     fixed = to_fixed_point(right, bits_for(_GRID + 1, left.shape[1]), by_row=False)
-    product = torch.bmm(integers.mT, fixed.integers)
-    return (product * power_of_two(fixed.exponents - _GRID)).float()
+    scales = power_of_two(fixed.exponents - _GRID)
+    shape = left.shape[2], right.shape[2]
+    if frame.is_on_gpu(left):
+        for product, scale, result in zip(
+            torch.bmm(integers.mT, fixed.integers), scales, results, strict=True
+        ):
+            torch.mul(product, scale, out=result)
+        return
+    if wide is None:
+        wide = integers.new_empty(shape[0] * shape[1])
+    product = wide[: shape[0] * shape[1]].view(shape)
+    for one, other, scale, result in zip(integers, fixed.integers, scales, results, strict=True):
+        torch.mm(one.T, other, out=product)
+        result.copy_(product.mul_(scale))  # faster than one product with another type

@@ -1,0 +1,125 @@
+"""Linear algebra with equal bits on every machine, and the rank that follows from energies."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.comm.dense.other_machine import other_bmm, other_mm, real_bmm, real_mm
+from tests.comm.dense.reductions import same_bits
+from trec_qcomm.comm.dense.low_rank.exact import orthonormal_rows, product_of_factors
+from trec_qcomm.comm.dense.low_rank.ranks import (
+    NUM_PROBES,
+    RankChoice,
+    energies_of,
+    next_rank,
+    probe,
+    signs,
+)
+
+
+def matrices(scale=1.0):
+    generator = torch.Generator().manual_seed(1)
+    return scale * torch.randn(3, 8, 100, generator=generator)
+
+
+def test_another_order_of_sums_gives_other_bits_but_not_here():
+    given = matrices()
+    with mock.patch.object(torch, "matmul", torch.matmul):
+        assert not same_bits(other_bmm(given, given.mT), real_bmm(given, given.mT))
+    right = torch.randn(3, 8, 50, generator=torch.Generator().manual_seed(2))
+    results = []
+    for bmm in (real_bmm, other_bmm):
+        mm = real_mm if bmm is real_bmm else other_mm
+        with mock.patch.multiple(torch, bmm=bmm, mm=mm):
+            (rows,) = orthonormal_rows([given])
+            results.append((rows, product_of_factors(rows, right)))
+    assert all(same_bits(*pair) for pair in zip(*results, strict=True))
+    plain = real_bmm(results[0][0].double().mT, right.double())
+    assert bool(((results[0][1] - plain).abs() <= 2.0**-22 * right.abs().max()).all())
+
+
+def checked_bmm(left, right):
+    """Multiply whole numbers whose sums of products float64 holds, in any order."""
+    for factor in (left, right):
+        assert factor.dtype == torch.float64
+        assert torch.equal(factor, factor.round())
+    assert float(real_bmm(left.abs(), right.abs()).max()) <= 2.0**53
+    return real_bmm(left, right)
+
+
+def checked_mm(left, right, *, out):
+    return out.copy_(checked_bmm(left[None], right[None])[0])
+
+
+@pytest.mark.parametrize(("rank", "num_columns"), [(1, 2), (4, 100), (64, 300), (3, 30_000)])
+def test_every_product_is_of_whole_numbers_with_exact_sums(rank, num_columns):
+    generator = torch.Generator().manual_seed(1)
+    given = torch.randn(2, rank, num_columns, generator=generator)
+    given[0] = given[0].sign()  # the largest sums
+    right = torch.ones(2, rank, 5)
+    with mock.patch.multiple(torch, bmm=checked_bmm, mm=checked_mm):
+        (rows,) = orthonormal_rows([given])
+        product_of_factors(rows, right)
+        product_of_factors(torch.ones(2, rank, num_columns), right)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-38, 1e30])
+def test_rows_are_orthonormal_and_span_the_same(scale):
+    given = matrices(scale)
+    (rows,) = orthonormal_rows([given])
+    gram = torch.bmm(rows, rows.mT)
+    assert bool(((gram - torch.eye(8)).abs() <= 2.0**-18).all())
+    beside = given / scale - torch.bmm(torch.bmm(given / scale, rows.mT), rows)
+    assert bool((beside.abs() <= 2.0**-14 * (given / scale).abs().max()).all())
+
+
+def test_rows_that_are_sums_of_others_are_zero_and_nan_is_everywhere():
+    given = matrices()
+    given[0, 3] = given[0, 1] - 2 * given[0, 2]
+    given[1, 0] = 0
+    given[2, 5, 7] = torch.inf
+    rows, alone = orthonormal_rows([given, given[:1, :, :50]])
+    assert (rows == 0).all(dim=2).nonzero().tolist() == [[0, 3], [1, 0]]
+    assert bool(rows[2].isnan().all())
+    assert alone.shape == (1, 8, 50)
+    assert not bool(orthonormal_rows([torch.zeros(1, 4, 9)])[0].any())
+
+
+def test_a_rank_follows_from_what_was_kept():
+    choice = RankChoice(0.9, 50)
+    rows = [8.0, 4.0, 2.0, 1.0]
+    for energies, rank in (
+        ([*rows, 100.0], 8),  # twice as many columns at most
+        ([*rows, 2.0], 5),  # of 17 wanted 15.3, which one more like the weakest would give
+        ([*rows, 1.5], 4),
+        ([8.0, 4.0, 0.5, 0.1, 0.1], 2),
+        ([0.0] * 5, 4),
+        ([*rows, float("inf")], 4),
+        ([*rows, float("nan")], 4),
+    ):
+        assert next_rank(4, energies, choice, largest=64) == rank, energies
+    assert next_rank(4, [*rows, 100.0], choice, largest=6) == 6
+    flat = [1.0] * 16
+    assert next_rank(16, [*flat, 1.0], choice, largest=64) == 16
+    assert next_rank(16, [*flat[:15], 0.0, 0.8], choice, largest=64) == 16  # less than an eighth
+
+
+def test_what_was_left_out_is_estimated_without_bias_by_equal_bits():
+    generator = torch.Generator().manual_seed(1)
+    matrix, basis = (torch.randn(1, 8, n, generator=generator) for n in (50, 8))
+    left = torch.linalg.qr(basis.mT).Q.mT[:, :3].contiguous()
+    left_out = matrix - left.mT @ (left @ matrix)
+    expected = float(left_out.double().square().sum())
+    estimates = []
+    for step in range(400):
+        of_rows, of_columns = (drawn[:, :50] for drawn in signs(step, 64, matrix.device))
+        shares = probe(of_columns @ matrix.mT, left, of_rows[:, :8])
+        energies = energies_of(left @ matrix, shares)
+        estimates.append(float(energies[0, 3]))
+    # The variance of one probe is at most 8 times the square of the mean.
+    assert abs(sum(estimates) / 400 / expected - 1) < 4 * (8 / (400 * NUM_PROBES)) ** 0.5
+    kept = (left @ matrix).double().square().sum(2)
+    assert torch.allclose(energies[0, :3], kept[0], rtol=2.0**-20, atol=0)
+    reversed_columns = energies_of((left @ matrix).flip(2), shares)
+    assert torch.equal(reversed_columns, energies)
