@@ -178,13 +178,14 @@ def _head_of_ids_nbytes(plan):
 
 
 @kernel
-def plan_messages(ids, lengths, num_bags, counts, states_bags, room, plans, nbytes):
+def plan_messages(ids, lengths, num_bags, counts, states_bags, room, alignment, plans, nbytes):
     """Choose the parameters of all segments, and set the size of each message.
 
     Args:
         num_bags: [S] bags of each segment.  counts: [P] segments of each message.
         states_bags: whether each segment says how many bags it has.
         room: bytes that stay free before each message.
+        alignment: what the size of each message is a multiple of.
         plans: [S, NUM_COLUMNS] int64, written.  nbytes: [P] int64, written, `room` included.
     Returns: (NEGATIVE, OTHER_SUM or 0, the segment).
     """
@@ -214,7 +215,7 @@ def plan_messages(ids, lengths, num_bags, counts, states_bags, room, plans, nbyt
         for earlier in range(s - counts[p], s):
             plans[earlier, AT] += begin + room + head
         size = max(head + stream + SPARE_NBYTES, (items + ITEMS_PER_BYTE - 1) // ITEMS_PER_BYTE)
-        nbytes[p] = room + (size + 7) // 8 * 8
+        nbytes[p] = (room + size + alignment - 1) // alignment * alignment
         begin += nbytes[p]
     return (0 if bag == lengths.size and first == ids.size else OTHER_SUM), s
 
