@@ -30,7 +30,6 @@ from trec_qcomm import (
     TableRule,
     TopK,
 )
-from trec_qcomm.config import IdRule
 from trec_qcomm.integration.embedding.session_registry import _check_device
 from trec_qcomm.testing import run_ranks
 
@@ -262,12 +261,6 @@ def test_devices_without_kernels_are_refused(device, backward, message):
     _check_device(torch.device("cpu"), rules)
     with pytest.raises(ValueError, match=re.escape(message)):
         _check_device(torch.device(device), rules)
-
-
-def test_packed_ids_have_no_kernels_for_a_gpu():
-    _check_device(torch.device("cpu"), {}, IdRule(codec="packed"))
-    with pytest.raises(ValueError, match="device cuda:0: ids: no GPU kernels for codec 'packed'"):
-        _check_device(torch.device("cuda:0"), {}, IdRule(codec="packed"))
 
 
 @pytest.mark.parametrize(

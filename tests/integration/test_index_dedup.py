@@ -1,4 +1,7 @@
-"""EmbeddingCollection and its managed collision kin with use_index_dedup: equal to stock."""
+"""EmbeddingCollection and its managed collision kin with use_index_dedup: equal to stock.
+
+With the identity codec ids are packed, too.
+"""
 
 import pytest
 import torch
@@ -7,6 +10,7 @@ from torch import Tensor
 from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table
 from tests.integration.sharded_models.training import assert_same, qcomm_of, run
 from trec_qcomm import Identity, Rowwise
+from trec_qcomm.config import IdRule
 from trec_qcomm.testing import run_ranks
 
 TABLES = (
@@ -66,7 +70,7 @@ def all_runs():
     return {
         name: {
             "stock": run(case, None),
-            "identity": run(case, qcomm_of(Identity())),
+            "identity": run(case, qcomm_of(Identity(), ids=IdRule(codec="packed"))),
             "int4": run(case, qcomm_of(Rowwise(4))),
         }
         for name, case in CASES.items()

@@ -26,6 +26,7 @@ from trec_qcomm.codecs import (
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.codec import SummingCodec
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.ops import packed_ids
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.fbgemm.operators import is_installed
 from trec_qcomm.ops.rank_sum import rank_sum
@@ -168,6 +169,26 @@ def launch_other_ops() -> None:
         add(out, rows, matrix)
     launch_frames()
     launch_slots()
+    launch_packed_ids()
+
+
+def launch_packed_ids() -> None:
+    from trec_qcomm.wire import ids as wire
+
+    kind = wire.MessageKind(torch.int64, torch.int64, states_bags=True)
+    ids, lengths = torch.tensor([1, 2, 40, 7, 5, 6]), torch.tensor([1, 1, 1, 0, 2, 1])
+    for dtype in (torch.int64, torch.int32):
+        bags = packed_ids.Bags(ids.to(dtype), lengths.to(dtype), torch.tensor([3, 3]))
+        for num_bags in (None, bags.num_bags):
+            packed = packed_ids.encode(
+                bags, [2], states_bags=num_bags is None, room=32, alignment=128
+            )
+            with mock.patch.object(frame, "is_on_gpu", return_value=True):
+                wire.seal(packed.payload, packed.nbytes, [2], kind, num_bags=0)
+                wire.unseal(packed.payload, 1, 2)
+            packed_ids.decode(
+                packed.payload, [32], packed.nbytes, num_bags, num_segments=2, dtypes=(dtype, dtype)
+            )
 
 
 def launch_slots() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.ops.backends import BACKENDS, assert_equal, device_of
 from trec_qcomm.ops.unique import (
     BagBlocks,
+    UniqueBags,
     expand,
     sort_by_id,
     sum_by_bag,
@@ -307,11 +308,15 @@ def test_bags_in_the_order_of_their_ids():
     num_bags, share = torch.tensor(sizes), torch.ones(5, dtype=torch.float64)
     for shares in (share, 0 * share):
         bags = unique_bags(values, lengths, num_bags, shares)
-        one, other = (
-            sort_by_id(bags, values, lengths, num_bags, backend=b) for b in ("reference", "cpu")
-        )
-        assert torch.equal(one.first, other.first)
-        assert torch.equal(one.inverse, other.inverse)
+        results = []
+        for backend in BACKENDS:
+            device = device_of(backend)
+            moved = UniqueBags(bags.first.to(device), bags.counts, bags.inverse.to(device))
+            batch = values.to(device), lengths.to(device), num_bags
+            results.append(sort_by_id(moved, *batch, backend=backend))
+        assert_equal([result.first for result in results])
+        assert_equal([result.inverse for result in results])
+        other = results[0]
         starts = lengths.cumsum(0) - lengths
         for g, (first, inverse) in enumerate(
             zip(other.first.split(bags.counts.tolist()), other.inverse.split(sizes), strict=True)

@@ -1,4 +1,6 @@
-"""Exchanges and all-reduces of realistic shape, as dry runs: 8 ranks, 26 tables, 14 parameters."""
+"""Exchanges, all-reduces and packed ids of realistic shape, as dry runs: 8 ranks, 26 tables, 14
+parameters.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from tests.virtual.dry_run import GPU, Counted, Group, dry_run
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.comm.dense.chunks import ParameterShape
+from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
@@ -24,8 +27,11 @@ from trec_qcomm.config import GradientRule
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.reduction import make_reduction
+from trec_qcomm.ops.packed_ids import Bags
 from trec_qcomm.wire import frame, slot
 from trec_qcomm.wire.frame import Announced
+from trec_qcomm.wire.ids import STATED_BAGS
+from trec_qcomm.wire.ids import cpu as id_cpu
 from trec_qcomm.wire.slot.heads import Heads
 
 NUM_RANKS, NUM_TABLES, DIM, BATCH_SIZE = 8, 26, 64, 2048
@@ -184,6 +190,38 @@ def dense_run(algorithm: str, rule: str) -> Counted:
     return run.taken()
 
 
+_MESSAGE_NBYTES = 1024
+
+
+def _downloads_of_ids(counts: list[int]) -> Iterator[list[Tensor]]:
+    """Yield what the host downloads to pack, and to unpack, messages of so many features."""
+    num_bags, total = [BATCH_SIZE] * NUM_TABLES, BATCH_SIZE * NUM_TABLES
+    yield [torch.tensor([_MESSAGE_NBYTES] * NUM_RANKS + num_bags + [0, total])]
+    first_word = int(id_cpu.MAGIC) | int(id_cpu.VERSION) << 32 | STATED_BAGS << 48
+    headers = [first_word, counts[0], _MESSAGE_NBYTES, 0] * NUM_RANKS
+    begins = [_MESSAGE_NBYTES // 8 * rank for rank in range(NUM_RANKS + 1)]
+    sums, first_blocks = [0] * NUM_RANKS, [0] * (NUM_RANKS + 1)
+    bags = [BATCH_SIZE] * (NUM_RANKS * counts[0])
+    yield [torch.tensor(headers + sums + begins + first_blocks), torch.tensor([*bags, *bags, -1])]
+
+
+def id_runs() -> Iterator[tuple[str, Counted]]:
+    """Yield the counts of a batch's ids: packed for all ranks, and unpacked from all."""
+    counts = [len(shards) for shards in layout_of(PooledAllToAll).shards_by_rank]
+    downloads = _downloads_of_ids(counts)
+    with dry_run() as run:
+        ids = torch.empty(NUM_TABLES * BATCH_SIZE, dtype=torch.int64, device=GPU)
+        bags = Bags(ids, torch.empty_like(ids), torch.full((NUM_TABLES,), BATCH_SIZE))
+        run.replies = next(downloads)
+        with run:
+            packed = pack(bags, counts, even_bags=None)
+        yield "ids packed", run.taken()
+        run.replies = next(downloads)
+        with run:
+            unpack(packed.buffer, NUM_RANKS, ["f"] * counts[0], None)
+    yield "ids unpacked", run.taken()
+
+
 def runs() -> Iterator[tuple[str, Counted]]:
     """Yield the counts of all exchanges and all-reduces, by name."""
     for name in row_names():
@@ -195,3 +233,4 @@ def runs() -> Iterator[tuple[str, Counted]]:
                 yield f"{collective} error_bounded in slots {direction}", counted
     for name in dense_names():
         yield name, dense_run(*name.split())
+    yield from id_runs()

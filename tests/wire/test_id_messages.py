@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.fuzz import ids as fuzz
+from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.packed_ids import Bags
@@ -93,6 +94,48 @@ def test_even_and_stated_bags_do_not_mix():
     buffer, _ = received(even=False)
     with pytest.raises(CorruptFrameError, match="batch with sizes by feature"):
         unpack(buffer, 2, NAMES, [2, 2])
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="takes the host's memory for a GPU's")
+@pytest.mark.parametrize("even", [True, False])
+def test_messages_on_a_gpu(even):
+    """Both sides read what the other one sent; on a GPU messages begin at multiples of 128."""
+    theirs = sent(even=even)
+    with fake_gpu():
+        ours = sent(even=even)
+        assert [nbytes % 128 for nbytes in ours.nbytes] == [0] * 3
+        assert ours.num_ids == theirs.num_ids
+        buffer, even_bags = received(even=even)
+        on_gpu = unpack(theirs.buffer[: theirs.nbytes[0]].repeat(2), 2, NAMES, even_bags)
+    assert ours.nbytes[0] > theirs.nbytes[0]
+    on_cpu = unpack(buffer, 2, NAMES, even_bags)
+    for bags in (on_gpu, on_cpu):
+        assert bags.ids.tolist() == IDS[:5].tolist() * 2
+        assert bags.lengths.tolist() == LENGTHS[:4].tolist() * 2
+        assert bags.num_bags.tolist() == [2] * 4
+
+
+def refusal(buffer, even_bags):
+    with pytest.raises(CorruptFrameError) as error:
+        unpack(buffer, 2, NAMES, even_bags)
+    return str(error.value)
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="takes the host's memory for a GPU's")
+def test_a_gpu_refuses_what_a_cpu_does():
+    whole, even_bags = received()
+    damaged = [forged(*FORGED[name][:2])[0] for name in FORGED]
+    damaged += [whole[:length].clone() for length in (8, len(whole) - 8)]
+    for bit in range(0, 8 * len(whole), 307):
+        flipped = whole.clone()
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        damaged.append(flipped)
+    for buffer in damaged:
+        expected = refusal(buffer, even_bags)
+        with fake_gpu():
+            assert refusal(buffer, even_bags) == expected
 
 
 def test_forged_messages():

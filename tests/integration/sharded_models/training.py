@@ -37,7 +37,8 @@ from tests.integration.sharded_models.cases import (
     local_tables,
     plan,
 )
-from trec_qcomm import Config, QComm, TableRule
+from trec_qcomm import Config, Identity, QComm, TableRule
+from trec_qcomm.config import IdRule
 from trec_qcomm.core.codec import Codec
 
 OPTIMIZERS = {
@@ -64,6 +65,12 @@ def qcomm_of(forward: Codec, backward: Codec | None = None, **options: Any) -> Q
     """One rule for all tables."""
     rule = TableRule(tables=("*",), forward=forward, backward=backward or forward)
     return QComm(Config(embedding=(rule,), **options))
+
+
+def exact_qcomm() -> QComm:
+    """Return a QComm that changes no bit of a training. With 4 ranks ids are packed, too."""
+    packs = dist.get_world_size() == 4
+    return qcomm_of(Identity(), ids=IdRule(codec="packed") if packs else None)
 
 
 def emulate_nodes(node_size: int) -> None:

@@ -14,6 +14,7 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.ops import packed_ids
 from trec_qcomm.ops.packed_ids import Bags
+from trec_qcomm.wire import frame
 from trec_qcomm.wire import ids as wire
 
 
@@ -21,15 +22,19 @@ from trec_qcomm.wire import ids as wire
 class PackedMessages:
     """Messages to P peers, one behind the other.
 
-    Args: buffer: [W] uint8.  nbytes: P sizes; 0 for a peer without segments.
+    Args:
+        buffer: [W] uint8, in the memory of the ids
+        nbytes: P sizes; 0 for a peer without segments
+        num_ids: S numbers, ids of each segment
     """
 
     buffer: Tensor
     nbytes: list[int]
+    num_ids: list[int]
 
 
 def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedMessages:
-    """Pack the bags of all segments into a message for each peer.
+    """Pack the bags of all segments into a message for each peer. Waits for a GPU once.
 
     Args:
         counts: P numbers of segments; they sum up to S.
@@ -38,15 +43,21 @@ def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedM
     """
     states_bags = even_bags is None
     kind = wire.MessageKind(bags.ids.dtype, bags.lengths.dtype, states_bags)
-    packed = packed_ids.encode(bags, counts, states_bags=states_bags, room=wire.HEADER_NBYTES)
+    packed = packed_ids.encode(
+        bags,
+        counts,
+        states_bags=states_bags,
+        room=wire.HEADER_NBYTES,
+        alignment=frame.alignment_of(bags.ids),
+    )
     wire.seal(packed.payload, packed.nbytes, counts, kind, num_bags=even_bags or 0)
-    return PackedMessages(packed.payload, packed.nbytes)
+    return PackedMessages(packed.payload, packed.nbytes, packed.num_ids.tolist())
 
 
 def unpack(
     buffer: Tensor, num_messages: int, features: Sequence[str], even_bags: Sequence[int] | None
 ) -> Bags:
-    """Return the bags that all peers sent, message by message.
+    """Return the bags that all peers sent, message by message. Waits for a GPU three times.
 
     Args:
         buffer: [W] uint8, all that was received.
@@ -59,8 +70,8 @@ def unpack(
     if num_segments == 0:
         if buffer.numel():
             raise CorruptFrameError(f"{buffer.numel()} bytes of ids where none were due")
-        none = torch.zeros(0, dtype=torch.int64)
-        return Bags(none, none, none)
+        none = torch.zeros(0, dtype=torch.int64, device=buffer.device)
+        return Bags(none, none, torch.zeros(0, dtype=torch.int64))
     messages = wire.unseal(buffer, num_messages, num_segments)
     num_bags = None
     if messages.kind.states_bags != (even_bags is None):

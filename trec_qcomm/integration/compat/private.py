@@ -20,6 +20,7 @@ from trec_qcomm.integration.compat import (
     EmbeddingTowerSharder,
     GeneralizedCommsBandwidth,
     GroupedEmbeddingConfig,
+    KeyedJaggedTensor,
     Topology,
     torchrec_comm,
 )
@@ -71,7 +72,12 @@ def column_shard_names(sharding: Any) -> list[str]:
     return list(sharding._embedding_names)
 
 
-# Dists
+# Batches and dists
+
+
+def set_length_per_key(features: KeyedJaggedTensor, num_ids: list[int]) -> None:
+    """Tell a batch how many ids each of its features has, which it would else add up."""
+    features._length_per_key = num_ids
 
 
 def inner_dist(id_dist: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trec_qcomm.config import Config, IdRule, TableRule
+from trec_qcomm.config import Config, TableRule
 from trec_qcomm.core.codec import has_gpu_kernels, may_refuse
 from trec_qcomm.integration.compat import (
     ParameterSharding,
@@ -60,7 +60,7 @@ def register_module(
     session.add_module(env.process_group, module_name, params)
     if device is not None:
         rules = {table: session.config.rule_for(table) for table in params}
-        _check_device(device, rules, session.config.ids)
+        _check_device(device, rules)
         _check_guard(device, session.config, params)
     if device is None or device.type == "cpu":
         session.warm_up_once()
@@ -76,17 +76,11 @@ def refuse_sync_collectives() -> None:
         raise ValueError("torchrec's use_sync_collectives is not supported by trec_qcomm")
 
 
-def _check_device(
-    device: torch.device, rules: Mapping[str, TableRule], ids: IdRule | None = None
-) -> None:
+def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
     if device.type in ("cpu", "meta"):
         return
     if device.type != "cuda":
         raise ValueError(f"device {device}: trec_qcomm has kernels for cpu and cuda")
-    if ids is not None:
-        raise ValueError(
-            f"device {device}: ids: no GPU kernels for codec {ids.codec!r} so far; leave it out"
-        )
     for table, rule in rules.items():
         codecs = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
         for codec in codecs:

@@ -28,7 +28,9 @@ from torch import Tensor
 
 from trec_qcomm.comm.ids.messages import PackedMessages, pack, unpack
 from trec_qcomm.core.segments import int64_tensor
+from trec_qcomm.core.transfer import upload
 from trec_qcomm.integration.compat import KeyedJaggedTensor
+from trec_qcomm.integration.compat.private import set_length_per_key
 from trec_qcomm.ops.packed_ids import Bags
 
 
@@ -56,8 +58,6 @@ class PackedBatch(KeyedJaggedTensor):
 
         Args: key_splits: P numbers of features
         """
-        self._plain_splits = super().dist_splits(key_splits)
-        num_ids = self._plain_splits[1]
         bags = Bags(
             self.values().contiguous(),
             self.lengths().contiguous(),
@@ -65,6 +65,9 @@ class PackedBatch(KeyedJaggedTensor):
         )
         even_bags = None if self.variable_stride_per_key() else self.stride()
         self._packed = pack(bags, key_splits, even_bags=even_bags)
+        set_length_per_key(self, self._packed.num_ids)  # else the host would wait for a GPU again
+        self._plain_splits = super().dist_splits(key_splits)
+        num_ids = self._plain_splits[1]
         weights = [] if self.weights_or_none() is None else [num_ids]
         return [self._packed.nbytes, *weights, num_ids]
 
@@ -101,7 +104,7 @@ class PackedBatch(KeyedJaggedTensor):
         """
         even_bags = None if variable_stride_per_key else stride_per_rank
         bags = unpack(tensors[0], num_workers, keys, even_bags)
-        strides = [bags.num_bags] if variable_stride_per_key else []
+        strides = upload(tensors[0].device, bags.num_bags) if variable_stride_per_key else []
         plain = [bags.lengths, bags.ids, *strides, *tensors[1:]]
         return KeyedJaggedTensor.dist_init(
             keys, plain, variable_stride_per_key, num_workers, recat, stride_per_rank, stagger

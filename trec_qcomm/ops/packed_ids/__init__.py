@@ -5,8 +5,7 @@ sent as the steps from one to the next, with Rice's code where that is smaller; 
 are above the smallest, with equally many bits each. Lengths that are few runs of equal ones cost
 nearly nothing; others have equally many bits each.
 
-`reference` is the definition; `cpu` writes and `cpu_read` reads the same bytes. There are no
-kernels for a GPU.
+`reference` is the definition; `cpu` writes and `cpu_read` reads the same bytes, and so does `gpu`.
 Source: Rice and Plaunt 1971; frame of reference (Goldstein et al. 1998); the layout is ours.
 Shapes: P messages, S segments in all, B bags, N ids, W bytes.
 """
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.core.segments import int64_tensor
-from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend
+from trec_qcomm.core.segments import ALIGNMENT, int64_tensor
+from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 from trec_qcomm.ops.packed_ids import cpu, cpu_read, reference
 from trec_qcomm.ops.packed_ids.columns import BAGS, IDS, NUM_COLUMNS
 
@@ -46,7 +45,7 @@ class PackedIds:
     Args:
         payload: [W] uint8
         nbytes: P sizes, each with the room before it; 0 for a message without segments
-        num_ids: [S] int64, ids of each segment
+        num_ids: [S] int64 on CPU, ids of each segment
     """
 
     payload: Tensor
@@ -62,6 +61,7 @@ class Bags:
         ids: [N] int32 or int64
         lengths: [B] int32 or int64, ids of each bag
         num_bags: [S] int64 on CPU, bags of each segment
+    `ids` and `lengths` are in the same memory.
     """
 
     ids: Tensor
@@ -75,26 +75,31 @@ def encode(
     *,
     states_bags: bool,
     room: int = 0,
+    alignment: int = ALIGNMENT,
     backend: Backend | None = None,
 ) -> PackedIds:
-    """Encode the bags of P messages.
+    """Encode the bags of P messages. Waits for a GPU once.
 
     Args:
         counts: P numbers of segments; they sum up to S.
         states_bags: whether the messages say how many bags each segment has.
         room: bytes to leave free before each message, a multiple of 8.
+        alignment: what the size of each message, with its room, is a multiple of: itself one of 8.
     Raises: ValueError: a wrong shape, dtype or device; lengths that are negative or do not sum up
         to the ids.
     Speed: about 3 ns an id that is sorted, 1 ns another one, on one core.
     """
-    if _check(bags, backend) == "reference":
-        return _encode_reference(bags, counts, states_bags, room)
+    backend = _check(bags, backend)
+    if backend == "reference":
+        return _encode_reference(bags, counts, states_bags, room, alignment)
+    if backend == "gpu":
+        return _encode_gpu(bags, counts, states_bags, room, alignment)
     ids, lengths = (tensor.to(torch.int64) for tensor in (bags.ids, bags.lengths))
     plans = np.empty((len(bags.num_bags), NUM_COLUMNS), np.int64)
     per_message, nbytes = np.asarray(counts, np.int64), np.empty(len(counts), np.int64)
     numbers = arrays(ids, lengths)
     wrong, segment = cpu.plan_messages(
-        *numbers, bags.num_bags.numpy(), per_message, states_bags, room, plans, nbytes
+        *numbers, bags.num_bags.numpy(), per_message, states_bags, room, alignment, plans, nbytes
     )
     if wrong:
         raise ValueError(_wrong_lengths(segment, wrong == cpu.NEGATIVE))
@@ -115,10 +120,10 @@ def decode(
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.int64, torch.int64),
     backend: Backend | None = None,
 ) -> tuple[Bags, Tensor]:
-    """Decode P messages of `num_segments` segments each.
+    """Decode P messages of `num_segments` segments each. Waits for a GPU twice.
 
     Args:
-        payload: [W] uint8, contiguous.
+        payload: [W] uint8, contiguous; on a GPU it begins at a multiple of 8 bytes.
         begins, ends: P places each, where the messages begin, behind their room, and end.
         num_bags: [S] int64, bags of each segment; None where the messages say it.
         dtypes: dtype of the ids, and that of the lengths.
@@ -127,12 +132,12 @@ def decode(
         bytes may hold: `ITEMS_PER_BYTE` ids and lengths for each of them.
     """
     backend = choose_backend(backend, payload)
-    if backend == "gpu":
-        raise ValueError("backend 'gpu': packed ids have no kernels for it")
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
         raise ValueError(f"payload: expected contiguous [W] uint8, got {payload.dtype}")
     places = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
     _check_places(*places, len(payload))
+    if backend == "gpu":
+        return _decode_gpu(payload, places, num_bags, num_segments, dtypes)
     if backend == "reference":
         bags, num_ids = _decode_reference(payload, begins, ends, num_bags, num_segments)
     else:
@@ -157,6 +162,40 @@ def _decode_cpu(
     return Bags(ids, lengths, counts[0]), counts[1]
 
 
+def _encode_gpu(
+    bags: Bags, counts: Sequence[int], states_bags: bool, room: int, alignment: int
+) -> PackedIds:
+    if bags.num_bags.sum() != len(bags.lengths):
+        raise ValueError(_wrong_lengths(len(bags.num_bags), False))
+    payload, nbytes, num_ids, negative, total = gpu_kernels(__name__).encode(
+        bags.ids, bags.lengths, bags.num_bags, counts, states_bags=states_bags, room=room,
+        alignment=alignment,
+    )  # fmt: skip
+    if negative or total != len(bags.ids):
+        raise ValueError(_wrong_lengths(len(bags.num_bags), negative))
+    return PackedIds(payload, nbytes.tolist(), num_ids)
+
+
+def _decode_gpu(
+    payload: Tensor,
+    places: tuple[Any, Any],
+    num_bags: Tensor | None,
+    num_segments: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> tuple[Bags, Tensor]:
+    kernels = gpu_kernels(__name__)
+    begins, ends = (torch.from_numpy(place) for place in places)
+    ids, lengths, counts, bad = kernels.decode(
+        payload, begins, ends, num_bags, num_segments=num_segments, dtypes=dtypes
+    )
+    if bad >= 0:
+        segment, wrong = divmod(bad, kernels.REASONS)
+        reason = f"a number does not fit in {dtypes[0]} or {dtypes[1]}"
+        reason = reason if wrong == kernels.BAD_DTYPE else _REASONS[wrong]
+        raise CorruptFrameError(reason, segment=segment)
+    return Bags(ids, lengths, counts[0]), counts[1]
+
+
 def _raise_wrong(wrong: int, segment: int) -> None:
     if wrong != cpu_read.OK:
         raise CorruptFrameError(_REASONS[wrong], segment=segment)
@@ -172,7 +211,9 @@ def _narrowed(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return narrow
 
 
-def _encode_reference(bags: Bags, counts: Sequence[int], states_bags: bool, room: int) -> PackedIds:
+def _encode_reference(
+    bags: Bags, counts: Sequence[int], states_bags: bool, room: int, alignment: int
+) -> PackedIds:
     lengths, ids = bags.lengths.tolist(), iter(bags.ids.tolist())
     if min(lengths, default=0) < 0 or sum(lengths) != len(bags.ids):
         raise ValueError(_wrong_lengths(0, min(lengths, default=0) < 0))
@@ -182,8 +223,9 @@ def _encode_reference(bags: Bags, counts: Sequence[int], states_bags: bool, room
     for count in counts:
         message = [next(segments) for _ in range(count)]
         num_ids += [sum(map(len, segment)) for segment in message]
-        data = reference.encode_message(message, states_bags=states_bags) if count else b""
-        messages.append(bytes(room) + data if count else b"")
+        data = reference.encode_message(message, states_bags=states_bags)
+        size = -(-(room + len(data)) // alignment) * alignment
+        messages.append((bytes(room) + data).ljust(size, b"\0") if count else b"")
     payload = torch.tensor(list(b"".join(messages)), dtype=torch.uint8)
     return PackedIds(payload, [len(m) for m in messages], int64_tensor(num_ids))
 
@@ -219,10 +261,9 @@ def _check(bags: Bags, backend: Backend | None) -> Backend:
             raise ValueError(f"{name}: expected contiguous 1-D int32 or int64, got {tensor.dtype}")
         if tensor.numel() >= 2**reference.MAX_LENGTH_BITS:
             raise ValueError(f"{name}: {tensor.numel()} are too many; less than 2^32 are packed")
-    backend = choose_backend(backend, bags.ids)
-    if backend == "gpu":
-        raise ValueError("backend 'gpu': packed ids have no kernels for it")
-    return backend
+    if bags.lengths.device != bags.ids.device:
+        raise ValueError(f"lengths: on {bags.lengths.device}, and the ids on {bags.ids.device}")
+    return choose_backend(backend, bags.ids)
 
 
 def _check_places(begins: Any, ends: Any, nbytes: int) -> None:

@@ -118,12 +118,18 @@ def _sums_of_high_parts(ids, step, bits):
 
 
 @inner
-def _bits_of_gaps(ids, step):
-    """Return all gaps less `step`, or-ed."""
-    bits, step = np.uint64(0), np.uint64(step)
+def _order_and_gaps(ids):
+    """Return whether ids do not decrease, whether they increase, and all gaps or-ed: as they are,
+    and less 1."""
+    is_sorted, is_distinct = True, True
+    gaps, steps = np.uint64(0), np.uint64(0)
     for i in range(1, ids.size):
-        bits |= np.uint64(ids[i]) - np.uint64(ids[i - 1]) - step
-    return bits
+        is_sorted &= ids[i] >= ids[i - 1]
+        is_distinct &= ids[i] > ids[i - 1]
+        gap = np.uint64(ids[i]) - np.uint64(ids[i - 1])
+        gaps |= gap
+        steps |= gap - _ONE
+    return is_sorted, is_distinct, gaps, steps
 
 
 @inner
@@ -140,16 +146,14 @@ def _plan_offsets(ids, plan):
 @inner
 def _plan_ids(ids, plan):
     """Set KIND, BITS, BASE and UNARY_NBYTES. Return the bytes of the stream. ids: not empty."""
-    m, is_sorted, is_distinct = ids.size, True, True
-    for i in range(1, m):
-        is_sorted &= ids[i] >= ids[i - 1]
-        is_distinct &= ids[i] > ids[i - 1]
+    is_sorted, is_distinct, gaps, steps = _order_and_gaps(ids)
     plan[UNARY_NBYTES] = 0
     if not is_sorted:
         return _plan_offsets(ids, plan)
-    step, count = np.int64(is_distinct), m - 1
+    m, step = ids.size, np.int64(is_distinct)
+    count = m - 1
     plan[BASE], plan[KIND] = ids[0], STEPS if is_distinct else GAPS
-    plan[BITS] = bit_length(_bits_of_gaps(ids, step))
+    plan[BITS] = bit_length(steps if is_distinct else gaps)
     fewest = (plan[BITS] * count + 7) // 8
     if count == 0:
         return fewest
@@ -178,13 +182,14 @@ def _head_of_ids_nbytes(plan):
 
 
 @kernel
-def plan_messages(ids, lengths, num_bags, counts, states_bags, room, plans, nbytes):
+def plan_messages(ids, lengths, num_bags, counts, states_bags, room, alignment, plans, nbytes):
     """Choose the parameters of all segments, and set the size of each message.
 
     Args:
         num_bags: [S] bags of each segment.  counts: [P] segments of each message.
         states_bags: whether each segment says how many bags it has.
         room: bytes that stay free before each message.
+        alignment: what the size of each message is a multiple of.
         plans: [S, NUM_COLUMNS] int64, written.  nbytes: [P] int64, written, `room` included.
     Returns: (NEGATIVE, OTHER_SUM or 0, the segment).
     """
@@ -214,7 +219,7 @@ def plan_messages(ids, lengths, num_bags, counts, states_bags, room, plans, nbyt
         for earlier in range(s - counts[p], s):
             plans[earlier, AT] += begin + room + head
         size = max(head + stream + SPARE_NBYTES, (items + ITEMS_PER_BYTE - 1) // ITEMS_PER_BYTE)
-        nbytes[p] = room + (size + 7) // 8 * 8
+        nbytes[p] = (room + size + alignment - 1) // alignment * alignment
         begin += nbytes[p]
     return (0 if bag == lengths.size and first == ids.size else OTHER_SUM), s
 
@@ -293,19 +298,36 @@ def _put_low_bits(values, first, is_gap, base, step, bits, out, at):
 
 
 @inner
-def _put_high_parts(ids, step, bits, out, at):
-    """Write for each gap the part above its low bits: that many zeros, and a one."""
-    held, carry, shift = np.uint64(0), np.uint64(0), np.uint64(bits)
+def _put_low_and_high(ids, step, bits, out, at, high_at):
+    """Write the low bits of the gaps at out[at:], and their high parts at out[high_at:].
+
+    A high part is what is above the low bits: that many zeros, and a one. bits: up to WIDE.
+    Both in one loop, as each waits for its own last word. The last low bits reach up to 8 bytes
+    behind their stream, so the first word of high parts is written again at the end.
+    """
+    mask, width = mask_of(bits), np.uint64(bits)
+    held, carry = np.uint64(0), np.uint64(0)
+    high_held, high, first, end = np.uint64(0), np.uint64(0), np.uint64(0), high_at
     for i in range(1, ids.size):
-        held += _word(ids, i, True, np.uint64(0), step) >> shift
-        while held >= np.uint64(64):
-            store_uint64(out, at, carry)
-            at += 8
-            held -= np.uint64(64)
-            carry = np.uint64(0)
-        carry |= _ONE << held
-        held += _ONE
-    store_uint64(out, at, carry)
+        word = np.uint64(ids[i]) - np.uint64(ids[i - 1]) - step
+        carry |= (word & mask) << held
+        store_uint64(out, at, carry)
+        held += width
+        at += np.int64(held >> np.uint64(3))
+        carry >>= held & np.uint64(56)
+        held &= np.uint64(7)
+        high_held += word >> width
+        while high_held >= np.uint64(64):
+            store_uint64(out, end, high)
+            first = high if end == high_at else first
+            end += 8
+            high_held -= np.uint64(64)
+            high = np.uint64(0)
+        high |= _ONE << high_held
+        high_held += _ONE
+    store_uint64(out, end, high)
+    if end > high_at:
+        store_uint64(out, high_at, first)
 
 
 @inner
@@ -320,12 +342,12 @@ def _put_streams(plan, lengths, ids, out):
         return at
     kind, base = plan[KIND] & 3, np.uint64(plan[BASE])
     first, step, bits = np.int64(kind != OFFSETS), np.uint64(kind == STEPS), plan[BITS]
-    _put_low_bits(ids, first, kind != OFFSETS, base, step, bits, out, at)
-    at += (bits * (ids.size - first) + 7) // 8
+    end = at + (bits * (ids.size - first) + 7) // 8
     if plan[KIND] & UNARY:
-        _put_high_parts(ids, step, bits, out, at)
-        at += plan[UNARY_NBYTES]
-    return at
+        _put_low_and_high(ids, step, bits, out, at, end)
+        return end + plan[UNARY_NBYTES]
+    _put_low_bits(ids, first, kind != OFFSETS, base, step, bits, out, at)
+    return end
 
 
 @kernel

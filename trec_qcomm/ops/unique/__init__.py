@@ -105,12 +105,14 @@ def sort_by_id(
     It is done in groups whose bags all have at most one id; the others stay as they are. Bags
     without an id come first, and equal bags keep their order.
     Args: bags: what `unique_bags` made of the other arguments.
-    Raises: ValueError: a shape, dtype or device that is not one of these, or a GPU.
+    Raises: ValueError: a shape, dtype or device that is not one of these.
     """
     _check_bags(values, lengths, None)
     backend = choose_backend(backend, values)
     if backend == "gpu":
-        raise ValueError("backend 'gpu': there are no kernels for sort_by_id")
+        given = bags.first, bags.counts, bags.inverse, values, lengths, num_bags
+        first, inverse = gpu_kernels(__name__).sort_by_id(*given)
+        return UniqueBags(first, bags.counts, inverse, bags.num_ids)
     if backend == "reference":
         first, inverse = reference.sort_by_id(bags, values, lengths, num_bags)
         return UniqueBags(first, bags.counts, inverse)

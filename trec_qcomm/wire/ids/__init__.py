@@ -7,14 +7,17 @@ Knows: headers, checksums. Does not know: how ids are packed, features, process 
 Shapes: P messages; W bytes.
 """
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.wire import frame
 from trec_qcomm.wire.ids import cpu
 from trec_qcomm.wire.ids.cpu import HEADER_NBYTES
 
@@ -72,25 +75,32 @@ def seal(
 
     Args:
         buffer: [W] uint8, with HEADER_NBYTES of room in each message.
-        nbytes: P sizes, room included; 0 for a message without segments.
+        nbytes: P sizes, room included, multiples of `frame.alignment_of(buffer)`; 0 for a message
+            without segments.
         counts: P numbers of segments.
         num_bags: bags of every segment; 0 where they state it.
     """
     flags = INT32_IDS * (kind.ids == torch.int32) + INT32_LENGTHS * (kind.lengths == torch.int32)
     flags += STATED_BAGS * kind.states_bags
     vectors = (np.asarray(v, np.int64) for v in (nbytes, counts))
-    cpu.seal(buffer.numpy(), *vectors, num_bags, flags)
+    if frame.is_on_gpu(buffer):
+        _gpu().seal(buffer, *vectors, num_bags, flags)
+    else:
+        cpu.seal(buffer.numpy(), *vectors, num_bags, flags)
 
 
 def unseal(buffer: Tensor, num_messages: int, count: int) -> OpenMessages:
-    """Check the messages of `count` segments each that fill a buffer.
+    """Check the messages of `count` segments each that fill a buffer. Waits for a GPU once.
 
     Args: buffer: [W] uint8, contiguous.  num_messages: P >= 1.
     Raises: CorruptFrameError: a message that breaks FORMAT.md or is not what this rank expects.
     """
-    begins, ends, flags, num_bags = np.zeros((4, num_messages), np.int64)
-    written = begins, ends, flags, num_bags
-    reason, rank = cpu.unseal(buffer.numpy(), count, _KNOWN_FLAGS, *written)
+    written = np.zeros((4, num_messages), np.int64)
+    begins, ends, flags, num_bags = written
+    if frame.is_on_gpu(buffer):
+        reason, rank = _gpu().unseal(buffer, count, _KNOWN_FLAGS, written)
+    else:
+        reason, rank = cpu.unseal(buffer.numpy(), count, _KNOWN_FLAGS, *written)
     if reason != cpu.OK:
         raise CorruptFrameError(_REASONS[reason], rank=rank)
     kind = MessageKind(
@@ -99,6 +109,10 @@ def unseal(buffer: Tensor, num_messages: int, count: int) -> OpenMessages:
         bool(flags[0] & STATED_BAGS),
     )
     return OpenMessages(begins.tolist(), ends.tolist(), kind, num_bags.tolist())
+
+
+def _gpu() -> Any:
+    return importlib.import_module("trec_qcomm.wire.ids.gpu")
 
 
 __all__ = ["HEADER_NBYTES", "MessageKind", "OpenMessages", "seal", "unseal"]

@@ -12,8 +12,8 @@ from trec_qcomm.wire.cpu import checksum
 OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_CHECKSUM, BAD_COUNT, BAD_FLAGS = range(7)
 HEADER_NBYTES = 32
 
-_MAGIC = np.uint32(0x44495154)  # b"TQID"
-_VERSION = np.uint32(2)
+MAGIC = np.uint32(0x44495154)  # b"TQID"
+VERSION = np.uint32(2)
 
 
 @kernel
@@ -30,7 +30,7 @@ def seal(buffer, nbytes, counts, num_bags, flags):
             continue
         words = buffer[begin : begin + nbytes[p]].view(np.uint64)
         fields = words.view(np.uint32)
-        fields[0], fields[1] = _MAGIC, _VERSION | np.uint32(flags << 16)
+        fields[0], fields[1] = MAGIC, VERSION | np.uint32(flags << 16)
         fields[2], fields[3] = np.uint32(counts[p]), np.uint32(num_bags)
         words[2], words[3] = np.uint64(nbytes[p]), np.uint64(0)
         words[3] = checksum(words)
@@ -44,9 +44,9 @@ def _unseal_message(data, count, known_flags):
         return BAD_SIZE, 0, 0, 0
     fields = data[:HEADER_NBYTES].view(np.uint32)
     nbytes = np.int64(fields[4]) | (np.int64(fields[5]) << 32)
-    if fields[0] != _MAGIC:
+    if fields[0] != MAGIC:
         return BAD_MAGIC, 0, 0, 0
-    if fields[1] & np.uint32(0xFFFF) != _VERSION:
+    if fields[1] & np.uint32(0xFFFF) != VERSION:
         return BAD_VERSION, 0, 0, 0
     if nbytes % 8 or not HEADER_NBYTES <= nbytes <= data.size:
         return BAD_SIZE, 0, 0, 0

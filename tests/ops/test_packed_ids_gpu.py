@@ -1,0 +1,122 @@
+"""Packed ids in Triton: the bytes of the other backends, and the same damage refused.
+
+Under the interpreter a segment takes a tenth of a second, so one call has many of them.
+"""
+
+import random
+
+import pytest
+import torch
+
+from tests.ops.backends import device_of
+from tests.ops.interpreter import fast_interpreter
+from tests.ops.test_packed_ids import AWKWARD, FORGED, assert_same_bags, bags_of, random_segment
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.ops import packed_ids
+from trec_qcomm.ops.packed_ids import Bags
+
+pytestmark = pytest.mark.triton
+GPU = device_of("gpu")
+
+
+def on_gpu(bags):
+    return Bags(bags.ids.to(GPU), bags.lengths.to(GPU), bags.num_bags)
+
+
+def encoded(bags, counts, **options):
+    with fast_interpreter():
+        return packed_ids.encode(on_gpu(bags), counts, backend="gpu", **options)
+
+
+def decoded(payload, begins, ends, num_bags, backend="gpu", **options):
+    """Return the bags, or why they are refused."""
+    payload = payload.to(device_of(backend))
+    try:
+        with fast_interpreter():
+            return packed_ids.decode(payload, begins, ends, num_bags, backend=backend, **options)[0]
+    except CorruptFrameError as error:
+        return error.segment, error.reason
+
+
+def without_room(packed, room):
+    """Return the payload with zeros in the room before each message, which nobody has written."""
+    payload, begin = packed.payload.cpu(), 0
+    for nbytes in packed.nbytes:
+        payload[begin : begin + min(room, nbytes)] = 0
+        begin += nbytes
+    return payload
+
+
+@pytest.mark.parametrize(
+    ("states_bags", "alignment"), [(True, 128), (False, 8)], ids=["stated bags", "given bags"]
+)
+def test_bytes_of_the_other_backends(states_bags, alignment):
+    rng = random.Random(2 - states_bags)
+    awkward = list(AWKWARD.values()) if states_bags else []
+    segments = [*awkward, *(random_segment(rng) for _ in range(6))]
+    bags, counts = bags_of(segments), [4, 0, len(segments) - 4]
+    options = {"states_bags": states_bags, "room": 32, "alignment": alignment}
+    ours, theirs = encoded(bags, counts, **options), packed_ids.encode(bags, counts, **options)
+    assert ours.nbytes == theirs.nbytes
+    assert [nbytes % alignment for nbytes in ours.nbytes] == [0] * 3
+    assert torch.equal(ours.num_ids, theirs.num_ids)
+    assert torch.equal(without_room(ours, 32), without_room(theirs, 32))
+    for number, first, last in ((0, 0, 4), (2, 4, len(segments))):
+        expected = bags_of(segments[first:last])
+        end = sum(theirs.nbytes[: number + 1])
+        result = decoded(
+            theirs.payload, [end - theirs.nbytes[number] + 32], [end],
+            None if states_bags else expected.num_bags, num_segments=last - first,
+        )  # fmt: skip
+        assert result.ids.device.type == torch.device(GPU).type
+        assert_same_bags(result, expected)
+
+
+def test_ids_of_more_than_a_program_takes_at_once():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(10**6, (2500,), generator=generator)
+    lengths = torch.ones(5000, dtype=torch.int64)
+    lengths[:2500:100] = 0
+    lengths[100:125] += 1
+    bags = Bags(torch.cat([ids.sort().values, ids]), lengths, torch.tensor([2500, 2500]))
+    ours, theirs = (encode(bags, [2], states_bags=False) for encode in (encoded, packed_ids.encode))
+    assert torch.equal(ours.payload.cpu(), theirs.payload)
+    result = decoded(ours.payload, [0], ours.nbytes, bags.num_bags, num_segments=2)
+    assert_same_bags(result, bags)
+
+
+def test_int32_and_what_does_not_fit_it():
+    bags = bags_of([([2, 0, 1], [5, -(2**31), 2**31 - 1])], torch.int32)
+    ours = encoded(bags, [1], states_bags=True)
+    options = {"num_segments": 1, "dtypes": (torch.int32, torch.int32)}
+    assert_same_bags(decoded(ours.payload, [0], ours.nbytes, None, **options), bags)
+    wide = packed_ids.encode(bags_of([([1], [2**31])]), [1], states_bags=True)
+    _, reason = decoded(wide.payload, [0], wide.nbytes, None, **options)
+    assert "does not fit in torch.int32" in reason
+
+
+@pytest.mark.parametrize("name", list(FORGED)[::5])
+def test_forged_heads_are_refused_alike(name):
+    data = torch.tensor(FORGED[name] + [0] * (48 - len(FORGED[name])), dtype=torch.uint8)
+    theirs = decoded(data, [0], [48], None, "cpu", num_segments=1)
+    assert isinstance(theirs, tuple)
+    assert decoded(data, [0], [48], None, num_segments=1) == theirs
+
+
+@pytest.mark.parametrize("high", [[0b1000, 0], [0b1001], [0]])
+def test_there_is_one_high_part_for_each_word(high):
+    forged = torch.tensor([2, 0, 1, 1, 6, 0, 0, len(high), *high, *[0] * 8], dtype=torch.uint8)
+    forged = torch.nn.functional.pad(forged, (0, -len(forged) % 8))
+    ends = [8 + len(high) + 8]
+    assert decoded(forged, [0], ends, None, num_segments=1)[1].startswith("its high parts")
+
+
+def test_wrong_lengths_are_a_value_error():
+    ids, lengths, num_bags = torch.arange(3), torch.ones(3, dtype=torch.int64), torch.tensor([3])
+    for bags, text in (
+        (Bags(ids, lengths - 2, num_bags), "lengths: some are negative"),
+        (Bags(ids[:2], lengths, num_bags), "lengths: do not sum up"),
+        (Bags(ids, lengths[:2], num_bags), "lengths: do not sum up"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            encoded(bags, [1], states_bags=True)

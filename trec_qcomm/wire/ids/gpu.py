@@ -1,0 +1,139 @@
+"""Messages of ids on a GPU: headers and checksums. Same bytes as cpu.py.
+
+To find where messages begin, one program goes from each to the next. Checksums are added up by as
+many programs as the buffer could have blocks. The host waits once, and looks at the headers itself.
+Shapes: P messages, W bytes.
+"""
+
+# mypy: ignore-errors
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trec_qcomm.core.transfer import download
+from trec_qcomm.wire import gpu as frames
+from trec_qcomm.wire.gpu import FramesOnDevice, _mix
+from trec_qcomm.wire.ids import cpu
+from trec_qcomm.wire.ids.cpu import HEADER_NBYTES
+
+_BLOCK = 1024  # words of a block of the checksum, which one program adds up
+_HEADER = tl.constexpr(HEADER_NBYTES // 8)
+_STEP = tl.constexpr(0x9E3779B97F4A7C15)
+
+
+def seal(buffer: Tensor, nbytes: Any, counts: Any, num_bags: int, flags: int) -> None:
+    """Write the headers of messages that lie one behind the other; arguments: cpu.py.
+
+    Sizes must be multiples of 128.
+    """
+    sent = nbytes > 0
+    fields = np.zeros((int(sent.sum()), 8), np.uint32)
+    fields[:, 0], fields[:, 1] = cpu.MAGIC, cpu.VERSION | np.uint32(flags << 16)
+    fields[:, 2], fields[:, 3] = counts[sent], num_bags
+    fields[:, 4:6] = nbytes[sent][:, None].view(np.uint32)
+    sizes = torch.from_numpy(nbytes[sent])
+    headers = torch.from_numpy(fields.reshape(-1).view(np.uint8))
+    begins = sizes.cumsum(0) - sizes
+    none = torch.zeros(0, dtype=torch.int64)
+    where = torch.full_like(sizes, HEADER_NBYTES), begins, sizes
+    on_device = FramesOnDevice.from_host(buffer.device, none, headers, *where)
+    frames.seal(buffer, on_device, 0)
+
+
+def unseal(buffer: Tensor, count: int, known_flags: int, places: Any) -> tuple[int, int]:
+    """Check P messages of `count` segments each, and set where they lie; arguments: cpu.py.
+
+    Args: places: [4, P] int64, written: begins, ends, flags, num_bags.
+    Returns: (OK or what is wrong, the message).
+    """
+    num_messages, num_words = places.shape[1], buffer.numel() // 8
+    words = buffer[: 8 * num_words].view(torch.int64)
+    size = 4 * num_messages
+    read = torch.zeros(size + 3 * num_messages + 2, dtype=torch.int64, device=buffer.device)
+    headers, sums, begins, first_block = read.split(
+        [size, num_messages, num_messages + 1, num_messages + 1]
+    )
+    _find[(1,)](words, begins, first_block, headers, num_words, num_messages, BLOCK=_BLOCK)
+    programs = -(-num_words // _BLOCK) + num_messages
+    _add_up[(programs,)](
+        words, begins, first_block, sums, num_messages, STEPS=num_messages.bit_length(),
+        BLOCK=_BLOCK,
+    )  # fmt: skip
+    host = download(read).numpy()
+    headers, sums = host[:size].reshape(num_messages, 4), host[size : size + num_messages]
+    begins = 8 * host[size + num_messages :][: num_messages + 1]
+    return _check(headers, sums, begins, buffer.numel(), count, known_flags, places)
+
+
+def _check(
+    headers: Any, sums: Any, begins: Any, nbytes: int, count: int, known_flags: int, places: Any
+) -> tuple[int, int]:
+    """Return (OK or what is wrong, the message), in the order in which cpu.py looks."""
+    fields, sizes = headers.view(np.uint32), headers[:, 2]
+    flags, left = (fields[:, 1] >> 16).astype(np.int64), nbytes - begins[:-1]
+    places[:] = begins[:-1] + HEADER_NBYTES, begins[:-1] + sizes, flags, fields[:, 3]
+    wrong = (
+        (cpu.BAD_SIZE, left < HEADER_NBYTES),
+        (cpu.BAD_MAGIC, fields[:, 0] != cpu.MAGIC),
+        (cpu.BAD_VERSION, fields[:, 1] & 0xFFFF != cpu.VERSION),
+        (cpu.BAD_SIZE, (sizes % 8 != 0) | (sizes < HEADER_NBYTES) | (sizes > left)),
+        (cpu.BAD_CHECKSUM, sums != headers[:, 3]),
+        (cpu.BAD_FLAGS, (flags > known_flags) | (flags != flags[0])),
+        (cpu.BAD_COUNT, fields[:, 2] != count),
+    )
+    reasons = np.select([condition for _, condition in wrong], [reason for reason, _ in wrong], 0)
+    bad = np.flatnonzero(reasons)
+    if len(bad):
+        return int(reasons[bad[0]]), int(bad[0])
+    return (cpu.OK, -1) if begins[-1] == nbytes else (cpu.BAD_SIZE, len(sizes) - 1)
+
+
+@triton.jit(do_not_specialize=["num_words", "num_messages"])
+def _find(words, begins, first_block, headers, num_words, num_messages, BLOCK: tl.constexpr):
+    """Copy all headers; write [P + 1] where messages begin, in words, and their first blocks.
+
+    From a size that cannot be, the way goes nowhere: what follows is found at the same place.
+    """
+    at, block, p = tl.cast(0, tl.int64), tl.cast(0, tl.int64), tl.cast(0, tl.int64)
+    k = tl.arange(0, _HEADER)
+    while p < num_messages:
+        is_there = at + _HEADER <= num_words
+        header = tl.load(words + at + k, mask=is_there & (k >= 0), other=0)
+        tl.store(headers + p * _HEADER + k, header)
+        nbytes = tl.load(words + at + 2, mask=is_there, other=0)
+        size = nbytes >> 3
+        is_sound = ((nbytes & 7) == 0) & (size >= _HEADER) & (size <= num_words - at)
+        size = tl.where(is_sound, size, 0)
+        tl.store(begins + p, at)
+        tl.store(first_block + p, block)
+        at, block, p = at + size, block + (size + BLOCK - 1) // BLOCK, p + 1
+    tl.store(begins + p, at)
+    tl.store(first_block + p, block)
+
+
+@triton.jit(do_not_specialize=["num_messages"])
+def _add_up(
+    words, begins, first_block, sums, num_messages, STEPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add a block of a message to its checksum, see frame.checksum."""
+    block = tl.program_id(0).to(tl.int64)
+    if block < tl.load(first_block + num_messages):
+        low, high = block * 0, block * 0 + num_messages - 1
+        for _ in tl.static_range(STEPS):  # the last message whose first block is not behind this
+            middle = (low + high + 1) >> 1
+            is_behind = tl.load(first_block + middle) <= block
+            low, high = tl.where(is_behind, middle, low), tl.where(is_behind, high, middle - 1)
+        number, begin = block - tl.load(first_block + low), tl.load(begins + low)
+        i = tl.arange(0, BLOCK)
+        place = number * BLOCK + i
+        counts = (place < tl.load(begins + low + 1) - begin) & (place != 3)
+        word = tl.load(words + begin + place, mask=counts, other=0)
+        x = word.to(tl.uint64, bitcast=True) ^ _mix((i + 1).to(tl.uint64) * _STEP)
+        term = tl.where(counts, x + (x >> 32) * (x & 0xFFFFFFFF), 0)
+        total = tl.sum(term, 0) + (number + 1).to(tl.uint64) * _STEP
+        tl.atomic_add(sums + low, _mix(total).to(tl.int64, bitcast=True))
