@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trec_qcomm import records
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, OWNER
-from trec_qcomm.comm.dense.low_rank.matrices import parameter_of
+from trec_qcomm.comm.dense.low_rank.shapes import parameter_of
 from trec_qcomm.config import GradientRule
 from trec_qcomm.config.matching import PatternRules
 from trec_qcomm.quality.engine import Train
@@ -146,14 +146,14 @@ def noise_of(figures: Mapping[str, float], rule: GradientRule) -> Noise:
     """Return bytes and noise: that of all sites, of which each adds its own.
 
     Nothing measures what factors of low rank leave out, most of which comes in later steps: it is
-    taken to be one over the rank.
+    taken to be one over the rank, the first one where ranks are chosen while training.
     """
     relative = 0.0
     for name, noise in figures.items():
         if name.startswith("noise "):
             relative += noise / (figures[name.replace("noise", "energy")] or 1.0)
     if rule.low_rank is not None:
-        relative = 1 / rule.low_rank.rank
+        relative = 1 / rule.low_rank.columns
     return Noise(
         nbytes=figures["nbytes"],
         rows=figures["values"] / rule.block,
