@@ -37,7 +37,7 @@ def test_a_qcomm_says_what_is_active() -> None:
     qcomm = QComm.from_preset("best")
     assert "preset best" in repr(qcomm)
     assert "unique_bags auto" in repr(qcomm)
-    assert "dense: Float6" in repr(qcomm)
+    assert "dense: Cast" in repr(qcomm)
     with qcomm.bypass():
         assert repr(qcomm).endswith("bypassed)")
     assert "dense: DDP" in repr(QComm.from_preset("int4"))

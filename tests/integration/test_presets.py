@@ -13,15 +13,15 @@ CASE = Case(tables=SUM_TABLES, sharding=MIX, node_size=2, batch=(64,))
 
 
 def two_levels():
-    """Train on two nodes of two ranks, with the two-level config and with best.yaml."""
-    return [run(CASE, QComm.from_preset(name), 2, linear=True) for name in ("two_level", "best")]
+    """Train on two nodes of two ranks, with the two-level config and with fast.yaml."""
+    return [run(CASE, QComm.from_preset(name), 2, linear=True) for name in ("two_level", "fast")]
 
 
 @pytest.mark.dist
 def test_two_level_narrows_the_hop_inside_a_node():
-    for two_level, best in run_ranks(two_levels, 4, timeout_s=250):
+    for two_level, fast in run_ranks(two_levels, 4, timeout_s=250):
         for kind in ("intra_embedding_forward", "intra_embedding_backward"):
-            ours, exact = two_level.stats[kind], best.stats[kind]
+            ours, exact = two_level.stats[kind], fast.stats[kind]
             assert ours["raw_nbytes"] == exact["raw_nbytes"] > 0
             payload = exact["wire_nbytes"] - exact["header_nbytes"]
             assert 2 * (ours["wire_nbytes"] - ours["header_nbytes"]) == payload

@@ -13,7 +13,7 @@ from tests.integration.sharded_models.cases import MIX, Case
 from tests.integration.sharded_models.training import run
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, ErrorBounded, QComm, Rowwise, TableRule, load_preset, presets
-from trec_qcomm.config import DebugRule, IdRule
+from trec_qcomm.config import DebugRule
 from trec_qcomm.integration import warm_up
 from trec_qcomm.kernels.once import Job
 from trec_qcomm.ops import unique
@@ -35,7 +35,7 @@ def signatures() -> set[tuple[str, str]]:
 
 def new_kernels_in_training(preset):
     """Warm up, train, and return what was compiled or loaded by each."""
-    qcomm = QComm(replace(load_preset(preset), ids=IdRule(codec="packed")))
+    qcomm = QComm(load_preset(preset))
     qcomm.warm_up()
     for job in warm_up.jobs(qcomm.config):
         job.run()  # to load what another process compiled
@@ -110,8 +110,8 @@ def test_int4_compiles_no_kernel_of_other_codecs():
 
 
 def test_sums_are_compiled_of_what_is_added_up():
-    """Nothing adds up the gradients of rows that best codes with rowwise."""
-    names = {job.name for job in warm_up.jobs(load_preset("best"))}
+    """Nothing adds up the gradients of rows that fast codes with rowwise."""
+    names = {job.name for job in warm_up.jobs(load_preset("fast"))}
     assert {name for name in names if name.endswith("sum")} == {"cast: sum"}
 
 

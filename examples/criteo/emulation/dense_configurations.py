@@ -8,7 +8,7 @@ The configs: all-to-all forward, backward or both at 8, 4 and 2 bits; all-reduce
 recursive doubling at 8, 4 and 2 bits with and without error feedback, and some by two-shot;
 gradients above a threshold (DCT, data parallel) and the largest columns (DCT, model parallel) at
 several densities.
-What a config does not name is exact; `best_dense_*` have the embeddings of configs/best.yaml.
+What a config does not name is exact; `best_dense_*` have the embeddings of configs/fast.yaml.
 Source: the tables of Yang et al. 2020 (quantized collectives) and Gupta et al. 2021 (DCT).
 """
 
@@ -42,7 +42,7 @@ BITS = (8, 4, 2)
 THRESHOLD_DENSITIES = (0.01, 0.001)
 DENSITIES = (0.5, 0.25, 0.125, 0.0625)
 EXACT = (TableRule(tables=("*",), forward=Identity(), backward=Identity()),)
-BEST = (  # the embedding rules of configs/best.yaml
+BEST = (  # the embedding rules of configs/fast.yaml, under its former name
     TableRule(
         tables=("*",),
         forward=ErrorBounded(0.01),

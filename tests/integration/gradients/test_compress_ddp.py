@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from unittest import TestCase
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.gradients.test_device import net, train
 from trec_qcomm import Config, Fbgemm, GradientRule, Rowwise, compress_ddp
-from trec_qcomm.config import DebugRule
+from trec_qcomm.config import DebugRule, LowRank
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.testing import run_ranks
 
@@ -164,7 +165,7 @@ def refused(yaml):
             r"dense\[2\]\.parameters: dense\[0\] and dense\[1\] before it takes all its parameters",
         ),
         (
-            {"dense": MAPPING["dense"] | {"low_rank": {"rank": 7}}},
+            {"dense": MAPPING["dense"] | {"parameters": "?.*", "low_rank": {"rank": 7}}},
             r"dense\.low_rank\.rank: 7: factors are smaller than none of the parameters: 0\.weight",
         ),
         (
@@ -188,6 +189,9 @@ def refused(yaml):
 
 def debugged():
     """Return gradients with and without the config's debugger, and its summary."""
+    with TestCase().assertLogs("trec_qcomm", "WARNING") as logs:
+        compressed(Config(dense=replace(RULE, low_rank=LowRank(rank=7))))
+    assert "low_rank.rank: 7: factors are smaller than none of the parameters" in logs.output[0]
     plain, handle = compressed(Config(dense=RULE))
     assert handle.debug_summary() == "debug: off"
     watched, handle = compressed(Config(dense=RULE, debug=DebugRule(every=1)))

@@ -63,15 +63,15 @@ def test_identity_equals_stock_bit_for_bit(ranks, name, algorithm):
         assert dense["wire_nbytes"] > dense["raw_nbytes"] > 0  # frames; the same values
 
 
-def best_and_ddp():
-    """Train with the `data_parallel` of best.yaml, and with DDP's own all-reduce in its place.
+def fast_and_ddp():
+    """Train with the `data_parallel` of fast.yaml, and with DDP's own all-reduce in its place.
 
     All else is exact in both, as it would only take time to compile.
     """
-    best = replace(load_preset("best"), embedding=RULES, dense=None)
+    fast = replace(load_preset("fast"), embedding=RULES, dense=None)
     plan = small_model.default_plan() | {"tw_last": data_parallel()}
     runs = []
-    for config in (best, replace(best, data_parallel=None)):
+    for config in (fast, replace(fast, data_parallel=None)):
         qcomm = QComm(config)
         dmp = small_model.shard(qcomm, plan=plan, optimizer="dense")
         losses = small_model.train(dmp, small_model.dense_optimizer(dmp), range(12))
@@ -80,10 +80,10 @@ def best_and_ddp():
 
 
 @pytest.mark.dist
-def test_best_trains_data_parallel_tables_as_ddp_does_with_2_ranks():
+def test_fast_trains_data_parallel_tables_as_ddp_does_with_2_ranks():
     """With more ranks the sums are added up in another order than gloo's."""
-    for best, ddp in run_ranks(best_and_ddp, 2):
-        (losses, weights, stats), (ddp_losses, ddp_weights, ddp_stats) = best, ddp
+    for fast, ddp in run_ranks(fast_and_ddp, 2):
+        (losses, weights, stats), (ddp_losses, ddp_weights, ddp_stats) = fast, ddp
         assert small_model.same_weights(weights, ddp_weights)
         assert losses == ddp_losses
         assert all(torch.isfinite(w).all() for parts in weights.values() for w in parts)

@@ -6,6 +6,7 @@ its rule. So a bucket takes as many messages as with one rule.
 Knows: DDP, rules of the config, thresholds. Does not know: TorchRec, algorithms.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from trec_qcomm.integration.gradients.reduction import make_coding, make_reducti
 from trec_qcomm.integration.gradients.thresholds import ThresholdsByRule
 
 Rules = GradientRule | Sequence[GradientRule]
+
+_log = logging.getLogger(__name__)
 
 
 class DenseGradients(GradientAllReduce):
@@ -50,7 +53,7 @@ class DenseGradients(GradientAllReduce):
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
     ) -> dict[nn.Parameter, list[ParameterShape]]:
         """Raises ValueError: a parameter that no pattern matches, and the other way round; a rule
-        that codes nothing.
+        that codes nothing; one that names parameters none of which gains by its factors.
         """
         numbers = {name: self._patterns.holder(name, self._source) for name in names.values()}
         if names or any(rule.parameters != ("*",) for rule in self._rules):
@@ -67,13 +70,22 @@ class DenseGradients(GradientAllReduce):
             factors = [matrix for matrix in self._matrices if matrix.coding == number]
             _check_some_block(rule, sent_shapes(ours, factors), place)
             if rule.low_rank is not None and ours and not factors:
-                field = "first" if rule.low_rank.rank == "auto" else "rank"
-                columns = rule.low_rank.columns
-                raise ValueError(
-                    f"{place}.low_rank.{field}: {columns}: factors are smaller than none of the "
-                    f"parameters: {', '.join(shape.name for shape in ours)}"
-                )
+                self._tell_of_no_factors(rule, place, ours)
         return {p: [shape] for p, shape in shapes.items()}
+
+    def _tell_of_no_factors(
+        self, rule: GradientRule, place: str, shapes: Sequence[ParameterShape]
+    ) -> None:
+        """Warn, and raise ValueError where the rule names parameters: they were meant then."""
+        assert rule.low_rank is not None
+        field = "first" if rule.low_rank.rank == "auto" else "rank"
+        text = (
+            f"{place}.low_rank.{field}: {rule.low_rank.columns}: factors are smaller than none of "
+            f"the parameters: {', '.join(shape.name for shape in shapes)}"
+        )
+        if rule.parameters != ("*",):
+            raise ValueError(text)
+        _log.warning("%s; they are sent by the rule's codec", text)
 
     def _matrix(self, shape: ParameterShape, size: torch.Size) -> MatrixShape | None:
         """Return the form in which a parameter is sent as factors, None where it is not."""
