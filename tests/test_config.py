@@ -79,8 +79,8 @@ def test_codecs_survive_a_round_trip(codec):
             r"embedding\[1\]\.forward: unknown codec 'zip'; allowed: cast, .*identity, rowwise",
         ),
         (
-            {"embedding": [RULE | {"forward": {"codec": "rowwise", "bits": 3}}]},
-            r"embedding\[0\]\.forward: rowwise\.bits: 3 is not one of \(8, 4, 2\)",
+            {"embedding": [RULE | {"forward": {"codec": "rowwise", "bits": 5}}]},
+            r"embedding\[0\]\.forward: rowwise\.bits: 5 is not one of \(8, 4, 3, 2\)",
         ),
         (
             {"embedding": [RULE | {"forward": {"codec": "rowwise"}}]},

@@ -31,7 +31,7 @@ CODECS = [
     Identity(),
     Cast("fp16"),
     Cast("bf16"),
-    *(Rowwise(bits) for bits in (8, 4, 2)),
+    *(Rowwise(bits) for bits in (8, 4, 3, 2)),
     ErrorBounded(0.01),
     ErrorBounded(0.3, mode="abs", encoder="rans"),
     ErrorBounded(0.05, encoder="vector_lz"),

@@ -125,7 +125,7 @@ def _float4(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at
 DECODERS = {
     1: _cast_fp32, 3: _cast_bf16, 4: _rowwise(2), 5: _rowwise(4), 6: _rowwise(8),
     7: _error_bounded, 8: _topk, 9: _forward_mask, 10: _threshold, 11: _sign, 12: _float6,
-    22: _float4,
+    22: _float4, 23: _rowwise(3),
 }  # fmt: skip
 
 

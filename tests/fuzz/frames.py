@@ -29,6 +29,7 @@ CODECS: tuple[Codec, ...] = (
     Cast("bf16"),
     Rowwise(8),
     Rowwise(4),
+    Rowwise(3),
     Rowwise(2),
     *(ErrorBounded(0.05, encoder=e) for e in ("bitpack", "vector_lz", "rans")),
     ErrorBounded(1e-5, mode="abs"),

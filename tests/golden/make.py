@@ -34,6 +34,7 @@ CODECS = {
     "cast_fp16": Cast("fp16"),
     "cast_bf16": Cast("bf16"),
     "rowwise_2": Rowwise(2),
+    "rowwise_3": Rowwise(3),
     "rowwise_4": Rowwise(4),
     "rowwise_8": Rowwise(8),
     "error_bounded_rel": ErrorBounded(0.01),

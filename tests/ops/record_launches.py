@@ -39,7 +39,7 @@ CODECS = (
     Identity(),
     Cast("fp16"),
     Cast("bf16"),
-    *(Rowwise(bits) for bits in (8, 4, 2)),
+    *(Rowwise(bits) for bits in (8, 4, 3, 2)),
     Rowwise(4, "stochastic"),
     ErrorBounded(0.01),
     ErrorBounded(0.01, mode="abs"),

@@ -89,6 +89,7 @@ def check_sums(op, options, values, segments, num_parts, held_at):
     [
         (rowwise, {"bits": 8}, 7),
         (rowwise, {"bits": 4}, 64),
+        (rowwise, {"bits": 3}, 9),
         (rowwise, {"bits": 2}, 1),
         (cast, {"dtype": "fp32"}, 7),
         (cast, {"dtype": "fp16"}, 3),
@@ -132,7 +133,7 @@ def test_a_sum_names_the_first_bad_segment_of_all_parts(backend):
 @pytest.mark.triton
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 16, 33, 64])
 @pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
-@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
 def test_rowwise(bits, stochastic, dim):
     for seed in (2**62 + 12345, 2**63 - 1)[: 1 + stochastic]:  # the last one: numbers wrap
         options = {"bits": bits, "stochastic": stochastic, "seed": seed}

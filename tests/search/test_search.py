@@ -229,8 +229,8 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
         ({"dense": ["*", "over*"]}, r"dense\[1\]\.groups: hidden by rules before it"),
         ({"unique_bags": "maybe"}, "unique_bags: 'maybe' is not one of true, false, auto, search"),
         (
-            {"candidates": {"forward": [{"codec": "rowwise", "bits": 3}]}},
-            r"candidates\.forward\[0\]\.bits: rowwise\.bits: 3 is not one of|candidates\.forward",
+            {"candidates": {"forward": [{"codec": "rowwise", "bits": 5}]}},
+            r"candidates\.forward\[0\]\.bits: rowwise\.bits: 5 is not one of|candidates\.forward",
         ),
         ({"candidates": {"forward": ["sign"]}}, "is for gradients only"),
         ({"candidates": {"backward": ["forward_mask"]}}, "codes the columns that another codec"),

@@ -20,6 +20,7 @@ from trec_qcomm.core.codec import Codec
 from trec_qcomm.ops.error_bound.reference import RAW
 from trec_qcomm.ops.minifloat.reference import unpack as unpack_minifloat
 from trec_qcomm.ops.rowwise.reference import HEADER_NBYTES
+from trec_qcomm.ops.rowwise.reference import unpack as unpack_rowwise
 
 _BITS = {"int8": 8, "fp8": 8, "fp8_e5m2": 8, "int4": 4, "int2": 2}  # of FBGEMM's codes
 
@@ -74,6 +75,8 @@ def _packed(data: Tensor, num_rows: int, dim: int, bits: int, overhead: int = 0)
     rows = data[: num_rows * (width + overhead)].view(num_rows, width + overhead)[:, :width]
     if bits == 8:
         return rows
+    if bits == 3:  # codes that span bytes
+        return unpack_rowwise(rows.cpu(), bits=bits, dim=dim).to(data.device)
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
     codes: Tensor = (rows[:, :, None] >> shifts) & (2**bits - 1)
     return codes.flatten(1)[:, :dim]

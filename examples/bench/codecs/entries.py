@@ -149,6 +149,7 @@ def _codecs(workload: Workload, bound: float) -> Iterator[CompressorEntry]:
         "rowwise 8": Rowwise(8),
         "rowwise 4": Rowwise(4),
         "rowwise 4 stochastic": Rowwise(4, "stochastic"),
+        "rowwise 3": Rowwise(3),
         "rowwise 2": Rowwise(2),
         "float6": Float6(),
         "float6 stochastic": Float6("e4m1", "stochastic"),

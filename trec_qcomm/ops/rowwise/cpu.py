@@ -11,6 +11,7 @@ import numpy as np
 from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
 from trec_qcomm.ops.float16 import half_bits_down, half_bits_up, half_value
+from trec_qcomm.ops.rowwise.cpu_packing import pack, unpack
 from trec_qcomm.ops.rowwise.flushed import coarsest_ordinary, count_flushed
 
 MIN_EXPONENT, MAX_EXPONENT = -114, 162
@@ -128,41 +129,6 @@ def _mark_nonfinite(values, at, dim, top, q):
 
 
 @inner(forceinline=True)
-def _pack(q, bits, packed, at, width):
-    """Write a row's codes. q: codes, zero-padded to whole bytes."""
-    if bits == 8:
-        for j in range(width):
-            packed[at + np.uint64(j)] = q[j]
-    elif bits == 4:
-        for j in range(width):
-            packed[at + np.uint64(j)] = q[2 * j] | np.uint8(q[2 * j + 1] << np.uint8(4))
-    else:
-        for j in range(width):
-            low = q[4 * j] | np.uint8(q[4 * j + 1] << np.uint8(2))
-            high = q[4 * j + 2] | np.uint8(q[4 * j + 3] << np.uint8(2))
-            packed[at + np.uint64(j)] = low | np.uint8(high << np.uint8(4))
-
-
-@inner(forceinline=True)
-def _unpack(packed, at, width, bits, q):
-    if bits == 8:
-        for j in range(width):
-            q[j] = packed[at + np.uint64(j)]
-    elif bits == 4:
-        for j in range(width):
-            byte = packed[at + np.uint64(j)]
-            q[2 * j] = byte & np.uint8(15)
-            q[2 * j + 1] = byte >> np.uint8(4)
-    else:
-        for j in range(width):
-            byte = packed[at + np.uint64(j)]
-            q[4 * j] = byte & np.uint8(3)
-            q[4 * j + 1] = (byte >> np.uint8(2)) & np.uint8(3)
-            q[4 * j + 2] = (byte >> np.uint8(4)) & np.uint8(3)
-            q[4 * j + 3] = byte >> np.uint8(6)
-
-
-@inner(forceinline=True)
 def _grid(lo, hi, finite, top):
     """Return low, scale and the largest code of a row whose scaled values lie in lo..hi."""
     levels = top if finite else top - 3
@@ -251,7 +217,7 @@ def _codes(
                 _mark_nonfinite(values, begin, dim, top, q)
             if 0 < inverse <= look_below[t]:
                 flushed[t] += count_flushed(values, begin, dim, first, second, inverse)
-            _pack(q, bits, payload, place, width)
+            pack(q, bits, payload, place, width)
 
 
 @kernel
@@ -338,7 +304,7 @@ def decode_row(payload, halves, at, i, n, width, factors, clamp, begin, dim, out
     Args: at: where the segment begins.  factors: [2].  q: memory for codes.
     """
     place = np.uint64(at + 8 + 4 * n + i * width)
-    _unpack(payload, place, width, bits, q)
+    unpack(payload, place, width, bits, q)
     scale_bits = halves[at // 2 + 4 + i]
     scale = half_value(scale_bits & np.uint16(0x7FFF))
     low = half_value(halves[at // 2 + 4 + n + i])

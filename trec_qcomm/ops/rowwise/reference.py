@@ -136,19 +136,19 @@ def count_flushed(x: Tensor, y: Tensor, scale: Tensor) -> int:
 
 def pack(q: Tensor, *, bits: int) -> Tensor:
     """[n, D] codes -> [n, ceil(D * bits / 8)] uint8, lowest bits first, rows padded with 0."""
-    per_byte = 8 // bits
-    q = torch.nn.functional.pad(q, (0, -q.shape[1] % per_byte))
-    shifts = torch.arange(per_byte, dtype=torch.int32) * bits
-    grouped = q.view(q.shape[0], q.shape[1] // per_byte, per_byte).to(torch.int32)
-    return torch.bitwise_left_shift(grouped, shifts).sum(2).to(torch.uint8)
+    places = torch.arange(bits, dtype=torch.int32)
+    stream = torch.bitwise_right_shift(q.to(torch.int32)[:, :, None], places).flatten(1) & 1
+    stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 8))
+    octets = stream.view(q.shape[0], stream.shape[1] // 8, 8)
+    return (octets << torch.arange(8, dtype=torch.int32)).sum(2).to(torch.uint8)
 
 
 def unpack(packed: Tensor, *, bits: int, dim: int) -> Tensor:
     """Return [n, dim] uint8 codes: the inverse of `pack`."""
-    shifts = torch.arange(8 // bits, dtype=torch.int32) * bits
-    q = torch.bitwise_right_shift(packed.to(torch.int32)[:, :, None], shifts) & (2**bits - 1)
-    codes: Tensor = q.flatten(1)[:, :dim].to(torch.uint8)
-    return codes
+    places = torch.arange(8, dtype=torch.int32)
+    stream = torch.bitwise_right_shift(packed.to(torch.int32)[:, :, None], places).flatten(1) & 1
+    by_code = stream[:, : dim * bits].reshape(packed.shape[0], dim, bits)
+    return (by_code << torch.arange(bits, dtype=torch.int32)).sum(2).to(torch.uint8)
 
 
 def encode(
