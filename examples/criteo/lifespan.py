@@ -146,6 +146,7 @@ def searched(
         calibration_seeds=arguments.search_seeds + 1,
         candidates=None if arguments.search_codecs is None else read_yaml(arguments.search_codecs),
         rounds=0,
+        every=max(1, min(50, num_steps // 4)),
     )
     result.write(folder / "plan.yaml")
     return result.config

@@ -31,9 +31,9 @@ class GuardRule(GuardLimits):
         backward_ladder: codecs of the gradients, likewise. A table's gradients never get coarser
             than its rule says.
         hold: how many times as wide as before the last probe the error bound of a table's rows may
-            get where it follows their range (`error_bounded` of mode `rel`). A wider one is held
-            there in the same step, and the table moved at the next probe, as `on_drift` says. None
-            holds none. CPU only.
+            get where it follows their range (`error_bounded` of mode `rel`). Beyond that it stays
+            as it was, in the same step, and the table is moved at the next probe, as `on_drift`
+            says. None holds none. CPU only.
     """
 
     every: int = 200
