@@ -87,7 +87,7 @@ def encode(
         alignment: what the size of each message, with its room, is a multiple of: itself one of 8.
     Raises: ValueError: a wrong shape, dtype or device; lengths that are negative or do not sum up
         to the ids.
-    Speed: about 3 ns an id that is sorted, 1 ns another one, on one core.
+    Speed: 2.7 GB of sorted int64 ids a second or more on one core, 3.4 of others; a copy makes 40.
     """
     backend = _check(bags, backend)
     if backend == "reference":
