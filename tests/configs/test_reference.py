@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trec_qcomm import Config, GradientRule, HopCodecs, TableGradientRule, TableRule
+from trec_qcomm.codecs import EncoderLink
 from trec_qcomm.config import DebugRule, GuardRule, IdRule, LowRank, config_from_dict, parse_yaml
 from trec_qcomm.control.cost_model import Link
 from trec_qcomm.control.error_bound import OnlineClasses
@@ -21,7 +22,7 @@ RULES = (
     Config, TableRule, HopCodecs, GradientRule, TableGradientRule, DebugRule, GuardRule, IdRule,
     LowRank,
 )  # fmt: skip
-CONTROL = (OnlineClasses, ThresholdRefresh, Link, *SCHEDULES.values())
+CONTROL = (OnlineClasses, ThresholdRefresh, Link, EncoderLink, *SCHEDULES.values())
 # Other tests, in the same process, register codecs of their own.
 SHIPPED_CODECS = [
     name for name in codec_names() if codec_type(name).__module__.startswith("trec_qcomm.")

@@ -16,7 +16,7 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.bitpack import cpu as bitpack
-from trec_qcomm.ops.error_bound import cpu, reference, segment_encoders
+from trec_qcomm.ops.error_bound import cpu, reference
 from trec_qcomm.ops.error_bound.ranges import segment_ranges
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
@@ -245,29 +245,49 @@ def test_indices_up_to_2_to_the_22_travel_and_beyond_are_verbatim():
     assert not any(verbatim[12:])
 
 
-def test_the_whole_segment_path_gives_the_bytes_of_the_fused_one():
-    """With bitpack, segment_encoders gives the bytes of cpu.
+def test_every_segment_has_an_encoder_of_its_own():
+    values = torch.randn(240, 16, generator=torch.Generator().manual_seed(0))
+    values[80:120] = values[:4].repeat(10, 1)
+    segments = Segments.packed([60, 60, 0, 60, 60], 16)
+    names = ("rans", "vector_lz", "rans", "bitpack", "auto")
+    max_sizes = error_bound.max_nbytes(segments)
+    at, bounds = exclusive_cumsum(max_sizes)[:-1], torch.full((5,), 0.02, dtype=torch.float64)
+    for backend in ("cpu", "reference"):
+        payload = torch.zeros(int(max_sizes.sum()), dtype=torch.uint8)
+        mixed = error_bound.encode(
+            values, segments, payload, at, bounds=bounds, relative=True, backend=backend,
+            encoders=torch.tensor([error_bound.ENCODERS[name] for name in names]),
+        )  # fmt: skip
+        for s, name in enumerate(names):
+            alone, size = encode(values, segments, 0.02, True, encoder=name), int(mixed.nbytes[s])
+            assert size == int(alone.nbytes[s])
+            here = slice(int(at[s]), int(at[s]) + size)
+            assert torch.equal(payload[here], alone.payload[here])
+    for wrong in (torch.tensor([1, 1]), torch.tensor([1, 1, 1, 1, 4])):
+        with pytest.raises(ValueError, match="are not 5 of"):
+            error_bound.encode(
+                values, segments, payload, at, bounds=bounds, relative=True, encoders=wrong
+            )
 
-    Other encoders are only in segment_encoders, so this compares the two paths.
-    """
-    generator = torch.Generator().manual_seed(0)
-    for dim, stride, num_rows in [(16, 16, 200), (7, 11, 300), (64, 70, 3)]:
-        values = torch.randn(num_rows * stride, generator=generator).numpy()
-        values[::97] = np.nan
-        offsets, zero = np.array([0, num_rows]), np.zeros(1, np.int64)
-        room = np.array([cpu.HEADER_NBYTES + (4 * num_rows * dim + 7) // 8 * 8])
-        out = []
-        for is_whole in (True, False):
-            data, nbytes = np.zeros(room[0], np.uint8), np.zeros(1, np.int64)
-            layout = (values, offsets, zero, np.array([stride]), dim, data, zero, room)
-            rest = (np.array([0.01]), False, nbytes, np.zeros(1, np.int64))
-            if is_whole:
-                segment_encoders.encode(*layout, *rest, cpu.BITPACK)
-            else:
-                cpu.encode(*layout, *rest)
-            assert data[4] & 15 == cpu.BITPACK
-            out.append(data[: nbytes[0]].tobytes())
-        assert out[0] == out[1]
+
+def test_long_segments_of_rans_that_are_decoded_together():
+    """Segments of 16 states wait for one another, past others; the first bad one is told."""
+    values = torch.randn(5600, 32, generator=torch.Generator().manual_seed(0))
+    segments = Segments.packed([1030, 3, 1200, 1100, 0, 1250, 1017], 32)
+    encoded = encode(values, segments, 0.01, True, encoder="rans")
+    expected, decoded = torch.empty_like(values), torch.empty_like(values)
+    error_bound.decode(encode(values, segments, 0.01, True), segments, expected)
+    error_bound.decode(encoded, segments, decoded)
+    assert torch.equal(decoded.view(torch.int32), expected.view(torch.int32))
+    whole = encoded.payload.clone()
+    for bad in [(6,), (5,), (3, 6), (2, 5), (0, 2), (1, 3), (2, 1)]:
+        encoded.payload.copy_(whole)
+        for s in bad:  # the last word
+            end = int(encoded.at[s] + encoded.nbytes[s])
+            encoded.payload[end - 12 : end] ^= 0x55
+        with pytest.raises(CorruptFrameError) as raised:
+            error_bound.decode(encoded, segments, decoded)
+        assert raised.value.segment == min(bad)
 
 
 @pytest.mark.parametrize("encoder", ["vector_lz", "rans", "auto"])

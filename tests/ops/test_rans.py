@@ -13,7 +13,7 @@ from tests.ops.index_encoders import (
     normal,
     with_outliers,
 )
-from trec_qcomm.ops.rans import cpu, reference
+from trec_qcomm.ops.rans import cpu, reference, stream, wide
 
 ENCODER = IndexEncoder(cpu, reference, dim=1)
 
@@ -92,6 +92,46 @@ def test_states_of_long_segments():
     """Segments of 16 and 32 states; of one stream and of two, the last one longer."""
     for num_values in (32_768, 65_535, 65_536, 131_071, 131_072, 180_001):
         ENCODER.check(with_outliers(30, num_values, 0.001))
+
+
+def test_long_segments_on_a_cpu_without_vectors(monkeypatch):
+    """Streams of 8, 16 and 32 states in Python, state by state and as the reference has them."""
+    monkeypatch.setattr(wide, "AVAILABLE", False)
+    q, log = with_outliers(1, 403), 12
+    counts = np.bincount(np.minimum(q + 4, 9), minlength=10)
+    frequencies = np.array(reference.frequencies_of(counts.tolist(), log))
+    symbols = [min(int(v) + 4, 9) for v in q]
+    tables = np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.float32)
+    stream.fill_encoder_table(frequencies, log, *tables[:2])
+    table = np.empty(1 << log, np.uint64)
+    stream.fill_decoder_table(frequencies, -4, 0, 9, table)
+    for lanes in (1, 2, 4, 8, 16, 32):
+        states, words = np.full(lanes, 1 << 15, np.uint32), np.empty(500, np.uint16)
+        scratch = np.empty(q.size, np.uint16)
+        used = stream.push_stream(q, -4, 0, 9, tables, log, scratch, words, states)
+        expected = reference.push_stream(symbols, lanes, frequencies.tolist(), log)
+        assert (states.tolist(), words[:used][::-1].tolist()) == expected
+        decoded = np.empty_like(q)
+        assert stream.pop_stream(words[:used][::-1].copy(), table, log, states, decoded)
+        assert np.array_equal(np.where(decoded < -4, q.max(), decoded), q)
+
+
+def test_quotients_without_a_division():
+    """In float32 right or 1 too small, and right in integers, at and around multiples of f."""
+    generator = np.random.default_rng(0)
+    for log in (5, 12):
+        f = np.arange(1, 1 << log)
+        inverses, updates = np.empty(f.size, np.uint64), np.empty((f.size, 4), np.uint16)
+        stream.fill_encoder_table(f, log, inverses, updates)
+        reciprocals = np.empty(f.size, np.float32)
+        wide.fill_reciprocals(f, reciprocals)
+        top = 1 << (31 - log)
+        for quotient in (0, 1, top - 1, *generator.integers(0, top, 40).tolist()):
+            for x in (quotient * f, quotient * f + f - 1):
+                exact = (x.astype(np.uint64) * inverses) >> np.uint64(31 + log)
+                assert (exact == quotient).all()
+                near = (x.astype(np.float32) * reciprocals).astype(np.int64)
+                assert log < wide.LOG or ((near == quotient) | (near == quotient - 1)).all()
 
 
 def test_streams_end_where_their_words_do():

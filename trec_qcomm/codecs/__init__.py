@@ -1,5 +1,6 @@
 """Codecs: frozen dataclasses that configure the ops. Importing this package registers them all."""
 
+from trec_qcomm.codecs.by_link import EncoderLink, ErrorBoundedByLink
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
 from trec_qcomm.codecs.fbgemm import Fbgemm
@@ -11,7 +12,9 @@ from trec_qcomm.codecs.topk import ForwardMask, TopK
 
 __all__ = [
     "Cast",
+    "EncoderLink",
     "ErrorBounded",
+    "ErrorBoundedByLink",
     "Fbgemm",
     "Float4",
     "Float6",

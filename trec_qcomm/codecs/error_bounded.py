@@ -86,15 +86,23 @@ class ErrorBounded:
         *,
         seed: int = 0,
         tolerances: Tensor | None = None,
+        encoders: Tensor | None = None,
     ) -> Encoded:
         """Quantize and write the rows. tolerances: each segment's bound, >= 0; with 0 the segment
-        arrives exactly."""
+        arrives exactly. encoders: each segment's, in place of `encoder`; see ops.error_bound."""
         bounds = tolerances
         if bounds is None:
             bounds = torch.full((segments.num_segments,), self.tolerance, dtype=torch.float64)
         relative = self.mode == "rel"
         return error_bound.encode(
-            values, segments, payload, at, bounds=bounds, relative=relative, encoder=self.encoder
+            values,
+            segments,
+            payload,
+            at,
+            bounds=bounds,
+            relative=relative,
+            encoder=self.encoder,
+            encoders=encoders,
         )
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:

@@ -38,6 +38,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trec_qcomm.codecs import EncoderLink
 from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank, TableGradientRule
 from trec_qcomm.config.guarding import GuardRule
@@ -130,7 +131,7 @@ def _rule(data: object, where: str) -> TableRule:
         values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
     if "schedule" in values:
         values["schedule"] = schedule_from_dict(values["schedule"], where=f"{where}.schedule")
-    for name, kind in (("classes", OnlineClasses), ("refresh", ThresholdRefresh)):
+    for name, kind in _NESTED_IN_TABLE_RULES:
         if name in values:
             values[name] = _nested(kind, values[name], f"{where}.{name}")
     if "intra" in values:
@@ -140,6 +141,11 @@ def _rule(data: object, where: str) -> TableRule:
     return _located(where, lambda: TableRule(**values))
 
 
+_NESTED_IN_TABLE_RULES = (
+    ("classes", OnlineClasses),
+    ("refresh", ThresholdRefresh),
+    ("link", EncoderLink),
+)
 _NESTED_IN_GRADIENT_RULES = (
     ("link", Link),
     ("refresh", ThresholdRefresh),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from trec_qcomm.codecs import ErrorBounded, Identity, Sign, Threshold, TopK
+from trec_qcomm.codecs import EncoderLink, ErrorBounded, Identity, Sign, Threshold, TopK
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import Schedule
@@ -35,6 +35,11 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
             f"backward: {pair.backward.name} sends the columns that forward kept, "
             f"so forward must be topk, not {pair.forward.name}"
         )
+
+
+def chooses_encoder(codec: Codec) -> bool:
+    """Return whether a rule's `link` is for this codec."""
+    return isinstance(codec, ErrorBounded) and codec.encoder == "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class TableRule:
         classes: rule that finds the error bound of `forward` for each table, from the rows that
             each rank sends.
         refresh: rule that finds the threshold of a `forward` that is topk, from the same rows.
+        link: network that the codecs error_bounded with `encoder: auto` choose their encoder for.
     """
 
     tables: Sequence[str]
@@ -81,6 +87,7 @@ class TableRule:
     schedule: Schedule | None = None
     classes: OnlineClasses | None = None
     refresh: ThresholdRefresh | None = None
+    link: EncoderLink | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", patterns_of(self.tables))
@@ -89,6 +96,9 @@ class TableRule:
             raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
         check_choice("unique_bags", self.unique_bags, (True, False, "auto"))
         self._check_error_bounds()
+        hops = (self.forward, self.backward, self.intra.forward, self.intra.backward)
+        if self.link is not None and not any(map(chooses_encoder, hops)):
+            raise ValueError("link: only for a codec error_bounded with encoder: auto")
 
     def _check_error_bounds(self) -> None:
         has_threshold = isinstance(self.forward, TopK) and self.forward.threshold is not None

@@ -205,7 +205,8 @@ def _encode_group(
     """Encode one group. Args: at: [G] int64.  tolerances: [S] float64, for all segments."""
     codec, members = group.codec, group.members
     try:
-        return codec.encode(
+        encoder = codec if group.encoder is None else group.encoder
+        return encoder.encode(
             values,
             group.segments,
             buffer,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from trec_qcomm.codecs import Identity
 from trec_qcomm.config import Config, GuardRule, HopCodecs, TableRule
 from trec_qcomm.config.ladders import ALL_COLUMNS
+from trec_qcomm.config.tables import chooses_encoder
 from trec_qcomm.control.guard import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 
@@ -72,6 +73,7 @@ def changed_rule(configured: TableRule, codecs: Mapping[Direction, Codec]) -> Ta
 
     - `schedule`, `classes` and `refresh` set the tolerance of the configured forward codec, and
       hold for it alone.
+    - `link` holds as long as a codec chooses its encoder.
     - The hop inside a node keeps its codecs until the rule's become exact: then it is exact, too.
 
     Args: codecs: {"forward" or "backward": codec}.
@@ -82,11 +84,14 @@ def changed_rule(configured: TableRule, codecs: Mapping[Direction, Codec]) -> Ta
     is_configured = forward == configured.forward
     pairs = {"forward": (configured.forward, forward), "backward": (configured.backward, backward)}
     became_exact = {d for d, (old, new) in pairs.items() if new != old and _is_exact(new)}
+    intra = _exact_hop(configured.intra, became_exact)
+    hops = (forward, backward, intra.forward, intra.backward)
     return replace(
         configured,
         forward=forward,
         backward=backward,
-        intra=_exact_hop(configured.intra, became_exact),
+        intra=intra,
+        link=configured.link if any(map(chooses_encoder, hops)) else None,
         schedule=configured.schedule if is_configured else None,
         classes=configured.classes if is_configured else None,
         refresh=configured.refresh if is_configured else None,

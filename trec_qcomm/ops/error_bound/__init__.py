@@ -34,6 +34,7 @@ ENCODERS = {
     "rans": cpu.RANS,
     "auto": segment_encoders.AUTO,
 }
+_NAMES = {number: name for name, number in ENCODERS.items()}
 GPU_ENCODERS = ("bitpack", "rans", "auto")  # auto is rans there
 
 _REASONS = {
@@ -62,6 +63,7 @@ def encode(
     bounds: Tensor,
     relative: bool,
     encoder: str = "bitpack",
+    encoders: Tensor | None = None,
     backend: Backend | None = None,
 ) -> Encoded:
     """Write the rows.
@@ -69,6 +71,7 @@ def encode(
     Args:     bounds: [S] float64 on CPU, finite, >= 0; 0 is lossless.
               relative: whether bounds are fractions of max - min of each segment's finite values.
               encoder: a key of ENCODERS; on a GPU one of GPU_ENCODERS.
+              encoders: [S] int64 on CPU, values of ENCODERS in place of `encoder`; on CPUs only.
               The others: arguments of core.codec.Codec.encode.
     Numerics: |x - decoded| <= bound in exact arithmetic, no slack, for every finite x; NaN (with
               its payload) and infinities survive; -0.0 may become 0.0.
@@ -77,9 +80,12 @@ def encode(
     _check_bounds(bounds, segments)
     if encoder not in ENCODERS:
         raise ValueError(f"encoder: {encoder!r} is not one of {tuple(ENCODERS)}")
+    numbers = _numbers_of(encoder, encoders, segments.num_segments)
     max_sizes = max_nbytes(segments)
     backend = check_buffers(values, segments, payload, at, max_sizes, backend)
     if backend == "gpu":
+        if encoders is not None:
+            raise ValueError("encoders: a GPU takes one encoder for all segments")
         if encoder not in GPU_ENCODERS:
             raise ValueError(f"encoder: {encoder!r} is not one of {GPU_ENCODERS} on a GPU")
         kernels = gpu_kernels(__name__)
@@ -90,7 +96,9 @@ def encode(
     if backend == "reference":
         for s in range(segments.num_segments):
             rows, bound = segments.block(values, s), float(bounds[s])
-            data = reference.encode_segment(rows, bound, relative=relative, encoder=encoder)
+            data = reference.encode_segment(
+                rows, bound, relative=relative, encoder=_NAMES[numbers[s]]
+            )
             nbytes[s] = len(data)
             payload[int(at[s]) : int(at[s]) + len(data)] = data
         return Encoded(payload, at, nbytes)
@@ -107,10 +115,10 @@ def encode(
         relative,
     )
     flushed = np.empty_like(sizes)
-    if encoder == "bitpack":
+    if encoders is None and encoder == "bitpack":
         cpu.encode(*arguments, sizes, flushed)
     else:
-        segment_encoders.encode(*arguments, sizes, flushed, ENCODERS[encoder])
+        segment_encoders.encode(*arguments, sizes, flushed, numbers)
     return Encoded(payload, at, nbytes, torch.from_numpy(flushed) if flushed.any() else None)
 
 
@@ -146,6 +154,15 @@ def decode(
         bad_segment, reason = segment_encoders.decode(*encoded_arrays, *layout, segments.dim, y)
     if bad_segment >= 0:
         raise CorruptFrameError(_REASONS[reason], segment=int(bad_segment))
+
+
+def _numbers_of(encoder: str, encoders: Tensor | None, num_segments: int) -> Any:
+    """Return the encoder of each segment, [S] int64. Raises ValueError: numbers that are none."""
+    if encoders is None:
+        return np.full(num_segments, ENCODERS[encoder], np.int64)
+    if encoders.shape != (num_segments,) or not _NAMES.keys() >= set(encoders.tolist()):
+        raise ValueError(f"encoders: {encoders.tolist()} are not {num_segments} of {list(_NAMES)}")
+    return encoders.numpy()
 
 
 def _corrupt_frame(code: int) -> CorruptFrameError:

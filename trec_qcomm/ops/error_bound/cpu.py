@@ -153,7 +153,7 @@ def raw_nbytes(num_values):
 
 
 @inner
-def _encode_segment(
+def encode_segment(
     values, start, stride, dim, num_values, requested_bound, relative, out, positions, scratch
 ):
     """Write one segment to out, which has max_nbytes. Return (nbytes, number of flushed values)."""
@@ -224,7 +224,7 @@ def encode(
         nbytes[s], flushed[s] = 0, 0
         if num_values:
             out = payload[at[s] : at[s] + max_nbytes[s]]
-            nbytes[s], flushed[s] = _encode_segment(
+            nbytes[s], flushed[s] = encode_segment(
                 values, start[s], stride[s], dim, num_values, bounds[s], relative, out, positions,
                 scratch,
             )  # fmt: skip

@@ -31,25 +31,23 @@ AUTO = 15  # vector_lz or rans, whichever is shorter; not on the wire
 
 
 @inner
-def _encode_indices(encoder, q, dim, out):
+def _encode_indices(encoder, q, dim, out, rans_scratch):
     """Encode the indices q [N] of one segment.
 
     Returns: (nbytes, the encoder used); nbytes is -1 where out has no room.
     """
     if encoder == AUTO:
-        return _encode_shortest(q, dim, out)
+        return _encode_shortest(q, dim, out, rans_scratch)
     nbytes = np.int64(-1)
-    if encoder == BITPACK:
-        nbytes = bitpack.encode_segment(q, dim, out)
-    elif encoder == VECTOR_LZ:
+    if encoder == VECTOR_LZ:
         nbytes = vector_lz.encode_segment(q, dim, out)
     elif encoder == RANS:
-        nbytes = rans.encode_segment(q, dim, out)
+        nbytes = rans.encode(q, out, rans_scratch)
     return nbytes, encoder
 
 
 @inner
-def _encode_shortest(q, dim, out):
+def _encode_shortest(q, dim, out, rans_scratch):
     """Encode with vector_lz or rans, whichever is shorter; if they are equal, with vector_lz.
 
     vector_lz is the faster, and ends as bitpack where no row repeats.
@@ -57,7 +55,7 @@ def _encode_shortest(q, dim, out):
     nbytes, kind = np.int64(vector_lz.encode_segment(q, dim, out)), VECTOR_LZ
     max_size = out.size if nbytes < 0 else nbytes - 1
     rans_bytes = np.empty(max_size, np.uint8)
-    size = np.int64(rans.encode_segment(q, dim, rans_bytes))
+    size = np.int64(rans.encode(q, rans_bytes, rans_scratch))
     if size >= 0:
         out[:size] = rans_bytes[:size]
         return size, RANS
@@ -65,26 +63,37 @@ def _encode_shortest(q, dim, out):
 
 
 @inner
-def _decode_indices(encoder, data, dim, q):
+def _decode_indices(encoder, data, dim, q, rans_scratch):
     """Decode all of data into q [N]. Return False where it is invalid."""
     if encoder == VECTOR_LZ:
         return vector_lz.decode_segment(data, dim, q)
     if encoder == RANS:
-        return rans.decode_segment(data, dim, q)
+        return rans.decode(data, q, rans_scratch)
     return False
 
 
 @inner
+def _most_values(offsets, dim):
+    """Return the number of values of the largest segment."""
+    most = np.int64(0)
+    for s in range(offsets.size - 1):
+        most = max(most, (offsets[s + 1] - offsets[s]) * dim)
+    return most
+
+
+@inner
 def quantize_and_encode(
-    values, start, stride, dim, num_values, bound, step, inverse, out, positions, scratch, encoder
-):
+    values, start, stride, dim, num_values, bound, step, inverse, out, positions, scratch, encoder,
+    q, rans_scratch,
+):  # fmt: skip
     """Quantize and encode one segment into out.
 
+    Args:    q: [num_values] int32 scratch for its indices.
     Returns: (nbytes, num_verbatim, the encoder used); nbytes is -1 where out or positions has no
              room.
     """
     x, words, narrow = scratch[0], scratch[1], scratch[2]
-    q, num_verbatim = np.empty(num_values, np.int32), np.int64(0)
+    num_verbatim = np.int64(0)
     for first in range(0, num_values, GROUP):
         n = min(GROUP, num_values - first)
         _, num_verbatim = quantizer.quantize_group(
@@ -94,32 +103,42 @@ def quantize_and_encode(
         if num_verbatim < 0:
             return np.int64(-1), num_verbatim, encoder
         bitpack.unzigzag(words, q, first, n)
-    nbytes, kind = _encode_indices(encoder, q, dim, out)
+    nbytes, kind = _encode_indices(encoder, q, dim, out, rans_scratch)
     return nbytes, num_verbatim, kind
 
 
 @kernel
 def encode(
     values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, flushed,
-    encoder,
+    encoders,
 ):  # fmt: skip
-    """Do what cpu.encode does, with `encoder`, one of VECTOR_LZ, RANS, AUTO."""
+    """Do what cpu.encode does, with an encoder for each segment: BITPACK, VECTOR_LZ, RANS, AUTO."""
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
+    most_values = _most_values(offsets, dim)
+    q, rans_scratch = np.empty(most_values, np.int32), rans.encoder_scratch(most_values)
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
         nbytes[s], flushed[s] = 0, 0
         if num_values == 0:
             continue
+        out, encoder = payload[at[s] : at[s] + max_nbytes[s]], encoders[s]
+        if encoder == BITPACK:
+            nbytes[s], flushed[s] = cpu.encode_segment(
+                values, start[s], stride[s], dim, num_values, bounds[s], relative, out, positions,
+                scratch,
+            )  # fmt: skip
+            continue
         width, bound, step, inverse = cpu.begin_segment(
             values, start[s], stride[s], dim, num_values, bounds[s], relative
         )
-        out, room = payload[at[s] : at[s] + max_nbytes[s]], cpu.raw_nbytes(num_values)
+        room = cpu.raw_nbytes(num_values)
         segment_positions = positions[: min(room // 8, MAX_VERBATIM)]
         size, num_verbatim, kind = np.int64(-1), np.int64(0), encoder
         if step > 0:
             size, num_verbatim, kind = quantize_and_encode(
                 values, start[s], stride[s], dim, num_values, bound, step, inverse,
                 out[HEADER_NBYTES:room], segment_positions, scratch, encoder,
+                q[:num_values], rans_scratch,
             )  # fmt: skip
         nbytes[s] = cpu.end_segment(
             values, start[s], stride[s], dim, num_values, width, step, kind, size, num_verbatim,
@@ -130,37 +149,101 @@ def encode(
         )
 
 
-@inner
-def _decode_rows(data, start, stride, dim, num_values, out, scratch):
-    """Decode a segment of one of these encoders. Return OK, or the reason why it is invalid.
+@inner(forceinline=True)
+def _data_of(frame, s):
+    """Return all bytes of segment s."""
+    payload, at, nbytes = frame[0], frame[1], frame[2]
+    return payload[at[s] : at[s] + nbytes[s]]
 
-    Args: data: the whole segment, whose header is valid.
-    """
-    kind, step, size, num_verbatim = cpu.read_header(data)
-    q, x = np.empty(num_values, np.int32), scratch[0]
-    if not _decode_indices(kind, data[HEADER_NBYTES : HEADER_NBYTES + size], dim, q):
-        return BAD_INDICES
-    for first in range(0, num_values, GROUP):
-        n = min(GROUP, num_values - first)
-        for k in range(n):
-            x[k] = np.float32(np.float32(q[first + k]) * step)
-        quantizer.scatter(x, n, start, stride, dim, first, out)
+
+@inner(forceinline=True)
+def _indices_of(frame, s):
+    """Return the bytes of the indices of segment s, whose header is valid."""
+    size = cpu.read_header(_data_of(frame, s))[2]
+    return _data_of(frame, s)[HEADER_NBYTES : HEADER_NBYTES + size]
+
+
+@inner(forceinline=True)
+def _num_values(frame, s):
+    return (frame[3][s + 1] - frame[3][s]) * frame[6]
+
+
+@inner
+def _write_rows(frame, s, q, scratch):
+    """Write the rows of segment s, whose indices are q. Return OK, or BAD_VERBATIM."""
+    start, stride, dim, out = frame[4][s], frame[5][s], frame[6], frame[7]
+    data = _data_of(frame, s)
+    _, step, _, num_verbatim = cpu.read_header(data)
+    if stride == dim:
+        for k in range(q.size):
+            out[np.uint64(start) + np.uint64(k)] = np.float32(np.float32(q[k]) * step)
+    else:
+        x = scratch[0]
+        for first in range(0, q.size, GROUP):
+            n = min(GROUP, q.size - first)
+            for k in range(n):
+                x[k] = np.float32(np.float32(q[first + k]) * step)
+            quantizer.scatter(x, n, start, stride, dim, first, out)
     verbatim = data[data.size - 8 * num_verbatim :].view(np.uint32)
-    return OK if cpu.place_verbatim(verbatim, start, stride, dim, num_values, out) else BAD_VERBATIM
+    return OK if cpu.place_verbatim(verbatim, start, stride, dim, q.size, out) else BAD_VERBATIM
+
+
+@inner
+def _decode_rows(frame, s, q, scratch, rans_scratch):
+    """Decode segment s, of one of these encoders. Return OK, or the reason why it is invalid.
+
+    Args: q: int32 scratch for its indices.
+    """
+    kind, q = cpu.read_header(_data_of(frame, s))[0], q[: _num_values(frame, s)]
+    if not _decode_indices(kind, _indices_of(frame, s), frame[6], q, rans_scratch):
+        return BAD_INDICES
+    return _write_rows(frame, s, q, scratch)
+
+
+@inner
+def _decode_two(frame, first, s, first_q, q, scratch, rans_scratch):
+    """Decode segments `first` and s, which can pair. Return the reason of each."""
+    first_q, q = first_q[: _num_values(frame, first)], q[: _num_values(frame, s)]
+    good, good_too = rans.decode_two(
+        _indices_of(frame, first), first_q, rans_scratch[1], _indices_of(frame, s), q,
+        rans_scratch[0],
+    )  # fmt: skip
+    reason = _write_rows(frame, first, first_q, scratch) if good else BAD_INDICES
+    return reason, _write_rows(frame, s, q, scratch) if good_too else BAD_INDICES
+
+
+@inner
+def _can_pair(frame, s):
+    """Return whether segment s is decoded faster together with another one."""
+    return rans.can_pair(_num_values(frame, s)) and cpu.read_header(_data_of(frame, s))[0] == RANS
 
 
 @kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Do what cpu.decode does, for all encoders."""
-    scratch = cpu.group_scratch()
+    frame = payload, at, nbytes, offsets, start, stride, dim, out
+    scratch, rans_scratch = cpu.group_scratch(), (rans.decoder_scratch(), rans.decoder_scratch())
+    most_values, waiting = _most_values(offsets, dim), np.int64(-1)
+    q, first_q = np.empty(most_values, np.int32), np.empty(min(most_values, 65535), np.int32)
+    bad, reason = np.int64(-1), OK
     for s in range(start.size):
-        num_values = (offsets[s + 1] - offsets[s]) * dim
         reason = cpu.decode_segment(
-            payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, scratch
+            payload, at[s], nbytes[s], start[s], stride[s], dim, _num_values(frame, s), out, scratch
         )
-        if reason == OTHER_ENCODER:
-            data = payload[at[s] : at[s] + nbytes[s]]
-            reason = _decode_rows(data, start[s], stride[s], dim, num_values, out, scratch)
+        if reason == OTHER_ENCODER and not _can_pair(frame, s):
+            reason = _decode_rows(frame, s, q, scratch, rans_scratch[0])
+        elif reason == OTHER_ENCODER and waiting < 0:
+            waiting, reason = np.int64(s), OK
+        elif reason == OTHER_ENCODER:
+            first_reason, reason = _decode_two(frame, waiting, s, first_q, q, scratch, rans_scratch)
+            if first_reason != OK:
+                return waiting, first_reason
+            waiting = np.int64(-1)
         if reason != OK:
-            return s, reason
-    return -1, OK
+            bad = s
+            break
+    if waiting >= 0:  # has found no other one, and comes before what is bad
+        first_reason = _decode_rows(frame, waiting, q, scratch, rans_scratch[0])
+        if first_reason != OK:
+            return waiting, first_reason
+    return bad, reason

@@ -76,12 +76,9 @@ def _cost(counts, shift, num_values, num_escapes):
     cost = (num_values * shift + table_nbits(counts)) << 16
     if counts.size + (num_escapes > 0) == 1:
         return cost
-    cost += num_values * _log2(num_values)
-    for count in counts:
-        if count:
-            cost -= count * _log2(count)
-    if num_escapes:
-        cost -= num_escapes * _log2(num_escapes)
+    cost += num_values * _log2(num_values) - num_escapes * _log2(max(num_escapes, 1))
+    for count in counts:  # vectorized: no branch
+        cost -= count * _log2(max(count, 1))
     return cost
 
 
@@ -114,39 +111,53 @@ def _initial_classes(q, low, high):
 
 
 @inner
-def _count_classes(q, base, shift, counts):
+def _count_classes(q, base, shift, counts, parts):
     """Set counts [number of classes + 1]; the last one is for indices outside of all classes.
 
     Four histograms are kept, because neighbours are often equal and an increment must not wait
     for the one before.
     """
-    last = counts.size - 1
-    parts = np.zeros(4 * counts.size, np.uint32)
-    base, shift, num_classes = np.int32(base), np.uint32(shift), np.uint32(last)
-    for i in range(q.size):
-        u = min(np.uint32(np.uint32(q[i] - base) >> shift), num_classes)
-        parts[np.uint64((i & 3) * counts.size + u)] += np.uint32(1)
-    for s in range(counts.size):
-        counts[s] = 0
-        for k in range(s, parts.size, counts.size):
-            counts[s] += parts[k]
+    size, last = counts.size, np.uint32(counts.size - 1)
+    parts[: 4 * size] = 0
+    part0, part1 = parts[:size], parts[size : 2 * size]
+    part2, part3 = parts[2 * size : 3 * size], parts[3 * size : 4 * size]
+    base, shift, whole = np.int32(base), np.uint32(shift), q.size & -4
+    for i in range(0, whole, 4):
+        g = q[i : i + 4]
+        part0[_class_of(g[0], base, shift, last)] += np.uint32(1)
+        part1[_class_of(g[1], base, shift, last)] += np.uint32(1)
+        part2[_class_of(g[2], base, shift, last)] += np.uint32(1)
+        part3[_class_of(g[3], base, shift, last)] += np.uint32(1)
+    for i in range(whole, q.size):
+        part0[_class_of(q[i], base, shift, last)] += np.uint32(1)
+    for s in range(size):
+        counts[s] = np.int64(part0[s]) + part1[s] + part2[s] + part3[s]
+
+
+@inner(forceinline=True)
+def _class_of(index, base, shift, last):
+    """Return the class of an index, or `last` outside of all."""
+    return np.uint64(min(np.uint32(np.uint32(index - base) >> shift), last))
 
 
 @inner
-def choose_classes(q, counts):
-    """Return (base, shift, number of classes A, number of escaped indices, cost).
+def choose_classes(q, scratch):
+    """Return (base, shift, number of classes A, number of escaped indices).
 
     Begins with the finest classes and merges pairs of them as long as that saves 0.4 %.
 
-    Args: counts: [257] int64, of which the first A are set.
+    Args: scratch: arrays of `class_scratch`; the first one gets the counts of the classes.
     """
+    counts, merged, parts = scratch
     low, high = q[0], q[0]
     for i in range(q.size):
         low, high = min(low, q[i]), max(high, q[i])
     base, shift = _initial_classes(q, np.int64(low), np.int64(high))
-    num_classes = _num_initial_classes(q.size)
-    _count_classes(q, base, shift, counts[: num_classes + 1])
-    first, num_escapes = 0, counts[num_classes]
+    num_classes, first = _num_initial_classes(q.size), 0
+    if base == low:  # the classes that indices are in
+        num_classes = min(num_classes, ((np.int64(high) - low) >> shift) + 1)
+    _count_classes(q, base, shift, counts[: num_classes + 1], parts)
+    num_escapes = counts[num_classes]
     while counts[num_classes - 1] == 0:
         num_classes -= 1
     # Merged classes may not reach beyond the initial ones, where escaped indices are. Dropping
@@ -154,9 +165,10 @@ def choose_classes(q, counts):
     while counts[first] == 0 and num_escapes == 0:
         first += 1
     base, num_classes = base + (first << shift), num_classes - first
-    counts[:num_classes] = counts[first : first + num_classes].copy()
+    if first:
+        for s in range(num_classes):
+            counts[s] = counts[first + s]
     best_cost = _cost(counts[:num_classes], shift, q.size, num_escapes)
-    merged = np.zeros(128, np.int64)
     while num_classes > 1 and shift < MAX_SHIFT:
         half = (num_classes + 1) // 2
         counts[num_classes] = 0
@@ -167,17 +179,24 @@ def choose_classes(q, counts):
             break
         counts[:half] = merged[:half]
         shift, num_classes, best_cost = shift + 1, half, cost
-    return base, shift, num_classes, num_escapes, best_cost
+    return base, shift, num_classes, num_escapes
+
+
+@inner
+def class_scratch():
+    """Return what `choose_classes` works in."""
+    return np.empty(257, np.int64), np.empty(128, np.int64), np.empty(4 * 257, np.uint32)
 
 
 @inner
 def frequencies_of(weights, log):
     """Turn weights [n] into frequencies of sum 2^log, in place: see reference.py."""
     total = weights.sum()
-    for s in range(weights.size):
-        if weights[s]:
-            weights[s] = max(1, ((weights[s] << log) + total // 2) // total)
-    excess = weights.sum() - (1 << log)
+    half, excess = total // 2, -(1 << log)
+    for s in range(weights.size):  # in float64 the quotient is exact enough: below 2^13 + 2^-31
+        f = np.int64(np.float64((weights[s] << log) + half) / np.float64(total))
+        weights[s] = max(f, np.int64(weights[s] > 0))
+        excess += weights[s]
     while excess != 0:
         s = weights.argmax()
         change = min(excess, max(1, weights[s] >> 4))

@@ -1,15 +1,19 @@
 """rANS in numba. Same bytes as reference.py, which says what they mean.
 
 Here is the layout of a segment. classes.py chooses its classes, header.py codes numbers and
-weights, stream.py is the coder of a stream. Shapes: N indices, C streams of K states, W bytes.
+weights, low_bits.py what is not entropy coded; stream.py is the coder of a stream, wide.py the one
+of long streams. Shapes: N indices, C streams of K states, W bytes.
 """
 
 import numpy as np
 
 from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.ops.rans import wide
 from trec_qcomm.ops.rans.classes import (
+    MAX_LOG,
     MAX_SHIFT,
     choose_classes,
+    class_scratch,
     frequencies_of,
     num_lanes,
     num_streams,
@@ -23,100 +27,33 @@ from trec_qcomm.ops.rans.header import (
     put_weights,
     varint_nbytes,
 )
+from trec_qcomm.ops.rans.low_bits import (
+    get32,
+    get_escapes,
+    get_low_bits,
+    put32,
+    put_escapes,
+    put_low_bits,
+)
 from trec_qcomm.ops.rans.stream import (
     LOWER,
+    SPARE_WORDS,
     fill_decoder_table,
     fill_encoder_table,
+    pop_rest,
     pop_stream,
     push_stream,
 )
 
-_ANY_ESCAPE = np.int32(-1 << 30)  # stream.ESCAPED plus low bits is below this, every index above
-
 
 @inner
-def _put_low_bits(q, base, shift, out):
-    """Write the low bits to out, a plane for each bit.
-
-    Bit t of byte j of a plane is that of index t * stride + j.
-    """
-    stride = (q.size + 7) // 8
-    base = np.int32(base)
-    out[:] = 0
-    for plane in range(shift):
-        bits = out[plane * stride : (plane + 1) * stride]
-        for t in range(8):
-            part = q[t * stride : min((t + 1) * stride, q.size)]
-            one, place = np.uint8(1 << t), np.int32(1 << plane)
-            for j in range(part.size):
-                bits[j] |= one if (part[j] - base) & place else np.uint8(0)
-
-
-@inner
-def _get_low_bits(data, shift, q):
-    """Add the low bits of each index to q."""
-    stride = (q.size + 7) // 8
-    for plane in range(shift):
-        bits = data[plane * stride : (plane + 1) * stride]
-        for t in range(8):
-            part = q[t * stride : min((t + 1) * stride, q.size)]
-            one, place = np.uint8(1 << t), np.int32(1 << plane)
-            for j in range(part.size):
-                part[j] += place if bits[j] & one else np.int32(0)
-
-
-@inner(forceinline=True)
-def _put32(out, at, value):
-    """Write value to out[at : at + 4], little-endian."""
-    for k in range(4):
-        out[at + k] = np.uint8((value >> (8 * k)) & 255)
-
-
-@inner(forceinline=True)
-def _get32(data, at):
-    """Read a number from data[at : at + 4], little-endian."""
-    value = np.int64(0)
-    for k in range(4):
-        value |= np.int64(data[at + k]) << (8 * k)
-    return value
-
-
-@inner
-def _put_escapes(q, base, shift, num_classes, out, at):
-    """Write the escaped indices of q to out[at:], in order, as int32."""
-    base, shift, num_classes = np.int32(base), np.uint32(shift), np.uint32(num_classes)
-    for begin in range(0, q.size, 64):
-        block, largest = q[begin : begin + 64], np.uint32(0)
-        for i in range(block.size):
-            largest = max(largest, np.uint32(block[i] - base))
-        if largest >> shift < num_classes:
-            continue  # the usual case, as escapes are rare; the loop above is vectorized
-        for i in range(block.size):
-            if np.uint32(block[i] - base) >> shift >= num_classes:
-                _put32(out, at, np.int64(block[i]))
-                at += 4
-
-
-@inner
-def _get_escapes(data, q):
-    """Replace what the escape symbol decoded to by the escaped indices in data.
-
-    Returns: False if their number is not that of the escape symbols.
-    """
-    at = 0
-    for begin in range(0, q.size, 64):
-        block, smallest = q[begin : begin + 64], np.int32(0)
-        for i in range(block.size):
-            smallest = min(smallest, block[i])
-        if smallest > _ANY_ESCAPE:
-            continue
-        for i in range(block.size):
-            if block[i] < _ANY_ESCAPE:
-                if at >= data.size:
-                    return False
-                block[i] = np.int32(_get32(data, at))
-                at += 4
-    return at == data.size
+def encoder_scratch(max_values):
+    """Return what `encode` works in, for segments of at most so many indices."""
+    most = min(max_values, 2 * 65536 - 1)  # the indices of a stream
+    tables = (np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.float32))
+    words = np.empty(most + SPARE_WORDS, np.uint16)
+    states = np.empty(32, np.uint32)
+    return class_scratch(), tables, np.empty(most, np.uint16), words, states
 
 
 @kernel
@@ -127,90 +64,79 @@ def encode_segment(q, dim, out):
 
     Returns: the number of bytes used, or -1 where C is too small.
     """
-    if q.size == 0:
-        return 0
-    counts = np.zeros(257, np.int64)
-    base, shift, num_classes, num_escapes, _ = choose_classes(q, counts)
-    zigzag = base << 1 ^ base >> 63
-    weights_at = 2 + varint_nbytes(zigzag) + varint_nbytes(num_escapes)
-    num_symbols = num_classes + (num_escapes > 0)
-    low_bits_at = weights_at
-    if num_symbols > 1:
-        low_bits_at += (table_nbits(counts[:num_classes]) + 7) // 8
-    lanes, streams = num_lanes(q.size), num_streams(q.size)
-    escapes_at = low_bits_at + shift * ((q.size + 7) // 8)
-    escapes_at += escapes_at & 1
-    states_at = escapes_at + 4 * num_escapes
-    words_at = states_at
-    if num_symbols > 1:
-        words_at += 4 * (lanes * streams + streams - 1)
-    if words_at > out.size:
-        return -1
-    out[:escapes_at] = 0
-    out[0], out[1] = shift, num_classes - 1
-    put_varint(out, put_varint(out, 2, zigzag), num_escapes)
-    _put_low_bits(q, base, shift, out[low_bits_at : low_bits_at + shift * ((q.size + 7) // 8)])
-    if num_symbols == 1:
-        return words_at
-    put_weights(counts[:num_classes], out, 8 * weights_at)
-    counts[num_classes] = num_escapes
-    log = table_log(q.size, num_symbols)
-    frequencies = counts[:num_symbols]
-    frequencies_of(frequencies, log)
-    inverses, updates = np.empty(257, np.uint64), np.empty(257, np.uint64)
-    fill_encoder_table(frequencies, log, inverses, updates)
-    if num_escapes:
-        _put_escapes(q, base, shift, num_classes, out, escapes_at)
-    words = out[words_at : out.size - (out.size & 1)].view(np.uint16)
-    first_word, counts_at = words.size, states_at + 4 * lanes * streams
-    for stream in range(streams - 1, -1, -1):
-        states = np.full(lanes, LOWER, np.uint64)
-        stream_indices = q[stream << 16 : q.size if stream == streams - 1 else (stream + 1) << 16]
-        end = first_word
-        first_word = push_stream(
-            stream_indices, base, shift, num_symbols - 1, inverses, updates, words[:end], states
-        )
-        if first_word < 0:
-            return -1
-        for k in range(lanes):
-            _put32(out, states_at + 4 * (stream * lanes + k), np.int64(states[k]))
-        if stream < streams - 1:
-            _put32(out, counts_at + 4 * stream, end - first_word)
-    num_words = words.size - first_word
-    for k in range(num_words):  # forwards, as source and target may overlap
-        words[k] = words[first_word + k]
-    return words_at + 2 * num_words
+    return encode(q, out, encoder_scratch(q.size))
 
 
 @inner
-def _decode_symbols(data, at, num_symbols, log, frequencies, base, shift, num_classes, q):
-    """Decode the symbols of all streams into q: the first index of each class, or ESCAPED.
+def encode(q, out, scratch):
+    """Do what `encode_segment` does. Args: scratch: arrays of `encoder_scratch`."""
+    if q.size == 0:
+        return 0
+    counts = scratch[0][0]
+    base, shift, num_classes, num_escapes = choose_classes(q, scratch[0])
+    num_symbols = num_classes + (num_escapes > 0)
+    zigzag, low_nbytes = base << 1 ^ base >> 63, shift * ((q.size + 7) // 8)
+    low_bits_at = 2 + varint_nbytes(zigzag) + varint_nbytes(num_escapes)
+    if num_symbols > 1:
+        low_bits_at += (table_nbits(counts[:num_classes]) + 7) // 8
+    escapes_at = (low_bits_at + low_nbytes + 1) // 2 * 2
+    streams_at = escapes_at + 4 * num_escapes
+    if streams_at > out.size:
+        return -1
+    out[escapes_at - 1] = 0  # padding, where it is no part of what follows
+    out[0], out[1] = shift, num_classes - 1
+    weights_at = put_varint(out, put_varint(out, 2, zigzag), num_escapes)
+    put_low_bits(q, base, shift, out[low_bits_at : low_bits_at + low_nbytes])
+    if num_symbols == 1:
+        return streams_at
+    put_weights(counts[:num_classes], out, weights_at)
+    counts[num_classes] = num_escapes
+    if num_escapes:
+        put_escapes(q, base, shift, num_classes, out, escapes_at)
+    return _encode_streams(q, base, shift, counts[:num_symbols], scratch, out, streams_at)
 
-    Args:    at: place in data where the states begin.
-    Returns: False if no encoder writes the data.
+
+@inner
+def _encode_streams(q, base, shift, weights, scratch, out, at):
+    """Write the states, word counts and words of all streams to out[at:].
+
+    Args:    weights: weights of all symbols; they become frequencies.
+    Returns: the place after them, or -1 where out is too small.
     """
-    lanes, streams = num_lanes(q.size), num_streams(q.size)
+    _, tables, symbols, words, all_states = scratch
+    lanes, streams, log = num_lanes(q.size), num_streams(q.size), table_log(q.size, weights.size)
+    frequencies_of(weights, log)
+    fill_encoder_table(weights, log, tables[0], tables[1])
+    if wide.takes(lanes):
+        wide.fill_reciprocals(weights, tables[2])
     counts_at = at + 4 * lanes * streams
     words_at = counts_at + 4 * (streams - 1)
-    if words_at > data.size or (data.size - words_at) % 2:
-        return False
-    table, states = np.empty(1 << log, np.uint64), np.empty(lanes, np.uint64)
-    fill_decoder_table(frequencies[:num_symbols], log, base, shift, num_classes, table)
-    words = data[words_at:].view(np.uint16)
+    states = all_states[:lanes]
     for stream in range(streams):
+        end = q.size if stream == streams - 1 else (stream + 1) << 16
+        states[:] = LOWER
+        num_words = push_stream(
+            q[stream << 16 : end],
+            base,
+            shift,
+            weights.size - 1,
+            tables,
+            log,
+            symbols,
+            words,
+            states,
+        )
+        if words_at + 2 * num_words > out.size:
+            return -1
         for k in range(lanes):
-            states[k] = np.uint64(_get32(data, at + 4 * (stream * lanes + k)))
-            if states[k] < LOWER or states[k] >= np.uint64(1 << 31):
-                return False
-        num_words, end = words.size, q.size
+            put32(out, at + 4 * (stream * lanes + k), np.int64(states[k]))
         if stream < streams - 1:
-            num_words, end = _get32(data, counts_at + 4 * stream), (stream + 1) << 16
-        if num_words > words.size:
-            return False
-        if not pop_stream(words[:num_words], table, log, states, q[stream << 16 : end]):
-            return False
-        words = words[num_words:]
-    return True
+            put32(out, counts_at + 4 * stream, num_words)
+        target = out[words_at : words_at + 2 * num_words].view(np.uint16)
+        for k in range(num_words):
+            target[k] = words[num_words - 1 - k]
+        words_at += 2 * num_words
+    return words_at
 
 
 @kernel
@@ -219,37 +145,165 @@ def decode_segment(data, dim, q):
 
     `dim` is not used; encoders share one signature.
     """
+    return decode(data, q, decoder_scratch())
+
+
+@inner
+def decoder_scratch():
+    """Return what `decode` works in: frequencies, two tables, states, a cursor and a layout."""
+    return (
+        np.empty(257, np.int64),
+        np.empty(1 << MAX_LOG, np.uint64),
+        np.empty(1 << MAX_LOG, np.uint32),
+        np.empty(32, np.uint32),
+        np.empty(5, np.int64),
+        np.empty(8, np.int64),
+    )
+
+
+@inner
+def decode(data, q, scratch):
+    """Do what `decode_segment` does. Args: scratch: arrays of `decoder_scratch`."""
     if q.size == 0 or data.size < 4:
         return q.size == data.size
+    return _open(data, q.size, scratch) and _decode_all(data, q, scratch, False)
+
+
+@inner(forceinline=True)
+def can_pair(num_values):
+    """Return whether `decode_two` takes segments of so many indices: streams of 16 states."""
+    return wide.takes(num_lanes(num_values)) and num_lanes(num_values) == wide.LANES
+
+
+@inner
+def decode_two(data, q, scratch, other_data, other_q, other_scratch):
+    """Decode two segments that `can_pair` at a time. Return whether each of them is valid."""
+    is_open = data.size >= 4 and _open(data, q.size, scratch)
+    other_is_open = other_data.size >= 4 and _open(other_data, other_q.size, other_scratch)
+    begun = (
+        is_open and other_is_open and _begin(data, scratch) and _begin(other_data, other_scratch)
+    )
+    if begun:
+        wide.pop_two(_job(data, q, scratch), _job(other_data, other_q, other_scratch))
+    return (
+        is_open and _decode_all(data, q, scratch, begun),
+        other_is_open and _decode_all(other_data, other_q, other_scratch, begun),
+    )
+
+
+@inner
+def _open(data, num_values, scratch):
+    """Read what is before the low bits, find the places of the rest, and make the tables.
+
+    The layout becomes: shift, base, number of classes and of escapes, places of low bits, escapes
+    and states (-1 if there is a single symbol), and whether there is a table for wide.py.
+
+    Returns: False if no encoder writes this.
+    """
+    frequencies, table, layout = scratch[0], scratch[1], scratch[5]
     shift, num_classes = np.int64(data[0]), np.int64(data[1]) + 1
     zigzag, at = get_varint(data, 2)
     num_escapes, at = get_varint(data, at)
-    if shift > MAX_SHIFT or at < 0 or zigzag >= 1 << 25:
+    num_symbols, base = num_classes + (num_escapes > 0), zigzag >> 1 ^ -(zigzag & 1)
+    if shift > MAX_SHIFT or at < 0 or zigzag >= 1 << 25 or num_escapes >= num_values:
         return False
-    if num_escapes >= q.size:
-        return False
-    base = zigzag >> 1 ^ -(zigzag & 1)
-    num_symbols = num_classes + (num_escapes > 0)
-    log = table_log(q.size, num_symbols)
-    frequencies = np.zeros(257, np.int64)
+    frequencies = frequencies[:num_symbols]
     if num_symbols > 1:
-        end = get_weights(data, 8 * at, frequencies[:num_classes])
-        if end < 0 or (frequencies.sum() == 0 and num_escapes == 0):
-            return False
-        at = (end + 7) // 8
+        at = get_weights(data, at, frequencies[:num_classes])
         if num_escapes:
             frequencies[num_classes] = num_escapes
-        frequencies_of(frequencies[:num_symbols], log)
-    low_bits_at, at = at, at + shift * ((q.size + 7) // 8)
-    escapes_at = at + (at & 1)
-    at = escapes_at + 4 * num_escapes
-    if at > data.size:
-        return False
-    if num_symbols == 1:
-        q[:] = base
-        if at != data.size:
+        if at < 0 or frequencies.sum() == 0:
             return False
-    elif not _decode_symbols(data, at, num_symbols, log, frequencies, base, shift, num_classes, q):
+    escapes_at = (at + shift * ((num_values + 7) // 8) + 1) // 2 * 2
+    states_at = escapes_at + 4 * num_escapes
+    layout[0], layout[1], layout[2], layout[3] = shift, base, num_classes, num_escapes
+    layout[4], layout[5], layout[6], layout[7] = at, escapes_at, states_at, 0
+    if num_symbols == 1:
+        layout[6] = -1
+        return states_at == data.size
+    log = table_log(num_values, num_symbols)
+    frequencies_of(frequencies, log)
+    fill_decoder_table(frequencies, base, shift, num_classes, table[: 1 << log])
+    if wide.takes(num_lanes(num_values)):
+        layout[7] = wide.fill_decoder_table(frequencies, scratch[2])
+    words_at = states_at + 4 * num_lanes(num_values) * num_streams(num_values)
+    words_at += 4 * (num_streams(num_values) - 1)
+    return words_at <= data.size and (data.size - words_at) % 2 == 0
+
+
+@inner
+def _begin(data, scratch):
+    """Read the states of the first stream. Return whether they and the tables are for `_job`."""
+    cursor, layout = scratch[4], scratch[5]
+    cursor[0], cursor[1], cursor[2], cursor[3], cursor[4] = 0, 0, layout[1], layout[0], layout[2]
+    return (
+        layout[6] >= 0 and layout[7] > 0 and _get_states(data, layout[6], scratch[3][: wide.LANES])
+    )
+
+
+@inner
+def _job(data, q, scratch):
+    """Return the job, as wide.py has it, of a segment of 16 states."""
+    words = data[scratch[5][6] + 4 * wide.LANES :].view(np.uint16)
+    return words, scratch[2], scratch[3][: wide.LANES], q, scratch[4]
+
+
+@inner
+def _decode_all(data, q, scratch, begun):
+    """Decode a segment that is open. Return False if no encoder writes the data.
+
+    Args: begun: whether the cursor says how far the first stream is decoded.
+    """
+    layout = scratch[5]
+    shift, base, num_escapes = layout[0], layout[1], layout[3]
+    if layout[6] < 0:
+        q[:] = base
+    elif not _decode_streams(data, q, scratch, begun):
         return False
-    _get_low_bits(data[low_bits_at:], shift, q)
-    return num_escapes == 0 or _get_escapes(data[escapes_at : escapes_at + 4 * num_escapes], q)
+    get_low_bits(data[layout[4] :], shift, q)
+    escapes = data[layout[5] : layout[5] + 4 * num_escapes]
+    return num_escapes == 0 or get_escapes(escapes, q)
+
+
+@inner
+def _decode_streams(data, q, scratch, begun):
+    """Decode the symbols of all streams into q: the first index of each class, or ESCAPED.
+
+    Returns: False if no encoder writes the data.
+    """
+    _, table, wide_table, all_states, cursor, layout = scratch
+    lanes, streams, at = num_lanes(q.size), num_streams(q.size), layout[6]
+    log = table_log(q.size, layout[2] + (layout[3] > 0))
+    counts_at = at + 4 * lanes * streams
+    words = data[counts_at + 4 * (streams - 1) :].view(np.uint16)
+    table, states = table[: 1 << log], all_states[:lanes]
+    for stream in range(streams):
+        num_words, end = words.size, q.size
+        if stream < streams - 1:
+            num_words, end = get32(data, counts_at + 4 * stream), (stream + 1) << 16
+        if num_words > words.size:
+            return False
+        if not begun:
+            if not _get_states(data, at + 4 * stream * lanes, states):
+                return False
+            cursor[0], cursor[1] = 0, 0
+            cursor[2], cursor[3], cursor[4] = layout[1], layout[0], layout[2]
+        part, stream_words = q[stream << 16 : end], words[:num_words]
+        if layout[7]:
+            wide.pop((stream_words, wide_table, states, part, cursor))
+            if not pop_rest(stream_words, table, log, states, cursor[0], cursor[1], part):
+                return False
+        elif not pop_stream(stream_words, table, log, states, part):
+            return False
+        words = words[num_words:]
+    return True
+
+
+@inner
+def _get_states(data, at, states):
+    """Read the states of a stream. Return False where one is out of range."""
+    for k in range(states.size):
+        states[k] = np.uint32(get32(data, at + 4 * k))
+        if states[k] < LOWER or states[k] >= np.uint32(1 << 31):
+            return False
+    return True

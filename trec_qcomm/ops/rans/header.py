@@ -13,28 +13,16 @@ def varint_nbytes(n):
     return max(1, (bit_length(n) + 6) // 7)
 
 
-@inner
-def _put_bits(out, at, value, num_bits):
-    """Write num_bits of value, lowest bit first, from bit `at` on, to bytes that were 0.
-
-    Returns: the bit after them.
-    """
-    for k in range(num_bits):
-        out[(at + k) >> 3] |= np.uint8(((value >> k) & 1) << ((at + k) & 7))
-    return at + num_bits
-
-
-@inner
-def _get_bits(data, at, num_bits):
-    """Read num_bits from bit `at` on; bits behind the end of data are 0.
+@inner(forceinline=True)
+def _peek(data, at):
+    """Return 24 bits or more of data from bit `at` on, lowest first; those behind its end are 0.
 
     The caller finds out by comparing `at` with the size of data.
     """
-    value = np.int64(0)
-    for k in range(num_bits):
-        if (at + k) >> 3 < data.size:
-            value |= np.int64((data[(at + k) >> 3] >> ((at + k) & 7)) & 1) << k
-    return value
+    value, byte = np.int64(0), at >> 3
+    for k in range(min(4, data.size - byte)):
+        value |= np.int64(data[byte + k]) << (8 * k)
+    return value >> (at & 7)
 
 
 @inner
@@ -63,44 +51,51 @@ def get_varint(data, at):
 
 @inner
 def put_weights(counts, out, at):
-    """Code the weights of `counts` at bit `at` of out, and replace the counts by these weights.
+    """Code the weights of `counts` from out[at] on, and replace the counts by these weights.
 
-    Returns: the bit after them.
+    Returns: the place after them.
     """
-    before = 0
+    before, held, num_held = 0, 0, 0
     for s in range(counts.size):
         weight = coarse(counts[s])
         length = bit_length(weight)
         delta = length - before
         code = (delta << 1 ^ delta >> 63) + 1
         num_low = bit_length(code) - 1
-        at = _put_bits(out, at + num_low, 1, 1)
-        at = _put_bits(out, at, code, num_low)
         sent = min(3, max(0, length - 1))
-        at = _put_bits(out, at, weight >> max(0, length - 1 - sent), sent)
+        low = code & ((1 << num_low) - 1)
+        high = weight >> max(0, length - 1 - sent) & ((1 << sent) - 1)
+        held |= ((1 << num_low) | low << (num_low + 1) | high << (2 * num_low + 1)) << num_held
+        num_held += 2 * num_low + 1 + sent
+        while num_held >= 8:
+            out[at] = held & 255
+            held, num_held, at = held >> 8, num_held - 8, at + 1
         counts[s], before = weight, length
+    if num_held:
+        out[at] = held
+        at += 1
     return at
 
 
 @inner
 def get_weights(data, at, weights):
-    """Read the weights at bit `at` of data.
+    """Read the weights from data[at] on.
 
-    Returns: the bit after them, or -1: data ends, or a bit length is one that no encoder writes.
+    Returns: the place after them, or -1: data ends, or a bit length is one that no encoder writes.
     """
-    length = 0
+    length, at = 0, 8 * at
     for s in range(weights.size):
-        num_low = 0
-        while num_low < 7 and _get_bits(data, at + num_low, 1) == 0:
+        bits, num_low = _peek(data, at), 0
+        while num_low < 6 and bits >> num_low & 1 == 0:
             num_low += 1
-        code = _get_bits(data, at + num_low + 1, num_low) + (1 << num_low) - 1
-        at += 2 * num_low + 1
+        code = (bits >> (num_low + 1) & ((1 << num_low) - 1)) + (1 << num_low) - 1
         length += (code >> 1) ^ -(code & 1)
-        if num_low > 5 or length < 0 or length > 31 or at > 8 * data.size:
+        if num_low > 5 or length < 0 or length > 31:
             return -1
         sent = min(3, max(0, length - 1))
-        weights[s] = (_get_bits(data, at, sent) + (1 << sent)) << max(0, length - 1 - sent)
-        if length == 0:
-            weights[s] = 0
-        at += sent
-    return at if at <= 8 * data.size else -1
+        high = bits >> (2 * num_low + 1) & ((1 << sent) - 1)
+        weights[s] = (high + (1 << sent)) << max(0, length - 1 - sent) if length else 0
+        at += 2 * num_low + 1 + sent
+        if at > 8 * data.size:
+            return -1
+    return (at + 7) // 8

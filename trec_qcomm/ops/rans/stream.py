@@ -1,155 +1,174 @@
 """The coder of one stream in numba: its rANS states and the 16-bit words they give off.
 
-Four states are coded at a time, in registers where a stream has no more, so that their latencies
-overlap. No loop branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
+Up to four states are in registers; with more, four are coded at a time, so that their latencies
+overlap. Streams of 16 states and more are coded in vectors where the CPU has them: wide.py. No
+loop branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
+
+The encoder goes through the indices backwards, and writes the words in that order, so the last
+word of the stream comes first.
 """
 
 # mypy: ignore-errors
 import numpy as np
 
 from trec_qcomm.kernels import inner
-from trec_qcomm.ops.rans.classes import bit_length
+from trec_qcomm.ops.rans import wide
 
 LOWER = np.uint64(1 << 15)
 ESCAPED = np.int64(-0x80000000)  # decoded value of the escape symbol, before its low bits
+SPARE_WORDS = 16  # what is written behind the last word
 
-_ONE, _TWO, _THREE, _SIXTEEN = (np.uint64(n) for n in (1, 2, 3, 16))
-_LOW16 = np.uint64(0xFFFF)
-_LOW32, _THIRTY_TWO = np.uint64(0xFFFFFFFF), np.uint64(32)
+_ZERO, _ONE, _TWO, _FOUR, _SIXTEEN = (np.uint64(n) for n in (0, 1, 2, 4, 16))
 
 
 @inner
 def fill_encoder_table(frequencies, log, inverses, updates):
     """Fill in what `_push` needs of each symbol.
 
-    x // f == x * factor >> places for all x < 2^31, where f is the symbol's frequency.
+    x // f == x * inverse >> (31 + log) for all states x < f * 2^(31 - log), f being the symbol's
+    frequency: the inverse is too large by less than 2^-(31 + log), so the product by less than 1/f.
 
-    Args: inverses: uint64 of each symbol: the factor, and the places << 32.
-          updates: uint64 of each symbol: the state from which on a word must leave, the symbol's
-                   first slot << 32, and (2^log - f) << 48.
+    Args: inverses: [257] uint64, 2^(31 + log) / f, rounded up.
+          updates: [257, 4] uint16, f, the symbol's first slot, 2^log - f, and nothing.
     """
-    start = 0
+    start, one = 0, np.float64(np.int64(1) << (31 + log))
     for s in range(frequencies.size):
         f = frequencies[s]
-        if f == 0:
-            continue
-        places = 31 + bit_length(f - 1)
-        inverses[s] = np.uint64((((1 << places) + f - 1) // f) | places << 32)
-        updates[s] = np.uint64(f << (31 - log) | start << 32 | ((1 << log) - f) << 48)
+        inverses[s] = np.uint64(np.ceil(one / max(f, 1)))  # exact: the quotient has 43 bits
+        updates[s, 0], updates[s, 1], updates[s, 2] = f, start, (1 << log) - f
         start += f
 
 
-@inner(forceinline=True)
-def _next_state(x, s, inverses, updates):
-    """Return the state after symbol s enters state x."""
-    a, b = inverses[s], updates[s]
-    quotient = (x * (a & _LOW32)) >> (a >> _THIRTY_TWO)
-    return x + ((b >> _THIRTY_TWO) & _LOW16) + quotient * (b >> np.uint64(48))
+@inner
+def _fill_symbols(q, base, shift, last, symbols):
+    """Set symbols [N] uint16: the class of each index, or `last`, the escape symbol, outside."""
+    base, shift, last = np.int32(base), np.uint32(shift), np.uint32(last)
+    for i in range(q.size):
+        symbols[i] = np.uint16(min(np.uint32(np.uint32(q[i] - base) >> shift), last))
 
 
 @inner(forceinline=True)
-def _push(x, s, inverses, updates, words, free):
+def _push(x, s, tables, shifts, words, used):
     """Encode one symbol without a branch.
 
     A word is always written; it counts only where it had to leave the state.
 
-    Returns: (the state, the place of the first word used).
+    Args:    shifts: 31 + log and 31 - log.
+    Returns: (the state, the number of words).
     """
-    words[free - _ONE] = np.uint16(x & _LOW16)
-    leaves = np.uint64(x >= (updates[s] & _LOW32))
-    return _next_state(x >> (leaves * _SIXTEEN), s, inverses, updates), free - leaves
-
-
-@inner(forceinline=True)
-def _symbol(index, base, shift, last):
-    """Return the symbol of an index: its class, or `last`, the escape symbol, outside of all."""
-    return np.uint64(min(np.uint32(index - base) >> shift, last))
+    inverses, updates = tables
+    words[used] = np.uint16(x)
+    leaves = np.uint64((x >> shifts[1]) >= np.uint64(updates[s, _ZERO]))
+    x >>= leaves << _FOUR
+    quotient = (x * inverses[s]) >> shifts[0]
+    x += np.uint64(updates[s, _ONE]) + quotient * np.uint64(updates[s, _TWO])
+    return x, used + leaves
 
 
 @inner
-def _push_checked(q, begin, end, base, shift, last, inverses, updates, words, free, states):
-    """Encode indices end - 1 down to begin, testing for room.
-
-    Returns: the place of the first word used, or -1: the words do not fit.
-    """
-    for i in range(end - 1, begin - 1, -1):
-        s = _symbol(q[i], base, shift, last)
+def _push_each(symbols, begin, tables, shifts, words, used, states):
+    """Encode symbols from the last one down to number `begin`, with any number of states."""
+    for i in range(symbols.size - 1, begin - 1, -1):
         lane = i & (states.size - 1)
-        x = states[lane]
-        if x >= (updates[s] & _LOW32):
-            if free == 0:
-                return -1
-            free -= 1
-            words[free] = np.uint16(x & _LOW16)
-            x >>= _SIXTEEN
-        states[lane] = _next_state(x, s, inverses, updates)
-    return free
+        x, used = _push(np.uint64(states[lane]), symbols[i], tables, shifts, words, used)
+        states[lane] = x
+    return used
 
 
 @inner
-def push_stream(q, base, shift, last, inverses, updates, words, states):
-    """Encode all indices q of a stream, the last one first, to the end of words.
+def _push_one_state(symbols, tables, shifts, words, used, states):
+    """Encode symbols with one state."""
+    x = np.uint64(states[0])
+    for i in range(symbols.size - 1, -1, -1):
+        x, used = _push(x, symbols[i], tables, shifts, words, used)
+    states[0] = x
+    return used
+
+
+@inner
+def _push_two_states(symbols, tables, shifts, words, used, states):
+    """Encode an even number of symbols with two states."""
+    x0, x1 = np.uint64(states[0]), np.uint64(states[1])
+    for i in range(symbols.size - 2, -1, -2):
+        g = symbols[i : i + 2]
+        x1, used = _push(x1, g[1], tables, shifts, words, used)
+        x0, used = _push(x0, g[0], tables, shifts, words, used)
+    states[0], states[1] = x0, x1
+    return used
+
+
+@inner
+def _push_four_states(symbols, tables, shifts, words, used, states):
+    """Encode symbols, a multiple of four, with four states."""
+    x0, x1, x2, x3 = (
+        np.uint64(states[0]),
+        np.uint64(states[1]),
+        np.uint64(states[2]),
+        np.uint64(states[3]),
+    )
+    for i in range(symbols.size - 4, -1, -4):
+        g = symbols[i : i + 4]
+        x3, used = _push(x3, g[3], tables, shifts, words, used)
+        x2, used = _push(x2, g[2], tables, shifts, words, used)
+        x1, used = _push(x1, g[1], tables, shifts, words, used)
+        x0, used = _push(x0, g[0], tables, shifts, words, used)
+    states[0], states[1], states[2], states[3] = x0, x1, x2, x3
+    return used
+
+
+@inner
+def _push_many_states(symbols, tables, shifts, words, used, states):
+    """Encode symbols, a multiple of four, with 8 states or more."""
+    for i in range(symbols.size - 4, -1, -4):
+        lane = i & (states.size - 4)
+        g, x = symbols[i : i + 4], states[lane : lane + 4]
+        x3, used = _push(np.uint64(x[3]), g[3], tables, shifts, words, used)
+        x2, used = _push(np.uint64(x[2]), g[2], tables, shifts, words, used)
+        x1, used = _push(np.uint64(x[1]), g[1], tables, shifts, words, used)
+        x0, used = _push(np.uint64(x[0]), g[0], tables, shifts, words, used)
+        x[0], x[1], x[2], x[3] = x0, x1, x2, x3
+    return used
+
+
+@inner
+def push_stream(q, base, shift, last, tables, log, symbols, words, states):
+    """Encode all indices q of a stream, the last one first.
 
     Args:    last: the last symbol, which is the escape where there is one.
-             inverses, updates: tables of `fill_encoder_table`.
-             states: [K] uint64, all LOWER; becomes the states to send.
-    Returns: the place of the first word used, or -1: the words do not fit.
+             tables: inverses and updates of `fill_encoder_table`, and reciprocals of wide.py,
+                     which are read only where `wide.takes` the states.
+             symbols: uint16 scratch, as many as q.
+             words: uint16, as many as q and SPARE_WORDS; the last word of the stream is first.
+             states: [K] uint32, all LOWER; becomes the states to send.
+    Returns: the number of words.
     """
-    base, shift, last = np.int32(base), np.uint32(shift), np.uint32(last)
-    i = q.size // 4 * 4 if states.size >= 4 else 0
-    first = _push_checked(
-        q, i, q.size, base, shift, last, inverses, updates, words, words.size, states
-    )
-    if i == 0 or first < 0:
-        return first
-    free = np.uint64(first)
-    if states.size == 4:
-        i, first = _push_four_states(
-            q, i, base, shift, last, inverses, updates, words, free, states
+    inverses, updates, reciprocals = tables
+    by_symbol, shifts = (inverses, updates), (np.uint64(31 + log), np.uint64(31 - log))
+    lanes, used = states.size, np.uint64(0)
+    if wide.takes(lanes):
+        whole = q.size & -lanes
+        _fill_symbols(q[whole:], base, shift, last, symbols)
+        used = _push_each(symbols[: q.size - whole], 0, by_symbol, shifts, words, used, states)
+        return np.int64(used) + wide.push(
+            q[:whole], words[np.int64(used) :], updates, reciprocals, states, base, shift, last
         )
+    _fill_symbols(q, base, shift, last, symbols)
+    whole = q.size & -min(lanes, 4)
+    used = _push_each(symbols[: q.size], whole, by_symbol, shifts, words, used, states)
+    symbols = symbols[:whole]
+    if lanes == 1:
+        used = _push_one_state(symbols, by_symbol, shifts, words, used, states)
+    elif lanes == 2:
+        used = _push_two_states(symbols, by_symbol, shifts, words, used, states)
+    elif lanes == 4:
+        used = _push_four_states(symbols, by_symbol, shifts, words, used, states)
     else:
-        i, first = _push_many_states(
-            q, i, base, shift, last, inverses, updates, words, free, states
-        )
-    return _push_checked(q, 0, i, base, shift, last, inverses, updates, words, first, states)
+        used = _push_many_states(symbols, by_symbol, shifts, words, used, states)
+    return np.int64(used)
 
 
 @inner
-def _push_four_states(q, i, base, shift, last, inverses, updates, words, free, states):
-    """Encode indices i - 1 down to 0 with 4 states, while there is room for four words.
-
-    Returns: (the number of indices left, the place of the first word used).
-    """
-    x0, x1, x2, x3 = states[0], states[1], states[2], states[3]
-    while i > 0 and free >= np.uint64(4):
-        i -= 4
-        g = q[i : i + 4]
-        x3, free = _push(x3, _symbol(g[3], base, shift, last), inverses, updates, words, free)
-        x2, free = _push(x2, _symbol(g[2], base, shift, last), inverses, updates, words, free)
-        x1, free = _push(x1, _symbol(g[1], base, shift, last), inverses, updates, words, free)
-        x0, free = _push(x0, _symbol(g[0], base, shift, last), inverses, updates, words, free)
-    states[0], states[1], states[2], states[3] = x0, x1, x2, x3
-    return i, np.int64(free)
-
-
-@inner
-def _push_many_states(q, i, base, shift, last, inverses, updates, words, free, states):
-    """Do what `_push_four_states` does with 8 states or more."""
-    while i > 0 and free >= np.uint64(4):
-        i -= 4
-        k = np.uint64(i & (states.size - 4))
-        g = q[i : i + 4]
-        x0, x1, x2, x3 = states[k], states[k + _ONE], states[k + _TWO], states[k + _THREE]
-        x3, free = _push(x3, _symbol(g[3], base, shift, last), inverses, updates, words, free)
-        x2, free = _push(x2, _symbol(g[2], base, shift, last), inverses, updates, words, free)
-        x1, free = _push(x1, _symbol(g[1], base, shift, last), inverses, updates, words, free)
-        x0, free = _push(x0, _symbol(g[0], base, shift, last), inverses, updates, words, free)
-        states[k], states[k + _ONE], states[k + _TWO], states[k + _THREE] = x0, x1, x2, x3
-    return i, np.int64(free)
-
-
-@inner
-def fill_decoder_table(frequencies, log, base, shift, num_classes, table):
+def fill_decoder_table(frequencies, base, shift, num_classes, table):
     """Fill table [2^log] uint64, an entry for each slot.
 
     From the highest bits: 32 of the decoded value, 16 of the frequency, 16 of the number of the
@@ -166,56 +185,128 @@ def fill_decoder_table(frequencies, log, base, shift, num_classes, table):
 
 
 @inner(forceinline=True)
-def _pop(x, table, mask, log, words, at):
-    """Decode one value without a branch. Return (the state, the next word, the value)."""
-    entry = table[x & mask]
-    x = ((entry >> _SIXTEEN) & _LOW16) * (x >> log) + (entry & _LOW16)
+def _pop(x, table, log, words, at):
+    """Decode one value without a branch.
+
+    Args:    table: entries as 16-bit and as 32-bit numbers, and their number less 1.
+    Returns: (the state, the next word, the value).
+    """
+    parts, values, mask = table
+    slot = x & mask
+    x = np.uint64(parts[slot, _ONE]) * (x >> log) + np.uint64(parts[slot, _ZERO])
     full = (x << _SIXTEEN) | np.uint64(words[at])
     short = x < LOWER
-    return (full if short else x), at + np.uint64(short), np.int32(entry >> _THIRTY_TWO)
+    return (full if short else x), at + np.uint64(short), values[slot, _ONE]
+
+
+@inner
+def _pop_one_state(words, table, log, states, at, q):
+    """Decode with one state, four values at a time, as long as there are four words.
+
+    Returns: (the number of values, the next word).
+    """
+    x, i, enough = np.uint64(states[0]), 0, np.uint64(max(words.size - 3, 0))
+    while i + 4 <= q.size and at < enough:
+        g = q[i : i + 4]
+        x, at, g[0] = _pop(x, table, log, words, at)
+        x, at, g[1] = _pop(x, table, log, words, at)
+        x, at, g[2] = _pop(x, table, log, words, at)
+        x, at, g[3] = _pop(x, table, log, words, at)
+        i += 4
+    states[0] = x
+    return i, at
+
+
+@inner
+def _pop_two_states(words, table, log, states, at, q):
+    """Do what `_pop_one_state` does with two."""
+    x0, x1 = np.uint64(states[0]), np.uint64(states[1])
+    i, enough = 0, np.uint64(max(words.size - 3, 0))
+    while i + 4 <= q.size and at < enough:
+        g = q[i : i + 4]
+        x0, at, g[0] = _pop(x0, table, log, words, at)
+        x1, at, g[1] = _pop(x1, table, log, words, at)
+        x0, at, g[2] = _pop(x0, table, log, words, at)
+        x1, at, g[3] = _pop(x1, table, log, words, at)
+        i += 4
+    states[0], states[1] = x0, x1
+    return i, at
+
+
+@inner
+def _pop_four_states(words, table, log, states, at, q):
+    """Do what `_pop_one_state` does with four."""
+    x0, x1 = np.uint64(states[0]), np.uint64(states[1])
+    x2, x3 = np.uint64(states[2]), np.uint64(states[3])
+    i, enough = 0, np.uint64(max(words.size - 3, 0))
+    while i + 4 <= q.size and at < enough:
+        g = q[i : i + 4]
+        x0, at, g[0] = _pop(x0, table, log, words, at)
+        x1, at, g[1] = _pop(x1, table, log, words, at)
+        x2, at, g[2] = _pop(x2, table, log, words, at)
+        x3, at, g[3] = _pop(x3, table, log, words, at)
+        i += 4
+    states[0], states[1], states[2], states[3] = x0, x1, x2, x3
+    return i, at
+
+
+@inner
+def _pop_many_states(words, table, log, states, at, q):
+    """Do what `_pop_one_state` does with 8 or more."""
+    i, enough = 0, np.uint64(max(words.size - 3, 0))
+    while i + 4 <= q.size and at < enough:
+        lane = i & (states.size - 4)
+        g, x = q[i : i + 4], states[lane : lane + 4]
+        x0, at, g[0] = _pop(np.uint64(x[0]), table, log, words, at)
+        x1, at, g[1] = _pop(np.uint64(x[1]), table, log, words, at)
+        x2, at, g[2] = _pop(np.uint64(x[2]), table, log, words, at)
+        x3, at, g[3] = _pop(np.uint64(x[3]), table, log, words, at)
+        x[0], x[1], x[2], x[3] = x0, x1, x2, x3
+        i += 4
+    return i, at
+
+
+@inner
+def pop_rest(words, table, log, states, i, at, q):
+    """Decode values i and the following, testing for the end of the words.
+
+    Args:    table: [2^log] uint64 of `fill_decoder_table`.
+    Returns: True if all words were used and every state ended at LOWER, where the encoder began.
+    """
+    lanes, log = states.size, np.uint64(log)
+    mask = np.uint64(table.size - 1)
+    parts = table.view(np.uint16).reshape(table.size, 4)
+    for k in range(i, q.size):
+        lane = k & (lanes - 1)
+        x = np.uint64(states[lane])
+        slot = x & mask
+        x = np.uint64(parts[slot, _ONE]) * (x >> log) + np.uint64(parts[slot, _ZERO])
+        if x < LOWER:
+            if at >= words.size:
+                return False
+            x = (x << _SIXTEEN) | np.uint64(words[at])
+            at += 1
+        states[lane] = x
+        q[k] = np.int32(np.int64(table[slot]) >> 32)
+    for x in states:
+        if x != LOWER:
+            return False
+    return at == words.size
 
 
 @inner
 def pop_stream(words, table, log, states, q):
-    """Decode words into q with the states of a stream.
-
-    Returns: True if all words were used and every state ended at LOWER, where the encoder began.
-    """
-    mask, log = np.uint64(table.size - 1), np.uint64(log)
-    lanes, at = states.size, np.uint64(0)
-    i, num_words = 0, np.uint64(words.size)
-    if lanes > 4:
-        while i + 4 <= q.size and at + np.uint64(4) <= num_words:
-            lane = i & (lanes - 4)
-            g, x = q[i : i + 4], states[lane : lane + 4]
-            x[0], at, g[0] = _pop(x[0], table, mask, log, words, at)
-            x[1], at, g[1] = _pop(x[1], table, mask, log, words, at)
-            x[2], at, g[2] = _pop(x[2], table, mask, log, words, at)
-            x[3], at, g[3] = _pop(x[3], table, mask, log, words, at)
-            i += 4
+    """Decode words into q with the states [K] uint32 of a stream. See `pop_rest`."""
+    parts = table.view(np.uint16).reshape(table.size, 4)
+    values = table.view(np.int32).reshape(table.size, 2)
+    views = parts, values, np.uint64(table.size - 1)
+    lanes, at, places = states.size, np.uint64(0), np.uint64(log)
+    if lanes == 1:
+        i, at = _pop_one_state(words, views, places, states, at, q)
+    elif lanes == 2:
+        i, at = _pop_two_states(words, views, places, states, at, q)
     elif lanes == 4:
-        x0, x1, x2, x3 = states[0], states[1], states[2], states[3]
-        while i + 4 <= q.size and at + np.uint64(4) <= num_words:
-            g = q[i : i + 4]
-            x0, at, g[0] = _pop(x0, table, mask, log, words, at)
-            x1, at, g[1] = _pop(x1, table, mask, log, words, at)
-            x2, at, g[2] = _pop(x2, table, mask, log, words, at)
-            x3, at, g[3] = _pop(x3, table, mask, log, words, at)
-            i += 4
-        states[0], states[1], states[2], states[3] = x0, x1, x2, x3
-    while i < q.size:
-        lane = i & (lanes - 1)
-        entry = table[states[lane] & mask]
-        x = ((entry >> _SIXTEEN) & _LOW16) * (states[lane] >> log) + (entry & _LOW16)
-        if x < LOWER:
-            if at >= num_words:
-                return False
-            x = (x << _SIXTEEN) | np.uint64(words[at])
-            at += _ONE
-        states[lane] = x
-        q[i] = np.int32(entry >> _THIRTY_TWO)
-        i += 1
-    for k in range(lanes):
-        if states[k] != LOWER:
-            return False
-    return at == num_words
+        i, at = _pop_four_states(words, views, places, states, at, q)
+    else:
+        i, at = _pop_many_states(words, views, places, states, at, q)
+    return pop_rest(words, table, log, states, i, np.int64(at), q)
