@@ -264,7 +264,7 @@ def test_ranks_that_are_chosen_have_defaults_that_go_together():
     for fields, first, largest in (({}, 16, 64), ({"largest": 8}, 8, 8), ({"first": 80}, 80, 80)):
         config = config_from_dict(low_rank(rank="auto", **fields))
         rule = config.dense.low_rank
-        assert (rule.keep, rule.every, rule.first, rule.largest) == (0.99, 50, first, largest)
+        assert (rule.keep, rule.every, rule.first, rule.largest) == (0.999, 50, first, largest)
         assert rule.columns == first
         assert config_from_dict(config_to_dict(config), source=config.source) == config
     assert config_to_dict(config_from_dict(low_rank(rank=4)))["dense"]["low_rank"] == {"rank": 4}

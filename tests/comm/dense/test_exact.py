@@ -77,8 +77,8 @@ def test_roots_do_not_depend_on_the_library_of_the_machine():
         roots = reciprocal_roots(values)
         orthonormal_rows([matrices()])
     assert bool(((roots * roots * values - 1).abs() <= 2.0**-50).all())
-    for own in (slice(7, 8), slice(3, 50)):  # as alone, with other paths of vector code
-        assert torch.equal(reciprocal_roots(values[own]), roots[own])
+    for part in (slice(7, 8), slice(3, 50)):  # as alone, with other paths of vector code
+        assert torch.equal(reciprocal_roots(values[part]), roots[part])
     assert bool(reciprocal_roots(torch.tensor([torch.nan], dtype=torch.float64)).isnan())
 
 
