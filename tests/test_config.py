@@ -236,6 +236,40 @@ def test_a_codec_name_is_short_for_its_mapping(tmp_path):
     assert config_from_dict(config_to_dict(config), source=config.source) == config
 
 
+def low_rank(**fields):
+    return {"dense": {"codec": "float6", "low_rank": fields}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rank": "all"}, r"rank: 'all' is not an integer in 1\.\.256 or auto"),
+        ({"rank": True}, "rank: True is not an integer"),
+        ({"rank": 4, "keep": 0.9}, "keep: only with rank: auto"),
+        ({"rank": 4, "largest": 8}, "largest: only with rank: auto"),
+        ({"rank": "auto", "keep": 1.0}, "keep: 1.0 is not a number over 0 and below 1"),
+        ({"rank": "auto", "keep": float("nan")}, "keep: nan is not a number over"),
+        ({"rank": "auto", "every": 0}, "every: 0 is not an integer >= 1"),
+        ({"rank": "auto", "first": 0}, r"first: 0 is not an integer in 1\.\.256"),
+        ({"rank": "auto", "largest": 257}, r"largest: 257 is not an integer in 1\.\.256"),
+        ({"rank": "auto", "first": 9, "largest": 8}, "first: 9 is more than largest, 8"),
+    ],
+)
+def test_low_rank_refuses(fields, message):
+    with pytest.raises(ValueError, match=rf"dense\.low_rank: {message}"):
+        config_from_dict(low_rank(**fields))
+
+
+def test_ranks_that_are_chosen_have_defaults_that_go_together():
+    for fields, first, largest in (({}, 16, 64), ({"largest": 8}, 8, 8), ({"first": 80}, 80, 80)):
+        config = config_from_dict(low_rank(rank="auto", **fields))
+        rule = config.dense.low_rank
+        assert (rule.keep, rule.every, rule.first, rule.largest) == (0.999, 50, first, largest)
+        assert rule.columns == first
+        assert config_from_dict(config_to_dict(config), source=config.source) == config
+    assert config_to_dict(config_from_dict(low_rank(rank=4)))["dense"]["low_rank"] == {"rank": 4}
+
+
 @pytest.mark.parametrize("codec", ["sign", {"codec": "threshold", "threshold": 0.1}])
 def test_codecs_of_gradients_do_not_send_rows(codec):
     name = codec if isinstance(codec, str) else codec["codec"]

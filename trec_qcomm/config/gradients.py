@@ -60,7 +60,7 @@ class LowRank:
     With `rank: auto` each matrix has a rank of its own, which all ranks of the job change at the
     same step to the least one that keeps a share of the energy, the sum of squares, of what is to
     be sent: the gradient and what was left out before. The other fields are for `auto` alone, where
-    None becomes .5, 50, 16 and 64.
+    None becomes .999, 50, 16 and 64.
 
     Args:
         rank: number of columns of each factor; lower is smaller, and keeps less of each step.
@@ -85,7 +85,7 @@ class LowRank:
                     raise ValueError(f"{name}: only with rank: auto")
             return
         for name, default in (
-            ("keep", 0.5),
+            ("keep", 0.999),
             ("every", 50),
             ("largest", 64 if type(self.first) is not int else max(64, self.first)),
             ("first", 16 if type(self.largest) is not int else min(16, self.largest)),

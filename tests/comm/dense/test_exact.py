@@ -7,7 +7,11 @@ import torch
 
 from tests.comm.dense.other_machine import other_bmm, other_mm, real_bmm, real_mm
 from tests.comm.dense.reductions import same_bits
-from trec_qcomm.comm.dense.low_rank.exact import orthonormal_rows, product_of_factors
+from trec_qcomm.comm.dense.low_rank.exact import (
+    orthonormal_rows,
+    product_of_factors,
+    reciprocal_roots,
+)
 from trec_qcomm.comm.dense.low_rank.ranks import (
     NUM_PROBES,
     RankChoice,
@@ -16,6 +20,7 @@ from trec_qcomm.comm.dense.low_rank.ranks import (
     probe,
     signs,
 )
+from trec_qcomm.wire import frame
 
 
 def matrices(scale=1.0):
@@ -62,6 +67,33 @@ def test_every_product_is_of_whole_numbers_with_exact_sums(rank, num_columns):
         (rows,) = orthonormal_rows([given])
         product_of_factors(rows, right)
         product_of_factors(torch.ones(2, rank, num_columns), right)
+
+
+def test_roots_do_not_depend_on_the_library_of_the_machine():
+    values = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    values = torch.cat([values, values * 1e-300, values * 1e300, torch.tensor([1.0, 2.0, 0.5])])
+    forbidden = dict.fromkeys(("sqrt", "rsqrt", "pow"), None)
+    with mock.patch.multiple(torch, **forbidden), mock.patch.multiple(torch.Tensor, **forbidden):
+        roots = reciprocal_roots(values)
+        orthonormal_rows([matrices()])
+    assert bool(((roots * roots * values - 1).abs() <= 2.0**-50).all())
+    for part in (slice(7, 8), slice(3, 50)):  # as alone, with other paths of vector code
+        assert torch.equal(reciprocal_roots(values[part]), roots[part])
+    assert bool(reciprocal_roots(torch.tensor([torch.nan], dtype=torch.float64)).isnan())
+
+
+@pytest.mark.parametrize("rank", [1, 4, 33])
+def test_a_gpu_eliminates_with_the_same_bits(rank):
+    generator = torch.Generator().manual_seed(1)
+    given = torch.randn(3, rank, 100, generator=generator)
+    given[0, rank // 2] = 0
+    given[1, 0, 7] = torch.nan
+    (expected,) = orthonormal_rows([given])
+    with mock.patch.object(frame, "is_on_gpu", return_value=True):
+        (rows,) = orthonormal_rows([given])
+    assert same_bits(rows, expected)
+    assert bool(rows[1].isnan().all())
+    assert bool(rows[2].isfinite().all())
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-38, 1e30])

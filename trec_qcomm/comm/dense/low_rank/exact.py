@@ -4,18 +4,20 @@ All ranks of an all-reduce must end with equal bits, and a matrix product in flo
 on the order in which it adds, which differs between machines, numbers of threads and devices. Here
 every factor of a product is first rounded to integers that are so small that all products and
 partial sums are integers below 2^53, which float64 adds without rounding: any order gives the same
-bits, with fused multiply-adds and without. What is left is element by element (+, -, *, /, sqrt,
-rounding, largest magnitude), which IEEE 754 defines to the bit. Powers of two are made from their
-bits, as the functions that compute them may round.
+bits, with fused multiply-adds and without. What is left is element by element (+, -, *, /,
+rounding, largest magnitude), which IEEE 754 defines to the bit. It defines roots, too, but torch's
+are others on a CPU, so they are computed here. Powers of two are made from their bits, as the
+functions that compute them may round.
 
 Knows: matrices. Does not know: gradients, ranks, messages.
 Source: ours; that sums of small enough integers are exact is what Ozaki et al. 2012 build on.
 Shapes: B matrices of r rows (the rank) and n columns, r <= n in what follows from gradients.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +28,7 @@ _GRID = 20  # rows of an orthonormal matrix are multiples of 2^-20, in magnitude
 # A row of which less than 2^-12 is left beside the rows before it counts as their sum. What is
 # left of it is known to 2^-8 of itself then, as rows are rounded to 2^-20 of their largest value.
 _DEPENDENT = 2.0**-24
+_NEWTON_STEPS = 6
 
 
 class FixedPoint(NamedTuple):
@@ -117,17 +120,50 @@ def _inverse_factor(grams: Tensor) -> Tensor:
     rank = grams.shape[1]
     identity = torch.eye(rank, dtype=grams.dtype, device=grams.device).expand_as(grams)
     both = torch.cat([grams, identity], dim=2)
-    given = grams.diagonal(dim1=1, dim2=2).clone()
-    scales = torch.empty_like(given)
+    least = grams.diagonal(dim1=1, dim2=2) * _DEPENDENT
+    pivots = torch.empty_like(least)
+    if frame.is_on_gpu(grams):
+        _eliminate(both, least, pivots, torch.where)
+    else:  # numpy takes a fraction of torch's time for many small operations
+        with np.errstate(all="ignore"):
+            _eliminate(both.numpy(), least.numpy(), pivots.numpy(), np.where)
+    scales = torch.where(pivots <= least, 0.0, reciprocal_roots(pivots))
+    return both[:, :, rank:] * scales[:, :, None]
+
+
+def _eliminate(both: Any, least: Any, pivots: Any, where: Callable[..., Any]) -> None:
+    """Subtract multiples of rows from the rows below them, in place; of torch, or of numpy.
+
+    Args:
+        both: [B, r, 2 r], G and the identity.
+        least: [B, r], the least pivots that count.
+        pivots: [B, r], to be written.
+        where: torch.where or numpy.where.
+    """
+    rank = both.shape[1]
     for k in range(rank):
-        pivot = both[:, k, k].clone()
-        dependent = pivot <= given[:, k] * _DEPENDENT  # not where it is NaN
-        reciprocal = torch.where(dependent, 0.0, 1.0 / pivot)
-        scales[:, k] = torch.where(dependent, 0.0, 1.0 / pivot.sqrt())
+        pivots[:, k] = both[:, k, k]
         if k + 1 < rank:
+            pivot = pivots[:, k]
+            reciprocal = where(pivot <= least[:, k], 0.0, 1.0 / pivot)  # not 0 where it is NaN
             factors = both[:, k + 1 :, k] * reciprocal[:, None]
             both[:, k + 1 :] -= factors[:, :, None] * both[:, k, None]
-    return both[:, :, rank:] * scales[:, :, None]
+
+
+def reciprocal_roots(values: Tensor) -> Tensor:
+    """Return 1 / sqrt(values), off by a few units in the last place, with equal bits everywhere.
+
+    torch.sqrt is rounded correctly on a GPU, but on a CPU it is what the vector library has.
+
+    Args: values: float64, positive; the result for others has no meaning, but for NaN.
+    """
+    mantissas, exponents = torch.frexp(values)
+    half = exponents.long() >> 1
+    inside = mantissas * power_of_two(exponents.long() - 2 * half)  # .5 to 2
+    roots = 1.6 - 0.5 * inside  # within 16 %; each step of Newton squares the error
+    for _ in range(_NEWTON_STEPS):
+        roots = roots * (1.5 - 0.5 * inside * roots * roots)
+    return roots * power_of_two(-half)
 
 
 def product_of_factors(left: Tensor, right: Tensor) -> Tensor:
