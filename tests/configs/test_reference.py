@@ -8,7 +8,15 @@ import pytest
 
 from trec_qcomm import Config, GradientRule, HopCodecs, TableGradientRule, TableRule
 from trec_qcomm.codecs import EncoderLink
-from trec_qcomm.config import DebugRule, GuardRule, IdRule, LowRank, config_from_dict, parse_yaml
+from trec_qcomm.config import (
+    DebugRule,
+    GuardRule,
+    IdRule,
+    LowRank,
+    RowFeedback,
+    config_from_dict,
+    parse_yaml,
+)
 from trec_qcomm.control.cost_model import Link
 from trec_qcomm.control.error_bound import OnlineClasses
 from trec_qcomm.control.schedule import SCHEDULES
@@ -20,7 +28,7 @@ REFERENCE = (Path(__file__).parents[2] / "configs" / "REFERENCE.md").read_text(e
 NOT_IN_A_FILE = {"source"}
 RULES = (
     Config, TableRule, HopCodecs, GradientRule, TableGradientRule, DebugRule, GuardRule, IdRule,
-    LowRank,
+    LowRank, RowFeedback,
 )  # fmt: skip
 CONTROL = (OnlineClasses, ThresholdRefresh, Link, EncoderLink, *SCHEDULES.values())
 # Other tests, in the same process, register codecs of their own.

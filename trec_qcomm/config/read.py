@@ -12,6 +12,7 @@ Errors name file, field and allowed values.
         schedule: {kind: step}    # optional: coarser error bounds at first, see control.schedule
         classes: {every: 1000}    # optional: error bounds from the rows, see control.error_bound
         refresh: {every: 1000, density: 0.1}    # optional: topk's threshold, see control.threshold
+        error_feedback: {backward_rows: 100000}    # optional: residuals by id, see TableRule
     dense:                        # optional: the all-reduce of the replicated part's gradients
       codec: {codec: rowwise, bits: 4}    # or a list of rules, each with `parameters: [patterns]`
       error_feedback: true        # and the other fields of a GradientRule
@@ -43,7 +44,7 @@ from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank, TableGradientRule
 from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.ids import IdRule
-from trec_qcomm.config.tables import HopCodecs, TableRule
+from trec_qcomm.config.tables import HopCodecs, RowFeedback, TableRule
 from trec_qcomm.config.tree import Config
 from trec_qcomm.config.yaml_text import read_yaml
 from trec_qcomm.control.cost_model import Link
@@ -145,6 +146,7 @@ _NESTED_IN_TABLE_RULES = (
     ("classes", OnlineClasses),
     ("refresh", ThresholdRefresh),
     ("link", EncoderLink),
+    ("error_feedback", RowFeedback),
 )
 _NESTED_IN_GRADIENT_RULES = (
     ("link", Link),

@@ -59,6 +59,34 @@ class HopCodecs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowFeedback:
+    """Settings of error feedback by id: what a codec kept back of a row is added to the next row
+    of the same id.
+
+    Args:
+        backward_rows: number of ids of a feature whose gradients' residuals each rank keeps; 0:
+            gradients are sent without.
+        forward_rows: number of ids of a feature whose rows' residuals the table's rank keeps for
+            each rank that it sends them; 0: rows are sent without.
+    """
+
+    backward_rows: int = 0
+    forward_rows: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("backward_rows", "forward_rows"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+                raise ValueError(f"{name}: {value!r} is not an int in 0..2^31 - 1")
+        if not self.backward_rows and not self.forward_rows:
+            raise ValueError("backward_rows, forward_rows: one of them must be above 0")
+
+    def num_rows(self, direction: str) -> int:
+        """Return the number of ids in one direction. Args: direction: "forward" or "backward"."""
+        return self.forward_rows if direction == "forward" else self.backward_rows
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableRule:
     """Rule of the embedding exchanges of all tables that match one of the patterns.
 
@@ -77,6 +105,7 @@ class TableRule:
             each rank sends.
         refresh: rule that finds the threshold of a `forward` that is topk, from the same rows.
         link: network that the codecs error_bounded with `encoder: auto` choose their encoder for.
+        error_feedback: what is kept of each row for the next one of the same id.
     """
 
     tables: Sequence[str]
@@ -88,6 +117,7 @@ class TableRule:
     classes: OnlineClasses | None = None
     refresh: ThresholdRefresh | None = None
     link: EncoderLink | None = None
+    error_feedback: RowFeedback | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", patterns_of(self.tables))
@@ -99,6 +129,21 @@ class TableRule:
         hops = (self.forward, self.backward, self.intra.forward, self.intra.backward)
         if self.link is not None and not any(map(chooses_encoder, hops)):
             raise ValueError("link: only for a codec error_bounded with encoder: auto")
+        self._check_error_feedback()
+
+    def _check_error_feedback(self) -> None:
+        feedback = self.error_feedback
+        if feedback is None:
+            return
+        if self.unique_bags is not True:
+            raise ValueError("error_feedback: needs unique_bags: true, or ids would come twice")
+        for direction in ("forward", "backward"):
+            codec: Codec = getattr(self, direction)
+            if feedback.num_rows(direction) and mask_use(codec) is not None:
+                raise ValueError(
+                    f"error_feedback.{direction}_rows: not with {codec.name}, which sends some "
+                    "columns alone"
+                )
 
     def _check_error_bounds(self) -> None:
         has_threshold = isinstance(self.forward, TopK) and self.forward.threshold is not None

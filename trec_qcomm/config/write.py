@@ -53,7 +53,7 @@ def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
         data["unique_bags"] = rule.unique_bags
     if rule.schedule is not None:
         data["schedule"] = schedule_to_dict(rule.schedule)
-    for name in ("classes", "refresh", "link"):
+    for name in ("classes", "refresh", "link", "error_feedback"):
         control = getattr(rule, name)
         if control is not None:
             data[name] = asdict(control)

@@ -38,6 +38,8 @@ class TableStats:
             and less than 1/256 of the step that they were rounded with, as are three quarters of
             all values there that are not 0. Rows that stay on this rank count, too. A sample
             decides where to count, so it may be less. On a GPU it is not counted and stays 0.
+        num_evicted: number of residuals that were dropped because another id came to their place
+            (`error_feedback` of a table); more rows of memory make it smaller.
     """
 
     raw_nbytes: int = 0
@@ -45,6 +47,7 @@ class TableStats:
     wire_nbytes: int = 0
     max_abs_err: float | None = None
     num_flushed: int = 0
+    num_evicted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,8 +75,8 @@ def without_config(
 ) -> dict[str, Any]:
     """Return the state of a run without its config, after a check that this is the same one.
 
-    Where a changed config is allowed, error bounds and thresholds are found anew, and a guard
-    begins with the codecs of the config.
+    Where a changed config is allowed, error bounds and thresholds are found anew, residuals of rows
+    are forgotten, and a guard begins with the codecs of the config.
 
     Raises: ValueError: the state is of another config; it names what has changed.
     """
@@ -92,7 +92,7 @@ def without_config(
             f"{config.source}: the state is of another config: {text_of_changes(changes)}; to go "
             "on with the new one: load_resized(folder, allow_changed_config=True)"
         )
-    return _without(state, ("params", "thresholds", GUARD, f"{GUARD}_signals"))
+    return _without(state, ("params", "residuals", "thresholds", GUARD, f"{GUARD}_signals"))
 
 
 def _without(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class EmbeddingCollectives:
         self._tolerances: dict[str, ForwardTolerances] = {}  # by module/name
         self._loaded_steps: dict[str, int] = {}
         self._loaded_tolerances: dict[str, dict[str, Any]] = {}
+        self._loaded_residuals: dict[str, dict[str, Any]] = {}  # by module/name, then direction
         self._debugger: Debugger | None = None
 
     def __iter__(self) -> Iterator[RowCollective]:
@@ -77,6 +78,7 @@ class EmbeddingCollectives:
         module: str,
         name: str,
         intra: bool = False,
+        rows_of_tables: Mapping[str, int] | None = None,
     ) -> C:
         """Make a collective with the codecs of the config.
 
@@ -84,7 +86,8 @@ class EmbeddingCollectives:
             module: the module it belongs to, which was added before
             name: key of its noise; a second collective of that name takes over step and traffic
             intra: whether it is the hop inside a node, which the rules' `intra` codes
-        Raises: ValueError: no pattern matches a table.
+            rows_of_tables: {table: rows}, where residuals can be kept by id
+        Raises: ValueError: no pattern matches a table, or error_feedback where it cannot be.
         """
         before = self._by_module[module].get(name)
         tables = layout.tables()
@@ -102,7 +105,11 @@ class EmbeddingCollectives:
             tolerances=None if intra else self._tolerances_of(module, name, tables),
             alternatives=self._alternatives(tables, intra),
             refusals=self._refusals,
+            residual_slots=self._residual_slots(tables, name, rows_of_tables),
         )
+        for direction, state in self._loaded_residuals.pop(f"{module}/{name}", {}).items():
+            if direction in collective.residuals:
+                collective.residuals[direction].load_state_dict(state)
         collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
@@ -112,6 +119,29 @@ class EmbeddingCollectives:
             self._debugger.add(collective, module)
         self._by_module[module][name] = collective
         return collective
+
+    def _residual_slots(
+        self, tables: Sequence[str], name: str, rows_of_tables: Mapping[str, int] | None
+    ) -> dict[str, dict[str, int]]:
+        """Return for each direction with residuals {table: slots}, at most a table's rows."""
+        fed = {t: f for t in tables if (f := self._config.rule_for(t).error_feedback) is not None}
+        if not fed:
+            return {}
+        if rows_of_tables is None:
+            raise ValueError(
+                f"error_feedback of table {next(iter(fed))!r}: {name} does not keep residuals by "
+                "id; only table_wise, column_wise and table_column_wise tables of an "
+                "EmbeddingBagCollection do"
+            )
+        slots = {
+            direction: {t: min(f.num_rows(direction), rows_of_tables[t]) for t, f in fed.items()}
+            for direction in ("forward", "backward")
+        }
+        return {
+            direction: of_tables
+            for direction, of_tables in slots.items()
+            if any(of_tables.values())
+        }
 
     @property
     def _refusals(self) -> SignalSums | None:
@@ -246,7 +276,8 @@ class EmbeddingCollectives:
         Steps are calls with gradients so far. They seed stochastic rounding and drive schedules,
         and do not depend on the plan, so that a run may be resumed under another. "params" is there
         where error bounds or thresholds are found while training. These are each rank's own, so
-        under another plan or world size they are found anew.
+        under another plan or world size they are found anew. So are "residuals", which are there
+        where a rule has error_feedback: {rank: {collective: {direction: {table: ...}}}}.
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
@@ -261,7 +292,19 @@ class EmbeddingCollectives:
         measured = {key: tolerances.state_dict() for key, tolerances in self._tolerances.items()}
         if any(measured.values()):
             state["params"] = {self_rank_key(): measured}
+        residuals = {
+            key: {direction: r.state_dict() for direction, r in collective.residuals.items()}
+            for key, collective in self._by_key()
+            if collective.residuals
+        }
+        if residuals:
+            state["residuals"] = {self_rank_key(): residuals}
         return state
+
+    def _by_key(self) -> Iterator[tuple[str, RowCollective]]:
+        for module, by_name in self._by_module.items():
+            for name, collective in by_name.items():
+                yield f"{module}/{name}", collective
 
     @property
     def num_steps(self) -> int:
@@ -288,6 +331,12 @@ class EmbeddingCollectives:
         self._loaded_tolerances = dict(params.get(self_rank_key(), {}))
         for key, tolerances in self._tolerances.items():
             tolerances.load_state_dict(self._loaded_tolerances.pop(key, {}))
+        residuals = by_rank_key(by_short_key(state.get("residuals", {}))).get(self_rank_key(), {})
+        self._loaded_residuals = dict(residuals)
+        for key, collective in self._by_key():
+            loaded = self._loaded_residuals.pop(key, {})
+            for direction, kept in collective.residuals.items():
+                kept.load_state_dict(loaded.get(direction, {}))
         for module, by_name in self._by_module.items():
             for collective in by_name.values():
                 collective.step = steps.get(module, 0)

@@ -58,6 +58,7 @@ def encode_frames(
     measure: bool = False,
     counted: bool = True,
     tolerances: Tensor | None = None,
+    decoded: Tensor | None = None,
 ) -> SealedFrames:
     """Encode and seal all segments of the frames, each once, however many ranks get its frame.
 
@@ -71,6 +72,8 @@ def encode_frames(
         counted: whether to count bytes and flushed values, too.
         tolerances: [T] float64, by table number, in place of the codecs' own (`Codec.tolerance`);
             not read where a codec has none.
+        decoded: memory of the shape of `values` for what the receivers will decode; None: nobody
+            asks for it.
     Raises: UnencodableError: naming the table.
     """
     plan, fixed_size = placed.plan, placed.fixed_size
@@ -86,6 +89,7 @@ def encode_frames(
         measure=measure,
         counted=counted,
         tolerances=tolerances,
+        decoded=decoded,
     )
     nbytes = placed.max_nbytes if fixed_size else joined(placed.groups, nbytes_by_group)
     if not fixed_size:
@@ -124,6 +128,7 @@ def encode_segments(
     measure: bool,
     counted: bool,
     tolerances: Tensor | None,
+    decoded: Tensor | None = None,
 ) -> list[Tensor]:
     """Encode all segments to their places in `buffer`, which are as large as they may be.
 
@@ -144,6 +149,9 @@ def encode_segments(
             flushed.append((plan.table[group.members], encoded.flushed))
         if measure:
             _record_error(values, encoded, group, placed, traffic)
+            timer.restart()
+        if decoded is not None:
+            _decode_group(encoded, group, decoded)
             timer.restart()
     for tables, numbers in flushed:  # of no group, if a codec refuses values
         traffic.add_flushed(tables, numbers)
@@ -220,13 +228,18 @@ def _encode_group(
         raise UnencodableError(error.reason, segment=segment, table=table) from error
 
 
+def _decode_group(encoded: Encoded, group: CodecGroup, decoded: Tensor) -> None:
+    """Decode what was just encoded."""
+    within = Encoded(encoded.payload, encoded.at, download(encoded.nbytes))
+    group.codec.decode(within, group.segments, decoded)
+
+
 def _record_error(
     values: Tensor, encoded: Encoded, group: CodecGroup, placed: PlacedFrames, traffic: Traffic
 ) -> None:
     """Decode what was just encoded and record the largest |error| of each table. Not fast."""
-    decoded, on_host = torch.empty_like(values), download(encoded.nbytes)
-    within = Encoded(encoded.payload, encoded.at, on_host)
-    group.codec.decode(within, group.segments, decoded)
+    decoded = torch.empty_like(values)
+    _decode_group(encoded, group, decoded)
     for s, segment in enumerate(group.members.tolist()):
         x, y = group.segments.block(values, s), group.segments.block(decoded, s)
         same = (x == y) | (x.isnan() & y.isnan())

@@ -23,6 +23,7 @@ from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.frames.refused_rows import coded_otherwise
 from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
+from trec_qcomm.comm.rows.residuals import FedRows, RowIds
 from trec_qcomm.comm.slots.device import PendingDeviceSlots
 from trec_qcomm.comm.slots.exchange import PendingSlots
 from trec_qcomm.comm.slots.on_device import EncodedOnDevice
@@ -85,6 +86,7 @@ class RowExchange:
         masks: where backward needs them, the columns that forward kept of what was sent and of what
             was received. They live as long as the graph, which may be run backward again.
         counted: both masks, and how many columns they keep, once forward has ended.
+        ids: ids of the rows, where residuals are kept by them.
     """
 
     op: "RowCollective"
@@ -100,6 +102,7 @@ class RowExchange:
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
     counted: CountedMasks | None = None
+    ids: RowIds | None = None
 
     @property
     def moment(self) -> str:
@@ -135,6 +138,8 @@ class RowExchange:
         op.checks.raise_found()
         values = values.detach().contiguous()
         self.coded = None if forward else values
+        fed = self._with_residuals(values, direction, sent)
+        values = values if fed is None else fed.values
         seed = op.noise_seed(self.step, direction, again)
         tolerances = self.tolerances if forward else None
         for observer in op.observers:
@@ -143,7 +148,7 @@ class RowExchange:
             )
         with (
             record_function(f"## {op.name} {direction} start ##"),
-            side_stream(self.device, values),
+            side_stream(self.device, values, *([] if fed is None else fed.tensors)),
         ):
             options: dict[str, Any] = {
                 "call": op.next_exchange(self._kind(direction)),
@@ -151,10 +156,20 @@ class RowExchange:
                 "traffic": traffic,
                 "measure": op.measure_error,
                 "tolerances": tolerances,
+                "decoded": None if fed is None else fed.decoded,
             }
             self.pending = self._send(values, direction, sent, received, options)
+            if fed is not None:
+                fed.note()
             if traffic.newly_flushed:
                 op.warn_of_flushed(traffic, direction, self.step)
+
+    def _with_residuals(self, values: Tensor, direction: str, sent: PlacedFrames) -> FedRows | None:
+        """Return the rows with what was kept back of their ids before; None: nothing is kept."""
+        residuals = self.op.residuals.get(direction)
+        if self.ids is None or residuals is None:
+            return None
+        return residuals.add(values, sent, self.ids.of_direction(direction))
 
     def _send(
         self,

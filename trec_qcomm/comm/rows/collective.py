@@ -24,6 +24,7 @@ from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.hooks import RowObserver, RowRefusals, RowTolerances
 from trec_qcomm.comm.rows.layout import Layout
+from trec_qcomm.comm.rows.residuals import RowIds, RowResiduals
 from trec_qcomm.comm.slots.exchange import Histories
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
@@ -75,6 +76,8 @@ class RowCollective(ABC):
             checked, and what they need is made, when the collective is.
         refusals: what is told of rows that a codec refuses, and are then sent exactly; None: they
             are an error.
+        residual_slots: for "forward" and "backward", {table: slots of each of its segments} in
+            which residuals are kept by id; whoever starts a call sets `row_ids` before.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class RowCollective(ABC):
         slots: SlotOptions | None = None,
         alternatives: Sequence[DirectionCodecs] = (),
         refusals: RowRefusals | None = None,
+        residual_slots: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.rank, self.world_size = pg.rank(), pg.size()
@@ -117,6 +121,13 @@ class RowCollective(ABC):
             self._make_plan(changed).check_masks(self.name)
         self.has_fixed_size = self._fixed_sizes(codecs)
         self._use({False: codecs, True: exact})
+        self.row_ids: RowIds | None = None  # of the next call
+        self.residuals: dict[str, RowResiduals] = {}
+        for direction, num_slots in (residual_slots or {}).items():
+            plan = self._plans[False]
+            sent = plan.forward_sent if direction == "forward" else plan.backward_sent
+            self.residuals[direction] = RowResiduals(sent, num_slots)
+        self._count_evictions()
 
     def _fixed_sizes(self, codecs: DirectionCodecs) -> dict[str, bool]:
         """Return for each direction whether both ends know all sizes with such codecs."""
@@ -196,6 +207,7 @@ class RowCollective(ABC):
             codecs = self.codecs.updated(DirectionCodecs(forward, {}))
             self._use(self._codecs | {False: codecs})
         self.slots = None if self.slots is None else self.slots.fresh()
+        self.residuals = {}
         self.forward_traffic = Traffic(self.forward_traffic.kind, self.forward_traffic.tables)
         try:
             yield
@@ -251,6 +263,7 @@ class RowCollective(ABC):
             self._tolerances_of(rows, exchange),
             rows.device,
             self.has_fixed_size,
+            ids=self._ids_of_call(exact),
         )
         if torch.is_grad_enabled() and exchange.backward_sent.reads_masks:
             with side_stream(rows.device):
@@ -258,6 +271,18 @@ class RowCollective(ABC):
                 call.masks = next(masks), next(masks)
         token: Tensor = Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
+
+    def _ids_of_call(self, exact: bool) -> RowIds | None:
+        """Return the ids of the rows of this call, where residuals are added to them."""
+        ids, self.row_ids = self.row_ids, None
+        if not self.residuals or exact or not torch.is_grad_enabled():
+            return None
+        if ids is None:
+            raise ValueError(
+                f"{self.name}: error_feedback needs the ids of the batch, and batches with batch "
+                "sizes of their own for every feature are sent as they are"
+            )
+        return ids
 
     def _tolerances_of(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
         """Return the tolerances of this call. Evaluation uses those of the last training step."""
@@ -282,11 +307,18 @@ class RowCollective(ABC):
         self.step, self._num_evaluations = other.step, other._num_evaluations
         self._num_exchanges, self.checks = other._num_exchanges, other.checks
         self.observers = other.observers
+        if self.layout == other.layout:
+            self.residuals = other.residuals
         if self.layout.tables() == other.layout.tables():
             self.forward_traffic, self.backward_traffic = (
                 other.forward_traffic,
                 other.backward_traffic,
             )
+            self._count_evictions()
+
+    def _count_evictions(self) -> None:
+        self.forward_traffic.residuals = self.residuals.get("forward")
+        self.backward_traffic.residuals = self.residuals.get("backward")
 
     def lossy_tables(self) -> list[str]:
         """Return the tables whose forward codec is not EXACT."""

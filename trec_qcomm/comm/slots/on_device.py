@@ -48,6 +48,7 @@ class EncodedOnDevice:
         traffic: Traffic,
         measure: bool,
         tolerances: Tensor | None,
+        decoded: Tensor | None = None,
     ) -> "EncodedOnDevice":
         """Encode rows; the arguments are those of frames.coding.encode_frames."""
         layout = placed.layout(frame.alignment_of(values))
@@ -56,7 +57,7 @@ class EncodedOnDevice:
         with leaving_sizes():
             sizes = encode_segments(
                 values, placed, payload, seed=seed, traffic=traffic, measure=measure,
-                counted=True, tolerances=tolerances,
+                counted=True, tolerances=tolerances, decoded=decoded,
             )  # fmt: skip
         return cls(placed, payload, _joined_on_device(placed, sizes, values.device), call)
 

@@ -4,6 +4,7 @@ Table- and column-wise shardings keep the output dist that TorchRec makes, and o
 where it would create its own at the first batch. The others get an output dist of ours.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -54,6 +55,7 @@ from trec_qcomm.integration.ids.bag_merging import (
 from trec_qcomm.integration.ids.id_traffic import pack_ids, record_sent_ids
 from trec_qcomm.integration.ids.left_out import count_left_out
 from trec_qcomm.integration.ids.padded_lookups import pad_lookups
+from trec_qcomm.integration.ids.row_ids import give_ids, keeps_ids, rows_of_tables
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
 
 
@@ -87,11 +89,24 @@ class CodedSharding:
     def _layout(self) -> Layout:
         return layout_of(self._groups())
 
-    def _collective(self, kind: type[RowCollective], pg: Any, layout: Layout, hop: str = "") -> Any:
+    def _collective(
+        self,
+        kind: type[RowCollective],
+        pg: Any,
+        layout: Layout,
+        hop: str = "",
+        rows_of_tables: Mapping[str, int] | None = None,
+    ) -> Any:
         module = self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
         return self._registry.session.collectives.make(
-            kind, pg, layout, module=module, name=name, intra=hop == "intra"
+            kind,
+            pg,
+            layout,
+            module=module,
+            name=name,
+            intra=hop == "intra",
+            rows_of_tables=rows_of_tables,
         )
 
 
@@ -134,6 +149,7 @@ class _CodedPooledSharding(CodedSharding):
                 self._feature_shards(),
                 session.bags,
                 by_id=session.config.ids is not None,
+                keeps_ids=keeps_ids(session.config, self._groups()),
             )
         return input_dist
 
@@ -159,7 +175,8 @@ class _CodedWholeColumns(_CodedPooledSharding):
         output_dist: Any = super().create_output_dist(device)  # type: ignore[misc]
         pg, session = process_group(self), self._registry.session
         permutes = output_callbacks(output_dist)
-        collective = self._collective(PooledAllToAll, pg, self._layout())
+        rows = rows_of_tables(session.config, self._groups(), self._merging)
+        collective = self._collective(PooledAllToAll, pg, self._layout(), rows_of_tables=rows)
         set_collectives(
             output_dist,
             CodedAllToAll(collective, session, permutes),
@@ -169,6 +186,8 @@ class _CodedWholeColumns(_CodedPooledSharding):
             select_bags(
                 output_dist, self._merging, self._layout().shards_by_rank[pg.rank()], pg.size()
             )
+        if collective.residuals:
+            give_ids(output_dist, collective)
         count_left_out(output_dist, collective)
         expand_bags(output_dist, self._feature_shards(), permutes)
         return output_dist

@@ -40,10 +40,12 @@ class MergedBags:
     Args:
         bags: the distinct bags, and which of them each sample has
         in_lookup: whether they alone are looked up; else their rows are selected after the lookup
+        ids: [U] int64, the id of each distinct bag of one id, else NO_ID; None: nobody asked
     """
 
     bags: UniqueBags
     in_lookup: bool
+    ids: Tensor | None = None
 
 
 @dataclass(eq=False)

@@ -31,6 +31,7 @@ from trec_qcomm.integration.ids.bag_merging import BagMerging, MergePoint
 from trec_qcomm.integration.ids.batch_notes import MergedBags, notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
 from trec_qcomm.integration.ids.left_out import repetition
+from trec_qcomm.integration.ids.row_ids import ids_of_bags
 from trec_qcomm.ops.unique import (
     BagBlocks,
     UniqueBags,
@@ -51,6 +52,7 @@ def merge_bags(
     counts: BagCounts,
     *,
     by_id: bool = False,
+    keeps_ids: bool = False,
 ) -> None:
     """From now on find each batch's distinct bags, note them (BatchNotes.merged) and count them.
 
@@ -59,6 +61,7 @@ def merge_bags(
     Args:
         shards: [F], the features in the order in which the input dist takes them
         by_id: whether to send bags of one id in the order of their ids
+        keeps_ids: whether to note the ids, too
     """
     shares = merging.shares_of(shard.table for shard in shards)
     tables = counts.numbers_of([shard.table for shard in shards])
@@ -72,7 +75,10 @@ def merge_bags(
         bags = _distinct_bags(features, shares, by_id=by_id and in_lookup)
         counts.add(tables, torch.full_like(tables, features.stride()), bags.counts)
         notes = notes_on(input_dist)
-        notes.merged = MergedBags(bags, in_lookup)
+        ids = None
+        if keeps_ids:
+            ids = ids_of_bags(features.values(), features.lengths(), bags.first)
+        notes.merged = MergedBags(bags, in_lookup, ids)
         if not in_lookup:
             return None
         distinct = _distinct_batch(features, bags, is_in_order=not by_id)
