@@ -27,7 +27,7 @@ def straight_and_resumed():
     forgetful = shard(third := QComm(config()))
     forgetful.load_state_dict(straight.state_dict())
     second.load_state_dict(state)
-    third.load_state_dict({k: v for k, v in state.items() if k != "residuals"})
+    third.load_state_dict({k: v for k, v in state.items() if k != "row_residuals"})
     losses = train(straight, dense_optimizer(straight), range(3, 6))
     resumed = train(copied, dense_optimizer(copied), range(3, 6))
     other = train(forgetful, dense_optimizer(forgetful), range(3, 6))
@@ -35,7 +35,7 @@ def straight_and_resumed():
     return {
         "same": losses == resumed and same_weights(weights(straight), weights(copied)),
         "other": losses != other or not same_weights(weights(straight), weights(forgetful)),
-        "residuals": state["residuals"],
+        "residuals": state["row_residuals"],
         "evicted": sum(t.num_evicted for t in stats.embedding_backward.tables.values()),
     }
 

@@ -297,9 +297,9 @@ class Session:
             does not have; before the model is sharded, the first forward raises the last.
         """
         state = without_config(state, self.config, allow_changed_config=allow_changed_config)
-        names = ("steps", "params", "gradients", "guard", "guard_signals", "residuals")
+        names = ("steps", "params", "gradients", "guard", "guard_signals", "row_residuals")
         check_names(state, "state", names, needed="steps")
-        for name in ("params", "residuals", "gradients", "guard_signals"):
+        for name in ("params", "row_residuals", "gradients", "guard_signals"):
             check_names(state.get(name, {}), f"state: {name}")
         guard = state.get("guard", "") if self.signals is not None else ""
         self.collectives.load_state_dict(state, codecs_of_state(guard, self.config))
