@@ -122,7 +122,8 @@ class Search:
         for seeds in self.verification_seeds[:1]:
             check_decidable(self.budget, calibration.spread, len(seeds))
         rests = calibration.rests(changes, shares)
-        return LossModel(measured, corrected(shares, measured, rests), changes)
+        served = shares["forward"] if self.evaluation else None
+        return LossModel(measured, corrected(shares, measured, rests), changes, served)
 
     def plans(self, planner: Planner) -> dict[str, Plan]:
         """Return the plans of half the budget, the budget and twice the budget, by name."""
