@@ -57,6 +57,7 @@ _DENSE = (
         GradientRule(codec=_FLOAT6, algorithm=ALGORITHM, low_rank=LowRank(rank=rank))
         for rank in (32, 16, 8)
     ),
+    GradientRule(codec=Cast("bf16"), algorithm=ALGORITHM, low_rank=LowRank(rank=16)),
 )
 Given = Mapping[str, Iterable[Codec | GradientRule | Mapping[str, Any] | str]]
 
