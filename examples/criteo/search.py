@@ -5,7 +5,7 @@
   python examples/criteo/search.py --data train.txt --dense '*dense_arch*' '*' --unique-bags search
 
 Trainings are those of accuracy.py: emulated ranks, 4 x 128, every category kept. What is not
-searched is from --base (default best, so without --dense these gradients are floats of 6 bits).
+searched is from --base (default best, so without --dense these gradients are those of best).
 Records are in --path; after Ctrl-C give the command again. Seeds are from 1000 on: accuracy.py's 0
 to 49 are left to judge the plan by:
 

@@ -4,6 +4,7 @@ import pytest
 
 from trec_qcomm import Identity, Rowwise
 from trec_qcomm.search.losses.model import LossModel
+from trec_qcomm.search.losses.noise import ALL as ALL_TABLES
 from trec_qcomm.search.losses.noise import Measured, Noise
 from trec_qcomm.search.losses.probes import COARSE
 from trec_qcomm.search.losses.shares import Change, Rest, cheaper_half, corrected, guessed
@@ -53,6 +54,17 @@ def test_no_table_is_worth_a_share_of_what_another_one_is():
     assert shares["a"] > 0.97
     assert 0 < shares["b"] < 0.005
     assert shares["d"] == pytest.approx(0.5 / 30.5, rel=0.2)
+
+
+def test_rows_cost_what_the_float32_model_feels_only_where_it_is_served():
+    probes = measured()
+    probes.effects[ALL_TABLES, INT4] = [80.0, 80.0, 80.0]  # codecs switched on
+    shares = guessed(probes, COARSE)
+    trained = LossModel(probes, shares, ALL)
+    assert loss(trained, "abcd", INT4) == pytest.approx(10)
+    served = LossModel(probes, shares, ALL, served=shares["forward"])
+    assert loss(served, "abcd", INT4) == pytest.approx(80)
+    assert loss(served, "a", INT4) == pytest.approx(20)
 
 
 def test_the_cheaper_half_has_no_more_than_half_of_the_expected_loss():

@@ -57,6 +57,7 @@ _DENSE = (
         GradientRule(codec=_FLOAT6, algorithm=ALGORITHM, low_rank=LowRank(rank=rank))
         for rank in (32, 16, 8)
     ),
+    GradientRule(codec=Cast("bf16"), algorithm=ALGORITHM, low_rank=LowRank(rank=16)),
 )
 Given = Mapping[str, Iterable[Codec | GradientRule | Mapping[str, Any] | str]]
 
@@ -184,6 +185,11 @@ def _checked_dense(given: object) -> tuple[GradientRule, ...]:
         rule = _rule(entry, f"{where}[{number}]")
         if tuple(rule.parameters) != ("*",):
             raise ValueError(f"{where}[{number}].parameters: groups are given apart, as dense")
+        if rule.low_rank is not None and rule.low_rank.rank == "auto":
+            raise ValueError(
+                f"{where}[{number}].low_rank.rank: auto changes while training, so that its loss "
+                "cannot be told beforehand; expected a number"
+            )
         for name in ("algorithm", "link"):
             ours, first = getattr(rule, name), getattr(rules[0] if rules else rule, name)
             if ours != first:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
-from trec_qcomm.codecs import ErrorBounded, Float6, Rowwise
-from trec_qcomm.config import Config, GradientRule, TableRule, UniqueBagsChoice
+from trec_qcomm.config import Config, GradientRule, TableRule, UniqueBagsChoice, load_preset
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.search.losses.options import EXACT, ROWS, Direction, Item, Option, is_exact
 
@@ -29,8 +29,14 @@ class Pair:
 Choice = Mapping[str, Pair]  # by table
 DenseChoice = Mapping[str, GradientRule]  # by group of parameters
 Merging = UniqueBagsChoice | Mapping[str, UniqueBagsChoice]  # for all tables, or by table
-BEST = Pair(ErrorBounded(0.01), Rowwise(4, "stochastic"))  # the codecs of configs/best.yaml
-BEST_DENSE = GradientRule(codec=Float6(rounding="stochastic"), algorithm="two_shot")
+
+
+@cache
+def best() -> tuple[Pair, GradientRule]:
+    """Return what configs/best.yaml has for all tables, and for dense gradients."""
+    config = load_preset("best")
+    rule, dense = config.embedding[0], config.dense_rules[0]
+    return Pair(rule.forward, rule.backward), replace(dense, parameters=("*",))
 
 
 def groups_of(choice: Choice, merging: Merging) -> list[tuple[Pair, UniqueBagsChoice, list[str]]]:

@@ -20,7 +20,7 @@ from trec_qcomm.quality import Limits, StudyResult
 from trec_qcomm.quality.engine import Train
 from trec_qcomm.records import Environment, LimitsByMetric, Scalar, SearchRecord
 from trec_qcomm.search.candidates import Candidates
-from trec_qcomm.search.choices import BEST, Merging, Pair, config_of
+from trec_qcomm.search.choices import Merging, Pair, best, config_of
 from trec_qcomm.search.losses.calibration import Calibration, to_calibrate
 from trec_qcomm.search.losses.dense import DenseProbes
 from trec_qcomm.search.losses.merging import RowCounts, count_rows
@@ -122,7 +122,8 @@ class Search:
         for seeds in self.verification_seeds[:1]:
             check_decidable(self.budget, calibration.spread, len(seeds))
         rests = calibration.rests(changes, shares)
-        return LossModel(measured, corrected(shares, measured, rests), changes)
+        served = shares["forward"] if self.evaluation else None
+        return LossModel(measured, corrected(shares, measured, rests), changes, served)
 
     def plans(self, planner: Planner) -> dict[str, Plan]:
         """Return the plans of half the budget, the budget and twice the budget, by name."""
@@ -159,8 +160,8 @@ class Search:
     def write_plans(self, planner: Planner, plans: Iterable[Plan]) -> None:
         """Write plans as records, with those of other budgets and that of configs/best.yaml."""
         front = [self._plan(planner, f"{share:g} of the budget", share) for share in FRONT]
-        if planner.has(BEST):
-            front.append(planner.all_with("codecs of best", BEST))
+        if planner.has(best()[0]):
+            front.append(planner.all_with("codecs of best", best()[0]))
         path = self.folder / "plans.jsonl"
         path.unlink(missing_ok=True)  # all of it comes from the other files
         exact, environment = planner.all_with("float32", Pair()).nbytes, Environment.current()

@@ -14,7 +14,7 @@ from trec_qcomm.control import allocation
 from trec_qcomm.control.cost_model import FLOAT32_NBYTES, measure_throughput
 from trec_qcomm.control.trials.paired import Change as PairedChange
 from trec_qcomm.search.candidates import Candidates
-from trec_qcomm.search.choices import BEST_DENSE, Choice, DenseChoice, Pair
+from trec_qcomm.search.choices import Choice, DenseChoice, Pair, best
 from trec_qcomm.search.losses.model import LossModel
 from trec_qcomm.search.losses.noise import Noise
 from trec_qcomm.search.losses.options import (
@@ -158,9 +158,10 @@ class Planner:
 
         Raises: KeyError: a codec was not probed.
         """
-        is_dense = BEST_DENSE in self.candidates.dense and pair != Pair()
+        dense = best()[1]
+        is_dense = dense in self.candidates.dense and pair != Pair()
         options: Options = {
-            item: (BEST_DENSE if is_dense else self.candidates.dense[0])
+            item: (dense if is_dense else self.candidates.dense[0])
             if item[1] == "dense" else pair[item[1]]
             for item in self._items
         }  # fmt: skip

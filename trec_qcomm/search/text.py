@@ -13,7 +13,7 @@ import yaml
 
 from trec_qcomm.config import Config, config_from_dict, config_to_dict, parse_yaml, write_yaml
 from trec_qcomm.core.aligned import aligned
-from trec_qcomm.search.choices import BEST, Merging, config_of, dense_rules, groups_of
+from trec_qcomm.search.choices import Merging, best, config_of, dense_rules, groups_of
 from trec_qcomm.search.losses.model import LossModel
 from trec_qcomm.search.losses.options import ROWS, Direction, Item, Option, label
 from trec_qcomm.search.plans import Plan, Planner
@@ -101,7 +101,8 @@ def _note(option: Option, names: Sequence[str], direction: Direction, model: Los
 def table_text(plans: Mapping[str, Plan], planner: Planner) -> str:
     """Return a line a plan: budget, bytes, expected and measured change, verdict."""
     exact = _nbytes(planner.model, exact_options(planner.model))
-    best = planner.all_with("best", BEST).nbytes if planner.has(BEST) else 0.0
+    pair = best()[0]
+    of_best = planner.all_with("best", pair).nbytes if planner.has(pair) else 0.0
     metrics = list(dict.fromkeys(m for plan in plans.values() for m in plan.verified))
     head = ["plan", "budget %", "bytes", "of float32", "of best", "expected %", "+-"]
     lines = [(*head, *metrics, "verdict")]
@@ -109,7 +110,7 @@ def table_text(plans: Mapping[str, Plan], planner: Planner) -> str:
         shown = [str(plan.verified[m]) if m in plan.verified else "-" for m in metrics]
         lines.append((
             plan.name, f"{plan.budget:g}", f"{plan.nbytes:.0f}", f"{plan.nbytes / exact:.1%}",
-            f"{plan.nbytes / best:.1%}" if best else "-", f"{plan.expected:+.4f}",
+            f"{plan.nbytes / of_best:.1%}" if of_best else "-", f"{plan.expected:+.4f}",
             f"{plan.error:.4f}", *shown, plan.verdict or "-",
         ))  # fmt: skip
     return aligned(lines)

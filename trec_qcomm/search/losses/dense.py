@@ -146,7 +146,7 @@ def noise_of(figures: Mapping[str, float], rule: GradientRule) -> Noise:
     """Return bytes and noise: that of all sites, of which each adds its own.
 
     Nothing measures what factors of low rank leave out, most of which comes in later steps: it is
-    taken to be one over the rank, the first one where ranks are chosen while training.
+    taken to be one over the rank.
     """
     relative = 0.0
     for name, noise in figures.items():

@@ -8,9 +8,9 @@
   name of the codec). A finer codec of the kind is not dearer: loss grows faster than noise. Of rows
   it is as much cheaper as it is for the float32 model, on which each candidate was scored.
 
-Rows have to serve as well: of them the loss is at least what the codec costs the float32 model. No
-price is negative: of a change with an error the expectation is taken, given that a codec improves
-nothing.
+Where a float32 model is to be served with the codecs, too, the loss of rows is at least what the
+codec costs that model, with the shares that it shows. No price is negative: of a change with an
+error the expectation is taken, given that a codec improves nothing.
 
 Knows: measurements. Does not know: trainings, configs, budgets.
 """
@@ -37,16 +37,19 @@ class LossModel:
 
     Args:
         measured: what the probes showed.
-        shares: what tables and groups are worth, by direction.
+        shares: what tables and groups are worth to a training, by direction.
         changes: what trainings changed in which all tables (or groups) have one option in one
             direction, and all else is exact.
+        served: what tables' rows are worth to the float32 model; None where nobody serves it with
+            codecs.
     Derived:
-        prices: expected losses for a relative noise of 1 in all tables.
+        prices: expected losses of a training for a relative noise of 1 in all tables.
     """
 
     measured: Measured
     shares: Shares
     changes: Mapping[tuple[Direction, Option], Change]
+    served: Mapping[str, float] | None = None
     prices: Mapping[tuple[Direction, Option], float] = field(init=False)
     _serving: Mapping[Option, float] = field(init=False)  # price of rows for the float32 model
 
@@ -60,7 +63,11 @@ class LossModel:
         noise = self.measured.noise.get((name, direction, option))
         if noise is None:
             return None
-        return self.prices[direction, option] * self.shares[direction][name] * noise.relative
+        trained = self.prices[direction, option] * self.shares[direction][name] * noise.relative
+        if direction != "forward" or self.served is None or not self._serving:
+            return trained
+        price = self._serving.get(option, max(self._serving.values()))
+        return max(trained, price * self.served[name] * noise.relative)
 
     def _price(self, direction: Direction, option: Option) -> float:
         """Return the expected loss for a relative noise of 1 in all tables.
@@ -79,7 +86,7 @@ class LossModel:
         coarsest = max(same, key=lambda c: weights[c], default=None)
         if coarsest is not None and self._serving.get(coarsest):
             price = min(price, served * same[coarsest] / self._serving[coarsest])
-        return max(price, served)
+        return price
 
     def error(self, options: Mapping[Item, Option]) -> float:
         """Return the standard error of the expected loss of options, that of the prices alone."""
@@ -115,7 +122,8 @@ class LossModel:
             if table == ALL
         }
         prices: dict[Option, float] = {}
-        weights = {c: self.weighted_noise("forward", c)
+        shares = self.shares if self.served is None else {**self.shares, "forward": self.served}
+        weights = {c: sum(losses_by_name(shares, self.measured, "forward", c).values())
                    for _, d, c in self.measured.noise
                    if d == "forward" and not isinstance(c, GradientRule)}  # fmt: skip
         for codec in sorted(weights, key=lambda c: -weights[c]):
