@@ -276,8 +276,8 @@ class EmbeddingCollectives:
         Steps are calls with gradients so far. They seed stochastic rounding and drive schedules,
         and do not depend on the plan, so that a run may be resumed under another. "params" is there
         where error bounds or thresholds are found while training. These are each rank's own, so
-        under another plan or world size they are found anew. So are "row_residuals", which are there
-        where a rule has error_feedback: {rank: {collective: {direction: {table: ...}}}}.
+        under another plan or world size they are found anew. So are "row_residuals", which are
+        there where a rule has error_feedback: {rank: {collective: {direction: {table: ...}}}}.
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
@@ -331,7 +331,9 @@ class EmbeddingCollectives:
         self._loaded_tolerances = dict(params.get(self_rank_key(), {}))
         for key, tolerances in self._tolerances.items():
             tolerances.load_state_dict(self._loaded_tolerances.pop(key, {}))
-        residuals = by_rank_key(by_short_key(state.get("row_residuals", {}))).get(self_rank_key(), {})
+        residuals = by_rank_key(by_short_key(state.get("row_residuals", {}))).get(
+            self_rank_key(), {}
+        )
         self._loaded_residuals = dict(residuals)
         for key, collective in self._by_key():
             loaded = self._loaded_residuals.pop(key, {})
