@@ -13,7 +13,7 @@ ARGS ?=
 WORKERS ?= -n auto --dist loadfile --no-loadscope-reorder
 VERSIONS ?=
 RECORDS := examples/bench/results examples/criteo/results
-PICTURED := examples/bench/results/net.jsonl examples/criteo/results/dense.jsonl
+PICTURED := examples/bench/results/links.jsonl $(addprefix examples/criteo/results/,dense.jsonl best.jsonl)
 PICTURES := rate-distortion step-time traffic quality
 # Processes of one thread each.
 JOBS ?= $(shell nproc)

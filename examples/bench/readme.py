@@ -47,8 +47,8 @@ class Section:
 
 
 IN_SHORT = {
-    "table_wise": ("stock", "stock_int8", "int8", "unique_int4", "best"),
-    "row_wise": ("stock", "int8", "best"),
+    "table_wise": ("stock", "stock_int8", "stock_powersgd", "int8", "fast", "best"),
+    "row_wise": ("stock", "int8", "fast", "best"),
 }
 RATES_IN_SHORT = ("25mbit", "100mbit", "1gbit", "none")
 
@@ -68,7 +68,7 @@ def networks_in_short(all_records: Sequence[NetworkRecord]) -> str:
         ]
         missing = set(names) - {r.configuration for r in of_plan}
         if missing:
-            raise ValueError(f"net.jsonl: no record of {plan}, {', '.join(sorted(missing))}")
+            raise ValueError(f"links.jsonl: no record of {plan}, {', '.join(sorted(missing))}")
         head, rule, *rows = net_section.table(of_plan, RATES_IN_SHORT).splitlines()
         lines += [] if lines else [head.replace(", table_wise", ""), rule]
         lines += [row.replace("| `", f"| {plan.replace('_', '-')}, `", 1) for row in rows]
@@ -78,7 +78,9 @@ def networks_in_short(all_records: Sequence[NetworkRecord]) -> str:
 
 
 SECTIONS = (
-    Section(ROOT / "README.md", "net.jsonl", networks_in_short),
+    Section(ROOT / "README.md", "links.jsonl", networks_in_short),
+    Section(BENCH / "README.md", "links.jsonl", net_section.section),
+    Section(BENCH / "README.md", "links_4_hosts.jsonl", net_section.section),
     Section(BENCH / "README.md", "net.jsonl", net_section.section),
     Section(BENCH / "README.md", "codec.jsonl", partial(codec_table.section, dims=(64, 16))),
 )

@@ -233,7 +233,8 @@ def test_folders_are_searched_and_earlier_and_open_runs_are_told(tmp_path):
 )  # fmt: skip
 def test_pictures_of_a_page_show_its_records(name, page):
     """The numbers must be equal; `make pictures` draws the pictures again."""
-    records = read_all([RESULTS / "net.jsonl", ROOT / "examples/criteo/results/dense.jsonl"])
+    studies = ROOT / "examples/criteo/results"
+    records = read_all([RESULTS / "links.jsonl", studies / "dense.jsonl", studies / "best.jsonl"])
     runs, _ = runs_of(records)
     looks = Looks(run.configuration for run in runs)
     figures = [figure for kind in FIGURE_KINDS for figure in kind.build(records, runs, looks)]

@@ -9,8 +9,8 @@ from examples.bench.net.tables import sent_nbytes
 from trec_qcomm.records import NetworkRecord
 
 RATES = {
-    "25mbit": "25 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s",
-    "none": "no limit",
+    "10mbit": "10 Mbit/s", "25mbit": "25 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s",
+    "10gbit": "10 Gbit/s", "none": "no limit",
 }  # fmt: skip
 
 
