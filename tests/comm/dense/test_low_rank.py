@@ -1,5 +1,7 @@
 """Low-rank all-reduce: equal bits on all ranks, nothing lost over 50 steps, NaN, bytes. Played."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,7 +40,7 @@ def ranks(world_size, codec, algorithm="two_shot", *, error_feedback=False, choi
     return [
         LowRankReduction(
             options, rank, world_size, Traffic("dense", ["all"]),
-            matrices=[form._replace(choice=choice, largest=LARGEST) for form in FORMS.values()],
+            matrices=[replace(form, choice=choice, largest=LARGEST) for form in FORMS.values()],
             parameters=sent,
         )
         for rank in range(world_size)

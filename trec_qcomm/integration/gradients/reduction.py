@@ -4,6 +4,7 @@ Knows: rules, chunks, the model of a link. Does not know: DDP, process groups.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.dense.all_reduce import (
@@ -73,7 +74,7 @@ def make_reduction(
     if make_tolerances is not None:
         tolerances = make_tolerances(chunks, sites(options.algorithm, rank, world_size))
     if matrices:
-        largest = [matrix._replace(rank=matrix.most_columns) for matrix in matrices]
+        largest = [replace(matrix, rank=matrix.most_columns) for matrix in matrices]
         kept = {"parameters": sent_shapes(parameters, largest), "tolerances": tolerances}
         return LowRankReduction(options, rank, world_size, traffic, matrices=matrices, **kept)
     return Reduction(options, rank, world_size, traffic, parameters=sent, tolerances=tolerances)

@@ -12,6 +12,7 @@ Shapes: B matrices of one shape, of n rows and m columns, sent with rank r.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ class Matrices:
             assert shape.choice is not None
             rank = next_rank(shape.rank, energies, shape.choice, shape.largest)
             if rank != shape.rank:
-                changed[name] = shape._replace(rank=rank)
+                changed[name] = replace(shape, rank=rank)
         self._dissolve(changed)
         for name, shape in changed.items():
             self.shapes[name] = shape
@@ -211,7 +212,7 @@ class Matrices:
         for name in self.shapes.keys() & rights.keys():
             shape = self.shapes[name]
             if shape.choice is not None:
-                shape = shape._replace(rank=min(len(rights[name]), shape.largest))
+                shape = replace(shape, rank=min(len(rights[name]), shape.largest))
                 self.shapes[name] = shape
                 self._energies.pop(name, None)
             self._rights[name] = self._fitting(rights[name].clone(), shape)

@@ -3,7 +3,7 @@
 Knows: names, sizes. Does not know: values, messages.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.low_rank.ranks import RankChoice
@@ -12,7 +12,8 @@ from trec_qcomm.comm.dense.low_rank.ranks import RankChoice
 LEFT, RIGHT, PROBES = " (left factor)", " (right factor)", " (left out)"
 
 
-class MatrixShape(NamedTuple):
+@dataclass(frozen=True)
+class MatrixShape:
     """Parameter that is sent as two factors.
 
     Args:
