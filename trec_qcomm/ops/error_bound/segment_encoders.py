@@ -149,30 +149,12 @@ def encode(
         )
 
 
-@inner(forceinline=True)
-def _data_of(frame, s):
-    """Return all bytes of segment s."""
-    payload, at, nbytes = frame[0], frame[1], frame[2]
-    return payload[at[s] : at[s] + nbytes[s]]
-
-
-@inner(forceinline=True)
-def _indices_of(frame, s):
-    """Return the bytes of the indices of segment s, whose header is valid."""
-    size = cpu.read_header(_data_of(frame, s))[2]
-    return _data_of(frame, s)[HEADER_NBYTES : HEADER_NBYTES + size]
-
-
-@inner(forceinline=True)
-def _num_values(frame, s):
-    return (frame[3][s + 1] - frame[3][s]) * frame[6]
-
-
 @inner
-def _write_rows(frame, s, q, scratch):
-    """Write the rows of segment s, whose indices are q. Return OK, or BAD_VERBATIM."""
-    start, stride, dim, out = frame[4][s], frame[5][s], frame[6], frame[7]
-    data = _data_of(frame, s)
+def _write_rows(data, start, stride, dim, q, out, scratch):
+    """Write the rows of a segment whose indices are q. Return OK, or BAD_VERBATIM.
+
+    Args: data: the whole segment, whose header is valid.
+    """
     _, step, _, num_verbatim = cpu.read_header(data)
     if stride == dim:
         for k in range(q.size):
@@ -189,61 +171,72 @@ def _write_rows(frame, s, q, scratch):
 
 
 @inner
-def _decode_rows(frame, s, q, scratch, rans_scratch):
-    """Decode segment s, of one of these encoders. Return OK, or the reason why it is invalid.
+def _decode_rows(data, start, stride, dim, q, out, scratch, rans_scratch):
+    """Decode a segment of one of these encoders. Return OK, or the reason why it is invalid.
 
-    Args: q: int32 scratch for its indices.
+    Args: data: the whole segment, whose header is valid.  q: [number of values] int32 scratch.
     """
-    kind, q = cpu.read_header(_data_of(frame, s))[0], q[: _num_values(frame, s)]
-    if not _decode_indices(kind, _indices_of(frame, s), frame[6], q, rans_scratch):
+    kind, _, size, _ = cpu.read_header(data)
+    if not _decode_indices(kind, data[HEADER_NBYTES : HEADER_NBYTES + size], dim, q, rans_scratch):
         return BAD_INDICES
-    return _write_rows(frame, s, q, scratch)
+    return _write_rows(data, start, stride, dim, q, out, scratch)
 
 
 @inner
-def _decode_two(frame, first, s, first_q, q, scratch, rans_scratch):
-    """Decode segments `first` and s, which can pair. Return the reason of each."""
-    first_q, q = first_q[: _num_values(frame, first)], q[: _num_values(frame, s)]
+def _decode_two(first, data, starts, strides, dim, first_q, q, out, scratch, rans_scratch):
+    """Decode two segments, which can pair. Return the reason of each.
+
+    Args: first, data: all their bytes.  starts, strides: pairs of numbers.
+    """
+    first_size, size = cpu.read_header(first)[2], cpu.read_header(data)[2]
     good, good_too = rans.decode_two(
-        _indices_of(frame, first), first_q, rans_scratch[1], _indices_of(frame, s), q,
-        rans_scratch[0],
+        first[HEADER_NBYTES : HEADER_NBYTES + first_size], first_q, rans_scratch[1],
+        data[HEADER_NBYTES : HEADER_NBYTES + size], q, rans_scratch[0],
     )  # fmt: skip
-    reason = _write_rows(frame, first, first_q, scratch) if good else BAD_INDICES
-    return reason, _write_rows(frame, s, q, scratch) if good_too else BAD_INDICES
-
-
-@inner
-def _can_pair(frame, s):
-    """Return whether segment s is decoded faster together with another one."""
-    return rans.can_pair(_num_values(frame, s)) and cpu.read_header(_data_of(frame, s))[0] == RANS
+    reason = first_reason = BAD_INDICES
+    if good:
+        first_reason = _write_rows(first, starts[0], strides[0], dim, first_q, out, scratch)
+    if good_too:
+        reason = _write_rows(data, starts[1], strides[1], dim, q, out, scratch)
+    return first_reason, reason
 
 
 @kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Do what cpu.decode does, for all encoders."""
-    frame = payload, at, nbytes, offsets, start, stride, dim, out
     scratch, rans_scratch = cpu.group_scratch(), (rans.decoder_scratch(), rans.decoder_scratch())
-    most_values, waiting = _most_values(offsets, dim), np.int64(-1)
+    most_values, w = _most_values(offsets, dim), np.int64(-1)  # w waits for another one
     q, first_q = np.empty(most_values, np.int32), np.empty(min(most_values, 65535), np.int32)
     bad, reason = np.int64(-1), OK
     for s in range(start.size):
+        num_values, data = (offsets[s + 1] - offsets[s]) * dim, payload[at[s] : at[s] + nbytes[s]]
         reason = cpu.decode_segment(
-            payload, at[s], nbytes[s], start[s], stride[s], dim, _num_values(frame, s), out, scratch
+            payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, scratch
         )
-        if reason == OTHER_ENCODER and not _can_pair(frame, s):
-            reason = _decode_rows(frame, s, q, scratch, rans_scratch[0])
-        elif reason == OTHER_ENCODER and waiting < 0:
-            waiting, reason = np.int64(s), OK
+        can_pair = reason == OTHER_ENCODER and rans.can_pair(num_values)
+        if reason == OTHER_ENCODER and not (can_pair and cpu.read_header(data)[0] == RANS):
+            reason = _decode_rows(
+                data, start[s], stride[s], dim, q[:num_values], out, scratch, rans_scratch[0]
+            )
+        elif reason == OTHER_ENCODER and w < 0:
+            w, reason = np.int64(s), OK
         elif reason == OTHER_ENCODER:
-            first_reason, reason = _decode_two(frame, waiting, s, first_q, q, scratch, rans_scratch)
+            first_reason, reason = _decode_two(
+                payload[at[w] : at[w] + nbytes[w]], data, (start[w], start[s]),
+                (stride[w], stride[s]), dim, first_q[: (offsets[w + 1] - offsets[w]) * dim],
+                q[:num_values], out, scratch, rans_scratch,
+            )  # fmt: skip
             if first_reason != OK:
-                return waiting, first_reason
-            waiting = np.int64(-1)
+                return w, first_reason
+            w = np.int64(-1)
         if reason != OK:
             bad = s
             break
-    if waiting >= 0:  # has found no other one, and comes before what is bad
-        first_reason = _decode_rows(frame, waiting, q, scratch, rans_scratch[0])
+    if w >= 0:  # has found no other one, and comes before what is bad
+        first_reason = _decode_rows(
+            payload[at[w] : at[w] + nbytes[w]], start[w], stride[w], dim,
+            q[: (offsets[w + 1] - offsets[w]) * dim], out, scratch, rans_scratch[0],
+        )  # fmt: skip
         if first_reason != OK:
-            return waiting, first_reason
+            return w, first_reason
     return bad, reason

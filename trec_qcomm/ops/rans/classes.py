@@ -8,17 +8,21 @@ import numpy as np
 
 from trec_qcomm.kernels import inner
 
+# Without reference counts: see ops.bitpack.cpu.
+_inner = inner(_nrt=False)
+_inline = inner(forceinline=True, _nrt=False)
+
 MAX_SHIFT, MAX_LOG = 20, 12
 SAMPLES = 1024
 
 
-@inner(forceinline=True)
+@_inline
 def bit_length(n):
     """Return n.bit_length() of 0 <= n < 2^53."""
     return max(0, (np.float64(n).view(np.int64) >> 52) - 1022)
 
 
-@inner(forceinline=True)
+@_inline
 def _log2(n):
     """Return log2(n) * 2^16 for n >= 1, at most 0.9 % of one bit off."""
     b = bit_length(n) - 1
@@ -26,39 +30,39 @@ def _log2(n):
     return (b << 16) + f + ((((f * (65536 - f)) >> 16) * 22544) >> 16)
 
 
-@inner(forceinline=True)
+@_inline
 def num_lanes(num_values):
     """Return how many states of a stream take turns: see reference.py."""
     length = bit_length(num_values)
     return 1 << min(5, max(min(2, max(0, (length - 7) // 2)), length - 12))
 
 
-@inner(forceinline=True)
+@_inline
 def num_streams(num_values):
     """Return the number of streams: 2^16 indices each; the last one also has what remains."""
     return max(1, num_values >> 16)
 
 
-@inner(forceinline=True)
+@_inline
 def table_log(num_values, num_symbols):
     """Return log2 of the number of slots: see reference.py."""
     return max(bit_length(num_symbols) + 1, min(MAX_LOG, bit_length(num_values) // 2 + 4))
 
 
-@inner(forceinline=True)
+@_inline
 def _num_initial_classes(num_values):
     """Return how many classes an encoder begins with."""
     return 1 << min(8, max(4, bit_length(num_values) - 3))
 
 
-@inner(forceinline=True)
+@_inline
 def coarse(count):
     """Round the count to 4 significant bits."""
     drop = max(0, bit_length(count) - 4)
     return (count + ((1 << drop) >> 1)) >> drop << drop
 
 
-@inner
+@_inner
 def table_nbits(counts):
     """Return the number of bits of the coded weights of `counts`."""
     nbits, before = 0, 0
@@ -70,7 +74,7 @@ def table_nbits(counts):
     return nbits
 
 
-@inner
+@_inner
 def _cost(counts, shift, num_values, num_escapes):
     """Return the bits, times 2^16, of the table, the symbols and the low bits."""
     cost = (num_values * shift + table_nbits(counts)) << 16
@@ -82,20 +86,29 @@ def _cost(counts, shift, num_values, num_escapes):
     return cost
 
 
-@inner
-def _initial_classes(q, low, high):
+@_inner
+def _median_of(q, picks):
+    """Return the median of 15 indices. Args: picks: [15] int64 scratch."""
+    for k in range(15):
+        index, at = q[(2 * k + 1) * q.size // 30], k
+        while at > 0 and picks[at - 1] > index:
+            picks[at] = picks[at - 1]
+            at -= 1
+        picks[at] = index
+    return picks[7]
+
+
+@_inner
+def _initial_classes(q, low, high, scratch):
     """Return (base, shift) of the classes an encoder begins with."""
     shift, num_classes = 0, _num_initial_classes(q.size)
     while (high - low) >> shift >= num_classes:
         shift += 1
     if shift == 0:
         return low, shift
-    picks = np.empty(15, np.int64)
-    for k in range(15):
-        picks[k] = q[(2 * k + 1) * q.size // 30]
-    picks.sort()
-    center = picks[7]
-    lengths = np.zeros(26, np.int64)
+    center = _median_of(q, scratch[:15])
+    lengths = scratch[:26]
+    lengths[:] = 0
     for i in range(0, q.size, max(1, q.size // SAMPLES)):
         lengths[bit_length(abs(q[i] - center))] += 1
     base, best_cost = low, np.int64(0)
@@ -110,7 +123,7 @@ def _initial_classes(q, low, high):
     return base, shift
 
 
-@inner
+@_inner
 def _count_classes(q, base, shift, counts, parts):
     """Set counts [number of classes + 1]; the last one is for indices outside of all classes.
 
@@ -134,13 +147,13 @@ def _count_classes(q, base, shift, counts, parts):
         counts[s] = np.int64(part0[s]) + part1[s] + part2[s] + part3[s]
 
 
-@inner(forceinline=True)
+@_inline
 def _class_of(index, base, shift, last):
     """Return the class of an index, or `last` outside of all."""
     return np.uint64(min(np.uint32(np.uint32(index - base) >> shift), last))
 
 
-@inner
+@_inner
 def choose_classes(q, scratch):
     """Return (base, shift, number of classes A, number of escaped indices).
 
@@ -152,7 +165,7 @@ def choose_classes(q, scratch):
     low, high = q[0], q[0]
     for i in range(q.size):
         low, high = min(low, q[i]), max(high, q[i])
-    base, shift = _initial_classes(q, np.int64(low), np.int64(high))
+    base, shift = _initial_classes(q, np.int64(low), np.int64(high), merged)
     num_classes, first = _num_initial_classes(q.size), 0
     if base == low:  # the classes that indices are in
         num_classes = min(num_classes, ((np.int64(high) - low) >> shift) + 1)
@@ -177,7 +190,8 @@ def choose_classes(q, scratch):
         cost = _cost(merged[:half], shift + 1, q.size, num_escapes)
         if cost > best_cost - (best_cost >> 8):
             break
-        counts[:half] = merged[:half]
+        for s in range(half):
+            counts[s] = merged[s]
         shift, num_classes, best_cost = shift + 1, half, cost
     return base, shift, num_classes, num_escapes
 
@@ -188,17 +202,21 @@ def class_scratch():
     return np.empty(257, np.int64), np.empty(128, np.int64), np.empty(4 * 257, np.uint32)
 
 
-@inner
+@_inner
 def frequencies_of(weights, log):
     """Turn weights [n] into frequencies of sum 2^log, in place: see reference.py."""
-    total = weights.sum()
+    total = np.int64(0)
+    for weight in weights:
+        total += weight
     half, excess = total // 2, -(1 << log)
     for s in range(weights.size):  # in float64 the quotient is exact enough: below 2^13 + 2^-31
         f = np.int64(np.float64((weights[s] << log) + half) / np.float64(total))
         weights[s] = max(f, np.int64(weights[s] > 0))
         excess += weights[s]
     while excess != 0:
-        s = weights.argmax()
+        s = 0
+        for k in range(weights.size):
+            s = k if weights[k] > weights[s] else s
         change = min(excess, max(1, weights[s] >> 4))
         weights[s] -= change
         excess -= change

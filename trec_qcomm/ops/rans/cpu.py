@@ -45,6 +45,10 @@ from trec_qcomm.ops.rans.stream import (
     push_stream,
 )
 
+# Without reference counts: see ops.bitpack.cpu.
+_inner = inner(_nrt=False)
+_inline = inner(forceinline=True, _nrt=False)
+
 
 @inner
 def encoder_scratch(max_values):
@@ -67,7 +71,7 @@ def encode_segment(q, dim, out):
     return encode(q, out, encoder_scratch(q.size))
 
 
-@inner
+@_inner
 def encode(q, out, scratch):
     """Do what `encode_segment` does. Args: scratch: arrays of `encoder_scratch`."""
     if q.size == 0:
@@ -96,7 +100,7 @@ def encode(q, out, scratch):
     return _encode_streams(q, base, shift, counts[:num_symbols], scratch, out, streams_at)
 
 
-@inner
+@_inner
 def _encode_streams(q, base, shift, weights, scratch, out, at):
     """Write the states, word counts and words of all streams to out[at:].
 
@@ -161,7 +165,7 @@ def decoder_scratch():
     )
 
 
-@inner
+@_inner
 def decode(data, q, scratch):
     """Do what `decode_segment` does. Args: scratch: arrays of `decoder_scratch`."""
     if q.size == 0 or data.size < 4:
@@ -169,7 +173,7 @@ def decode(data, q, scratch):
     return _open(data, q.size, scratch) and _decode_all(data, q, scratch, False)
 
 
-@inner(forceinline=True)
+@_inline
 def can_pair(num_values):
     """Return whether `decode_two` takes segments of so many indices: streams of 16 states."""
     return wide.takes(num_lanes(num_values)) and num_lanes(num_values) == wide.LANES
@@ -191,7 +195,7 @@ def decode_two(data, q, scratch, other_data, other_q, other_scratch):
     )
 
 
-@inner
+@_inner
 def _open(data, num_values, scratch):
     """Read what is before the low bits, find the places of the rest, and make the tables.
 
@@ -212,7 +216,7 @@ def _open(data, num_values, scratch):
         at = get_weights(data, at, frequencies[:num_classes])
         if num_escapes:
             frequencies[num_classes] = num_escapes
-        if at < 0 or frequencies.sum() == 0:
+        if at < 0 or _all_zero(frequencies):
             return False
     escapes_at = (at + shift * ((num_values + 7) // 8) + 1) // 2 * 2
     states_at = escapes_at + 4 * num_escapes
@@ -231,7 +235,16 @@ def _open(data, num_values, scratch):
     return words_at <= data.size and (data.size - words_at) % 2 == 0
 
 
-@inner
+@_inner
+def _all_zero(numbers):
+    """Return whether no number is above 0."""
+    for number in numbers:
+        if number:
+            return False
+    return True
+
+
+@_inner
 def _begin(data, scratch):
     """Read the states of the first stream. Return whether they and the tables are for `_job`."""
     cursor, layout = scratch[4], scratch[5]
@@ -248,7 +261,7 @@ def _job(data, q, scratch):
     return words, scratch[2], scratch[3][: wide.LANES], q, scratch[4]
 
 
-@inner
+@_inner
 def _decode_all(data, q, scratch, begun):
     """Decode a segment that is open. Return False if no encoder writes the data.
 
@@ -265,7 +278,7 @@ def _decode_all(data, q, scratch, begun):
     return num_escapes == 0 or get_escapes(escapes, q)
 
 
-@inner
+@_inner
 def _decode_streams(data, q, scratch, begun):
     """Decode the symbols of all streams into q: the first index of each class, or ESCAPED.
 
@@ -299,7 +312,7 @@ def _decode_streams(data, q, scratch, begun):
     return True
 
 
-@inner
+@_inner
 def _get_states(data, at, states):
     """Read the states of a stream. Return False where one is out of range."""
     for k in range(states.size):

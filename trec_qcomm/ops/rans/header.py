@@ -6,14 +6,18 @@ import numpy as np
 from trec_qcomm.kernels import inner
 from trec_qcomm.ops.rans.classes import bit_length, coarse
 
+# Without reference counts: see ops.bitpack.cpu.
+_inner = inner(_nrt=False)
+_inline = inner(forceinline=True, _nrt=False)
 
-@inner(forceinline=True)
+
+@_inline
 def varint_nbytes(n):
     """Return how many bytes `put_varint` writes."""
     return max(1, (bit_length(n) + 6) // 7)
 
 
-@inner(forceinline=True)
+@_inline
 def _peek(data, at):
     """Return 24 bits or more of data from bit `at` on, lowest first; those behind its end are 0.
 
@@ -25,7 +29,7 @@ def _peek(data, at):
     return value >> (at & 7)
 
 
-@inner
+@_inner
 def put_varint(out, at, value):
     """Write value, seven bits a byte, to out[at:]. Return the place after it."""
     while value >= 128:
@@ -36,7 +40,7 @@ def put_varint(out, at, value):
     return at + 1
 
 
-@inner
+@_inner
 def get_varint(data, at):
     """Return (value, place after it), or (0, -1) if it has no end or takes over 5 bytes."""
     value = np.int64(0)
@@ -49,7 +53,7 @@ def get_varint(data, at):
     return np.int64(0), -1
 
 
-@inner
+@_inner
 def put_weights(counts, out, at):
     """Code the weights of `counts` from out[at] on, and replace the counts by these weights.
 
@@ -77,7 +81,7 @@ def put_weights(counts, out, at):
     return at
 
 
-@inner
+@_inner
 def get_weights(data, at, weights):
     """Read the weights from data[at] on.
 

@@ -5,10 +5,14 @@ import numpy as np
 
 from trec_qcomm.kernels import inner
 
+# Without reference counts: see ops.bitpack.cpu.
+_inner = inner(_nrt=False)
+_inline = inner(forceinline=True, _nrt=False)
+
 _ANY_ESCAPE = np.int32(-1 << 30)  # stream.ESCAPED plus low bits is below this, every index above
 
 
-@inner
+@_inner
 def put_low_bits(q, base, shift, out):
     """Write the low bits to out, a plane for each bit.
 
@@ -26,7 +30,7 @@ def put_low_bits(q, base, shift, out):
                 bits[j] |= one if (part[j] - base) & place else np.uint8(0)
 
 
-@inner
+@_inner
 def get_low_bits(data, shift, q):
     """Add the low bits of each index to q."""
     stride = (q.size + 7) // 8
@@ -39,14 +43,14 @@ def get_low_bits(data, shift, q):
                 part[j] += place if bits[j] & one else np.int32(0)
 
 
-@inner(forceinline=True)
+@_inline
 def put32(out, at, value):
     """Write value to out[at : at + 4], little-endian."""
     for k in range(4):
         out[at + k] = np.uint8((value >> (8 * k)) & 255)
 
 
-@inner(forceinline=True)
+@_inline
 def get32(data, at):
     """Read a number from data[at : at + 4], little-endian."""
     value = np.int64(0)
@@ -55,7 +59,7 @@ def get32(data, at):
     return value
 
 
-@inner
+@_inner
 def put_escapes(q, base, shift, num_classes, out, at):
     """Write the escaped indices of q to out[at:], in order, as int32."""
     base, shift, num_classes = np.int32(base), np.uint32(shift), np.uint32(num_classes)
@@ -71,7 +75,7 @@ def put_escapes(q, base, shift, num_classes, out, at):
                 at += 4
 
 
-@inner
+@_inner
 def get_escapes(data, q):
     """Replace what the escape symbol decoded to by the escaped indices in data.
 

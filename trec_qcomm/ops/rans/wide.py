@@ -42,11 +42,11 @@ def fill_decoder_table(frequencies, table):
 
     Returns: False where the entries have no room for so many symbols or such a frequency.
     """
-    if frequencies.size > 256 or frequencies.max() >> LOG:
-        return False
     slot = 0
     for s in range(frequencies.size):
         f = frequencies[s]
+        if s > 255 or f >> LOG:
+            return False
         entry = np.uint32(s << 24 | f)
         for k in range(f):
             table[slot + k] = entry | np.uint32(k << LOG)
