@@ -107,6 +107,19 @@ class Peers:
             raise self.lost(error, purpose, since=begin) from error
         return [part[:n].cpu().numpy().tobytes() for part, n in zip(parts, nbytes, strict=True)]
 
+    def any(self, flag: bool, purpose: str) -> bool:
+        """Return whether the flag of some rank is True. Collective; waits for a GPU.
+
+        Args: purpose: words for the collective, for errors.
+        Raises: LostPeerError.
+        """
+        begin, flags = perf_counter(), torch.tensor([int(flag)], device=self._device())
+        try:
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.pg)
+            return bool(flags)
+        except RuntimeError as error:
+            raise self.lost(error, purpose, since=begin) from error
+
     def _device(self) -> torch.device:
         """Return a device whose tensors the group sends: the CPU if it can."""
         types = {device.type for device in self.pg._device_types}

@@ -92,7 +92,8 @@ def without_config(
             f"{config.source}: the state is of another config: {text_of_changes(changes)}; to go "
             "on with the new one: load_resized(folder, allow_changed_config=True)"
         )
-    return _without(state, ("params", "row_residuals", "thresholds", GUARD, f"{GUARD}_signals"))
+    names = ("params", "row_residuals", "merge_pauses", "thresholds", GUARD, f"{GUARD}_signals")
+    return _without(state, names)
 
 
 def _without(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from trec_qcomm.integration.gradients.tables import TableGradients
 from trec_qcomm.integration.guarding.guard import Guard
 from trec_qcomm.integration.guarding.rungs import codecs_of_state
 from trec_qcomm.integration.guarding.signals import SignalSums
+from trec_qcomm.integration.ids.merge_pause import MergePause
 from trec_qcomm.integration.row_capture import RowCapture
 from trec_qcomm.integration.warm_up import warm_up
 from trec_qcomm.records import Direction
@@ -45,13 +46,15 @@ class Session:
     """Shared state of one QComm.
 
     `exact` is what `QComm.bypass` sets: while it is True, collectives send float32. `is_wrapped`
-    tells whether a wrapper of this QComm has wrapped the model.
+    tells whether a wrapper of this QComm has wrapped the model, `is_training` whether the latest
+    batch of ids came with gradients on.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.exact = False
         self.is_wrapped = False
+        self.is_training = False
         self.tables: set[str] = set()
         self.counters = {
             kind: Traffic(kind, ["all"]) for kind in ("dense", "data_parallel", "input")
@@ -64,6 +67,8 @@ class Session:
         self.collectives = EmbeddingCollectives(config, self.signals)
         self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
         self._loaded_gradients: dict[str, Any] = {}
+        self._pauses: dict[str, MergePause] = {}  # by module and sharding
+        self._loaded_pauses: dict[str, Any] = {}
         self._patterns_checked = False
         self._warmed_up = False
         self.debugger: Debugger | None = None  # the latest, which may have stopped
@@ -92,6 +97,14 @@ class Session:
         self.collectives.add_module(module)
         self.tables.update(names)
         self._patterns_checked = False
+
+    def merge_pause(self, name: str, pg: dist.ProcessGroup) -> MergePause:
+        """Return the pause of a sharding's search for equal bags; the same for the same name."""
+        if name not in self._pauses:
+            self._pauses[name] = pause = MergePause(pg, lambda: self.is_training)
+            if name in self._loaded_pauses:
+                pause.load_state_dict(self._loaded_pauses[name])
+        return self._pauses[name]
 
     def check_patterns(self) -> None:
         """Raise ValueError at a pattern without a table, or at loaded state without its module.
@@ -287,6 +300,9 @@ class Session:
             state["guard_signals"] = {self_rank_key(): sums}
         if self._gradients:
             state["gradients"] = {name: g.state_dict() for name, g in self._gradients.items()}
+        if self._pauses:
+            pauses = {name: pause.state_dict() for name, pause in self._pauses.items()}
+            state["merge_pauses"] = pauses  # equal on all ranks
         return with_config(state, self.config)
 
     def load_state_dict(self, state: dict[str, Any], *, allow_changed_config: bool = False) -> None:
@@ -297,13 +313,16 @@ class Session:
             does not have; before the model is sharded, the first forward raises the last.
         """
         state = without_config(state, self.config, allow_changed_config=allow_changed_config)
-        names = ("steps", "params", "gradients", "guard", "guard_signals", "row_residuals")
-        check_names(state, "state", names, needed="steps")
-        for name in ("params", "row_residuals", "gradients", "guard_signals"):
+        mappings = ("params", "gradients", "guard_signals", "row_residuals", "merge_pauses")
+        check_names(state, "state", ("steps", *mappings, "guard"), needed="steps")
+        for name in mappings:
             check_names(state.get(name, {}), f"state: {name}")
         guard = state.get("guard", "") if self.signals is not None else ""
         self.collectives.load_state_dict(state, codecs_of_state(guard, self.config))
         self._load_guard(guard, state.get("guard_signals", {}))
+        self._loaded_pauses = dict(state.get("merge_pauses", {}))
+        for name in self._pauses.keys() & self._loaded_pauses.keys():
+            self._pauses[name].load_state_dict(self._loaded_pauses[name])
         self._loaded_gradients = dict(state.get("gradients", {}))
         for name, gradients in self._gradients.items():
             gradients.load_state_dict(self._loaded_gradients.get(name, {}))

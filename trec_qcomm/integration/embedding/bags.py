@@ -44,6 +44,7 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             DATA_PARALLEL tables, too, that send no rows.
         """
         self._registry.session.check_wrapped()
+        self._registry.session.is_training = torch.is_grad_enabled()  # off within super()
         awaitable = super().input_dist(ctx, features)
         hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable

@@ -137,6 +137,10 @@ class _CodedPooledSharding(CodedSharding):
             ),
             can_merge_after_lookup=self._can_merge_after_lookup,
         )
+        self._pause = None
+        if self._merging.may_pause:
+            name = f"{self._registry.module_name}/{self.sharding_name}"
+            self._pause = self._registry.session.merge_pause(name, env.process_group)
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
         """Make TorchRec's dist of ids, which finds distinct bags where the policy says so."""
@@ -148,6 +152,7 @@ class _CodedPooledSharding(CodedSharding):
                 self._merging,
                 self._feature_shards(),
                 session.bags,
+                pause=self._pause,
                 by_id=session.config.ids is not None,
                 keeps_ids=keeps_ids(session.config, self._groups()),
             )

@@ -43,6 +43,11 @@ class BagMerging:
     point: MergePoint | None = None
     max_shares: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def may_pause(self) -> bool:
+        """Whether batches without equal bags need not be searched: no table says `true`."""
+        return self.point is not None and max(self.max_shares.values(), default=0.0) < 1
+
     def shares_of(self, tables: Iterable[str]) -> Tensor:
         """Return [F] float64: the largest share of the table of each of F features."""
         return torch.tensor([self.max_shares[table] for table in tables], dtype=torch.float64)

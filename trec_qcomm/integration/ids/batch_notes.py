@@ -6,7 +6,7 @@ context, in one attribute. An input dist has no context: its notes are kept on t
 attribute, until the sharded module hands them over.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ class BatchNotes:
             are merged before they are sent
         row_choice: the rows that a row-wise sharding sends and expects
             (embedding.row_wise.RowChoice); None where they are not being chosen
+        on_lookup: what to call when the rows are looked up (ids.merge_pause); None: nothing
     """
 
     sent: SentIds | None = None
@@ -67,6 +68,7 @@ class BatchNotes:
     received: KeyedJaggedTensor | None = None
     repetition: Any = None
     row_choice: Any = None
+    on_lookup: Callable[[], None] | None = None
 
 
 def notes_on(carrier: Any) -> BatchNotes:
@@ -94,6 +96,9 @@ def hand_over_notes(sharding_contexts: Iterable[Any], input_dists: Iterable[Any]
 
 
 def note_received(sharding_contexts: Iterable[Any], received: Iterable[Any]) -> None:
-    """Note for each sharding the ids that this rank looks up."""
+    """Note for each sharding the ids that this rank looks up; tell those who wait for that."""
     for context, ids in zip(sharding_contexts, received, strict=True):
-        notes_on(context).received = ids
+        notes = notes_on(context)
+        notes.received = ids
+        if notes.on_lookup is not None:
+            notes.on_lookup()

@@ -31,6 +31,7 @@ from trec_qcomm.integration.ids.bag_merging import BagMerging, MergePoint
 from trec_qcomm.integration.ids.batch_notes import MergedBags, notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
 from trec_qcomm.integration.ids.left_out import repetition
+from trec_qcomm.integration.ids.merge_pause import MergePause
 from trec_qcomm.integration.ids.row_ids import ids_of_bags
 from trec_qcomm.ops.unique import (
     BagBlocks,
@@ -51,6 +52,7 @@ def merge_bags(
     shards: Sequence[FeatureShard],
     counts: BagCounts,
     *,
+    pause: MergePause | None = None,
     by_id: bool = False,
     keeps_ids: bool = False,
 ) -> None:
@@ -60,6 +62,7 @@ def merge_bags(
     of its own for every feature is left as it is.
     Args:
         shards: [F], the features in the order in which the input dist takes them
+        pause: which batches are left as they are, too; None: no others
         by_id: whether to send bags of one id in the order of their ids
         keeps_ids: whether to note the ids, too
     """
@@ -72,9 +75,15 @@ def merge_bags(
         (features,) = args
         if features.variable_stride_per_key():
             return None
+        notes, num_bags = notes_on(input_dist), torch.full_like(tables, features.stride())
+        if pause is not None and not pause.is_due():
+            notes.on_lookup = pause.count(lambda: False)
+            counts.add(tables, num_bags, num_bags)
+            return None
         bags = _distinct_bags(features, shares, by_id=by_id and in_lookup)
-        counts.add(tables, torch.full_like(tables, features.stride()), bags.counts)
-        notes = notes_on(input_dist)
+        if pause is not None:
+            notes.on_lookup = pause.count(lambda: _pays(bags, features, by_id=by_id and in_lookup))
+        counts.add(tables, num_bags, bags.counts)
         ids = None
         if keeps_ids:
             ids = ids_of_bags(features.values(), features.lengths(), bags.first)
@@ -93,6 +102,14 @@ def _distinct_bags(features: KeyedJaggedTensor, shares: Tensor, *, by_id: bool) 
     batch = features.values(), features.lengths(), num_bags
     bags = unique_bags(*batch, shares, weights=features.weights_or_none())
     return sort_by_id(bags, *batch) if by_id else bags
+
+
+def _pays(bags: UniqueBags, features: KeyedJaggedTensor, *, by_id: bool) -> bool:
+    """Return whether bags were merged, or put into the order of ids in which these pack well."""
+    if len(bags.first) < len(bags.inverse):
+        return True
+    longest = features.lengths().view(len(features.keys()), -1).amax(1)
+    return by_id and bool((longest == 1).any())
 
 
 def _distinct_batch(
