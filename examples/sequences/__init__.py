@@ -1,0 +1,1 @@
+"""Next-item prediction with attention over an EmbeddingCollection (unpooled rows)."""
