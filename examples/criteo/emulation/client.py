@@ -26,7 +26,8 @@ from trec_qcomm import Config, Identity, QComm, played_ranks
 from trec_qcomm.config import load_preset
 
 DEFAULTS = {"ranks": 4, "batch_size": 128}
-NO_OPTIONS = ("plan", "device")  # one process on a CPU plays ranks with a table-wise plan
+# One process on a CPU plays ranks with a table-wise plan, one step after another.
+NO_OPTIONS = ("plan", "device", "pipeline")
 
 
 @dataclass
