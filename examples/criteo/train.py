@@ -1,9 +1,10 @@
-"""Trains a DLRM on Criteo's rows with trec_qcomm, or with plain TorchRec, and scores it.
+"""Trains a DLRM, or DCNv2, on Criteo's rows with trec_qcomm, or with plain TorchRec, and scores it.
 
   python examples/criteo/train.py --config configs/best.yaml     synthetic rows, 2 ranks
   python examples/criteo/train.py --config stock                 without the plugin
   python examples/criteo/train.py --config configs/int8.yaml --plan mixed
   python examples/criteo/train.py --config configs/int8.yaml --data train.txt --min-count 5
+  python examples/criteo/train.py --config configs/int8.yaml --model dcn --scale 0.125
   python examples/criteo/train.py --config configs/int8.yaml --tensorboard
   python examples/criteo/train.py --config stock --checkpoint-dir ckpt --checkpoint-every 100
   ... the same with --resume, after Ctrl-C
@@ -16,7 +17,6 @@ rank; else it starts --ranks processes itself. Every rank reads the data.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from typing import Any
 
@@ -28,7 +28,7 @@ from data.synthetic import generate
 from failures import EveryRankError, agreed, check_equal
 from loop.pipelines import choose_pipeline, keep_in_host_memory
 from loop.training import evaluate, train
-from model import ModelConfig, build_dlrm, build_optimizer, init_embeddings
+from model import ModelConfig, build_model, build_optimizer, init_embeddings
 from options import (
     INTERRUPTED,
     NOT_OF_A_CHECKPOINT,
@@ -129,17 +129,16 @@ def shard(options: argparse.Namespace, num_embeddings: list[int], qcomm: QComm |
 
     Args: qcomm: the communication; None is TorchRec's own, as --config says.
     """
-    names = {field.name for field in dataclasses.fields(ModelConfig)}
-    config = ModelConfig(**{k: v for k, v in vars(options).items() if k in names})
+    config = ModelConfig.from_options(options)
     device = torch.device(options.device if options.device == "cpu" else f"cuda:{local_rank()}")
-    dlrm = build_dlrm(config, num_embeddings)
+    model = build_model(config, num_embeddings)
     pipeline = choose_pipeline(options.pipeline, options.device)
     prefetch = {"prefetch_pipeline": True} if pipeline == "prefetch" else {}
     arguments = _codec_arguments(qcomm, options.config, config.fused_params | prefetch)
-    plan = _make_plan(dlrm, options, device.type, qcomm, arguments["sharders"])
+    plan = _make_plan(model, options, device.type, qcomm, arguments["sharders"])
     if prefetch:
         keep_in_host_memory(plan)
-    dmp = DistributedModelParallel(module=dlrm, device=device, plan=plan, **arguments)
+    dmp = DistributedModelParallel(module=model, device=device, plan=plan, **arguments)
     init_embeddings(dmp, config)
     return Trainer(dmp, build_optimizer(dmp, config), device, qcomm, pipeline)
 
@@ -157,7 +156,7 @@ def _codec_arguments(
 
 
 def _make_plan(
-    dlrm: DLRMTrain,
+    model: DLRMTrain,
     options: argparse.Namespace,
     device_type: str,
     qcomm: QComm | None,
@@ -166,9 +165,9 @@ def _make_plan(
     plan, world_size = load_plan(options.plan), dist.get_world_size()
     ranks = {"world_size": world_size, "ranks_per_node": get_local_size(world_size)}
     if plan.cluster is None:
-        return build_plan(dlrm, plan, device_type=device_type, **ranks)
+        return build_plan(model, plan, device_type=device_type, **ranks)
     network = {"sharders": sharders, "qcomm": qcomm, "batch_size": options.batch_size}
-    return make_plan(dlrm, plan.cluster, device_type=device_type, **network, **ranks)
+    return make_plan(model, plan.cluster, device_type=device_type, **network, **ranks)
 
 
 if __name__ == "__main__":

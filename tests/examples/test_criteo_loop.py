@@ -15,14 +15,15 @@ from trainer import Trainer
 from trec_qcomm.testing import run_ranks
 
 NUM_STEPS, SAVED = 7, 3
-SMALL = "--config best --rows 2048 --batch-size 16 --embedding-dim 8 --dense-arch 8 --over-arch 8"
+SMALL = "--config best --rows 2048 --batch-size 16 --dense-arch 8 --over-arch 8"
+MODEL = "--model dcn --mixed-dims --cross-rank 8"  # dims of 8 to 16
 
 
 class Training:
     """A small model of the example and its batches, on one rank. Args: words: options."""
 
     def __init__(self, *words: str) -> None:
-        options = build_parser().parse_args([*SMALL.split(), *words])
+        options = build_parser().parse_args([*SMALL.split(), *MODEL.split(), *words])
         dataset = load_dataset(options)
         where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
         self.batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)
