@@ -80,7 +80,11 @@ def test_records_have_the_sizes_that_were_trained() -> None:
         return setup_of(options)
 
     scaled = setup("--model dcn --scale 0.125")
-    assert (scaled["dense_arch"], scaled["embedding_dim"], scaled["cross_rank"]) == ("64,32", 16, 64)
+    assert (scaled["dense_arch"], scaled["embedding_dim"], scaled["cross_rank"]) == (
+        "64,32",
+        16,
+        64,
+    )
     assert scaled["scale"] == 0.125
     later = {"model", "cross_rank", "cross_layers", "mixed_dims", "scale", "pipeline"}
     assert later.isdisjoint(setup(""))  # older records lack them, and are the same training

@@ -124,7 +124,8 @@ class EmulatedTrainer:
         """
         parser = build_parser()
         parser.set_defaults(**DEFAULTS)
-        options = parser.parse_args(["--config", STOCK, *words])
+        rest = [word for word in words if word != "--"]  # which may set them apart
+        options = parser.parse_args(["--config", STOCK, *rest])
         for name, value in vars(options).items():
             is_known = name in (*SETUP, "ranks", "config") and name not in NO_OPTIONS
             if not is_known and value != parser.get_default(name):
