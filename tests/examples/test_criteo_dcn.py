@@ -1,4 +1,4 @@
-"""The example's DLRM-DCNv2: torchrec's own where tables have one dim, and also where they differ."""
+"""The example's DLRM-DCNv2: torchrec's own at tables of one dim, and for tables of several."""
 
 import pytest
 import torch
