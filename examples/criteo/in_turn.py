@@ -5,8 +5,9 @@
 
 Every rank runs this once. All configs train at the same time, each its own model on the same
 batches: a step of the first, a step of the second, and so on, so that whatever else the machine
-does falls on all alike. Options that are not listed here are those of train.py. Rank 0 appends one
-record a config to --out.
+does falls on all alike. With `--pipelines none sparse_dist` each config is there twice, by hand and
+pipelined. Options that are not listed here are those of train.py. Rank 0 appends one record a
+training to --out.
 
 Bytes are those that the network interface sent ($GLOO_SOCKET_IFNAME, default lo), TCP's headers
 included; `traffic` is what trec_qcomm says it handed to the collectives. `step_s` is that of the
@@ -28,7 +29,9 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 from data.dataset import Batches
+from data.reader import BatchReader
 from failures import gather
+from loop.pipelines import PIPELINES
 from options import build_parser, check_options, setup_of
 from ranks import silence_start
 from report.metrics import score, step_seconds
@@ -58,8 +61,10 @@ class MeasuredTraining:
         name: name of the config.
         options: options of train.py.
         trainer: the sharded model.
+        feed: this rank's batches, of all steps but those under the profiler.
     Derived:
         seconds, nbytes, packets: seconds of each timed step, and what this host sent in it.
+        reader_s: seconds of the timed steps that passed with waiting for batches.
         stats: QComm's counters of the timed steps; None of plain TorchRec.
         profiled: seconds of each part of a step.
     """
@@ -67,9 +72,11 @@ class MeasuredTraining:
     name: str
     options: argparse.Namespace
     trainer: Trainer
+    feed: BatchReader
     seconds: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     packets: list[int] = field(default_factory=list)
+    reader_s: float = 0.0
     stats: Stats | None = None
     profiled: dict[str, float] = field(default_factory=dict)
 
@@ -81,6 +88,12 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--configs", nargs="+", required=True, help="as train.py's --config")
+    add(
+        "--pipelines",
+        nargs="+",
+        choices=PIPELINES,
+        help="each config with each of these (default: --pipeline)",
+    )
     add("--steps", type=int, default=25, dest="num_steps", help="timed steps of each (default 25)")
     add("--rate", default="none", help="rate of each link, for the records (default none)")
     add("--delay", default=None, help="delay of each link, for the records")
@@ -94,7 +107,7 @@ def main() -> None:
     if arguments.num_steps < 1:
         parser.error(f"steps {arguments.num_steps}: must be positive")
     try:
-        every = parsed(arguments.configs, rest)
+        every = parsed(arguments.configs, rest, arguments.pipelines or [None])
     except ValueError as error:
         parser.error(str(error))
     if arguments.check:
@@ -111,10 +124,16 @@ def main() -> None:
         records.append(arguments.out, *made)
 
 
-def parsed(configs: Sequence[str], rest: Sequence[str]) -> list[argparse.Namespace]:
-    """Return options of train.py for each config. Raises ValueError: one that does nothing here."""
+def parsed(
+    configs: Sequence[str], rest: Sequence[str], pipelines: Sequence[str | None] = (None,)
+) -> list[argparse.Namespace]:
+    """Return options of train.py for each config with each pipeline; None: that of `rest`.
+
+    Raises: ValueError: an option that does nothing here.
+    """
     parser = build_parser()
-    every = [parser.parse_args(["--config", config, *rest]) for config in configs]
+    words = [[*rest, *(["--pipeline", pipeline] if pipeline else [])] for pipeline in pipelines]
+    every = [parser.parse_args(["--config", c, *more]) for c in configs for more in words]
     for name in UNUSED:
         if any(getattr(options, name) != parser.get_default(name) for options in every):
             raise ValueError(f"{name}: an option that bench-net does not have")
@@ -133,17 +152,20 @@ def measure(
     if not len(batches):
         size = every[0].batch_size * dist.get_world_size()
         raise ValueError(f"batch_size {every[0].batch_size}: no {size} rows to train on")
+    num_steps = WARM_STEPS + arguments.num_steps
     trainings = [
         MeasuredTraining(
-            Path(o.config).stem, o, build_trainer(copy.copy(o), dataset.num_embeddings)
+            Path(o.config).stem,
+            o,
+            build_trainer(copy.copy(o), dataset.num_embeddings),
+            BatchReader(batches, 0, num_steps),
         )
         for o in every
     ]
     quiet = dist.get_rank() != 0
-    steps = range(WARM_STEPS + arguments.num_steps)  # where rows are used up they begin again
-    for step in tqdm(steps, desc="steps of every config", disable=quiet):
+    for step in tqdm(range(num_steps), desc="steps of every config", disable=quiet):
         for training in trainings:
-            timed_step(training, batches, interface, timed=step >= WARM_STEPS)
+            timed_step(training, interface, timed=step >= WARM_STEPS)
     for training in trainings:
         if training.trainer.qcomm is not None:
             training.stats = training.trainer.qcomm.stats()
@@ -156,24 +178,24 @@ def measure(
     return made
 
 
-def timed_step(
-    training: MeasuredTraining, batches: Batches, interface: str, *, timed: bool
-) -> None:
+def timed_step(training: MeasuredTraining, interface: str, *, timed: bool) -> None:
     """Take one step and measure it.
 
     What is still in a queue when a rank's step ends is counted: the others must have it before
-    they pass the second barrier.
+    they pass the second barrier. But for what a pipeline sends ahead, which may come later: in the
+    place of it the step has what the step before sent ahead.
     """
     if timed and not training.seconds and training.trainer.qcomm is not None:
         training.trainer.qcomm.reset_stats()
     dist.barrier()
-    before, begin = sent(interface), time.perf_counter()
-    training.trainer.train_step(batches)
+    before, begin, waited_s = sent(interface), time.perf_counter(), training.feed.waited_s
+    training.trainer.train_next(training.feed)
     seconds = time.perf_counter() - begin
     dist.barrier()
     if timed:
         after = sent(interface)
         training.seconds.append(seconds)
+        training.reader_s += training.feed.waited_s - waited_s
         training.nbytes.append(after[0] - before[0])
         training.packets.append(after[1] - before[1])
 
@@ -187,9 +209,13 @@ def sent(interface: str) -> tuple[int, int]:
 def profile_steps(training: MeasuredTraining, batches: Batches) -> None:
     """Measure the seconds of a step in the parts that torch's profiler sees, on this rank."""
     dist.barrier()
-    with profile(activities=[ProfilerActivity.CPU]) as trace:
+    trainer, first = training.trainer, training.trainer.step
+    with (
+        BatchReader(batches, first, first + PROFILED_STEPS) as feed,
+        profile(activities=[ProfilerActivity.CPU]) as trace,
+    ):
         for _ in range(PROFILED_STEPS):
-            training.trainer.train_step(batches)
+            trainer.train_next(feed)
     parts = {"lookup": 0.0, "stock codec": 0.0, "optimizer": 0.0, "dense": 0.0}
     for event in trace.key_averages():
         part = part_of(event.key)
@@ -254,13 +280,14 @@ def breakdown(training: MeasuredTraining, num_steps: int) -> dict[str, float]:
     """Return the seconds of each part of a step, the mean over hosts. Collective.
 
     encode, wire and decode are the codecs' clocks of the timed steps, and may overlap with the
-    rest; TorchRec's own codecs are in `stock codec`.
+    rest; TorchRec's own codecs are in `stock codec`. reader is the wait for batches.
     """
     seconds = dict(training.profiled)
     kinds = () if training.stats is None else training.stats.by_kind().values()
     seconds["encode"] = sum(sum(kind.encode_s.values()) for kind in kinds) / num_steps
     seconds["wire"] = sum(kind.wire_s for kind in kinds) / num_steps
     seconds["decode"] = sum(sum(kind.decode_s.values()) for kind in kinds) / num_steps
+    seconds["reader"] = training.reader_s / num_steps
     hosts = gather(seconds)
     return {part: float(np.mean([host[part] for host in hosts])) for part in seconds}
 

@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 from data.tsv import list_files
-from model import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS
+from loop.pipelines import PIPELINES, choose_pipeline
+from model import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS, MODELS, ModelConfig
 from plans.files import load_plan, plan_names
 from report.scalars import check_installed
 from stock import NAMES as STOCK_NAMES
@@ -21,16 +22,21 @@ from trec_qcomm.config import load_config, preset_path, presets
 
 FAILED, INTERRUPTED = 1, 130  # exit status
 # The options that decide what is trained, and how: two runs are compared only where they agree. A
-# checkpoint is resumed only by a run that agrees in all but the last three.
+# checkpoint is resumed only by a run that agrees in all but the last four.
 SETUP = (
     "plan", "data", "rows", "min_count", "hash_buckets", "batch_size", "embedding_dim",
     "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr", "dense_lr",
-    "init_scale", "epochs", "steps", "device",
+    "init_scale", "model", "cross_layers", "cross_rank", "mixed_dims", "scale",
+    "epochs", "steps", "device", "pipeline",
 )  # fmt: skip
-NOT_OF_A_CHECKPOINT = ("epochs", "steps", "device")
+NOT_OF_A_CHECKPOINT = ("epochs", "steps", "device", "pipeline")
+# Options that records have only where they are not these, as older records do not have them.
+_LATER = {"pipeline": "none", "model": "dlrm", "mixed_dims": False}
+_OF_DCN = ("cross_layers", "cross_rank", "mixed_dims", "scale")
+_SCALED = ("embedding_dim", "dense_arch", "over_arch", "cross_layers", "cross_rank")
 _POSITIVE = (
     "rows", "min_count", "hash_buckets", "batch_size", "epochs", "steps", "embedding_dim", "ranks",
-    "ranks_per_node", "checkpoint_every", "log_every", "timeout",
+    "ranks_per_node", "checkpoint_every", "log_every", "timeout", "cross_layers", "cross_rank",
 )  # fmt: skip
 
 
@@ -51,6 +57,10 @@ def setup_of(options: argparse.Namespace) -> dict[str, str | int | float | bool]
     fields of a record.
     """
     setup = {name: getattr(options, name) for name in SETUP}
+    setup |= {name: getattr(ModelConfig.from_options(options), name) for name in _SCALED}
+    if options.model != "dcn":
+        setup |= dict.fromkeys(_OF_DCN)
+    setup["pipeline"] = choose_pipeline(options.pipeline, options.device)
     setup["data"] = options.data.name if options.data else None
     for name in ("dense_arch", "over_arch"):
         setup[name] = ",".join(map(str, setup[name]))
@@ -58,7 +68,7 @@ def setup_of(options: argparse.Namespace) -> dict[str, str | int | float | bool]
     setup["plan"] = options.plan if options.plan in plan_names() else str(plan)
     if plan.depends_on_nodes:
         setup["ranks_per_node"] = get_local_size(int(os.environ.get("WORLD_SIZE", options.ranks)))
-    return {name: value for name, value in setup.items() if value is not None}
+    return {name: v for name, v in setup.items() if v is not None and v != _LATER.get(name)}
 
 
 def is_stock(config: str) -> bool:
@@ -85,6 +95,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise ValueError(f"config {options.config}: neither a file nor one of {names}")
     if not is_stock(options.config):
         load_config(options.config)  # whose errors name file and field
+    choose_pipeline(options.pipeline, options.device)
+    _check_model(options)
     if options.data is not None:
         list_files(options.data)
     if options.dump_rows is not None and options.dump_rows.is_dir():
@@ -97,6 +109,20 @@ def check_options(options: argparse.Namespace) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", options.ranks))
     if options.ranks_per_node is not None and world_size % options.ranks_per_node:
         raise ValueError(f"ranks_per_node {options.ranks_per_node}: {world_size} ranks do not fill")
+
+
+def _check_model(options: argparse.Namespace) -> None:
+    default = build_parser().get_default
+    changed = [name for name in (*_OF_DCN, *_SCALED) if getattr(options, name) != default(name)]
+    for name in changed:
+        if name in _OF_DCN and options.model != "dcn":
+            raise ValueError(f"{name}: only for --model dcn")
+        if name in _SCALED and options.scale is not None:
+            raise ValueError(f"{name}: scale sets it; give one of them")
+    if options.scale is not None and not 0 < options.scale <= 1:
+        raise ValueError(f"scale {options.scale}: expected a number above 0, at most 1")
+    if options.mixed_dims and options.dump_rows is not None:
+        raise ValueError("dump_rows: its files have one dim; leave out mixed_dims")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -115,6 +141,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=None,
         help="ranks that two-level plans take for one node (default: all ranks of a machine)",
+    )
+    add(
+        "--pipeline",
+        choices=PIPELINES,
+        default=None,
+        help="TorchRec's train pipeline: sparse_dist sends the next ids while this batch "
+        "is trained; prefetch (cuda) fills caches of tables in host memory, too. Losses are equal. "
+        "Default: none on cpu, where it gains nothing, as all runs on the same cores; sparse_dist "
+        "on cuda",
     )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     add("--eval-codec", choices=("on", "off", "both"), default="on", help="score with the codec on")
@@ -152,6 +187,23 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model and optimizers").add_argument
     layers = {"type": _layers, "help": "sizes of its hidden layers"}
+    add("--model", choices=MODELS, default="dlrm", help="dcn: DLRM-DCNv2 (default dlrm)")
+    add(
+        "--scale",
+        type=float,
+        default=None,
+        metavar="0..1",
+        help="dcn with all sizes of MLPerf's DLRMv2 times this: dim 128, layers of 512-256 and "
+        "1024-1024-512-256, cross rank 512; tables keep the rows that the data give them",
+    )
+    add("--cross-layers", type=int, default=3, help="of a dcn (default 3)")
+    add("--cross-rank", type=int, default=64, help="rank of their matrices (default 64)")
+    add(
+        "--mixed-dims",
+        action="store_true",
+        default=False,
+        help="dcn whose tables have 6 rows^(1/4) columns, at most --embedding-dim",
+    )
     add("--batch-size", type=int, default=256, help="samples a rank (default 256)")
     add("--epochs", type=int, default=1, help="in the same order of rows (default 1)")
     add("--steps", type=int, default=None, help="stop after so many steps in all")

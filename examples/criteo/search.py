@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from emulation.client import EmulatedTrainer, tables
+from model import ModelConfig
 
 from trec_qcomm.quality import EVALUATION
 from trec_qcomm.search.__main__ import main
@@ -33,12 +34,14 @@ def criteo(words: Sequence[str]) -> dict[str, Any]:
     Raises: ValueError naming the option that is wrong.
     """
     train = EmulatedTrainer.from_words(words)
+    if train.options.mixed_dims:
+        raise ValueError("mixed_dims: a search needs tables of one dim")
     return {
         "train": train,
         "metrics": ["logloss", "progressive_logloss"],
         "evaluation": {"ne": EVALUATION},
         "base": "best",
-        "dims": dict.fromkeys(tables(), train.options.embedding_dim),
+        "dims": dict.fromkeys(tables(), ModelConfig.from_options(train.options).embedding_dim),
         "setup": train.setup,
         "num_ranks": train.options.ranks,
     }

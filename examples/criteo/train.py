@@ -1,9 +1,10 @@
-"""Trains a DLRM on Criteo's rows with trec_qcomm, or with plain TorchRec, and scores it.
+"""Trains a DLRM, or DCNv2, on Criteo's rows with trec_qcomm, or with plain TorchRec, and scores it.
 
   python examples/criteo/train.py --config configs/best.yaml     synthetic rows, 2 ranks
   python examples/criteo/train.py --config stock                 without the plugin
   python examples/criteo/train.py --config configs/int8.yaml --plan mixed
   python examples/criteo/train.py --config configs/int8.yaml --data train.txt --min-count 5
+  python examples/criteo/train.py --config configs/int8.yaml --model dcn --scale 0.125
   python examples/criteo/train.py --config configs/int8.yaml --tensorboard
   python examples/criteo/train.py --config stock --checkpoint-dir ckpt --checkpoint-every 100
   ... the same with --resume, after Ctrl-C
@@ -16,7 +17,6 @@ rank; else it starts --ranks processes itself. Every rank reads the data.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from typing import Any
 
@@ -26,7 +26,9 @@ import torch.distributed as dist
 from data.dataset import Batches, Dataset, load_tsv, prepare
 from data.synthetic import generate
 from failures import EveryRankError, agreed, check_equal
-from model import ModelConfig, build_dlrm, build_optimizer, init_embeddings
+from loop.pipelines import choose_pipeline, keep_in_host_memory
+from loop.training import evaluate, train
+from model import ModelConfig, build_model, build_optimizer, init_embeddings
 from options import (
     INTERRUPTED,
     NOT_OF_A_CHECKPOINT,
@@ -38,14 +40,14 @@ from options import (
 from plans.files import build_plan, load_plan
 from plans.planned import make_plan
 from ranks import local_rank, run_ranks
-from report.metrics import mean_traffic, score, table_records
+from report.metrics import mean_traffic, table_records
 from report.row_dump import dump_rows
 from report.run import Report
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRMTrain
-from trainer import StopRequest, Trainer, open_checkpoints
+from trainer import Trainer, open_checkpoints
 
 from trec_qcomm import QComm
 
@@ -70,18 +72,9 @@ def run(options: argparse.Namespace) -> bool:
     check_equal("rows (number, ids of each table)", (len(dataset.rows), dataset.num_embeddings))
     trainer = build_trainer(options, dataset.num_embeddings)
     if options.checkpoint_dir is not None:
-        setup = setup_of(options) | {"seed": options.seed, "world_size": dist.get_world_size()}
-        identity = {
-            name: str(value) for name, value in setup.items() if name not in NOT_OF_A_CHECKPOINT
-        }
         how = {"resume": options.resume, "allow_changed_config": options.allow_changed_config}
-        open_checkpoints(trainer, options.checkpoint_dir, identity, **how)
-    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    batches = Batches(dataset.train, options.batch_size, drop_last=True, **ranks)
-    if not len(batches):
-        size = options.batch_size * dist.get_world_size()
-        rows = f"{len(dataset.train)} training rows"
-        raise EveryRankError(f"{rows} are less than one global batch of {size}")
+        open_checkpoints(trainer, options.checkpoint_dir, identity_of(options), **how)
+    batches = batches_of(dataset, options)
     num_steps = min(options.epochs * len(batches), options.steps or sys.maxsize)
     if trainer.qcomm is not None:
         trainer.qcomm.reset_stats()
@@ -90,7 +83,7 @@ def run(options: argparse.Namespace) -> bool:
             report.interrupted(trainer)
             return False
         traffic, tables = mean_traffic(trainer), table_records(trainer)  # before it evaluates
-        tests = Batches(dataset.test, options.batch_size, drop_last=False, **ranks)
+        tests = batches_of(dataset, options, is_test=True)
         report.finish(trainer, traffic, tables, evaluate(trainer, tests, options))
         if options.dump_rows is not None:
             meta = {"config": options.config, "seed": options.seed, "steps": trainer.step}
@@ -98,35 +91,23 @@ def run(options: argparse.Namespace) -> bool:
     return True
 
 
-def train(
-    trainer: Trainer, batches: Batches, num_steps: int, options: argparse.Namespace, report: Report
-) -> bool:
-    """Train up to step `num_steps`; False if a signal stopped it, after the step's checkpoint.
-
-    Signals are heeded only where there is a checkpoint directory: the ranks then agree after each
-    step, by 4 bytes, whether one of them was told to stop.
-    """
-    stop = StopRequest() if options.checkpoint_dir else None
-    while trainer.step < num_steps:
-        trainer.train_step(batches)
-        report.add_step(trainer)
-        stopped = stop is not None and stop.agreed()
-        due = options.checkpoint_every and trainer.step % options.checkpoint_every == 0
-        if options.checkpoint_dir and (stopped or due or trainer.step == num_steps):
-            trainer.save(options.checkpoint_dir)
-        if stopped:
-            return False
-    return True
+def batches_of(dataset: Dataset, options: argparse.Namespace, *, is_test: bool = False) -> Batches:
+    """Return the batches of this rank. Raises EveryRankError: too few rows to train on."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if is_test:
+        return Batches(dataset.test, options.batch_size, rank, world_size, drop_last=False)
+    batches = Batches(dataset.train, options.batch_size, rank, world_size, drop_last=True)
+    if not len(batches):
+        rows = f"{len(dataset.train)} training rows"
+        size = options.batch_size * world_size
+        raise EveryRankError(f"{rows} are less than one global batch of {size}")
+    return batches
 
 
-def evaluate(
-    trainer: Trainer, tests: Batches, options: argparse.Namespace
-) -> dict[str, dict[str, float]]:
-    """Return metrics by mode, the codec "on" or "off"; TorchRec alone has "off". Collective."""
-    modes = ("on", "off") if options.eval_codec == "both" else (options.eval_codec,)
-    if trainer.qcomm is None:
-        modes = ("off",)
-    return {mode: score(*trainer.predict(tests, exact=mode == "off")) for mode in modes}
+def identity_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return what must be equal for a checkpoint to be resumed."""
+    setup = setup_of(options) | {"seed": options.seed, "world_size": dist.get_world_size()}
+    return {name: str(value) for name, value in setup.items() if name not in NOT_OF_A_CHECKPOINT}
 
 
 def load_dataset(options: argparse.Namespace) -> Dataset:
@@ -148,15 +129,18 @@ def shard(options: argparse.Namespace, num_embeddings: list[int], qcomm: QComm |
 
     Args: qcomm: the communication; None is TorchRec's own, as --config says.
     """
-    names = {field.name for field in dataclasses.fields(ModelConfig)}
-    config = ModelConfig(**{k: v for k, v in vars(options).items() if k in names})
+    config = ModelConfig.from_options(options)
     device = torch.device(options.device if options.device == "cpu" else f"cuda:{local_rank()}")
-    dlrm = build_dlrm(config, num_embeddings)
-    arguments = _codec_arguments(qcomm, options.config, config.fused_params)
-    plan = _make_plan(dlrm, options, device.type, qcomm, arguments["sharders"])
-    dmp = DistributedModelParallel(module=dlrm, device=device, plan=plan, **arguments)
+    model = build_model(config, num_embeddings)
+    pipeline = choose_pipeline(options.pipeline, options.device)
+    prefetch = {"prefetch_pipeline": True} if pipeline == "prefetch" else {}
+    arguments = _codec_arguments(qcomm, options.config, config.fused_params | prefetch)
+    plan = _make_plan(model, options, device.type, qcomm, arguments["sharders"])
+    if prefetch:
+        keep_in_host_memory(plan)
+    dmp = DistributedModelParallel(module=model, device=device, plan=plan, **arguments)
     init_embeddings(dmp, config)
-    return Trainer(dmp, build_optimizer(dmp, config), device, qcomm)
+    return Trainer(dmp, build_optimizer(dmp, config), device, qcomm, pipeline)
 
 
 def _codec_arguments(
@@ -172,7 +156,7 @@ def _codec_arguments(
 
 
 def _make_plan(
-    dlrm: DLRMTrain,
+    model: DLRMTrain,
     options: argparse.Namespace,
     device_type: str,
     qcomm: QComm | None,
@@ -181,9 +165,9 @@ def _make_plan(
     plan, world_size = load_plan(options.plan), dist.get_world_size()
     ranks = {"world_size": world_size, "ranks_per_node": get_local_size(world_size)}
     if plan.cluster is None:
-        return build_plan(dlrm, plan, device_type=device_type, **ranks)
+        return build_plan(model, plan, device_type=device_type, **ranks)
     network = {"sharders": sharders, "qcomm": qcomm, "batch_size": options.batch_size}
-    return make_plan(dlrm, plan.cluster, device_type=device_type, **network, **ranks)
+    return make_plan(model, plan.cluster, device_type=device_type, **network, **ranks)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""A training step, the evaluation, checkpoints, Ctrl-C: what a user would write by hand.
+"""Training steps, the evaluation, what a checkpoint holds: what a user would write by hand.
 
-Knows: a sharded model, batches by index, QComm's public methods. Does not know: options, records,
+Knows: a sharded model, batches, pipelines, QComm's public methods. Does not know: options, records,
 how ranks were started. Every rank calls the functions that are marked "Collective".
 """
 
 from __future__ import annotations
 
-import signal
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -20,29 +19,46 @@ import torch.distributed as dist
 from checkpoints import has_checkpoint, newest_sound, read_json, save, write_json
 from data.dataset import Batches
 from failures import EveryRankError, agreed
+from loop.pipelines import build_pipeline
+from loop.warm_up import WarmUp
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
+from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 
 @dataclass
 class Trainer:
-    """A sharded model and how far it has come. `qcomm` is None for plain TorchRec.
+    """A sharded model and how far it has come.
 
-    On a GPU a step is over, for the host, when all of it is launched. Its loss is read when it is
-    asked for: each read waits for the GPU, and keeps the host from launching the next step.
+    A step is over, for the host of a GPU, when all of it is launched. Losses are read, together,
+    when they are asked for, as each read waits for the GPU.
+
+    Args:
+        qcomm: the communication; None is plain TorchRec's.
+        pipeline: one of loop.pipelines.PIPELINES.
+        precision: dtype of the dense layers' products, by autocast; parameters stay float32.
+        warm_up_steps: number of steps in which the learning rates rise.
     """
 
     dmp: DistributedModelParallel
     optimizer: CombinedOptimizer
     device: torch.device
     qcomm: Any = None
+    pipeline: str = "none"
+    precision: torch.dtype = torch.float32
+    warm_up_steps: int = 0
     step: int = 0  # steps done
     _losses: list[float] = field(default_factory=list)
     _step_s: list[float] = field(default_factory=list)
     _unread: list[Tensor] = field(default_factory=list)  # losses of the last steps
     _unread_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        parts = (self.dmp, self.optimizer, self.device, self.forward)
+        self._steps = build_pipeline(self.pipeline, *parts)
+        self._warm_up = WarmUp(self.optimizer, self.warm_up_steps)
 
     @property
     def losses(self) -> list[float]:
@@ -61,22 +77,35 @@ class Trainer:
         if self._unread:
             self._losses += torch.stack(self._unread).tolist()
             num_steps, seconds = len(self._unread), time.perf_counter() - self._unread_since
-            self._step_s += [seconds / num_steps] * num_steps
+            if self.device.type != "cpu":
+                self._step_s += [seconds / num_steps] * num_steps
             self._unread.clear()
 
-    def train_step(self, batches: Batches) -> None:
-        """Take one step on the next batch; epochs follow one another in the same order of rows."""
+    def forward(self, batch: Batch) -> tuple[Tensor, Any]:
+        """Return loss and (loss, logits, labels) of a batch on the device. Collective."""
+        if self.precision is torch.float32:
+            return self.dmp(batch)
+        with torch.autocast(self.device.type, self.precision):
+            return self.dmp(batch)
+
+    def train_next(self, feed: Iterator[Batch]) -> None:
+        """Take one step on the next batch of `feed`; a pipeline reads more of them. Collective."""
+        begin = time.perf_counter()
         if not self._unread:
-            self._unread_since = time.perf_counter()
-        batch = batches[self.step % len(batches)].to(self.device)
-        self.optimizer.zero_grad()
-        loss, _ = self.dmp(batch)
-        loss.backward()
-        self.optimizer.step()
-        self._unread.append(loss.detach())
+            self._unread_since = begin
+        self._warm_up.set_rates(self.step)
+        loss = self._steps.progress(feed)[0]
+        self._unread.append(loss)
         if self.device.type == "cpu":
-            self._read_losses()
+            self._step_s.append(time.perf_counter() - begin)
         self.step += 1
+
+    def train_step(self, batches: Batches) -> None:
+        """Take one step on the batch of its number, without reading ahead. Collective.
+
+        Epochs follow one another in the same order of rows.
+        """
+        self.train_next(iter((batches[self.step % len(batches)],)))
 
     def predict(self, batches: Batches, *, exact: bool) -> tuple[Tensor, Tensor]:
         """Return probabilities [N] and labels [N], float64, of all rows of all ranks. Collective.
@@ -84,11 +113,12 @@ class Trainer:
         With `exact` the codec is bypassed: float32 on the wire.
         """
         outputs: list[tuple[Tensor, Tensor]] = []
+        self._steps.detach()
         self.dmp.eval()
         with torch.no_grad(), self.qcomm.bypass() if self.qcomm and exact else nullcontext():
             for index in range(len(batches)):
-                _, (_, logits, labels) = self.dmp(batches[index].to(self.device))
-                outputs.append((logits.cpu(), labels.cpu()))
+                _, (_, logits, labels) = self.forward(batches[index].to(self.device))
+                outputs.append((logits.float().cpu(), labels.cpu()))
         self.dmp.train()
         logits, labels = _gather([torch.cat(column) for column in zip(*outputs, strict=True)])
         return torch.sigmoid(logits.double()), labels.double()
@@ -161,26 +191,6 @@ def open_checkpoints(
     if changed:
         raise EveryRankError(f"{file}: resumed with other options: {', '.join(changed)}")
     trainer.resume(directory, allow_changed_config=allow_changed_config)
-
-
-class StopRequest:
-    """Ctrl-C or SIGTERM asks for a stop after the step; a third one stops at once."""
-
-    def __init__(self) -> None:
-        self.num_signals = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._count)
-
-    def _count(self, number: int, frame: FrameType | None) -> None:
-        self.num_signals += 1
-        if self.num_signals >= 3:
-            raise KeyboardInterrupt
-
-    def agreed(self) -> bool:
-        """Return whether any rank was asked to stop. Collective, and nobody waits for a GPU."""
-        flag = torch.tensor(self.num_signals, dtype=torch.int32)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag)
 
 
 def _gather(columns: list[Tensor]) -> list[Tensor]:

@@ -86,7 +86,7 @@ def install(phases: Phases) -> None:
 
     _before(ranks, "join", lambda *_: phases.reach("join"))
     _before(train, "build_trainer", lambda *_: phases.reach("startup"))
-    _before(Trainer, "train_step", functools.partial(_before_step, phases))
+    _before(Trainer, "train_next", functools.partial(_before_step, phases))
     _before(Trainer, "predict", functools.partial(_before_evaluation, phases))
     _after(train, "run", phases.finish)
     _before(dist, "destroy_process_group", phases.leave)

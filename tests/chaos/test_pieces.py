@@ -88,7 +88,7 @@ def test_what_the_driver_wraps_is_there():
     for module, name in (("ranks", "join"), ("train", "build_trainer"), ("train", "main")):
         assert callable(getattr(importlib.import_module(module), name))
     trainer = importlib.import_module("trainer").Trainer
-    assert callable(trainer.train_step)
+    assert callable(trainer.train_next)
     assert callable(trainer.predict)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from data.dataset import FEATURES, Batches, prepare
 from data.synthetic import generate
-from model import ModelConfig, _initial_table, build_dlrm
+from model import ModelConfig, _initial_table, build_model
 from options import build_parser, check_options
 from report.row_dump import DUMPED_SAMPLES, _batch_rows
 from torch import Tensor
@@ -65,14 +65,14 @@ def dumped(file: Path) -> dict[str, Any]:
 def unsharded() -> tuple[DLRMTrain, Batches]:
     """The model in one process, with its batches on rank 0."""
     dataset = prepare(generate(6000, seed=0), min_count=2, hash_buckets=None)
-    model = build_dlrm(CONFIG, dataset.num_embeddings)
+    model = build_model(CONFIG, dataset.num_embeddings)
     arch = model.model.sparse_arch
     tables = arch.embedding_bag_collection.embedding_bag_configs()
     arch.embedding_bag_collection = EmbeddingBagCollection(tables=tables)
     names = sorted(table.name for table in tables)
     for table in tables:
         weight = arch.embedding_bag_collection.embedding_bags[table.name].weight
-        weight.data.copy_(_initial_table(table.num_embeddings, CONFIG, names.index(table.name)))
+        weight.data.copy_(_initial_table(*weight.shape, CONFIG, names.index(table.name)))
     return model, Batches(dataset.train, 64, rank=0, world_size=2, drop_last=True)
 
 

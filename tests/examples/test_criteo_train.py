@@ -98,8 +98,10 @@ def test_a_resumed_run_repeats_the_losses_bit_for_bit(
     straight: TrainingRecord, half: tuple[Path, TrainingRecord]
 ) -> None:
     folder, first = half
-    second = train(folder, "--steps", 20, "--checkpoint-dir", folder, "--resume")
+    pipelined = ("--pipeline", "sparse_dist")
+    second = train(folder, "--steps", 20, "--checkpoint-dir", folder, "--resume", *pipelined)
     assert first.losses + second.losses == straight.losses
+    assert second.setup["pipeline"] == "sparse_dist"
     assert second.metrics == straight.metrics
 
 
@@ -160,6 +162,7 @@ def test_plans_train_and_resume_exactly(
 def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, number: int) -> None:
     """Ctrl-C, to train.py alone; SIGTERM to all its processes, as a scheduler sends it."""
     words = ("--checkpoint-dir", tmp_path, "--epochs", 1000, "--log-every", 5)
+    words += ("--pipeline", "sparse_dist")  # which holds batches that are not trained yet
     process = subprocess.Popen(
         command("train.py", "--config", "stock", "--name", "run", "--out", tmp_path, *words),
         env=environment(),
@@ -245,6 +248,7 @@ def check_tables(int8: Path, fp32: Path) -> None:
         ("--config stock --resume", "need checkpoint_dir"),
         ("--config stock --allow-changed-config", "allow_changed_config needs resume"),
         ("--config stock --steps 0", "steps 0: must be positive"),
+        ("--config stock --pipeline prefetch", "pipeline prefetch: needs --device cuda; on cpu "),
         ("--config stock --plan rows", "plan 'rows': neither a file nor one of"),
         ("--config stock --data absent.tsv", "absent.tsv: no such file, or a directory without"),
         ("--config stock --ranks 4 --ranks-per-node 3", "ranks_per_node 3: 4 ranks do not fill"),

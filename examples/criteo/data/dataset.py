@@ -94,6 +94,16 @@ class Dataset:
         """The last 1/7 of the rows."""
         return self.rows[self.num_train :]
 
+    @property
+    def features(self) -> list[str]:
+        """[26] the names of the features, in the order of the tables."""
+        return FEATURES
+
+    @property
+    def pooling(self) -> list[int]:
+        """[26] how many ids a sample has at most of each feature."""
+        return [1] * NUM_SPARSE
+
     def first(self, num_rows: int) -> Dataset:
         """Return the data set of the first rows alone, split alike. Ids stay as they are."""
         rows = self.rows[:num_rows]

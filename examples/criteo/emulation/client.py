@@ -26,7 +26,8 @@ from trec_qcomm import Config, Identity, QComm, played_ranks
 from trec_qcomm.config import load_preset
 
 DEFAULTS = {"ranks": 4, "batch_size": 128}
-NO_OPTIONS = ("plan", "device")  # one process on a CPU plays ranks with a table-wise plan
+# One process on a CPU plays ranks with a table-wise plan, one step after another.
+NO_OPTIONS = ("plan", "device", "pipeline")
 
 
 @dataclass
@@ -123,7 +124,8 @@ class EmulatedTrainer:
         """
         parser = build_parser()
         parser.set_defaults(**DEFAULTS)
-        options = parser.parse_args(["--config", STOCK, *words])
+        rest = [word for word in words if word != "--"]  # which may set them apart
+        options = parser.parse_args(["--config", STOCK, *rest])
         for name, value in vars(options).items():
             is_known = name in (*SETUP, "ranks", "config") and name not in NO_OPTIONS
             if not is_known and value != parser.get_default(name):

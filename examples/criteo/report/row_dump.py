@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from data.dataset import FEATURES, Batches
+from dcn import DCN
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.models.dlrm import DLRM, DLRMTrain
@@ -52,9 +53,9 @@ def dump_rows(trainer: Trainer, batches: Batches, path: Path, meta: Mapping[str,
 def _batch_rows(trainer: Trainer, batch: Batch) -> tuple[Columns, Columns, Columns]:
     """Return rows, gradients and ids of one batch, each by table. Collective: all ranks look up."""
     model = _only(trainer.dmp, DLRMTrain)
-    dlrm = _only(model, DLRM)
+    dlrm = _only(model, (DLRM, DCN))
     with torch.no_grad(), trainer.qcomm.bypass() if trainer.qcomm else nullcontext():
-        rows = dlrm.sparse_arch(batch.sparse_features)  # [B, tables, D]
+        rows = dlrm.sparse_arch(batch.sparse_features)  # [B, tables, D] or, of a DCN, side by side
     rows.requires_grad_()
     # The dense part alone, outside of DDP and of the fused optimizer: no weight gets a gradient.
     dense = dlrm.dense_arch(batch.dense_features)
@@ -63,8 +64,10 @@ def _batch_rows(trainer: Trainer, batch: Batch) -> tuple[Columns, Columns, Colum
     (gradients,) = torch.autograd.grad(loss, rows)
     ids = batch.sparse_features.to_dict()
     features = dlrm.sparse_arch.sparse_feature_names
+    shape = (len(batch.labels), len(features), -1)
+    rows, gradients = rows.detach().reshape(shape), gradients.reshape(shape)
     return (
-        {f"t_{name}": rows[:, at].detach().cpu() for at, name in enumerate(features)},
+        {f"t_{name}": rows[:, at].cpu() for at, name in enumerate(features)},
         {f"t_{name}": gradients[:, at].cpu() for at, name in enumerate(features)},
         {f"t_{name}": ids[name].values().cpu() for name in FEATURES},
     )
@@ -83,7 +86,7 @@ def _save(path: Path, parts: list[tuple[Columns, Columns, Columns]], meta: dict[
     )
 
 
-def _only(module: torch.nn.Module, kind: type[Any]) -> Any:
+def _only(module: torch.nn.Module, kind: type[Any] | tuple[type[Any], ...]) -> Any:
     """Return the one part of that class, wherever wrappers have put it."""
     (part,) = (part for part in module.modules() if isinstance(part, kind))
     return part

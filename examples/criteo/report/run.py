@@ -61,9 +61,12 @@ class Report:
     def add_step(self, trainer: Trainer) -> None:
         """Advance the bar; every --log-every steps show and write the loss and the bytes."""
         self.bar.update(1)
-        if not self.is_writer or trainer.step % self.options.log_every:
+        if trainer.step % self.options.log_every:
             return
-        loss = float(np.mean(trainer.losses[-self.options.log_every :]))
+        losses = trainer.losses  # on every rank, or those of the others would stay unread
+        if not self.is_writer:
+            return
+        loss = float(np.mean(losses[-self.options.log_every :]))
         step_s = step_seconds(trainer.step_s[-self.options.log_every :], skip=0)
         stats = None if trainer.qcomm is None else trainer.qcomm.stats()
         traffic = None if stats is None else records.traffic_of(stats, 1)
