@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
 
-from data.dataset import Batches, to_batch
+from data.dataset import Batches
 from emulation.client import EmulatedTrainer
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -103,7 +103,7 @@ def loss_of(trainer: Trainer, batch, parts: int) -> Tensor:
 def _first(rows: Batches, number: int, size: int):
     """Return the first samples of a batch."""
     begin = (number * rows.world_size + rows.rank) * rows.batch_size
-    return to_batch(rows.rows[begin : begin + size])
+    return rows.rows[begin : begin + size].to_batch()
 
 
 def _seconds_of(run: Callable[[], object]) -> float:

@@ -9,7 +9,7 @@ import argparse
 import os
 from pathlib import Path
 
-from data.tsv import list_files
+from data.source import check_source
 from loop.pipelines import PIPELINES, choose_pipeline
 from model import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS, MODELS, ModelConfig
 from plans.files import load_plan, plan_names
@@ -24,9 +24,9 @@ FAILED, INTERRUPTED = 1, 130  # exit status
 # The options that decide what is trained, and how: two runs are compared only where they agree. A
 # checkpoint is resumed only by a run that agrees in all but the last four.
 SETUP = (
-    "plan", "data", "rows", "min_count", "hash_buckets", "batch_size", "embedding_dim",
-    "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr", "dense_lr",
-    "init_scale", "model", "cross_layers", "cross_rank", "mixed_dims", "scale",
+    "plan", "data", "rows", "min_count", "hash_buckets", "num_embeddings", "batch_size",
+    "embedding_dim", "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr",
+    "dense_lr", "init_scale", "model", "cross_layers", "cross_rank", "mixed_dims", "scale",
     "epochs", "steps", "device", "pipeline",
 )  # fmt: skip
 NOT_OF_A_CHECKPOINT = ("epochs", "steps", "device", "pipeline")
@@ -62,8 +62,9 @@ def setup_of(options: argparse.Namespace) -> dict[str, str | int | float | bool]
         setup |= dict.fromkeys(_OF_DCN)
     setup["pipeline"] = choose_pipeline(options.pipeline, options.device)
     setup["data"] = options.data.name if options.data else None
-    for name in ("dense_arch", "over_arch"):
-        setup[name] = ",".join(map(str, setup[name]))
+    for name in ("dense_arch", "over_arch", "num_embeddings"):
+        if setup[name] is not None:
+            setup[name] = ",".join(map(str, setup[name]))
     plan = load_plan(options.plan)
     setup["plan"] = options.plan if options.plan in plan_names() else str(plan)
     if plan.depends_on_nodes:
@@ -98,7 +99,10 @@ def check_options(options: argparse.Namespace) -> None:
     choose_pipeline(options.pipeline, options.device)
     _check_model(options)
     if options.data is not None:
-        list_files(options.data)
+        choice = (options.min_count, options.hash_buckets, options.num_embeddings)
+        check_source(options.data, *choice)
+    elif options.num_embeddings is not None:
+        raise ValueError("num_embeddings needs data")
     if options.dump_rows is not None and options.dump_rows.is_dir():
         raise ValueError(f"dump_rows {options.dump_rows}: is a folder; expected a file to write")
     if options.tensorboard is not None:
@@ -178,10 +182,23 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_data_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("data").add_argument
-    add("--data", type=Path, default=None, help="TSV (.gz, .xz) or a folder; default: synthetic")
+    add(
+        "--data",
+        type=Path,
+        default=None,
+        help="a folder of preprocess.py or of TorchRec's .npy files, or a TSV; default: synthetic",
+    )
     add("--rows", type=int, default=131_072, help="number of synthetic rows (default 131072)")
     add("--min-count", type=int, default=None, help="rarer categories become id 0 (default 2)")
     add("--hash-buckets", type=int, default=None, help="hash instead of a vocabulary")
+    add(
+        "--num-embeddings",
+        type=_sizes,
+        default=None,
+        metavar="N,N,...",
+        help="rows of the 26 tables, or of all, for a folder without dataset.json: ids are taken "
+        "modulo these (default: as the largest ids need)",
+    )
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -238,6 +255,10 @@ def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 def _config(text: str) -> str:
     """Return the path of a config that ships; what else is named stays as it is."""
     return str(preset_path(text)) if text in presets() and not Path(text).is_file() else text
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(","))
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@
   torchrun --nproc-per-node 2 examples/criteo/train.py --config stock
 
 Where RANK and WORLD_SIZE are set (torchrun, or a launcher on several hosts) this process is that
-rank; else it starts --ranks processes itself. Every rank reads the data.
+rank; else it starts --ranks processes itself. Every rank maps the data, and reads its own slices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 import stock
 import torch
 import torch.distributed as dist
-from data.dataset import Batches, Dataset, load_tsv, prepare
+from data.dataset import Batches, Dataset, prepare
+from data.source import DEFAULT_MIN_COUNT, load
 from data.synthetic import generate
 from failures import EveryRankError, agreed, check_equal
 from loop.pipelines import choose_pipeline, keep_in_host_memory
@@ -112,10 +113,14 @@ def identity_of(options: argparse.Namespace) -> dict[str, str]:
 
 def load_dataset(options: argparse.Namespace) -> Dataset:
     """Return the rows of --data, or synthetic ones."""
-    choice = {"min_count": options.min_count or 2, "hash_buckets": options.hash_buckets}
+    buckets = options.hash_buckets
     if options.data is not None:
-        return load_tsv(options.data, **choice)
-    return prepare(generate(options.rows, seed=options.seed), **choice)
+        sizes = options.num_embeddings
+        choice = {"min_count": options.min_count, "hash_buckets": buckets, "num_embeddings": sizes}
+        return load(options.data, **choice)
+    min_count = options.min_count or DEFAULT_MIN_COUNT
+    rows = generate(options.rows, seed=options.seed)
+    return prepare(rows, min_count=min_count, hash_buckets=buckets)
 
 
 def build_trainer(options: argparse.Namespace, num_embeddings: list[int]) -> Trainer:

@@ -1,21 +1,12 @@
 """Split, category ids, dense features, and which rows a rank takes."""
 
-import logging
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from data.dataset import (
-    FEATURES,
-    Batches,
-    HashBuckets,
-    Vocabulary,
-    load_tsv,
-    prepare,
-    transform_dense,
-)
-from data.synthetic import generate, write_tsv
+from data.dataset import Batches, Dataset, prepare
+from data.ids import CategoryCounts, HashBuckets, Vocabulary, transform_dense
+from data.samples import FEATURES, Columns, Samples
+from data.synthetic import generate
 from data.tsv import MISSING_CATEGORY, NUM_SPARSE, ROW, Rows
 
 RAW = generate(700, seed=5)
@@ -28,44 +19,92 @@ def rows_of(categories: list[int]) -> Rows:
     return rows
 
 
+def samples_of(rows: Rows) -> Samples:
+    """Raw rows as samples in pieces; the first dense feature is their place."""
+    dense = rows["dense"].copy()
+    dense[:, 0] = np.arange(len(rows))
+    columns = Columns(rows["label"], dense, rows["categories"])
+    return Samples([columns.cut(a, b) for a, b in ((0, 5), (5, 250), (250, 251), (251, 10_000))])
+
+
 def slices(rows: Rows, world_size: int, *, batch_size: int, drop_last: bool) -> list[Batches]:
-    return [Batches(rows, batch_size, rank, world_size, drop_last) for rank in range(world_size)]
+    samples = samples_of(rows)
+    return [Batches(samples, batch_size, rank, world_size, drop_last) for rank in range(world_size)]
+
+
+def ids_of(dataset: Dataset, feature: int = 0) -> list[int]:
+    ids: list[int] = dataset.rows.ids_of(feature)[:, 0].tolist()
+    return ids
+
+
+def assert_equal(dataset: Dataset, other: Dataset) -> None:
+    assert dataset.num_embeddings == other.num_embeddings
+    assert dataset.num_train == other.num_train
+    assert np.array_equal(dataset.rows.labels, other.rows.labels)
+    assert dataset.rows.dense.tobytes() == other.rows.dense.tobytes()
+    for k in range(NUM_SPARSE):
+        assert np.array_equal(dataset.rows.ids_of(k), other.rows.ids_of(k))
 
 
 def test_the_split_is_in_time_order() -> None:
     dataset = prepare(RAW.copy(), min_count=1, hash_buckets=None)
     assert (len(dataset.train), len(dataset.test)) == (600, 100)
-    assert np.array_equal(dataset.train["label"], RAW["label"][:600])
-    assert np.array_equal(dataset.test["label"], RAW["label"][600:])
+    assert np.array_equal(dataset.train.labels, RAW["label"][:600])
+    assert np.array_equal(dataset.test.labels, RAW["label"][600:])
 
 
 def test_the_vocabulary_comes_from_the_train_part_only() -> None:
     dataset = prepare(rows_of([7, 7, 9, 9, 9, 7, 8]), min_count=1, hash_buckets=None)
     assert dataset.num_embeddings == [3] * NUM_SPARSE  # 7, 9 and out of vocabulary
-    assert dataset.rows["categories"][:, 0].tolist() == [1, 1, 2, 2, 2, 1, 0]
+    assert ids_of(dataset) == [1, 1, 2, 2, 2, 1, 0]
 
 
 def test_rare_categories_are_out_of_vocabulary() -> None:
     dataset = prepare(rows_of([7, 7, 9, 9, 9, 5, 7]), min_count=3, hash_buckets=None)
     assert dataset.num_embeddings == [2] * NUM_SPARSE
-    assert dataset.rows["categories"][:, 0].tolist() == [0, 0, 1, 1, 1, 0, 0]
+    assert ids_of(dataset) == [0, 0, 1, 1, 1, 0, 0]
 
 
 def test_missing_is_a_category_like_all_others() -> None:
     dataset = prepare(rows_of([MISSING_CATEGORY] * 6 + [4]), min_count=2, hash_buckets=None)
-    assert dataset.rows["categories"][:, 0].tolist() == [1] * 6 + [0]
+    assert ids_of(dataset) == [1] * 6 + [0]
 
 
 def test_an_empty_vocabulary_knows_nothing() -> None:
-    empty = Vocabulary(np.empty(0, np.int64))
+    empty = Vocabulary(np.empty(0, np.uint32), has_missing=False)
     assert empty.num_ids == 1
-    assert empty.lookup(np.array([0, 3, MISSING_CATEGORY])).tolist() == [0, 0, 0]
+    missing = np.array([False, False, True])
+    assert empty.lookup(np.array([0, 3, 7], np.uint32), missing).tolist() == [0, 0, 0]
+
+
+def test_a_vocabulary_finds_every_category_and_nothing_between() -> None:
+    rng = np.random.default_rng(0)
+    values = np.unique(rng.integers(0, 1 << 32, 3000, dtype=np.uint32) >> rng.integers(0, 32, 3000))
+    categories = np.unique(np.r_[values, 0, 2**32 - 1]).astype(np.uint32)
+    asked = np.unique(np.r_[categories, categories - np.uint32(1), categories + np.uint32(1)])
+    ids = Vocabulary(categories, has_missing=True).lookup(asked, np.zeros(len(asked), np.bool_))
+    numbers = dict(zip(categories.tolist(), range(2, 2 + len(categories)), strict=True))
+    assert ids.tolist() == [numbers.get(value, 0) for value in asked.tolist()]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_counts_do_not_depend_on_the_pieces(limit: int) -> None:
+    rng = np.random.default_rng(limit)
+    categories = (rng.zipf(1.3, 4000) % 2000).astype(np.uint32)
+    missing = rng.random(4000) < 0.01
+    counts = CategoryCounts(limit)
+    for piece in np.split(np.arange(4000), [0, 10, 700, 701, 2500, 3900]):
+        counts.add(categories[piece], missing[piece])
+    vocabulary = counts.vocabulary()
+    values, numbers = np.unique(categories[~missing], return_counts=True)
+    assert vocabulary.has_missing
+    assert np.array_equal(vocabulary.categories, values[numbers >= limit])
 
 
 def test_hashing_fills_its_buckets_evenly_and_always_alike() -> None:
-    categories = np.arange(-1, 99_999)
-    ids = HashBuckets(100).lookup(categories)
-    assert np.array_equal(ids, HashBuckets(100).lookup(categories))
+    categories, missing = np.arange(100_000, dtype=np.uint32), np.arange(100_000) == 99_999
+    ids = HashBuckets(100).lookup(categories, missing)
+    assert np.array_equal(ids, HashBuckets(100).lookup(categories, missing))
     counts = np.bincount(ids, minlength=100)
     assert len(counts) == 100
     # 1000 +- 31.5 expected in each bucket; 6 standard deviations.
@@ -75,14 +114,14 @@ def test_hashing_fills_its_buckets_evenly_and_always_alike() -> None:
 def test_hashed_tables_have_the_size_asked_for() -> None:
     dataset = prepare(RAW.copy(), min_count=1, hash_buckets=50)
     assert dataset.num_embeddings == [50] * NUM_SPARSE
-    assert dataset.rows["categories"].min() >= 0
-    assert dataset.rows["categories"].max() < 50
+    for k in range(NUM_SPARSE):
+        assert 0 <= min(ids_of(dataset, k)) <= max(ids_of(dataset, k)) < 50
 
 
 def test_ids_fit_their_tables() -> None:
     dataset = prepare(RAW.copy(), min_count=2, hash_buckets=None)
-    assert (dataset.rows["categories"].max(axis=0) < dataset.num_embeddings).all()
-    assert dataset.rows["categories"].min() == 0
+    for k, num_ids in enumerate(dataset.num_embeddings):
+        assert 0 <= min(ids_of(dataset, k)) <= max(ids_of(dataset, k)) < num_ids
 
 
 def test_integers_become_logarithms() -> None:
@@ -101,14 +140,13 @@ def test_a_batch_has_one_id_a_feature_and_sample() -> None:
     for k, feature in enumerate(FEATURES):
         jagged = batch.sparse_features[feature]
         assert jagged.lengths().tolist() == [1] * 32
-        assert jagged.values().tolist() == dataset.train["categories"][32:64, k].tolist()
+        assert jagged.values().tolist() == ids_of(dataset, k)[32:64]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("drop_last", [True, False], ids=["train", "eval"])
 def test_ranks_partition_every_global_batch(world_size: int, drop_last: bool) -> None:
-    rows = RAW.copy()
-    rows["dense"][:, 0] = np.arange(len(rows))
+    rows = RAW
     ranks = slices(rows, world_size, batch_size=48, drop_last=drop_last)
     seen = [
         int(row)
@@ -128,34 +166,3 @@ def test_a_rank_may_have_none_of_the_last_rows() -> None:
     assert sorted(len(rank[1].labels) for rank in ranks) == [0, 0, 0, 1]
     with pytest.raises(IndexError):
         ranks[0][2]
-
-
-@pytest.mark.parametrize("name", ["rows.tsv", "rows.tsv.gz", "rows.tsv.xz"])
-def test_a_file_gives_the_same_data_set_as_its_rows(tmp_path: Path, name: str) -> None:
-    write_tsv(RAW, tmp_path / name)
-    read = load_tsv(tmp_path / name, min_count=2, hash_buckets=None)
-    made = prepare(RAW.copy(), min_count=2, hash_buckets=None)
-    assert read.num_embeddings == made.num_embeddings
-    assert read.rows.tobytes() == made.rows.tobytes()
-
-
-def test_a_folder_of_days_reads_like_one_file(tmp_path: Path) -> None:
-    write_tsv(RAW[:300], tmp_path / "day_2")
-    write_tsv(RAW[300:], tmp_path / "day_10.gz")
-    read = load_tsv(tmp_path, min_count=1, hash_buckets=None)
-    assert np.array_equal(read.rows["label"], RAW["label"])
-
-
-def test_malformed_lines_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "rows.tsv"
-    write_tsv(RAW, path)
-    path.write_text("what is this\n" + path.read_text())
-    with caplog.at_level(logging.WARNING):
-        assert len(load_tsv(path, min_count=1, hash_buckets=None).rows) == len(RAW)
-    assert "1 of 701 lines malformed; line 1: 1 field parted by tabs" in caplog.text
-
-
-def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "rows.tsv").touch()
-    with pytest.raises(ValueError, match="no rows"):
-        load_tsv(tmp_path / "rows.tsv", min_count=1, hash_buckets=None)

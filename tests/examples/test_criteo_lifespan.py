@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from data.dataset import Dataset
+from data.dataset import FEATURES, Dataset
+from data.samples import Columns, Samples
 from life.drifts import SCALE, SPIKE_FACTOR, SPIKE_STEPS, Drift
 from life.lives import Reaction
 from life.table import table_of
@@ -43,14 +44,19 @@ def test_bad_drifts_are_named(text: str, message: str) -> None:
 def test_ids_change_from_a_step_on(name: str) -> None:
     options = build_parser().parse_args(["--config", "stock", *SMALL])
     dataset = load_dataset(options)
-    before = dataset.rows.copy()
-    changed = Drift.from_name(f"{name}:C3", AT_STEP).change_rows(dataset, 64).rows
-    assert np.array_equal(dataset.rows, before)
-    differs = changed["categories"] != before["categories"]
+    before = ids_of(dataset)
+    changed = ids_of(Drift.from_name(f"{name}:C3", AT_STEP).change_rows(dataset, 64))
+    assert np.array_equal(ids_of(dataset), before)
+    differs = changed != before
     assert not differs[: AT_STEP * 64].any()
     assert not np.delete(differs, 2, axis=1).any()
     assert differs[AT_STEP * 64 :, 2].mean() > 0.5
-    assert len(set(changed["categories"][AT_STEP * 64 :, 2])) == 1 or name == "new_ids"
+    assert len(set(changed[AT_STEP * 64 :, 2])) == 1 or name == "new_ids"
+
+
+def ids_of(dataset: Dataset) -> np.ndarray:
+    """[N, 26] a copy of all ids."""
+    return np.concatenate([dataset.rows.ids_of(k) for k in range(len(FEATURES))], axis=1)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +69,8 @@ def test_a_table_changes_once(name: str, factors: list[float]) -> None:
         key: SimpleNamespace(local_shards=lambda w=weight: [SimpleNamespace(tensor=w)])
         for key, weight in weights.items()
     }
-    rows = {"categories": np.array([[0, 0, id_] for id_ in [1] + [2] * 10 + [0] * 90])}
-    dataset = SimpleNamespace(train=rows)
+    ids = np.array([[0, 0, id_] for id_ in [1] + [2] * 10 + [0] * 90])
+    dataset = SimpleNamespace(train=Samples([Columns(ids[:, 0], ids[:, :1], ids)]))
     drift = Drift.from_name(f"{name}:C3", AT_STEP)
     for step in range(2 * AT_STEP):
         trainer = SimpleNamespace(step=step, dmp=SimpleNamespace(state_dict=lambda: shards))

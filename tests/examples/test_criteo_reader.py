@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from data import reader as reader_module
-from data.dataset import Batches
+from data.dataset import Batches, prepare
 from data.reader import BatchReader
 from data.synthetic import generate
 from torchrec.datasets.utils import Batch
 
-ROWS = generate(80, seed=3)
+ROWS = prepare(generate(80, seed=3), min_count=1, hash_buckets=None).rows
 BATCHES = Batches(ROWS, 10, rank=1, world_size=2, drop_last=True)  # 4 of them
 
 

@@ -198,12 +198,13 @@ def test_errors_and_warnings_of_all_ranks_are_told_once(tmp_path: Path) -> None:
         write_tsv(generate(200, seed=1), day)
     days[0].write_text("label,I1\n" + days[0].read_text())
     days[1].write_bytes(days[1].read_bytes()[:3000])
-    warning, error = fail(tmp_path, "--config", "stock", "--data", days[0].parent)
+    ready, warning, error = fail(tmp_path, "--config", "stock", "--data", days[0].parent)
+    assert ready.startswith(f"{days[0].parent}: made ready to train on, once, in {tmp_path}")
     assert warning.startswith(f"{days[0]}: 1 of 201 lines malformed; line 1: looks like a header")
     assert error.startswith(f"error: {days[1]}: cannot be read to its end: Compressed file ended")
     log = tmp_path / "errors.log"
     assert error.endswith(f"(traceback: {log})")
-    assert "in read_file" in log.read_text()
+    assert "in read_parts" in log.read_text()
 
 
 @pytest.mark.slow

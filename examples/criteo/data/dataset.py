@@ -1,97 +1,53 @@
-"""From raw rows to the batches of each rank: split, category ids, dense features, slices.
+"""Samples that train and samples that are the test, and the batches that a rank takes of them.
 
-Knows: the 6/7 : 1/7 split in time order, vocabularies, which rows a rank takes. Does not know: the
-text format (tsv.py), the model. The rows lie in a temporary file that is mapped, not held, so a
-data set may be larger than memory; the file takes 261 bytes a row in $TMPDIR for each rank.
+Knows: the split in time order, which rows a rank takes, rows in memory. Does not know: the text
+format (tsv.py), files (folder.py), the model.
 Shapes: N rows, B rows of one batch on this rank, W ranks, 26 categories, 13 integers.
 """
 
 from __future__ import annotations
 
-import logging
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 from torchrec.datasets.utils import Batch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from data.tsv import NUM_SPARSE, ROW, Ints, LineCount, Rows, list_files, read_file
-
-logger = logging.getLogger(__name__)
-
-FEATURES = [f"C{k}" for k in range(1, NUM_SPARSE + 1)]
-OUT_OF_VOCABULARY = 0
-_CHUNK_ROWS = 1 << 18
-
-
-class CategoryIds(Protocol):
-    """Turns the categories of one column into rows of its embedding table."""
-
-    @property
-    def num_ids(self) -> int:
-        """The rows of the table."""
-
-    def lookup(self, categories: Ints) -> Ints:
-        """Categories [N] -> ids [N] in 0..num_ids-1."""
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The frequent categories of one column of the train part; all others are id 0.
-
-    A missing category is a category like all others: frequent enough, it has an id of its own.
-    """
-
-    categories: Ints  # [V] sorted; categories[i] has id i + 1
-
-    @property
-    def num_ids(self) -> int:
-        return len(self.categories) + 1
-
-    def lookup(self, categories: Ints) -> Ints:
-        if not len(self.categories):
-            return np.full_like(categories, OUT_OF_VOCABULARY)
-        at = np.searchsorted(self.categories, categories)
-        known = self.categories[np.minimum(at, len(self.categories) - 1)] == categories
-        return np.where(known, at + 1, OUT_OF_VOCABULARY)
-
-
-@dataclass(frozen=True)
-class HashBuckets:
-    """A fixed number of ids: splitmix64 of the category, missing included, modulo num_ids."""
-
-    num_ids: int
-
-    def lookup(self, categories: Ints) -> Ints:
-        x = categories.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return ((x ^ (x >> np.uint64(31))) % np.uint64(self.num_ids)).astype(np.int64)
+from data.ids import (
+    CategoryCounts,
+    CategoryIds,
+    HashBuckets,
+    missing_of,
+    num_train_of,
+    raw_columns,
+    transform_dense,
+)
+from data.samples import FEATURES, Columns, Samples
+from data.tsv import NUM_SPARSE, Rows
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows ready to train on: categories are ids, integers are transformed, time order is kept."""
+    """Samples ready to train on: categories are ids, integers are transformed, time order is kept.
 
-    rows: Rows  # [N] ROW
-    num_train: int  # the first rows; the others are the test part
-    num_embeddings: list[int]  # [26] rows of each table
+    Args:
+        rows: all samples.
+        num_train: number of the first ones, which train; the others are the test part.
+        num_embeddings: [26] rows of each table.
+    """
+
+    rows: Samples
+    num_train: int
+    num_embeddings: list[int]
 
     @property
-    def train(self) -> Rows:
-        """The first 6/7 of the rows."""
+    def train(self) -> Samples:
+        """The samples to train on."""
         return self.rows[: self.num_train]
 
     @property
-    def test(self) -> Rows:
-        """The last 1/7 of the rows."""
+    def test(self) -> Samples:
+        """The samples to score."""
         return self.rows[self.num_train :]
 
     @property
@@ -102,12 +58,12 @@ class Dataset:
     @property
     def pooling(self) -> list[int]:
         """[26] how many ids a sample has at most of each feature."""
-        return [1] * NUM_SPARSE
+        return self.rows.pooling
 
     def first(self, num_rows: int) -> Dataset:
-        """Return the data set of the first rows alone, split alike. Ids stay as they are."""
+        """Return the data set of the first rows alone, of which 6/7 train. Ids stay as they are."""
         rows = self.rows[:num_rows]
-        return Dataset(rows, _num_train(rows), self.num_embeddings)
+        return Dataset(rows, num_train_of(len(rows)), self.num_embeddings)
 
 
 @dataclass(frozen=True)
@@ -120,7 +76,7 @@ class Batches(Sequence[Batch]):
     shared out evenly, so that ranks differ by one row and a rank may have none.
     """
 
-    rows: Rows
+    rows: Samples
     batch_size: int  # per rank
     rank: int
     world_size: int
@@ -136,89 +92,29 @@ class Batches(Sequence[Batch]):
         size = self.batch_size * self.world_size
         batch = self.rows[index * size : (index + 1) * size]
         start = len(batch) * self.rank // self.world_size
-        return to_batch(batch[start : len(batch) * (self.rank + 1) // self.world_size])
-
-
-def to_batch(rows: Rows) -> Batch:
-    """Rows [B] -> labels [B] float32, dense [B, 13] float32, C1..C26 with one id a sample."""
-    ids = torch.from_numpy(rows["categories"].T.copy())
-    sparse = KeyedJaggedTensor(
-        keys=FEATURES,
-        values=ids.reshape(-1),
-        lengths=torch.ones(ids.numel(), dtype=torch.int32),
-        stride=len(rows),
-    )
-    labels: Tensor = torch.from_numpy(rows["label"].astype(np.float32))
-    return Batch(torch.from_numpy(rows["dense"].copy()), sparse, labels)
-
-
-def load_tsv(path: Path, *, min_count: int, hash_buckets: int | None) -> Dataset:
-    """Read Criteo's TSV from a file, or from the files of a directory in sorted order.
-
-    Raises: ValueError: no file, no rows, or more than 1 % of a file's lines are malformed.
-    """
-    with tempfile.TemporaryFile(prefix="criteo-") as file:
-        for chunk in _read_files(list_files(path)):
-            file.write(chunk.tobytes())
-        num_rows = file.tell() // ROW.itemsize
-        file.flush()
-        if num_rows == 0:
-            raise ValueError(f"{path}: no rows")
-        rows: Rows = np.memmap(file, dtype=ROW, mode="r+", shape=(num_rows,))
-    return prepare(rows, min_count=min_count, hash_buckets=hash_buckets)
+        return batch[start : len(batch) * (self.rank + 1) // self.world_size].to_batch()
 
 
 def prepare(rows: Rows, *, min_count: int, hash_buckets: int | None) -> Dataset:
-    """Split raw rows, number their categories and transform their integers, all in place.
+    """Split raw rows in memory, number their categories and transform their integers.
 
     Args:    rows: [N] ROW as the reader yields them, in time order.
              min_count: categories with fewer rows in the train part are out of vocabulary.
              hash_buckets: hash every column into so many ids; there is no vocabulary then.
     """
-    num_train = _num_train(rows)
-    columns: list[CategoryIds]
-    if hash_buckets is None:
-        columns = [*build_vocabularies(rows[:num_train], min_count)]
-    else:
-        columns = [HashBuckets(hash_buckets)] * NUM_SPARSE
-    for chunk in _chunks(rows):
-        chunk["dense"] = transform_dense(chunk["dense"])
-        for k, column in enumerate(columns):
-            chunk["categories"][:, k] = column.lookup(chunk["categories"][:, k])
-    return Dataset(rows, num_train, [column.num_ids for column in columns])
-
-
-def build_vocabularies(train: Rows, min_count: int) -> list[Vocabulary]:
-    """One vocabulary a column: the categories that at least `min_count` of the rows have."""
-    counted = [(np.empty(0, np.int64), np.empty(0, np.int64))] * NUM_SPARSE
-    for chunk in _chunks(train):
-        for k in range(NUM_SPARSE):
-            counted[k] = _add_counts(*counted[k], chunk["categories"][:, k])
-    return [Vocabulary(values[counts >= min_count]) for values, counts in counted]
-
-
-def transform_dense(raw: NDArray[np.float32]) -> NDArray[np.float32]:
-    """log(1 + x) of the integers; a negative or missing one counts as 0."""
-    return np.log1p(np.maximum(np.nan_to_num(raw, nan=0.0), 0.0))
-
-
-def _num_train(rows: Rows) -> int:
-    return len(rows) * 6 // 7
-
-
-def _read_files(paths: Iterable[Path]) -> Iterator[Rows]:
-    for path in paths:
-        count = LineCount(path)
-        yield from read_file(path, count)
-        logger.log(logging.WARNING if count.num_malformed else logging.INFO, "%s", count)
-
-
-def _add_counts(values: Ints, counts: Ints, more: Ints) -> tuple[Ints, Ints]:
-    new_values, new_counts = np.unique(more, return_counts=True)
-    merged, at = np.unique(np.concatenate([values, new_values]), return_inverse=True)
-    total = np.bincount(at, weights=np.concatenate([counts, new_counts]), minlength=len(merged))
-    return merged, total.astype(np.int64)
-
-
-def _chunks(rows: Rows) -> Iterator[Rows]:
-    return (rows[at : at + _CHUNK_ROWS] for at in range(0, len(rows), _CHUNK_ROWS))
+    num_train, raw = num_train_of(len(rows)), raw_columns(rows)
+    ids = np.empty((len(rows), NUM_SPARSE), np.int32)
+    num_embeddings = []
+    for k in range(NUM_SPARSE):
+        missing = missing_of(raw, k)
+        column: CategoryIds
+        if hash_buckets is None:
+            counts = CategoryCounts(min_count)
+            counts.add(raw[k, :num_train], missing[:num_train])
+            column = counts.vocabulary()
+        else:
+            column = HashBuckets(hash_buckets)
+        ids[:, k] = column.lookup(raw[k], missing)
+        num_embeddings.append(column.num_ids)
+    columns = Columns(rows["label"], transform_dense(rows["dense"]), ids)
+    return Dataset(Samples([columns]), num_train, num_embeddings)

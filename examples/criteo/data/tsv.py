@@ -1,4 +1,4 @@
-"""Criteo's TSV, read in chunks of whole lines with no Python loop over the lines.
+"""Criteo's TSV, read in chunks of whole lines, which a kernel parses.
 
 Knows: the text format, its compressions, malformed lines. Does not know: vocabularies, torch.
 A line is 40 fields parted by tabs: label (0 or 1), I1..I13 (decimal integers), C1..C26 (up to
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import math
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,13 +22,16 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from data.malformed import NUM_DENSE, NUM_FIELDS, NUM_SPARSE, why_malformed
+from data.kernels import NOT_A_DIGIT, parse
+from data.malformed import NUM_DENSE, NUM_SPARSE, why_malformed
 
 MISSING_CATEGORY = -1
 MAX_MALFORMED = 0.01
 MAX_TOLD = 3
 MAX_LOOKED_AT = 100  # malformed lines of a chunk in which kinds of problems are looked for
 CHUNK_NBYTES = 8 << 20
+MAX_LINE_NBYTES = 64 << 20
+UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)  # what a damaged file raises
 
 # One row: label 0 or 1, integers as float32 (NaN is missing), categories as int64 (-1 is missing).
 ROW = np.dtype(
@@ -38,23 +43,26 @@ Bools = NDArray[np.bool_]
 Text = NDArray[np.uint8]
 
 _UNREADABLE = (".bz2", ".zst", ".zip", ".7z", ".tar", ".tgz")
-_TAB, _NEWLINE, _MINUS = 9, 10, 45
-_DIGIT = np.full(256, 99, dtype=np.int64)  # the value of a digit's byte; 99 is no digit
-_DIGIT[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
-_DIGIT[np.frombuffer(b"ABCDEF", np.uint8)] = range(10, 16)
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+_NEWLINE = 10
+_DIGITS = np.full(256, NOT_A_DIGIT, np.uint8)  # the value of a digit's byte
+_DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
+_DIGITS[np.frombuffer(b"ABCDEF", np.uint8)] = range(10, 16)
 
 
 @dataclass
 class LineCount:
     """How many lines of one file were read, how many were malformed, and what is wrong with them.
 
-    The first line of each kind of problem is told, of at most MAX_TOLD kinds.
+    The first line of each kind of problem is told, of at most MAX_TOLD kinds. Counts of the parts
+    of a file are joined by `append`.
     """
 
     path: Path
     num_lines: int = 0
     num_malformed: int = 0
-    problems: dict[str, str] = field(default_factory=dict)  # by kind, see why_malformed
+    problems: dict[str, tuple[int, str]] = field(default_factory=dict)  # line and reason by kind
+    is_start: bool = True  # whether the first line is that of the file
 
     def add(self, good: Bools, text: Text) -> None:
         """Count L more lines. Args: good: [L], which are well-formed.  text: [B], the lines."""
@@ -62,15 +70,23 @@ class LineCount:
         if len(bad) and len(self.problems) < MAX_TOLD:
             ends = np.flatnonzero(text == _NEWLINE)
             for line in bad[:MAX_LOOKED_AT].tolist():
-                start = int(ends[line - 1]) + 1 if line else 0
-                self._note(text[start : int(ends[line])].tobytes(), self.num_lines + line + 1)
+                start, number = int(ends[line - 1]) + 1 if line else 0, self.num_lines + line + 1
+                is_first = self.is_start and number == 1
+                bytes_ = text[start : int(ends[line])].tobytes()
+                self._note(number, *why_malformed(bytes_, is_first=is_first))
         self.num_lines += len(good)
         self.num_malformed += len(bad)
 
-    def _note(self, line: bytes, number: int) -> None:
-        kind, reason = why_malformed(line, is_first=number == 1)
+    def append(self, part: LineCount) -> None:
+        """Count the lines of the next part of the file."""
+        for kind, (number, reason) in part.problems.items():
+            self._note(self.num_lines + number, kind, reason)
+        self.num_lines += part.num_lines
+        self.num_malformed += part.num_malformed
+
+    def _note(self, number: int, kind: str, reason: str) -> None:
         if len(self.problems) < MAX_TOLD:
-            self.problems.setdefault(kind, f"line {number}: {reason}")
+            self.problems.setdefault(kind, (number, reason))
 
     def check(self) -> None:
         """Raise ValueError if more than MAX_MALFORMED of the lines are malformed."""
@@ -78,7 +94,7 @@ class LineCount:
             raise ValueError(f"{self}; more than {MAX_MALFORMED:.0%}, is this Criteo's TSV?")
 
     def __str__(self) -> str:
-        what = "".join(f"; {problem}" for problem in self.problems.values())
+        what = "".join(f"; line {number}: {reason}" for number, reason in self.problems.values())
         return f"{self.path}: {self.num_malformed} of {self.num_lines} lines malformed{what}"
 
 
@@ -102,15 +118,20 @@ def read_file(path: Path, count: LineCount) -> Iterator[Rows]:
         malformed (after the last of them).
     """
     try:
-        with _open(path) as file:
-            for chunk in _whole_lines(file):
-                text = np.frombuffer(chunk, np.uint8)
-                rows, good = parse_lines(text)
-                count.add(good, text)
-                yield rows
-    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+        with open_text(path) as file:
+            yield from read_lines(LineReader(file), math.inf, count)
+    except UNREADABLE as error:
         raise ValueError(f"{path}: cannot be read to its end: {error}") from error
     count.check()
+
+
+def read_lines(lines: LineReader, stop: float, count: LineCount) -> Iterator[Rows]:
+    """Yield the good rows of the lines that start before the byte `stop`, and fill in `count`."""
+    for chunk in lines.lines_until(stop):
+        text = np.frombuffer(chunk, np.uint8)
+        rows, good = parse_lines(text)
+        count.add(good, text)
+        yield rows
 
 
 def parse_lines(text: Text) -> tuple[Rows, Bools]:
@@ -119,73 +140,74 @@ def parse_lines(text: Text) -> tuple[Rows, Bools]:
     Args:    text: [B] uint8, ends with a newline.
     Returns: rows: [N] ROW, the good lines in order.  good: [L] bool, which lines they are.
     """
-    starts, ends, good = _find_fields(text)
-    label, label_ok = _integers(text, starts[:, :1], ends[:, :1])
-    dense, dense_ok = _integers(text, starts[:, 1:14], ends[:, 1:14])
-    categories, categories_ok = _digits(text, starts[:, 14:], ends[:, 14:], base=16, max_digits=8)
-    ok = label_ok[:, 0] & np.isin(label[:, 0], (0, 1)) & (ends[:, 0] > starts[:, 0])
-    ok &= dense_ok.all(axis=1) & categories_ok.all(axis=1)
-    good[good] = ok
-    rows = np.empty(int(ok.sum()), ROW)
-    rows["label"] = label[ok, 0]
-    rows["dense"] = np.where(starts[:, 1:14] == ends[:, 1:14], np.nan, dense)[ok]
-    missing = starts[:, 14:] == ends[:, 14:]
-    rows["categories"] = np.where(missing, MISSING_CATEGORY, categories)[ok]
-    return rows, good
+    rows = np.empty(int(np.count_nonzero(text == _NEWLINE)), ROW)
+    good = np.empty(len(rows), np.bool_)
+    num_good = parse(text, _DIGITS, rows["label"], rows["dense"], rows["categories"], good)
+    return rows[:num_good], good
 
 
-def _find_fields(text: Text) -> tuple[Ints, Ints, Bools]:
-    """Where fields start and end: [M, 40], [M, 40] and [L] bool, which lines have 40 fields."""
-    line_ends = np.flatnonzero(text == _NEWLINE)
-    line_starts = np.concatenate([[0], line_ends[:-1] + 1])
-    tabs = np.flatnonzero(text == _TAB)
-    first_tab = np.searchsorted(tabs, line_starts)
-    good = np.searchsorted(tabs, line_ends) - first_tab == NUM_FIELDS - 1
-    inner = tabs[first_tab[good, None] + np.arange(NUM_FIELDS - 1)]
-    starts = np.concatenate([line_starts[good, None], inner + 1], axis=1)
-    return starts, np.concatenate([inner, line_ends[good, None]], axis=1), good
+class LineReader:
+    """Whole lines of a stream, in chunks that end with a newline.
+
+    Args:
+        file: a stream.
+        at: the stream's position, in bytes of text. Unless it is 0 it must be one byte before the
+            place from which on lines are wanted: the line that holds this byte is passed over.
+    """
+
+    def __init__(self, file: BinaryIO, at: int = 0) -> None:
+        self._file, self._at, self._rest = file, at, b""
+        self._is_at_end = False
+        while at > 0 and self._at == at and not self.is_at_end:
+            self._take(at + 1)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether there are no more lines."""
+        return self._is_at_end and not self._rest
+
+    def lines_until(self, stop: float) -> Iterator[bytes]:
+        """Yield the lines that start before the byte `stop`; add a newline the last one lacks."""
+        while self._at < stop and not self.is_at_end:
+            chunk = self._take(stop)
+            if chunk:
+                yield chunk.replace(b"\r\n", b"\n")
+
+    def _take(self, stop: float) -> bytes:
+        """Return the next lines that start before `stop`; none if no line has ended yet."""
+        last = max(min(stop, sys.maxsize) - self._at - 1, 0)
+        size = self._rest.find(b"\n", int(last)) + 1
+        if not size and not self._is_at_end:
+            chunk = self._file.read(CHUNK_NBYTES)
+            self._is_at_end = not chunk
+            self._rest += chunk
+            size = self._rest.find(b"\n", int(last)) + 1
+        size = size or self._rest.rfind(b"\n") + 1
+        text = self._rest[:size]
+        if not size and self._is_at_end:
+            size, text = len(self._rest), self._rest.rstrip(b"\r") + b"\n"
+        elif not size and len(self._rest) > MAX_LINE_NBYTES:
+            raise ValueError(f"no line ends within {MAX_LINE_NBYTES >> 20} MB")
+        self._rest = self._rest[size:]
+        self._at += size
+        return text if size else b""
 
 
-def _integers(text: Text, starts: Ints, ends: Ints) -> tuple[Ints, Bools]:
-    """Decimal integers with an optional minus; a lone minus is not one. All shapes [M, K]."""
-    negative = (text[starts] == _MINUS) & (ends > starts)
-    starts = starts + negative
-    value, ok = _digits(text, starts, ends, base=10, max_digits=18)
-    return np.where(negative, -value, value), ok & ~(negative & (starts == ends))
+def is_compressed(path: Path) -> bool:
+    """Return whether the text of a file is packed: it cannot be read from the middle then."""
+    return path.suffix in _OPENERS
 
 
-def _digits(
-    text: Text, starts: Ints, ends: Ints, *, base: int, max_digits: int
-) -> tuple[Ints, Bools]:
-    """Unsigned numbers, all shapes [M, K]; an empty field is 0. Column by column of digits."""
-    lengths = ends - starts
-    ok = lengths <= max_digits
-    value = np.zeros_like(starts)
-    for k in range(min(max_digits, int(lengths.max(initial=0)))):
-        inside = lengths > k
-        digit = np.where(inside, _DIGIT[text[np.where(inside, starts + k, 0)]], 0)
-        ok &= digit < base
-        value = np.where(inside, value * base + digit, value)
-    return value, ok
+def open_text(path: Path, raw: BinaryIO | None = None) -> BinaryIO:
+    """Open a file for its text, unpacked.
 
-
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Cut a stream into chunks that end with a newline; adds one the file lacks at its end."""
-    rest = b""
-    while chunk := file.read(CHUNK_NBYTES):
-        head, newline, tail = chunk.rpartition(b"\n")
-        if newline:
-            yield (rest + head + newline).replace(b"\r\n", b"\n")
-        rest = tail if newline else rest + tail
-    if rest:
-        yield rest.rstrip(b"\r") + b"\n"
-
-
-def _open(path: Path) -> BinaryIO:
+    Args: raw: the file, if it is open already.
+    Raises: ValueError: a compression that is not read.
+    """
     if path.suffix in _UNREADABLE:
         raise ValueError(f"{path}: {path.suffix} is not read; expected plain text, .gz or .xz")
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    return cast(BinaryIO, openers.get(path.suffix, open)(path, "rb"))
+    file = path.open("rb") if raw is None else raw
+    return cast(BinaryIO, _OPENERS[path.suffix](file)) if is_compressed(path) else file
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from data.dataset import FEATURES, Batches, Dataset
+from data.folder import is_preprocessed
 from options import SETUP, build_parser, check_options, setup_of
 from ranks import silence_start
 from report.metrics import score
@@ -130,7 +131,8 @@ class EmulatedTrainer:
             is_known = name in (*SETUP, "ranks", "config") and name not in NO_OPTIONS
             if not is_known and value != parser.get_default(name):
                 raise ValueError(f"{name}: an option that accuracy.py does not have")
-        if options.hash_buckets is None and options.min_count is None:
+        is_ready = options.data is not None and is_preprocessed(options.data)
+        if options.hash_buckets is None and options.min_count is None and not is_ready:
             options.min_count = 1
         check_options(options)
         return cls(options)
@@ -239,7 +241,8 @@ _loaded: dict[tuple[object, ...], Dataset] = {}  # the data set that this proces
 def _load_dataset(options: argparse.Namespace) -> Dataset:
     """Load real rows once a process, synthetic ones once a seed, equal to train.py --seed's."""
     synthetic = (options.rows, options.seed) if options.data is None else ()
-    key = (options.data, *synthetic, options.min_count, options.hash_buckets)
+    ids = (options.min_count, options.hash_buckets, options.num_embeddings)
+    key = (options.data, *synthetic, *ids)
     if key not in _loaded:
         _loaded.clear()
         _loaded[key] = load_dataset(options)

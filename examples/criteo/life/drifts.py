@@ -8,7 +8,7 @@ changed to the end of the data: the test shows them, too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -80,11 +80,11 @@ class Drift:
         if change is None:
             return dataset
         assert self.feature is not None
-        rows = np.array(dataset.rows)
         column = FEATURES.index(self.feature)
-        later = rows["categories"][self.at_step * batch_size :, column]
+        ids = np.array(dataset.rows.ids_of(column), np.int64)
+        later = ids[self.at_step * batch_size :, 0]
         later[:] = change(later, dataset.num_embeddings[column])
-        return Dataset(rows, dataset.num_train, dataset.num_embeddings)
+        return replace(dataset, rows=dataset.rows.replaced(column, ids))
 
     def before_step(self, trainer: Trainer, dataset: Dataset) -> None:
         """Change the model or its optimizer, if it is time. Every rank calls it at every step."""
@@ -102,7 +102,7 @@ class Drift:
             weight[:, 0] += SHIFT
         elif self.name == "outlier":
             column = FEATURES.index(self.feature or "")
-            weight[_of_share(dataset.train["categories"][:, column], OUTLIER_SHARE)] *= self.factor
+            weight[_of_share(dataset.train.ids_of(column)[:, 0], OUTLIER_SHARE)] *= self.factor
         else:
             weight *= self.factor if self.name == "scale" else 1 / self.factor
 
