@@ -3,23 +3,30 @@
     FOLDER/step_000000050/     files of torch.distributed.checkpoint, and digests.json, written last
     FOLDER/options.json        what is trained; a checkpoint of something else is not resumed
 
-A save that was interrupted has no digests.json. Knows: files, torch.distributed.checkpoint. Does
-not know: what the state means. Every rank calls the functions that are marked "Collective", and
-all ranks see the folder.
+A save that was interrupted has no digests.json. A Saver may write while the training goes on.
+Knows: files, torch.distributed.checkpoint. Does not know: what the state means. Every rank calls
+the functions that are marked "Collective", and all ranks see the folder.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from failures import EveryRankError, gather
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 logger = logging.getLogger(__name__)
@@ -30,18 +37,89 @@ _PARTIAL = f".{_DIGESTS}.partial"
 
 def save(state: dict[str, Any], directory: Path, step: int) -> None:
     """Write directory/step_N; what an earlier run left there is taken away. Collective."""
+    folder = _emptied(directory, step)
+    save_state(state, checkpoint_id=folder)
+    _seal(folder)
+
+
+class Saver:
+    """Checkpoints that a thread writes, from a copy of the state, while the training goes on.
+
+    One is written at a time: a save waits for the one before. What went wrong in the thread is
+    raised by the next `save` or `wait`. Made by all ranks together, as it makes a process group:
+    collectives of the thread and of the training would get in one another's way in one group.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(self, state: dict[str, Any], directory: Path, step: int) -> None:
+        """Copy the state and begin to write directory/step_N, as `save` writes it. Collective."""
+        self.wait()
+        folder = _emptied(directory, step)
+        where = {"checkpoint_id": folder, "process_group": self._group}
+        written = async_save(state, async_stager=_Copies(), **where)
+        assert isinstance(written, Future)  # not so where the copy, too, is made by a thread
+        self._pending = self._thread.submit(self._finish, written, folder)
+
+    def wait(self) -> None:
+        """Return when the checkpoint that is being written is whole. Collective."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _finish(self, written: Future[Any], folder: Path) -> None:
+        written.result()
+        _seal(folder, self._group)
+
+
+class _Copies(BlockingAsyncStager):
+    """Copies of all that a state holds, on the device where it is.
+
+    torch's own stager knows no ShardedTensor, and the one before it copies the memory of all tables
+    of a kernel for each of its tables.
+    """
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        copied: dict[str, Any] = _copied(state_dict)
+        return copied
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, ShardedTensor):
+        shards = [Shard(_copied(shard.tensor), shard.metadata) for shard in value.local_shards()]
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            shards, value.metadata(), process_group=value._process_group
+        )
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(item) for item in value)
+    return copy.deepcopy(value)
+
+
+def _emptied(directory: Path, step: int) -> Path:
+    """Return directory/step_N, where nothing of an earlier run is left. Collective."""
     folder = directory / f"step_{step:09d}"
     if dist.get_rank() == 0 and folder.exists():
         (folder / _DIGESTS).unlink(missing_ok=True)  # first, as it says that the rest is whole
         shutil.rmtree(folder)
     dist.barrier()
-    save_state(state, checkpoint_id=folder)
+    return folder
+
+
+def _seal(folder: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Write the digests of the files, after which the checkpoint is whole. Collective."""
     digests: dict[str, str] = {}
-    for of_rank in gather(_digests(_own_share(_files(folder)))):
+    for of_rank in gather(_digests(_own_share(_files(folder))), group):
         digests |= of_rank
     if dist.get_rank() == 0:
         write_json(folder / _DIGESTS, digests)
-    dist.barrier()  # no rank goes on, and perhaps ends, before the checkpoint is whole
+    dist.barrier(group)  # no rank goes on, and perhaps ends, before the checkpoint is whole
 
 
 def newest_sound(directory: Path) -> Path:

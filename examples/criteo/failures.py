@@ -121,8 +121,11 @@ def check_equal(what: str, value: object) -> None:
             raise EveryRankError(f"ranks 0 and {rank} have different {what}: {first}, {other}")
 
 
-def gather(value: Any) -> list[Any]:
-    """Return the value of every rank, in rank order. Collective."""
+def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return the value of every rank, in rank order. Collective.
+
+    Args: group: a process group of all ranks, for a thread beside the training; None: the default.
+    """
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values

@@ -46,7 +46,8 @@ from trec_qcomm.records import Environment, NetworkRecord
 
 # Options of train.py that would do nothing here.
 UNUSED = (
-    "tensorboard", "dump_rows", "eval_codec", "checkpoint_dir", "checkpoint_every", "resume",
+    "tensorboard", "dump_rows", "eval_codec", "checkpoint_dir", "checkpoint_every",
+    "checkpoint_async", "resume",
     "allow_changed_config", "epochs",
 )  # fmt: skip
 WARM_STEPS = 3  # not timed: kernels compile, thresholds and buckets settle

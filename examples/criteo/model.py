@@ -23,6 +23,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -49,6 +50,7 @@ class ModelConfig:
     seed: int
     cross_layers: int = 3  # of a dcn, and the rank of their matrices
     cross_rank: int = 64
+    clip_grad_norm: float | None = None  # largest norm of all gradients of the dense layers
     mixed_dims: bool = False  # embedding_dim is the largest dim, smaller tables have smaller ones
 
     @classmethod
@@ -153,8 +155,19 @@ def build_optimizer(dmp: DistributedModelParallel, config: ModelConfig) -> Combi
     parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [dmp.fused_optimizer]
     if tables:
         parts.append(KeyedOptimizerWrapper(tables, lambda p: _table_optimizer(p, config)))
-    parts.append(KeyedOptimizerWrapper(dense, lambda p: dense_optimizer(p, config)))
+    of_dense = KeyedOptimizerWrapper(dense, lambda p: dense_optimizer(p, config))
+    parts.append(_clipped(of_dense, config.clip_grad_norm))
     return CombinedOptimizer(parts)
+
+
+def _clipped(optimizer: KeyedOptimizer, max_norm: float | None) -> KeyedOptimizer:
+    """Return an optimizer that clips first.
+
+    Every rank has equal averages of the gradients then, so the norms are equal without a word.
+    """
+    if max_norm is None:
+        return optimizer
+    return GradientClippingOptimizer(optimizer, GradientClipping.NORM, max_norm)
 
 
 def _table_optimizer(parameters: Any, config: ModelConfig) -> torch.optim.Optimizer:

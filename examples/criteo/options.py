@@ -27,16 +27,19 @@ SETUP = (
     "plan", "data", "rows", "min_count", "hash_buckets", "num_embeddings", "batch_size",
     "embedding_dim", "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr",
     "dense_lr", "init_scale", "model", "cross_layers", "cross_rank", "mixed_dims", "scale",
-    "epochs", "steps", "device", "pipeline",
+    "dense_precision", "clip_grad_norm", "warmup_steps", "epochs", "steps", "device", "pipeline",
 )  # fmt: skip
 NOT_OF_A_CHECKPOINT = ("epochs", "steps", "device", "pipeline")
 # Options that records have only where they are not these, as older records do not have them.
-_LATER = {"pipeline": "none", "model": "dlrm", "mixed_dims": False}
+_LATER = {
+    "pipeline": "none", "model": "dlrm", "mixed_dims": False, "dense_precision": "float32",
+}  # fmt: skip
 _OF_DCN = ("cross_layers", "cross_rank", "mixed_dims", "scale")
 _SCALED = ("embedding_dim", "dense_arch", "over_arch", "cross_layers", "cross_rank")
 _POSITIVE = (
     "rows", "min_count", "hash_buckets", "batch_size", "epochs", "steps", "embedding_dim", "ranks",
     "ranks_per_node", "checkpoint_every", "log_every", "timeout", "cross_layers", "cross_rank",
+    "warmup_steps",
 )  # fmt: skip
 
 
@@ -83,12 +86,15 @@ def check_options(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} {value}: must be positive")
+    if options.clip_grad_norm is not None and not options.clip_grad_norm > 0:
+        raise ValueError(f"clip_grad_norm {options.clip_grad_norm}: must be positive")
     if options.hash_buckets is not None and options.min_count is not None:
         raise ValueError("hash_buckets and min_count exclude one another")
     if options.allow_changed_config and not options.resume:
         raise ValueError("allow_changed_config needs resume")
-    if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
-        raise ValueError("checkpoint_every and resume need checkpoint_dir")
+    for name in ("checkpoint_every", "checkpoint_async", "resume"):
+        if options.checkpoint_dir is None and getattr(options, name):
+            raise ValueError(f"{name}: needs checkpoint_dir")
     if options.checkpoint_dir is not None and options.config == POWERSGD:
         raise ValueError(f"checkpoint_dir: {POWERSGD} has state that no checkpoint would hold")
     if not is_stock(options.config) and not Path(options.config).is_file():
@@ -236,6 +242,28 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help="default adam")
     add("--lr", type=float, default=0.02, help="learning rate of the embeddings (default 0.02)")
     add("--dense-lr", type=float, default=0.001, help="default 0.001")
+    add(
+        "--warmup-steps",
+        type=int,
+        default=None,
+        metavar="STEPS",
+        help="steps in which both learning rates rise to these, in a line (default none)",
+    )
+    add(
+        "--clip-grad-norm",
+        type=float,
+        default=None,
+        metavar="NORM",
+        help="largest norm of the dense layers' gradients; tables are updated within backward, and "
+        "never clipped",
+    )
+    add(
+        "--dense-precision",
+        choices=("float32", "bf16"),
+        default="float32",
+        help="of the dense layers' products, by autocast; parameters, lookups and what is sent "
+        "stay as they are (default float32)",
+    )
     add("--init-scale", type=float, default=0.01, help="embeddings start uniform in +- this")
 
 
@@ -243,6 +271,12 @@ def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("checkpoints").add_argument
     add("--checkpoint-dir", type=Path, default=None, help="a folder that all ranks see")
     add("--checkpoint-every", type=int, default=None, metavar="STEPS", help="and at the end")
+    add(
+        "--checkpoint-async",
+        action="store_true",
+        default=False,
+        help="write them from a copy of the model while the training goes on",
+    )
     add("--resume", action="store_true", default=False, help="from the last one in the folder")
     add(
         "--allow-changed-config",

@@ -23,6 +23,7 @@ from typing import Any
 import stock
 import torch
 import torch.distributed as dist
+from checkpoints import Saver
 from data.dataset import Batches, Dataset, prepare
 from data.source import DEFAULT_MIN_COUNT, load
 from data.synthetic import generate
@@ -48,7 +49,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRMTrain
-from trainer import Trainer, open_checkpoints
+from trainer import PRECISIONS, Trainer, open_checkpoints
 
 from trec_qcomm import QComm
 
@@ -145,7 +146,16 @@ def shard(options: argparse.Namespace, num_embeddings: list[int], qcomm: QComm |
         keep_in_host_memory(plan)
     dmp = DistributedModelParallel(module=model, device=device, plan=plan, **arguments)
     init_embeddings(dmp, config)
-    return Trainer(dmp, build_optimizer(dmp, config), device, qcomm, pipeline)
+    return Trainer(
+        dmp,
+        build_optimizer(dmp, config),
+        device,
+        qcomm,
+        pipeline=pipeline,
+        precision=PRECISIONS[options.dense_precision],
+        warm_up_steps=options.warmup_steps or 0,
+        saver=Saver() if options.checkpoint_async else None,
+    )
 
 
 def _codec_arguments(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from checkpoints import has_checkpoint, newest_sound, read_json, save, write_json
+from checkpoints import Saver, has_checkpoint, newest_sound, read_json, save, write_json
 from data.dataset import Batches
 from failures import EveryRankError, agreed
 from loop.pipelines import build_pipeline
@@ -25,7 +25,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Trainer:
         pipeline: one of loop.pipelines.PIPELINES.
         precision: dtype of the dense layers' products, by autocast; parameters stay float32.
         warm_up_steps: number of steps in which the learning rates rise.
+        saver: a writer of checkpoints beside the training; None: the training waits for them.
     """
 
     dmp: DistributedModelParallel
@@ -49,6 +52,7 @@ class Trainer:
     pipeline: str = "none"
     precision: torch.dtype = torch.float32
     warm_up_steps: int = 0
+    saver: Saver | None = None
     step: int = 0  # steps done
     _losses: list[float] = field(default_factory=list)
     _step_s: list[float] = field(default_factory=list)
@@ -139,7 +143,7 @@ class Trainer:
     def _init_optimizers(self) -> None:
         """Let Adam have its state, which is loaded in place, before its first step."""
         for _, part in self.optimizer.optimizers:
-            if isinstance(part, KeyedOptimizerWrapper):
+            if isinstance(part, (KeyedOptimizerWrapper, OptimizerWrapper)):
                 part.init_state()
 
     def state(self) -> dict[str, Any]:
@@ -149,7 +153,13 @@ class Trainer:
 
     def save(self, directory: Path) -> None:
         """Write directory/step_N. Collective; the directory is one that all ranks see."""
-        save(self.state(), directory, self.step)
+        write = save if self.saver is None else self.saver.save
+        write(self.state(), directory, self.step)
+
+    def finish_saving(self) -> None:
+        """Return when the last checkpoint is whole. Collective."""
+        if self.saver is not None:
+            self.saver.wait()
 
     def resume(self, directory: Path, *, allow_changed_config: bool) -> None:
         """Continue from the last checkpoint that is whole. Collective.

@@ -1,7 +1,11 @@
 """Checkpoints of the Criteo example: damage is noticed, and the one before is taken."""
 
+import errno
 import logging
 import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import checkpoints
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from trec_qcomm.testing import run_ranks
@@ -97,7 +102,57 @@ def everything(folder: str) -> dict[str, Any]:
     checkpoints.save(state_of(15), all_damaged, 15)  # in place of a damaged one
     seen["saved again"] = taken(all_damaged)
     seen["stopped"] = stopped_in_a_save(whole)
+    return seen | beside_the_training(Path(folder) / "beside")
+
+
+def beside_the_training(directory: Path) -> dict[str, Any]:
+    """Return what is taken while a Saver writes, after a second save, and after one that failed."""
+    saver, leave = checkpoints.Saver(), threading.Event()
+    saver.save(state_of(5), directory, 5)
+    saver.wait()
+    state, seen = state_of(10), {}
+    with writing(lambda: leave.wait(60)):
+        saver.save(state, directory, 10)
+        for tensor in state.values():
+            tensor.zero_()  # the training goes on
+        seen["while it writes"] = taken(directory)
+        threading.Timer(0.1, leave.set).start()
+        saver.save(state_of(15), directory, 15)
+        seen["after the second began"] = (directory / "step_000000010" / "digests.json").exists()
+        saver.wait()
+    seen["after both"] = taken(directory)
+    shutil.rmtree(directory / "step_000000015", ignore_errors=True)
+    dist.barrier()
+    seen["copied"] = taken(directory)
+    with writing(fill_the_disk):
+        saver.save(state_of(20), directory, 20)
+        with pytest.raises(CheckpointException, match="No space left"):
+            saver.wait()
+    seen["after a failure"] = taken(directory)
+    saver.save(state_of(25), directory, 25)
+    saver.wait()
+    seen["after that"] = taken(directory)
     return seen
+
+
+def fill_the_disk() -> None:
+    raise OSError(errno.ENOSPC, "No space left")
+
+
+@contextmanager
+def writing(call: Callable[[], object]) -> Iterator[None]:
+    """Call this before each write of a rank's files within."""
+    write = FileSystemWriter.write_data
+
+    def write_after(*words: Any) -> Any:
+        call()
+        return write(*words)
+
+    FileSystemWriter.write_data = write_after
+    try:
+        yield
+    finally:
+        FileSystemWriter.write_data = write
 
 
 def damage_copies(whole: Path, copy: Path, damage: Any, steps: tuple[int, ...]) -> None:
@@ -171,6 +226,16 @@ def test_without_a_sound_one_each_is_told(seen: dict[str, Any]) -> None:
 @pytest.mark.dist
 def test_an_interrupted_save_leaves_the_one_before(seen: dict[str, Any]) -> None:
     assert seen["stopped"] == ("step_000000010", 10)
+
+
+@pytest.mark.dist
+def test_one_that_a_thread_writes_counts_when_it_is_whole(seen: dict[str, Any]) -> None:
+    assert seen["while it writes"] == ("step_000000005", 5)
+    assert seen["after the second began"]
+    assert seen["after both"] == ("step_000000015", 15)
+    assert seen["copied"] == ("step_000000010", 10)
+    assert seen["after a failure"] == ("step_000000010", 10)
+    assert seen["after that"] == ("step_000000025", 25)
 
 
 def test_a_json_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

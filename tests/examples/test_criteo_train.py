@@ -163,6 +163,7 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, number: int
     """Ctrl-C, to train.py alone; SIGTERM to all its processes, as a scheduler sends it."""
     words = ("--checkpoint-dir", tmp_path, "--epochs", 1000, "--log-every", 5)
     words += ("--pipeline", "sparse_dist")  # which holds batches that are not trained yet
+    words += ("--checkpoint-async",)
     process = subprocess.Popen(
         command("train.py", "--config", "stock", "--name", "run", "--out", tmp_path, *words),
         env=environment(),
@@ -246,7 +247,10 @@ def check_tables(int8: Path, fp32: Path) -> None:
         ("--config stock_powersgd --checkpoint-dir a", "checkpoint_dir: stock_powersgd has state"),
         ("--config bset", "config bset: neither a file nor one of"),
         ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
-        ("--config stock --resume", "need checkpoint_dir"),
+        ("--config stock --resume", "resume: needs checkpoint_dir"),
+        ("--config stock --checkpoint-async", "checkpoint_async: needs checkpoint_dir"),
+        ("--config stock --warmup-steps -1", "warmup_steps -1: must be positive"),
+        ("--config stock --clip-grad-norm 0", "clip_grad_norm 0.0: must be positive"),
         ("--config stock --allow-changed-config", "allow_changed_config needs resume"),
         ("--config stock --steps 0", "steps 0: must be positive"),
         ("--config stock --pipeline prefetch", "pipeline prefetch: needs --device cuda; on cpu "),

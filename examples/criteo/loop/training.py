@@ -25,7 +25,7 @@ def train(
     step, by 4 bytes, whether one of them was told to stop.
     """
     stop = StopRequest() if options.checkpoint_dir else None
-    pin = trainer.device.type == "cuda"
+    stopped, pin = False, trainer.device.type == "cuda"
     with BatchReader(batches, trainer.step, num_steps, pin=pin) as feed:
         while trainer.step < num_steps:
             trainer.train_next(feed)
@@ -35,8 +35,9 @@ def train(
             if options.checkpoint_dir and (stopped or due or trainer.step == num_steps):
                 trainer.save(options.checkpoint_dir)
             if stopped:
-                return False
-    return True
+                break
+    trainer.finish_saving()
+    return not stopped
 
 
 def evaluate(
