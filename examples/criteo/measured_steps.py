@@ -159,7 +159,9 @@ def record_of(
 ) -> NetworkRecord:
     """Return the record of one config. Collective.
 
-    Args: rate, delay: those of each link, as the record has them.
+    Args:
+        rate: rate of each link, as tc writes it.
+        delay: delay of each link one way; None: none.
     """
     num_steps = len(training.seconds)
     slowest = np.max(gather(training.seconds), axis=0)

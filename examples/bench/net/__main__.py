@@ -10,8 +10,8 @@ Hosts are network namespaces of this machine whose links are as slow as told (ho
 and iproute2). Each host trains all configs in turn, step by step (examples/criteo/in_turn.py, or
 sequences.py here for the model of examples/sequences); options that are not listed here are those
 of the example's train.py, but for --tensorboard, --dump-rows, --eval-codec, --epochs and
-checkpoints. One record a network and config in --out;
-networks that are there already are not run again, so the same command goes on after Ctrl-C.
+checkpoints. One record a network and config in --out; networks that are there already are not run
+again, so the same command goes on after Ctrl-C.
 
 The last column holds the kernel's count of the bytes, without headers of packets, against ours. If
 they are more than 1 % apart for any config the exit status is 1.
