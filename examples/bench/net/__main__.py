@@ -4,12 +4,14 @@
   python -m examples.bench.net --hosts 2 --rate 100mbit,1gbit --delay 1ms
   python -m examples.bench.net --hosts 2 --rate 25mbit,100mbit --plan row_wise
   python -m examples.bench.net --data train.tsv --configs stock configs/best.yaml --out mine.jsonl
+  python -m examples.bench.net --workload sequences --hosts 2 --rate 25mbit --configs stock best
 
 Hosts are network namespaces of this machine whose links are as slow as told (hosts.py; needs root
-and iproute2). Each host trains all configs in turn, step by step (examples/criteo/in_turn.py);
-options that are not listed here are those of examples/criteo/train.py, but for --tensorboard,
---dump-rows, --eval-codec, --epochs and checkpoints. One record a network and config in --out;
-networks that are there already are not run again, so the same command goes on after Ctrl-C.
+and iproute2). Each host trains all configs in turn, step by step (examples/criteo/in_turn.py, or
+sequences.py here for the model of examples/sequences); options that are not listed here are those
+of the example's train.py, but for --tensorboard, --dump-rows, --eval-codec, --epochs and
+checkpoints. One record a network and config in --out; networks that are there already are not run
+again, so the same command goes on after Ctrl-C.
 
 The last column holds the kernel's count of the bytes, without headers of packets, against ours. If
 they are more than 1 % apart for any config the exit status is 1.
@@ -33,13 +35,16 @@ from trec_qcomm import records
 from trec_qcomm.records import NetworkRecord
 
 ROOT = Path(__file__).resolve().parents[3]
-TRAINING = ROOT / "examples" / "criteo" / "in_turn.py"
+TRAININGS = {
+    "criteo": str(ROOT / "examples" / "criteo" / "in_turn.py"),
+    "sequences": str(ROOT / "examples" / "bench" / "net" / "sequences.py"),
+}
 CONFIGURATIONS = ["stock", "stock_fp16", "stock_int8", "stock_powersgd"] + [
     str(ROOT / "configs" / f"{name}.yaml")
     for name in ("int8", "int4", "unique_int4", "dual_level", "dct", "best")
 ]
 # The model whose traffic the README is about; each option may be given again.
-MODEL = {"--batch-size": "2048", "--embedding-dim": "64", "--min-count": "1", "--rows": "131072"}
+CRITEO = {"--batch-size": "2048", "--embedding-dim": "64", "--min-count": "1", "--rows": "131072"}
 RATES = ["100mbit", "1gbit", "10gbit", "none"]  # none: no limit
 INTERRUPTED = 130
 
@@ -54,7 +59,8 @@ def main() -> int:
             f"bench-net cannot emulate hosts here: it needs {' and '.join(lacks)}", file=sys.stderr
         )
         return 1
-    rest = [w for name, value in MODEL.items() if name not in rest for w in (name, value)] + rest
+    if arguments.workload == "criteo":
+        rest = [w for name, v in CRITEO.items() if name not in rest for w in (name, v)] + rest
     checked = subprocess.run(
         [*_command(arguments, arguments.configs, rest), "--check"],
         env=os.environ | {"WORLD_SIZE": str(arguments.hosts[0]), "LOCAL_WORLD_SIZE": "1"},
@@ -133,7 +139,8 @@ def _command(
 ) -> list[str]:
     """Return the command of one host; `rest` are options of train.py."""
     ours = ["--steps", str(arguments.steps), "--out", str(arguments.out)]
-    return [sys.executable, str(TRAINING), "--configs", *configs, *ours, *rest]
+    training = TRAININGS[arguments.workload]
+    return [sys.executable, training, "--configs", *configs, *ours, *rest]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--hosts", type=_numbers, default=[2, 4], help="default 2,4")
     add("--rate", type=_words, default=RATES, help=f"as tc writes it (default {','.join(RATES)})")
     add("--delay", default=None, help="one way, such as 1ms")
+    add("--workload", choices=TRAININGS, default="criteo", help="default criteo")
     add("--configs", nargs="+", default=CONFIGURATIONS, help="as train.py's --config (ten)")
     add("--steps", type=int, default=25, help="timed steps of each config (default 25)")
     add("--out", type=Path, default=Path("runs/net.jsonl"), help="default runs/net.jsonl")

@@ -1,0 +1,214 @@
+"""Steps of several trainings in turn, measured: time, bytes that left the host, parts of a step.
+
+Knows: barriers, the counters of a network interface, torch's profiler. Does not know: the model,
+its options and its data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+from tqdm import tqdm
+
+from trec_qcomm import QComm, records
+from trec_qcomm.core.stats import Stats
+from trec_qcomm.records import Environment, NetworkRecord, Percentiles
+
+WARM_STEPS = 3  # not timed: kernels compile, thresholds and buckets settle
+PROFILED_STEPS = 3
+
+
+class Feed(Protocol):
+    """Batches of this rank, and the seconds that were spent with waiting for them."""
+
+    waited_s: float
+
+    def __next__(self) -> Any: ...
+
+
+class Trainer(Protocol):
+    """A sharded model that trains. `losses` are this rank's; `qcomm` is None for plain TorchRec."""
+
+    qcomm: QComm | None
+    losses: list[float]
+
+    def train_next(self, feed: Any) -> None:
+        """Take one step on the next batch. Collective."""
+
+
+@dataclass
+class MeasuredTraining:
+    """A training with one config, and what this rank measured of its steps.
+
+    Args:
+        config: a config's file, or a name of plain TorchRec.
+        setup: options that must be equal for two records to be compared.
+        seed: seed of the training.
+        trainer: the sharded model.
+        feed: batches of all steps but those under the profiler.
+    Derived:
+        seconds, nbytes, packets: seconds of each timed step, and what this host sent in it.
+        reader_s: seconds of the timed steps that passed with waiting for batches.
+        stats: QComm's counters of the timed steps; None of plain TorchRec.
+        profiled: seconds of each part of a step.
+    """
+
+    config: str
+    setup: Mapping[str, Any]
+    seed: int
+    trainer: Trainer
+    feed: Feed
+    seconds: list[float] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    packets: list[int] = field(default_factory=list)
+    reader_s: float = 0.0
+    stats: Stats | None = None
+    profiled: dict[str, float] = field(default_factory=dict)
+
+
+def take_steps(trainings: Sequence[MeasuredTraining], num_steps: int, interface: str) -> None:
+    """Train all of them, a step of each in turn. Collective.
+
+    Args: num_steps: timed steps of each.  interface: the network interface whose bytes count.
+    """
+    steps = tqdm(
+        range(WARM_STEPS + num_steps), desc="steps of every config", disable=dist.get_rank() != 0
+    )
+    for step in steps:
+        for training in trainings:
+            _take_step(training, interface, timed=step >= WARM_STEPS)
+    for training in trainings:
+        if training.trainer.qcomm is not None:
+            training.stats = training.trainer.qcomm.stats()
+
+
+def _take_step(training: MeasuredTraining, interface: str, *, timed: bool) -> None:
+    """Take one step and measure it.
+
+    What is still in a queue when a rank's step ends is counted: the others must have it before
+    they pass the second barrier. But for what a pipeline sends ahead, which may come later: in the
+    place of it the step has what the step before sent ahead.
+    """
+    if timed and not training.seconds and training.trainer.qcomm is not None:
+        training.trainer.qcomm.reset_stats()
+    dist.barrier()
+    before, begin, waited_s = _sent(interface), time.perf_counter(), training.feed.waited_s
+    training.trainer.train_next(training.feed)
+    seconds = time.perf_counter() - begin
+    dist.barrier()
+    if timed:
+        after = _sent(interface)
+        training.seconds.append(seconds)
+        training.reader_s += training.feed.waited_s - waited_s
+        training.nbytes.append(after[0] - before[0])
+        training.packets.append(after[1] - before[1])
+
+
+def _sent(interface: str) -> tuple[int, int]:
+    """Return the bytes and packets that have left by this interface."""
+    folder = Path(f"/sys/class/net/{interface}/statistics")
+    return tuple(int((folder / f"tx_{what}").read_text()) for what in ("bytes", "packets"))
+
+
+def profile_steps(training: MeasuredTraining, feed: Any) -> None:
+    """Measure the seconds of a step in the parts that torch's profiler sees, on this rank.
+
+    Args: feed: PROFILED_STEPS batches.
+    """
+    dist.barrier()
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        for _ in range(PROFILED_STEPS):
+            training.trainer.train_next(feed)
+    parts = {"lookup": 0.0, "stock codec": 0.0, "optimizer": 0.0, "dense": 0.0}
+    for event in trace.key_averages():
+        part = _part_of(event.key)
+        if part is not None:  # the optimizer's step counts with what it calls
+            us = event.cpu_time_total if part == "optimizer" else event.self_cpu_time_total
+            parts[part] += us / 1e6 / PROFILED_STEPS
+    training.profiled = parts
+
+
+def _part_of(name: str) -> str | None:
+    """Return the part of a step that an operator belongs to; None for waiting and the rest."""
+    if name.startswith("Optimizer.step"):
+        return "optimizer"
+    if name.startswith(("fbgemm::Float", "fbgemm::Fused", "fbgemm::Half")):
+        return "stock codec"
+    if name.startswith("fbgemm::") and ("embedding" in name or "split" in name):
+        return "lookup"
+    if name in _DENSE:
+        return "dense"
+    return None
+
+
+_DENSE = {f"aten::{n}" for n in (
+    "addmm", "mm", "bmm", "relu", "threshold_backward", "index_put_", "index_select", "sum",
+    "binary_cross_entropy_with_logits",
+)}  # fmt: skip
+
+
+def record_of(
+    training: MeasuredTraining, metrics: dict[str, float], *, rate: str, delay: str | None
+) -> NetworkRecord:
+    """Return the record of one config. Collective.
+
+    Args:
+        rate: rate of each link, as tc writes it.
+        delay: delay of each link one way; None: none.
+    """
+    num_steps = len(training.seconds)
+    slowest = np.max(gather(training.seconds), axis=0)
+    losses = np.mean(gather(training.trainer.losses[: WARM_STEPS + num_steps]), axis=0)
+    file = Path(training.config)
+    stats = training.stats
+    traffic = None if stats is None else tuple(gather(records.traffic_of(stats, num_steps)))
+    return NetworkRecord(
+        configuration=file.stem,
+        config=file.read_text() if file.is_file() else None,
+        setup=dict(training.setup),
+        seed=training.seed,
+        environment=Environment.current(repository=Path(__file__).parent),
+        time=time.time(),
+        num_hosts=dist.get_world_size(),
+        rate=rate,
+        delay=delay,
+        num_steps=num_steps,
+        step_s=Percentiles(**{f"p{q}": float(np.percentile(slowest, q)) for q in (20, 50, 80)}),
+        sent_nbytes=tuple(float(np.median(host)) for host in gather(training.nbytes)),
+        sent_packets=tuple(float(np.median(host)) for host in gather(training.packets)),
+        traffic=traffic,
+        breakdown_s=_breakdown(training, num_steps),
+        metrics=metrics,
+        losses=tuple(losses.tolist()),
+        progressive_logloss=float(losses.mean()),
+    )
+
+
+def _breakdown(training: MeasuredTraining, num_steps: int) -> dict[str, float]:
+    """Return the seconds of each part of a step, the mean over hosts. Collective.
+
+    encode, wire and decode are the codecs' clocks of the timed steps, and may overlap with the
+    rest; TorchRec's own codecs are in `stock codec`. reader is the wait for batches.
+    """
+    seconds = dict(training.profiled)
+    kinds = () if training.stats is None else training.stats.by_kind().values()
+    seconds["encode"] = sum(sum(kind.encode_s.values()) for kind in kinds) / num_steps
+    seconds["wire"] = sum(kind.wire_s for kind in kinds) / num_steps
+    seconds["decode"] = sum(sum(kind.decode_s.values()) for kind in kinds) / num_steps
+    seconds["reader"] = training.reader_s / num_steps
+    hosts = gather(seconds)
+    return {part: float(np.mean([host[part] for host in hosts])) for part in seconds}
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the value of every rank, in rank order. Collective."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
