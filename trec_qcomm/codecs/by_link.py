@@ -132,6 +132,3 @@ class EncoderChooser:
         current = torch.where(numbers[:, None] == self.encoders, seconds, math.inf).amin(dim=0)
         changes = has_rows & (best < _MARGIN * current)
         self.encoders = torch.where(changes, numbers[fastest], self.encoders)
-
-
-__all__ = ["CANDIDATES", "EncoderChooser", "EncoderLink", "ErrorBoundedByLink"]
