@@ -18,15 +18,14 @@ from pathlib import Path
 
 import torch
 
-from examples.sequences.train import (
+from examples.sequences.options import (
     SETUP,
-    Trainer,
     build_parser,
     check_options,
     load_sequences,
     setup_of,
-    silence_start,
 )
+from examples.sequences.trainer import Trainer, silence_start
 from trec_qcomm import Config, QComm, played_ranks, quality
 
 # In percent; positive is worse. NDCG and hit rate are shown: their noise is too wide for a limit.

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from examples.sequences import accuracy
-from examples.sequences.train import Trainer, build_parser, check_options, load_sequences
+from examples.sequences.options import build_parser, check_options, load_sequences
+from examples.sequences.trainer import Trainer
 from tests.commands import run as run_command
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import QComm, load_preset, records
@@ -93,7 +94,9 @@ def test_a_run_writes_a_record_and_says_so_last(tmp_path):
     assert record.progressive_logloss == sum(record.losses) / 2
     assert record.metrics.keys() == record.metrics_exact.keys()
     assert record.metrics["loss"] != record.metrics_exact["loss"]
-    assert record.traffic["embedding_forward"].wire_nbytes > 0
+    sent, table = record.traffic["embedding_forward"], record.tables["t_item"]
+    assert 0.7 * sent.wire_nbytes < table.forward.wire_nbytes < sent.wire_nbytes  # no headers
+    assert table.num_bags > table.num_sent > 0
     assert record.setup["data"] == "synthetic"
     ndcg = f"{record.metrics['ndcg_10']:.4f}"
     last = done.stdout.splitlines()[-1]
@@ -120,12 +123,24 @@ def test_a_study_s_training_is_that_of_the_ranks(trainings):
         ("--config stock --heads 3", "heads 3: does not divide dim 8"),
         ("--config stock --steps 0", "steps 0: must be positive"),
         ("--config stock --resume", "resume needs checkpoint_dir"),
+        ("--config stock --resume --checkpoint-dir absent", "absent: no checkpoint to resume from"),
+        ("--config stock --device cuda", "device cuda: start the ranks by torchrun"),
         ("--config mixed_tables", "matches no table"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words, message):
     with pytest.raises(ValueError, match=message):
         options_of(*words.split())
+
+
+def test_a_folder_of_another_training_is_refused(tmp_path):
+    whole = tmp_path / "step_000000003"
+    whole.mkdir()
+    words = ("--config", "stock", "--checkpoint-dir", tmp_path)
+    assert options_of(*words).checkpoint_dir == tmp_path  # a save that did not come to its end
+    (whole / ".metadata").touch()
+    with pytest.raises(ValueError, match="a training is here; --resume it"):
+        options_of(*words)
 
 
 def test_too_few_users_are_refused():
