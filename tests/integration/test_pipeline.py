@@ -1,6 +1,7 @@
 """TrainPipelineSparseDist runs over our sharders as over stock ones, and is counted alike."""
 
 import pytest
+import torch
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from tests.integration.small_model import (
@@ -32,12 +33,20 @@ def with_loss(model):
         Model.forward = plain
 
 
-def pipelined(qcomm):
+def pipelined(qcomm, *, detach_before=None):
+    """Return losses. Args: detach_before: a step before which the model is called by hand, once."""
+
     def run():
         dmp = shard(qcomm)
         pipeline = TrainPipelineSparseDist(dmp, dense_optimizer(dmp), CPU)
         batches = iter([batch(step, 4) for step in STEPS])
-        return [float(pipeline.progress(batches)) for _ in STEPS]
+        losses = []
+        for step in STEPS:
+            if step == detach_before:
+                with torch.no_grad():
+                    pipeline.detach()(batch(step, 4))
+            losses.append(float(pipeline.progress(batches)))
+        return losses
 
     return with_loss(run)
 
@@ -75,6 +84,7 @@ def all_ways():
         "nbytes": nbytes(ours),
         "nbytes by hand": nbytes(hand),
         "merged": pipelined(merged),
+        "detached": pipelined(merging(), detach_before=3),
         "merged by hand": by_hand(merged_by_hand),
         "merged nbytes": nbytes(merged),
         "merged nbytes by hand": nbytes(merged_by_hand),
@@ -92,6 +102,7 @@ def test_pipeline_equals_stock_and_counts_alike():
         assert results["nbytes"]["input"] > 0
         assert results["merged"] == results["merged by hand"]
         assert results["merged nbytes"] == results["merged nbytes by hand"]
+        assert results["detached"] == results["merged"]
         assert results["packed"] == results["merged"]
         packed, merged = results["packed nbytes"]["input"], results["merged nbytes"]["input"]
         assert 0 < packed < merged

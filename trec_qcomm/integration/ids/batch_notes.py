@@ -96,8 +96,15 @@ def hand_over_notes(sharding_contexts: Iterable[Any], input_dists: Iterable[Any]
 
 
 def note_received(sharding_contexts: Iterable[Any], received: Iterable[Any]) -> None:
-    """Note for each sharding the ids that this rank looks up; tell those who wait for that."""
+    """Note for each sharding the ids that this rank looks up; tell those who wait for that.
+
+    TorchRec notes the sizes of a batch of distinct bags in its context as the ids arrive. But a
+    pipeline that goes on after `detach` gives the batch that it had sent a new context, without.
+    """
     for context, ids in zip(sharding_contexts, received, strict=True):
+        if context.variable_batch_per_feature and not context.batch_size_per_rank_per_feature:
+            sizes = zip(*ids.stride_per_key_per_rank(), strict=True)
+            context.batch_size_per_rank_per_feature = [list(of_rank) for of_rank in sizes]
         notes = notes_on(context)
         notes.received = ids
         if notes.on_lookup is not None:
