@@ -11,6 +11,7 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.fbgemm_qcomm_codec import QCommsConfig, get_qcomm_codecs_registry
 from tqdm import tqdm
@@ -77,21 +79,24 @@ class Trainer:
             steps, initial=self.step, total=num_steps, unit="step", disable=not show_progress
         )
         for step in bar:
-            begin = time.perf_counter()
-            features = self.batches[step].to(self.device)
-            self.optimizer.zero_grad()
-            loss = self.dmp(features)
-            loss.backward()
-            self.optimizer.step()
-            self.losses.append(loss.item())
-            self.step_s.append(time.perf_counter() - begin)
-            self.step += 1
+            self.train_next(iter((self.batches[step],)))
             if step % 20 == 0:
                 bar.set_postfix_str(f"loss {self.losses[-1]:.4f}")
             is_due = self.step % len(self.batches) == 0 or self.step == num_steps
             if self.options.checkpoint_dir and is_due:
                 folder = self.options.checkpoint_dir / f"step_{self.step:09d}"
                 dcp.save(self.state(), checkpoint_id=folder)
+
+    def train_next(self, feed: Iterator[KeyedJaggedTensor]) -> None:
+        """Take one step on the next batch. Collective."""
+        begin = time.perf_counter()
+        self.optimizer.zero_grad()
+        loss = self.dmp(next(feed).to(self.device))
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+        self.step_s.append(time.perf_counter() - begin)
+        self.step += 1
 
     @torch.no_grad()
     def score(self, *, exact: bool = False) -> dict[str, float]:
