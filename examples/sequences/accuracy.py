@@ -90,6 +90,9 @@ def main() -> int:
         )
     except ValueError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
     (arguments.out / "table.md").write_text(result.table() + "\n")
     print(result)
     return 0

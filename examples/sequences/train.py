@@ -41,7 +41,7 @@ NBYTES, BAGS = ("raw_nbytes", "distinct_nbytes", "wire_nbytes"), ("num_bags", "n
 
 
 def main() -> int:
-    """Train as the command line says; the exit status is 2 for options that are wrong."""
+    """Train as the command line says; the exit status is 2 for wrong options, 130 after Ctrl-C."""
     parser = build_parser(__doc__)
     options = parser.parse_args()
     try:
@@ -50,12 +50,16 @@ def main() -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if "RANK" in os.environ:
-        device = "cpu:gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(device)
+        backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend)
         run(options, sequences)
         dist.destroy_process_group()
-    else:
+        return 0
+    try:
         run_ranks(run, options.ranks, options, sequences, timeout_s=options.timeout)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
