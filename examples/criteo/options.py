@@ -158,8 +158,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="TorchRec's train pipeline: sparse_dist sends the next ids while this batch "
         "is trained; prefetch (cuda) fills caches of tables in host memory, too. Losses are equal. "
-        "Default: none on cpu, where it gains nothing, as all runs on the same cores; sparse_dist "
-        "on cuda",
+        "Default: none on cpu, where it gains little, as all runs on the same cores (README); "
+        "sparse_dist on cuda",
     )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     add("--eval-codec", choices=("on", "off", "both"), default="on", help="score with the codec on")

@@ -43,7 +43,7 @@ from plans.files import build_plan, load_plan
 from plans.planned import make_plan
 from ranks import local_rank, run_ranks
 from report.metrics import mean_traffic, table_records
-from report.row_dump import dump_rows
+from report.row_dump import check_pooling, dump_rows
 from report.run import Report
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm import get_local_size
@@ -72,6 +72,8 @@ def run(options: argparse.Namespace) -> bool:
     """Train and score on this rank, in an initialized process group; False if interrupted."""
     dataset = agreed(lambda: load_dataset(options))
     check_equal("rows (number, ids of each table)", (len(dataset.rows), dataset.num_embeddings))
+    if options.dump_rows is not None:
+        check_pooling(dataset.pooling)
     trainer = build_trainer(options, dataset.num_embeddings)
     if options.checkpoint_dir is not None:
         how = {"resume": options.resume, "allow_changed_config": options.allow_changed_config}

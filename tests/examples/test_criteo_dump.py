@@ -11,7 +11,7 @@ from data.dataset import FEATURES, Batches, prepare
 from data.synthetic import generate
 from model import ModelConfig, _initial_table, build_model
 from options import build_parser, check_options
-from report.row_dump import DUMPED_SAMPLES, _batch_rows
+from report.row_dump import DUMPED_SAMPLES, _batch_rows, check_pooling
 from torch import Tensor
 from torchrec.models.dlrm import DLRMTrain
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -150,3 +150,9 @@ def test_a_folder_is_refused_before_training(tmp_path: Path) -> None:
     words = ["--config", "stock", "--dump-rows", str(tmp_path)]
     with pytest.raises(ValueError, match=r"dump_rows .*: is a folder; expected a file"):
         check_options(build_parser().parse_args(words))
+
+
+def test_several_ids_a_feature_are_refused() -> None:
+    check_pooling([1, 1])
+    with pytest.raises(ValueError, match="dump_rows: needs one id a feature; here are up to 3"):
+        check_pooling([1, 3])

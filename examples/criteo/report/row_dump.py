@@ -9,7 +9,7 @@ Shapes: n samples of this rank, D values a row, B samples a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from data.dataset import FEATURES, Batches
 from dcn import DCN
+from failures import EveryRankError
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.models.dlrm import DLRM, DLRMTrain
@@ -28,6 +29,12 @@ from trec_qcomm.integration.row_capture import write_rows
 DUMPED_SAMPLES = 8192  # the last ones, rounded up to whole batches; fewer where there are no more
 
 Columns = dict[str, Tensor]  # a table's name -> its values
+
+
+def check_pooling(pooling: Sequence[int]) -> None:
+    """Raise EveryRankError where a sample has several ids of a feature; a file has one for each."""
+    if max(pooling) > 1:
+        raise EveryRankError(f"dump_rows: needs one id a feature; here are up to {max(pooling)}")
 
 
 def dump_rows(trainer: Trainer, batches: Batches, path: Path, meta: Mapping[str, Any]) -> None:
