@@ -26,8 +26,9 @@ FAILED, INTERRUPTED = 1, 130  # exit status
 SETUP = (
     "plan", "data", "rows", "min_count", "hash_buckets", "num_embeddings", "batch_size",
     "embedding_dim", "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr",
-    "dense_lr", "init_scale", "model", "cross_layers", "cross_rank", "mixed_dims", "scale",
-    "dense_precision", "clip_grad_norm", "warmup_steps", "epochs", "steps", "device", "pipeline",
+    "dense_lr", "init_scale", "multi_hot", "model", "cross_layers", "cross_rank", "mixed_dims",
+    "scale", "dense_precision", "clip_grad_norm", "warmup_steps", "epochs", "steps", "device",
+    "pipeline",
 )  # fmt: skip
 NOT_OF_A_CHECKPOINT = ("epochs", "steps", "device", "pipeline")
 # Options that records have only where they are not these, as older records do not have them.
@@ -107,7 +108,9 @@ def check_options(options: argparse.Namespace) -> None:
     if options.data is not None:
         choice = (options.min_count, options.hash_buckets, options.num_embeddings)
         check_source(options.data, *choice)
-    elif options.num_embeddings is not None:
+    if options.multi_hot is not None and not 0 <= options.multi_hot <= 1:
+        raise ValueError(f"multi_hot {options.multi_hot}: expected a share from 0 to 1")
+    if options.data is None and options.num_embeddings is not None:
         raise ValueError("num_embeddings needs data")
     if options.dump_rows is not None and options.dump_rows.is_dir():
         raise ValueError(f"dump_rows {options.dump_rows}: is a folder; expected a file to write")
@@ -197,6 +200,16 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=int, default=131_072, help="number of synthetic rows (default 131072)")
     add("--min-count", type=int, default=None, help="rarer categories become id 0 (default 2)")
     add("--hash-buckets", type=int, default=None, help="hash instead of a vocabulary")
+    add(
+        "--multi-hot",
+        type=float,
+        nargs="?",
+        const=1.0,
+        default=None,
+        metavar="SHARE",
+        help="several ids of a feature, as many as MLPerf's DLRMv2 has; of a SHARE of the samples "
+        "(default all, as MLPerf) the first id decides on the others, else all are drawn anew",
+    )
     add(
         "--num-embeddings",
         type=_sizes,

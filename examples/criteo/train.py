@@ -4,7 +4,7 @@
   python examples/criteo/train.py --config stock                 without the plugin
   python examples/criteo/train.py --config configs/int8.yaml --plan mixed
   python examples/criteo/train.py --config configs/int8.yaml --data train.txt --min-count 5
-  python examples/criteo/train.py --config configs/int8.yaml --model dcn --scale 0.125
+  python examples/criteo/train.py --config configs/int8.yaml --model dcn --scale 0.125 --multi-hot
   python examples/criteo/train.py --config configs/int8.yaml --tensorboard
   python examples/criteo/train.py --config stock --checkpoint-dir ckpt --checkpoint-every 100
   ... the same with --resume, after Ctrl-C
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from checkpoints import Saver
 from data.dataset import Batches, Dataset, prepare
+from data.multi_hot import with_bags
 from data.source import DEFAULT_MIN_COUNT, load
 from data.synthetic import generate
 from failures import EveryRankError, agreed, check_equal
@@ -115,7 +116,14 @@ def identity_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def load_dataset(options: argparse.Namespace) -> Dataset:
-    """Return the rows of --data, or synthetic ones."""
+    """Return the rows of --data, or synthetic ones; with --multi-hot, of several ids a feature."""
+    dataset = _load_rows(options)
+    if options.multi_hot is None:
+        return dataset
+    return with_bags(dataset, fixed_share=options.multi_hot, seed=options.seed)
+
+
+def _load_rows(options: argparse.Namespace) -> Dataset:
     buckets = options.hash_buckets
     if options.data is not None:
         sizes = options.num_embeddings

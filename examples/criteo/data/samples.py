@@ -50,12 +50,17 @@ class Columns:
             return [ids.shape[1] for ids in self.ids]
         return [1] * NUM_SPARSE
 
+    def blocks(self) -> tuple[Array, ...]:
+        """Return [N, 26] in a tuple, or [N, P] of each feature."""
+        return self.ids if isinstance(self.ids, tuple) else (self.ids,)
+
     def values(self) -> Ints:
         """Return a copy of all ids: those of the first feature, sample by sample, and so on."""
-        if isinstance(self.ids, tuple):
-            values = np.concatenate([ids.reshape(-1) for ids in self.ids], dtype=np.int64)
+        blocks = self.blocks()
+        if len(blocks) == 1:
+            values = np.array(blocks[0].T, dtype=np.int64, order="C").reshape(-1)
         else:
-            values = np.array(self.ids.T, dtype=np.int64, order="C").reshape(-1)
+            values = np.concatenate([ids.reshape(-1) for ids in blocks], dtype=np.int64)
         if self.modulo is not None:
             values %= np.repeat(self.modulo, np.array(self.pooling) * len(self))
         return values
@@ -139,12 +144,9 @@ class Samples:
 
 
 def _concatenated(pieces: Sequence[Columns]) -> Columns:
-    ids: Any = [piece.ids for piece in pieces]
-    if isinstance(ids[0], tuple):
-        ids = tuple(_joined(column) for column in zip(*ids, strict=True))
-    else:
-        ids = _joined(ids)
+    blocks = [_joined(arrays) for arrays in zip(*(p.blocks() for p in pieces), strict=True)]
     labels, dense = _joined([p.labels for p in pieces]), _joined([p.dense for p in pieces])
+    ids = blocks[0] if len(blocks) == 1 else tuple(blocks)
     return Columns(labels, dense, ids, pieces[0].modulo)
 
 

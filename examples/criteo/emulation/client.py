@@ -242,7 +242,8 @@ def _load_dataset(options: argparse.Namespace) -> Dataset:
     """Load real rows once a process, synthetic ones once a seed, equal to train.py --seed's."""
     synthetic = (options.rows, options.seed) if options.data is None else ()
     ids = (options.min_count, options.hash_buckets, options.num_embeddings)
-    key = (options.data, *synthetic, *ids)
+    bags = () if options.multi_hot is None else (options.multi_hot, options.seed)
+    key = (options.data, *synthetic, *ids, *bags)
     if key not in _loaded:
         _loaded.clear()
         _loaded[key] = load_dataset(options)
