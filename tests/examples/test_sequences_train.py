@@ -84,11 +84,11 @@ def test_a_resumed_training_repeats_the_losses(trainings):
 
 @pytest.mark.dist
 def test_a_run_writes_a_record_and_says_so_last(tmp_path):
-    words = ("--config", "best", "--epochs", "1", "--out", str(tmp_path))
+    words = ("--config", "unique_int4", "--epochs", "1", "--out", str(tmp_path))
     command = [sys.executable, "-m", "examples.sequences.train", *SMALL, *words]
     done = run_command(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (record,) = records.read(tmp_path / "best-row_wise-seed2.jsonl")
+    (record,) = records.read(tmp_path / "unique_int4-row_wise-seed2.jsonl")
     assert (record.steps, record.num_ranks, record.seed) == (2, 2, 2)
     assert len(record.losses) == 2
     assert record.progressive_logloss == sum(record.losses) / 2
@@ -100,8 +100,8 @@ def test_a_run_writes_a_record_and_says_so_last(tmp_path):
     assert record.setup["data"] == "synthetic"
     ndcg = f"{record.metrics['ndcg_10']:.4f}"
     last = done.stdout.splitlines()[-1]
-    assert last.startswith(f"best: ndcg_10 {ndcg} (popularity 0.")
-    assert last.endswith(f"of 40 users after 2 steps; {tmp_path}/best-row_wise-seed2.jsonl")
+    assert last.startswith(f"unique_int4: ndcg_10 {ndcg} (popularity 0.")
+    assert last.endswith(f"of 40 users after 2 steps; {tmp_path}/unique_int4-row_wise-seed2.jsonl")
 
 
 def test_a_study_s_training_is_that_of_the_ranks(trainings):
