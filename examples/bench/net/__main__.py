@@ -4,6 +4,7 @@
   python -m examples.bench.net --hosts 2 --rate 100mbit,1gbit --delay 1ms
   python -m examples.bench.net --hosts 2 --rate 25mbit,100mbit --plan row_wise
   python -m examples.bench.net --data train.tsv --configs stock configs/best.yaml --out mine.jsonl
+  python -m examples.bench.net --hosts 2 --model dcn --scale 0.5 --multi-hot --batch-size 512
   python -m examples.bench.net --workload sequences --hosts 2 --rate 25mbit --configs stock best
 
 Hosts are network namespaces of this machine whose links are as slow as told (hosts.py; needs root
@@ -60,7 +61,8 @@ def main() -> int:
         )
         return 1
     if arguments.workload == "criteo":
-        rest = [w for name, v in CRITEO.items() if name not in rest for w in (name, v)] + rest
+        given = {*rest, *(("--embedding-dim",) if "--scale" in rest else ())}
+        rest = [w for name, v in CRITEO.items() if name not in given for w in (name, v)] + rest
     checked = subprocess.run(
         [*_command(arguments, arguments.configs, rest), "--check"],
         env=os.environ | {"WORLD_SIZE": str(arguments.hosts[0]), "LOCAL_WORLD_SIZE": "1"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from examples.bench.net.tables import sent_nbytes
+from examples.bench.net.tables import METRICS, quality_metric, sent_nbytes
 from trec_qcomm.records import NetworkRecord
 
 RATES = {
@@ -39,9 +39,10 @@ def table(records: Sequence[NetworkRecord], rates: Sequence[str] | None = None) 
     names = dict.fromkeys(r.configuration for r in records)
     base = next(iter(names))
     plan = records[0].setup.get("plan", "table_wise")
+    metric = quality_metric(records)
     head = " | ".join(f"{RATES[rate]}: step" for rate in rates)
     lines = [
-        f"| {records[0].num_hosts} hosts, {plan} | sent a step | {head} | NE |",
+        f"| {records[0].num_hosts} hosts, {plan} | sent a step | {head} | {METRICS[metric]} |",
         "|---|---|" + "---|" * len(rates) + "---|",
     ]
     for name in names:
@@ -51,7 +52,7 @@ def table(records: Sequence[NetworkRecord], rates: Sequence[str] | None = None) 
         cells = [f"{sent / 1e6:.2f} MB, {sent_nbytes(by_place[base, first.rate]) / sent:.1f}x less"]
         for rate, record in measured.items():
             cells.append("" if record is None else _step(record, by_place[base, rate]))
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {first.metrics['ne']:.4f} |")
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {first.metrics[metric]:.4f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -86,8 +87,9 @@ def made_with(records: Sequence[NetworkRecord]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in environments[0].versions.items())
     commits = ", ".join(sorted({str(e.commit) for e in environments}))
     hardware = environments[0].hardware
+    dim = first.setup.get("embedding_dim") or first.setup["dim"]
     return (
-        f"{first.setup['batch_size']} samples a host, dim {first.setup['embedding_dim']}, "
+        f"{first.setup['batch_size']} samples a host, dim {dim}, "
         f"{first.num_steps} steps (median); commit {commits}; {versions}; "
         f"{hardware['num_cpus']} cores in all ({hardware['cpu']}), no GPU."
     )

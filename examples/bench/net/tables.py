@@ -11,11 +11,17 @@ from statistics import fmean
 from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord
 
 MOST_APART = 0.01  # of the kernel's count
+METRICS = {"ne": "NE", "ndcg_10": "NDCG@10"}  # what a table shows of quality, the first there is
 
 
 def sent_nbytes(record: NetworkRecord) -> float:
     """Return the bytes of a step by the kernel's count, the mean over hosts."""
     return sum(record.sent_nbytes) / len(record.sent_nbytes)
+
+
+def quality_metric(records: Sequence[NetworkRecord]) -> str:
+    """Return the name of the metric that all records have."""
+    return next(name for name in METRICS if all(name in r.metrics for r in records))
 
 
 def counted_nbytes(record: NetworkRecord) -> dict[str, float]:
@@ -38,11 +44,12 @@ def format_table(records: Sequence[NetworkRecord]) -> str:
         return "nothing measured"
     base = next((r for r in records if r.configuration == "stock"), records[0])
     delay = f", {base.delay} one way" if base.delay else ""
+    metric = quality_metric(records)
     lines = [
         f"{base.num_hosts} hosts, {base.rate}{delay}",
         "",
         f"| | step [ms], p50 (p20 to p80) | times {base.configuration}'s speed | sent [KB] "
-        f"| times less | {', '.join(TRAFFIC_GROUPS)} [KB] | NE | counts apart |",
+        f"| times less | {', '.join(TRAFFIC_GROUPS)} [KB] | {METRICS[metric]} | counts apart |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in records:
@@ -54,7 +61,7 @@ def format_table(records: Sequence[NetworkRecord]) -> str:
         lines.append(
             f"| {r.configuration} | {p50:.0f} ({p20:.0f} to {p80:.0f}) "
             f"| {base.step_s.p50 / r.step_s.p50:.2f} | {sent_nbytes(r) / 1e3:.0f} "
-            f"| {sent_nbytes(base) / sent_nbytes(r):.1f} | {kinds} | {r.metrics['ne']:.4f} "
+            f"| {sent_nbytes(base) / sent_nbytes(r):.1f} | {kinds} | {r.metrics[metric]:.4f} "
             f"| {difference} |"
         )
     return "\n".join(lines)
@@ -65,7 +72,7 @@ def format_breakdown(records: Sequence[NetworkRecord]) -> str:
 
     Parts may overlap. Waiting for other hosts, ids and what else TorchRec does are in none.
     """
-    parts = ("lookup", "dense", "optimizer", "stock codec", "encode", "wire", "decode")
+    parts = ("lookup", "dense", "optimizer", "stock codec", "encode", "wire", "decode", "reader")
     lines = ["| ms | " + " | ".join(parts) + " |", "|---|" + "---|" * len(parts)]
     for r in records:
         cells = (f"{1e3 * r.breakdown_s[p]:.1f}" if p in r.breakdown_s else "" for p in parts)
