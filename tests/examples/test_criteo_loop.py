@@ -20,7 +20,7 @@ from trainer import Trainer
 from trec_qcomm.testing import run_ranks
 
 NUM_STEPS, SAVED, WARM_UP, MAX_NORM = 7, 3, 5, 0.01
-SMALL = "--config best --rows 2048 --batch-size 16 --dense-arch 8 --over-arch 8"
+SMALL = "--config best --rows 1024 --batch-size 16 --dense-arch 8 --over-arch 8"
 MODEL = "--model dcn --mixed-dims --cross-rank 8"  # dims of 8 to 16
 LEARNING = f"--dense-precision bf16 --clip-grad-norm {MAX_NORM} --warmup-steps {WARM_UP}"
 
