@@ -40,8 +40,10 @@ def write_days(out: Path, days: list[int], **changes: Any) -> list[dict[str, Any
     return made
 
 
-@pytest.mark.parametrize("name", ["rows.tsv", "rows.tsv.gz", "rows.tsv.xz"])
-@pytest.mark.parametrize("part_nbytes", [20_000, 1 << 20])
+@pytest.mark.parametrize(
+    ("name", "part_nbytes"),
+    [("rows.tsv", 20_000), ("rows.tsv", 1 << 20), ("rows.tsv.gz", 20_000), ("rows.tsv.xz", 20_000)],
+)
 def test_parts_give_the_same_samples_as_rows_in_memory(
     tmp_path: Path, name: str, part_nbytes: int
 ) -> None:
@@ -95,8 +97,10 @@ def test_a_folder_of_days_reads_like_one_file(tmp_path: Path) -> None:
     assert_equal(load(days, min_count=1), prepare(RAW, min_count=1, hash_buckets=None))
 
 
-@pytest.mark.parametrize("stage", ["read", "count", "write"])
-@pytest.mark.parametrize("name", ["rows.tsv", "rows.tsv.gz"])
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [("read", "rows.tsv"), ("read", "rows.tsv.gz"), ("count", "rows.tsv"), ("write", "rows.tsv")],
+)
 def test_what_was_ended_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, name: str
 ) -> None:
