@@ -81,6 +81,7 @@ SECTIONS = (
     Section(ROOT / "README.md", "links.jsonl", networks_in_short),
     Section(BENCH / "README.md", "links.jsonl", net_section.section),
     Section(BENCH / "README.md", "links_4_hosts.jsonl", net_section.section),
+    Section(BENCH / "README.md", "dcn.jsonl", net_section.section),
     Section(BENCH / "README.md", "sequences.jsonl", net_section.section),
     Section(BENCH / "README.md", "net.jsonl", net_section.section),
     Section(BENCH / "README.md", "codec.jsonl", partial(codec_table.section, dims=(64, 16))),

@@ -1,7 +1,9 @@
 """The reader: every field, every compression, and lines that are not Criteo's."""
 
 import gzip
+import io
 import lzma
+import math
 import random
 from pathlib import Path
 
@@ -9,7 +11,15 @@ import numpy as np
 import pytest
 from data import tsv
 from data.malformed import NUM_DENSE, NUM_SPARSE, why_malformed
-from data.tsv import MISSING_CATEGORY, LineCount, Rows, list_files, parse_lines, read_file
+from data.tsv import (
+    MISSING_CATEGORY,
+    LineCount,
+    LineReader,
+    Rows,
+    list_files,
+    parse_lines,
+    read_file,
+)
 
 GOOD = "\t".join(["1", *map(str, range(NUM_DENSE)), *(f"{k:08x}" for k in range(NUM_SPARSE))])
 
@@ -166,3 +176,14 @@ def test_a_path_without_files_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ValueError, match="no such file, or a directory without files"):
             list_files(path)
+
+
+@pytest.mark.parametrize("text", [b"ab\ncd\nef\n", b"a\n\nlonger\nb", b"one line"])
+def test_parts_of_a_text_have_each_line_once_wherever_it_is_cut(text: bytes) -> None:
+    whole = text if text.endswith(b"\n") else text + b"\n"
+    for cut in range(2, len(text) + 1):
+        first = LineReader(io.BytesIO(text)).lines_until(cut)
+        stream = io.BytesIO(text)
+        stream.seek(cut - 1)
+        rest = LineReader(stream, cut - 1).lines_until(math.inf)
+        assert b"".join([*first, *rest]) == whole, cut

@@ -90,6 +90,17 @@ def test_rows_are_the_same_in_a_pause(searches):
     assert len(searches) == RANKS  # of the first batch
 
 
+def test_a_rank_without_samples_has_nothing_to_merge(searches):
+    side, different = emulated(ids="packed"), batch(DIFFERENT)
+    none = KeyedJaggedTensor(
+        ["f"], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0).long()
+    )
+    counts = [number_of_searches(side, searches, different, none) for _ in range(2)]
+    assert counts == [2, 2]  # the other rank's ids were sorted
+    side = emulated(ids="packed")
+    assert [number_of_searches(side, searches, none, none) for _ in range(2)] == [2, 0]
+
+
 def test_rows_chosen_after_the_lookup_pause_too(searches):
     side, different, equal = emulated(fused=None), batch(DIFFERENT), batch(EQUAL)
     steps = [(different, different)] * 3 + [(equal, equal)] * 2

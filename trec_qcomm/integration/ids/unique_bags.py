@@ -108,8 +108,10 @@ def _pays(bags: UniqueBags, features: KeyedJaggedTensor, *, by_id: bool) -> bool
     """Return whether bags were merged, or put into the order of ids in which these pack well."""
     if len(bags.first) < len(bags.inverse):
         return True
+    if not by_id or not features.stride():
+        return False
     longest = features.lengths().view(len(features.keys()), -1).amax(1)
-    return by_id and bool((longest == 1).any())
+    return bool((longest == 1).any())
 
 
 def _distinct_batch(
