@@ -8,10 +8,9 @@
 PYTHON ?= python3
 CONFIGS ?= configs/fp32.yaml configs/int8.yaml configs/best.yaml
 ARGS ?=
-# A worker more than there are cores, as a test that waits for its ranks leaves one free. The tests
-# of a file stay together, as they share the ranks that it spawns. In their own order: the other one
-# begins with the files of most tests, which are not the longest.
-WORKERS ?= -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder
+# A worker a core; the tests of a file stay together, as they share the ranks that it spawns. In
+# their own order: the other one begins with the files of most tests, which are not the longest.
+WORKERS ?= -n auto --dist loadfile --no-loadscope-reorder
 VERSIONS ?=
 RECORDS := examples/bench/results examples/criteo/results
 PICTURED := examples/bench/results/links.jsonl $(addprefix examples/criteo/results/,dense.jsonl best.jsonl)

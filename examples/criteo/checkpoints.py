@@ -129,7 +129,9 @@ def newest_sound(directory: Path) -> Path:
     Raises: EveryRankError: there is none; it says what is wrong with each.
     """
     refused = []
-    for folder in reversed(list_checkpoints(directory)):
+    names = [folder.name for folder in list_checkpoints(directory)]
+    names = gather(names)[0]  # another rank may see the folder of a save that just begins
+    for folder in (directory / name for name in reversed(names)):
         problems = [problem for of_rank in gather(_problems(folder)) for problem in of_rank]
         if not problems:
             for reason in refused:

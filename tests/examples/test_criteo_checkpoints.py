@@ -102,6 +102,7 @@ def everything(folder: str) -> dict[str, Any]:
     checkpoints.save(state_of(15), all_damaged, 15)  # in place of a damaged one
     seen["saved again"] = taken(all_damaged)
     seen["stopped"] = stopped_in_a_save(whole)
+    seen["listed apart"] = listed_apart(whole)
     return seen | beside_the_training(Path(folder) / "beside")
 
 
@@ -173,6 +174,18 @@ def taken(directory: Path) -> tuple[str, int]:
     return checkpoint.name, step
 
 
+def listed_apart(directory: Path) -> tuple[str, int]:
+    """Return what is taken while rank 1 sees one folder more than rank 0."""
+    listed = checkpoints.list_checkpoints
+    if dist.get_rank() == 1:
+        more = directory / "step_000000099"
+        checkpoints.list_checkpoints = lambda path: [*listed(path), more]  # type: ignore[assignment]
+    try:
+        return taken(directory)
+    finally:
+        checkpoints.list_checkpoints = listed  # type: ignore[assignment]
+
+
 def stopped_in_a_save(directory: Path) -> tuple[str, int]:
     """Return what is taken after a save of step 15, again, that ended before its digests."""
     write_json = checkpoints.write_json
@@ -226,6 +239,11 @@ def test_without_a_sound_one_each_is_told(seen: dict[str, Any]) -> None:
 @pytest.mark.dist
 def test_an_interrupted_save_leaves_the_one_before(seen: dict[str, Any]) -> None:
     assert seen["stopped"] == ("step_000000010", 10)
+
+
+@pytest.mark.dist
+def test_ranks_that_see_other_folders_take_the_same(seen: dict[str, Any]) -> None:
+    assert seen["listed apart"] == seen["stopped"]
 
 
 @pytest.mark.dist
