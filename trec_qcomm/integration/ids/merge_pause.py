@@ -1,7 +1,7 @@
 """MergePause: batches in which one sharding does not look for equal bags, as there were none.
 
 Looking for them costs up to a twentieth of an exchange on CPU, and a batch whose features have
-batch sizes of their own costs up to a fifth, also where no bag was merged. So of every WINDOW
+batch sizes of their own costs up to a third, also where no bag was merged. So of every WINDOW
 batches, all ranks tell one another in the first whether any of them had a bag to merge. If none
 had, the others of these batches go as TorchRec sends them.
 
