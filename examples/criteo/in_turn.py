@@ -18,16 +18,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import os
-from collections.abc import Sequence
-from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 from data.dataset import Batches
 from data.reader import BatchReader
 from loop.pipelines import PIPELINES
+from measured_command import TrainOptions, run
 from measured_steps import (
     PROFILED_STEPS,
     WARM_STEPS,
@@ -42,7 +38,6 @@ from report.metrics import score
 from tqdm import tqdm
 from train import build_trainer, load_dataset
 
-from trec_qcomm import records
 from trec_qcomm.records import NetworkRecord
 
 # Options of train.py that would do nothing here.
@@ -53,65 +48,13 @@ UNUSED = (
 )  # fmt: skip
 
 
-def main() -> None:
-    """Measure, and append rank 0's records."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--configs", nargs="+", required=True, help="as train.py's --config")
-    add(
-        "--pipelines",
-        nargs="+",
-        choices=PIPELINES,
-        help="each config with each of these (default: --pipeline)",
-    )
-    add("--steps", type=int, default=25, dest="num_steps", help="timed steps of each (default 25)")
-    add("--rate", default="none", help="rate of each link, for the records (default none)")
-    add("--delay", default=None, help="delay of each link, for the records")
-    add("--out", type=Path, required=True, help="file of records, appended to")
-    add(
-        "--check",
-        action="store_true",
-        help="check the options and print the setup as JSON; train nothing",
-    )
-    arguments, rest = parser.parse_known_args()
-    if arguments.num_steps < 1:
-        parser.error(f"steps {arguments.num_steps}: must be positive")
-    try:
-        every = parsed(arguments.configs, rest, arguments.pipelines or [None])
-    except ValueError as error:
-        parser.error(str(error))
-    if arguments.check:
-        print(json.dumps(setup_of(every[0])))
-        return
-    interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    silence_start()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
-    try:
-        made = measure(every, arguments, interface)
-    finally:
-        dist.destroy_process_group()
-    if int(os.environ["RANK"]) == 0:
-        records.append(arguments.out, *made)
-
-
-def parsed(
-    configs: Sequence[str], rest: Sequence[str], pipelines: Sequence[str | None] = (None,)
-) -> list[argparse.Namespace]:
-    """Return options of train.py for each config with each pipeline; None: that of `rest`.
-
-    Raises: ValueError: an option that does nothing here.
-    """
-    parser = build_parser()
-    words = [[*rest, *(["--pipeline", pipeline] if pipeline else [])] for pipeline in pipelines]
-    every = [parser.parse_args(["--config", c, *more]) for c in configs for more in words]
-    for name in UNUSED:
-        if any(getattr(options, name) != parser.get_default(name) for options in every):
-            raise ValueError(f"{name}: an option that bench-net does not have")
-    for options in every:
-        check_options(options)
-    return every
+TRAIN_OPTIONS = TrainOptions(
+    build_parser=build_parser,
+    check=check_options,
+    setup_of=setup_of,
+    unused=UNUSED,
+    pipelines=PIPELINES,
+)
 
 
 def measure(
@@ -147,4 +90,5 @@ def measure(
 
 
 if __name__ == "__main__":
-    main()
+    silence_start()
+    run(__doc__, TRAIN_OPTIONS, measure)

@@ -22,16 +22,24 @@ STOCK = {"stock": None, "stock_fp16": CommType.FP16, "stock_int8": CommType.INT8
 # The options that decide what is trained, and how: two runs are compared only where they agree.
 SETUP = (
     "data", "users", "items", "plan", "batch_size", "length", "negatives", "dim", "blocks", "heads",
-    "lr", "dense_lr", "init_scale", "epochs", "steps", "part",
+    "lr", "dense_lr", "init_scale", "epochs", "steps", "part", "pipeline",
 )  # fmt: skip
-NOT_OF_A_CHECKPOINT = ("epochs", "steps", "part")
+NOT_OF_A_CHECKPOINT = ("epochs", "steps", "part", "pipeline")
+PIPELINES = ("none", "sparse_dist")
 
 
 def setup_of(options: argparse.Namespace) -> dict[str, records.Scalar]:
     """Return the options that must be equal for two runs to be compared, without unset ones."""
     setup = {name: getattr(options, name) for name in SETUP}
     setup["data"] = options.data.name if options.data else "synthetic"
+    setup["pipeline"] = "sparse_dist" if is_pipelined(options) else None
     return {name: value for name, value in setup.items() if value is not None}
+
+
+def is_pipelined(options: argparse.Namespace) -> bool:
+    """Return whether ids are sent ahead; by default on CUDA, as a CPU gains nothing."""
+    usual = "sparse_dist" if options.device == "cuda" else "none"
+    return (options.pipeline or usual) == "sparse_dist"
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -106,6 +114,13 @@ def _add_run_options(add: Any) -> None:
         f"{', '.join(STOCK)}: without the plugin",
     )
     add("--plan", choices=SHARDINGS, default="row_wise", help="default row_wise")
+    add(
+        "--pipeline",
+        choices=PIPELINES,
+        default=None,
+        help="TorchRec's train pipeline: sparse_dist sends the next ids while this batch trains "
+        "(default: sparse_dist on cuda, none on cpu)",
+    )
     add("--ranks", type=int, default=2, help="processes to start (default 2)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs torchrun; default cpu")
     add("--part", choices=PLACES, default="test", help="what is scored (default test)")

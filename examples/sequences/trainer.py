@@ -21,15 +21,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.fbgemm_qcomm_codec import QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from tqdm import tqdm
 
 from examples.sequences.data import Batches, HeldOutBatches, Sequences
 from examples.sequences.metrics import metrics_of, ranks_of
 from examples.sequences.model import ModelConfig, build_optimizer, shard, stock_arguments
-from examples.sequences.options import NOT_OF_A_CHECKPOINT, STOCK, checkpoints, setup_of
+from examples.sequences.options import (
+    NOT_OF_A_CHECKPOINT,
+    STOCK,
+    checkpoints,
+    is_pipelined,
+    setup_of,
+)
 from trec_qcomm import QComm
 
 
@@ -47,6 +55,16 @@ class Trainer:
     step: int = 0  # steps done
     losses: list[float] = field(default_factory=list)  # since the start or the resume
     step_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._pipeline = None
+        if is_pipelined(self.options):
+            parts = (self.dmp, self.optimizer, self.device)
+            self._pipeline = TrainPipelineSparseDist(*parts, custom_model_fwd=self._forward)
+
+    def _forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        loss = self.dmp(features)
+        return loss, loss.detach()
 
     @classmethod
     def build(
@@ -78,8 +96,9 @@ class Trainer:
         bar = tqdm(
             steps, initial=self.step, total=num_steps, unit="step", disable=not show_progress
         )
+        feed = (self.batches[step] for step in steps)  # a pipeline reads some of them ahead
         for step in bar:
-            self.train_next(iter((self.batches[step],)))
+            self.train_next(feed)
             if step % 20 == 0:
                 bar.set_postfix_str(f"loss {self.losses[-1]:.4f}")
             is_due = self.step % len(self.batches) == 0 or self.step == num_steps
@@ -88,12 +107,15 @@ class Trainer:
                 dcp.save(self.state(), checkpoint_id=folder)
 
     def train_next(self, feed: Iterator[KeyedJaggedTensor]) -> None:
-        """Take one step on the next batch. Collective."""
+        """Take one step on the next batch of `feed`; a pipeline reads more of them. Collective."""
         begin = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss = self.dmp(next(feed).to(self.device))
-        loss.backward()
-        self.optimizer.step()
+        if self._pipeline is not None:
+            loss = self._pipeline.progress(feed)
+        else:
+            self.optimizer.zero_grad()
+            loss = self.dmp(next(feed).to(self.device))
+            loss.backward()
+            self.optimizer.step()
         self.losses.append(loss.item())
         self.step_s.append(time.perf_counter() - begin)
         self.step += 1
@@ -104,6 +126,8 @@ class Trainer:
 
         Args: exact: whether rows travel as float32, whatever the codecs.
         """
+        if self._pipeline is not None:
+            self._pipeline.detach()
         self.dmp.eval()
         ranks, losses = [], []
         with self.qcomm.bypass() if self.qcomm and exact else nullcontext():

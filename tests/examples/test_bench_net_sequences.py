@@ -14,7 +14,8 @@ SMALL = [
 
 
 def measure(arguments):
-    return sequences.measure(sequences.parsed(["stock", "int4"], SMALL), arguments, "lo")
+    every = sequences.TRAIN_OPTIONS.parse(["stock", "int4"], SMALL)
+    return sequences.measure(every, arguments, "lo")
 
 
 @pytest.mark.dist
@@ -35,5 +36,7 @@ def test_a_record_a_config_with_bytes_and_parts_of_a_step():
 
 def test_options_that_would_do_nothing_are_refused():
     with pytest.raises(ValueError, match="epochs: an option that bench-net does not have"):
-        sequences.parsed(["stock"], ["--epochs", "2"])
-    assert sequences.parsed(["stock"], [])[0].items == 20_000
+        sequences.TRAIN_OPTIONS.parse(["stock"], ["--epochs", "2"])
+    (by_hand, pipelined) = sequences.TRAIN_OPTIONS.parse(["stock"], [], ["none", "sparse_dist"])
+    assert by_hand.items == pipelined.items == 20_000
+    assert (by_hand.pipeline, pipelined.pipeline) == ("none", "sparse_dist")

@@ -52,6 +52,7 @@ def trainings(tmp_path_factory):
     programs = {name: (*given, "--steps", 5) for name, given in words.items()}
     programs |= {
         "straight": ("--config", "int4", "--steps", 5),
+        "pipelined": ("--config", "int4", "--steps", 5, "--pipeline", "sparse_dist"),
         "first part": (*kept, "--steps", 3),
         "resumed": (*kept, "--steps", 5, "--resume"),
         "another": (*kept, "--steps", 5, "--resume", "--lr", "0.2"),
@@ -80,6 +81,11 @@ def test_a_resumed_training_repeats_the_losses(trainings):
         assert first[0] + resumed[0] == straight[0]
         assert resumed[1] == straight[1]
     assert "of {'data': 'synthetic'" in trainings["another"].reason
+
+
+@pytest.mark.dist
+def test_a_pipelined_training_has_the_losses_of_one_by_hand(trainings):
+    assert results_of(trainings["pipelined"]) == results_of(trainings["straight"])
 
 
 @pytest.mark.dist

@@ -15,21 +15,24 @@ RATES = {
 
 
 def section(records: Sequence[NetworkRecord]) -> str:
-    """Return a table for each plan and number of hosts, and what they were measured with."""
-    places = sorted({(str(r.setup.get("plan")), r.num_hosts) for r in records}, reverse=True)
+    """Return a table for each plan, pipeline and number of hosts, and how they were measured."""
+    places = sorted({(plan_of(r), r.num_hosts) for r in records}, reverse=True)
     places.sort(key=lambda place: place[1])
-    parts = [
-        table([r for r in records if (str(r.setup.get("plan")), r.num_hosts) == place])
-        for place in places
-    ]
+    parts = [table([r for r in records if (plan_of(r), r.num_hosts) == at]) for at in places]
     return "\n".join([*parts, made_with(records), ""])
+
+
+def plan_of(record: NetworkRecord) -> str:
+    """Return the plan of a record, and its pipeline if it has one."""
+    plan, pipeline = record.setup.get("plan", "table_wise"), record.setup.get("pipeline")
+    return f"{plan}, {pipeline}" if pipeline else str(plan)
 
 
 def table(records: Sequence[NetworkRecord], rates: Sequence[str] | None = None) -> str:
     """Return a line a configuration: bytes, and the step time at each rate.
 
     Args:
-        records: records of one plan and number of hosts.
+        records: records of one plan, pipeline and number of hosts.
         rates: rates that have a column; None: those that were measured.
     Raises: ValueError: a configuration's records have more than one config, setup or delay.
     """
@@ -38,11 +41,10 @@ def table(records: Sequence[NetworkRecord], rates: Sequence[str] | None = None) 
     by_place = {(r.configuration, r.rate): r for r in records}
     names = dict.fromkeys(r.configuration for r in records)
     base = next(iter(names))
-    plan = str(records[0].setup.get("plan", "table_wise"))
-    metric = quality_metric(records)
+    place, metric = plan_of(records[0]), quality_metric(records)
     head = " | ".join(f"{RATES[rate]}: step" for rate in rates)
     lines = [
-        f"| {records[0].num_hosts} hosts, {plan} | sent a step | {head} | {METRICS[metric]} |",
+        f"| {records[0].num_hosts} hosts, {place} | sent a step | {head} | {METRICS[metric]} |",
         "|---|---|" + "---|" * len(rates) + "---|",
     ]
     for name in names:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch.distributed as dist
@@ -23,6 +20,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "criteo")]  # whose scripts import by name
 
+from measured_command import TrainOptions, run  # noqa: E402
 from measured_steps import (  # noqa: E402
     PROFILED_STEPS,
     WARM_STEPS,
@@ -34,6 +32,7 @@ from measured_steps import (  # noqa: E402
 
 from examples.sequences.data import Batches  # noqa: E402
 from examples.sequences.options import (  # noqa: E402
+    PIPELINES,
     STOCK,
     build_parser,
     check_options,
@@ -41,12 +40,22 @@ from examples.sequences.options import (  # noqa: E402
     setup_of,
 )
 from examples.sequences.trainer import Trainer, silence_start  # noqa: E402
-from trec_qcomm import QComm, records  # noqa: E402
+from trec_qcomm import QComm  # noqa: E402
 from trec_qcomm.records import NetworkRecord  # noqa: E402
 
 MODEL = ("--users", "4096", "--items", "20000", "--dim", "64", "--batch-size", "256")
 # Options of train.py that would do nothing here.
 UNUSED = ("epochs", "steps", "checkpoint_dir", "resume", "name", "part")
+
+
+TRAIN_OPTIONS = TrainOptions(
+    build_parser=build_parser,
+    check=check_options,
+    setup_of=setup_of,
+    unused=UNUSED,
+    pipelines=PIPELINES,
+    defaults=MODEL,
+)
 
 
 class Feed:
@@ -63,50 +72,6 @@ class Feed:
     def __next__(self) -> KeyedJaggedTensor:
         self._step += 1
         return self._batches[self._step - 1]
-
-
-def main() -> None:
-    """Measure, and append rank 0's records."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--configs", nargs="+", required=True, help="as train.py's --config")
-    add("--steps", type=int, default=25, dest="num_steps", help="timed steps of each (default 25)")
-    add("--rate", default="none", help="rate of each link, for the records (default none)")
-    add("--delay", default=None, help="delay of each link, for the records")
-    add("--out", type=Path, required=True, help="file of records, appended to")
-    add("--check", action="store_true", help="check the options and print the setup as JSON")
-    arguments, rest = parser.parse_known_args()
-    try:
-        every = parsed(arguments.configs, rest)
-    except ValueError as error:
-        parser.error(str(error))
-    if arguments.check:
-        print(json.dumps(setup_of(every[0])))
-        return
-    interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    silence_start()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
-    try:
-        made = measure(every, arguments, interface)
-    finally:
-        dist.destroy_process_group()
-    if int(os.environ["RANK"]) == 0:
-        records.append(arguments.out, *made)
-
-
-def parsed(configs: Sequence[str], rest: Sequence[str]) -> list[argparse.Namespace]:
-    """Return options of the example's train.py for each config.
-
-    Raises: ValueError: an option that does nothing here.
-    """
-    parser = build_parser()
-    every = [parser.parse_args(["--config", c, *MODEL, *rest]) for c in configs]
-    for name in UNUSED:
-        if any(getattr(options, name) != parser.get_default(name) for options in every):
-            raise ValueError(f"{name}: an option that bench-net does not have")
-    for options in every:
-        check_options(options)
-    return every
 
 
 def measure(
@@ -132,4 +97,5 @@ def measure(
 
 
 if __name__ == "__main__":
-    main()
+    silence_start()
+    run(__doc__, TRAIN_OPTIONS, measure)
