@@ -115,6 +115,13 @@ def shard(
         dedup = {"use_index_dedup": True} if case.dedup else {}
         options["sharders"] = qcomm.sharders(fused_params=fused_params(case), **dedup)
         options["data_parallel_wrapper"] = qcomm.data_parallel_wrapper()
+    return shard_by(case, model, **options)
+
+
+def shard_by(
+    case: Case, model: nn.Module | None = None, **options: Any
+) -> DistributedModelParallel:
+    """Shard the model of a case. Args: options: arguments of DistributedModelParallel."""
     dmp = DistributedModelParallel(
         module=model or Model(case),
         device=CPU,

@@ -81,8 +81,14 @@ def set_length_per_key(features: KeyedJaggedTensor, num_ids: list[int]) -> None:
 
 
 def inner_dist(id_dist: Any) -> Any:
-    """Return the all-to-all module inside a dist of ids."""
-    return id_dist._dist
+    """Return the all-to-all module inside a dist of ids.
+
+    Raises: ValueError: a library's dist that does not keep it where TorchRec's do.
+    """
+    inner = getattr(id_dist, "_dist", None)
+    if inner is None:
+        raise ValueError(f"{type(id_dist).__name__}: expected a KJTAllToAll in _dist")
+    return inner
 
 
 def set_collectives(output_dist: Any, collective: nn.Module, variable: nn.Module) -> None:

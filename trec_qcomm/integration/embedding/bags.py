@@ -1,6 +1,6 @@
 """Sharders and sharded modules of EmbeddingBagCollection and FusedEmbeddingBagCollection."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,6 +20,12 @@ from trec_qcomm.integration.compat import (
     ShardingType,
 )
 from trec_qcomm.integration.compat.private import input_dists, output_dists, sharding_order
+from trec_qcomm.integration.embedding.libraries import (
+    ExtensibleSharder,
+    Shardings,
+    coded_sharding,
+    overrides,
+)
 from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
 from trec_qcomm.integration.embedding.shardings import POOLED
@@ -30,7 +36,13 @@ _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.valu
 
 
 class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
-    """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged."""
+    """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged.
+
+    Class attributes:
+        coded_shardings: classes by sharding type, in the place of our own; for libraries
+    """
+
+    coded_shardings: ClassVar[Shardings] = {}
 
     @property
     def _registry(self) -> SessionRegistry:
@@ -78,14 +90,23 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
         """Make a coded sharding, or TorchRec's where no rows are sent (DATA_PARALLEL).
 
-        Raises: ValueError: a sharding type that TorchRec does not have; `unique_bags: true` where
-            merging is impossible or not exact.
+        Raises: ValueError: a sharding type that TorchRec does not have; one that a library makes
+            by itself, and that `coded_shardings` lacks; `unique_bags: true` where merging is
+            impossible or not exact.
         """
-        sharding = POOLED.get(sharding_infos[0].param_sharding.sharding_type)
-        if sharding is None:
-            return super().create_embedding_bag_sharding(
+
+        def theirs() -> EmbeddingSharding[Any, Any, Any, Any]:
+            return super(CodedShardedEmbeddingBagCollection, cls).create_embedding_bag_sharding(
                 sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
             )
+
+        kind = sharding_infos[0].param_sharding.sharding_type
+        is_librarys = overrides(
+            cls, "create_embedding_bag_sharding", CodedShardedEmbeddingBagCollection
+        )
+        sharding = coded_sharding(cls, kind, POOLED, theirs if is_librarys else None)
+        if sharding is None:
+            return theirs()
         options: dict[str, Any] = {"qcomm_codecs_registry": qcomm_codecs_registry}
         if sharding.sharding_name in _PERMUTED:
             options["permute_embeddings"] = permute_embeddings
@@ -95,8 +116,10 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return coded
 
 
-class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
+class CodedEmbeddingBagCollectionSharder(ExtensibleSharder, EmbeddingBagCollectionSharder):
     """Drop-in for TorchRec's EmbeddingBagCollectionSharder."""
+
+    sharded_class: ClassVar[type[Any]] = CodedShardedEmbeddingBagCollection
 
     def __init__(self, session: Session, *, is_nested: bool = False, **options: Any) -> None:
         """Make one sharder for any number of collections.
@@ -127,9 +150,9 @@ class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             device,
             name,
             self.fused_params,
-            is_nested=self._is_nested,
+            is_nested=self._is_nested or not self._may_merge,
         )
-        return CodedShardedEmbeddingBagCollection(
+        sharded: CodedShardedEmbeddingBagCollection = self.sharded_class(
             module=module,
             table_name_to_parameter_sharding=params,
             env=env,
@@ -138,12 +161,9 @@ class CodedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             qcomm_codecs_registry=registry,
             module_fqn=module_fqn,
             sharded_module_order_overwrite=sharding_order(self),
+            **self.module_options(params),
         )
-
-    @property
-    def sharded_module_type(self) -> type[CodedShardedEmbeddingBagCollection]:
-        """Class of the sharded module, by which TorchRec looks up sharders."""
-        return CodedShardedEmbeddingBagCollection
+        return sharded
 
 
 class CodedShardedFusedEmbeddingBagCollection(

@@ -1,7 +1,7 @@
 """Sharder, sharded module and shardings of EmbeddingCollection (unpooled rows)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,12 @@ from trec_qcomm.integration.compat.private import (
     uses_index_dedup,
 )
 from trec_qcomm.integration.embedding.dists import CodedSequenceDist
+from trec_qcomm.integration.embedding.libraries import (
+    ExtensibleSharder,
+    Shardings,
+    coded_sharding,
+    overrides,
+)
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
 from trec_qcomm.integration.embedding.shardings import CodedSharding
 from trec_qcomm.integration.ids.bag_merging import plan_merging
@@ -101,7 +107,12 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
 
     TorchRec's use_index_dedup has all that merging needs, except an operator for CPU and a choice
     by table. So its switch is turned on, and the step that finds the distinct ids is replaced.
+
+    Class attributes:
+        coded_shardings: classes by sharding type, in the place of our own; for libraries
     """
+
+    coded_shardings: ClassVar[Shardings] = {}
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Shard the collection.
@@ -122,7 +133,9 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         )
         if self._merging.point is not None:
             turn_on_index_dedup(self)
-        elif lacks_index_dedup(self):
+        elif lacks_index_dedup(self) and not overrides(
+            type(self), "_dedup_indices", CodedShardedEmbeddingCollection
+        ):
             raise ValueError(
                 "use_index_dedup: FBGEMM has its operator, jagged_unique_indices, for CUDA only; "
                 "on CPU leave it out, and let the config say unique_bags: true"
@@ -160,13 +173,19 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
         """Make a coded sharding, or TorchRec's where no rows are sent (DATA_PARALLEL).
 
-        Raises: ValueError: a sharding type that TorchRec does not have for sequences.
+        Raises: ValueError: a sharding type that TorchRec does not have for sequences; one that a
+            library makes by itself, and that `coded_shardings` lacks.
         """
-        sharding = SEQUENCE.get(sharding_type)
-        if sharding is None:
-            return super().create_embedding_sharding(
+
+        def theirs() -> EmbeddingSharding[Any, Any, Any, Any]:
+            return super(CodedShardedEmbeddingCollection, cls).create_embedding_sharding(
                 sharding_type, sharding_infos, env, device, qcomm_codecs_registry
             )
+
+        is_librarys = overrides(cls, "create_embedding_sharding", CodedShardedEmbeddingCollection)
+        sharding = coded_sharding(cls, sharding_type, SEQUENCE, theirs if is_librarys else None)
+        if sharding is None:
+            return theirs()
         coded: EmbeddingSharding[Any, Any, Any, Any] = sharding(
             sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
         )
@@ -201,8 +220,10 @@ def _refuse_dense_kernels(
             )
 
 
-class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
+class CodedEmbeddingCollectionSharder(ExtensibleSharder, EmbeddingCollectionSharder):
     """Drop-in for TorchRec's EmbeddingCollectionSharder."""
+
+    sharded_class: ClassVar[type[Any]] = CodedShardedEmbeddingCollection
 
     def __init__(self, session: Session, *, is_nested: bool = False, **options: Any) -> None:
         """Make one sharder for any number of collections.
@@ -229,7 +250,7 @@ class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         Raises: ValueError: the same as `session_registry.register_module`; a dense kernel on CPU.
         """
         _refuse_dense_kernels(params, device)
-        return CodedShardedEmbeddingCollection(
+        sharded: CodedShardedEmbeddingCollection = self.sharded_class(
             module,
             params,
             env,
@@ -242,13 +263,10 @@ class CodedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
                 device,
                 module_fqn or self.parent_fqn,
                 self.fused_params,
-                is_nested=self._is_nested,
+                is_nested=self._is_nested or not self._may_merge,
             ),
             use_index_dedup=uses_index_dedup(self),
             module_fqn=module_fqn,
+            **self.module_options(params),
         )
-
-    @property
-    def sharded_module_type(self) -> type[CodedShardedEmbeddingCollection]:
-        """Class of the sharded module, by which TorchRec looks up sharders."""
-        return CodedShardedEmbeddingCollection
+        return sharded
