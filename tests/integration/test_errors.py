@@ -30,7 +30,8 @@ from trec_qcomm import (
     TableRule,
     TopK,
 )
-from trec_qcomm.integration.embedding.session_registry import _check_device
+from trec_qcomm.config import GuardRule
+from trec_qcomm.integration.embedding.session_registry import _check_device, _check_guard
 from trec_qcomm.testing import run_ranks
 
 
@@ -261,6 +262,24 @@ def test_devices_without_kernels_are_refused(device, backward, message):
     _check_device(torch.device("cpu"), rules)
     with pytest.raises(ValueError, match=re.escape(message)):
         _check_device(torch.device(device), rules)
+
+
+@pytest.mark.parametrize(
+    ("guard", "message"),
+    [
+        (GuardRule(hold=2.0), "device cuda:0: guard.hold: looks at rows on a CPU; leave it out"),
+        (
+            GuardRule(ladder=[Rowwise(4), ErrorBounded(0.01, encoder="vector_lz"), Identity()]),
+            "device cuda:0: guard: table 't': no GPU kernels for ErrorBounded(bound=0.01, ",
+        ),
+    ],
+)
+def test_a_guard_that_a_gpu_cannot_have_is_refused(guard, message):
+    rules = (TableRule(tables=("*",), forward=Rowwise(4), backward=Identity()),)
+    config = Config(embedding=rules, guard=guard)
+    _check_guard(torch.device("cpu"), config, ["t"])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        _check_guard(torch.device("cuda:0"), config, ["t"])
 
 
 @pytest.mark.parametrize(
