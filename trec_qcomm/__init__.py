@@ -28,6 +28,7 @@ from trec_qcomm.codecs import (
     Threshold,
     TopK,
 )
+from trec_qcomm.codecs.activation import sparsified_nbytes, sparsify_activation
 from trec_qcomm.config import (
     Config,
     GradientRule,
@@ -86,6 +87,8 @@ __all__ = [
     "played_ranks",
     "presets",
     "register_codec",
+    "sparsified_nbytes",
+    "sparsify_activation",
 ]
 
 
