@@ -25,6 +25,7 @@ from trec_qcomm.config import (
     AllReduceRule,
     DebugRule,
     IdRule,
+    SyncRule,
     codec_from_dict,
     codec_to_dict,
     config_from_dict,
@@ -394,3 +395,30 @@ def test_a_pattern_without_a_table_is_an_error():
 def test_wrong_types_are_refused_when_built(make):
     with pytest.raises(ValueError, match=r"is not one of|expected"):
         make()
+
+
+def test_a_sync_rule_comes_back_as_it_was():
+    config = config_from_dict(
+        {"sync": {"codec": {"codec": "rowwise", "bits": 4}, "every": 3, "feedback_rows": 0}}
+    )
+    assert config.sync is not None
+    assert (config.sync.codec, config.sync.every) == (Rowwise(bits=4), 3)
+    assert config_from_dict(config_to_dict(config)) == config
+    assert config_from_dict({"sync": {}}).sync == SyncRule()
+    assert repr(QComm(config)).endswith(f"; sync: {Rowwise(bits=4)!r} every 3)")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"every": 0}, "sync: every: 0 is not an integer in 1"),
+        ({"optimizer": {"codec": "rowwise", "bits": 8}}, "sync: optimizer: rowwise is not one of"),
+        ({"codec": {"codec": "forward_mask"}}, "sync: codec: forward_mask is for the gradients"),
+        ({"algorithm": "ring"}, "sync: algorithm: 'ring' is not one of"),
+        ({"feedback_rows": -1}, "sync: feedback_rows: -1 is not"),
+        ({"codes": "identity"}, "sync.codes: unknown key; allowed: codec, optimizer, every"),
+    ],
+)
+def test_wrong_sync_rules(fields, match):
+    with pytest.raises(ValueError, match=match):
+        config_from_dict({"sync": fields})

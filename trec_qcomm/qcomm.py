@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from trec_qcomm.config import (
     Config,
@@ -31,6 +33,7 @@ from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
 from trec_qcomm.integration.guarding.guarding import Guarding
 from trec_qcomm.integration.planner import CodecPerfEstimator, Throughputs
 from trec_qcomm.integration.registry_adapter import codecs_registry
+from trec_qcomm.integration.replicas.sync import ReplicaSync
 from trec_qcomm.integration.row_capture import CAPTURED_NBYTES
 from trec_qcomm.integration.session import Session
 from trec_qcomm.integration.warm_up import warm_up
@@ -157,6 +160,24 @@ class QComm(Inspection, Guarding):
             "data_parallel_wrapper": self.data_parallel_wrapper(**(wrapper or {})),
         }
 
+    def sync(self, model: nn.Module, replica_group: dist.ProcessGroup | None = None) -> ReplicaSync:
+        """Average the replicas of the model's tables as the config's `sync` says. Collective.
+
+            sync = qcomm.sync(dmp_collection)      # 2D parallelism
+            dmp_collection.set_all_reduce_hook(sync.hook)
+
+        Call it on all ranks once the model is sharded, and once for a QComm. Any other model with
+        fused tables calls `sync.step()` after each step.
+
+        Args:
+            model: the sharded model.
+            replica_group: ranks that hold the same shards as this one; None: those of a
+                DMPCollection.
+        Raises: ValueError: a config without `sync`, no group, a group of one rank, tables that
+            cannot be averaged, or replicas whose configs or tables differ.
+        """
+        return self._session.start_sync(model, replica_group)
+
     def codecs_registry(self) -> dict[str, QuantizedCommCodecs]:
         """Return the config as TorchRec's own registry, for TorchRec's own sharders.
 
@@ -257,6 +278,8 @@ class QComm(Inspection, Guarding):
             said = ", ".join(f"{rule.codec!r} by {rule.algorithm}" for rule in rules) or "DDP"
             parts.append(f"{name}: {said}")
         parts += [] if config.ids is None else [f"ids: {config.ids.codec}"]
+        if config.sync is not None:
+            parts.append(f"sync: {config.sync.codec!r} every {config.sync.every}")
         parts += ["bypassed"] if self._session.exact else []
         return f"QComm({config.source!r}; {'; '.join(parts)})"
 

@@ -14,6 +14,7 @@ from trec_qcomm.config import (
     IdRule,
     LowRank,
     RowFeedback,
+    SyncRule,
     config_from_dict,
     parse_yaml,
 )
@@ -28,7 +29,7 @@ REFERENCE = (Path(__file__).parents[2] / "configs" / "REFERENCE.md").read_text(e
 NOT_IN_A_FILE = {"source"}
 RULES = (
     Config, TableRule, HopCodecs, GradientRule, TableGradientRule, DebugRule, GuardRule, IdRule,
-    LowRank, RowFeedback,
+    LowRank, RowFeedback, SyncRule,
 )  # fmt: skip
 CONTROL = (OnlineClasses, ThresholdRefresh, Link, EncoderLink, *SCHEDULES.values())
 # Other tests, in the same process, register codecs of their own.

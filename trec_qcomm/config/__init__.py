@@ -7,6 +7,7 @@ from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.ladders import CodecLadder
 from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
+from trec_qcomm.config.sync import SyncRule
 from trec_qcomm.config.tables import HopCodecs, RowFeedback, TableRule, UniqueBagsChoice
 from trec_qcomm.config.tree import Config, Sizes
 from trec_qcomm.config.write import codec_to_dict, config_to_dict
@@ -24,6 +25,7 @@ __all__ = [
     "LowRank",
     "RowFeedback",
     "Sizes",
+    "SyncRule",
     "TableGradientRule",
     "TableRule",
     "UniqueBagsChoice",

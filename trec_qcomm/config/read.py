@@ -19,6 +19,7 @@ Errors name file, field and allowed values.
     data_parallel:                # optional: the all-reduce of DATA_PARALLEL tables' gradients
       codec: {codec: cast, dtype: bf16}
     ids: {codec: packed}          # optional: ids and lengths in few bits, exactly
+    sync: {codec: {codec: rowwise, bits: 8}, every: 4}    # optional: replicas, see SyncRule
     seed: 0                       # seed of stochastic rounding
     sizes: announced              # or slots: sizes that depend on the data, without a message
     debug:                        # optional: the numeric debugger, see config.debugging
@@ -44,6 +45,7 @@ from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank, TableGradientRule
 from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.ids import IdRule
+from trec_qcomm.config.sync import SyncRule
 from trec_qcomm.config.tables import HopCodecs, RowFeedback, TableRule
 from trec_qcomm.config.tree import Config
 from trec_qcomm.config.yaml_text import read_yaml
@@ -97,6 +99,8 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
         values["data_parallel"] = _gradient_rule(TableGradientRule, tables, "data_parallel")
     if "ids" in values:
         values["ids"] = _nested(IdRule, values["ids"], "ids")
+    if "sync" in values:
+        values["sync"] = _sync_rule(values["sync"], "sync")
     if "debug" in values:
         values["debug"] = _debug_rule(values["debug"], "debug")
     if "guard" in values:
@@ -169,6 +173,14 @@ def _gradient_rule(kind: type[R], data: object, where: str) -> R:
         if name in values:
             values[name] = _nested(nested, values[name], f"{where}.{name}")
     return _located(where, lambda: kind(**values))
+
+
+def _sync_rule(data: object, where: str) -> SyncRule:
+    values = _checked_keys(SyncRule, data, where=f"{where}.")
+    for name in ("codec", "optimizer"):
+        if name in values:
+            values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
+    return _located(where, lambda: SyncRule(**values))
 
 
 def _debug_rule(data: object, where: str) -> DebugRule:

@@ -18,6 +18,7 @@ from trec_qcomm.config.gradients import (
 from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.matching import PatternRules
+from trec_qcomm.config.sync import SyncRule
 from trec_qcomm.config.tables import EXACT_RULE, TableRule
 from trec_qcomm.core.codec import check_choice
 
@@ -37,6 +38,7 @@ class Config:
             each must match one. None leaves the gradients to DDP.
         data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
         ids: rule of the exchange of ids; None leaves it to TorchRec.
+        sync: rule of the averages over replicas of tables; None leaves them to TorchRec.
         seed: seed of stochastic rounding, 0..2^63 - 1.
         sizes: how both ends learn the sizes of frames, where these depend on the data: `announced`
             in a message before, or `slots`, which need none (comm.slots).
@@ -50,6 +52,7 @@ class Config:
     dense: GradientRule | Sequence[GradientRule] | None = None
     data_parallel: TableGradientRule | None = None
     ids: IdRule | None = None
+    sync: SyncRule | None = None
     seed: int = 0
     sizes: Sizes = "announced"
     debug: DebugRule | None = None
@@ -72,9 +75,11 @@ class Config:
             raise ValueError(f"data_parallel: expected a TableGradientRule, got {tables!r}")
         if self.ids is not None and type(self.ids) is not IdRule:
             raise ValueError(f"ids: expected an IdRule, got {self.ids!r}")
-        if not self.embedding and not any((self.dense, self.data_parallel, self.ids)):
+        if self.sync is not None and type(self.sync) is not SyncRule:
+            raise ValueError(f"sync: expected a SyncRule, got {self.sync!r}")
+        if not self.embedding and not any((self.dense, self.data_parallel, self.ids, self.sync)):
             raise ValueError(
-                "embedding: missing, and neither dense nor data_parallel given, nor ids"
+                "embedding: missing, and neither dense nor data_parallel given, nor ids or sync"
             )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")

@@ -9,6 +9,7 @@ from typing import Any
 from trec_qcomm.config.debugging import DebugRule
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank
 from trec_qcomm.config.guarding import GuardRule
+from trec_qcomm.config.sync import SyncRule
 from trec_qcomm.config.tables import HopCodecs, TableRule
 from trec_qcomm.config.tree import Config
 from trec_qcomm.control.cost_model import Link
@@ -29,6 +30,8 @@ def config_to_dict(config: Config) -> dict[str, Any]:
         data["data_parallel"] = gradient_rule_to_dict(config.data_parallel)
     if config.ids is not None:
         data["ids"] = asdict(config.ids)
+    if config.sync is not None:
+        data["sync"] = _sync_rule_to_dict(config.sync)
     if config.sizes != Config.sizes:
         data["sizes"] = config.sizes
     if config.debug is not None:
@@ -72,6 +75,11 @@ def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
             if isinstance(value, LowRank):
                 data[known.name] = {n: v for n, v in asdict(value).items() if v is not None}
     return data
+
+
+def _sync_rule_to_dict(rule: SyncRule) -> dict[str, Any]:
+    data = {known.name: getattr(rule, known.name) for known in fields(rule)}
+    return data | {name: codec_to_dict(data[name]) for name in ("codec", "optimizer")}
 
 
 def _debug_rule_to_dict(rule: DebugRule) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class Stats:
 
     Args:
         bags: bags of ids, where equal ones may be merged.
+        sync: averages over replicas of tables (`QComm.sync`).
         num_steps: number of training steps, counted as backward passes that sent gradients.
     """
 
@@ -125,6 +126,7 @@ class Stats:
     data_parallel: KindStats = field(default_factory=KindStats)
     input: KindStats = field(default_factory=KindStats)
     bags: BagStats = field(default_factory=BagStats)
+    sync: KindStats = field(default_factory=KindStats)
     num_steps: int = 0
 
     def by_kind(self) -> dict[str, KindStats]:
@@ -151,6 +153,10 @@ class Stats:
             for kind in kinds:
                 sums = sums.plus(getattr(self, kind))
             rows.append(sums.cells(group, divisor))
+            whole = whole.add(sums)
+        if self.sync.num_calls:
+            sums = _Sums().plus(self.sync)
+            rows.append(sums.cells("sync", divisor))
             whole = whole.add(sums)
         rows.append(whole.cells("all", divisor))
         text = aligned(rows, right=range(1, len(_HEAD)))

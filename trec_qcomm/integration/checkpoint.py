@@ -92,8 +92,9 @@ def without_config(
             f"{config.source}: the state is of another config: {text_of_changes(changes)}; to go "
             "on with the new one: load_resized(folder, allow_changed_config=True)"
         )
-    names = ("params", "row_residuals", "merge_pauses", "thresholds", GUARD, f"{GUARD}_signals")
-    return _without(state, names)
+    guard = (GUARD, f"{GUARD}_signals")
+    forgotten = ("params", "row_residuals", "merge_pauses", "thresholds", "sync", *guard)
+    return _without(state, forgotten)
 
 
 def _without(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -121,6 +122,8 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
             wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
         elif name in (f"{key}.{CONFIG}", f"{key}.{GUARD}"):
             wanted[name] = ""
+        elif name.startswith(f"{key}.sync."):  # rows that were touched
+            wanted[name] = b""
     if not wanted:
         raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")
     load(wanted, checkpoint_id=checkpoint_id)

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.config import Config, DebugRule
 from trec_qcomm.config.differences import flat_config
 from trec_qcomm.core.counters import BagCounts, Traffic, kind_stats
-from trec_qcomm.core.stats import TRAFFIC_KINDS, Stats
+from trec_qcomm.core.stats import TRAFFIC_KINDS, KindStats, Stats
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.checkpoint import (
     by_rank_key,
@@ -35,6 +36,7 @@ from trec_qcomm.integration.guarding.guard import Guard
 from trec_qcomm.integration.guarding.rungs import codecs_of_state
 from trec_qcomm.integration.guarding.signals import SignalSums
 from trec_qcomm.integration.ids.merge_pause import MergePause
+from trec_qcomm.integration.replicas.sync import ReplicaSync
 from trec_qcomm.integration.row_capture import RowCapture
 from trec_qcomm.integration.warm_up import warm_up
 from trec_qcomm.records import Direction
@@ -67,6 +69,8 @@ class Session:
         self.collectives = EmbeddingCollectives(config, self.signals)
         self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
         self._loaded_gradients: dict[str, Any] = {}
+        self.sync: ReplicaSync | None = None
+        self._loaded_sync: dict[str, Any] = {}
         self._pauses: dict[str, MergePause] = {}  # by module and sharding
         self._loaded_pauses: dict[str, Any] = {}
         self._patterns_checked = False
@@ -226,6 +230,25 @@ class Session:
             "guard.step() after each optimizer step, or leave out guard"
         )
 
+    def start_sync(self, model: nn.Module, pg: dist.ProcessGroup | None) -> ReplicaSync:
+        """Begin to average the replicas of a model's tables; see QComm.sync. Collective."""
+        if self.sync is not None:
+            raise ValueError("sync: this QComm has one already; one QComm serves one model")
+        if pg is None:
+            mesh = getattr(model, "device_mesh", None)
+            if mesh is None:
+                raise ValueError("sync: replica_group: missing; only a DMPCollection has its own")
+            pg = mesh.get_group("replicate")
+        self.sync = ReplicaSync(model, pg, self.config, is_exact=lambda: self.exact)
+        if self._loaded_sync:
+            self._load_sync()
+        return self.sync
+
+    def _load_sync(self) -> None:
+        if self.sync is not None:
+            ours = by_rank_key(by_short_key(self._loaded_sync))
+            self.sync.load_state_dict(ours.get(self_rank_key(), {}))
+
     def stop_debugger(self) -> None:
         """End what `start_debugger` began; `debugger` keeps its records."""
         self.collectives.set_debugger(None)
@@ -257,6 +280,7 @@ class Session:
         return Stats(
             **{kind: kind_stats(group) for kind, group in traffics.items()},
             bags=self.bags.stats(),
+            sync=KindStats() if self.sync is None else self.sync.stats(),
             num_steps=max((c.backward_traffic.num_calls for c in self.collectives), default=0),
         )
 
@@ -283,6 +307,8 @@ class Session:
         for traffic in self.counters.values():
             traffic.reset()
         self.bags.reset()
+        if self.sync is not None:
+            self.sync.reset_stats()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the embedding collectives and, in "gradients", of each all-reduce.
@@ -303,6 +329,8 @@ class Session:
         if self._pauses:
             pauses = {name: pause.state_dict() for name, pause in self._pauses.items()}
             state["merge_pauses"] = pauses  # equal on all ranks
+        if self.sync is not None:
+            state["sync"] = {self_rank_key(): self.sync.state_dict()}
         return with_config(state, self.config)
 
     def load_state_dict(self, state: dict[str, Any], *, allow_changed_config: bool = False) -> None:
@@ -313,7 +341,7 @@ class Session:
             does not have; before the model is sharded, the first forward raises the last.
         """
         state = without_config(state, self.config, allow_changed_config=allow_changed_config)
-        mappings = ("params", "gradients", "guard_signals", "row_residuals", "merge_pauses")
+        mappings = ("params", "gradients", "guard_signals", "row_residuals", "merge_pauses", "sync")
         check_names(state, "state", ("steps", *mappings, "guard"), needed="steps")
         for name in mappings:
             check_names(state.get(name, {}), f"state: {name}")
@@ -323,6 +351,8 @@ class Session:
         self._loaded_pauses = dict(state.get("merge_pauses", {}))
         for name in self._pauses.keys() & self._loaded_pauses.keys():
             self._pauses[name].load_state_dict(self._loaded_pauses[name])
+        self._loaded_sync = dict(state.get("sync", {}))
+        self._load_sync()
         self._loaded_gradients = dict(state.get("gradients", {}))
         for name, gradients in self._gradients.items():
             gradients.load_state_dict(self._loaded_gradients.get(name, {}))

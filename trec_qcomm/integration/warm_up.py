@@ -73,7 +73,7 @@ def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
     if any(rule.unique_bags for rule in config.embedding):
         name = f"bags {ids}".replace("torch.", "")
         chosen["bags"] = Job(name, partial(_use_bags, ids), 1.5)
-    if config.ids is not None:
+    if config.ids is not None or config.sync is not None:
         chosen["ids"] = Job("ids", _use_id_messages, 7.0)
     if config.debug is not None or config.guard is not None:
         chosen["debugger"] = Job("debugger", _use_tally, 1.5)
@@ -119,6 +119,8 @@ def _codecs(config: Config) -> Iterator[Codec]:
     for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None:
             yield gradients.codec
+    if config.sync is not None:
+        yield from (config.sync.codec, config.sync.optimizer)
     if config.debug is not None:
         yield from config.debug.shadow
 

@@ -1,0 +1,188 @@
+"""Replicas of TorchRec's 2D parallelism, averaged by touched rows: 2 groups x 2 ranks on gloo."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.integration.replicas.two_dim import collection, stock_hook, tables, train
+from tests.integration.small_model import batch, dense_optimizer
+from tests.rank_programs import results_of, run_programs
+from trec_qcomm import QComm
+
+INT8 = {"codec": "rowwise", "bits": 8, "rounding": "stochastic"}
+
+
+def qcomm_of(**sync) -> QComm:
+    return QComm.from_dict({"sync": sync})
+
+
+def stock(every):
+    dmp = collection(qcomm_of())
+    dmp.set_all_reduce_hook(stock_hook(dmp, every))
+    return train(dmp, range(20))
+
+
+def ours(sync):
+    qcomm = qcomm_of(**sync)
+    dmp = collection(qcomm)
+    dmp.set_all_reduce_hook(qcomm.sync(dmp).hook)
+    return train(dmp, range(20))
+
+
+def equal_bits(a, b) -> bool:
+    return all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in
+               zip(a, b, strict=True))  # fmt: skip
+
+
+def equals_stock(_):
+    """Return for each case the steps after which all tables have stock's bits."""
+    cases = {1: [{}, {"algorithm": "two_shot"}], 3: [{"every": 3}]}
+    return [
+        [step for step, (x, y) in enumerate(zip(expected, ours(sync), strict=True))
+         if equal_bits(x, y)]
+        for every, syncs in cases.items()
+        for expected in [stock(every)]
+        for sync in syncs
+    ]  # fmt: skip
+
+
+def coded(_):
+    """Train with int8 differences; return bytes and whether replicas were told apart."""
+    qcomm = qcomm_of(codec=INT8, every=2)
+    dmp = collection(qcomm)
+    sync = qcomm.sync(dmp)
+    dmp.set_all_reduce_hook(sync.hook)
+    errors = []
+    for step in range(8):
+        train(dmp, range(step, step + 1))
+        try:
+            sync.check()
+            errors.append("")
+        except ValueError as error:
+            errors.append(str(error))
+    return errors, tables(dmp), qcomm.stats().sync
+
+
+def resumed(_):
+    """Return whether a run that stops between two averages goes on with equal bits."""
+
+    def start():
+        qcomm = qcomm_of(codec=INT8, optimizer={"codec": "cast", "dtype": "bf16"}, every=2)
+        dmp = collection(qcomm)
+        return qcomm, dmp, qcomm.sync(dmp)
+
+    qcomm, dmp, sync = start()
+    dmp.set_all_reduce_hook(sync.hook)
+    train(dmp, range(5))
+    state, model = copy.deepcopy(qcomm.state_dict()), tables(dmp)
+    dense = copy.deepcopy(dense_optimizer(dmp).param_groups[0]["params"])
+    straight = train(dmp, range(5, 9))
+    again, dmp, sync = start()
+    dmp.set_all_reduce_hook(sync.hook)
+    live = [t for d in (dmp._default_ctx.weights_by_dtype,
+                        dmp._default_ctx.optimizer_tensors_by_dtype)
+            for ts in d.values() for t in ts]  # fmt: skip
+    for tensor, saved in zip(live, model, strict=True):
+        tensor.copy_(saved)
+    for parameter, saved in zip(dense_optimizer(dmp).param_groups[0]["params"], dense, strict=True):
+        parameter.data.copy_(saved)
+    again.load_state_dict(state)
+    touched = state["sync"].popitem()[1]["touched"]
+    later = train(dmp, range(5, 9))
+    return [equal_bits(a, b) for a, b in zip(straight, later, strict=True)], max(
+        map(len, touched.values())
+    )
+
+
+def early_lookup(_):
+    """Average between a batch's lookup and its backward; return whether replicas are equal at the
+    average after."""
+    qcomm = qcomm_of(codec=INT8)
+    dmp = collection(qcomm, "sgd")
+    sync = qcomm.sync(dmp)
+    sync.step()
+    for step in range(3):
+        loss = dmp(batch(step, 6)).sum()
+        sync.step()
+        loss.backward()
+        sync.step()
+    sync.check()
+    with torch.no_grad():
+        dmp(batch(9, 6))
+    return [len(touched.collect()[0]) for touched in sync._touched]
+
+
+def refused(_):
+    """Return the errors of wrong calls."""
+
+    def error_of(call, *args) -> str:
+        with pytest.raises(ValueError) as error:  # noqa: PT011
+            call(*args)
+        return str(error.value)
+
+    qcomm = qcomm_of()
+    dmp = collection(qcomm)
+    errors = [
+        error_of(qcomm.sync, dmp, dist.new_subgroups(1)[0]),
+        error_of(qcomm.sync, torch.nn.Linear(1, 1)),
+        error_of(QComm.from_dict({"ids": {"codec": "packed"}}).sync, dmp),
+    ]
+    sync = qcomm.sync(dmp)
+    dmp.set_all_reduce_hook(sync.hook)
+    errors += [error_of(qcomm.sync, dmp), error_of(sync.hook, tables(dmp))]
+    dmp.sync(include_optimizer_state=False)
+    return [*errors, error_of(dmp.sync)]
+
+
+PROGRAMS = {
+    "equals_stock": equals_stock,
+    "coded": coded,
+    "resumed": resumed,
+    "early_lookup": early_lookup,
+    "refused": refused,
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return run_programs(run, 4, {name: name for name in PROGRAMS}, timeout_s=240)
+
+
+def run(name):
+    return PROGRAMS[name](None)
+
+
+def test_identity_equals_stock_bit_for_bit(outcomes):
+    for direct, two_shot, every_third in results_of(outcomes["equals_stock"]):
+        assert direct == two_shot == every_third == list(range(20))
+
+
+def test_replicas_are_equal_after_each_average_of_int8_differences(outcomes):
+    ranks = results_of(outcomes["coded"])
+    for errors, _, stats in ranks:
+        assert all("weights" in error for error in errors[0::2])  # between averages they differ
+        assert errors[1::2] == [""] * 4
+        assert 0 < stats.wire_nbytes < stats.raw_nbytes
+    for a, b in ((0, 1), (2, 3)):
+        assert equal_bits(ranks[a][1], ranks[b][1])
+
+
+def test_a_resumed_run_goes_on_with_equal_bits(outcomes):
+    for equal, touched_nbytes in results_of(outcomes["resumed"]):
+        assert equal == [True] * 4
+        assert touched_nbytes > 0
+
+
+def test_a_lookup_before_an_average_counts_for_the_next(outcomes):
+    assert results_of(outcomes["early_lookup"]) == [[0] * 3] * 4
+
+
+def test_errors(outcomes):
+    for errors in results_of(outcomes["refused"]):
+        expected = (
+            "one rank", "only a DMPCollection has its own", "sync: missing", "has one already",
+            "not the tables it watches", "include_optimizer_state=False",
+        )  # fmt: skip
+        assert [text in error for text, error in zip(expected, errors, strict=True)] == [True] * 6

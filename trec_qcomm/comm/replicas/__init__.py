@@ -1,0 +1,1 @@
+"""Averages over replicas of tables, of which only the rows travel that some replica touched."""

@@ -1,0 +1,149 @@
+"""Banks of a model: the fused tables of its kernels, and what their optimizers keep of rows.
+
+Knows: TorchRec's lookups, FBGEMM's kernels. Does not know: averages, process groups.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trec_qcomm.comm.replicas.banks import WEIGHTS, Bank
+from trec_qcomm.integration.compat import SplitTableBatchedEmbeddingBagsCodegen
+from trec_qcomm.integration.compat.private import embedding_kernels, lookups
+
+_AVERAGED = ("sum", "exp_avg", "exp_avg_sq", "momentum_buffer")  # of a row, float32
+_EQUAL_ANYWAY = ("iter",)  # counts steps
+_DEVICE, _HOST = 0, 3  # fbgemm's EmbeddingLocation: not those whose rows move to a cache and back
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of one table's rows. bank: number of its bank.  first: number of its first row there.
+    num_rows: its rows on this rank."""
+
+    bank: int
+    first: int
+    num_rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel of FBGEMM, and the places of the tables that its features look up.
+
+    Args: module: the kernel.  features: place of each feature's table.
+    """
+
+    module: nn.Module
+    features: Sequence[Place]
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """One table of a kernel. shard: name that no other has.  matrices: [rows, D] by name."""
+
+    name: str
+    shard: str
+    matrices: Mapping[str, Tensor]
+
+    def is_behind(self, other: "_Table") -> bool:
+        """Return whether its values lie directly behind those of another, with equal dims."""
+        return self.matrices.keys() == other.matrices.keys() and all(
+            ours.shape[1] == theirs.shape[1]
+            and ours.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr()
+            and ours.storage_offset() == theirs.storage_offset() + theirs.numel()
+            for ours, theirs in zip(self.matrices.values(), other.matrices.values(), strict=True)
+        )
+
+
+def kernels_and_banks(model: nn.Module) -> tuple[list[Kernel], list[Bank]]:
+    """Return the kernels of all tables with a fused optimizer, and the banks of their rows.
+
+    DATA_PARALLEL tables are left out: their DDP keeps them equal.
+
+    Raises: ValueError: there is none, or a table whose kernel or optimizer cannot be averaged.
+    """
+    kernels: list[Kernel] = []
+    banks: list[list[_Table]] = []
+    for module, names in _fused_kernels(model):
+        tables = _tables_of(module, names)
+        places: list[Place] = []
+        for number, table in enumerate(tables):
+            if number == 0 or not table.is_behind(tables[number - 1]):
+                banks.append([])
+            first = sum(_num_rows(t) for t in banks[-1])
+            banks[-1].append(table)
+            places.append(Place(len(banks) - 1, first, _num_rows(table)))
+        features = [places[t] for t in module.feature_table_map]
+        kernels.append(Kernel(module, features))
+    if not kernels:
+        raise ValueError("sync: the model has no table with a fused optimizer")
+    return kernels, [_bank(tables) for tables in banks]
+
+
+def _num_rows(table: _Table) -> int:
+    return len(table.matrices[WEIGHTS])
+
+
+def _bank(tables: Sequence[_Table]) -> Bank:
+    num_rows = [_num_rows(table) for table in tables]
+    matrices = {}
+    for name, matrix in tables[0].matrices.items():
+        shape = (sum(num_rows), matrix.shape[1])
+        matrices[name] = matrix.as_strided(shape, (matrix.shape[1], 1))
+    return Bank([t.name for t in tables], [t.shard for t in tables], num_rows, matrices)
+
+
+def _fused_kernels(model: nn.Module) -> Iterator[tuple[Any, list[tuple[str, str]]]]:
+    """Yield each kernel with the name of each of its tables, and of its shard."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for lookup in lookups(module):
+            if isinstance(lookup, DistributedDataParallel):
+                continue
+            for kernel in embedding_kernels(lookup):
+                yield kernel.emb_module, _names_of(kernel)
+                seen.add(id(kernel.emb_module))
+        if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen) and id(module) not in seen:
+            numbers = range(len(module.embedding_specs))
+            yield module, [(f"{path}.{t}", f"{path}.{t}") for t in numbers]
+            seen.add(id(module))
+
+
+def _names_of(kernel: Any) -> list[tuple[str, str]]:
+    tables = kernel.config.embedding_tables
+    if not isinstance(kernel.emb_module, SplitTableBatchedEmbeddingBagsCodegen):
+        raise ValueError(
+            f"sync: table {tables[0].name!r}: its kernel is {type(kernel).__name__}; only tables "
+            "with a fused optimizer (compute kernel fused) are synchronised"
+        )
+    names = []
+    for table in tables:
+        offsets = [] if table.local_metadata is None else table.local_metadata.shard_offsets
+        names.append((table.name, " ".join(map(str, (table.name, *offsets)))))
+    return names
+
+
+def _tables_of(module: Any, names: Sequence[tuple[str, str]]) -> list[_Table]:
+    states = module.get_optimizer_state() or [{} for _ in names]
+    placements = module.weights_physical_placements
+    tables = []
+    for (name, shard), weights, state, placement in zip(
+        names, module.split_embedding_weights(), states, placements, strict=True
+    ):
+        if int(placement) not in (_DEVICE, _HOST):
+            raise ValueError(f"sync: table {name!r}: its rows are cached (UVM)")
+        unknown = sorted(state.keys() - {*_AVERAGED, *_EQUAL_ANYWAY})
+        if unknown:
+            raise ValueError(
+                f"sync: table {name!r}: the optimizer keeps {', '.join(unknown)}, which cannot be "
+                f"averaged; allowed: {', '.join(_AVERAGED)}"
+            )
+        matrices = {WEIGHTS: weights}
+        matrices |= {key: state[key] for key in _AVERAGED if key in state}
+        # Autograd lets an average change .data between a lookup and its backward.
+        matrices = {key: m.data.view(len(weights), -1) for key, m in matrices.items()}
+        tables.append(_Table(name, shard, matrices))
+    return tables
