@@ -2,10 +2,11 @@
 
   python examples/criteo/accuracy.py --configs configs/int8.yaml configs/best.yaml --data train.txt
   python examples/criteo/accuracy.py --configs my.yaml --seeds 10 --modes eval-only --jobs 2
+  python examples/criteo/accuracy.py --configs my.yaml --plan two_level --ranks-per-node 2
 
 Each config is trained from each of the seeds 0, 1, ... in one process and one thread that plays the
 ranks, as trec_qcomm.quality.study has it; emulation/client.py is its callback. The rows and their
-order are those of train.py with a table-wise plan. Modes: `training` trains with the codec and
+order are those of train.py, and so are the plans. Modes: `training` trains with the codec and
 scores with it on and off; `eval-only` switches it on for the fp32-trained model of the same seed.
 
 A run is one record in --out/runs.jsonl; after Ctrl-C, or for more configs, give the command again.

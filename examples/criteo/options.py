@@ -72,7 +72,8 @@ def setup_of(options: argparse.Namespace) -> dict[str, str | int | float | bool]
     plan = load_plan(options.plan)
     setup["plan"] = options.plan if options.plan in plan_names() else str(plan)
     if plan.depends_on_nodes:
-        setup["ranks_per_node"] = get_local_size(int(os.environ.get("WORLD_SIZE", options.ranks)))
+        world_size = int(os.environ.get("WORLD_SIZE", options.ranks))
+        setup["ranks_per_node"] = options.ranks_per_node or get_local_size(world_size)
     return {name: v for name, v in setup.items() if v is not None and v != _LATER.get(name)}
 
 

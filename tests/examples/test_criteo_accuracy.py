@@ -16,7 +16,7 @@ from train import build_trainer, load_dataset
 from trainer import Trainer
 
 from tests.commands import run as run_command
-from trec_qcomm import quality, records
+from trec_qcomm import load_preset, quality, records
 from trec_qcomm.testing import run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -189,12 +189,33 @@ def test_command_resumes_where_it_stopped(tmp_path):
 
 def test_bad_options_are_named(tmp_path):
     config = write_config(tmp_path)
-    with pytest.raises(ValueError, match="plan: an option that accuracy"):
-        study_of(config, "--plan", "row_wise")
+    with pytest.raises(ValueError, match="pipeline: an option that accuracy"):
+        study_of(config, "--pipeline", "sparse_dist")
+    with pytest.raises(ValueError, match="plan 'none': "):
+        study_of(config, "--plan", "none")
     with pytest.raises(ValueError, match="configs: fp32 is run anyway"):
         study_of(ROOT / "configs" / "fp32.yaml")
     with pytest.raises(ValueError, match="'t_X' matches no table"):
         study_of(write_config(tmp_path, "x", CODED.replace("t_C1?", "t_X")))
+
+
+def test_plans_are_played_and_are_part_of_the_setup():
+    plans = {
+        "table_wise": (),
+        "row_wise": ("--plan", "row_wise"),
+        "two_level": ("--plan", "two_level", "--ranks-per-node", "2"),
+    }
+    losses, setups = {}, {}
+    for name, words in plans.items():
+        trainer = client.EmulatedTrainer.from_words([*SMALL, *words, "--steps", "3"])
+        model = trainer(load_preset("fp32"), 0, 0.0)
+        losses[name] = model.losses
+        setups[name] = trainer.setup
+    assert losses["row_wise"] == losses["two_level"] == losses["table_wise"]
+    assert "plan" not in setups["table_wise"]
+    assert setups["row_wise"] == setups["table_wise"] | {"plan": "row_wise"}
+    two_level = {"plan": "two_level", "ranks_per_node": 2}
+    assert setups["two_level"] == setups["table_wise"] | two_level
 
 
 def test_rows_of_other_options_are_loaded_anew():

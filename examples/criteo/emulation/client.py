@@ -27,8 +27,8 @@ from trec_qcomm import Config, Identity, QComm, played_ranks
 from trec_qcomm.config import load_preset
 
 DEFAULTS = {"ranks": 4, "batch_size": 128}
-# One process on a CPU plays ranks with a table-wise plan, one step after another.
-NO_OPTIONS = ("plan", "device", "pipeline")
+NO_OPTIONS = ("device", "pipeline")  # one process on a CPU takes one step after another
+USUAL_PLAN = "table_wise"  # that of records without a plan
 
 
 @dataclass
@@ -128,7 +128,8 @@ class EmulatedTrainer:
         rest = [word for word in words if word != "--"]  # which may set them apart
         options = parser.parse_args(["--config", STOCK, *rest])
         for name, value in vars(options).items():
-            is_known = name in (*SETUP, "ranks", "config") and name not in NO_OPTIONS
+            known = (*SETUP, "ranks", "ranks_per_node", "config")
+            is_known = name in known and name not in NO_OPTIONS
             if not is_known and value != parser.get_default(name):
                 raise ValueError(f"{name}: an option that accuracy.py does not have")
         is_ready = options.data is not None and is_preprocessed(options.data)
@@ -139,8 +140,9 @@ class EmulatedTrainer:
 
     @property
     def setup(self) -> dict[str, Any]:
-        """All that must be equal for two trainings to be compared."""
-        return {k: v for k, v in setup_of(self.options).items() if k not in NO_OPTIONS}
+        """All that must be equal for two trainings to be compared; without the usual plan."""
+        left_out = (*NO_OPTIONS, *(("plan",) if self.options.plan == USUAL_PLAN else ()))
+        return {k: v for k, v in setup_of(self.options).items() if k not in left_out}
 
     def check(self, configs: Mapping[str, Config]) -> None:
         """Raise ValueError where the tables do not fit a config."""
@@ -171,7 +173,8 @@ class EmulatedTrainer:
         silence_start()
         scale = self.options.init_scale * (1 + perturbation)
         options = argparse.Namespace(**vars(self.options) | {"seed": seed, "init_scale": scale})
-        dataset, ranks = change_rows(_load_dataset(options)), played_ranks(options.ranks)
+        dataset = change_rows(_load_dataset(options))
+        ranks = played_ranks(options.ranks, ranks_per_node=options.ranks_per_node)
 
         def train() -> Trainer:
             trainer = shard(options, dataset.num_embeddings, QComm(config))
