@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from tests.integration.small_model import (
+    NUM_IDS,
     TABLES,
     batch,
     dense_optimizer,
@@ -125,6 +126,12 @@ def test_every_row_of_the_steps_is_kept_and_nothing_else(ranks, folder):
         "config": "four.yaml", "steps": STEPS, "num_left_out": 0, "world_size": 2,
     }  # fmt: skip
     assert content["without_rows"] == ["dp"]
+    for table, counts in content["tables"].items():
+        blocks = content["rows"][table]
+        assert counts["num_sent"] == sum(map(len, blocks))
+        assert counts["num_blocks"] >= len(blocks)  # one of no rows is counted, too
+        assert (counts["num_rows"], counts["is_partial"]) == (NUM_IDS, False)
+    assert set(content["tables"]) == set(SENT)
     num_features = {name: len(features) for name, _, features, _ in TABLES}
     for kind in ("rows", "gradients"):
         assert set(content[kind]) == set(SENT)

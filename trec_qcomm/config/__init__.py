@@ -8,12 +8,19 @@ from trec_qcomm.config.ladders import CodecLadder
 from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
 from trec_qcomm.config.sync import SyncRule
-from trec_qcomm.config.tables import HopCodecs, RowFeedback, TableRule, UniqueBagsChoice
+from trec_qcomm.config.tables import (
+    AUTO_SHARE,
+    HopCodecs,
+    RowFeedback,
+    TableRule,
+    UniqueBagsChoice,
+)
 from trec_qcomm.config.tree import Config, Sizes
 from trec_qcomm.config.write import codec_to_dict, config_to_dict
 from trec_qcomm.config.yaml_text import parse_yaml, read_yaml, write_yaml
 
 __all__ = [
+    "AUTO_SHARE",
     "AllReduceRule",
     "CodecLadder",
     "Config",

@@ -16,6 +16,7 @@ from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
 
 UniqueBagsChoice = bool | Literal["auto"]
+AUTO_SHARE = 0.9  # `auto` merges where at least a tenth of the bags repeats; a choice, not tuned
 
 
 def _check_codecs(pair: "HopCodecs | TableRule") -> None:

@@ -8,6 +8,7 @@ Knows: collectives of rows, process groups. Does not know: TorchRec, how the row
 
 import io
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from torch import Tensor
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.core.counters import BagCounts
 
 CAPTURED_NBYTES = 2**28
 FLOAT32_NBYTES = 4
@@ -37,10 +40,16 @@ class _Blocks:
         self.share_nbytes = nbytes // max(num_tables, 1)
         self.by_table: Blocks = {}
         self.num_left_out = 0
+        self.num_sent: Counter[str] = Counter()  # rows, also those that are not kept
+        self.num_blocks: Counter[str] = Counter()
         self._used_nbytes: dict[str, int] = {}
 
     def add(self, table: str, block: Tensor) -> None:
-        """Keep a block, or as many rows of it as there is room for."""
+        """Count a block, and keep it, or as many rows of it as there is room for."""
+        self.num_blocks[table] += 1
+        self.num_sent[table] += len(block)
+        if not len(block):
+            return
         used, blocks = self._used_nbytes.get(table, 0), self.by_table.setdefault(table, [])
         num_rows = (self.share_nbytes - used) // (block.shape[1] * FLOAT32_NBYTES)
         if blocks and block.shape[1] != blocks[0].shape[1]:  # a column shard of another width
@@ -66,8 +75,16 @@ class RowCapture:
         gradients: bool,
         max_nbytes: int,
         source: str,
+        bags: BagCounts,
+        num_rows: Mapping[str, int],
     ) -> None:
-        """Begin. The arguments are those of QComm.capture_rows; source: name of the config."""
+        """Begin. The arguments are those of QComm.capture_rows, and:
+
+        Args:
+            source: name of the config.
+            bags: counter of the bags of this rank's batches, which goes on.
+            num_rows: rows of each table.
+        """
         observed = [c for c in collectives if not c.intra]
         if type(steps) is not int or steps < 1:
             raise ValueError(f"capture_rows: steps: {steps!r} is not an integer >= 1")
@@ -89,6 +106,10 @@ class RowCapture:
         if share < widest * FLOAT32_NBYTES:
             least = -(-widest * FLOAT32_NBYTES * max_nbytes // max(share, 1))
             raise ValueError(f"capture_rows: max_nbytes: {max_nbytes!r}: give {least} or more")
+        self._bags, self._first_bags = bags, _bags_by_table(bags)
+        self._num_rows = num_rows
+        sums = [c for c in observed if isinstance(c, PooledReduceScatter)]
+        self._partial = {table for c in sums for table in c.layout.tables()}
         for collective in observed:
             collective.observers += (self,)
 
@@ -129,9 +150,8 @@ class RowCapture:
         elif step >= first and direction in self._kept:
             for group in placed.groups:
                 for s, segment in enumerate(group.members.tolist()):
-                    if int(group.segments.num_rows[s]):
-                        block = group.segments.block(values, s)
-                        self._kept[direction].add(placed.plan.tables[segment], block)
+                    block = group.segments.block(values, s)
+                    self._kept[direction].add(placed.plan.tables[segment], block)
 
     def looks_at_received(self, step: int) -> bool:
         """Return False: only what is sent is kept."""
@@ -139,6 +159,33 @@ class RowCapture:
 
     def observe_received(self, *_: object) -> None:
         """Keep nothing of what is received."""
+
+    def _counts(self) -> dict[str, dict[str, int]]:
+        """Return what this rank counted of each table."""
+        kept, counts = self._kept["forward"], {}
+        for table, numbers in _bags_by_table(self._bags).items():
+            before = self._first_bags.get(table, (0, 0))
+            if before[0] > numbers[0]:  # the statistics were reset since
+                before = (0, 0)
+            bags, distinct = (now - then for now, then in zip(numbers, before, strict=True))
+            counts[table] = {"num_bags": bags, "num_distinct": distinct}
+        for table in kept.num_blocks:
+            sent = {"num_sent": kept.num_sent[table], "num_blocks": kept.num_blocks[table]}
+            counts[table] = counts.get(table, {}) | sent
+        return counts
+
+    def _tables(
+        self, parts: Sequence[Mapping[str, Mapping[str, int]]], tables: Iterable[str]
+    ) -> dict[str, dict[str, int | bool]]:
+        """Return the counts of all ranks. Args: parts: what each rank counted."""
+        merged = {}
+        for table in tables:
+            sums: Counter[str] = Counter()
+            for part in parts:
+                sums.update(part.get(table, {}))
+            known = {"num_rows": self._num_rows[table]} if table in self._num_rows else {}
+            merged[table] = {**sums, **known, "is_partial": table in self._partial}
+        return merged
 
     def stop(self) -> None:
         """End before the last step."""
@@ -154,15 +201,23 @@ class RowCapture:
             python -m trec_qcomm.analyze --data rows.pt --out mine.yaml
 
         The file is {"rows", "gradients": {table: [blocks [n, D] float32]}, "without_rows":
-        [tables], "meta": {...}} for torch.load(path, weights_only=True). Tables without rows are
-        DATA_PARALLEL, or nobody looked them up. Of real data the rows hold traces: such a file is
-        not for publication.
+        [tables], "tables": {table: counts}, "meta": {...}} for torch.load(path,
+        weights_only=True). Tables without rows are DATA_PARALLEL, or nobody looked them up. Counts
+        are `num_rows` of the table, `num_sent` rows in `num_blocks` blocks, also those that were
+        left out, `num_bags` and `num_distinct` where equal bags may be merged, and `is_partial`:
+        whether the rows are partial sums of a row-wise table. Of real data the rows hold traces:
+        such a file is not for publication.
 
         Raises: ValueError: nothing was sent in these steps.
         """
         self.stop()
         buffer = io.BytesIO()
-        content = {"rows": self.rows, "gradients": self.gradients, "left_out": self.num_left_out}
+        content = {
+            "rows": self.rows,
+            "gradients": self.gradients,
+            "left_out": self.num_left_out,
+            "counts": self._counts(),
+        }
         torch.save(content, buffer)
         everyone = dist.group.WORLD
         assert everyone is not None
@@ -182,6 +237,7 @@ class RowCapture:
                 rows,
                 gradients=_merged(part["gradients"] for part in parts),
                 without_rows=[table for table in self.tables if table not in rows],
+                tables=self._tables([part["counts"] for part in parts], rows),
                 meta=meta | {"world_size": len(parts)},
             )
 
@@ -200,6 +256,11 @@ def write_rows(
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     torch.save({"rows": dict(rows)} | more, path)
+
+
+def _bags_by_table(bags: BagCounts) -> dict[str, tuple[int, int]]:
+    """Return {table: (bags, distinct ones)} so far."""
+    return {t: (counts.num_bags, counts.num_sent) for t, counts in bags.stats().tables.items()}
 
 
 def _merged(parts: Iterable[Blocks]) -> Blocks:

@@ -58,6 +58,7 @@ class Session:
         self.is_wrapped = False
         self.is_training = False
         self.tables: set[str] = set()
+        self.table_rows: dict[str, int] = {}  # of sharded tables of bags
         self.counters = {
             kind: Traffic(kind, ["all"]) for kind in ("dense", "data_parallel", "input")
         }
@@ -297,6 +298,8 @@ class Session:
             gradients=gradients,
             max_nbytes=max_nbytes,
             source=self.config.source,
+            bags=self.bags,
+            num_rows=self.table_rows,
         )
 
     def reset_stats(self) -> None:

@@ -12,8 +12,8 @@ Any training can write one; `python -m trec_qcomm.report runs/mine.jsonl` draws 
 Two records are comparable if their `setup` is equal; whoever measures says what belongs to it. A
 file of another version, of an unknown kind or with an unknown field is an error that names the
 line. record.py has the fields that all kinds share, trainings.py, benches.py, predictions.py,
-debug.py and guard.py the kinds. Knows: JSON, files. Does not know: torch, configs, options of any
-program that measures.
+sizes.py, debug.py and guard.py the kinds. Knows: JSON, files. Does not know: torch, configs,
+options of any program that measures.
 """
 
 from trec_qcomm.core.stats import TRAFFIC_GROUPS, TRAFFIC_KINDS
@@ -33,6 +33,7 @@ from trec_qcomm.records.record import (
     TrafficBytes,
 )
 from trec_qcomm.records.search import SearchRecord
+from trec_qcomm.records.sizes import SegmentSizes, TableSizes, TableSizesRecord
 from trec_qcomm.records.trainings import (
     Limits,
     LimitsByMetric,
@@ -72,7 +73,10 @@ __all__ = [
     "SearchRecord",
     "SeedEvaluation",
     "SeedTraining",
+    "SegmentSizes",
     "StudyRecord",
+    "TableSizes",
+    "TableSizesRecord",
     "TableTraffic",
     "TrafficByKind",
     "TrafficBytes",

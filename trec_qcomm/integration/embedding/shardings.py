@@ -128,6 +128,8 @@ class _CodedPooledSharding(CodedSharding):
         """
         super().__init__(sharding_infos, env, device, **options)  # type: ignore[call-arg]
         groups = self._groups()
+        tables = (t for of_rank in groups for g in of_rank for t in g.embedding_tables)
+        self._registry.session.table_rows.update({t.name: t.num_embeddings for t in tables})
         self._merging = plan_merging(
             self._registry.session.config,
             groups,

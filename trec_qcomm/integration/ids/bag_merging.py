@@ -13,10 +13,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from trec_qcomm.config import Config, UniqueBagsChoice
+from trec_qcomm.config import AUTO_SHARE, Config, UniqueBagsChoice
 from trec_qcomm.integration.compat import GroupedEmbeddingConfig
 
-AUTO_SHARE = 0.9  # merge where at least a tenth of the bags repeats; a choice, not tuned
 # Optimizers of FBGEMM whose lookups take another batch size for every feature.
 _OPTIMIZERS = ("EXACT_SGD", "EXACT_ROWWISE_ADAGRAD", "ENSEMBLE_ROWWISE_ADAGRAD", "ADAM")
 _SHARES: Mapping[UniqueBagsChoice, float] = {False: 0.0, "auto": AUTO_SHARE, True: 1.0}

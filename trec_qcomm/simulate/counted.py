@@ -1,0 +1,171 @@
+"""Predicted beside counted bytes of steps between emulated hosts, by group of traffic.
+
+Rows, gradients and ids are predicted by control.traffic from recorded sizes of segments, for the
+plan that the record names. Dense gradients: those of a ring in float32, over the ratio that the
+configuration had on the fewest hosts, so there they are no prediction. The sum stands beside what
+the kernel counted.
+
+Knows: network records, records of sizes. Does not know: seconds.
+Shapes: N hosts; bytes are those that a host sends in a step, the mean over hosts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from trec_qcomm.analyze.sizes import load_measured
+from trec_qcomm.config import Config, config_from_dict, parse_yaml
+from trec_qcomm.control.traffic import (
+    MeasuredTable,
+    Place,
+    Sharded,
+    frame_header_nbytes,
+    sent_nbytes,
+)
+from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, TableSizesRecord
+
+WITHIN = 0.05  # predicted / counted is asked to be this near to 1
+SHARDINGS = {  # of the plans that the Criteo example knows
+    "table_wise": "table_wise",
+    "row_wise": "row_wise",
+    "column_wise": "column_wise",
+    "two_level": "table_row_wise",
+    "grid": "grid_shard",
+}
+PLAN_FIELDS = ("plan", "ranks_per_node")  # of a setup
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedBytes:
+    """Bytes of a step, by group of traffic.
+
+    Args:
+        record: the measurement.
+        predicted, counted: bytes by group.
+        num_ranks: ranks of the training that the sizes are from.
+        fits_dense: whether the ratio of dense gradients is this record's own.
+    """
+
+    record: NetworkRecord
+    predicted: Mapping[str, float]
+    counted: Mapping[str, float]
+    num_ranks: int
+    fits_dense: bool
+
+    @property
+    def plan(self) -> str:
+        """Name of the sharding plan."""
+        return str(self.record.setup["plan"])
+
+    def ratio(self, group: str) -> float:
+        """Return predicted over counted bytes of a group."""
+        return self.predicted[group] / self.counted[group]
+
+    @property
+    def kernel_ratio(self) -> float:
+        """Predicted bytes of all groups, over the kernel's count without headers of packets."""
+        return sum(self.predicted.values()) / fmean(self.record.payload_nbytes)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the sum is within 5 % of the kernel's count."""
+        return abs(self.kernel_ratio - 1) <= WITHIN
+
+
+def predict_counted(
+    records: Sequence[NetworkRecord], sizes: Sequence[TableSizesRecord]
+) -> list[CountedBytes]:
+    """Return the prediction of each configuration, plan and number of hosts that has sizes.
+
+    Of several networks the last counts, as bytes do not depend on the network. Sizes are of the
+    same number of ranks where there are such.
+    """
+    latest: dict[tuple[object, ...], NetworkRecord] = {}
+    for record in records:
+        if record.traffic is not None and record.setup.get("plan") in SHARDINGS:
+            key = (record.configuration, record.num_hosts, record.setup_key)
+            latest[key] = record
+    predictions = []
+    for record in latest.values():
+        fitting = [s for s in sizes if _is_of(s, record)]
+        fitting.sort(key=lambda s: s.num_ranks == record.num_hosts)
+        if fitting:
+            predictions.append(
+                _predict(record, fitting[-1], _fewest_hosts(record, latest.values()))
+            )
+    return predictions
+
+
+def _is_of(sizes: TableSizesRecord, record: NetworkRecord) -> bool:
+    """Return whether the sizes are of the record's model, data and configuration."""
+    same_setup = set(sizes.setup.items()) <= set(record.setup.items())
+    return same_setup and sizes.configuration == record.configuration
+
+
+def _fewest_hosts(record: NetworkRecord, records: Iterable[NetworkRecord]) -> NetworkRecord:
+    """Return the record of the same configuration with the fewest hosts, whatever the plan."""
+    alike = [
+        r
+        for r in records
+        if r.configuration == record.configuration and _without_plan(r) == _without_plan(record)
+    ]
+    return min(alike, key=lambda r: r.num_hosts)
+
+
+def _without_plan(record: NetworkRecord) -> dict[str, object]:
+    return {k: v for k, v in record.setup.items() if k not in PLAN_FIELDS}
+
+
+def _predict(record: NetworkRecord, sizes: TableSizesRecord, fewest: NetworkRecord) -> CountedBytes:
+    where = str(record.origin or record.configuration)
+    config = config_from_dict(parse_yaml(record.config or "", name=where), source=where)
+    place = Place(num_ranks=record.num_hosts, node_size=int(record.setup.get("ranks_per_node", 1)))
+    sharding = SHARDINGS[str(record.setup["plan"])]
+    predicted = rank_nbytes(load_measured([sizes], config), config, sharding, place)
+    counted, dense = _counted(record), _counted(fewest)["dense"]
+    predicted["dense"] = dense * _distinct_dense(record) / _distinct_dense(fewest)
+    return CountedBytes(
+        record=record,
+        predicted=predicted,
+        counted=counted,
+        num_ranks=sizes.num_ranks,
+        fits_dense=fewest is record,
+    )
+
+
+def rank_nbytes(
+    tables: Mapping[str, MeasuredTable], config: Config, sharding: str, place: Place
+) -> dict[str, float]:
+    """Return the bytes of rows, gradients and ids that a rank sends in a step, by group.
+
+    Args: tables: one feature each, of one id a bag.  sharding: sharding of all tables.
+    """
+    parts = {"column_wise": place.num_ranks, "grid_shard": place.num_nodes}.get(sharding, 1)
+    how = Sharded(sharding=sharding, num_column_parts=parts)
+    packed = config.ids is not None
+    sums = dict.fromkeys(("forward", "backward", "ids"), 0.0)
+    for table in tables.values():
+        sent = sent_nbytes(table, how, place, packed_ids=packed)
+        sums["forward"] += sent.forward + sent.intra_forward
+        sums["backward"] += sent.backward + sent.intra_backward
+        sums["ids"] += sent.ids
+    totals = {group: nbytes / place.num_ranks for group, nbytes in sums.items()}
+    peers = place.num_nodes if sharding in ("table_row_wise", "grid_shard") else place.num_ranks
+    for direction in ("forward", "backward"):
+        fixed = all(getattr(config.rule_for(t), direction).fixed_size for t in tables)
+        totals[direction] += frame_header_nbytes(peers, fixed_size=fixed)
+    return totals
+
+
+def _counted(record: NetworkRecord) -> dict[str, float]:
+    hosts = record.traffic or ()
+    return {
+        group: fmean(
+            sum(host[kind].wire_nbytes for kind in kinds if kind in host) for host in hosts
+        )
+        for group, kinds in TRAFFIC_GROUPS.items()
+    }
+
+
+def _distinct_dense(record: NetworkRecord) -> float:
+    return fmean((host["dense"].distinct_nbytes or 0.0) for host in record.traffic or ())
