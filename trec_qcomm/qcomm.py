@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trec_qcomm.analyze.sizes import Measured, load_measured
 from trec_qcomm.config import (
     Config,
     config_from_dict,
@@ -192,6 +193,8 @@ class QComm(Inspection, Guarding):
         constraints: dict[str, ParameterConstraints] | None = None,
         *,
         throughput: Throughputs | None = None,
+        measured: Measured | None = None,
+        pipeline: bool = False,
     ) -> CodecPerfEstimator:
         """Return an estimator for TorchRec's planner that knows the codecs' bytes and seconds.
 
@@ -200,8 +203,8 @@ class QComm(Inspection, Guarding):
                 EmbeddingStorageEstimator(topology, constraints),
             ])
 
-        A codec whose size depends on the data is priced at its upper bound, and nothing is taken
-        off for bags that `unique_bags` merges.
+        Without `measured`, a codec whose size depends on the data is priced at its upper bound, and
+        nothing is taken off for bags that `unique_bags` merges.
 
         Args:
             topology: the enumerator's topology.
@@ -211,10 +214,26 @@ class QComm(Inspection, Guarding):
                 measured on this machine's CPU when first needed, which is right where training runs
                 on machines like this one. A plan for GPUs, made on a laptop, needs their figures
                 given by hand.
+            measured: what was measured of the tables: a file of `capture_rows` (.pt), records that
+                `python -m trec_qcomm.analyze.sizes` made of it, or their file. Expected bytes,
+                distinct bags, ids and fewer lookups are priced then.
+            pipeline: whether ids travel beside the rest of a step (TrainPipelineSparseDist), so
+                that they cost nothing; only with `measured`.
 
-        Raises: ValueError: no throughput for a topology that is not of cpu.
+        Raises: ValueError: no throughput for a topology that is not of cpu; measurements that lack
+            a table or codec, or are of another batch size.
         """
-        return CodecPerfEstimator(self.config, topology, constraints, throughput=throughput)
+        if pipeline and measured is None:
+            raise ValueError("pipeline: only with measured; without, ids have no price")
+        tables = None if measured is None else load_measured(measured, self.config)
+        return CodecPerfEstimator(
+            self.config,
+            topology,
+            constraints,
+            throughput=throughput,
+            measured=tables,
+            pipeline=pipeline,
+        )
 
     def warm_up(self, *, ids: torch.dtype = torch.int64) -> None:
         """Compile now the CPU kernels that the config uses and that are not compiled yet.

@@ -44,6 +44,12 @@ class MeasuredTable:
         terms = hop.num_terms if direction == "forward" else 1
         return sizes.nbytes(self.num_sent * hop.share * hop.num_batches, dim, num_terms=terms)
 
+    def ids_nbytes(self, rows_share: float, num_ids: float, *, packed: bool) -> float:
+        """Return the bytes of ids and lengths from one rank to one shard. Args: see ids.py."""
+        return ids_nbytes(
+            self.num_sent, num_ids, rows_share=rows_share, num_rows=self.num_rows, packed=packed
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableBytes:
@@ -104,15 +110,8 @@ def sent_nbytes(
                 nbytes = table.segment_nbytes(direction, hop, dim) + SEGMENT_ENTRY_NBYTES
                 name = f"intra_{direction}" if hop.is_intra else direction
                 sums[name] += how.num_column_parts * (hop.num_peers - 1) * nbytes
-    ids = ids_nbytes(
-        how.sharding,
-        place,
-        num_bags=table.num_sent,
-        num_ids=how.num_ids,
-        num_shards=len(shares) * how.num_column_parts,
-        num_rows=table.num_rows,
-        packed=packed_ids,
-    )
+    ids = sum(table.ids_nbytes(share, how.num_ids, packed=packed_ids) for share in shares)
+    ids *= how.num_column_parts * (place.num_ranks - 1)
     return TableBytes(**sums, ids=ids)
 
 

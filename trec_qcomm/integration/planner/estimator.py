@@ -22,7 +22,9 @@ Accuracy: frames are priced as if each table had its own (48 bytes a peer, 0.3 %
 bytes). Decoding happens on the receivers; its time is charged to the sender's shard, which gives
 each rank the right sum when the plan is balanced. The backward of a sum encodes once and decodes
 for every peer. A codec without a fixed size is priced at its upper bound, and what `unique_bags`
-saves is not priced.
+saves is not priced, unless `measured` tells both: then bytes, rows that are coded, ids and lookups
+are the expected ones (measured.py), and ids cost their time, too, unless a pipeline sends them
+beside the rest of a step.
 Units: ms and bytes, as TorchRec has them. Written against torchrec 1.6.1 to 1.9.2.
 """
 
@@ -39,6 +41,7 @@ from trec_qcomm.control.cost_model import (
     measure_throughput,
     wire_nbytes,
 )
+from trec_qcomm.control.traffic import MeasuredTable, Place
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.integration.compat import (
     CollectiveType,
@@ -52,6 +55,7 @@ from trec_qcomm.integration.compat import (
     get_num_poolings,
 )
 from trec_qcomm.integration.compat.private import set_bandwidths
+from trec_qcomm.integration.planner.measured import MeasuredPrices
 
 Throughputs = Throughput | Mapping[str | Codec, Throughput]
 ALL_TO_ALL = frozenset({CollectiveType.ALL_TO_ALL})
@@ -71,12 +75,16 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         constraints: dict[str, ParameterConstraints] | None = None,
         *,
         throughput: Throughputs | None = None,
+        measured: Mapping[str, MeasuredTable] | None = None,
+        pipeline: bool = False,
     ) -> None:
         super().__init__(topology, constraints)
         _check_throughput(throughput, topology.compute_device)
         self._config = config
         self._cluster, self._table_constraints = topology, constraints or {}
-        self._throughput = throughput
+        self._throughput, self._pipeline = throughput, pipeline
+        place = Place(num_ranks=topology.world_size, node_size=topology.intra_group_size)
+        self._measured = None if measured is None else MeasuredPrices(config, measured, place)
         self._without = {
             collectives: EmbeddingPerfEstimator(_with_free(topology, collectives), constraints)
             for collectives in (ALL_TO_ALL, REDUCTION)
@@ -108,6 +116,20 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
                     if ms > 0
                 )
                 setattr(shard.perf, field, ours_ms)
+            if self._measured is not None:
+                self._price_bags(self._measured, so, shard)
+
+    def _price_bags(self, measured: MeasuredPrices, so: ShardingOption, shard: Shard) -> None:
+        """Write what merging equal bags leaves of a shard's lookups, and the time of its ids."""
+        for field in ("fwd_compute", "bwd_compute"):
+            setattr(shard.perf, field, getattr(shard.perf, field) * measured.distinct_share(so))
+        bandwidth = self._cluster.comms_bandwidths.get_bw(
+            self._cluster.local_world_size, self._cluster.world_size, CollectiveType.ALL_TO_ALL
+        )
+        nbytes = measured.ids_nbytes(so, shard, self._samples(so))
+        shard.perf.input_dist_comms = nbytes * self._cluster.world_size / bandwidth
+        if not self._pipeline:
+            shard.perf.fwd_comms += shard.perf.input_dist_comms
 
     def _coded_ms(
         self,
@@ -124,8 +146,14 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         num_values = sum(rows) * dim
         if not num_values:
             return stock_ms
-        ratio = wire_nbytes(codec, rows, dim) / (num_values * so.tensor.element_size())
-        raw_nbytes = num_values * FLOAT32_NBYTES
+        sent_nbytes: float = 0.0
+        if self._measured is None:
+            sent_nbytes, raw_nbytes = wire_nbytes(codec, rows, dim), num_values * FLOAT32_NBYTES
+        else:
+            samples = self._samples(so)
+            sent = self._measured.sent(so, shard, direction, samples, intra=hop.is_intra)
+            sent_nbytes, raw_nbytes = sent.nbytes, sent.num_rows * dim * FLOAT32_NBYTES
+        ratio = sent_nbytes / (num_values * so.tensor.element_size())
         encoded_once = hop.is_sum and direction == "backward"
         codec_s = self._throughput_of(codec, dim).codec_s(
             encoded_nbytes=raw_nbytes * (1 if encoded_once else hop.num_peers),
@@ -146,12 +174,16 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
 
     def _rows_per_peer(self, so: ShardingOption, hop: "_Hop") -> tuple[int, ...]:
         """Return the rows of each feature that a rank sends one peer."""
+        lengths = [min(1.0, n) for n in so.input_lengths] if so.is_pooled else so.input_lengths
+        columns = zip(self._samples(so), lengths, strict=True)
+        return tuple(math.ceil(samples * n * hop.num_batches) for samples, n in columns)
+
+    def _samples(self, so: ShardingOption) -> list[float]:
+        """Return the bags of each feature in the batch of a rank."""
         limits = self._table_constraints.get(so.name)
         batches = (limits and limits.batch_sizes) or [so.batch_size] * so.num_inputs
-        lengths = [min(1.0, n) for n in so.input_lengths] if so.is_pooled else so.input_lengths
         poolings = get_num_poolings(self._table_constraints, so)
-        columns = zip(batches, lengths, poolings, strict=True)
-        return tuple(math.ceil(b * n * p * hop.num_batches) for b, n, p in columns)
+        return [batch * pooling for batch, pooling in zip(batches, poolings, strict=True)]
 
     def _codec(self, table: str, direction: str, *, intra: bool) -> Codec:
         rule = self._config.rule_for(table)
