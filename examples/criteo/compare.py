@@ -116,7 +116,11 @@ def _nbytes(training: TrainingRecord, which: int) -> dict[str, float]:
     """Return bytes a step by group of traffic. Args: which: 0 for float32 rows, 1 for the wire."""
     traffic = training.traffic or {}
     return {
-        group: sum((traffic[k].raw_nbytes or 0, traffic[k].wire_nbytes)[which] for k in kinds)
+        group: sum(
+            (traffic[k].raw_nbytes or 0, traffic[k].wire_nbytes)[which]
+            for k in kinds
+            if k in traffic
+        )
         for group, kinds in TRAFFIC_GROUPS.items()
     }
 

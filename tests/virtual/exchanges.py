@@ -50,7 +50,8 @@ COLLECTIVES = {
     "reduce-scatter": PooledReduceScatter,
     "sequence": SequenceAllToAll,
 }
-ALGORITHMS = ("two_shot", "ring", "recursive_doubling")
+ALGORITHMS = ("two_shot", "ring", "recursive_doubling", "hierarchical")
+RANKS_PER_NODE = 4  # of hierarchical
 DENSE_RULES = {
     "rowwise": {"codec": Rowwise(4), "error_feedback": True},
     "sign": {"codec": Sign(), "error_feedback": True},
@@ -169,7 +170,8 @@ def dense_step(algorithm: str, rule: str) -> tuple[Callable[[], Any], Tensor]:
     for name, (rows, columns) in MLP.items():
         shapes += [ParameterShape(f"{name}.weight", rows * columns, 128)]
         shapes += [ParameterShape(f"{name}.bias", rows, 128)]
-    reduction = make_reduction(config, shapes, 0, NUM_RANKS, Traffic("dense", ["all"]))
+    traffic = Traffic("dense", ["all"])
+    reduction = make_reduction(config, shapes, 0, NUM_RANKS, traffic, ranks_per_node=RANKS_PER_NODE)
     transport = DeviceTransport(Group(NUM_RANKS), GPU, DeferredChecks())
     bucket = torch.empty(sum(shape.numel for shape in shapes), device=GPU)
 

@@ -14,7 +14,7 @@ from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, check_dim, mask_use
 from trec_qcomm.core.segments import Segments
 
-AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot"]
+AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot", "hierarchical"]
 Scope = Literal["layer", "global"]
 OnResize = Literal["sum", "reset"]
 LARGEST_BLOCK = 2**20
@@ -27,7 +27,8 @@ class AllReduceRule:
 
     Args:
         codec: codec of the values; on CUDA one that has kernels there.
-        algorithm: name of the algorithm; `auto` is the fastest one by the model of `link`.
+        algorithm: name of the algorithm; `auto` is the fastest one by the model of `link`, of those
+            that take all ranks alike.
         link: latency and bandwidth between two ranks, for `auto`.
     """
 
@@ -51,6 +52,14 @@ class TableGradientRule(AllReduceRule):
 
     A row of a table is a row to the codec. Rows that no rank touched in a step are not sent.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.algorithm == "hierarchical":
+            raise ValueError(
+                "algorithm: hierarchical: for dense only; allowed: auto, ring, recursive_doubling, "
+                "two_shot"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +148,8 @@ class GradientRule(AllReduceRule):
             None: no factors.
         on_resize: use of what was kept back, in a resumed run of another world size: `sum` goes on
             with the sum over all ranks, `reset` with nothing.
+        intra: codec of the hop inside a node, with `algorithm: hierarchical`, whose `codec` is that
+            of the hop between nodes (`cross` in files); None: float32.
     """
 
     parameters: Sequence[str] = ("*",)
@@ -149,6 +160,7 @@ class GradientRule(AllReduceRule):
     scope: Scope = "layer"
     low_rank: LowRank | None = None
     on_resize: OnResize = "sum"
+    intra: Codec | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,6 +171,7 @@ class GradientRule(AllReduceRule):
             if type(value) is not int or value < least:
                 raise ValueError(f"{name}: {value!r} is not an integer >= {least}")
         self._check_block()
+        self._check_intra()
         if type(self.error_feedback) is not bool:
             raise ValueError(f"error_feedback: {self.error_feedback!r} is not true or false")
         check_choice("scope", self.scope, get_args(Scope))
@@ -172,6 +185,18 @@ class GradientRule(AllReduceRule):
             raise ValueError(f"low_rank: expected a LowRank, got {self.low_rank!r}")
         if self.error_feedback and self.codec.contract is Contract.EXACT:
             raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back")
+
+    def _check_intra(self) -> None:
+        """Raise ValueError at a codec of the hop inside a node that cannot be one."""
+        if self.intra is None:
+            return
+        if self.algorithm != "hierarchical":
+            raise ValueError(f"intra: only with algorithm: hierarchical, not {self.algorithm}")
+        if isinstance(self.intra, type) or not isinstance(self.intra, Codec):
+            raise ValueError(f"intra: expected a codec, got {self.intra!r}")
+        if mask_use(self.intra) is MaskUse.READS:
+            raise ValueError(f"intra: {self.intra.name} is for the gradients of embeddings only")
+        check_dim(self.intra, self.block, "block")
 
     def _check_block(self) -> None:
         """Raise ValueError at a block that no parameter has, or that the codec does not take or

@@ -15,7 +15,8 @@ Errors name file, field and allowed values.
         error_feedback: {backward_rows: 100000}    # optional: residuals by id, see TableRule
     dense:                        # optional: the all-reduce of the replicated part's gradients
       codec: {codec: rowwise, bits: 4}    # or a list of rules, each with `parameters: [patterns]`
-      error_feedback: true        # and the other fields of a GradientRule
+      error_feedback: true        # and the other fields of a GradientRule; with `algorithm:
+                                  # hierarchical` `cross: {codec}`, `intra: {codec}` in its place
     data_parallel:                # optional: the all-reduce of DATA_PARALLEL tables' gradients
       codec: {codec: cast, dtype: bf16}
     ids: {codec: packed}          # optional: ids and lengths in few bits, exactly
@@ -167,8 +168,13 @@ def _dense_rules(data: object) -> GradientRule | list[GradientRule]:
 
 
 def _gradient_rule(kind: type[R], data: object, where: str) -> R:
+    name = "codec"
+    if kind is GradientRule and isinstance(data, Mapping) and "cross" in data:
+        name, data = "cross", _renamed(data, where)
     values = _checked_keys(kind, data, where=f"{where}.")
-    values["codec"] = codec_from_dict(values["codec"], where=f"{where}.codec")
+    values["codec"] = codec_from_dict(values["codec"], where=f"{where}.{name}")
+    if values.get("intra") is not None:
+        values["intra"] = codec_from_dict(values["intra"], where=f"{where}.intra")
     for name, nested in _NESTED_IN_GRADIENT_RULES:
         if name in values:
             values[name] = _nested(nested, values[name], f"{where}.{name}")
@@ -181,6 +187,15 @@ def _sync_rule(data: object, where: str) -> SyncRule:
         if name in values:
             values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
     return _located(where, lambda: SyncRule(**values))
+
+
+def _renamed(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the mapping with `codec` in place of `cross`, its name beside `intra`."""
+    if data.get("algorithm") != "hierarchical":
+        raise ValueError(f"{where}.cross: only with algorithm: hierarchical; else it is codec")
+    if "codec" in data:
+        raise ValueError(f"{where}.cross: is the same as codec; give one of them")
+    return {"codec" if key == "cross" else key: value for key, value in data.items()}
 
 
 def _debug_rule(data: object, where: str) -> DebugRule:

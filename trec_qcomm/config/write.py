@@ -65,13 +65,16 @@ def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
 
 def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
     """Return the codec and what differs from the default."""
-    data: dict[str, Any] = {"codec": codec_to_dict(rule.codec)}
+    name = "cross" if rule.algorithm == "hierarchical" else "codec"
+    data: dict[str, Any] = {name: codec_to_dict(rule.codec)}
     for known in fields(rule):
         value = getattr(rule, known.name)
         if known.name != "codec" and value != known.default:
             nested = isinstance(value, Link | ThresholdRefresh | LowRank)
             plain = list(value) if isinstance(value, tuple) else value
             data[known.name] = asdict(value) if nested else plain
+            if isinstance(value, Codec):
+                data[known.name] = codec_to_dict(value)
             if isinstance(value, LowRank):
                 data[known.name] = {n: v for n, v in asdict(value).items() if v is not None}
     return data

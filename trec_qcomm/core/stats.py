@@ -14,14 +14,15 @@ TRAFFIC_KINDS = (
     "embedding_backward",  # gradients of these rows, to the ranks that hold the tables
     "intra_embedding_forward",  # the same two within a node, where sharding has two hops
     "intra_embedding_backward",
-    "dense",  # gradients of the replicated part
+    "dense",  # gradients of the replicated part; `hierarchical`: between nodes
+    "intra_dense",  # the same within a node, where the all-reduce has two hops
     "data_parallel",  # gradients of DATA_PARALLEL tables
     "input",  # ids and their lengths
 )
 TRAFFIC_GROUPS: dict[str, tuple[str, ...]] = {
     "forward": ("embedding_forward", "intra_embedding_forward"),
     "backward": ("embedding_backward", "intra_embedding_backward"),
-    "dense": ("dense", "data_parallel"),
+    "dense": ("dense", "intra_dense", "data_parallel"),
     "ids": ("input",),
 }
 
@@ -123,6 +124,7 @@ class Stats:
     intra_embedding_forward: KindStats = field(default_factory=KindStats)
     intra_embedding_backward: KindStats = field(default_factory=KindStats)
     dense: KindStats = field(default_factory=KindStats)
+    intra_dense: KindStats = field(default_factory=KindStats)
     data_parallel: KindStats = field(default_factory=KindStats)
     input: KindStats = field(default_factory=KindStats)
     bags: BagStats = field(default_factory=BagStats)

@@ -60,7 +60,8 @@ class Session:
         self.tables: set[str] = set()
         self.table_rows: dict[str, int] = {}  # of sharded tables of bags
         self.counters = {
-            kind: Traffic(kind, ["all"]) for kind in ("dense", "data_parallel", "input")
+            kind: Traffic(kind, ["all"])
+            for kind in ("dense", "intra_dense", "data_parallel", "input")
         }
         self.bags = BagCounts()
         self.signals = None if config.guard is None else SignalSums(config.guard)
@@ -144,6 +145,7 @@ class Session:
         rule, traffic = self.config.dense, self.counters["dense"]
         if rule is not None:
             options = self._options(traffic) | {"source": self.config.source}
+            options["intra_traffic"] = self.counters["intra_dense"]
             self._register("dense", DenseGradients(rule, **options), ddp)
         return rule is not None
 

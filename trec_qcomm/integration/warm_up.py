@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.codecs import ErrorBounded
+from trec_qcomm.codecs import ErrorBounded, Identity
 from trec_qcomm.comm.ids.messages import pack, unpack
-from trec_qcomm.config import Config, HopCodecs, TableRule
+from trec_qcomm.config import AllReduceRule, Config, GradientRule, HopCodecs, TableRule
 from trec_qcomm.control.guard import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, SummingCodec, mask_use
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
@@ -118,7 +118,7 @@ def _codecs(config: Config) -> Iterator[Codec]:
         yield from _guard_codecs(config, rule, DIRECTIONS)
     for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None:
-            yield gradients.codec
+            yield from (gradients.codec, *_intra_of(gradients))
     if config.sync is not None:
         yield from (config.sync.codec, config.sync.optimizer)
     if config.debug is not None:
@@ -133,8 +133,15 @@ def _summed_codecs(config: Config) -> Iterator[Codec]:
             yield rule.intra.forward
         yield from _guard_codecs(config, rule, ("forward",))
     for gradients in (*config.dense_rules, config.data_parallel):
-        if gradients is not None and gradients.algorithm == "two_shot":
-            yield gradients.codec
+        if gradients is not None and gradients.algorithm in ("two_shot", "hierarchical"):
+            yield from (gradients.codec, *_intra_of(gradients))
+
+
+def _intra_of(rule: AllReduceRule) -> tuple[Codec, ...]:
+    """Return the codec of the hop inside a node, if the rule has one."""
+    if not isinstance(rule, GradientRule) or rule.algorithm != "hierarchical":
+        return ()
+    return (Identity() if rule.intra is None else rule.intra,)
 
 
 def _guard_codecs(

@@ -28,7 +28,8 @@ def counted_nbytes(record: NetworkRecord) -> dict[str, float]:
     """Return the bytes of a step by trec_qcomm's count and kind, the mean over hosts."""
     hosts = record.traffic or ()
     return {
-        group: sum(host[kind].wire_nbytes for host in hosts for kind in kinds) / record.num_hosts
+        group: sum(host[kind].wire_nbytes for host in hosts for kind in kinds if kind in host)
+        / record.num_hosts
         for group, kinds in TRAFFIC_GROUPS.items()
     }
 

@@ -11,9 +11,23 @@ from trec_qcomm.core.counters import Traffic
 BLOCK, MIN_NUMEL = 16, 20
 
 
-def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=False, slots=None):
+def reductions(
+    algorithm,
+    world_size,
+    codec,
+    *,
+    error_feedback=False,
+    measure=False,
+    slots=None,
+    ranks_per_node=None,
+    intra=None,
+):
     coding = Coding(
-        codec=codec, exact=Identity(), min_numel=MIN_NUMEL, error_feedback=error_feedback
+        codec=codec,
+        exact=Identity(),
+        min_numel=MIN_NUMEL,
+        error_feedback=error_feedback,
+        intra=intra,
     )
     options = AllReduceOptions(
         codings=(coding,),
@@ -21,6 +35,7 @@ def reductions(algorithm, world_size, codec, *, error_feedback=False, measure=Fa
         seed=3,
         measure=measure,
         slots=slots,
+        ranks_per_node=ranks_per_node,
     )
     return [
         Reduction(options, rank, world_size, Traffic("dense", ["all"]))

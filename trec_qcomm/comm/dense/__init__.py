@@ -1,1 +1,1 @@
-"""All-reduce of dense gradients over coded messages: three algorithms, any codec, any length."""
+"""All-reduce of dense gradients over coded messages: four algorithms, any codec, any length."""

@@ -11,14 +11,19 @@ Knows: algorithms, buckets, error feedback. Does not know: DDP, process groups, 
 Shapes: N ranks; E values of a bucket of P parameters.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from trec_qcomm.comm.dense.algorithms.hierarchical import Nodes, hierarchical
+from trec_qcomm.comm.dense.algorithms.recursive_doubling import recursive_doubling
+from trec_qcomm.comm.dense.algorithms.ring import ring
+from trec_qcomm.comm.dense.algorithms.two_shot import two_shot
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape, feeds
 from trec_qcomm.comm.dense.coder import GradientTolerances, MessageCoder, Scratch
 from trec_qcomm.comm.dense.error_feedback import (
@@ -28,13 +33,11 @@ from trec_qcomm.comm.dense.error_feedback import (
     ErrorFeedback,
     LostValues,
     Site,
+    node_sites,
     stage_site,
 )
 from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.dense.low_rank.matrices import Matrices
-from trec_qcomm.comm.dense.recursive_doubling import recursive_doubling
-from trec_qcomm.comm.dense.ring import ring
-from trec_qcomm.comm.dense.two_shot import two_shot
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.slots.messages import RoundHistories
@@ -43,7 +46,8 @@ from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.wire import frame
 
-Algorithm = Literal["ring", "recursive_doubling", "two_shot"]
+Algorithm = Literal["ring", "recursive_doubling", "two_shot", "hierarchical"]
+# Those that take all ranks alike.
 ALGORITHMS: dict[Algorithm, Callable[[MessageCoder, Tensor], Rounds]] = {
     "ring": ring,
     "recursive_doubling": recursive_doubling,
@@ -58,6 +62,7 @@ class AllReduceOptions:
     Args:
         codings: codecs of the values, which parameters name by number.
         algorithm: name of the algorithm.
+        ranks_per_node: number of adjacent ranks that share a node, for `hierarchical`.
         seed: the config's seed of stochastic rounding.
         measure: whether to record the largest error of what this rank encodes.
         slots: settings of slots, where messages whose sizes vary travel in these; None: their
@@ -69,10 +74,34 @@ class AllReduceOptions:
     seed: int
     measure: bool = False
     slots: SlotOptions | None = None
+    ranks_per_node: int | None = None
+
+    def is_inside_one_node(self, world_size: int) -> bool:
+        """Return whether all ranks share one node, so that nothing is sent to another."""
+        return self.algorithm == "hierarchical" and self.ranks_per_node == world_size > 1
+
+    def settled(self, world_size: int) -> "AllReduceOptions":
+        """Return the options of what a job of so many ranks does: one hop where it has only one.
+
+        Raises: ValueError: nodes that differ in size.
+        """
+        if self.algorithm != "hierarchical":
+            return self
+        nodes = Nodes(0, world_size, self.ranks_per_node or 0)
+        if self.is_inside_one_node(world_size):
+            inside = tuple(coding.inside for coding in self.codings)
+            return replace(self, algorithm="two_shot", codings=inside)
+        return replace(self, algorithm="two_shot") if nodes.ranks_per_node == 1 else self
 
 
-def sites(algorithm: Algorithm, rank: int, world_size: int) -> list[Site]:
-    """Return the places where that rank encodes; see comm.dense.error_feedback."""
+def sites(options: AllReduceOptions, rank: int, world_size: int) -> list[Site]:
+    """Return the places where that rank encodes and keeps residuals; see comm.dense.error_feedback.
+
+    Args: options: settled options.
+    """
+    algorithm = options.algorithm
+    if algorithm == "hierarchical":
+        return list(node_sites(world_size // (options.ranks_per_node or 1)))
     if algorithm == "two_shot":
         return [CONTRIBUTION, OWNER]
     stages = world_size.bit_length() - 1
@@ -158,25 +187,34 @@ class Reduction:
         *,
         parameters: Sequence[ParameterShape] = (),
         tolerances: GradientTolerances | None = None,
+        intra_traffic: Traffic | None = None,
     ) -> None:
         """Prepare for all-reduces.
 
         Args:
             options: settings, the same on all ranks.
             rank, world_size: this rank, and N.
-            traffic: counters of one table, for what is sent.
+            traffic: counters of one table, for what is sent; of `hierarchical`, between nodes.
             parameters: shapes of all parameters. Their order numbers all values, which keys the
                 noise of stochastic rounding; others are numbered as they come. The state has the
                 residuals of these from the beginning.
             tolerances: rule that sets the codec's tolerance; None leaves it as the config has it.
+            intra_traffic: counters of what `hierarchical` sends inside a node.
+        Raises: ValueError: nodes that differ in size.
         """
-        self.options, self.rank, self.world_size = options, rank, world_size
+        self._is_inside = options.is_inside_one_node(world_size)
+        self.options = options = options.settled(world_size)
+        self.rank, self.world_size = rank, world_size
+        self._nodes: Nodes | None = None
+        if options.algorithm == "hierarchical":
+            self._nodes = Nodes(rank, world_size, options.ranks_per_node or 0)
         self.traffic, self.tolerances = traffic, tolerances
+        self.intra_traffic = intra_traffic or Traffic("intra_dense", traffic.tables)
         self.error_feedback: ErrorFeedback | None = None
         if any(coding.error_feedback for coding in options.codings):
             fed = [p for p in parameters if feeds(p, options.codings)]
             numels = {parameter.name: parameter.numel for parameter in fed}
-            self.error_feedback = ErrorFeedback(sites(options.algorithm, rank, world_size), numels)
+            self.error_feedback = ErrorFeedback(sites(options, rank, world_size), numels)
         self.matrices: Matrices | None = None  # parameters that are sent as factors
         self.observer: GradientObserver | None = None  # sees values, such as the debugger
         self.num_calls = 0
@@ -187,6 +225,26 @@ class Reduction:
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
         self._scratch = Scratch()
         self._slots = None if options.slots is None else RoundHistories(options.slots)
+
+    def takes(self, parameter: str, sites: Iterable[Site]) -> bool:
+        """Return whether this rank alone can go on with its residuals of a parameter."""
+        return self.error_feedback is None or self.error_feedback.takes(sites)
+
+    def dealt(self, parameter: ParameterShape, total: Tensor) -> dict[Site, Tensor]:
+        """Return this rank's share of what all ranks owe: an even one among those that send it.
+
+        Args: parameter: shape of the parameter.  total: [numel] float32, the sum over ranks.
+        Returns: {site: [numel]}, zero where this rank sends nothing there.
+        """
+        if self._nodes is None:
+            return {CONTRIBUTION: total / self.world_size}
+        chunks = BucketChunks((parameter,), self.world_size, self.options.codings)
+        shard, share = self._nodes.shard(self._nodes.place), torch.zeros_like(total)
+        for piece in chunks.pieces:
+            if piece.chunk in shard:
+                part = slice(piece.begin, piece.begin + piece.numel)
+                share[part] = total[part] / self._nodes.num_nodes
+        return {node_sites(self._nodes.num_nodes)[0]: share}
 
     def start(
         self,
@@ -224,7 +282,9 @@ class Reduction:
         self.num_steps += is_last
         codings = self.options.codings
         if exact:
-            codings = tuple(replace(c, codec=c.exact, error_feedback=False) for c in codings)
+            codings = tuple(
+                replace(c, codec=c.exact, error_feedback=False, intra=None) for c in codings
+            )
         shapes = tuple(parameters)
         if exact or once:
             chunks = BucketChunks(shapes, self.world_size, codings, self._numbers_of(shapes))
@@ -239,26 +299,41 @@ class Reduction:
         residuals = self._residuals_of(chunks, values, part)
         observer = None if exact else self.observer
         measurement = None if observer is None else observer.begin(chunks, step)
-        coder = MessageCoder(
-            chunks,
-            self.rank,
+        make_coder = partial(
+            MessageCoder,
+            rank=self.rank,
             call=call,
             step=step,
             seed=self.options.seed,
-            timed=self.traffic,
             scratch=self._scratch,
             alignment=frame.alignment_of(bucket),
             device=bucket.device,
-            residuals=residuals,
-            tolerances=None if exact else self.tolerances,
             measure=self.options.measure,
             slots=self._slots_for(bucket),
+        )
+        traffic = self.intra_traffic if self._is_inside else self.traffic
+        coder = make_coder(
+            chunks,
+            timed=traffic,
+            residuals=residuals,
+            tolerances=None if exact else self.tolerances,
             measurement=measurement,
         )
         chunks.gather(bucket, values)
         if not part.is_divided:
             values.div_(self.world_size)
-        yield from ALGORITHMS[self.options.algorithm](coder, values)
+        numel = len(values) if part.raw_numel is None else part.raw_numel
+        raw_nbytes = ring_nbytes(numel, self.world_size)
+        if self._nodes is None:
+            yield from ALGORITHMS[self.options.algorithm](coder, values)
+        else:
+            lost = residuals if isinstance(residuals, LostValues) else None
+            timed = self.intra_traffic
+            inside = make_coder(chunks.inside, timed=timed, residuals=lost, hop="inside ")
+            yield from hierarchical(coder, inside, values, self._nodes)
+            between_nbytes = ring_nbytes(numel // self._nodes.ranks_per_node, self._nodes.num_nodes)
+            _add_traffic(self.intra_traffic, inside, raw_nbytes - between_nbytes)
+            raw_nbytes = between_nbytes
         if residuals is not None:
             residuals.end(values.isfinite().all())
         if measurement is not None:
@@ -266,7 +341,7 @@ class Reduction:
         chunks.scatter(values, bucket)
         if isinstance(residuals, LostValues) and part.lost is not None:
             chunks.scatter(residuals.lost, part.lost)
-        self._add_traffic(coder, len(values) if part.raw_numel is None else part.raw_numel)
+        _add_traffic(traffic, coder, raw_nbytes)
 
     def _residuals_of(
         self, chunks: BucketChunks, values: Tensor, part: Part
@@ -304,13 +379,15 @@ class Reduction:
                 self._next_number += parameter.numel
         return tuple(self._first_numbers[parameter.name] for parameter in parameters)
 
-    def _add_traffic(self, coder: MessageCoder, numel: int) -> None:
-        raw = int64_tensor([ring_nbytes(numel, self.world_size)])
-        other = coder.header_nbytes + coder.padding_nbytes
-        payload = int64_tensor([coder.sent_nbytes - other])
-        self.traffic.padding_nbytes += coder.padding_nbytes
-        self.traffic.num_overflows += coder.num_overflows
-        self.traffic.add_bytes(int64_tensor([0]), raw, payload, coder.header_nbytes)
-        if len(coder.traffic.max_abs_err):
-            worst = coder.traffic.max_abs_err.amax(0, keepdim=True)
-            self.traffic.max_abs_err.copy_(torch.maximum(self.traffic.max_abs_err, worst))
+
+def _add_traffic(traffic: Traffic, coder: MessageCoder, raw_nbytes: int) -> None:
+    """Count what a coder sent. Args: raw_nbytes: bytes of a ring of float32 in its place."""
+    sent = coder.sent
+    other = sent.header_nbytes + sent.padding_nbytes
+    traffic.padding_nbytes += sent.padding_nbytes
+    traffic.num_overflows += sent.num_overflows
+    raw, payload = int64_tensor([raw_nbytes]), int64_tensor([sent.nbytes - other])
+    traffic.add_bytes(int64_tensor([0]), raw, payload, sent.header_nbytes)
+    if len(coder.traffic.max_abs_err):
+        worst = coder.traffic.max_abs_err.amax(0, keepdim=True)
+        traffic.max_abs_err.copy_(torch.maximum(traffic.max_abs_err, worst))

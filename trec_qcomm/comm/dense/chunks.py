@@ -14,7 +14,7 @@ Shapes: N ranks and chunks, E values of P parameters, D values a block.
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -38,12 +38,20 @@ class Coding:
         min_numel: least number of values of a parameter that is coded; smaller ones are sent by
             `exact`.
         error_feedback: whether residuals are kept, see comm.dense.error_feedback.
+        intra: codec of the blocks in the hop inside a node, where an algorithm has one; None:
+            `exact`.
     """
 
     codec: Codec
     exact: Codec
     min_numel: int
     error_feedback: bool = False
+    intra: Codec | None = None
+
+    @property
+    def inside(self) -> "Coding":
+        """The codecs of the hop inside a node."""
+        return replace(self, codec=self.exact if self.intra is None else self.intra)
 
 
 class ParameterShape(NamedTuple):
@@ -176,6 +184,11 @@ class BucketChunks:
     def feeds(self, parameter: int) -> bool:
         """Return whether a parameter has residuals. Args: parameter: its number."""
         return feeds(self.parameters[parameter], self.codings)
+
+    @cached_property
+    def inside(self) -> "BucketChunks":
+        """Equal chunks with the codecs of the hop inside a node."""
+        return replace(self, codings=tuple(coding.inside for coding in self.codings))
 
     @cached_property
     def fixed_size(self) -> bool:

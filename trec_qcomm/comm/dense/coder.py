@@ -1,12 +1,12 @@
 """MessageCoder: what one rank encodes and decodes in one all-reduce, with its residuals and noise.
 
 Knows: codecs, frames, residuals, tolerances. Does not know: which algorithm, process groups.
-Shapes: N ranks; E values of a bucket of P parameters; W bytes of a frame.
+Shapes: N ranks; E values of a bucket of P parameters.
 """
 
 import hashlib
 from collections.abc import Generator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals, LostValues
 from trec_qcomm.comm.dense.hooks import GradientMeasurement
+from trec_qcomm.comm.dense.messages import Message, Sent
 from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames, decode_own
 from trec_qcomm.comm.frames.plan import PlacedFrames
@@ -21,7 +22,7 @@ from trec_qcomm.comm.frames.sums import decode_sum
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
 from trec_qcomm.comm.slots.extents import Extents
-from trec_qcomm.comm.slots.messages import ReceivedFrames, RoundHistories, SlotRound
+from trec_qcomm.comm.slots.messages import RoundHistories, SlotRound
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import ALIGNMENT
@@ -29,50 +30,6 @@ from trec_qcomm.wire import frame, slot
 
 _CPU = torch.device("cpu")
 Exchange = Generator[Round, ReceivedMessages, ReceivedMessages]
-
-
-class Message(NamedTuple):
-    """One frame to send.
-
-    Args:
-        frame: [W] uint8, with the padding behind it.
-        header_nbytes: the share of W that is header and padding, for statistics.
-        placed, number: frames with the rows of this one, and its number among them.
-        announced: codec and size of each segment, on a GPU, where they are not of fixed size.
-    """
-
-    frame: Tensor
-    header_nbytes: int
-    placed: PlacedFrames
-    number: int = 0
-    announced: frame.Announced | None = None
-
-    @classmethod
-    def passed_on(cls, received: ReceivedMessages, placed: PlacedFrames) -> "Message":
-        """Return a frame that is sent on as it was received."""
-        counts, announced = placed.plan.segments_per_frame, getattr(received, "announced", None)
-        if announced is None and not placed.fixed_size:  # in a CPU's memory, without padding
-            return cls(received.buffer, frame.overhead_nbytes(counts[0]), placed)
-        nbytes = placed.max_nbytes if announced is None else announced.nbytes
-        [payload] = frame.payload_nbytes(nbytes, counts)
-        return cls(received.buffer, received.buffer.numel() - payload, placed, announced=announced)
-
-    def to_itself(self) -> ReceivedMessages:
-        """Return the message as its sender would receive it."""
-        nbytes = [self.frame.numel()]
-        if self.announced is None:
-            return ReceivedMessages(self.frame, nbytes)
-        return ReceivedFrames(self.frame, nbytes, self.announced)
-
-    @property
-    def overhead_nbytes(self) -> int:
-        """Bytes of the frame's header and segment table."""
-        return frame.overhead_nbytes(self.placed.plan.segments_per_frame[self.number])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the frame without the padding."""
-        return self.frame.numel() - self.header_nbytes + self.overhead_nbytes
 
 
 class GradientTolerances(Protocol):
@@ -123,9 +80,7 @@ class MessageCoder:
     """Encoder and decoder of one rank's messages in one all-reduce of one bucket.
 
     Attributes:
-        sent_nbytes, header_nbytes, padding_nbytes: bytes that its rounds send, and how many of them
-            are headers and sizes, and are padding.
-        num_overflows: number of messages that did not fit their slots.
+        sent: counts of what its rounds send.
         traffic: counters of the largest errors, by parameter, if these are measured; bytes are not
             counted.
         scratch: memory for algorithms.
@@ -148,6 +103,7 @@ class MessageCoder:
         measure: bool = False,
         slots: RoundHistories | None = None,
         measurement: GradientMeasurement | None = None,
+        hop: str = "",
     ) -> None:
         """Prepare for one all-reduce.
 
@@ -167,13 +123,14 @@ class MessageCoder:
             slots: histories of what the rounds send, where messages whose sizes vary travel in
                 slots; None: their sizes travel first.
             measurement: onlooker of this all-reduce; None without one.
+            hop: name of the hop, where an all-reduce has several coders, each with its rounds.
         """
         self.chunks, self.rank, self.world_size = chunks, rank, chunks.num_chunks
         self.scratch = scratch
         self.traffic = Traffic("dense", chunks.names if measure else ())
         self.traffic.encode_s, self.traffic.decode_s = timed.encode_s, timed.decode_s
-        self.sent_nbytes = self.header_nbytes = self.padding_nbytes = self.num_overflows = 0
-        self._slots, self._num_rounds = slots, 0
+        self.sent = Sent()
+        self._slots, self._num_rounds, self._hop = slots, 0, hop
         self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
         self._alignment, self._device, self._measurement = alignment, device, measurement
@@ -240,23 +197,26 @@ class MessageCoder:
         sends: Sequence[tuple[int, Message]],
         sources: Sequence[int],
         expected: PlacedFrames | None,
+        *,
+        sent: Sent | None = None,
     ) -> Exchange:
         """Yield the rounds that send and receive these messages: one, unless slots overflow.
 
-        Args: sends, sources, expected: arguments of `round`.
+        Args: sends, sources, expected, sent: arguments of `round`.
         Returns: the messages from the sources.
         """
         number, self._num_rounds = self._num_rounds, self._num_rounds + 1
         if self._slots is None or self.chunks.fixed_size:
-            received = yield self.round(sends, sources, expected)
+            received = yield self.round(sends, sources, expected, sent=sent)
             return received
         distinct = {id(message.frame): message for _, message in sends}
         numbers = {key: n for n, key in enumerate(distinct)}
         awaited = [] if expected is None else [(expected, n) for n in range(len(sources))]
         counts = {"sent": len(distinct), "received": len(awaited)}
-        sent, came = (
-            self._slots.history(self.chunks.names, number, use, n) for use, n in counts.items()
-        )
+        histories = [
+            self._slots.history(self.chunks.names, number, self._hop + use, n)
+            for use, n in counts.items()
+        ]
         in_slots = SlotRound(
             sends=[(peer, numbers[id(message.frame)]) for peer, message in sends],
             messages=[message.frame for message in distinct.values()],
@@ -266,15 +226,16 @@ class MessageCoder:
             incoming=Extents.from_frames(awaited),
             expected=expected,
             device=self._device,
-            histories=(sent, came),
+            histories=(histories[0], histories[1]),
             call=self._call,
         )
         received = yield from in_slots.run()
-        self.sent_nbytes += in_slots.sent_nbytes
-        self.padding_nbytes += in_slots.padding_nbytes
-        self.num_overflows += in_slots.num_overflows
+        sent = self.sent if sent is None else sent
+        sent.nbytes += in_slots.sent_nbytes
+        sent.padding_nbytes += in_slots.padding_nbytes
+        sent.num_overflows += in_slots.num_overflows
         overheads = [m.overhead_nbytes + slot.HEADER_NBYTES for _, m in sends if m.frame.numel()]
-        self.header_nbytes += sum(overheads)
+        sent.header_nbytes += sum(overheads)
         return received
 
     def round(
@@ -282,6 +243,8 @@ class MessageCoder:
         sends: Sequence[tuple[int, Message]],
         sources: Sequence[int],
         expected: PlacedFrames | None,
+        *,
+        sent: Sent | None = None,
     ) -> Round:
         """Return a round of these messages, and count its bytes.
 
@@ -289,7 +252,9 @@ class MessageCoder:
             sends: pairs of a rank and the message to it.
             sources: the ranks to wait for.
             expected: one frame from each source; None: nothing comes.
+            sent: counts that get the bytes; None: this coder's.
         """
+        sent = self.sent if sent is None else sent
         fixed_size = self.chunks.fixed_size
         nbytes = [] if expected is None else expected.layout(self._alignment).frame_nbytes
         max_nbytes = nbytes
@@ -297,8 +262,8 @@ class MessageCoder:
             max_nbytes = largest_nbytes(expected).tolist()
         messages = [message for _, message in sends if message.frame.numel()]
         sizes_nbytes = 0 if fixed_size else SIZE_NBYTES * len(messages)
-        self.sent_nbytes += sum(m.frame.numel() for m in messages) + sizes_nbytes
-        self.header_nbytes += sum(m.header_nbytes for m in messages) + sizes_nbytes
+        sent.nbytes += sum(m.frame.numel() for m in messages) + sizes_nbytes
+        sent.header_nbytes += sum(m.header_nbytes for m in messages) + sizes_nbytes
         return Round(
             sends=[(peer, message.frame) for peer, message in sends],
             sources=sources,
@@ -327,13 +292,15 @@ class MessageCoder:
         expected: PlacedFrames,
         out: Tensor,
         sources: Sequence[int],
+        place: int,
     ) -> None:
         """Add the frames' values to those of this rank, which `out` holds, in rank order.
 
         Args:
             expected: a frame of the same values from each source, see frames.sums.decode_sum.
             out: [n] values.
-            sources: all other ranks, in order.
+            sources: all other ranks that have a summand, in order.
+            place: number of this rank among them.
         Raises: CorruptFrameError: that of `receive`.
         """
         decode_sum(
@@ -342,7 +309,7 @@ class MessageCoder:
             out,
             ranks=sources,
             traffic=self.traffic,
-            held_at=self.rank,
+            held_at=place,
             memory=lambda numel: self.scratch.empty("summands", numel, out),
         )
 

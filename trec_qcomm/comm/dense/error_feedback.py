@@ -19,7 +19,7 @@ Source: Yang et al. 2020 (error compensation); a residual at each place that enc
 Shapes: E values of a bucket, n of a parameter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from trec_qcomm.wire import frame
 Site = str
 CONTRIBUTION: Site = "contribution"  # encodes a rank's own values, or a sum with others' values
 OWNER: Site = "owner"  # encodes the sum of a chunk
+INSIDE: Site = "inside"  # encodes a rank's own values for its node; no residuals are kept there
 Key = tuple[Site, int, int]  # a site and a range in `values`
 Waiting = list[tuple[int, int]] | Tensor  # values without a gradient: ranges; on a GPU [numel] bool
 
@@ -41,6 +42,14 @@ def stage_site(stage: int) -> Site:
     All ranks of a group of 2^stage hold the same residual there.
     """
     return f"stage{stage}" if stage else CONTRIBUTION
+
+
+def node_sites(num_nodes: int) -> tuple[Site, Site]:
+    """Return the sites of the hop between nodes: of a node's sums of a shard, and of all nodes'.
+
+    The number of nodes decides which values a rank has there, so the names tell it.
+    """
+    return f"contribution of {num_nodes} nodes", f"owner of {num_nodes} nodes"
 
 
 def owed(sites: Mapping[Site, Tensor]) -> Tensor:
@@ -84,6 +93,8 @@ class ErrorFeedback:
                 self._buckets.pop(other).write_to(self._kept)
             kept = {name: self._kept.pop(name, {}) for name in chunks.names}
             residuals = BucketResiduals(chunks, kept, device)
+            fed = [p for n, p in enumerate(chunks.parameters) if chunks.feeds(n)]
+            self._numels |= {parameter.name: parameter.numel for parameter in fed}
             self._buckets[chunks.names] = residuals
         return residuals
 
@@ -109,7 +120,8 @@ class ErrorFeedback:
 
         Residuals of another algorithm's sites are summed up (`owed`) and go to CONTRIBUTION.
 
-        Raises: ValueError: a parameter that was named before and has another size now.
+        Raises: ValueError: a parameter that was named before and has another size now; residuals
+            that `takes` refuses.
         """
         known = self.state_dict()
         for name, sites in state.items():
@@ -119,9 +131,19 @@ class ErrorFeedback:
         self._buckets.clear()
         self._kept = known | {name: self._translated(sites) for name, sites in state.items()}
 
+    def takes(self, sites: Iterable[Site]) -> bool:
+        """Return whether this rank alone can go on with what it kept at some sites.
+
+        Between nodes a rank sends its shard only. What it kept of all values elsewhere is the
+        business of other ranks, too.
+        """
+        return CONTRIBUTION in self._sites or set(sites) <= set(self._sites)
+
     def _translated(self, sites: Mapping[Site, Tensor]) -> dict[Site, Tensor]:
         if set(sites) <= set(self._sites):
             return {site: residual.cpu().clone() for site, residual in sites.items()}
+        if not self.takes(sites):
+            raise ValueError(f"residuals of {', '.join(sites)}: here are {', '.join(self._sites)}")
         return {CONTRIBUTION: owed(sites)}
 
 

@@ -24,19 +24,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
-from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, owed
+from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
-from trec_qcomm.config import AllReduceRule, Sizes
+from trec_qcomm.config import AllReduceRule, GradientRule, Sizes
 from trec_qcomm.config.differences import flat_rule
 from trec_qcomm.core.checks import DeferredChecks
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_names, rank_key
-from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of, make_transport
+from trec_qcomm.integration.gradients.placement import (
+    check_on_gpu,
+    device_of,
+    make_transport,
+    ranks_per_node,
+)
 from trec_qcomm.integration.gradients.thresholds import ThresholdsByRule
 
 State = dict[str, Any]
@@ -65,6 +71,7 @@ class GradientAllReduce(ABC):
         traffic: Traffic | None = None,
         is_exact: Callable[[], bool] = lambda: False,
         sizes: Sizes = "announced",
+        intra_traffic: Traffic | None = None,
     ) -> None:
         """Prepare the all-reduce; `register` starts it.
 
@@ -75,9 +82,12 @@ class GradientAllReduce(ABC):
             traffic: counters of what is sent.
             is_exact: whether to send float32 now; equal on all ranks.
             sizes: the config's `sizes`.
+            intra_traffic: counters of what is sent inside a node, where there are two hops.
         """
         self.rules = (rules,) if isinstance(rules, AllReduceRule) else tuple(rules)
         self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
+        self.intra_traffic = intra_traffic or Traffic("intra_dense", ["all"])
+        self._ranks_per_node: int | None = None  # of the group, for `hierarchical`
         self._seed, self._measure_error = seed, measure_error
         self._is_exact = is_exact
         self._slots = SlotOptions() if sizes == "slots" else None
@@ -92,10 +102,10 @@ class GradientAllReduce(ABC):
         """Take over the all-reduce of a DDP. Collective.
 
         Raises: ValueError: parameters that are not float32, or neither on cpu nor on one GPU; a
-            second DDP; on a GPU, a codec whose size depends on the data or a process group that is
-            not NCCL's; ranks whose rules or parameters differ; state that was loaded and is not
-            of this DDP. After an error this object is unchanged, and may be registered with
-            another DDP.
+            second DDP; nodes that differ in size; on a GPU, a codec whose size depends on the data
+            or a process group that is not NCCL's; ranks whose rules or parameters differ; state
+            that was loaded and is not of this DDP. After an error this object is unchanged, and may
+            be registered with another DDP.
         """
         if self._shapes_by_parameter:
             raise ValueError("gradients: there is a DDP already; make one of these for each")
@@ -104,16 +114,20 @@ class GradientAllReduce(ABC):
         names = {p: name for name, p in named if p.requires_grad}
         device, pg = device_of(names), ddp.process_group
         if device.type == "cuda":
-            for rule in self.rules:
-                check_on_gpu(rule.codec, dist.get_backend_config(pg))
+            for codec in self._codecs():
+                check_on_gpu(codec, dist.get_backend_config(pg))
         shapes_by_parameter = self._shapes_of(ddp.module, names)
         shapes = [shape for group in shapes_by_parameter.values() for shape in group]
+        if self.rules[0].algorithm == "hierarchical":
+            self._ranks_per_node = ranks_per_node(pg)
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())
         self._load(reduction, shapes, device)
         group = make_gloo_group(pg) if device.type == "cpu" else pg
         ours = {"seed": str(self._seed)}  # compared, or gloo would end us
         for number, rule in enumerate(self.rules):
             ours |= flat_rule(rule, "rule" if len(self.rules) == 1 else f"rule[{number}]")
+        if self._ranks_per_node is not None:
+            ours["ranks of a node"] = str(self._ranks_per_node)
         ours |= {"sizes": "announced" if self._slots is None else "slots"}
         ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
         what = "gradients: ranks of the group have different rules or parameters"
@@ -123,6 +137,12 @@ class GradientAllReduce(ABC):
         self._reduction, self._device = reduction, device
         self._shapes_by_parameter = shapes_by_parameter
         reduction.observer = self._observer
+
+    def _codecs(self) -> list[Codec]:
+        """Return the codecs of all rules."""
+        rules = [rule for rule in self.rules if isinstance(rule, GradientRule)]
+        intra = [rule.intra for rule in rules if rule.intra is not None]
+        return [rule.codec for rule in self.rules] + intra
 
     @property
     def shapes(self) -> list[ParameterShape]:
@@ -235,7 +255,7 @@ class GradientAllReduce(ABC):
         if isinstance(reduction.tolerances, ThresholdsByRule) and state is not None:
             reduction.tolerances.load_state_dict(state.get("thresholds", {}))
         with side_stream(device, use="gradients"):
-            residuals = self._loaded_residuals(reduction.world_size, shapes, state)
+            residuals = self._loaded_residuals(reduction, shapes, state)
             if reduction.matrices is not None:
                 names = reduction.matrices.shapes.keys() & residuals.keys()
                 flat = {name: owed(residuals.pop(name)) for name in names}
@@ -246,14 +266,23 @@ class GradientAllReduce(ABC):
                 reduction.error_feedback.load_state_dict(residuals)
 
     def _loaded_residuals(
-        self, world_size: int, shapes: Sequence[ParameterShape], state: State | None
+        self, reduction: Reduction, shapes: Sequence[ParameterShape], state: State | None
     ) -> dict[str, dict[str, Tensor]]:
-        """Return the residuals of this rank's state, or a share of all ranks' where it has none."""
-        used = {s.name: self._keeps_residual(s, resized=state is None) for s in shapes}
-        if state is not None:
-            residuals = state.get("residuals", {})
-        else:
-            residuals = _even_residuals(self._loaded, world_size) if any(used.values()) else {}
+        """Return the residuals of this rank's state, or a share of all ranks' where it has none.
+
+        A share is also what a rank gets that sends other values than before, because nodes or the
+        algorithm changed.
+        """
+        residuals = {} if state is None else state.get("residuals", {})
+        resized = state is None or not all(map(reduction.takes, residuals, residuals.values()))
+        used = {s.name: self._keeps_residual(s, resized=resized) for s in shapes}
+        if resized and any(used.values()):
+            shape_of = {shape.name: shape for shape in shapes}
+            residuals = {
+                name: reduction.dealt(shape_of[name], total)
+                for name, total in _owed_by_all(self._loaded, reduction.world_size).items()
+                if name in shape_of
+            }
         return {name: sites for name, sites in residuals.items() if used.get(name, True)}
 
 
@@ -277,11 +306,11 @@ def _on_cpu(state: Mapping[str, Any]) -> State:
     return copied
 
 
-def _even_residuals(states: Mapping[str, Any], world_size: int) -> dict[str, dict[str, Tensor]]:
-    """Return the residuals with which each rank goes on: an even share of the sum over all ranks.
+def _owed_by_all(states: Mapping[str, Any], world_size: int) -> dict[str, Tensor]:
+    """Return by parameter the sum of the residuals of all ranks.
 
     Args:
-        states: states of all ranks of another world size, under their keys.
+        states: states of all ranks, under their keys.
         world_size: number of ranks that go on.
 
     Raises: ValueError: the state of a rank is missing.
@@ -298,4 +327,4 @@ def _even_residuals(states: Mapping[str, Any], world_size: int) -> dict[str, dic
     for state in states.values():
         for name, residuals in state.get("residuals", {}).items():
             total[name] = total.get(name, 0) + owed(residuals)
-    return {name: {CONTRIBUTION: residual / world_size} for name, residual in total.items()}
+    return total

@@ -95,9 +95,13 @@ class CompressedDDP:
             self._exact = before
 
     def stats(self) -> Stats:
-        """Return what this rank sent since construction or `reset_stats`, in `stats().dense`."""
-        sent = kind_stats([self._gradients.traffic])
-        return Stats(dense=sent, num_steps=self._gradients.num_steps)
+        """Return what this rank sent since construction or `reset_stats`, in `stats().dense`.
+
+        What `hierarchical` sends inside a node is in `stats().intra_dense`.
+        """
+        traffic = self._gradients.traffic, self._gradients.intra_traffic
+        sent, inside = (kind_stats([counted]) for counted in traffic)
+        return Stats(dense=sent, intra_dense=inside, num_steps=self._gradients.num_steps)
 
     def summary(self) -> str:
         """Return one table of what this rank sends to others in a step, as text."""
@@ -110,6 +114,7 @@ class CompressedDDP:
     def reset_stats(self) -> None:
         """Set all counters to zero."""
         self._gradients.traffic.reset()
+        self._gradients.intra_traffic.reset()
         self._gradients.num_steps = 0
 
     def state_dict(self) -> dict[str, Any]:

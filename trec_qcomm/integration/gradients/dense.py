@@ -18,7 +18,6 @@ from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
 from trec_qcomm.comm.dense.low_rank.ranks import RankChoice
 from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
 from trec_qcomm.comm.rounds import Rounds
-from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import GradientRule
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.core.counters import Traffic
@@ -115,6 +114,8 @@ class DenseGradients(GradientAllReduce):
             seed=self._seed,
             measure_error=self._measure_error,
             slots=self._slots,
+            ranks_per_node=self._ranks_per_node,
+            intra_traffic=self.intra_traffic,
         )
 
     def _keeps_residual(self, shape: ParameterShape, *, resized: bool) -> bool:
@@ -149,9 +150,7 @@ def make_dense_reduction(
     traffic: Traffic,
     *,
     matrices: Sequence[MatrixShape] = (),
-    seed: int = 0,
-    measure_error: bool = False,
-    slots: SlotOptions | None = None,
+    **options: Any,
 ) -> Reduction:
     """Return the reduction of one rank that rules of replicated parameters describe.
 
@@ -173,7 +172,5 @@ def make_dense_reduction(
         codings=[make_coding(rule) for rule in listed],
         matrices=matrices,
         make_tolerances=make_thresholds if needs_thresholds else None,
-        seed=seed,
-        measure_error=measure_error,
-        slots=slots,
+        **options,
     )

@@ -3,7 +3,9 @@
 Knows: devices, process groups. Does not know: DDP, rules, algorithms.
 """
 
+import os
 from collections.abc import Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +38,46 @@ def device_of(names: Mapping[nn.Parameter, str]) -> torch.device:
         places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
         raise ValueError(f"gradients of one DDP: on one device only, got {places}")
     return next(iter(devices), torch.device("cpu"))
+
+
+# What launchers call the number of ranks of a node; as TorchRec reads it for two-level shardings.
+_RANKS_OF_A_NODE = (
+    "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)  # fmt: skip
+_NODES_OF_A_POD = "TORCHREC_RESOLVED_POD_SIZE"  # nodes with fast links between them; TorchRec's
+
+
+def ranks_per_node(pg: dist.ProcessGroup) -> int:
+    """Return how many ranks of a group share each node, by the variables that launchers set.
+
+    Adjacent ranks of the job share a node, as in TorchRec's two-level shardings.
+
+    Raises: ValueError: no such variable, or nodes of which the job or the group has unequal parts.
+    """
+    name = next((name for name in _RANKS_OF_A_NODE if name in os.environ), None)
+    if name is None:
+        raise ValueError(
+            "algorithm: hierarchical: LOCAL_WORLD_SIZE, the number of ranks of a node, is not set; "
+            "torchrun sets it"
+        )
+    text = os.environ[name], os.environ.get(_NODES_OF_A_POD, "1")
+    size = int(text[0]) * int(text[1]) if all(part.isdecimal() for part in text) else 0
+    world_size = dist.get_world_size()
+    if size < 1 or world_size % size:
+        pods = f" times {_NODES_OF_A_POD} {text[1]}" if _NODES_OF_A_POD in os.environ else ""
+        raise ValueError(
+            f"algorithm: hierarchical: {world_size} ranks are not nodes of {name} {text[0]}{pods} "
+            "each"
+        )
+    ranks = dist.get_process_group_ranks(pg)
+    nodes = [(node, len(list(members))) for node, members in groupby(ranks, lambda r: r // size)]
+    if len({node for node, _ in nodes}) < len(nodes) or len({count for _, count in nodes}) > 1:
+        raise ValueError(
+            f"algorithm: hierarchical: the group has ranks {ranks}, which are no equal parts of "
+            f"nodes of {size} ranks"
+        )
+    return nodes[0][1]
 
 
 def check_on_gpu(codec: Codec, backends: str) -> None:

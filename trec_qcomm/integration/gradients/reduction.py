@@ -5,6 +5,7 @@ Knows: rules, chunks, the model of a link. Does not know: DDP, process groups.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.dense.all_reduce import (
@@ -41,13 +42,15 @@ def make_reduction(
     seed: int = 0,
     measure_error: bool = False,
     slots: SlotOptions | None = None,
+    ranks_per_node: int | None = None,
+    intra_traffic: Traffic | None = None,
 ) -> Reduction:
     """Return the reduction of one rank that a rule describes.
 
     Args:
         rule: the rule, whose algorithm and link hold for all parameters.
         parameters: all parameters of the model, as if they were in one bucket.
-        traffic: counters of what is sent.
+        traffic, intra_traffic: counters of what is sent, see Reduction.
         codings: codecs of the values, which the parameters name by number; None: the rule's codec
             for all.
         matrices: shapes of the parameters that are sent as factors of low rank.
@@ -56,7 +59,8 @@ def make_reduction(
         seed: seed of stochastic rounding.
         measure_error: whether to record the largest error of what this rank encodes.
         slots: settings of slots; None: sizes that vary travel first.
-    Raises: ValueError: rows of a length that the codec does not take.
+        ranks_per_node: number of adjacent ranks that share a node, for `hierarchical`.
+    Raises: ValueError: rows of a length that the codec does not take, nodes that differ in size.
     """
     codings = tuple(codings or [make_coding(rule)])
     sent = sent_shapes(parameters, matrices)
@@ -69,15 +73,18 @@ def make_reduction(
         seed=seed,
         measure=measure_error,
         slots=slots,
+        ranks_per_node=ranks_per_node,
     )
     tolerances = None
-    if make_tolerances is not None:
-        tolerances = make_tolerances(chunks, sites(options.algorithm, rank, world_size))
+    if make_tolerances is not None and not options.is_inside_one_node(world_size):
+        settled = options.settled(world_size)
+        tolerances = make_tolerances(chunks, sites(settled, rank, world_size))
+    kept: dict[str, Any] = {"tolerances": tolerances, "intra_traffic": intra_traffic}
     if matrices:
         largest = [replace(matrix, rank=matrix.most_columns) for matrix in matrices]
-        kept = {"parameters": sent_shapes(parameters, largest), "tolerances": tolerances}
-        return LowRankReduction(options, rank, world_size, traffic, matrices=matrices, **kept)
-    return Reduction(options, rank, world_size, traffic, parameters=sent, tolerances=tolerances)
+        kept |= {"matrices": matrices, "parameters": sent_shapes(parameters, largest)}
+        return LowRankReduction(options, rank, world_size, traffic, **kept)
+    return Reduction(options, rank, world_size, traffic, parameters=sent, **kept)
 
 
 def sent_shapes(
@@ -97,6 +104,7 @@ def make_coding(rule: AllReduceRule) -> Coding:
         exact=Identity(),
         min_numel=rule.min_numel,
         error_feedback=rule.error_feedback,
+        intra=rule.intra,
     )
 
 

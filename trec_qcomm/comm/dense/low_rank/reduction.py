@@ -28,7 +28,7 @@ Ours: that codecs' losses go into the residual, and equal bits by exact products
 Shapes: N ranks; E values of a bucket; B matrices [n, m] of one shape, r their rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.all_reduce import WHOLE, AllReduceOptions, Part, Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
+from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, Site
 from trec_qcomm.comm.dense.low_rank.batch import MatrixBatch
 from trec_qcomm.comm.dense.low_rank.exact import orthonormal_rows, write_products
 from trec_qcomm.comm.dense.low_rank.matrices import Matrices
@@ -88,6 +89,14 @@ class LowRankReduction(Reduction):
         self.matrices = Matrices(matrices, options.seed)
         self._messages: dict[tuple[tuple[str, int], ...], _Messages] = {}
         self._wide: Tensor | None = None
+
+    def takes(self, parameter: str, sites: Iterable[Site]) -> bool:
+        return parameter in self.matrices.shapes or super().takes(parameter, sites)
+
+    def dealt(self, parameter: ParameterShape, total: Tensor) -> dict[Site, Tensor]:
+        if parameter.name in self.matrices.shapes:  # all ranks keep residuals of whole matrices
+            return {CONTRIBUTION: total / self.world_size}
+        return super().dealt(parameter, total)
 
     def start(
         self,

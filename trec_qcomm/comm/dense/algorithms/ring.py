@@ -14,8 +14,9 @@ value, as each rank encodes each chunk once.
 
 from torch import Tensor
 
-from trec_qcomm.comm.dense.coder import Message, MessageCoder
+from trec_qcomm.comm.dense.coder import MessageCoder
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION
+from trec_qcomm.comm.dense.messages import Message
 from trec_qcomm.comm.rounds import Rounds
 
 

@@ -17,8 +17,9 @@ that of MPI implementations; that two messages undo it is ours.
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.coder import Message, MessageCoder
+from trec_qcomm.comm.dense.coder import MessageCoder
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, stage_site
+from trec_qcomm.comm.dense.messages import Message
 from trec_qcomm.comm.rounds import Rounds
 
 
