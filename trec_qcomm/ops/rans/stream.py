@@ -135,14 +135,14 @@ def push_stream(q, base, shift, last, tables, log, symbols, words, states):
     """Encode all indices q of a stream, the last one first.
 
     Args:    last: the last symbol, which is the escape where there is one.
-             tables: inverses and updates of `fill_encoder_table`, and reciprocals of wide.py,
-                     which are read only where `wide.takes` the states.
+             tables: inverses and updates of `fill_encoder_table`, and the table of wide.py,
+                     which is read only where `wide.takes` the states.
              symbols: uint16 scratch, as many as q.
              words: uint16, as many as q and SPARE_WORDS; the last word of the stream is first.
              states: [K] uint32, all LOWER; becomes the states to send.
     Returns: the number of words.
     """
-    inverses, updates, reciprocals = tables
+    inverses, updates, table = tables
     by_symbol, shifts = (inverses, updates), (np.uint64(31 + log), np.uint64(31 - log))
     lanes, used = states.size, np.uint64(0)
     if wide.takes(lanes):
@@ -150,7 +150,7 @@ def push_stream(q, base, shift, last, tables, log, symbols, words, states):
         _fill_symbols(q[whole:], base, shift, last, symbols)
         used = _push_each(symbols[: q.size - whole], 0, by_symbol, shifts, words, used, states)
         return np.int64(used) + wide.push(
-            q[:whole], words[np.int64(used) :], updates, reciprocals, states, base, shift, last
+            q[:whole], words[np.int64(used) :], table, states, base, shift, last
         )
     _fill_symbols(q, base, shift, last, symbols)
     whole = q.size & -min(lanes, 4)

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 from trec_qcomm.kernels import inner
 
 LANES = 16
+CURSOR = 6
 LOG = 12
 _BIAS = 1 - 2.0**-21.5  # of a reciprocal, so that a quotient in float32 is never too large
 _FEATURES = numba.config.CPU_FEATURES
@@ -30,6 +31,7 @@ _BIT, _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 _BITS, _SHORTS, _INTS, _FLOATS = (
     ir.VectorType(kind, LANES) for kind in (_BIT, _I16, _I32, ir.FloatType())
 )
+_LONGS, _UNDEFINED = ir.VectorType(_I64, 8), ir.Constant(_INTS, ir.Undefined)
 _REVERSED = ir.Constant(_INTS, list(range(LANES - 1, -1, -1)))
 
 
@@ -55,10 +57,17 @@ def fill_decoder_table(frequencies, table):
 
 
 @inner
-def fill_reciprocals(frequencies, reciprocals):
-    """Fill reciprocals [257] float32 with 1 / f, a little less, of each symbol."""
+def fill_encoder_table(frequencies, table):
+    """Fill table [257] uint64, an entry for each symbol.
+
+    From the highest bits: 32 of 1 / f, a little less, as float32; 16 of the first slot; 16 of f.
+    """
+    start = 0
     for s in range(frequencies.size):
-        reciprocals[s] = np.float32(_BIAS / max(frequencies[s], 1))
+        f = frequencies[s]
+        bits = np.int64(np.float32(_BIAS / max(f, 1)).view(np.int32))
+        table[s] = np.uint64(bits << 32 | start << 16 | f)
+        start += f
 
 
 def _all(number, kind=_INTS):
@@ -130,11 +139,13 @@ class _Job:
         self.words, self.table, self.states, self.q, self.cursor = (a.data for a in arrays)
         self.num_words = builder.extract_value(arrays[0].shape, 0)
         self.num_indices = builder.extract_value(arrays[3].shape, 0)
-        at = [builder.load(builder.gep(self.cursor, [_int64(k)])) for k in range(5)]
+        at = [builder.load(builder.gep(self.cursor, [_int64(k)])) for k in range(CURSOR)]
         self.i, self.at = (cgutils.alloca_once_value(builder, number) for number in at[:2])
-        self.base, self.shift, self.escape = (
+        self.base, self.shift, self.escape, step = (
             _splat(builder, builder.trunc(number, _I32)) for number in at[2:]
         )
+        self.factor = builder.bitcast(step, _FLOATS)
+        self.has_factor = builder.icmp_unsigned("!=", step, _all(0))
         self.vectors = [
             cgutils.alloca_once_value(
                 builder, _load(builder, self.states, _int64(LANES * v), _INTS)
@@ -171,6 +182,8 @@ class _Job:
         index = builder.add(self.base, builder.shl(symbol, self.shift))
         is_escape = builder.icmp_unsigned("==", symbol, self.escape)
         index = builder.select(is_escape, _all(-(1 << 31)), index)
+        product = builder.fmul(builder.sitofp(index, _FLOATS), self.factor)
+        index = builder.select(self.has_factor, builder.bitcast(product, _INTS), index)
         _store(builder, index, self.q, builder.add(i, _int64(LANES * v)))
 
     def advance(self, builder):
@@ -214,7 +227,8 @@ def pop_16(typing, job):
     """Decode a stream of 16 states as far as possible.
 
     Args: job: (words [W] uint16, table of `fill_decoder_table`, states [K] uint32, q [N] int32,
-               cursor [5] int64: index, word, base, shift, the escape symbol or 256).
+               cursor [CURSOR] int64: index, word, base, shift, the escape symbol or 256, and the
+               bits of the float32 that indices are multiplied by, or 0: indices stay as they are).
     """
 
     def codegen(context, builder, signature, arguments):
@@ -243,20 +257,79 @@ def pop_16_and_16(typing, job, other):
     return types.void(job, other), codegen
 
 
-def _push_vector(builder, x, indices, classes, tables):
+@intrinsic
+def pop_32_and_32(typing, job, other):
+    """Do what `pop_16_and_16` does with 32 states each."""
+
+    def codegen(context, builder, signature, arguments):
+        return _pop_all(context, builder, signature, arguments, 2)
+
+    return types.void(job, other), codegen
+
+
+class _GatheredTable:
+    """The encoder's table in memory, for any number of symbols."""
+
+    def __init__(self, builder, table):
+        self.table = table
+
+    def entries(self, builder, symbol):
+        """Return the low and the high halves of the entries of a vector of symbols."""
+        halves = [
+            _call(
+                builder, "llvm.x86.avx512.mask.gather.dpq.512", _LONGS,
+                ir.Constant(_LONGS, ir.Undefined), builder.bitcast(self.table, _POINTER),
+                builder.shuffle_vector(symbol, _UNDEFINED, _places(range(k, k + 8))),
+                ir.Constant(ir.VectorType(_BIT, 8), [1] * 8), ir.Constant(_I32, 8),
+            )
+            for k in (0, 8)
+        ]  # fmt: skip
+        return _deinterleave(builder, *(builder.bitcast(half, _INTS) for half in halves))
+
+
+class _HeldTable:
+    """The encoder's table in registers, for at most 64 symbols. What is not of one is not used."""
+
+    def __init__(self, builder, table):
+        table = builder.bitcast(table, _I32.as_pointer())
+        vectors = [_load(builder, table, _int64(LANES * k), _INTS) for k in range(8)]
+        pairs = [_deinterleave(builder, *vectors[k : k + 2]) for k in range(0, 8, 2)]
+        self.halves = list(zip(*pairs, strict=True))
+
+    def entries(self, builder, symbol):
+        """Return the low and the high halves of the entries of a vector of symbols."""
+        is_high, halves = builder.icmp_unsigned(">=", symbol, _all(32)), []
+        for vectors in self.halves:
+            low, high = (
+                _call(builder, "llvm.x86.avx512.vpermi2var.d.512", _INTS, first, symbol, second)
+                for first, second in (vectors[:2], vectors[2:])
+            )
+            halves.append(builder.select(is_high, high, low))
+        return halves
+
+
+def _deinterleave(builder, first, second):
+    """Return the elements at even and at odd places of two vectors."""
+    return [builder.shuffle_vector(first, second, _places(range(k, 2 * LANES, 2))) for k in (0, 1)]
+
+
+def _places(numbers):
+    return ir.Constant(ir.VectorType(_I32, len(numbers)), list(numbers))
+
+
+def _push_vector(builder, x, indices, classes, table):
     """Encode an index with each state of a vector.
 
     x // f is a product in float32, which is right or 1 too small, as the remainder tells.
 
     Args:    classes: vectors of base, shift and the last symbol.
-             tables: pointers of updates and reciprocals.
     Returns: (the states, the low 16 bits of those before, which of these leave).
     """
     base, shift, last = classes
     symbol = builder.lshr(builder.sub(indices, base), shift)
     symbol = _call(builder, "llvm.umin.v16i32", _INTS, symbol, last)
-    update = _gather(builder, "dpi", _INTS, tables[0], symbol, 8)
-    reciprocal = _gather(builder, "dps", _FLOATS, tables[1], symbol, 4)
+    update, reciprocal = table.entries(builder, symbol)
+    reciprocal = builder.bitcast(reciprocal, _FLOATS)
     frequency, start = builder.and_(update, _all(0xFFFF)), builder.lshr(update, _all(16))
     leaves = builder.icmp_unsigned(">=", builder.lshr(x, _all(31 - LOG)), frequency)
     words = _call(builder, "llvm.x86.avx512.mask.compress.v16i32", _INTS, x, _all(0), leaves)
@@ -270,13 +343,14 @@ def _push_vector(builder, x, indices, classes, tables):
     return builder.select(is_small, one_more, x), builder.trunc(words, _SHORTS), leaves
 
 
-def _push_all(context, builder, signature, arguments, num_vectors):
+def _push_all(context, builder, signature, arguments, num_vectors, kind_of_table):
     """Encode all indices, the last one first."""
-    q, words, updates, reciprocals, states = (
+    q, words, table, states = (
         context.make_array(kind)(context, builder, value).data
-        for kind, value in zip(signature.args[:5], arguments[:5], strict=True)
+        for kind, value in zip(signature.args[:4], arguments[:4], strict=True)
     )
-    classes = [_splat(builder, builder.trunc(value, _I32)) for value in arguments[5:8]]
+    table = kind_of_table(builder, table)
+    classes = [_splat(builder, builder.trunc(value, _I32)) for value in arguments[4:7]]
     vectors = [
         cgutils.alloca_once_value(
             builder, _reverse(builder, _load(builder, states, _int64(LANES * v), _INTS))
@@ -284,7 +358,7 @@ def _push_all(context, builder, signature, arguments, num_vectors):
         for v in range(num_vectors)
     ]
     num_used = cgutils.alloca_once_value(builder, _int64(0))
-    num_steps = builder.sdiv(arguments[8], _int64(LANES * num_vectors))
+    num_steps = builder.sdiv(arguments[7], _int64(LANES * num_vectors))
     with cgutils.for_range(builder, num_steps) as loop:
         step = builder.sub(builder.sub(num_steps, loop.index), _int64(1))
         first = builder.mul(step, _int64(LANES * num_vectors))
@@ -292,7 +366,7 @@ def _push_all(context, builder, signature, arguments, num_vectors):
             place = builder.add(first, _int64(LANES * v))
             indices = _reverse(builder, _load(builder, q, place, _INTS))
             x, leaving, leaves = _push_vector(
-                builder, builder.load(vectors[v]), indices, classes, (updates, reciprocals)
+                builder, builder.load(vectors[v]), indices, classes, table
             )
             used = builder.load(num_used)
             _store(builder, leaving, words, used)
@@ -303,27 +377,28 @@ def _push_all(context, builder, signature, arguments, num_vectors):
     return builder.load(num_used)
 
 
-def _push_of(num_vectors):
-    def push(typing, q, words, updates, reciprocals, states, base, shift, last, num_indices):
+def _push_of(num_vectors, kind_of_table):
+    def push(typing, q, words, table, states, base, shift, last, num_indices):
         """Encode indices q[:num_indices], a multiple of the number of states.
 
         Args:    words: uint16, with room for a word an index and 16 more; the last word is first.
-                 updates: [257, 4] uint16 of `stream.fill_encoder_table`.
-                 reciprocals: [257] float32 of `fill_reciprocals`.
+                 table: [257] uint64 of `fill_encoder_table`.
                  states: [K] uint32.
         Returns: the number of words.
         """
         numbers = (types.int64,) * 4
 
         def codegen(context, builder, signature, arguments):
-            return _push_all(context, builder, signature, arguments, num_vectors)
+            return _push_all(context, builder, signature, arguments, num_vectors, kind_of_table)
 
-        return types.int64(q, words, updates, reciprocals, states, *numbers), codegen
+        return types.int64(q, words, table, states, *numbers), codegen
 
     return intrinsic(push)
 
 
-push_16, push_32 = _push_of(1), _push_of(2)
+push_16, push_32 = _push_of(1, _GatheredTable), _push_of(2, _GatheredTable)
+push_16_of_few, push_32_of_few = _push_of(1, _HeldTable), _push_of(2, _HeldTable)
+_FEW = 64
 
 
 @inner
@@ -335,11 +410,15 @@ def takes(lanes):
 if AVAILABLE:
 
     @inner
-    def push(q, words, updates, reciprocals, states, base, shift, last):
+    def push(q, words, table, states, base, shift, last):
         """Encode all indices q of a stream: see `push_16`."""
         if states.size == LANES:
-            return push_16(q, words, updates, reciprocals, states, base, shift, last, q.size)
-        return push_32(q, words, updates, reciprocals, states, base, shift, last, q.size)
+            if last < _FEW:
+                return push_16_of_few(q, words, table, states, base, shift, last, q.size)
+            return push_16(q, words, table, states, base, shift, last, q.size)
+        if last < _FEW:
+            return push_32_of_few(q, words, table, states, base, shift, last, q.size)
+        return push_32(q, words, table, states, base, shift, last, q.size)
 
     @inner
     def pop(job):
@@ -351,13 +430,16 @@ if AVAILABLE:
 
     @inner
     def pop_two(job, other):
-        """Decode two streams of 16 states as far as both can go on: see `pop_16`."""
-        pop_16_and_16(job, other)
+        """Decode two streams of as many states as far as both can go on: see `pop_16`."""
+        if job[2].size == LANES:
+            pop_16_and_16(job, other)
+        else:
+            pop_32_and_32(job, other)
 
 else:
 
     @inner
-    def push(q, words, updates, reciprocals, states, base, shift, last):
+    def push(q, words, table, states, base, shift, last):
         """Encode nothing: `takes` no stream."""
         return 0
 
