@@ -132,6 +132,8 @@ def encode(
         width, bound, step, inverse = cpu.begin_segment(
             values, start[s], stride[s], dim, num_values, bounds[s], relative
         )
+        if s + 1 < start.size:
+            rans_scratch[-1][0] = values[start[s + 1] :].ctypes.data
         room = cpu.raw_nbytes(num_values)
         segment_positions = positions[: min(room // 8, MAX_VERBATIM)]
         size, num_verbatim, kind = np.int64(-1), np.int64(0), encoder

@@ -53,12 +53,15 @@ _inline = inner(forceinline=True, _nrt=False)
 
 @inner
 def encoder_scratch(max_values):
-    """Return what `encode` works in, for segments of at most so many indices."""
+    """Return what `encode` works in, for segments of at most so many indices.
+
+    The last array holds the address of what is read after the segment, or 0: see wide.py.
+    """
     most = min(max_values, 2 * 65536 - 1)  # the indices of a stream
     tables = (np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.uint64))
     words = np.empty(most + SPARE_WORDS, np.uint16)
     states = np.empty(32, np.uint32)
-    return class_scratch(), tables, np.empty(most, np.uint16), words, states
+    return class_scratch(), tables, np.empty(most, np.uint16), words, states, np.zeros(1, np.int64)
 
 
 @kernel
@@ -114,7 +117,7 @@ def _encode_streams(q, base, shift, weights, scratch, out, at):
     Args:    weights: weights of all symbols; they become frequencies.
     Returns: the place after them, or -1 where out is too small.
     """
-    _, tables, symbols, words, all_states = scratch
+    _, tables, symbols, words, all_states, ahead = scratch
     lanes, streams, log = num_lanes(q.size), num_streams(q.size), table_log(q.size, weights.size)
     frequencies_of(weights, log)
     fill_encoder_table(weights, log, tables[0], tables[1])
@@ -136,6 +139,7 @@ def _encode_streams(q, base, shift, weights, scratch, out, at):
             symbols,
             words,
             states,
+            ahead[0] + (stream << 18 if ahead[0] else 0),
         )
         if words_at + 2 * num_words > out.size:
             return -1

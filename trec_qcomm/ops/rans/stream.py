@@ -131,7 +131,7 @@ def _push_many_states(symbols, tables, shifts, words, used, states):
 
 
 @inner
-def push_stream(q, base, shift, last, tables, log, symbols, words, states):
+def push_stream(q, base, shift, last, tables, log, symbols, words, states, ahead=0):
     """Encode all indices q of a stream, the last one first.
 
     Args:    last: the last symbol, which is the escape where there is one.
@@ -140,6 +140,7 @@ def push_stream(q, base, shift, last, tables, log, symbols, words, states):
              symbols: uint16 scratch, as many as q.
              words: uint16, as many as q and SPARE_WORDS; the last word of the stream is first.
              states: [K] uint32, all LOWER; becomes the states to send.
+             ahead: address of what is read after the stream, or 0: see wide.py.
     Returns: the number of words.
     """
     inverses, updates, table = tables
@@ -150,7 +151,7 @@ def push_stream(q, base, shift, last, tables, log, symbols, words, states):
         _fill_symbols(q[whole:], base, shift, last, symbols)
         used = _push_each(symbols[: q.size - whole], 0, by_symbol, shifts, words, used, states)
         return np.int64(used) + wide.push(
-            q[:whole], words[np.int64(used) :], table, states, base, shift, last
+            q[:whole], words[np.int64(used) :], table, states, base, shift, last, ahead
         )
     _fill_symbols(q, base, shift, last, symbols)
     whole = q.size & -min(lanes, 4)

@@ -105,6 +105,14 @@ def _load(builder, array, place, kind):
     return builder.load(where, align=1)
 
 
+def _fetch(builder, array, place):
+    """Fetch a line of memory into the second cache; one that is not there does no harm."""
+    kind = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    where = builder.bitcast(builder.gep(array, [place]), _POINTER)
+    builder.call(prefetch, [where, *(ir.Constant(_I32, n) for n in (0, 2, 1))])
+
+
 def _store(builder, vector, array, place):
     where = builder.bitcast(builder.gep(array, [place]), vector.type.as_pointer())
     builder.store(vector, where, align=1)
@@ -357,13 +365,16 @@ def _push_all(context, builder, signature, arguments, num_vectors, kind_of_table
         )
         for v in range(num_vectors)
     ]
+    is_none = builder.icmp_unsigned("==", arguments[7], _int64(0))
+    ahead = builder.select(is_none, q, builder.inttoptr(arguments[7], q.type))
     num_used = cgutils.alloca_once_value(builder, _int64(0))
-    num_steps = builder.sdiv(arguments[7], _int64(LANES * num_vectors))
+    num_steps = builder.sdiv(arguments[8], _int64(LANES * num_vectors))
     with cgutils.for_range(builder, num_steps) as loop:
         step = builder.sub(builder.sub(num_steps, loop.index), _int64(1))
         first = builder.mul(step, _int64(LANES * num_vectors))
         for v in reversed(range(num_vectors)):
             place = builder.add(first, _int64(LANES * v))
+            _fetch(builder, ahead, place)
             indices = _reverse(builder, _load(builder, q, place, _INTS))
             x, leaving, leaves = _push_vector(
                 builder, builder.load(vectors[v]), indices, classes, table
@@ -378,15 +389,16 @@ def _push_all(context, builder, signature, arguments, num_vectors, kind_of_table
 
 
 def _push_of(num_vectors, kind_of_table):
-    def push(typing, q, words, table, states, base, shift, last, num_indices):
+    def push(typing, q, words, table, states, base, shift, last, ahead, num_indices):
         """Encode indices q[:num_indices], a multiple of the number of states.
 
         Args:    words: uint16, with room for a word an index and 16 more; the last word is first.
                  table: [257] uint64 of `fill_encoder_table`.
                  states: [K] uint32.
+                 ahead: address of four bytes an index, which are fetched into the cache, or 0.
         Returns: the number of words.
         """
-        numbers = (types.int64,) * 4
+        numbers = (types.int64,) * 5
 
         def codegen(context, builder, signature, arguments):
             return _push_all(context, builder, signature, arguments, num_vectors, kind_of_table)
@@ -410,15 +422,15 @@ def takes(lanes):
 if AVAILABLE:
 
     @inner
-    def push(q, words, table, states, base, shift, last):
+    def push(q, words, table, states, base, shift, last, ahead):
         """Encode all indices q of a stream: see `push_16`."""
         if states.size == LANES:
             if last < _FEW:
-                return push_16_of_few(q, words, table, states, base, shift, last, q.size)
-            return push_16(q, words, table, states, base, shift, last, q.size)
+                return push_16_of_few(q, words, table, states, base, shift, last, ahead, q.size)
+            return push_16(q, words, table, states, base, shift, last, ahead, q.size)
         if last < _FEW:
-            return push_32_of_few(q, words, table, states, base, shift, last, q.size)
-        return push_32(q, words, table, states, base, shift, last, q.size)
+            return push_32_of_few(q, words, table, states, base, shift, last, ahead, q.size)
+        return push_32(q, words, table, states, base, shift, last, ahead, q.size)
 
     @inner
     def pop(job):
@@ -439,7 +451,7 @@ if AVAILABLE:
 else:
 
     @inner
-    def push(q, words, table, states, base, shift, last):
+    def push(q, words, table, states, base, shift, last, ahead):
         """Encode nothing: `takes` no stream."""
         return 0
 
