@@ -1,7 +1,7 @@
 """rANS in numba. Same bytes as reference.py, which says what they mean.
 
 Here is the layout of a segment. classes.py chooses its classes, header.py codes numbers and
-weights, low_bits.py what is not entropy coded; stream.py is the coder of a stream, wide.py the one
+weights, low_bits.py what is not entropy coded; stream.py is the coder of a stream, wide/ the one
 of long streams. Shapes: N indices, C streams of K states, W bytes.
 """
 
@@ -55,7 +55,7 @@ _inline = inner(forceinline=True, _nrt=False)
 def encoder_scratch(max_values):
     """Return what `encode` works in, for segments of at most so many indices.
 
-    The last array holds the address of what is read after the segment, or 0: see wide.py.
+    The last array holds the address of what is read after the segment, or 0: see wide/.
     """
     most = min(max_values, 2 * 65536 - 1)  # the indices of a stream
     tables = (np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.uint64))
@@ -231,7 +231,7 @@ def _open(data, num_values, step, scratch):
     """Read what is before the low bits, find the places of the rest, and make the tables.
 
     The layout becomes: shift, base, number of classes and of escapes, places of low bits, escapes,
-    states (-1 if there is a single symbol) and words, whether there is a table for wide.py, the
+    states (-1 if there is a single symbol) and words, whether there is a table for wide/, the
     bits of the step that it multiplies by, or 0, and log2 of the size of the tables.
 
     Returns: False if no encoder writes this.
@@ -312,7 +312,7 @@ def dequantize(q, step):
 def _decode_streams(data, q, scratch, begun):
     """Decode the symbols of all streams into q: the first index of each class, or ESCAPED.
 
-    Two streams at a time, where wide.py takes them: a vector waits for its table.
+    Two streams at a time, where wide/ takes them: a vector waits for its table.
 
     Returns: False if no encoder writes the data.
     """
@@ -337,7 +337,7 @@ def _decode_streams(data, q, scratch, begun):
 
 @inner
 def _job(data, q, scratch, stream, words_at, begun):
-    """Return a stream as a job for wide.py, and the place after its words.
+    """Return a stream as a job for wide/, and the place after its words.
 
     The place is -1 where no encoder writes its states or the number of its words.
 

@@ -1,7 +1,7 @@
 """The coder of one stream in numba: its rANS states and the 16-bit words they give off.
 
 Up to four states are in registers; with more, four are coded at a time, so that their latencies
-overlap. Streams of 16 states and more are coded in vectors where the CPU has them: wide.py. No
+overlap. Streams of 16 states and more are coded in vectors where the CPU has them: wide/. No
 loop branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
 
 The encoder goes through the indices backwards, and writes the words in that order, so the last
@@ -135,12 +135,12 @@ def push_stream(q, base, shift, last, tables, log, symbols, words, states, ahead
     """Encode all indices q of a stream, the last one first.
 
     Args:    last: the last symbol, which is the escape where there is one.
-             tables: inverses and updates of `fill_encoder_table`, and the table of wide.py,
+             tables: inverses and updates of `fill_encoder_table`, and the table of wide/,
                      which is read only where `wide.takes` the states.
              symbols: uint16 scratch, as many as q.
              words: uint16, as many as q and SPARE_WORDS; the last word of the stream is first.
              states: [K] uint32, all LOWER; becomes the states to send.
-             ahead: address of what is read after the stream, or 0: see wide.py.
+             ahead: address of what is read after the stream, or 0: see wide/.
     Returns: the number of words.
     """
     inverses, updates, table = tables
