@@ -290,6 +290,26 @@ def test_long_segments_of_rans_that_are_decoded_together():
         assert raised.value.segment == min(bad)
 
 
+@pytest.mark.parametrize(
+    ("bound", "outlier", "gap"), [(0.01, 0, 0), (0.01, 0, 5), (0.001, 0, 0), (0.0001, 40, 0)]
+)
+def test_long_segments_of_rans_give_the_values_of_bitpack(bound, outlier, gap):
+    """Segments of 4, 16 and 32 states, one stream and two; low bits and escapes; strided; NaN."""
+    num_rows, dim = torch.tensor([1031, 2100, 90, 1200, 2057, 4200]), 32
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), num_rows.cumsum(0)])
+    stride = torch.full_like(num_rows, dim + gap)
+    segments = Segments(offsets, dim, offsets[:-1] * (dim + gap), stride)
+    values = torch.randn(int(num_rows.sum()), dim + gap, generator=torch.Generator().manual_seed(0))
+    values[::577, 3] += outlier
+    values[5000, 7] = math.nan
+    expected, decoded = torch.full_like(values, -7), torch.full_like(values, -7)
+    error_bound.decode(encode(values, segments, bound, True), segments, expected)
+    encoded = encode(values, segments, bound, True, encoder="rans")
+    assert all(int(encoded.payload[at + 4]) & 15 == cpu.RANS for at in encoded.at.tolist())
+    error_bound.decode(encoded, segments, decoded)
+    assert torch.equal(decoded.view(torch.int32), expected.view(torch.int32))
+
+
 @pytest.mark.parametrize("encoder", ["vector_lz", "rans", "auto"])
 @pytest.mark.parametrize("dim", [1, 7, 16])
 def test_every_encoder_gives_the_values_of_bitpack(encoder, dim):

@@ -92,6 +92,8 @@ def test_states_of_long_segments():
     """Segments of 16 and 32 states; of one stream and of two, the last one longer."""
     for num_values in (32_768, 65_535, 65_536, 131_071, 131_072, 180_001):
         ENCODER.check(with_outliers(30, num_values, 0.001))
+    for sigma, num_values in ((3, 33_001), (0.2, 20_007), (7, 70_003)):  # tables of few symbols
+        ENCODER.check(normal(sigma, num_values))
 
 
 def test_long_segments_on_a_cpu_without_vectors(monkeypatch):
@@ -101,7 +103,7 @@ def test_long_segments_on_a_cpu_without_vectors(monkeypatch):
     counts = np.bincount(np.minimum(q + 4, 9), minlength=10)
     frequencies = np.array(reference.frequencies_of(counts.tolist(), log))
     symbols = [min(int(v) + 4, 9) for v in q]
-    tables = np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.float32)
+    tables = np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.uint64)
     stream.fill_encoder_table(frequencies, log, *tables[:2])
     table = np.empty(1 << log, np.uint64)
     stream.fill_decoder_table(frequencies, -4, 0, 9, table)
@@ -123,8 +125,10 @@ def test_quotients_without_a_division():
         f = np.arange(1, 1 << log)
         inverses, updates = np.empty(f.size, np.uint64), np.empty((f.size, 4), np.uint16)
         stream.fill_encoder_table(f, log, inverses, updates)
-        reciprocals = np.empty(f.size, np.float32)
-        wide.fill_reciprocals(f, reciprocals)
+        table = np.empty(f.size, np.uint64)
+        for k in range(f.size):
+            wide.fill_encoder_table(f[k : k + 1], table[k : k + 1])
+        reciprocals = (table >> np.uint64(32)).astype(np.uint32).view(np.float32)
         top = 1 << (31 - log)
         for quotient in (0, 1, top - 1, *generator.integers(0, top, 40).tolist()):
             for x in (quotient * f, quotient * f + f - 1):

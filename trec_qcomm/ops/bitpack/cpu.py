@@ -333,6 +333,15 @@ def unzigzag(words, q, first, n):
         q[np.uint64(first) + np.uint64(k)] = index_of(words[k])
 
 
+@_inner
+def index_range(q):
+    """Return the lowest and the highest index of q [N] int32; N > 0."""
+    low, high = q[0], q[0]
+    for k in range(q.size):
+        low, high = min(low, q[k]), max(high, q[k])
+    return low, high
+
+
 @kernel
 def encode_segment(q, dim, out):
     """Write the indices q [N] int32 to out. Return the number of bytes; -1 where out is too small.

@@ -9,7 +9,6 @@ and `_decode_indices` know which encoders there are.
 import numpy as np
 
 from trec_qcomm.kernels import inner, kernel
-from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import GROUP
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.error_bound.cpu import (
@@ -31,23 +30,23 @@ AUTO = 15  # vector_lz or rans, whichever is shorter; not on the wire
 
 
 @inner
-def _encode_indices(encoder, q, dim, out, rans_scratch):
-    """Encode the indices q [N] of one segment.
+def _encode_indices(encoder, q, low, high, dim, out, rans_scratch):
+    """Encode the indices q [N] of one segment, of which `low` and `high` are the extremes.
 
     Returns: (nbytes, the encoder used); nbytes is -1 where out has no room.
     """
     if encoder == AUTO:
-        return _encode_shortest(q, dim, out, rans_scratch)
+        return _encode_shortest(q, low, high, dim, out, rans_scratch)
     nbytes = np.int64(-1)
     if encoder == VECTOR_LZ:
         nbytes = vector_lz.encode_segment(q, dim, out)
     elif encoder == RANS:
-        nbytes = rans.encode(q, out, rans_scratch)
+        nbytes = rans.encode(q, low, high, out, rans_scratch)
     return nbytes, encoder
 
 
 @inner
-def _encode_shortest(q, dim, out, rans_scratch):
+def _encode_shortest(q, low, high, dim, out, rans_scratch):
     """Encode with vector_lz or rans, whichever is shorter; if they are equal, with vector_lz.
 
     vector_lz is the faster, and ends as bitpack where no row repeats.
@@ -55,7 +54,7 @@ def _encode_shortest(q, dim, out, rans_scratch):
     nbytes, kind = np.int64(vector_lz.encode_segment(q, dim, out)), VECTOR_LZ
     max_size = out.size if nbytes < 0 else nbytes - 1
     rans_bytes = np.empty(max_size, np.uint8)
-    size = np.int64(rans.encode(q, rans_bytes, rans_scratch))
+    size = np.int64(rans.encode(q, low, high, rans_bytes, rans_scratch))
     if size >= 0:
         out[:size] = rans_bytes[:size]
         return size, RANS
@@ -63,13 +62,15 @@ def _encode_shortest(q, dim, out, rans_scratch):
 
 
 @inner
-def _decode_indices(encoder, data, dim, q, rans_scratch):
-    """Decode all of data into q [N]. Return False where it is invalid."""
-    if encoder == VECTOR_LZ:
-        return vector_lz.decode_segment(data, dim, q)
+def _decode_indices(encoder, data, dim, q, step, rans_scratch):
+    """Decode all of data into q [N], as `rans.decode` does. Return False where it is invalid."""
     if encoder == RANS:
-        return rans.decode(data, q, rans_scratch)
-    return False
+        return rans.decode(data, q, step, rans_scratch)
+    if encoder != VECTOR_LZ or not vector_lz.decode_segment(data, dim, q):
+        return False
+    if step:
+        rans.dequantize(q, step)
+    return True
 
 
 @inner
@@ -88,22 +89,21 @@ def quantize_and_encode(
 ):  # fmt: skip
     """Quantize and encode one segment into out.
 
-    Args:    q: [num_values] int32 scratch for its indices.
+    Args:    q: int32 scratch for its indices, as many as full groups have.
     Returns: (nbytes, num_verbatim, the encoder used); nbytes is -1 where out or positions has no
              room.
     """
-    x, words, narrow = scratch[0], scratch[1], scratch[2]
-    num_verbatim = np.int64(0)
+    num_verbatim, low, high = np.int64(0), np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for first in range(0, num_values, GROUP):
         n = min(GROUP, num_values - first)
-        _, num_verbatim = quantizer.quantize_group(
-            values, start, stride, dim, first, n, bound, step, inverse,
-            x, words, narrow, positions, num_verbatim,
+        lowest, highest, num_verbatim = quantizer.quantize_indices(
+            values, start, stride, dim, first, n, bound, step, inverse, scratch, q, positions,
+            num_verbatim,
         )  # fmt: skip
         if num_verbatim < 0:
             return np.int64(-1), num_verbatim, encoder
-        bitpack.unzigzag(words, q, first, n)
-    nbytes, kind = _encode_indices(encoder, q, dim, out, rans_scratch)
+        low, high = min(low, lowest), max(high, highest)
+    nbytes, kind = _encode_indices(encoder, q[:num_values], low, high, dim, out, rans_scratch)
     return nbytes, num_verbatim, kind
 
 
@@ -115,7 +115,8 @@ def encode(
     """Do what cpu.encode does, with an encoder for each segment: BITPACK, VECTOR_LZ, RANS, AUTO."""
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
     most_values = _most_values(offsets, dim)
-    q, rans_scratch = np.empty(most_values, np.int32), rans.encoder_scratch(most_values)
+    rans_scratch = rans.encoder_scratch(most_values)
+    q = np.empty((most_values + GROUP - 1) // GROUP * GROUP, np.int32)
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
         nbytes[s], flushed[s] = 0, 0
@@ -131,14 +132,15 @@ def encode(
         width, bound, step, inverse = cpu.begin_segment(
             values, start[s], stride[s], dim, num_values, bounds[s], relative
         )
+        if s + 1 < start.size:
+            rans_scratch[-1][0] = values[start[s + 1] :].ctypes.data
         room = cpu.raw_nbytes(num_values)
         segment_positions = positions[: min(room // 8, MAX_VERBATIM)]
         size, num_verbatim, kind = np.int64(-1), np.int64(0), encoder
         if step > 0:
             size, num_verbatim, kind = quantize_and_encode(
                 values, start[s], stride[s], dim, num_values, bound, step, inverse,
-                out[HEADER_NBYTES:room], segment_positions, scratch, encoder,
-                q[:num_values], rans_scratch,
+                out[HEADER_NBYTES:room], segment_positions, scratch, encoder, q, rans_scratch,
             )  # fmt: skip
         nbytes[s] = cpu.end_segment(
             values, start[s], stride[s], dim, num_values, width, step, kind, size, num_verbatim,
@@ -150,54 +152,60 @@ def encode(
 
 
 @inner
-def _write_rows(data, start, stride, dim, q, out, scratch):
-    """Write the rows of a segment whose indices are q. Return OK, or BAD_VERBATIM.
+def _indices(start, stride, dim, num_values, out, q):
+    """Return the int32 memory to decode the indices of a segment into.
 
-    Args: data: the whole segment, whose header is valid.
+    That is the rows themselves, as bits, where they lie one behind the other; q elsewhere.
     """
-    _, step, _, num_verbatim = cpu.read_header(data)
-    if stride == dim:
-        for k in range(q.size):
-            out[np.uint64(start) + np.uint64(k)] = np.float32(np.float32(q[k]) * step)
-    else:
-        x = scratch[0]
-        for first in range(0, q.size, GROUP):
-            n = min(GROUP, q.size - first)
-            for k in range(n):
-                x[k] = np.float32(np.float32(q[first + k]) * step)
-            quantizer.scatter(x, n, start, stride, dim, first, out)
+    return out[start : start + num_values].view(np.int32) if stride == dim else q[:num_values]
+
+
+@inner
+def _finish_rows(data, start, stride, dim, q, out):
+    """Write what the rows of a segment lack. Return OK, or BAD_VERBATIM.
+
+    Args: data: the whole segment, whose header is valid.  q: memory of `_indices`, decoded.
+    """
+    _, _, _, num_verbatim = cpu.read_header(data)
+    if stride != dim:
+        quantizer.scatter(q.view(np.float32), q.size, start, stride, dim, 0, out)
     verbatim = data[data.size - 8 * num_verbatim :].view(np.uint32)
     return OK if cpu.place_verbatim(verbatim, start, stride, dim, q.size, out) else BAD_VERBATIM
 
 
 @inner
-def _decode_rows(data, start, stride, dim, q, out, scratch, rans_scratch):
+def _decode_rows(data, start, stride, dim, num_values, out, q, rans_scratch):
     """Decode a segment of one of these encoders. Return OK, or the reason why it is invalid.
 
-    Args: data: the whole segment, whose header is valid.  q: [number of values] int32 scratch.
+    Args: data: the whole segment, whose header is valid.  q: int32 scratch, as many or more.
     """
-    kind, _, size, _ = cpu.read_header(data)
-    if not _decode_indices(kind, data[HEADER_NBYTES : HEADER_NBYTES + size], dim, q, rans_scratch):
+    kind, step, size, _ = cpu.read_header(data)
+    indices = _indices(start, stride, dim, num_values, out, q)
+    body = data[HEADER_NBYTES : HEADER_NBYTES + size]
+    if not _decode_indices(kind, body, dim, indices, step, rans_scratch):
         return BAD_INDICES
-    return _write_rows(data, start, stride, dim, q, out, scratch)
+    return _finish_rows(data, start, stride, dim, indices, out)
 
 
 @inner
-def _decode_two(first, data, starts, strides, dim, first_q, q, out, scratch, rans_scratch):
+def _decode_two(first, data, starts, strides, dim, sizes, out, q, rans_scratch):
     """Decode two segments, which can pair. Return the reason of each.
 
-    Args: first, data: all their bytes.  starts, strides: pairs of numbers.
+    Args: first, data: all their bytes.  starts, strides, sizes: pairs of numbers.
     """
-    first_size, size = cpu.read_header(first)[2], cpu.read_header(data)[2]
+    _, first_step, first_size, _ = cpu.read_header(first)
+    _, step, size, _ = cpu.read_header(data)
+    first_q = _indices(starts[0], strides[0], dim, sizes[0], out, q[sizes[1] :])
+    second_q = _indices(starts[1], strides[1], dim, sizes[1], out, q)
     good, good_too = rans.decode_two(
-        first[HEADER_NBYTES : HEADER_NBYTES + first_size], first_q, rans_scratch[1],
-        data[HEADER_NBYTES : HEADER_NBYTES + size], q, rans_scratch[0],
+        first[HEADER_NBYTES : HEADER_NBYTES + first_size], first_q, first_step, rans_scratch[1],
+        data[HEADER_NBYTES : HEADER_NBYTES + size], second_q, step, rans_scratch[0],
     )  # fmt: skip
     reason = first_reason = BAD_INDICES
     if good:
-        first_reason = _write_rows(first, starts[0], strides[0], dim, first_q, out, scratch)
+        first_reason = _finish_rows(first, starts[0], strides[0], dim, first_q, out)
     if good_too:
-        reason = _write_rows(data, starts[1], strides[1], dim, q, out, scratch)
+        reason = _finish_rows(data, starts[1], strides[1], dim, second_q, out)
     return first_reason, reason
 
 
@@ -205,26 +213,30 @@ def _decode_two(first, data, starts, strides, dim, first_q, q, out, scratch, ran
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Do what cpu.decode does, for all encoders."""
     scratch, rans_scratch = cpu.group_scratch(), (rans.decoder_scratch(), rans.decoder_scratch())
-    most_values, w = _most_values(offsets, dim), np.int64(-1)  # w waits for another one
-    q, first_q = np.empty(most_values, np.int32), np.empty(min(most_values, 65535), np.int32)
+    q, w = np.empty(2 * _most_values(offsets, dim), np.int32), np.int64(-1)  # w waits for another
     bad, reason = np.int64(-1), OK
     for s in range(start.size):
         num_values, data = (offsets[s + 1] - offsets[s]) * dim, payload[at[s] : at[s] + nbytes[s]]
         reason = cpu.decode_segment(
             payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, scratch
         )
-        can_pair = reason == OTHER_ENCODER and rans.can_pair(num_values)
-        if reason == OTHER_ENCODER and not (can_pair and cpu.read_header(data)[0] == RANS):
+        can_pair = (
+            reason == OTHER_ENCODER
+            and rans.can_pair(num_values)
+            and cpu.read_header(data)[0] == RANS
+            and (w < 0 or rans.can_pair_with(num_values, (offsets[w + 1] - offsets[w]) * dim))
+        )
+        if reason == OTHER_ENCODER and not can_pair:
             reason = _decode_rows(
-                data, start[s], stride[s], dim, q[:num_values], out, scratch, rans_scratch[0]
+                data, start[s], stride[s], dim, num_values, out, q, rans_scratch[0]
             )
-        elif reason == OTHER_ENCODER and w < 0:
+        elif can_pair and w < 0:
             w, reason = np.int64(s), OK
-        elif reason == OTHER_ENCODER:
+        elif can_pair:
             first_reason, reason = _decode_two(
                 payload[at[w] : at[w] + nbytes[w]], data, (start[w], start[s]),
-                (stride[w], stride[s]), dim, first_q[: (offsets[w + 1] - offsets[w]) * dim],
-                q[:num_values], out, scratch, rans_scratch,
+                (stride[w], stride[s]), dim, ((offsets[w + 1] - offsets[w]) * dim, num_values),
+                out, q, rans_scratch,
             )  # fmt: skip
             if first_reason != OK:
                 return w, first_reason
@@ -235,7 +247,7 @@ def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     if w >= 0:  # has found no other one, and comes before what is bad
         first_reason = _decode_rows(
             payload[at[w] : at[w] + nbytes[w]], start[w], stride[w], dim,
-            q[: (offsets[w + 1] - offsets[w]) * dim], out, scratch, rans_scratch[0],
+            (offsets[w + 1] - offsets[w]) * dim, out, q, rans_scratch[0],
         )  # fmt: skip
         if first_reason != OK:
             return w, first_reason

@@ -1,13 +1,14 @@
 """rANS in numba. Same bytes as reference.py, which says what they mean.
 
 Here is the layout of a segment. classes.py chooses its classes, header.py codes numbers and
-weights, low_bits.py what is not entropy coded; stream.py is the coder of a stream, wide.py the one
+weights, low_bits.py what is not entropy coded; stream.py is the coder of a stream, wide/ the one
 of long streams. Shapes: N indices, C streams of K states, W bytes.
 """
 
 import numpy as np
 
 from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.ops.bitpack.cpu import index_range
 from trec_qcomm.ops.rans import wide
 from trec_qcomm.ops.rans.classes import (
     MAX_LOG,
@@ -52,12 +53,15 @@ _inline = inner(forceinline=True, _nrt=False)
 
 @inner
 def encoder_scratch(max_values):
-    """Return what `encode` works in, for segments of at most so many indices."""
+    """Return what `encode` works in, for segments of at most so many indices.
+
+    The last array holds the address of what is read after the segment, or 0: see wide/.
+    """
     most = min(max_values, 2 * 65536 - 1)  # the indices of a stream
-    tables = (np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.float32))
+    tables = (np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.uint64))
     words = np.empty(most + SPARE_WORDS, np.uint16)
     states = np.empty(32, np.uint32)
-    return class_scratch(), tables, np.empty(most, np.uint16), words, states
+    return class_scratch(), tables, np.empty(most, np.uint16), words, states, np.zeros(1, np.int64)
 
 
 @kernel
@@ -68,16 +72,22 @@ def encode_segment(q, dim, out):
 
     Returns: the number of bytes used, or -1 where C is too small.
     """
-    return encode(q, out, encoder_scratch(q.size))
+    low, high = index_range(q) if q.size else (np.int32(0), np.int32(0))
+    return encode(q, low, high, out, encoder_scratch(q.size))
 
 
 @_inner
-def encode(q, out, scratch):
-    """Do what `encode_segment` does. Args: scratch: arrays of `encoder_scratch`."""
+def encode(q, low, high, out, scratch):
+    """Do what `encode_segment` does.
+
+    Args: low, high: the extremes of q.  scratch: arrays of `encoder_scratch`.
+    """
     if q.size == 0:
         return 0
     counts = scratch[0][0]
-    base, shift, num_classes, num_escapes = choose_classes(q, scratch[0])
+    base, shift, num_classes, num_escapes = choose_classes(
+        q, np.int64(low), np.int64(high), scratch[0]
+    )
     num_symbols = num_classes + (num_escapes > 0)
     zigzag, low_nbytes = base << 1 ^ base >> 63, shift * ((q.size + 7) // 8)
     low_bits_at = 2 + varint_nbytes(zigzag) + varint_nbytes(num_escapes)
@@ -107,12 +117,12 @@ def _encode_streams(q, base, shift, weights, scratch, out, at):
     Args:    weights: weights of all symbols; they become frequencies.
     Returns: the place after them, or -1 where out is too small.
     """
-    _, tables, symbols, words, all_states = scratch
+    _, tables, symbols, words, all_states, ahead = scratch
     lanes, streams, log = num_lanes(q.size), num_streams(q.size), table_log(q.size, weights.size)
     frequencies_of(weights, log)
     fill_encoder_table(weights, log, tables[0], tables[1])
     if wide.takes(lanes):
-        wide.fill_reciprocals(weights, tables[2])
+        wide.fill_encoder_table(weights, tables[2])
     counts_at = at + 4 * lanes * streams
     words_at = counts_at + 4 * (streams - 1)
     states = all_states[:lanes]
@@ -129,6 +139,7 @@ def _encode_streams(q, base, shift, weights, scratch, out, at):
             symbols,
             words,
             states,
+            ahead[0] + (stream << 18 if ahead[0] else 0),
         )
         if words_at + 2 * num_words > out.size:
             return -1
@@ -137,8 +148,9 @@ def _encode_streams(q, base, shift, weights, scratch, out, at):
         if stream < streams - 1:
             put32(out, counts_at + 4 * stream, num_words)
         target = out[words_at : words_at + 2 * num_words].view(np.uint16)
-        for k in range(num_words):
-            target[k] = words[num_words - 1 - k]
+        last_word = np.uint64(num_words - 1)
+        for k in range(num_words):  # unsigned, which numba needs not test: vectorized
+            target[k] = words[last_word - np.uint64(k)]
         words_at += 2 * num_words
     return words_at
 
@@ -149,58 +161,78 @@ def decode_segment(data, dim, q):
 
     `dim` is not used; encoders share one signature.
     """
-    return decode(data, q, decoder_scratch())
+    return decode(data, q, np.float32(0), decoder_scratch())
 
 
 @inner
 def decoder_scratch():
-    """Return what `decode` works in: frequencies, two tables, states, a cursor and a layout."""
+    """Return what `decode` works in.
+
+    Frequencies, two tables, states and cursors of two streams, and a layout.
+    """
     return (
         np.empty(257, np.int64),
         np.empty(1 << MAX_LOG, np.uint64),
         np.empty(1 << MAX_LOG, np.uint32),
-        np.empty(32, np.uint32),
-        np.empty(5, np.int64),
-        np.empty(8, np.int64),
+        np.empty((2, 32), np.uint32),
+        np.empty((2, wide.CURSOR), np.int64),
+        np.empty(11, np.int64),
     )
 
 
 @_inner
-def decode(data, q, scratch):
-    """Do what `decode_segment` does. Args: scratch: arrays of `decoder_scratch`."""
+def decode(data, q, step, scratch):
+    """Do what `decode_segment` does.
+
+    Args: step: float32 > 0 to make q the bits of float32(index) * step, or 0 for the indices.
+          scratch: arrays of `decoder_scratch`.
+    """
     if q.size == 0 or data.size < 4:
         return q.size == data.size
-    return _open(data, q.size, scratch) and _decode_all(data, q, scratch, False)
+    return _open(data, q.size, step, scratch) and _decode_all(data, q, step, scratch, False)
 
 
 @_inline
 def can_pair(num_values):
-    """Return whether `decode_two` takes segments of so many indices: streams of 16 states."""
-    return wide.takes(num_lanes(num_values)) and num_lanes(num_values) == wide.LANES
+    """Return whether `decode_two` takes segments of so many indices: one stream of vectors."""
+    return wide.takes(num_lanes(num_values)) and num_streams(num_values) == 1
+
+
+@_inline
+def can_pair_with(num_values, other_num_values):
+    """Return whether `decode_two` takes both of two segments that `can_pair`."""
+    return num_lanes(num_values) == num_lanes(other_num_values)
 
 
 @inner
-def decode_two(data, q, scratch, other_data, other_q, other_scratch):
-    """Decode two segments that `can_pair` at a time. Return whether each of them is valid."""
-    is_open = data.size >= 4 and _open(data, q.size, scratch)
-    other_is_open = other_data.size >= 4 and _open(other_data, other_q.size, other_scratch)
-    begun = (
-        is_open and other_is_open and _begin(data, scratch) and _begin(other_data, other_scratch)
+def decode_two(data, q, step, scratch, other_data, other_q, other_step, other_scratch):
+    """Decode two segments that can pair at a time. Return whether each of them is valid."""
+    is_open = data.size >= 4 and _open(data, q.size, step, scratch)
+    other_is_open = other_data.size >= 4 and _open(
+        other_data, other_q.size, other_step, other_scratch
     )
+    begun = is_open and other_is_open and scratch[5][8] > 0 and other_scratch[5][8] > 0
     if begun:
-        wide.pop_two(_job(data, q, scratch), _job(other_data, other_q, other_scratch))
+        job, at = _job(data, q, scratch, 0, scratch[5][7], False)
+        other_job, other_at = _job(
+            other_data, other_q, other_scratch, 0, other_scratch[5][7], False
+        )
+        begun = at >= 0 and other_at >= 0
+        if begun:
+            wide.pop_two(job, other_job)
     return (
-        is_open and _decode_all(data, q, scratch, begun),
-        other_is_open and _decode_all(other_data, other_q, other_scratch, begun),
+        is_open and _decode_all(data, q, step, scratch, begun),
+        other_is_open and _decode_all(other_data, other_q, other_step, other_scratch, begun),
     )
 
 
 @_inner
-def _open(data, num_values, scratch):
+def _open(data, num_values, step, scratch):
     """Read what is before the low bits, find the places of the rest, and make the tables.
 
-    The layout becomes: shift, base, number of classes and of escapes, places of low bits, escapes
-    and states (-1 if there is a single symbol), and whether there is a table for wide.py.
+    The layout becomes: shift, base, number of classes and of escapes, places of low bits, escapes,
+    states (-1 if there is a single symbol) and words, whether there is a table for wide/, the
+    bits of the step that it multiplies by, or 0, and log2 of the size of the tables.
 
     Returns: False if no encoder writes this.
     """
@@ -221,17 +253,21 @@ def _open(data, num_values, scratch):
     escapes_at = (at + shift * ((num_values + 7) // 8) + 1) // 2 * 2
     states_at = escapes_at + 4 * num_escapes
     layout[0], layout[1], layout[2], layout[3] = shift, base, num_classes, num_escapes
-    layout[4], layout[5], layout[6], layout[7] = at, escapes_at, states_at, 0
+    layout[4], layout[5], layout[6], layout[8], layout[9] = at, escapes_at, states_at, 0, 0
     if num_symbols == 1:
         layout[6] = -1
         return states_at == data.size
     log = table_log(num_values, num_symbols)
+    layout[10] = log
     frequencies_of(frequencies, log)
     fill_decoder_table(frequencies, base, shift, num_classes, table[: 1 << log])
     if wide.takes(num_lanes(num_values)):
-        layout[7] = wide.fill_decoder_table(frequencies, scratch[2])
+        layout[8] = wide.fill_decoder_table(frequencies, scratch[2])
+        if layout[8] and shift == 0 and num_escapes == 0:
+            layout[9] = np.float32(step).view(np.int32)
     words_at = states_at + 4 * num_lanes(num_values) * num_streams(num_values)
     words_at += 4 * (num_streams(num_values) - 1)
+    layout[7] = words_at
     return words_at <= data.size and (data.size - words_at) % 2 == 0
 
 
@@ -245,27 +281,10 @@ def _all_zero(numbers):
 
 
 @_inner
-def _begin(data, scratch):
-    """Read the states of the first stream. Return whether they and the tables are for `_job`."""
-    cursor, layout = scratch[4], scratch[5]
-    cursor[0], cursor[1], cursor[2], cursor[3], cursor[4] = 0, 0, layout[1], layout[0], layout[2]
-    return (
-        layout[6] >= 0 and layout[7] > 0 and _get_states(data, layout[6], scratch[3][: wide.LANES])
-    )
-
-
-@inner
-def _job(data, q, scratch):
-    """Return the job, as wide.py has it, of a segment of 16 states."""
-    words = data[scratch[5][6] + 4 * wide.LANES :].view(np.uint16)
-    return words, scratch[2], scratch[3][: wide.LANES], q, scratch[4]
-
-
-@_inner
-def _decode_all(data, q, scratch, begun):
+def _decode_all(data, q, step, scratch, begun):
     """Decode a segment that is open. Return False if no encoder writes the data.
 
-    Args: begun: whether the cursor says how far the first stream is decoded.
+    Args: begun: whether the first cursor says how far the first stream is decoded.
     """
     layout = scratch[5]
     shift, base, num_escapes = layout[0], layout[1], layout[3]
@@ -275,40 +294,86 @@ def _decode_all(data, q, scratch, begun):
         return False
     get_low_bits(data[layout[4] :], shift, q)
     escapes = data[layout[5] : layout[5] + 4 * num_escapes]
-    return num_escapes == 0 or get_escapes(escapes, q)
+    if num_escapes and not get_escapes(escapes, q):
+        return False
+    if step and not layout[9]:
+        dequantize(q, step)
+    return True
+
+
+@_inner
+def dequantize(q, step):
+    """Replace each index by the bits of float32(index) * step."""
+    for i in range(q.size):
+        q[i] = np.float32(np.float32(q[i]) * step).view(np.int32)
 
 
 @_inner
 def _decode_streams(data, q, scratch, begun):
     """Decode the symbols of all streams into q: the first index of each class, or ESCAPED.
 
+    Two streams at a time, where wide/ takes them: a vector waits for its table.
+
     Returns: False if no encoder writes the data.
     """
-    _, table, wide_table, all_states, cursor, layout = scratch
-    lanes, streams, at = num_lanes(q.size), num_streams(q.size), layout[6]
-    log = table_log(q.size, layout[2] + (layout[3] > 0))
-    counts_at = at + 4 * lanes * streams
-    words = data[counts_at + 4 * (streams - 1) :].view(np.uint16)
-    table, states = table[: 1 << log], all_states[:lanes]
-    for stream in range(streams):
-        num_words, end = words.size, q.size
-        if stream < streams - 1:
-            num_words, end = get32(data, counts_at + 4 * stream), (stream + 1) << 16
-        if num_words > words.size:
+    streams, layout = num_streams(q.size), scratch[5]
+    at = layout[7]
+    for stream in range(0, streams, 2):
+        job, at = _job(data, q, scratch, stream, at, begun)
+        if at < 0:
             return False
-        if not begun:
-            if not _get_states(data, at + 4 * stream * lanes, states):
+        if stream + 1 < streams:
+            other, at = _job(data, q, scratch, stream + 1, at, False)
+            if at < 0:
                 return False
-            cursor[0], cursor[1] = 0, 0
-            cursor[2], cursor[3], cursor[4] = layout[1], layout[0], layout[2]
-        part, stream_words = q[stream << 16 : end], words[:num_words]
-        if layout[7]:
-            wide.pop((stream_words, wide_table, states, part, cursor))
-            if not pop_rest(stream_words, table, log, states, cursor[0], cursor[1], part):
+            if layout[8]:
+                wide.pop_two(job, other)
+            if not _finish(other, scratch):
                 return False
-        elif not pop_stream(stream_words, table, log, states, part):
+        if not _finish(job, scratch):
             return False
-        words = words[num_words:]
+    return at == data.size
+
+
+@inner
+def _job(data, q, scratch, stream, words_at, begun):
+    """Return a stream as a job for wide/, and the place after its words.
+
+    The place is -1 where no encoder writes its states or the number of its words.
+
+    Args: begun: whether states and cursor are in use already.
+    """
+    lanes, streams, layout = num_lanes(q.size), num_streams(q.size), scratch[5]
+    end, words_end = q.size, data.size
+    if stream < streams - 1:
+        end = (stream + 1) << 16
+        counts_at = layout[6] + 4 * lanes * streams
+        words_end = words_at + 2 * get32(data, counts_at + 4 * stream)
+    cursor, states = scratch[4][stream & 1], scratch[3][stream & 1, :lanes]
+    if words_end > data.size:
+        words_end = np.int64(-1)
+    elif not begun:
+        if not _get_states(data, layout[6] + 4 * stream * lanes, states):
+            words_end = np.int64(-1)
+        cursor[0], cursor[1], cursor[2], cursor[3] = 0, 0, layout[1], layout[0]
+        cursor[4], cursor[5] = layout[2], layout[9]
+    words = data[words_at : max(words_at, words_end)].view(np.uint16)
+    return (words, scratch[2], states, q[stream << 16 : end], cursor), words_end
+
+
+@_inner
+def _finish(job, scratch):
+    """Decode what is left of a stream. Return False if no encoder writes its words."""
+    words, _, states, q, cursor = job
+    layout = scratch[5]
+    table = scratch[1][: 1 << layout[10]]
+    if not layout[8]:
+        return pop_stream(words, table, layout[10], states, q)
+    wide.pop(job)
+    if not pop_rest(words, table, layout[10], states, cursor[0], cursor[1], q):
+        return False
+    if layout[9]:
+        dequantize(q[cursor[0] :], np.int32(layout[9]).view(np.float32))
     return True
 
 

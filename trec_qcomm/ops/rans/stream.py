@@ -1,7 +1,7 @@
 """The coder of one stream in numba: its rANS states and the 16-bit words they give off.
 
 Up to four states are in registers; with more, four are coded at a time, so that their latencies
-overlap. Streams of 16 states and more are coded in vectors where the CPU has them: wide.py. No
+overlap. Streams of 16 states and more are coded in vectors where the CPU has them: wide/. No
 loop branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
 
 The encoder goes through the indices backwards, and writes the words in that order, so the last
@@ -131,18 +131,19 @@ def _push_many_states(symbols, tables, shifts, words, used, states):
 
 
 @inner
-def push_stream(q, base, shift, last, tables, log, symbols, words, states):
+def push_stream(q, base, shift, last, tables, log, symbols, words, states, ahead=0):
     """Encode all indices q of a stream, the last one first.
 
     Args:    last: the last symbol, which is the escape where there is one.
-             tables: inverses and updates of `fill_encoder_table`, and reciprocals of wide.py,
-                     which are read only where `wide.takes` the states.
+             tables: inverses and updates of `fill_encoder_table`, and the table of wide/,
+                     which is read only where `wide.takes` the states.
              symbols: uint16 scratch, as many as q.
              words: uint16, as many as q and SPARE_WORDS; the last word of the stream is first.
              states: [K] uint32, all LOWER; becomes the states to send.
+             ahead: address of what is read after the stream, or 0: see wide/.
     Returns: the number of words.
     """
-    inverses, updates, reciprocals = tables
+    inverses, updates, table = tables
     by_symbol, shifts = (inverses, updates), (np.uint64(31 + log), np.uint64(31 - log))
     lanes, used = states.size, np.uint64(0)
     if wide.takes(lanes):
@@ -150,7 +151,7 @@ def push_stream(q, base, shift, last, tables, log, symbols, words, states):
         _fill_symbols(q[whole:], base, shift, last, symbols)
         used = _push_each(symbols[: q.size - whole], 0, by_symbol, shifts, words, used, states)
         return np.int64(used) + wide.push(
-            q[:whole], words[np.int64(used) :], updates, reciprocals, states, base, shift, last
+            q[:whole], words[np.int64(used) :], table, states, base, shift, last, ahead
         )
     _fill_symbols(q, base, shift, last, symbols)
     whole = q.size & -min(lanes, 4)
