@@ -19,6 +19,7 @@ from dcn import DCN, dim_of_rows
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -197,6 +198,11 @@ def _local_shards(
     weight: Tensor | ShardedTensor,
 ) -> tuple[tuple[int, int], list[tuple[Tensor, tuple[int, int]]]]:
     """Return the shape of a table, and its shards here with the row and column they begin at."""
+    if isinstance(weight, DTensor):  # 2D parallelism
+        parts = weight.to_local()
+        num_rows, dim = weight.shape
+        places = zip(parts.local_shards(), parts.local_offsets(), strict=False)  # also of none
+        return (num_rows, dim), [(shard, (row, column)) for shard, (row, column) in places]
     if not isinstance(weight, ShardedTensor):
         num_rows, dim = weight.shape
         return (num_rows, dim), [(weight, (0, 0))]

@@ -177,7 +177,7 @@ class EmulatedTrainer:
         ranks = played_ranks(options.ranks, ranks_per_node=options.ranks_per_node)
 
         def train() -> Trainer:
-            trainer = shard(options, dataset.num_embeddings, QComm(config))
+            trainer = self.shard(options, dataset.num_embeddings, config)
             rows = batches(dataset, options, is_test=False)
             if not len(rows):
                 raise ValueError(f"{len(dataset.train)} training rows are less than a global batch")
@@ -189,6 +189,12 @@ class EmulatedTrainer:
             return trainer
 
         return EmulatedModel(config, options, dataset, ranks, ranks.run(train))
+
+    def shard(
+        self, options: argparse.Namespace, num_embeddings: list[int], config: Config
+    ) -> Trainer:
+        """Return the sharded model of this rank. Collective."""
+        return shard(options, num_embeddings, QComm(config))
 
     @property
     def global_batch(self) -> int:

@@ -10,22 +10,53 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchrec.distributed.model_parallel as model_parallel
+from torch import Tensor, nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.sharding_plan import (
-    column_wise,
     construct_module_sharding_plan,
-    data_parallel,
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.small_model import CPU, OPTIMIZERS, Model, batch, dense_optimizer
+from tests.integration.small_model import CPU, OPTIMIZERS, dense_optimizer
 from trec_qcomm import QComm
 
-Hook = Callable[[list[torch.Tensor]], None]
+Hook = Callable[[list[Tensor]], None]
+NUM_IDS, NUM_SAMPLES = 20, 4
+DIMS = {"a": 8, "b": 8, "c": 4, "rows": 8}  # a, b and c on the first rank, in one kernel
+FEATURES = list(DIMS)
+
+
+class Model(nn.Module):
+    """Bags of one feature a table, and one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingBagConfig(
+                name=name, embedding_dim=dim, num_embeddings=NUM_IDS, feature_names=[name]
+            )
+            for name, dim in DIMS.items()
+        ]
+        self.ebc = EmbeddingBagCollection(device=CPU, tables=tables)
+        self.over = nn.Linear(sum(DIMS.values()), 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self.over(self.ebc(features).values())
+
+
+def batch(step: int) -> KeyedJaggedTensor:
+    """Make bags of up to two ids, others on each rank."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    lengths = torch.randint(0, 3, (len(FEATURES) * NUM_SAMPLES,), generator=generator)
+    values = torch.randint(NUM_IDS, (int(lengths.sum()),), generator=generator)
+    return KeyedJaggedTensor(FEATURES, values, lengths=lengths.to(torch.int32))
 
 
 def run_on_cpu() -> None:
@@ -48,20 +79,13 @@ def collection(qcomm: QComm, optimizer: str = "adagrad") -> DMPCollection:
     run_on_cpu()
     torch.manual_seed(dist.get_rank())
     model = Model()
-    plan = {
-        "tw_first": table_wise(rank=0),
-        "tw_last": table_wise(rank=1),
-        "cw": column_wise(ranks=[1, 0]),
-        "cw_shared": row_wise(),
-        "dp": data_parallel(),
-    }
+    plan = {name: table_wise(rank=0) for name in "abc"} | {"rows": row_wise()}
     module_plan = construct_module_sharding_plan(
         model.ebc, plan, sharder=EmbeddingBagCollectionSharder(), world_size=2, local_size=2,
         device_type="cpu",
     )  # fmt: skip
     for parameter in module_plan.values():
-        if parameter.sharding_type != ShardingType.DATA_PARALLEL.value:
-            parameter.compute_kernel = EmbeddingComputeKernel.FUSED.value
+        parameter.compute_kernel = EmbeddingComputeKernel.FUSED.value
     fused_params = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": 0.1}
     return DMPCollection(
         module=model,
@@ -74,31 +98,34 @@ def collection(qcomm: QComm, optimizer: str = "adagrad") -> DMPCollection:
     )
 
 
-def stock_hook(dmp: DMPCollection, every: int = 1) -> Hook:
+def stock_hook(dmp: DMPCollection) -> Hook:
     """Return stock's average of whole tensors as gloo can take it: a sum, and a division."""
-    pg, calls = dmp.device_mesh.get_group("replicate"), []
+    pg = dmp.device_mesh.get_group("replicate")
 
-    def hook(tensors: list[torch.Tensor]) -> None:
-        calls.append(len(tensors))
-        if (len(calls) + 1) // 2 % every == 0:  # weights, then optimizer states
-            for tensor in tensors:
-                dist.all_reduce(tensor, group=pg)
-                tensor /= pg.size()
+    def hook(tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=pg)
+            tensor /= pg.size()
 
     return hook
 
 
-def tables(dmp: DMPCollection) -> list[torch.Tensor]:
-    """Return copies of this rank's weights and optimizer states."""
+def live_tables(dmp: DMPCollection) -> list[Tensor]:
+    """Return this rank's weights and optimizer states."""
     lists = (dmp._default_ctx.weights_by_dtype, dmp._default_ctx.optimizer_tensors_by_dtype)
-    return [t.clone() for by_dtype in lists for ts in by_dtype.values() for t in ts]
+    return [tensor for by_dtype in lists for ts in by_dtype.values() for tensor in ts]
 
 
-def train(dmp: DMPCollection, steps: range) -> list[list[torch.Tensor]]:
+def tables(dmp: DMPCollection) -> list[Tensor]:
+    """Return copies of them."""
+    return [tensor.clone() for tensor in live_tables(dmp)]
+
+
+def train(dmp: DMPCollection, steps: range) -> list[list[Tensor]]:
     """Train with a sync after each step; return the tables after each step."""
     optimizer, history = dense_optimizer(dmp), []
     for step in steps:
-        loss = ((dmp(batch(step, 6)) - 1) ** 2).sum() / 8
+        loss = ((dmp(batch(step)) - 1) ** 2).sum() / 8
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,0 +1,1 @@
+"""Replicas of all tables on played ranks: the model of replicas.py."""
