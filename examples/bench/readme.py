@@ -80,6 +80,7 @@ def networks_in_short(all_records: Sequence[NetworkRecord]) -> str:
 SECTIONS = (
     Section(ROOT / "README.md", "links.jsonl", networks_in_short),
     Section(BENCH / "README.md", "links.jsonl", net_section.section),
+    Section(BENCH / "README.md", "links_planned.jsonl", net_section.section),
     Section(BENCH / "README.md", "links_4_hosts.jsonl", net_section.section),
     Section(BENCH / "README.md", "dcn.jsonl", net_section.section),
     Section(BENCH / "README.md", "sequences.jsonl", net_section.section),

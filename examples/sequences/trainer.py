@@ -56,11 +56,7 @@ class Trainer:
     losses: list[float] = field(default_factory=list)  # since the start or the resume
     step_s: list[float] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._pipeline = None
-        if is_pipelined(self.options):
-            parts = (self.dmp, self.optimizer, self.device)
-            self._pipeline = TrainPipelineSparseDist(*parts, custom_model_fwd=self._forward)
+    _pipeline: Any = None
 
     def _forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         loss = self.dmp(features)
@@ -109,7 +105,10 @@ class Trainer:
     def train_next(self, feed: Iterator[KeyedJaggedTensor]) -> None:
         """Take one step on the next batch of `feed`; a pipeline reads more of them. Collective."""
         begin = time.perf_counter()
-        if self._pipeline is not None:
+        if is_pipelined(self.options):
+            if self._pipeline is None:
+                parts = (self.dmp, self.optimizer, self.device)
+                self._pipeline = TrainPipelineSparseDist(*parts, custom_model_fwd=self._forward)
             loss = self._pipeline.progress(feed)
         else:
             self.optimizer.zero_grad()
@@ -124,10 +123,14 @@ class Trainer:
     def score(self, *, exact: bool = False) -> dict[str, float]:
         """Return the metrics of all users of all ranks. Collective.
 
+        A pipeline ends here, and what it has read ahead is not trained: plain TorchRec loses the
+        sizes of unpooled rows that it expects when a detached pipeline goes on.
+
         Args: exact: whether rows travel as float32, whatever the codecs.
         """
         if self._pipeline is not None:
             self._pipeline.detach()
+            self._pipeline = None
         self.dmp.eval()
         ranks, losses = [], []
         with self.qcomm.bypass() if self.qcomm and exact else nullcontext():

@@ -14,7 +14,7 @@ SMALL = [
 
 
 def measure(arguments):
-    every = sequences.TRAIN_OPTIONS.parse(["stock", "int4"], SMALL)
+    every = sequences.TRAIN_OPTIONS.parse(["stock", "int4"], SMALL, sequences.PIPELINES)
     return sequences.measure(every, arguments, "lo")
 
 
@@ -22,8 +22,12 @@ def measure(arguments):
 def test_a_record_a_config_with_bytes_and_parts_of_a_step():
     arguments = argparse.Namespace(num_steps=2, rate="none", delay=None)
     outcomes = run_programs(measure, 2, {"measured": arguments})
-    (stock, int4), again = results_of(outcomes["measured"])
-    assert [r.losses for r in again] == [stock.losses, int4.losses]  # the mean over ranks
+    (stock, pipelined, int4, another), again = results_of(outcomes["measured"])
+    means = [stock.losses, pipelined.losses, int4.losses, another.losses]
+    assert [r.losses for r in again] == means  # over ranks
+    assert pipelined.losses == stock.losses
+    assert another.losses == int4.losses
+    assert pipelined.setup == stock.setup | {"pipeline": "sparse_dist"}
     assert (stock.configuration, stock.traffic, stock.num_hosts) == ("stock", None, 2)
     assert int4.configuration == "int4"
     assert len(stock.losses) == len(int4.losses) == sequences.WARM_STEPS + 2
