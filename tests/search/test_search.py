@@ -241,6 +241,10 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
             {"candidates": {"dense": [{"codec": "float6", "low_rank": {"rank": "auto"}}]}},
             r"candidates\.dense\[0\]\.low_rank\.rank: auto changes while training",
         ),
+        (
+            {"candidates": {"dense": [{"codec": "float6", "algorithm": "hierarchical"}]}},
+            r"candidates\.dense\[0\]\.algorithm: hierarchical has two hops, .*; allowed: auto",
+        ),
         ({"dense": ["*", "over*"]}, r"dense\[1\]\.groups: hidden by rules before it"),
         ({"unique_bags": "maybe"}, "unique_bags: 'maybe' is not one of true, false, auto, search"),
         (

@@ -39,7 +39,8 @@ class DebugRecord(Record, kind="debug"):
         codec: the codec as the call that makes it, such as "Rowwise(bits=4, ...)".
         is_shadow: whether the codec was only tried: encoded, decoded and thrown away.
         site: for dense and residual, the place of the all-reduce that encodes: "contribution" (a
-            rank's own gradient), "owner" (the sum of a chunk), "stage1" and so on.
+            rank's own gradient), "owner" (the sum of a chunk), "stage1" and so on; between nodes
+            "contribution of 2 nodes", "owner of 2 nodes".
         module: path of the sharded module that holds the table; None for gradients.
         num_rows, num_values: number of rows (a block of a parameter is one) and of values.
         num_nan, num_inf: number of x that are NaN, and that are infinite.

@@ -190,6 +190,11 @@ def _checked_dense(given: object) -> tuple[GradientRule, ...]:
                 f"{where}[{number}].low_rank.rank: auto changes while training, so that its loss "
                 "cannot be told beforehand; expected a number"
             )
+        if rule.algorithm == "hierarchical":
+            raise ValueError(
+                f"{where}[{number}].algorithm: hierarchical has two hops, which a search does not "
+                "price; allowed: auto, ring, recursive_doubling, two_shot"
+            )
         for name in ("algorithm", "link"):
             ours, first = getattr(rule, name), getattr(rules[0] if rules else rule, name)
             if ours != first:

@@ -21,7 +21,7 @@ from trec_qcomm.testing import run_ranks
 NOISY = Rowwise(2, rounding="stochastic")
 # Ranks, and ranks of a node.
 TWO_HOPS = ((4, 2), (6, 3))
-BUCKETS = ([200, 7, 100], [3], [], [0, 5], [19, 20])
+BUCKETS = ([200, 7, 100], [3], [0, 5])
 CODECS = (Identity(), NOISY, Deflate())
 
 
@@ -222,12 +222,12 @@ def test_residuals_of_another_form_are_not_taken_in_silence():
     ids=["fixed", "varying"],
 )
 def test_a_gpu_ends_with_the_bits_of_the_cpu(codec, intra):
-    numels, slots = [70, 7, 33], None if codec.fixed_size else SlotOptions()
+    numels, slots = [40, 7], None if codec.fixed_size else SlotOptions()
 
     def several_steps(device):
         ranks = by_node(4, 2, codec, intra=intra, slots=slots, error_feedback=codec == NOISY)
         results = []
-        for step in range(2):
+        for step in range(1 + (codec == NOISY)):
             buckets = [bucket.to(device) for bucket in gradients(numels, 4, step)]
             with deferring(checks := DeferredChecks()):
                 results += played(ranks, numels, buckets)

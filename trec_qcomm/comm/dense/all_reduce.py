@@ -46,9 +46,9 @@ from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.wire import frame
 
-Algorithm = Literal["ring", "recursive_doubling", "two_shot", "hierarchical"]
-# Those that take all ranks alike.
-ALGORITHMS: dict[Algorithm, Callable[[MessageCoder, Tensor], Rounds]] = {
+FlatAlgorithm = Literal["ring", "recursive_doubling", "two_shot"]  # that take all ranks alike
+Algorithm = FlatAlgorithm | Literal["hierarchical"]
+ALGORITHMS: dict[FlatAlgorithm, Callable[[MessageCoder, Tensor], Rounds]] = {
     "ring": ring,
     "recursive_doubling": recursive_doubling,
     "two_shot": two_shot,
@@ -110,7 +110,7 @@ def sites(options: AllReduceOptions, rank: int, world_size: int) -> list[Site]:
     return [stage_site(stage) for stage in range(stages)]
 
 
-def num_encodings(algorithm: Algorithm, world_size: int) -> int:
+def num_encodings(algorithm: FlatAlgorithm, world_size: int) -> int:
     """Return how often one chunk is encoded by all ranks together on its way into the sum.
 
     A codec with |error| <= e gives |error of the sum| <= that number times e, plus the rounding of
@@ -124,14 +124,16 @@ def num_encodings(algorithm: Algorithm, world_size: int) -> int:
     }[algorithm]
 
 
-def num_messages(algorithm: Algorithm, world_size: int) -> int:
+def num_messages(algorithm: FlatAlgorithm, world_size: int) -> int:
     """Return the number of messages of the rank that sends the most."""
     stages = world_size.bit_length() - 1
     unfold = 2 * (world_size != 1 << stages)
     return stages + unfold if algorithm == "recursive_doubling" else 2 * (world_size - 1)
 
 
-def sent_nbytes(algorithm: Algorithm, rank: int, chunk_nbytes: Sequence[int], whole: int) -> int:
+def sent_nbytes(
+    algorithm: FlatAlgorithm, rank: int, chunk_nbytes: Sequence[int], whole: int
+) -> int:
     """Return the bytes that one rank sends where the codec is of fixed size.
 
     Args: chunk_nbytes: sizes of the frames of single chunks.  whole: size of a frame of all chunks.
@@ -324,9 +326,11 @@ class Reduction:
             values.div_(self.world_size)
         numel = len(values) if part.raw_numel is None else part.raw_numel
         raw_nbytes = ring_nbytes(numel, self.world_size)
-        if self._nodes is None:
-            yield from ALGORITHMS[self.options.algorithm](coder, values)
+        algorithm = self.options.algorithm
+        if algorithm != "hierarchical":
+            yield from ALGORITHMS[algorithm](coder, values)
         else:
+            assert self._nodes is not None
             lost = residuals if isinstance(residuals, LostValues) else None
             timed = self.intra_traffic
             inside = make_coder(chunks.inside, timed=timed, residuals=lost, hop="inside ")

@@ -12,6 +12,7 @@ from trec_qcomm.comm.dense.all_reduce import (
     ALGORITHMS,
     Algorithm,
     AllReduceOptions,
+    FlatAlgorithm,
     Reduction,
     num_messages,
     sent_nbytes,
@@ -122,12 +123,12 @@ def _algorithm(rule: AllReduceRule, chunks: BucketChunks) -> Algorithm:
     each = [chunks.span(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
     (whole,) = chunks.span(range(world_size)).placed.frame_nbytes
 
-    def seconds(algorithm: Algorithm) -> float:
+    def seconds(algorithm: FlatAlgorithm) -> float:
         most = max(sent_nbytes(algorithm, r, each, whole) for r in range(world_size))
         messages = num_messages(algorithm, world_size)
         return rule.link.transfer_s(num_messages=messages, nbytes=most)
 
-    order: list[Algorithm] = ["two_shot", "recursive_doubling", "ring"]
+    order: list[FlatAlgorithm] = ["two_shot", "recursive_doubling", "ring"]
     assert set(order) == set(ALGORITHMS)
     times = {algorithm: seconds(algorithm) for algorithm in order}
     limit = _AS_FAST * min(times.values())
