@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from tests.simulate import sample_records
-from trec_qcomm.records import BreakEvenRecord, ScaleRecord, ValidationRecord, read
+from trec_qcomm.records import (
+    BreakEvenRecord,
+    BytesRecord,
+    ScaleRecord,
+    ValidationRecord,
+    read,
+)
 from trec_qcomm.simulate.__main__ import main
 from trec_qcomm.simulate.measured import load_steps
 from trec_qcomm.simulate.options import MLPERF_DENSE_VALUES
@@ -15,7 +21,8 @@ from trec_qcomm.simulate.report import limit_cell
 from trec_qcomm.simulate.step import BreakEven
 from trec_qcomm.simulate.validation import FIT_CONFIGURATIONS, validate
 
-COMMITTED = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results" / "net.jsonl"
+RESULTS = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results"
+COMMITTED = [RESULTS / "links.jsonl", RESULTS / "links_4_hosts.jsonl"]
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +35,18 @@ def sample_path(tmp_path_factory: Any) -> Path:
 def test_the_command_says_and_writes_all(
     committed: bool, sample_path: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    source, out = COMMITTED if committed else sample_path, tmp_path / "simulate.jsonl"
-    words = ["--records", str(source), "--out", str(out), "--gpus", "8,64", "--plans", "tw,twrw"]
+    source = COMMITTED if committed else [sample_path]
+    out = tmp_path / "simulate.jsonl"
+    words = [
+        "--records",
+        *map(str, source),
+        "--out",
+        str(out),
+        "--gpus",
+        "8,64",
+        "--plans",
+        "tw,twrw",
+    ]
     words += ["--network-gbit-s", "100,400"]
     assert main(words) == 0
     printed = capsys.readouterr().out
@@ -38,7 +55,7 @@ def test_the_command_says_and_writes_all(
     limits = [record for record in records if isinstance(record, BreakEvenRecord)]
     assert len(scale) == 2 * 2 * 2 * 4
     assert len(limits) == 2 * 2 * 3
-    steps, _ = load_steps(source)
+    steps, _ = load_steps(*source)
     predictions = validate(steps, FIT_CONFIGURATIONS)[1]
     assert sum(isinstance(record, ValidationRecord) for record in records) == len(predictions)
     unseen = [p for p in predictions if p.step.num_hosts == 2 and not p.is_fitted]
@@ -47,10 +64,12 @@ def test_the_command_says_and_writes_all(
         assert record.step_s == pytest.approx(sum(record.parts_s.values()))
         assert record.assumed["encode_gb_s"] == 400
         assert 0 < record.communication_share < 1
+        assert "seconds" in record.extrapolated
     for limit in limits:
         assert (limit.pays == "below") == (limit.network_gbit_s is not None)
     assert printed.count("  fitted on") == len(FIT_CONFIGURATIONS)
     assert "assumed, not measured: encode and decode throughput" in printed
+    assert printed.count("EXTRAPOLATED") == 2 + 2  # every table of what no run has tested
     last = printed.splitlines()[-1]
     assert f"runs not fitted on: {within} of {len(unseen)} on 2 hosts" in last
     assert ("NOT WITHIN 20 %" in printed) == any(not p.holds for p in predictions)
@@ -108,10 +127,23 @@ def test_values_of_mlperfs_layers() -> None:
         (["--encode-gb-s", "inf"], "encode-gb-s: inf is not a finite number > 0"),
         (["--network-latency-us", "-1"], "network-latency-us: -1.0 is not a finite number >= 0"),
         (["--overlap", "1.5"], "overlap: 1.5 is not a number in [0, 1]"),
+        (["--compute-ms", "-1"], "compute-ms: -1.0 is not a finite number >= 0"),
         (["--distinct-share", "0"], "distinct-share: 0.0 is not a number in (0, 1]"),
         (["--ids", "3,0"], "num_ids: expected one finite number > 0 for each table"),
         (["--dim", "0"], "dim: 0 is not an integer >= 1"),
         (["--gpus-per-node", "0"], "gpus-per-node: 0 is not an integer >= 1"),
+        (
+            ["--replica-groups", "3"],
+            "replica-groups: 3 is not a divisor of 8 GPUs that leaves whole",
+        ),
+        (
+            ["--gpus", "16", "--replica-groups", "2"],
+            "touched-share: None is not a number in (0, 1], which replica groups need",
+        ),
+        (
+            ["--gpus", "16", "--replica-groups", "2", "--touched-share", "0.1"],
+            "table-rows: None is not an integer >= 1, which replica groups need without sizes",
+        ),
         (["--out", "no/such/folder/a.jsonl"], "expected a file in a folder that exists"),
     ],
 )
@@ -162,6 +194,25 @@ def test_an_output_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "there.jsonl"
     out.write_text("mine")
     with pytest.raises(SystemExit):
-        main(["--records", str(COMMITTED), "--out", str(out)])
+        main(["--records", str(COMMITTED[0]), "--out", str(out)])
     assert "exists; --force overwrites it" in capsys.readouterr().err
     assert out.read_text() == "mine"
+
+
+def test_own_tables_are_the_model_and_their_bytes_are_told(tmp_path: Path, capsys: Any) -> None:
+    out, sizes = tmp_path / "own.jsonl", RESULTS / "table_sizes.jsonl"
+    words = ["--records", *map(str, COMMITTED), "--sizes", str(sizes), "--out", str(out)]
+    words += ["--configs", "stock,best", "--network-gbit-s", "100", "--plans", "rw", "--parts"]
+    assert main([*words, "--gpus", "8,64"]) == 0
+    printed = capsys.readouterr().out
+    assert "predicted within 5% of the kernel's count: 17 of 17" in printed
+    assert "parts of a step [ms]: rw, 64 GPUs, 100 Gbit/s\n" in printed
+    assert "what to take, of these plans and configurations" in printed
+    records = read(out)
+    assert sum(isinstance(record, BytesRecord) for record in records) == 17
+    # A share of the bound for each of 64 ranks takes more bytes than one for each of 8.
+    few, many = (r for r in records if isinstance(r, ScaleRecord) and r.configuration == "best")
+    assert many.parts_s["forward"] > few.parts_s["forward"]
+    with pytest.raises(SystemExit):
+        main([*words, "--force", "--gpus", "8", "--dim", "128"])
+    assert "dim: not with sizes, which have their own" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from trec_qcomm.simulate.step import (
     BreakEven,
     Configuration,
     Device,
+    Replicas,
     break_even,
     simulate,
 )
@@ -186,6 +187,7 @@ def test_parts_of_a_step_by_hand() -> None:
             "forward": 2 * 160 / 2 / 1e9,
             "backward": 2 * 160 / 4 / 1e9,
             "dense": max(0.0, dense_s - 0.01 * work_s),
+            "sync": 0.0,
         }
     )
     assert tuple(step.parts_s) == PARTS
@@ -302,3 +304,54 @@ def test_break_even_at_both_ends() -> None:
     assert break_even(lambda gb_s: 1 / gb_s) == BreakEven(pays="always")
     assert break_even(lambda gb_s: -1.0) == BreakEven(pays="never")
     assert break_even(lambda gb_s: 0.0) == BreakEven(pays="never")
+
+
+def test_a_hierarchical_all_reduce_of_ours_codes_between_nodes_alone() -> None:
+    """Between nodes go a node's share of the bytes of an all-reduce that does not know nodes."""
+    unit = link(0.0, 1.0)
+    on, coded = (
+        cluster(16, node=8, intra=unit, inter=unit),
+        replace(FLOAT32, is_ours=True, dense=4.0),
+    )
+    given = (MODEL, on, device())
+    hierarchical = simulate(replace(coded, dense_algorithm="hierarchical"), "tw", *given)
+    n = 4 * MODEL.dense_values
+    inside_s = 2 * on.inside_s(7 * n / 8)
+    between_s = on.inter.transfer_s(num_messages=2, nbytes=n / 4 / 8)
+    assert hierarchical.parts_s["dense"] == pytest.approx(inside_s + between_s)
+    flat = simulate(replace(coded, dense_algorithm="ring"), "tw", *given)
+    assert flat.parts_s["dense"] == pytest.approx(on.all_reduce_s(n / 4)["ring"])
+    fastest = simulate(replace(coded, dense_algorithm="auto"), "tw", *given).parts_s["dense"]
+    assert fastest == min(on.all_reduce_s(n / 4)[name] for name in ("ring", "two_shot"))
+
+
+def test_replicas_sync_touched_rows_or_all() -> None:
+    unit, dim = link(0.0, 1.0), MODEL.dim
+    on = cluster(4, node=2, intra=unit, inter=unit)
+    replicas = Replicas(num_groups=2, every=3, table_rows=1000, touched_share=0.1)
+    stock = simulate(FLOAT32, "tw", MODEL, on, device(), replicas).parts_s["sync"]
+    row_nbytes = 4 * (dim + 1)
+    expected = on.inter.transfer_s(num_messages=2, nbytes=row_nbytes * 1000 * 2 / 4) / 3
+    assert stock == pytest.approx(expected)
+    touched = replace(FLOAT32, is_ours=True)
+    ours = simulate(touched, "tw", MODEL, on, device(), replicas).parts_s["sync"]
+    assert ours / stock == pytest.approx(0.1 * (1 + 1 / row_nbytes))
+    # The tables of a group are on its GPUs alone; dense gradients go to all.
+    half = simulate(FLOAT32, "tw", MODEL, replace(on, num_gpus=2), device()).parts_s
+    parts = simulate(FLOAT32, "tw", MODEL, on, device(), replicas).parts_s
+    assert parts["forward"] == half["forward"]
+    assert parts["dense"] == simulate(FLOAT32, "tw", MODEL, on, device()).parts_s["dense"]
+
+
+def test_a_measured_compute_takes_the_place_of_flops() -> None:
+    measured = simulate(FLOAT32, "tw", MODEL, cluster(4), device(compute_s=0.25)).parts_s
+    assert measured["compute"] == 0.25
+
+
+def test_packed_ids_are_fewer_bytes() -> None:
+    on = cluster(4, intra=link(0.0, 1.0), inter=link(0.0, 1.0))
+    plain, packed = (
+        simulate(replace(FLOAT32, ids=ratio), "tw", MODEL, on, device()).parts_s["ids"]
+        for ratio in (1.0, 4.0)
+    )
+    assert plain == pytest.approx(4 * packed)

@@ -22,7 +22,12 @@ from trec_qcomm.records.debug import DebugRecord, Direction
 from trec_qcomm.records.environment import Environment
 from trec_qcomm.records.guard import GuardProbeRecord, GuardRecord
 from trec_qcomm.records.json_lines import append, check_whole, read, read_all
-from trec_qcomm.records.predictions import BreakEvenRecord, ScaleRecord, ValidationRecord
+from trec_qcomm.records.predictions import (
+    BreakEvenRecord,
+    BytesRecord,
+    ScaleRecord,
+    ValidationRecord,
+)
 from trec_qcomm.records.record import (
     SCHEMA_VERSION,
     Origin,
@@ -54,6 +59,7 @@ __all__ = [
     "TRAFFIC_KINDS",
     "BenchRecord",
     "BreakEvenRecord",
+    "BytesRecord",
     "CodecRecord",
     "DebugRecord",
     "Direction",

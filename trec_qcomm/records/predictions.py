@@ -20,6 +20,7 @@ class ValidationRecord(Record, kind="validation"):
         predicted_s, measured_s: seconds of a step.
         is_fitted: whether the model was fitted to this measurement, too.
         fit: the fitted numbers.
+        plan: sharding of all tables; None in older records, which are table-wise.
     """
 
     num_hosts: int
@@ -28,6 +29,26 @@ class ValidationRecord(Record, kind="validation"):
     measured_s: float
     is_fitted: bool
     fit: Mapping[str, float] = field(default_factory=dict)
+    plan: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesRecord(Record, kind="bytes"):
+    """Predicted bytes of a step beside those that were counted, the mean over hosts.
+
+    Args:
+        num_hosts, plan: number of hosts, and sharding of all tables.
+        predicted_nbytes, counted_nbytes: bytes by group of traffic, see TRAFFIC_GROUPS.
+        kernel_nbytes: what the kernel counted of all of them, without headers of packets.
+        num_ranks: ranks of the training that the sizes of segments are from.
+    """
+
+    num_hosts: int
+    plan: str
+    predicted_nbytes: Mapping[str, float]
+    counted_nbytes: Mapping[str, float]
+    kernel_nbytes: float
+    num_ranks: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +62,7 @@ class ScaleRecord(Record, kind="scale"):
         communication_share: share of the step that is communication.
         parts_s: seconds of each part.
         assumed: options that were not measured.
+        extrapolated: what no run has tested; see trec_qcomm.simulate.report.
     """
 
     num_gpus: int
@@ -50,6 +72,7 @@ class ScaleRecord(Record, kind="scale"):
     communication_share: float
     parts_s: Mapping[str, float] = field(default_factory=dict)
     assumed: Assumptions = field(default_factory=dict)
+    extrapolated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """Predict a training step on 8 to 4,096 GPUs, with and without compression, and where it pays.
 
 examples:
-  python -m trec_qcomm.simulate --records examples/bench/results/net.jsonl
+  python -m trec_qcomm.simulate --records examples/bench/results/links*.jsonl
   python -m trec_qcomm.simulate --records net.jsonl --gpus 16,128 --network-gbit-s 200 --plans tw
   python -m trec_qcomm.simulate --records net.jsonl --encode-gb-s 150 --out s.jsonl
+  python -m trec_qcomm.simulate --records net.jsonl --sizes sizes.jsonl --gpus 64   your own tables
 
 Three parts, in this order. First a step between emulated hosts on a slow link is predicted from one
 without a limit, and set against what was measured (validation.py says how, and what is fitted on
@@ -20,26 +21,43 @@ codecs.
 
 The ratios are those of the records' model and of its dim and batch, the share of distinct bags that
 of its features of one id each; where bags repeat less --distinct-share says so, and with 1 what
-remains is the codecs' own part.
+remains is the codecs' own part. With --sizes the tables are those of your training, and ratios
+follow plan and number of GPUs; predicted bytes are set against counted ones first.
 
 --out gets records of trec_qcomm.records: of kind validation, scale and break_even.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
 from trec_qcomm.control.cost_model import Link, Throughput
-from trec_qcomm.records import Record, append
+from trec_qcomm.records import NetworkRecord, Record, TableSizesRecord, append, read
 from trec_qcomm.simulate import report
+from trec_qcomm.simulate.counted import bytes_records, counted_text, predict_counted
 from trec_qcomm.simulate.links import Cluster
-from trec_qcomm.simulate.measured import MeasuredStep, find_configuration, load_steps
-from trec_qcomm.simulate.options import assumptions, build_parser, check
+from trec_qcomm.simulate.measured import (
+    MeasuredStep,
+    dense_values,
+    find_configuration,
+    load_steps,
+)
+from trec_qcomm.simulate.options import (
+    BATCH_SIZE,
+    MLPERF_DENSE_VALUES,
+    MLPERF_DIM,
+    MLPERF_IDS,
+    assumptions,
+    build_parser,
+    check,
+)
+from trec_qcomm.simulate.own_tables import OwnTables, own_tables, read_sizes
 from trec_qcomm.simulate.plans import Model
 from trec_qcomm.simulate.report import GBIT_S, Case, Limit
-from trec_qcomm.simulate.step import Configuration, Device, break_even, simulate
+from trec_qcomm.simulate.step import Configuration, Device, Replicas, break_even, simulate
 from trec_qcomm.simulate.validation import validate
 
 
@@ -53,6 +71,25 @@ class Setting:
     latency_s: float
     gpus_per_node: int
     configurations: tuple[Configuration, ...]
+    replicas: Replicas = field(default_factory=Replicas)
+    own_tables: Mapping[str, OwnTables] = field(default_factory=dict)
+
+    def at(self, configuration: Configuration, plan: str, num_gpus: int) -> Configuration:
+        """Return the configuration with the ratios of this plan and number of GPUs."""
+        tables = self.own_tables.get(configuration.name)
+        if tables is None:
+            return configuration
+        num_gpus //= self.replicas.num_groups
+        return tables.at(configuration, plan, self.cluster(num_gpus, 1.0))
+
+    def cluster(self, num_gpus: int, gb_s: float) -> Cluster:
+        """Return a cluster. Args: gb_s: GB/s of a GPU's link between nodes."""
+        return Cluster(
+            num_gpus=num_gpus,
+            gpus_per_node=self.gpus_per_node,
+            intra=self.intra,
+            inter=Link(latency_s=self.latency_s, gb_s=gb_s),
+        )
 
     def step_s(self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float) -> float:
         """Return the seconds of one step. Args: gb_s: GB/s of a GPU's link between nodes."""
@@ -60,13 +97,8 @@ class Setting:
 
     def case(self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float) -> Case:
         """Return one step. Args: gb_s: GB/s of a GPU's link between nodes."""
-        cluster = Cluster(
-            num_gpus=num_gpus,
-            gpus_per_node=self.gpus_per_node,
-            intra=self.intra,
-            inter=Link(latency_s=self.latency_s, gb_s=gb_s),
-        )
-        step = simulate(configuration, plan, self.model, cluster, self.device)
+        cluster = self.cluster(num_gpus, gb_s)
+        step = simulate(configuration, plan, self.model, cluster, self.device, self.replicas)
         return Case(
             configuration=configuration.name,
             num_gpus=num_gpus,
@@ -78,9 +110,12 @@ class Setting:
     def limit(self, configuration: Configuration, plan: str, num_gpus: int) -> Limit:
         """Return the link speed from which a configuration does not pay."""
 
+        base = self.at(self.configurations[0], plan, num_gpus)
+        here = self.at(configuration, plan, num_gpus)
+
         def saved_s(gb_s: float) -> float:
-            base_s = self.step_s(self.configurations[0], plan, num_gpus, gb_s)
-            return base_s - self.step_s(configuration, plan, num_gpus, gb_s)
+            base_s = self.step_s(base, plan, num_gpus, gb_s)
+            return base_s - self.step_s(here, plan, num_gpus, gb_s)
 
         return Limit(
             configuration=configuration.name,
@@ -96,7 +131,7 @@ def run(arguments: argparse.Namespace) -> str:
     Raises: ValueError naming the option, or the file and its field.
     """
     check(arguments)
-    steps, left_out = load_steps(arguments.records)
+    steps, left_out = load_steps(*arguments.records)
     for reason in left_out:
         print(f"left out: {reason}", file=sys.stderr)
     configurations = tuple(
@@ -105,10 +140,14 @@ def run(arguments: argparse.Namespace) -> str:
     fit, predictions = validate(steps, arguments.fit_configs)
     if arguments.overlap is None:
         arguments.overlap = fit.overlap
-    setting = read_setting(arguments, configurations)
+    sizes = [] if arguments.sizes is None else read_sizes(arguments.sizes)
+    if arguments.dense_values is None:
+        arguments.dense_values = dense_values(steps) if sizes else MLPERF_DENSE_VALUES
+    setting = read_setting(arguments, configurations, sizes)
+    counted = predict_counted(_networks(arguments.records), sizes)
     clusters = [(plan, num) for plan in arguments.plans for num in arguments.gpus]
     cases = [
-        setting.case(configuration, plan, num, speed / GBIT_S)
+        setting.case(setting.at(configuration, plan, num), plan, num, speed / GBIT_S)
         for speed in arguments.network_gbit_s
         for plan, num in clusters
         for configuration in configurations
@@ -119,21 +158,29 @@ def run(arguments: argparse.Namespace) -> str:
     ]  # fmt: skip
     base, assumed = configurations[0].name, assumptions(arguments)
     texts = [
+        *([counted_text(counted)] if counted else []),
         report.validation_text(fit, predictions),
         report.configurations_text(configurations),
         report.scale_text(cases),
+        *([report.parts_text(cases)] if arguments.parts else []),
         report.limits_text(limits, base),
+        report.choice_text(cases, base),
         f"{report.ASSUMED}: {', '.join(f'{name} {value}' for name, value in assumed.items())}",
     ]
     print("\n\n".join(texts))
     if arguments.out is not None:
         _write(
             arguments.out,
+            *bytes_records(counted),
             *report.validation_records(fit, predictions),
             *report.scale_records(cases, assumed),
             *report.limit_records(limits, base, assumed),
         )
     return report.last_line(predictions, cases, base)
+
+
+def _networks(paths: Sequence[Path]) -> list[NetworkRecord]:
+    return [r for path in paths for r in read(path) if isinstance(r, NetworkRecord)]
 
 
 def _write(out: Path, *records: Record) -> None:
@@ -154,16 +201,14 @@ def _configuration(
 
 
 def read_setting(
-    arguments: argparse.Namespace, configurations: tuple[Configuration, ...]
+    arguments: argparse.Namespace,
+    configurations: tuple[Configuration, ...],
+    sizes: Sequence[TableSizesRecord] = (),
 ) -> Setting:
     """Return what the options say of model and cluster. Raises ValueError naming the option."""
+    tables = {c.name: own_tables(c.name, sizes) for c in configurations}
     return Setting(
-        model=Model(
-            num_ids=tuple(arguments.ids),
-            dim=arguments.dim,
-            batch_size=arguments.batch_size,
-            dense_values=arguments.dense_values,
-        ),
+        model=_model(arguments, sizes),
         device=Device(
             tflop_s=arguments.tflop_s,
             memory_gb_s=arguments.memory_gb_s,
@@ -172,12 +217,44 @@ def read_setting(
             ),
             overlap=arguments.overlap,
             pipeline=arguments.pipeline,
+            compute_s=None if arguments.compute_ms is None else arguments.compute_ms / 1e3,
         ),
         intra=Link(latency_s=arguments.nvlink_latency_us / 1e6, gb_s=arguments.nvlink_gb_s),
         latency_s=arguments.network_latency_us / 1e6,
         gpus_per_node=arguments.gpus_per_node,
         configurations=configurations,
+        replicas=Replicas(
+            num_groups=arguments.replica_groups,
+            every=arguments.sync_every,
+            table_rows=arguments.table_rows or _table_rows(sizes),
+            touched_share=arguments.touched_share or 1.0,
+        ),
+        own_tables={name: table for name, table in tables.items() if table is not None},
     )
+
+
+def _model(arguments: argparse.Namespace, sizes: Sequence[TableSizesRecord]) -> Model:
+    """Return the model of the options, or that of the sizes. Raises ValueError: of both."""
+    ids: tuple[float, ...] = MLPERF_IDS
+    dim, batch_size = MLPERF_DIM, BATCH_SIZE
+    if sizes:
+        for name in ("ids", "dim", "batch_size"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"{name.replace('_', '-')}: not with sizes, which have their own")
+        tables = sizes[-1].tables.values()
+        ids = (1.0,) * len(tables)
+        dim = round(fmean(table.dim for table in tables))
+        batch_size = round(fmean(table.num_bags for table in tables))
+    return Model(
+        num_ids=tuple(ids if arguments.ids is None else arguments.ids),
+        dim=dim if arguments.dim is None else arguments.dim,
+        batch_size=batch_size if arguments.batch_size is None else arguments.batch_size,
+        dense_values=arguments.dense_values,
+    )
+
+
+def _table_rows(sizes: Sequence[TableSizesRecord]) -> int:
+    return sum(t.num_rows or 0 for t in sizes[-1].tables.values()) if sizes else 0
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -22,7 +22,9 @@ from trec_qcomm.control.traffic import (
     frame_header_nbytes,
     sent_nbytes,
 )
-from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, TableSizesRecord
+from trec_qcomm.records import TRAFFIC_GROUPS, BytesRecord, NetworkRecord, TableSizesRecord
+from trec_qcomm.simulate.measured import PLAN_FIELDS
+from trec_qcomm.simulate.report import table as aligned
 
 WITHIN = 0.05  # predicted / counted is asked to be this near to 1
 SHARDINGS = {  # of the plans that the Criteo example knows
@@ -32,7 +34,6 @@ SHARDINGS = {  # of the plans that the Criteo example knows
     "two_level": "table_row_wise",
     "grid": "grid_shard",
 }
-PLAN_FIELDS = ("plan", "ranks_per_node")  # of a setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,3 +170,45 @@ def _counted(record: NetworkRecord) -> dict[str, float]:
 
 def _distinct_dense(record: NetworkRecord) -> float:
     return fmean((host["dense"].distinct_nbytes or 0.0) for host in record.traffic or ())
+
+
+def counted_text(predictions: Sequence[CountedBytes]) -> str:
+    """Return a line for each configuration, plan and number of hosts, and what they come to."""
+    head = ("hosts", "plan", "configuration", *TRAFFIC_GROUPS, "all / kernel", "")
+    lines: list[tuple[str, ...]] = [head]
+    for p in sorted(predictions, key=lambda p: (p.record.num_hosts, p.plan)):
+        cells = (
+            f"{p.predicted[group] / 1e3:.1f} / {p.counted[group] / 1e3:.1f}"
+            for group in TRAFFIC_GROUPS
+        )
+        notes = [] if p.record.num_hosts == p.num_ranks else [f"rows of {p.num_ranks} ranks"]
+        notes += [] if p.holds else ["NOT WITHIN 5 %"]
+        where = (str(p.record.num_hosts), p.plan, p.record.configuration)
+        lines.append((*where, *cells, f"{p.kernel_ratio:.3f}", ", ".join(notes)))
+    within = sum(p.holds for p in predictions)
+    return "\n".join(
+        [
+            "Bytes: KB that a host sends in a step, predicted / counted; dense gradients by the "
+            "ratio on the fewest hosts",
+            aligned(lines),
+            f"predicted within {WITHIN:.0%} of the kernel's count: {within} of {len(predictions)}",
+        ]
+    )
+
+
+def bytes_records(predictions: Sequence[CountedBytes]) -> list[BytesRecord]:
+    """Return the records of the predictions."""
+    return [
+        BytesRecord(
+            configuration=p.record.configuration,
+            config=p.record.config,
+            setup=p.record.setup,
+            num_hosts=p.record.num_hosts,
+            plan=p.plan,
+            predicted_nbytes=dict(p.predicted),
+            counted_nbytes=dict(p.counted),
+            kernel_nbytes=fmean(p.record.payload_nbytes),
+            num_ranks=p.num_ranks,
+        )
+        for p in predictions
+    ]

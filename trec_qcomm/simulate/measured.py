@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 
 from trec_qcomm.config import Config, config_from_dict
+from trec_qcomm.control.cost_model import FLOAT32_NBYTES
 from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, TrafficByKind, read
 from trec_qcomm.simulate.step import Configuration
 
@@ -26,6 +27,8 @@ NO_LIMIT = "none"
 
 Nbytes = dict[str, float]  # by group of traffic
 Setup = tuple[tuple[str, Scalar], ...]  # sorted by name
+PLAN_FIELDS = ("plan", "ranks_per_node")  # of a record's setup
+TABLE_WISE, ROW_WISE = "table_wise", "row_wise"  # the first where a setup names none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,7 @@ class MeasuredStep:
         gb_s: GB/s of that rate; None without a limit.
         step_s: median seconds of the slowest host.
         config: what its YAML text says, as JSON of sorted keys; None of plain TorchRec.
+        plan: name of the sharding plan.
         setup: what else a step depends on, sorted by name.
         sent: bytes of the host that sends most, by group.
         distinct: float32 bytes of what is sent, by group.
@@ -51,27 +55,34 @@ class MeasuredStep:
     gb_s: float | None
     step_s: float
     config: str | None
+    plan: str = TABLE_WISE
     setup: Setup
     sent: Nbytes
     distinct: Nbytes
     raw: Nbytes | None
 
     def is_beside(self, other: "MeasuredStep") -> bool:
-        """Return whether both are of one setup and number of hosts."""
-        return (self.num_hosts, self.setup) == (other.num_hosts, other.setup)
+        """Return whether both are of one setup, plan and number of hosts."""
+        ours, theirs = (self.num_hosts, self.plan), (other.num_hosts, other.plan)
+        return (ours, self.setup) == (theirs, other.setup)
+
+    @property
+    def place(self) -> str:
+        """Words for where it was measured."""
+        return f"{self.configuration}, {self.plan}, {self.num_hosts} hosts, {self.rate}"
 
 
-def load_steps(path: Path) -> tuple[list[MeasuredStep], list[str]]:
-    """Return the steps of a file's main setup, of equal ones the last; and what is left out, why.
+def load_steps(*paths: Path) -> tuple[list[MeasuredStep], list[str]]:
+    """Return the steps of the files' main setup, of equal ones the last; and what is left out, why.
 
-    The main setup is that of most steps.
+    The main setup is that of most steps. Plans may differ.
 
     Raises: ValueError naming file, line and field.
     """
     steps: dict[tuple[object, ...], MeasuredStep] = {}
     left_out: list[str] = []
     uncounted: list[tuple[MeasuredStep, NetworkRecord]] = []
-    for record in read(path):
+    for record in (record for path in paths for record in read(path)):
         if not isinstance(record, NetworkRecord):
             continue
         try:
@@ -87,21 +98,20 @@ def load_steps(path: Path) -> tuple[list[MeasuredStep], list[str]]:
             steps[_key(step)] = step
     for step, record in uncounted:
         beside = [other for other in steps.values() if other.is_beside(step)]
-        name = f"{step.configuration}, {step.num_hosts} hosts, {step.rate}"
         if not beside:
-            left_out.append(f"{name}: no config beside it")
+            left_out.append(f"{step.place}: no config beside it")
             continue
         try:
             steps[_key(step)] = _completed(step, record, beside)
         except ValueError as error:
-            raise ValueError(f"{path}: {step.configuration}, {step.rate}: {error}") from error
+            where = ", ".join(map(str, paths))
+            raise ValueError(f"{where}: {step.configuration}, {step.rate}: {error}") from error
     if not steps:
-        raise ValueError(f"{path}: no step that can be used")
+        raise ValueError(f"{', '.join(map(str, paths))}: no step that can be used")
     setup = _main_setup(list(steps.values()))
     for step in steps.values():
         if step.setup != setup:
-            name = f"{step.configuration}, {step.num_hosts} hosts, {step.rate}"
-            left_out.append(f"{name}: another setup, with {_difference(step.setup, setup)}")
+            left_out.append(f"{step.place}: another setup, with {_difference(step.setup, setup)}")
     return [step for step in steps.values() if step.setup == setup], left_out
 
 
@@ -128,7 +138,7 @@ def parse_rate(rate: str) -> float | None:
 
 
 def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuration:
-    """Return the ratios of a configuration, at the fewest hosts it was measured with.
+    """Return the ratios of a configuration, table-wise if it was measured so, at the fewest hosts.
 
     The last of these steps counts.
     Raises: ValueError naming the configuration and what there is.
@@ -137,7 +147,7 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
     if not named:
         known = ", ".join(dict.fromkeys(step.configuration for step in steps))
         raise ValueError(f"configs: {name!r} was not measured; expected of {known}")
-    step = min(reversed(named), key=lambda step: step.num_hosts)
+    step = min(reversed(named), key=lambda step: (step.plan != TABLE_WISE, step.num_hosts))
     is_ours = step.config is not None
     for group in ("forward", "backward", "dense"):
         raw, sent = step.distinct[group], step.sent[group]
@@ -160,9 +170,18 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
         forward=step.distinct["forward"] / step.sent["forward"],
         backward=step.distinct["backward"] / step.sent["backward"],
         dense=step.distinct["dense"] / step.sent["dense"],
+        ids=step.distinct["ids"] / step.sent["ids"] if is_ours and step.sent["ids"] else 1.0,
+        dense_algorithm=_dense_algorithm(step) if is_ours else None,
         is_ours=is_ours,
         sizes_first=is_ours and _sizes_first(step),
     )
+
+
+def dense_values(steps: Sequence[MeasuredStep]) -> int:
+    """Return the number of dense values, of which a ring sends 2 (N-1)/N in float32."""
+    step = next(step for step in steps if step.config is not None and step.num_hosts > 1)
+    share = 2 * (step.num_hosts - 1) / step.num_hosts
+    return round(step.distinct["dense"] / share / FLOAT32_NBYTES)
 
 
 def _step(record: NetworkRecord) -> MeasuredStep:
@@ -174,7 +193,8 @@ def _step(record: NetworkRecord) -> MeasuredStep:
         gb_s=parse_rate(record.rate),
         step_s=record.step_s.p50,
         config=_meaning(record.config),
-        setup=record.setup_key,
+        plan=str(record.setup.get("plan", TABLE_WISE)),
+        setup=tuple(item for item in record.setup_key if item[0] not in PLAN_FIELDS),
         sent=_busiest(record.traffic, "wire_nbytes") or nothing,
         distinct=_busiest(record.traffic, "distinct_nbytes") or nothing,
         raw=_busiest(record.traffic, "raw_nbytes"),
@@ -198,7 +218,7 @@ def _meaning(text: str | None) -> str | None:
 
 
 def _key(step: MeasuredStep) -> tuple[object, ...]:
-    return step.configuration, step.num_hosts, step.rate, step.setup, step.config
+    return step.configuration, step.plan, step.num_hosts, step.rate, step.setup, step.config
 
 
 def _completed(
@@ -236,6 +256,12 @@ def _config(step: MeasuredStep) -> Config:
 
 def _merges(step: MeasuredStep) -> bool:
     return any(rule.unique_bags is not False for rule in _config(step).embedding)
+
+
+def _dense_algorithm(step: MeasuredStep) -> str | None:
+    """Return the algorithm of our all-reduce; None where TorchRec's own is used."""
+    rules = _config(step).dense_rules
+    return rules[0].algorithm if rules else None
 
 
 def _sizes_first(step: MeasuredStep) -> bool:

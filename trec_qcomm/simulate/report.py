@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from trec_qcomm.records import BreakEvenRecord, Scalar, ScaleRecord, ValidationRecord
-from trec_qcomm.simulate.step import BreakEven, Configuration, Step
+from trec_qcomm.simulate.step import PARTS, BreakEven, Configuration, Step
 from trec_qcomm.simulate.validation import WITHIN, Fit, Prediction
 
 GBIT_S = 8.0  # a GB/s
@@ -12,8 +12,10 @@ MOST_GBIT_S = 10_000  # no network gives a GPU as much; limits beyond are not to
 ASSUMED = (
     "assumed, not measured: encode and decode throughput, tflop-s, memory-gb-s, nvlink-gb-s, both "
     "latencies, overlap (unless given, that of gloo on CPUs); no GPU was used, and the validation "
-    "tests neither plans nor two link levels nor times of codecs and lookups"
+    "tests neither two link levels nor times of codecs and lookups"
 )
+EXTRAPOLATED = "EXTRAPOLATED"  # the mark of what no run has tested
+UNTESTED = ("seconds", "hop inside a node", "more hosts than 4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +41,21 @@ class Limit:
 
 def validation_text(fit: Fit, predictions: Sequence[Prediction]) -> str:
     """Return a line for each measured step, and what they come to."""
-    head = ("hosts", "link", "configuration", "predicted [ms]", "measured [ms]", "ratio", "")
+    head = (
+        "hosts",
+        "plan",
+        "link",
+        "configuration",
+        "predicted [ms]",
+        "measured [ms]",
+        "ratio",
+        "",
+    )
     lines: list[tuple[str, ...]] = [head]
-    for p in sorted(predictions, key=lambda p: (p.step.num_hosts, p.step.gb_s)):
+    for p in sorted(predictions, key=lambda p: (p.step.num_hosts, p.step.plan, p.step.gb_s)):
         notes = (["fitted on"] if p.is_fitted else []) + ([] if p.holds else ["NOT WITHIN 20 %"])
         milliseconds = (f"{1e3 * p.predicted_s:.0f}", f"{1e3 * p.step.step_s:.0f}")
-        where = (str(p.step.num_hosts), p.step.rate, p.step.configuration)
+        where = (str(p.step.num_hosts), p.step.plan, p.step.rate, p.step.configuration)
         lines.append((*where, *milliseconds, f"{p.ratio:.2f}", ", ".join(notes)))
     return "\n".join(
         [
@@ -86,13 +97,41 @@ def scale_text(cases: Sequence[Case]) -> str:
         for plan, num in dict.fromkeys((case.plan, case.num_gpus) for case in at):
             row = {c.configuration: c.step for c in at if (c.plan, c.num_gpus) == (plan, num)}
             lines.append((plan, str(num), *(_cell(row[name]) for name in names)))
-        title = f"{speed:g} Gbit/s between nodes: step [ms], share of communication"
+        title = f"{EXTRAPOLATED}, {speed:g} Gbit/s between nodes: step [ms], communication's share"
         texts.append(f"{title}\n{table(lines)}")
     return "\n\n".join(texts)
 
 
 def _cell(step: Step) -> str:
     return f"{1e3 * step.step_s:.2f}, {step.communication_share:.0%}"
+
+
+def parts_text(cases: Sequence[Case]) -> str:
+    """Return a table for each case of plan, GPUs and link: ms of each part of a step."""
+    texts = []
+    for where in dict.fromkeys((c.network_gbit_s, c.plan, c.num_gpus) for c in cases):
+        at = [c for c in cases if (c.network_gbit_s, c.plan, c.num_gpus) == where]
+        lines: list[tuple[str, ...]] = [("", *PARTS, "step")]
+        for c in at:
+            cells = (f"{1e3 * c.step.parts_s[part]:.3f}" for part in PARTS)
+            lines.append((c.configuration, *cells, f"{1e3 * c.step.step_s:.3f}"))
+        speed, plan, num = where
+        title = f"{EXTRAPOLATED}, parts of a step [ms]: {plan}, {num} GPUs, {speed:g} Gbit/s"
+        texts.append(f"{title}\n{table(lines)}")
+    return "\n\n".join(texts)
+
+
+def choice_text(cases: Sequence[Case], base: str) -> str:
+    """Return what to take: the shortest step, and how much shorter than the baseline's shortest."""
+    lines: list[tuple[str, ...]] = [("link", "GPUs", "shortest", f"shortest of {base}", "gain")]
+    for speed, num in dict.fromkeys((c.network_gbit_s, c.num_gpus) for c in cases):
+        at = [c for c in cases if (c.network_gbit_s, c.num_gpus) == (speed, num)]
+        best = min(at, key=lambda c: c.step.step_s)
+        plain = min((c for c in at if c.configuration == base), key=lambda c: c.step.step_s)
+        gain = plain.step.step_s / best.step.step_s
+        words = [f"{c.configuration} {c.plan}, {1e3 * c.step.step_s:.2f} ms" for c in (best, plain)]
+        lines.append((f"{speed:g} Gbit/s", str(num), *words, f"{gain:.2f}x"))
+    return f"{EXTRAPOLATED}: what to take, of these plans and configurations\n{table(lines)}"
 
 
 def limits_text(limits: Sequence[Limit], base: str) -> str:
@@ -102,7 +141,8 @@ def limits_text(limits: Sequence[Limit], base: str) -> str:
     for plan, num in dict.fromkeys((limit.plan, limit.num_gpus) for limit in limits):
         row = {m.configuration: m.break_even for m in limits if (m.plan, m.num_gpus) == (plan, num)}
         lines.append((plan, str(num), *(limit_cell(row[name]) for name in names)))
-    title = f"Link between nodes [Gbit/s] above which a step is no shorter than {base}'s"
+    limit = "link between nodes [Gbit/s] above which a step is no shorter than"
+    title = f"{EXTRAPOLATED}: {limit} {base}'s"
     return f"{title}\n{table(lines)}"
 
 
@@ -145,6 +185,7 @@ def validation_records(fit: Fit, predictions: Sequence[Prediction]) -> list[Vali
             measured_s=p.step.step_s,
             is_fitted=p.is_fitted,
             fit=asdict(fit),
+            plan=p.step.plan,
         )
         for p in predictions
     ]
@@ -162,9 +203,15 @@ def scale_records(cases: Sequence[Case], assumed: Mapping[str, Scalar | None]) -
             communication_share=c.step.communication_share,
             parts_s=c.step.parts_s,
             assumed=assumed,
+            extrapolated=extrapolated(c.step),
         )
         for c in cases
     ]
+
+
+def extrapolated(step: Step) -> tuple[str, ...]:
+    """Return what of a step no run has tested."""
+    return (*UNTESTED, "sync") if step.parts_s["sync"] else UNTESTED
 
 
 def limit_records(

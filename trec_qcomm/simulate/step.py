@@ -1,12 +1,15 @@
 """One training step on a cluster: its parts, and the link speed from which coding does not pay.
 
-    step = compute + lookup + encode + decode + ids + forward + backward + dense
+    step = compute + lookup + encode + decode + ids + forward + backward + dense + sync
 
 One part comes after the other, as in a plain training loop, but for
 - dense: its all-reduce runs beside a share `overlap` of compute and lookup (DDP starts it bucket by
   bucket in backward); what is longer than that counts;
 - ids, with `pipeline`: those of the next batch travel beside the rest of compute and lookup
   (TrainPipelineSparseDist).
+- sync, with groups of replicas: the average of their tables. Plain TorchRec all-reduces all rows
+  and their optimizer's state, ours those that were touched, as they are, with their ids. A ring
+  between the replicas of a GPU, nothing beside it. No run has it: it is extrapolated.
 Finding distinct bags, host code and kernel launches take no time here. The codec of our reduction
 inside a node is the identity (no `intra:`), that of TorchRec's is the one of the rows. TorchRec's
 INT8 counts as if a reduce-scatter could add it.
@@ -16,19 +19,20 @@ Knows: plans, links, ratios, speeds. Does not know: where these numbers are from
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trec_qcomm.control.cost_model import FLOAT32_NBYTES, Throughput
 from trec_qcomm.simulate.links import Cluster, Hops
 from trec_qcomm.simulate.plans import PLANS, Load, Model
 
-PARTS = ("compute", "lookup", "encode", "decode", "ids", "forward", "backward", "dense")
+PARTS = ("compute", "lookup", "encode", "decode", "ids", "forward", "backward", "dense", "sync")
 WORK = ("compute", "lookup")
 FLOP_A_VALUE = 6  # and sample: a multiplication and an addition forward, twice that backward
 PASSES_A_ROW = 3  # read in the lookup; read and written in the update
 ID_ROUNDS = 3  # TorchRec sends sizes, lengths, ids
 SIZES_AND_ROWS = 2
+TOUCHED_ID_NBYTES = 1  # an id of a sorted list of many, packed
 LEAST_GAIN = 1.01  # of a ratio: below, what a codec does is a copy, and takes no time
 LOWEST_GB_S, HIGHEST_GB_S = 1e-4, 1e6  # where a break-even is looked for
 
@@ -41,6 +45,8 @@ class Configuration:
         name: name of the configuration.
         distinct_share: share of bags, rows and ids that is sent.
         forward, backward, dense: compression ratio of what is sent, frame headers included.
+        ids: compression ratio of the ids of distinct bags.
+        dense_algorithm: name of our all-reduce's algorithm; None, or auto: the fastest of all.
         is_ours: partial sums of rows are added as QComm does it, else as TorchRec does (plans.py).
         sizes_first: the size of a coded row is not known to its receiver.
     """
@@ -50,13 +56,15 @@ class Configuration:
     forward: float = 1.0
     backward: float = 1.0
     dense: float = 1.0
+    ids: float = 1.0
+    dense_algorithm: str | None = None
     is_ours: bool = False
     sizes_first: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.distinct_share <= 1:
             raise ValueError(f"distinct_share: {self.distinct_share} is not a number in (0, 1]")
-        for kind in ("forward", "backward", "dense"):
+        for kind in ("forward", "backward", "dense", "ids"):
             if not 0 < getattr(self, kind) < math.inf:
                 raise ValueError(f"{kind}: {getattr(self, kind)} is not a finite number > 0")
 
@@ -71,6 +79,8 @@ class Device:
         throughput: speed of any codec.
         overlap: share of compute beside which dense gradients travel.
         pipeline: ids of the next batch travel beside the rest of compute.
+        compute_s: seconds of a step without embeddings and communication, as measured; None: what
+            `tflop_s` makes of the dense layers.
     """
 
     tflop_s: float
@@ -78,6 +88,7 @@ class Device:
     throughput: Throughput
     overlap: float
     pipeline: bool = False
+    compute_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("tflop_s", "memory_gb_s"):
@@ -85,6 +96,40 @@ class Device:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a number > 0")
         if not 0 <= self.overlap <= 1:
             raise ValueError(f"overlap: {self.overlap} is not a number in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicas:
+    """Groups of GPUs that have all tables each, and average them (2D parallelism).
+
+    Args:
+        num_groups: number of groups; each has the tables sharded over its GPUs.
+        every: steps from average to average.
+        table_rows: rows of all tables.
+        touched_share: share of the rows that some group touched since the last average.
+    """
+
+    num_groups: int = 1
+    every: int = 1
+    table_rows: int = 0
+    touched_share: float = 1.0
+
+    def sync_s(self, configuration: Configuration, dim: int, cluster: Cluster) -> float:
+        """Return the seconds of a step's share of an average."""
+        if self.num_groups == 1:
+            return 0.0
+        row_nbytes: float = (dim + 1) * FLOAT32_NBYTES  # with the row's optimizer state
+        if configuration.is_ours:
+            row_nbytes = self.touched_share * (row_nbytes + TOUCHED_ID_NBYTES)
+        nbytes = row_nbytes * self.table_rows * self.num_groups / cluster.num_gpus
+        others = 2 * (self.num_groups - 1)
+        seconds = cluster.inter.transfer_s(
+            num_messages=others, nbytes=others / self.num_groups * nbytes
+        )
+        return seconds / self.every
+
+
+ONE_GROUP = Replicas()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,20 +153,30 @@ class Step:
 
 
 def simulate(
-    configuration: Configuration, plan: str, model: Model, cluster: Cluster, device: Device
+    configuration: Configuration,
+    plan: str,
+    model: Model,
+    cluster: Cluster,
+    device: Device,
+    replicas: Replicas = ONE_GROUP,
 ) -> Step:
     """Return the step of a configuration. Args: plan: a key of PLANS."""
+    everyone = cluster
+    cluster = replace(cluster, num_gpus=cluster.num_gpus // replicas.num_groups)
     load = PLANS[plan](
         model, cluster, distinct=configuration.distinct_share, is_ours=configuration.is_ours
     )
-    compute_s = FLOP_A_VALUE * model.dense_values * model.batch_size / (1e12 * device.tflop_s)
+    compute_s = device.compute_s
+    if compute_s is None:
+        compute_s = FLOP_A_VALUE * model.dense_values * model.batch_size / (1e12 * device.tflop_s)
     row_nbytes = model.dim * FLOAT32_NBYTES
     lookup_s = PASSES_A_ROW * load.lookups * row_nbytes / (1e9 * device.memory_gb_s)
     work_s = compute_s + lookup_s
-    ids_s = cluster.all_to_all_s(load.ids, rounds=ID_ROUNDS)
+    ids = Hops(intra=load.ids.intra / configuration.ids, inter=load.ids.inter / configuration.ids)
+    ids_s = cluster.all_to_all_s(ids, rounds=ID_ROUNDS)
     dense_nbytes = model.dense_values * FLOAT32_NBYTES
-    dense_s = min(cluster.all_reduce_s(dense_nbytes / configuration.dense).values())
-    encoded, decoded = _coded_nbytes(configuration, load, dense_nbytes, cluster.num_gpus)
+    dense_s = _dense_s(configuration, everyone, dense_nbytes)
+    encoded, decoded = _coded_nbytes(configuration, load, dense_nbytes, everyone.num_gpus)
     hidden_ids_s = (1 - device.overlap) * work_s if device.pipeline else 0.0
     rounds = SIZES_AND_ROWS if configuration.sizes_first else 1
     return Step(
@@ -134,8 +189,25 @@ def simulate(
             "forward": _rows_s(cluster, load, configuration.forward, rounds),
             "backward": _rows_s(cluster, load, configuration.backward, 1),
             "dense": max(0.0, dense_s - device.overlap * work_s),
+            "sync": replicas.sync_s(configuration, model.dim, everyone),
         }
     )
+
+
+def _dense_s(configuration: Configuration, cluster: Cluster, nbytes: float) -> float:
+    """Return the seconds of the all-reduce: of the algorithm that ours has, else of the fastest.
+
+    Inside a node a hierarchical one sends float32; ours alone says what it sends between nodes.
+    """
+    algorithm = configuration.dense_algorithm
+    coded = cluster.all_reduce_s(nbytes / configuration.dense)
+    if algorithm == "hierarchical":
+        exact = cluster.inside_s((cluster.node_size - 1) * nbytes / cluster.node_size)
+        return 2 * exact + cluster.ring_between_nodes_s(nbytes / configuration.dense)
+    if algorithm in coded:
+        return coded[algorithm]
+    flat = (coded["ring"], coded["two_shot"])
+    return min(coded.values()) if algorithm is None else min(flat)
 
 
 def _rows_s(cluster: Cluster, load: Load, ratio: float, rounds: int) -> float:

@@ -12,13 +12,14 @@ h: the link's bytes over ours, as a packet of 1514 bytes holds 1448. burst: what
 after a pause; the rows' gradients find the bucket emptied by dense gradients before them. wait: the
 share of an all-to-all's time in which nothing moves from a host to one of its peers, since gloo
 often sends one way and then the other; a link to N-1 peers is idle where all of them wait, taken to
-be by chance. An all-reduce goes in pieces and does not wait. overlap: the share of the base beside
-which dense gradients travel. A message's latency is in the base.
+be by chance. An all-reduce goes in pieces and does not wait, nor does the reduce-scatter or
+all-gather of plain TorchRec's row-wise tables. overlap: the share of the base beside which dense
+gradients travel. A message's latency is in the base.
 
 Fitted: wait and overlap, two numbers, on a few runs. Predicted: all others. This is not the model
 of step.py, which has bytes and overlap in common with it. So what these runs do not test is: two
-link levels and latencies (links.py), row-wise and two-level plans (plans.py), and the times of
-codecs, lookups and dense layers, which are all in the base here.
+link levels and latencies (links.py), the hop inside a node of two-level plans (plans.py), and the
+times of codecs, lookups and dense layers, which are all in the base here.
 Knows: measured steps. Does not know: GPUs.
 Shapes: N hosts, n bytes of the busiest host, B of a link.
 """
@@ -26,7 +27,7 @@ Shapes: N hosts, n bytes of the busiest host, B of a link.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trec_qcomm.simulate.measured import MeasuredStep
+from trec_qcomm.simulate.measured import ROW_WISE, TABLE_WISE, MeasuredStep
 
 PACKET_NBYTES, PACKET_PAYLOAD_NBYTES = 1514, 1448
 BURST_NBYTES = 256 * 1024  # of examples/bench/net/hosts.py's links
@@ -68,12 +69,15 @@ def predict_s(step: MeasuredStep, base_s: float, fit: Fit) -> float:
     if step.gb_s is None:
         return base_s
     turns = 1 / (1 - fit.wait ** (step.num_hosts - 1)) if step.num_hosts > 1 else 1.0
-    rows_s = sum(
-        _link_s(step.sent[group], step.gb_s, burst)
-        for group, burst in (("ids", BURST_NBYTES), ("forward", BURST_NBYTES), ("backward", 0))
+    row_turns = 1.0 if step.config is None and step.plan == ROW_WISE else turns
+    groups = (
+        ("ids", BURST_NBYTES, turns),
+        ("forward", BURST_NBYTES, row_turns),
+        ("backward", 0, row_turns),
     )
+    rows_s = sum(t * _link_s(step.sent[group], step.gb_s, burst) for group, burst, t in groups)
     dense_s = _link_s(step.sent["dense"], step.gb_s, BURST_NBYTES)
-    return base_s + turns * rows_s + max(0.0, dense_s - fit.overlap * base_s)
+    return base_s + rows_s + max(0.0, dense_s - fit.overlap * base_s)
 
 
 def _link_s(nbytes: float, gb_s: float, burst_nbytes: float) -> float:
@@ -93,14 +97,14 @@ def pairs(steps: Sequence[MeasuredStep]) -> list[tuple[MeasuredStep, float]]:
 
 def _key(step: MeasuredStep) -> tuple[object, ...]:
     """Return what is the same on any link."""
-    return step.configuration, step.num_hosts, step.setup, step.config
+    return step.configuration, step.plan, step.num_hosts, step.setup, step.config
 
 
 def choose(
     measured: Sequence[tuple[MeasuredStep, float]], configurations: Sequence[str]
 ) -> list[int]:
-    """Return which of the pairs to fit on: those named, at the fewest hosts and the slowest link
-    where all of them were measured.
+    """Return which of the pairs to fit on: those named, table-wise, at the fewest hosts and the
+    slowest link where all of them were measured.
 
     Raises: ValueError: a configuration that was not measured there.
     """
@@ -108,17 +112,18 @@ def choose(
         raise ValueError(
             "records: nothing to validate: expected steps with a limit, and the same without one"
         )
-    places: dict[tuple[int, float | None], dict[str, int]] = {}
+    places: dict[tuple[bool, int, float | None], dict[str, int]] = {}
     for i, (step, _) in enumerate(measured):
-        places.setdefault((step.num_hosts, step.gb_s), {})[step.configuration] = i
-    complete = [where for where, there in places.items() if set(configurations) <= there.keys()]
+        where = (step.plan != TABLE_WISE, step.num_hosts, step.gb_s)
+        places.setdefault(where, {})[step.configuration] = i
+    complete = [place for place, there in places.items() if set(configurations) <= there.keys()]
     where = min(complete or places)
     there = places[where]
     missing = [name for name in configurations if name not in there]
     if missing or not configurations:
         raise ValueError(
             f"fit-configs: {', '.join(missing) or 'none given'}: expected of {', '.join(there)}, "
-            f"measured on {where[0]} hosts and the slowest link"
+            f"measured on {where[1]} hosts and the slowest link"
         )
     return [there[name] for name in configurations]
 

@@ -1,5 +1,6 @@
 """Expected bytes of one table in a step, from what was measured of it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,13 +105,16 @@ def sent_nbytes(
     """
     shares, dim = how.row_shares(table.num_rows, place), table.dim // how.num_column_parts
     sums = dict.fromkeys(("forward", "backward", "intra_forward", "intra_backward"), 0.0)
-    for share in shares:
+    for share, num_shards in Counter(shares).items():
         for hop in hops_of(how.sharding, place, rows_share=share, num_ids=how.num_ids):
             for direction in ("forward", "backward"):
                 nbytes = table.segment_nbytes(direction, hop, dim) + SEGMENT_ENTRY_NBYTES
                 name = f"intra_{direction}" if hop.is_intra else direction
-                sums[name] += how.num_column_parts * (hop.num_peers - 1) * nbytes
-    ids = sum(table.ids_nbytes(share, how.num_ids, packed=packed_ids) for share in shares)
+                sums[name] += num_shards * how.num_column_parts * (hop.num_peers - 1) * nbytes
+    ids = sum(
+        num_shards * table.ids_nbytes(share, how.num_ids, packed=packed_ids)
+        for share, num_shards in Counter(shares).items()
+    )
     ids *= how.num_column_parts * (place.num_ranks - 1)
     return TableBytes(**sums, ids=ids)
 
