@@ -242,6 +242,8 @@ class Session:
             if mesh is None:
                 raise ValueError("sync: replica_group: missing; only a DMPCollection has its own")
             pg = mesh.get_group("replicate")
+        if next(model.parameters()).device.type == "cpu":
+            self.warm_up_once()
         self.sync = ReplicaSync(model, pg, self.config, is_exact=lambda: self.exact)
         if self._loaded_sync:
             self._load_sync()
