@@ -10,6 +10,7 @@ maxnreg}. It prints a JSON list with one `Compiled` for each launch.
 import importlib
 import json
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ INEXACT = re.compile(
     r"\b(?:fma\.\w+\.f32|fma\.\w+\.f64|mad\.\w*\.?f32|div\.(?:full|approx)\S*)|\S*\.ftz\S*"
 )
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.M)
-LOCAL = ("LDL", "STL")
+LOCAL, NOP = {"LDL": 0x983, "STL": 0x387}, 0x918  # opcodes
 
 
 @dataclass
@@ -68,25 +69,50 @@ def compiled(launch: dict[str, Any]) -> Compiled:
 
 
 def usage(cubin: bytes) -> Compiled:
-    """Return what NVIDIA's own tools, which come with Triton, say of a program."""
-    import triton.backends.nvidia as nvidia
+    """Return what NVIDIA's own tools, which come with Triton, say of a program.
 
-    tools = Path(nvidia.__file__).parent / "bin"
+    Instructions are counted here, as the disassembler takes a third of a second for each program;
+    it is asked where there are accesses of local memory.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        resources = printed(tools / "cuobjdump", "--dump-resource-usage", file.name)
-        code = printed(tools / "nvdisasm", "-c", file.name)
+        resources = printed("cuobjdump", "--dump-resource-usage", file.name)
+        opcodes = opcodes_of(cubin)
+        num_local = sum(opcode in LOCAL.values() for opcode in opcodes)
+        if num_local:
+            names = INSTRUCTION.findall(printed("nvdisasm", "-c", file.name))
+            assert [*map(LOCAL.get, names)] == [n if n in LOCAL.values() else None for n in opcodes]
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources).groups()
-    names = [name for name in INSTRUCTION.findall(code) if name != "NOP"]
-    assert names, "nvdisasm printed no instructions"
-    num_local = sum(name in LOCAL for name in names)
+    num_instructions = sum(opcode != NOP for opcode in opcodes)
+    assert num_instructions, "no instructions"
     problems = [f"{stack} bytes of stack"] * (int(stack) > 0)
     problems += [f"{num_local} loads and stores of local memory"] * (num_local > 0)
-    return Compiled(problems, int(registers), int(stack), 0, len(names))
+    return Compiled(problems, int(registers), int(stack), 0, num_instructions)
 
 
-def printed(*command: Any) -> str:
+def opcodes_of(cubin: bytes) -> list[int]:
+    """Return the opcodes of a program's instructions: the low 12 bits of each 16 bytes.
+
+    A cubin is an ELF file. The code of a function is a section whose name begins with .text.
+    """
+    (at,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, num_sections, names = struct.unpack_from("<3H", cubin, 0x3A)
+    sections = [struct.unpack_from("<2I4Q", cubin, at + k * size) for k in range(num_sections)]
+    name_of = [cubin[sections[names][4] + section[0] :][:6] for section in sections]
+    return [
+        struct.unpack_from("<H", cubin, place)[0] & 0xFFF
+        for name, (*_, begin, length) in zip(name_of, sections, strict=True)
+        if name == b".text."
+        for place in range(begin, begin + length, 16)
+    ]
+
+
+def printed(tool: str, *arguments: str) -> str:
+    """Return what a tool of NVIDIA's that comes with Triton prints."""
+    import triton.backends.nvidia as nvidia
+
+    command = [Path(nvidia.__file__).parent / "bin" / tool, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -145,7 +145,7 @@ def plain_cells(world_size: int) -> list[Cell]:
 
 def coded_cells(world_size: int) -> list[Cell]:
     """Return the cells: all of them on two ranks. On four, where there are three shapes, every pair
-    of a codec with a shape, a codec with a direction, and a shape with a direction, in every row.
+    of a row, a codec, a shape and a direction.
     """
     cells = [
         Cell(plain.row, plain.shape, codec, direction)
@@ -157,9 +157,10 @@ def coded_cells(world_size: int) -> list[Cell]:
 
 
 def _in_square(cell: Cell) -> bool:
-    """Return whether the Latin square of codecs and shapes has this cell's direction."""
-    numbers = (list(CODECS).index(cell.codec), SHAPES[4].index(cell.shape))
-    return DIRECTIONS[sum(numbers) % 3] == cell.direction
+    """Return whether the Latin squares of rows and codecs have this cell's shape and direction."""
+    row, codec = list(ROWS).index(cell.row), list(CODECS).index(cell.codec)
+    shape = (row + codec) % 3
+    return (SHAPES[4][shape], DIRECTIONS[(codec + shape) % 3]) == (cell.shape, cell.direction)
 
 
 @cache
