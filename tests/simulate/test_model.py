@@ -306,23 +306,26 @@ def test_break_even_at_both_ends() -> None:
     assert break_even(lambda gb_s: 0.0) == BreakEven(pays="never")
 
 
-def test_a_hierarchical_all_reduce_of_ours_codes_between_nodes_alone() -> None:
-    """Between nodes go a node's share of the bytes of an all-reduce that does not know nodes."""
-    unit = link(0.0, 1.0)
-    on, coded = (
-        cluster(16, node=8, intra=unit, inter=unit),
-        replace(FLOAT32, is_ours=True, dense=4.0),
-    )
-    given = (MODEL, on, device())
-    hierarchical = simulate(replace(coded, dense_algorithm="hierarchical"), "tw", *given)
+def test_ours_by_node_sends_a_node_s_share_between_nodes() -> None:
+    """The bytes between nodes are those of a two-shot among all GPUs, over the GPUs of a node."""
+    unit, free = link(0.0, 1.0), link(0.0, 1e30)
+    coded = replace(FLOAT32, is_ours=True, dense=4.0, dense_intra=2.0)
     n = 4 * MODEL.dense_values
-    inside_s = 2 * on.inside_s(7 * n / 8)
-    between_s = on.inter.transfer_s(num_messages=2, nbytes=n / 4 / 8)
-    assert hierarchical.parts_s["dense"] == pytest.approx(inside_s + between_s)
-    flat = simulate(replace(coded, dense_algorithm="ring"), "tw", *given)
-    assert flat.parts_s["dense"] == pytest.approx(on.all_reduce_s(n / 4)["ring"])
-    fastest = simulate(replace(coded, dense_algorithm="auto"), "tw", *given).parts_s["dense"]
-    assert fastest == min(on.all_reduce_s(n / 4)[name] for name in ("ring", "two_shot"))
+
+    def dense_s(algorithm: str, intra: Link) -> float:
+        on = cluster(16, node=8, intra=intra, inter=unit)
+        chosen = replace(coded, dense_algorithm=algorithm)
+        return simulate(chosen, "tw", MODEL, on, device()).parts_s["dense"]
+
+    between_s = 2 * (n / 4 / 8) / 2 / 1e9
+    assert dense_s("hierarchical", free) == pytest.approx(between_s)
+    assert dense_s("two_shot", free) == pytest.approx(8 * between_s)
+    # Inside: sums in the codec of that hop, and afterwards the coded sums.
+    inside_s = 7 / 8 * n * (1 / 2 + 1 / 4) / 1e9
+    assert dense_s("hierarchical", unit) == pytest.approx(between_s + inside_s)
+    plain = cluster(16, node=8, intra=unit, inter=unit).all_reduce_s(n / 4)
+    assert dense_s("ring", unit) == pytest.approx(plain["ring"])
+    assert dense_s("auto", unit) == pytest.approx(min(plain["ring"], plain["two_shot"]))
 
 
 def test_replicas_sync_touched_rows_or_all() -> None:

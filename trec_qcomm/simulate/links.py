@@ -139,18 +139,9 @@ class Cluster:
         return {
             "ring": _ring_s(slowest, num, nbytes),
             "two_shot": 2 * self.all_to_all_s(once),
-            "hierarchical": 2 * in_node + self.ring_between_nodes_s(nbytes),
+            "hierarchical": 2 * in_node
+            + _ring_s(self.inter, self.num_nodes, nbytes / self.node_size),
         }
-
-    def ring_between_nodes_s(self, nbytes: float) -> float:
-        """Return the seconds in which the nodes all-reduce what is summed in each.
-
-        Every GPU sends its share of the node's sum, n/G: between nodes a G-th of the bytes of an
-        all-reduce that does not know nodes.
-
-        Args: nbytes: n, bytes of one GPU's contribution as it is sent.
-        """
-        return _ring_s(self.inter, self.num_nodes, nbytes / self.node_size)
 
 
 def _send_s(link: Link, num_messages: int, nbytes: float) -> float:

@@ -19,11 +19,13 @@ import yaml
 
 from trec_qcomm.config import Config, config_from_dict
 from trec_qcomm.control.cost_model import FLOAT32_NBYTES
+from trec_qcomm.control.traffic import FixedSizes
 from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, TrafficByKind, read
 from trec_qcomm.simulate.step import Configuration
 
 UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 NO_LIMIT = "none"
+_VALUES = 1024  # rows that a codec is asked for its size
 
 Nbytes = dict[str, float]  # by group of traffic
 Setup = tuple[tuple[str, Scalar], ...]  # sorted by name
@@ -172,6 +174,7 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
         dense=step.distinct["dense"] / step.sent["dense"],
         ids=step.distinct["ids"] / step.sent["ids"] if is_ours and step.sent["ids"] else 1.0,
         dense_algorithm=_dense_algorithm(step) if is_ours else None,
+        dense_intra=_dense_intra(step) if is_ours else 1.0,
         is_ours=is_ours,
         sizes_first=is_ours and _sizes_first(step),
     )
@@ -262,6 +265,16 @@ def _dense_algorithm(step: MeasuredStep) -> str | None:
     """Return the algorithm of our all-reduce; None where TorchRec's own is used."""
     rules = _config(step).dense_rules
     return rules[0].algorithm if rules else None
+
+
+def _dense_intra(step: MeasuredStep) -> float:
+    """Return the ratio of the hop inside a node, of a hierarchical all-reduce."""
+    rules = _config(step).dense_rules
+    if not rules or rules[0].intra is None:
+        return 1.0
+    num_values = _VALUES * rules[0].block
+    nbytes = FixedSizes(rules[0].intra).nbytes(_VALUES, rules[0].block)
+    return FLOAT32_NBYTES * num_values / nbytes
 
 
 def _sizes_first(step: MeasuredStep) -> bool:

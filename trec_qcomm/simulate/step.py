@@ -46,7 +46,8 @@ class Configuration:
         distinct_share: share of bags, rows and ids that is sent.
         forward, backward, dense: compression ratio of what is sent, frame headers included.
         ids: compression ratio of the ids of distinct bags.
-        dense_algorithm: name of our all-reduce's algorithm; None, or auto: the fastest of all.
+        dense_algorithm: name of our all-reduce's algorithm; None is TorchRec's, the fastest of all.
+        dense_intra: compression ratio of a hierarchical all-reduce's first hop, inside a node.
         is_ours: partial sums of rows are added as QComm does it, else as TorchRec does (plans.py).
         sizes_first: the size of a coded row is not known to its receiver.
     """
@@ -58,13 +59,14 @@ class Configuration:
     dense: float = 1.0
     ids: float = 1.0
     dense_algorithm: str | None = None
+    dense_intra: float = 1.0
     is_ours: bool = False
     sizes_first: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.distinct_share <= 1:
             raise ValueError(f"distinct_share: {self.distinct_share} is not a number in (0, 1]")
-        for kind in ("forward", "backward", "dense", "ids"):
+        for kind in ("forward", "backward", "dense", "ids", "dense_intra"):
             if not 0 < getattr(self, kind) < math.inf:
                 raise ValueError(f"{kind}: {getattr(self, kind)} is not a finite number > 0")
 
@@ -195,19 +197,26 @@ def simulate(
 
 
 def _dense_s(configuration: Configuration, cluster: Cluster, nbytes: float) -> float:
-    """Return the seconds of the all-reduce: of the algorithm that ours has, else of the fastest.
-
-    Inside a node a hierarchical one sends float32; ours alone says what it sends between nodes.
-    """
+    """Return the seconds of the all-reduce: of the algorithm that ours has, else of the fastest."""
     algorithm = configuration.dense_algorithm
-    coded = cluster.all_reduce_s(nbytes / configuration.dense)
     if algorithm == "hierarchical":
-        exact = cluster.inside_s((cluster.node_size - 1) * nbytes / cluster.node_size)
-        return 2 * exact + cluster.ring_between_nodes_s(nbytes / configuration.dense)
+        return _by_node_s(configuration, cluster, nbytes)
+    coded = cluster.all_reduce_s(nbytes / configuration.dense)
     if algorithm in coded:
         return coded[algorithm]
-    flat = (coded["ring"], coded["two_shot"])
-    return min(coded.values()) if algorithm is None else min(flat)
+    return min(coded.values()) if algorithm is None else min(coded["ring"], coded["two_shot"])
+
+
+def _by_node_s(configuration: Configuration, cluster: Cluster, nbytes: float) -> float:
+    """Return the seconds of ours: sums in the node, a two-shot between nodes, the sums in the node.
+
+    A GPU has a G-th of the values between nodes. The sums are coded there, and so in the node.
+    """
+    share = nbytes / cluster.node_size
+    inside, coded = (cluster.node_size - 1) * share, share / configuration.dense
+    sums_s = cluster.inside_s(inside / configuration.dense_intra)
+    each_way_s = cluster.across_s((cluster.num_nodes - 1) / cluster.num_nodes * coded)
+    return sums_s + 2 * each_way_s + cluster.inside_s(inside / configuration.dense)
 
 
 def _rows_s(cluster: Cluster, load: Load, ratio: float, rounds: int) -> float:
