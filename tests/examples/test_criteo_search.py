@@ -18,7 +18,7 @@ def test_the_model_comes_with_its_tables_and_setup():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--plan", "row_wise"], "an option that accuracy.py does not have"),
+        (["--pipeline", "sparse_dist"], "an option that accuracy.py does not have"),
         (["--codecs", "codecs.yaml"], "candidates.forward[1]: Fbgemm"),
     ],
 )

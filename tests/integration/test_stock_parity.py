@@ -104,7 +104,7 @@ def test_stats_name_every_coded_table(ranks):
         stats = results["stats"]
         assert set(stats) == {
             "embedding_forward", "embedding_backward", "dense", "data_parallel", "input",
-            "intra_embedding_forward", "intra_embedding_backward",
+            "intra_dense", "intra_embedding_forward", "intra_embedding_backward",
         }  # fmt: skip
         for kind in ("embedding_forward", "embedding_backward"):
             assert set(stats[kind]["tables"]) == coded

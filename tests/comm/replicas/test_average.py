@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trec_qcomm import Cast, Identity, Rowwise, played_ranks
+from trec_qcomm import Cast, Identity, Rowwise
 from trec_qcomm.comm.peers import Peers
+from trec_qcomm.comm.played.ranks import PlayedRanks
 from trec_qcomm.comm.replicas.average import Average, MatrixState
 from trec_qcomm.comm.replicas.banks import Bank, TouchedRows
 from trec_qcomm.comm.replicas.messages import RowMessages, Rows
@@ -92,7 +93,7 @@ def bits(matrix: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("algorithm", ["direct", "two_shot"])
 @pytest.mark.parametrize("num_replicas", [2, 3, 4])
 def test_exact_rows_have_the_bits_of_a_sum_in_rank_order(num_replicas, algorithm):
-    histories = played_ranks(num_replicas).run(lambda: run(algorithm))
+    histories = PlayedRanks(num_replicas).run(lambda: run(algorithm))
     for number, step in [(n, step) for n in range(4) for step in range(5)]:
         before, after, touched = zip(*(of_rank[step] for of_rank in histories), strict=True)
         total = before[0][number].clone()
@@ -132,7 +133,7 @@ def test_nothing_is_lost_but_residuals(num_replicas, algorithm):
         kept = [r.of_rows(torch.arange(len(r._bank.matrices["weights"]))) for r in ours.residuals]
         return start, changes, matrices(ours), kept
 
-    results = played_ranks(num_replicas).run(program)
+    results = PlayedRanks(num_replicas).run(program)
     for number, start in enumerate(results[0][0]):
         ends = [results[rank][2][number] for rank in ranks]
         assert all(torch.equal(bits(end), bits(ends[0])) for end in ends)
@@ -167,4 +168,4 @@ def test_wrong_row_numbers_are_refused():
         with pytest.raises(CorruptFrameError, match="from rank 1, table 'b'"):
             ours.average._messages.exchange([Rows(rows, values)], call=0, seed=0, decodes=False)
 
-    played_ranks(2).run(program)
+    PlayedRanks(2).run(program)
