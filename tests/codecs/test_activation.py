@@ -45,10 +45,18 @@ def test_values_and_gradients_are_rounded_as_the_codecs_do():
 
 
 def test_rows_that_do_not_lie_side_by_side_are_read_where_they_are():
-    wide = torch.randn(4, 16)
-    part = wide[:, 3:11]
-    codec = CODECS[0]
-    assert torch.equal(sparsify_activation(part, codec), part * mask_of(part, codec))
+    wide, codec = torch.randn(4, 16), CODECS[0]
+    for part in (wide[:, 3:11], wide.T):
+        assert torch.equal(sparsify_activation(part, codec), part * mask_of(part, codec))
+        assert sparsified_nbytes(part, codec) == sparsified_nbytes(part.clone(), codec) > 0
+
+
+def test_a_gradient_of_a_gradient_is_an_error():
+    values = torch.randn(2, 8, requires_grad=True)
+    loss = sparsify_activation(values, CODECS[0]).square().sum()
+    (gradient,) = torch.autograd.grad(loss, values, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
 
 
 def test_bytes_are_those_of_the_encoded_rows():

@@ -390,6 +390,19 @@ def test_every_other_size_is_refused(kind):
             assert raised.value.segment == 0
 
 
+@pytest.mark.parametrize("num_values", [1, 2, 3])
+def test_rans_of_as_many_bytes_as_values_is_refused(num_values):
+    """Below four bytes there is no header of rANS, so nothing would be written."""
+    segments, out = Segments.packed([num_values], 1), torch.full((num_values, 1), 777.0)
+    words = np.array([np.float32(1).view(np.int32), cpu.RANS | (8 - num_values) << 4, 0, 0])
+    data = torch.from_numpy(words.astype(np.int32)).view(torch.uint8)
+    forged = Encoded(data, torch.tensor([0]), torch.tensor([16]))
+    with pytest.raises(CorruptFrameError):
+        error_bound.decode(forged, segments, out, backend="cpu")
+    with pytest.raises(ValueError, match="rans: wrong size"):
+        reference.decode_segment(data, num_values, 1)
+
+
 def test_bindings_refuse_what_kernels_cannot_take():
     segments = Segments.packed([2], 4)
     values, payload, at = torch.zeros(2, 4), torch.zeros(64, dtype=torch.uint8), torch.tensor([0])

@@ -192,6 +192,16 @@ def test_forged_segments_get_the_verdict_of_cpu():
     assert 0 < refused < len(places)
 
 
+def test_fewer_bytes_than_a_header_get_the_verdict_of_cpu():
+    for num_values in (1, 2, 3):
+        words = [np.float32(1).view(np.int32), cpu.RANS | (8 - num_values) << 4, 0, 0]
+        data = torch.from_numpy(np.array(words, dtype=np.int32)).view(torch.uint8)
+        rows = torch.zeros(num_values, 1)
+        ours, theirs = forged_verdicts(rows, Segments.packed([num_values], 1), data)
+        assert ours == theirs
+        assert isinstance(ours, tuple)
+
+
 def test_random_bytes_do_no_harm():
     rows, segments = noise(40, 3), Segments.packed([40], 3)
     sound = bytes_of(encode(rows, segments, 0.05, False, "cpu", "rans"))

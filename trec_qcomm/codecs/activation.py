@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.core.codec import Codec
@@ -23,7 +24,8 @@ def sparsify_activation(
 
     Backward the gradients of the same columns arrive, and 0 for the others; which columns these are
     need not be sent again. Values and gradients are encoded and decoded, so they are rounded as the
-    codecs round them, and `sparsified_nbytes` says what they take. Nothing is sent here.
+    codecs round them, and `sparsified_nbytes` says what they take. Nothing is sent here. A gradient
+    of a gradient is an error.
 
     Args:
         values: [..., D] float32, on a CPU or a GPU; the last dimension is a row.
@@ -51,7 +53,7 @@ def sparsified_nbytes(values: Tensor, codec: TopK, *, backward: ForwardMask | No
     segments = _segments(values)
     forward = int(_encode(codec, values.detach().contiguous(), segments)[1])
     masked = backward or ForwardMask(codec.values)
-    return forward + int(_encode(masked, torch.zeros_like(values), segments)[1])
+    return forward + int(_encode(masked, values.new_zeros(values.shape), segments)[1])
 
 
 class _Sparsify(torch.autograd.Function):
@@ -62,6 +64,7 @@ class _Sparsify(torch.autograd.Function):
         return _encode(codec, values.contiguous(), segments)[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
         return _encode(ctx.codec, gradient.contiguous(), ctx.segments)[0], None, None
@@ -79,6 +82,6 @@ def _encode(codec: Codec, values: Tensor, segments: Segments) -> tuple[Tensor, T
     """Return the decoded values, and the number of their bytes."""
     payload = values.new_empty(int(codec.max_nbytes(segments).sum()), dtype=torch.uint8)
     encoded = codec.encode(values, segments, payload, torch.zeros(1, dtype=torch.int64))
-    out = torch.empty_like(values)
+    out = values.new_empty(values.shape)
     codec.decode(encoded, segments, out)
     return out, encoded.nbytes.sum()

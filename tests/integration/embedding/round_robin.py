@@ -77,6 +77,13 @@ class RoundRobinSequenceSharding(_RoundRobin, RwSequenceEmbeddingSharding):
     name = "Sequence"
 
 
+class CodesItself(RoundRobinSequenceSharding):
+    """Sharding with an output dist of its own."""
+
+    def create_output_dist(self, device=None):
+        return super().create_output_dist(device)
+
+
 class ShardedRoundRobinBags(ShardedEmbeddingBagCollection):
     @classmethod
     def create_embedding_bag_sharding(

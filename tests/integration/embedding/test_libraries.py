@@ -66,6 +66,24 @@ class ForgetfulSharder(CodedEmbeddingBagCollectionSharder, round_robin.RoundRobi
     sharded_class = Forgotten
 
 
+class Plain(CodedShardedEmbeddingCollection, round_robin.ShardedRoundRobinSequences):
+    """Module that names the library's own sharding, which codes nothing."""
+
+    coded_shardings = {"row_wise": round_robin.RoundRobinSequenceSharding}  # noqa: RUF012
+
+
+class PlainSharder(CodedSequenceSharder):
+    """Sharder of it."""
+
+    sharded_class = Plain
+
+
+class MergingSharder(CodedSequenceSharder):
+    """Sharder that promises what the library's module does not do."""
+
+    merges_bags = True
+
+
 def train(how):
     """Return rows and weights of a training, how many ids were looked up, and stats."""
     case, codec, kind, options = how
@@ -111,6 +129,9 @@ def ranks():
             programs[name, "merged"] = (case, Identity(), ours, {"unique_bags": True})
     case = CASES[f"ebc/{RW}"]
     programs["forgotten"] = (case, Identity(), ForgetfulSharder, {})
+    case = CASES[f"ec/{RW}"]
+    programs["plain"] = (case, Identity(), PlainSharder, {})
+    programs["merging"] = (case, Identity(), MergingSharder, {"unique_bags": True})
     return run_programs(train, 2, programs)
 
 
@@ -168,3 +189,30 @@ def test_a_sharding_of_the_librarys_that_is_not_coded_is_refused(ranks):
         "Forgotten.coded_shardings['row_wise']: CodedRwPooledEmbeddingSharding: expected" in reason
     )
     assert "and RoundRobinBagSharding, which the module makes" in reason
+
+
+@pytest.mark.parametrize(
+    "bases",
+    [
+        (round_robin.ShardedRoundRobinBags, CodedShardedEmbeddingBagCollection),
+        (round_robin.ShardedRoundRobinSequences, CodedShardedEmbeddingCollection),
+        (round_robin.RoundRobinBagSharder, CodedEmbeddingBagCollectionSharder),
+        (round_robin.CodesItself, CodedRwSequenceEmbeddingSharding),
+    ],
+)
+def test_bases_in_the_other_order_are_refused(bases):
+    theirs, ours = bases
+    type("Right", (ours, theirs), {})
+    with pytest.raises(TypeError, match=f"Wrong: {theirs.__name__} comes before "):
+        type("Wrong", bases, {})
+
+
+@pytest.mark.dist
+def test_a_plain_sharding_of_the_librarys_is_refused(ranks):
+    reason = ranks["plain"].reason
+    assert "Plain.coded_shardings['row_wise']: RoundRobinSequenceSharding: expected" in reason
+
+
+@pytest.mark.dist
+def test_merging_that_the_library_s_module_never_does_is_refused(ranks):
+    assert "merges_bags: its input_dist does not call _dedup_indices" in ranks["merging"].reason

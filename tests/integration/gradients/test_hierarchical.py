@@ -22,6 +22,7 @@ from trec_qcomm.config import (
     config_to_dict,
 )
 from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.integration.gradients import placement
 from trec_qcomm.integration.gradients.placement import ranks_per_node
 from trec_qcomm.testing import run_ranks
 
@@ -235,6 +236,24 @@ def test_where_ranks_lie_is_what_launchers_say(monkeypatch):
                 compress_ddp(ddp, Config(dense=RULE))
 
     PlayedRanks(4, ranks_per_node=2).run(ask)
+
+
+def test_nodes_that_are_wrong_on_one_rank_are_an_error_on_all(monkeypatch):
+    """Such as 4 and 2 ranks: the nodes of 2 do not know of the others."""
+
+    def size(_pg):
+        if dist.get_rank() == 3:
+            raise ValueError("4 ranks are not nodes of 3 each")
+        return 2
+
+    monkeypatch.setattr(placement, "ranks_per_node", size)
+
+    def register():
+        with pytest.raises(ValueError, match="nodes of the group differ") as raised:
+            compress_ddp(DistributedDataParallel(net()), Config(dense=RULE))
+        assert "4 ranks are not nodes of 3 each" in str(raised.value)
+
+    PlayedRanks(4, ranks_per_node=2).run(register)
 
 
 def test_files_name_both_hops():

@@ -23,6 +23,7 @@ from trec_qcomm.integration.compat.private import input_dists, output_dists, sha
 from trec_qcomm.integration.embedding.libraries import (
     ExtensibleSharder,
     Shardings,
+    check_order,
     coded_sharding,
     overrides,
 )
@@ -43,6 +44,10 @@ class CodedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """
 
     coded_shardings: ClassVar[Shardings] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_order(cls, CodedShardedEmbeddingBagCollection, "create_embedding_bag_sharding")
 
     @property
     def _registry(self) -> SessionRegistry:

@@ -27,6 +27,22 @@ def overrides(module: type[Any], method: str, after: type[Any]) -> bool:
     return not first.__module__.startswith("torchrec.")
 
 
+def check_order(cls: type[Any], ours: type[Any], method: str) -> None:
+    """Raise TypeError where a base that is not ours hides a method that codes.
+
+    Args:
+        cls: a class that extends `ours` and a library's class
+        ours: our class, which must come first
+        method: name of the method
+    """
+    for base in cls.__mro__[: cls.__mro__.index(ours)]:
+        if method in vars(base) and not issubclass(base, ours):
+            raise TypeError(
+                f"{cls.__name__}: {base.__name__} comes before {ours.__name__} and its {method} "
+                "codes nothing; name the class of trec_qcomm first"
+            )
+
+
 def coded_sharding(
     module: type[Any],
     kind: str,
@@ -48,7 +64,11 @@ def coded_sharding(
     expected = type(theirs())
     if coded is None and kind == ShardingType.DATA_PARALLEL.value:
         return None
-    if coded is None or not issubclass(coded, expected):
+    if (
+        coded is None
+        or not issubclass(coded, expected)
+        or not issubclass(coded, tuple(ours.values()))
+    ):
         raise ValueError(
             f"{module.__name__}.coded_shardings[{kind!r}]: {coded and coded.__name__}: expected a "
             f"class that extends a coded sharding and {expected.__name__}, which the module makes"
@@ -64,6 +84,10 @@ class ExtensibleSharder:
         merges_bags: whether equal bags and ids may be sent once, which a lookup that counts its ids
             forbids; None: where `sharded_class` is ours
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_order(cls, ExtensibleSharder, "shard")
 
     sharded_class: ClassVar[type[Any]]
     merges_bags: ClassVar[bool | None] = None

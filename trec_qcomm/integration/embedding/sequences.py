@@ -37,6 +37,7 @@ from trec_qcomm.integration.embedding.dists import CodedSequenceDist
 from trec_qcomm.integration.embedding.libraries import (
     ExtensibleSharder,
     Shardings,
+    check_order,
     coded_sharding,
     overrides,
 )
@@ -113,6 +114,10 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     """
 
     coded_shardings: ClassVar[Shardings] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_order(cls, CodedShardedEmbeddingCollection, "create_embedding_sharding")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Shard the collection.
@@ -194,10 +199,16 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """Send the ids, and note for the output dist how many went where.
 
-        Raises: ValueError: the collection is inside a PECEmbeddingCollection.
+        Raises: ValueError: the collection is inside a PECEmbeddingCollection; a library's
+            `input_dist` that does not look for equal ids where they are to be merged.
         """
         refuse_prioritized(ctx)
         awaitable = super().input_dist(ctx, features)
+        if self._merging.point is not None and not ctx.reverse_indices:
+            raise ValueError(
+                f"{type(self).__name__}: merges_bags: its input_dist does not call _dedup_indices; "
+                "leave merges_bags out"
+            )
         hand_over_notes(ctx.sharding_contexts, input_dists(self))
         return awaitable
 

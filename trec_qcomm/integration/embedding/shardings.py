@@ -45,6 +45,7 @@ from trec_qcomm.integration.embedding.dists import (
     CodedVariableAllToAll,
     layout_of,
 )
+from trec_qcomm.integration.embedding.libraries import check_order
 from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist, CodedTwoLevelDist
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry
 from trec_qcomm.integration.ids.bag_merging import (
@@ -63,6 +64,10 @@ class CodedSharding:
     """Base of all coded shardings: a mixin for TorchRec's classes."""
 
     sharding_name: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_order(cls, CodedSharding, "create_output_dist")
 
     @property
     def _registry(self) -> SessionRegistry:

@@ -38,10 +38,10 @@ from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_names, rank_key
 from trec_qcomm.integration.gradients.placement import (
+    agreed_ranks_per_node,
     check_on_gpu,
     device_of,
     make_transport,
-    ranks_per_node,
 )
 from trec_qcomm.integration.gradients.thresholds import ThresholdsByRule
 
@@ -118,16 +118,14 @@ class GradientAllReduce(ABC):
                 check_on_gpu(codec, dist.get_backend_config(pg))
         shapes_by_parameter = self._shapes_of(ddp.module, names)
         shapes = [shape for group in shapes_by_parameter.values() for shape in group]
+        group = make_gloo_group(pg) if device.type == "cpu" else pg
         if self.rules[0].algorithm == "hierarchical":
-            self._ranks_per_node = ranks_per_node(pg)
+            self._ranks_per_node = agreed_ranks_per_node(pg, group)
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())
         self._load(reduction, shapes, device)
-        group = make_gloo_group(pg) if device.type == "cpu" else pg
         ours = {"seed": str(self._seed)}  # compared, or gloo would end us
         for number, rule in enumerate(self.rules):
             ours |= flat_rule(rule, "rule" if len(self.rules) == 1 else f"rule[{number}]")
-        if self._ranks_per_node is not None:
-            ours["ranks of a node"] = str(self._ranks_per_node)
         ours |= {"sizes": "announced" if self._slots is None else "slots"}
         ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
         what = "gradients: ranks of the group have different rules or parameters"

@@ -16,6 +16,7 @@ from trec_qcomm.comm.played import is_played
 from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec, has_gpu_kernels
+from trec_qcomm.integration.agreement import check_equal
 
 if TYPE_CHECKING:
     from trec_qcomm.comm.played.transport import PlayedTransport
@@ -78,6 +79,26 @@ def ranks_per_node(pg: dist.ProcessGroup) -> int:
             f"nodes of {size} ranks"
         )
     return nodes[0][1]
+
+
+def agreed_ranks_per_node(pg: dist.ProcessGroup, group: dist.ProcessGroup) -> int:
+    """Return `ranks_per_node` of a group, or raise its ValueError on all ranks. Collective.
+
+    Nodes that differ in size may be wrong on one of them alone, and the others would wait for it.
+
+    Args: group: the process group to compare over, of the same ranks.
+    Raises: ValueError: that of this rank, or ranks that say something else.
+    """
+    error, size = None, 0
+    try:
+        size = ranks_per_node(pg)
+    except ValueError as raised:
+        error = raised
+    told = {"ranks of a node": str(error or size)}
+    check_equal(group, told, "algorithm: hierarchical: nodes of the group differ")
+    if error is not None:
+        raise error
+    return size
 
 
 def check_on_gpu(codec: Codec, backends: str) -> None:

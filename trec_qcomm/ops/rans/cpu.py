@@ -188,7 +188,7 @@ def decode(data, q, step, scratch):
           scratch: arrays of `decoder_scratch`.
     """
     if q.size == 0 or data.size < 4:
-        return q.size == data.size
+        return q.size == 0 and data.size == 0
     return _open(data, q.size, step, scratch) and _decode_all(data, q, step, scratch, False)
 
 

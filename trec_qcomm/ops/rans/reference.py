@@ -331,7 +331,7 @@ def decode_segment(data: Tensor, dim: int, num_values: int) -> Tensor:
 
 def _decode(data: bytes, num_values: int) -> list[int]:
     if num_values == 0 or len(data) < 4:
-        _require(num_values == len(data), "rans: wrong size")
+        _require(num_values == 0 and not data, "rans: wrong size")
         return []
     shift, num_classes = data[0], data[1] + 1
     zigzag_base, at = read_varint(data, 2)
