@@ -392,7 +392,7 @@ def test_every_other_size_is_refused(kind):
 
 @pytest.mark.parametrize("num_values", [1, 2, 3])
 def test_rans_of_as_many_bytes_as_values_is_refused(num_values):
-    """Below four bytes there is no header of rANS, so nothing would be written."""
+    """Fewer than four bytes have no header of rANS, so nothing would be written."""
     segments, out = Segments.packed([num_values], 1), torch.full((num_values, 1), 777.0)
     words = np.array([np.float32(1).view(np.int32), cpu.RANS | (8 - num_values) << 4, 0, 0])
     data = torch.from_numpy(words.astype(np.int32)).view(torch.uint8)

@@ -239,7 +239,7 @@ def test_where_ranks_lie_is_what_launchers_say(monkeypatch):
 
 
 def test_nodes_that_are_wrong_on_one_rank_are_an_error_on_all(monkeypatch):
-    """Such as 4 and 2 ranks: the nodes of 2 do not know of the others."""
+    """Nodes of 4 and of 2 ranks are an example: those of 2 do not know of the others."""
 
     def size(_pg):
         if dist.get_rank() == 3:
