@@ -242,7 +242,7 @@ class Session:
             if mesh is None:
                 raise ValueError("sync: replica_group: missing; only a DMPCollection has its own")
             pg = mesh.get_group("replicate")
-        if next(model.parameters()).device.type == "cpu":
+        if any(parameter.device.type == "cpu" for parameter in model.parameters()):
             self.warm_up_once()
         self.sync = ReplicaSync(model, pg, self.config, is_exact=lambda: self.exact)
         if self._loaded_sync:

@@ -139,6 +139,9 @@ def refused(_folder):
         error_of(qcomm.sync, torch.nn.Linear(1, 1)),
         error_of(QComm.from_dict({"ids": {"codec": "packed"}}).sync, dmp),
     ]
+    dmp._use_sharded_relay = True
+    errors.append(error_of(qcomm.sync, dmp))
+    dmp._use_sharded_relay = False
     sync = qcomm.sync(dmp)
     dmp.set_all_reduce_hook(sync.hook)
     errors += [error_of(qcomm.sync, dmp), error_of(sync.hook, tables(dmp))]
@@ -195,7 +198,7 @@ def test_a_lookup_before_an_average_counts_for_the_next(outcomes):
 def test_errors(outcomes):
     for errors in results_of(outcomes["refused"]):
         expected = (
-            "one rank", "only a DMPCollection has its own", "sync: missing", "has one already",
-            "not the tables it watches", "include_optimizer_state=False",
+            "one rank", "only a DMPCollection has its own", "sync: missing", "use_sharded_relay",
+            "has one already", "not the tables it watches", "include_optimizer_state=False",
         )  # fmt: skip
-        assert [text in error for text, error in zip(expected, errors, strict=True)] == [True] * 6
+        assert [text in error for text, error in zip(expected, errors, strict=True)] == [True] * 7

@@ -39,6 +39,8 @@ from torchrec.distributed.fused_embeddingbag import (
 from torchrec.distributed.itep_embeddingbag import (
     ITEPEmbeddingBagCollectionSharder,
     ITEPEmbeddingCollectionSharder,
+    ShardedITEPEmbeddingBagCollection,
+    ShardedITEPEmbeddingCollection,
 )
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
@@ -157,6 +159,8 @@ __all__ = [
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
     "ShardedFusedEmbeddingBagCollection",
+    "ShardedITEPEmbeddingBagCollection",
+    "ShardedITEPEmbeddingCollection",
     "ShardedManagedCollisionCollection",
     "ShardedModule",
     "ShardingEnv",

@@ -185,6 +185,11 @@ def dense_module(dmp: Any) -> nn.Module:
     return module
 
 
+def uses_sharded_relay(dmp: Any) -> bool:
+    """Return whether a DMPCollection averages by relay, past its hook. TorchRec has it from 1.9."""
+    return bool(getattr(dmp, "_use_sharded_relay", False))
+
+
 # Sharders and the planner
 
 

@@ -26,6 +26,7 @@ from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.core.stats import KindStats
 from trec_qcomm.integration.agreement import check_equal
+from trec_qcomm.integration.compat.private import uses_sharded_relay
 from trec_qcomm.integration.replicas.tables import kernels_and_banks
 from trec_qcomm.integration.replicas.watch import Watch
 
@@ -45,7 +46,8 @@ class ReplicaSync:
     The first average sends whole tables, exactly as stock does, so that all replicas are equal
     after it. From then on only rows travel that some replica looked up in training since the last
     one, with the weights as the config's `sync` says and the optimizer's state of these rows.
-    Call `resend` after you change tables in other ways.
+    Call `resend` after you change tables in other ways. Replicas of a rank to which the plan gives
+    no table do nothing.
     """
 
     def __init__(
@@ -60,13 +62,15 @@ class ReplicaSync:
 
         Args: pg: the replicas of this rank's shards.  is_exact: function that tells whether to send
             exact values now.
-        Raises: ValueError: the config has no `sync`, a group of one rank, tables that cannot be
-            averaged, or replicas whose configs or tables differ.
+        Raises: ValueError: the config has no `sync`, a group of one rank, sharded relay, tables
+            that cannot be averaged, or replicas whose configs or tables differ.
         """
         if config.sync is None:
             raise ValueError(f"{config.source}: sync: missing")
         if pg.size() < 2:
             raise ValueError("sync: the replica group has one rank: there is nothing to average")
+        if uses_sharded_relay(model):
+            raise ValueError("sync: DMPCollection with use_sharded_relay never calls a hook")
         self.rule, self._config, self._is_exact = config.sync, config, is_exact
         kernels, self._banks = kernels_and_banks(model)
         self._peers = Peers(pg, host_group(pg))
@@ -137,6 +141,8 @@ class ReplicaSync:
         Raises: CorruptFrameError.  LostPeerError.  UnencodableError: a value that the codec
             forbids, naming the table.
         """
+        if not self._banks:
+            return
         raw = self.traffic.raw_nbytes.clone()
         with torch.no_grad():
             if self._is_whole:
@@ -177,8 +183,13 @@ class ReplicaSync:
         return int.from_bytes(digest, "little") >> 1
 
     def resend(self) -> None:
-        """Let the next average be of whole tables. Call it on all replicas."""
+        """Let the next average be of whole tables, and forget residuals of the tables before.
+
+        Call it on all replicas.
+        """
         self._is_whole = True
+        for kept in self._residuals().values():
+            kept.load_state_dict({})
 
     def check(self) -> None:
         """Raise ValueError, naming the tables, where replicas differ. Collective.
@@ -284,9 +295,11 @@ def _description(config: Config, banks: Sequence[Bank]) -> dict[str, str]:
 def _memory(tensors: Any) -> set[tuple[int, int]]:
     """Return the values that tensors hold, as ranges of memory that do not touch one another."""
     ranges = sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel())
-        for tensor in tensors
-        if tensor.numel()
+        {
+            (tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel())
+            for tensor in tensors
+            if tensor.numel()
+        }
     )
     joined: list[tuple[int, int]] = []
     for begin, end in ranges:

@@ -11,11 +11,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.comm.replicas.banks import WEIGHTS, Bank
-from trec_qcomm.integration.compat import SplitTableBatchedEmbeddingBagsCodegen
+from trec_qcomm.integration.compat import (
+    ShardedITEPEmbeddingBagCollection,
+    ShardedITEPEmbeddingCollection,
+    ShardedManagedCollisionCollection,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from trec_qcomm.integration.compat.private import embedding_kernels, lookups
 
 _AVERAGED = ("sum", "exp_avg", "exp_avg_sq", "momentum_buffer")  # of a row, float32
 _EQUAL_ANYWAY = ("iter",)  # counts steps
+_MAP_IDS = (  # what their rows stand for differs by replica
+    ShardedITEPEmbeddingBagCollection,
+    ShardedITEPEmbeddingCollection,
+    ShardedManagedCollisionCollection,
+)
 _DEVICE, _HOST = 0, 3  # fbgemm's EmbeddingLocation: not those whose rows move to a cache and back
 
 
@@ -61,9 +71,10 @@ class _Table:
 def kernels_and_banks(model: nn.Module) -> tuple[list[Kernel], list[Bank]]:
     """Return the kernels of all tables with a fused optimizer, and the banks of their rows.
 
-    DATA_PARALLEL tables are left out: their DDP keeps them equal.
+    DATA_PARALLEL tables are left out: their DDP keeps them equal. Both lists are empty where a plan
+    gives this rank no table.
 
-    Raises: ValueError: there is none, or a table whose kernel or optimizer cannot be averaged.
+    Raises: ValueError: the model has none on any rank, or one that cannot be averaged.
     """
     kernels: list[Kernel] = []
     banks: list[list[_Table]] = []
@@ -78,7 +89,7 @@ def kernels_and_banks(model: nn.Module) -> tuple[list[Kernel], list[Bank]]:
             places.append(Place(len(banks) - 1, first, _num_rows(table)))
         features = [places[t] for t in module.feature_table_map]
         kernels.append(Kernel(module, features))
-    if not kernels:
+    if not kernels and not any(_fused_lookups(module) for module in model.modules()):
         raise ValueError("sync: the model has no table with a fused optimizer")
     return kernels, [_bank(tables) for tables in banks]
 
@@ -96,15 +107,23 @@ def _bank(tables: Sequence[_Table]) -> Bank:
     return Bank([t.name for t in tables], [t.shard for t in tables], num_rows, matrices)
 
 
+def _fused_lookups(module: nn.Module) -> list[nn.Module]:
+    """Return the lookups whose tables DDP does not keep; a rank without tables has them, too."""
+    return [one for one in lookups(module) if not isinstance(one, DistributedDataParallel)]
+
+
 def _fused_kernels(model: nn.Module) -> Iterator[tuple[Any, list[tuple[str, str]]]]:
     """Yield each kernel with the name of each of its tables, and of its shard."""
     seen: set[int] = set()
     for path, module in model.named_modules():
-        for lookup in lookups(module):
-            if isinstance(lookup, DistributedDataParallel):
-                continue
-            for kernel in embedding_kernels(lookup):
-                yield kernel.emb_module, _names_of(kernel)
+        if isinstance(module, _MAP_IDS):
+            raise ValueError(
+                f"sync: {path}: {type(module).__name__}: managed collision and ITEP modules are "
+                "not supported, as their rows stand for other ids in each replica"
+            )
+        for kernel in [k for lookup in _fused_lookups(module) for k in embedding_kernels(lookup)]:
+            if id(kernel.emb_module) not in seen:  # modules around a collection share its lookups
+                yield kernel.emb_module, _names_of(kernel, path)
                 seen.add(id(kernel.emb_module))
         if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen) and id(module) not in seen:
             numbers = range(len(module.embedding_specs))
@@ -112,7 +131,7 @@ def _fused_kernels(model: nn.Module) -> Iterator[tuple[Any, list[tuple[str, str]
             seen.add(id(module))
 
 
-def _names_of(kernel: Any) -> list[tuple[str, str]]:
+def _names_of(kernel: Any, path: str) -> list[tuple[str, str]]:
     tables = kernel.config.embedding_tables
     if not isinstance(kernel.emb_module, SplitTableBatchedEmbeddingBagsCodegen):
         raise ValueError(
@@ -122,7 +141,7 @@ def _names_of(kernel: Any) -> list[tuple[str, str]]:
     names = []
     for table in tables:
         offsets = [] if table.local_metadata is None else table.local_metadata.shard_offsets
-        names.append((table.name, " ".join(map(str, (table.name, *offsets)))))
+        names.append((table.name, " ".join(map(str, (f"{path}.{table.name}", *offsets)))))
     return names
 
 
@@ -144,6 +163,9 @@ def _tables_of(module: Any, names: Sequence[tuple[str, str]]) -> list[_Table]:
         matrices = {WEIGHTS: weights}
         matrices |= {key: state[key] for key in _AVERAGED if key in state}
         # Autograd lets an average change .data between a lookup and its backward.
-        matrices = {key: m.data.view(len(weights), -1) for key, m in matrices.items()}
+        matrices = {
+            key: m.data.view(len(weights), 1) if m.dim() == 1 else m.data
+            for key, m in matrices.items()
+        }
         tables.append(_Table(name, shard, matrices))
     return tables
