@@ -4,6 +4,7 @@ Knows: config, collectives of rows, all-reduces of gradients. Does not know: Tor
 business of embedding/ (sharders, shardings, dists) and of ddp.py.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -37,11 +38,14 @@ from trec_qcomm.integration.guarding.rungs import codecs_of_state
 from trec_qcomm.integration.guarding.signals import SignalSums
 from trec_qcomm.integration.ids.merge_pause import MergePause
 from trec_qcomm.integration.replicas.sync import ReplicaSync
+from trec_qcomm.integration.replicas.tables import warn_of_ddp
 from trec_qcomm.integration.row_capture import RowCapture
 from trec_qcomm.integration.warm_up import warm_up
 from trec_qcomm.records import Direction
 
 MOST_MICRO_BATCHES = 16  # whose gradients may be accumulated for one step of a guard
+MOST_WITHOUT_SYNC = 1000  # steps without an average, after which that is said
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -68,6 +72,7 @@ class Session:
         self.guard: Guard | None = None
         self._loaded_guard, self._loaded_signals = "", None
         self._guarded_step = 0  # number of steps at the last call of Guard.step
+        self._num_synced = self._synced_step = 0  # calls of the sync, and steps when one was seen
         self.collectives = EmbeddingCollectives(config, self.signals)
         self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
         self._loaded_gradients: dict[str, Any] = {}
@@ -217,21 +222,40 @@ class Session:
         """Remember that the guard has counted all steps so far."""
         self._guarded_step = max((c.step for c in self.collectives), default=0)
 
-    def check_guarded(self, step: int) -> None:
-        """Raise ValueError in training that goes on without the guard that the config has.
+    def check_step(self, step: int) -> None:
+        """Raise ValueError in training that goes on without the guard or sync of the config.
 
         Args: step: number of the collective's step that begins.
         """
+        if not torch.is_grad_enabled():
+            return
         rule, num_steps = self.config.guard, step - self._guarded_step
-        if rule is None or not torch.is_grad_enabled():
-            return
-        if num_steps < max(rule.every, MOST_MICRO_BATCHES):
-            return
-        made = "" if self.guard is not None else "guard = qcomm.guard(loss_fn, probe_batches) and "
-        raise ValueError(
-            f"{self.config.source}: guard: {num_steps} steps without guard.step(); call {made}"
-            "guard.step() after each optimizer step, or leave out guard"
-        )
+        if rule is not None and num_steps >= max(rule.every, MOST_MICRO_BATCHES):
+            made = (
+                "" if self.guard is not None else "guard = qcomm.guard(loss_fn, probe_batches) and "
+            )
+            raise ValueError(
+                f"{self.config.source}: guard: {num_steps} steps without guard.step(); call {made}"
+                "guard.step() after each optimizer step, or leave out guard"
+            )
+        if self.config.sync is not None:
+            self._check_synced(step)
+
+    def _check_synced(self, step: int) -> None:
+        if self.sync is None:
+            if step - self._synced_step >= MOST_MICRO_BATCHES:
+                raise ValueError(
+                    f"{self.config.source}: sync: {step - self._synced_step} steps without "
+                    "qcomm.sync(model); call it once the model is sharded, or leave out sync"
+                )
+        elif self.sync.num_calls != self._num_synced:
+            self._num_synced, self._synced_step = self.sync.num_calls, step
+        elif step - self._synced_step == MOST_WITHOUT_SYNC:
+            _log.warning(
+                "sync: %d steps without an average; pass sync.hook to set_all_reduce_hook, or call "
+                "sync.step() after each step",
+                MOST_WITHOUT_SYNC,
+            )
 
     def start_sync(self, model: nn.Module, pg: dist.ProcessGroup | None) -> ReplicaSync:
         """Begin to average the replicas of a model's tables; see QComm.sync. Collective."""
@@ -242,6 +266,8 @@ class Session:
             if mesh is None:
                 raise ValueError("sync: replica_group: missing; only a DMPCollection has its own")
             pg = mesh.get_group("replicate")
+        else:
+            warn_of_ddp(model, pg)
         if any(parameter.device.type == "cpu" for parameter in model.parameters()):
             self.warm_up_once()
         self.sync = ReplicaSync(model, pg, self.config, is_exact=lambda: self.exact)
@@ -365,7 +391,7 @@ class Session:
             gradients.load_state_dict(self._loaded_gradients.get(name, {}))
 
     def _load_guard(self, text: str, sums: Mapping[str, Any]) -> None:
-        self._guarded_step = self.collectives.num_steps
+        self._guarded_step = self._synced_step = self.collectives.num_steps
         self._loaded_guard = text
         if self.guard is not None and text:
             self.guard.load(text)

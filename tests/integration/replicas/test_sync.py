@@ -1,11 +1,15 @@
 """Replicas of TorchRec's 2D parallelism, averaged by touched rows: 2 groups x 2 ranks on gloo."""
 
 import copy
+import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint import load, save
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.replicas.two_dim import (
     batch,
@@ -18,6 +22,7 @@ from tests.integration.replicas.two_dim import (
 from tests.integration.small_model import dense_optimizer
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import QComm
+from trec_qcomm.integration.replicas.tables import warn_of_ddp
 
 INT8 = {"codec": "rowwise", "bits": 8, "rounding": "stochastic"}
 
@@ -149,12 +154,26 @@ def refused(_folder):
     return [*errors, error_of(dmp.sync)]
 
 
+def ddp_of_other_ranks(_folder):
+    """Return what is said of a model whose DDP has a part of the replicas, and of one with all."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("trec_qcomm").addHandler(handler)
+    pair = dist.new_group([0, 1])
+    for group in (None, pair) if dist.get_rank() < 2 else (None,):
+        model = nn.Sequential(DistributedDataParallel(nn.Linear(1, 1), process_group=group))
+        warn_of_ddp(model, dist.group.WORLD)
+    return said
+
+
 PROGRAMS = {
     "equals_stock": equals_stock,
     "coded": coded,
     "resumed": resumed,
     "early_lookup": early_lookup,
     "refused": refused,
+    "ddp_of_other_ranks": ddp_of_other_ranks,
 }
 
 
@@ -193,6 +212,24 @@ def test_a_resumed_run_goes_on_with_equal_bits(outcomes):
 
 def test_a_lookup_before_an_average_counts_for_the_next(outcomes):
     assert results_of(outcomes["early_lookup"]) == [[0] * 3, [0] * 3, [0], [0]]
+
+
+def test_a_ddp_that_leaves_out_replicas_is_told(outcomes):
+    for rank, said in enumerate(results_of(outcomes["ddp_of_other_ranks"])):
+        assert [text.count("its DDP leaves out ranks 2, 3") for text in said] == [1] * (rank < 2)
+
+
+def test_training_without_the_sync_of_the_config_is_told(caplog):
+    session = qcomm_of()._session
+    session.check_step(15)
+    with torch.no_grad():
+        session.check_step(16)
+    with pytest.raises(ValueError, match=r"sync: 16 steps without qcomm.sync\(model\)"):
+        session.check_step(16)
+    session.sync = SimpleNamespace(num_calls=1)
+    for step in range(20, 3000):
+        session.check_step(step)
+    assert [r.message.count("1000 steps without an average") for r in caplog.records] == [1]
 
 
 def test_errors(outcomes):

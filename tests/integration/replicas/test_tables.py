@@ -1,46 +1,19 @@
 """Banks of models with unusual places of tables, and averages of them by played replicas."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import nn
 from torchrec.distributed.itep_embeddingbag import ShardedITEPEmbeddingBagCollection
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 
-from trec_qcomm import QComm
+from tests.integration.replicas.fused_tables import INT4, collection, fused
 from trec_qcomm.comm.played.ranks import PlayedRanks
 from trec_qcomm.integration.replicas.sync import ReplicaSync, _memory
 from trec_qcomm.integration.replicas.tables import kernels_and_banks
-
-INT4 = QComm.from_dict({"sync": {"codec": {"codec": "rowwise", "bits": 4}}})
-
-
-def fused(num_rows=6) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """Make a kernel of one table."""
-    return SplitTableBatchedEmbeddingBagsCodegen(
-        [(num_rows, 8, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    )
-
-
-def collection(*kernels) -> nn.Module:
-    """Make what of a sharded collection is looked at: lookups of kernels, each of a table "t"."""
-    table = SimpleNamespace(name="t", local_metadata=None)
-    wrapped = [
-        SimpleNamespace(emb_module=k, config=SimpleNamespace(embedding_tables=[table]))
-        for k in kernels
-    ]
-    module = nn.Module()
-    module._lookups = [SimpleNamespace(_emb_modules=wrapped)]
-    return module
 
 
 def test_tables_of_a_collection_inside_another_are_in_one_bank():

@@ -114,7 +114,7 @@ class _CodedDist(nn.Module, Generic[C]):
         """
         self._session.check_patterns()
         self._session.check_wrapped()
-        self._session.check_guarded(self.collective.step)
+        self._session.check_step(self.collective.step)
         refuse_sync_collectives()
         divisor = self.collective.world_size if get_gradient_division() else 1
         return {"exact": self._session.exact, "gradient_divisor": divisor}

@@ -17,8 +17,7 @@ from trec_qcomm.comm.replicas.average import Algorithm, Average, MatrixState
 from trec_qcomm.comm.replicas.banks import WEIGHTS, Bank, TouchedRows
 from trec_qcomm.comm.replicas.messages import RowMessages
 from trec_qcomm.comm.replicas.residuals import Residuals
-from trec_qcomm.comm.replicas.state import rows_from_bytes, rows_to_bytes
-from trec_qcomm.comm.replicas.whole import average_whole, digests
+from trec_qcomm.comm.replicas.whole import average_whole
 from trec_qcomm.config import Config, SyncRule
 from trec_qcomm.config.differences import flat_config
 from trec_qcomm.core.codec import Codec, Contract
@@ -27,6 +26,7 @@ from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.core.stats import KindStats
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.compat.private import uses_sharded_relay
+from trec_qcomm.integration.replicas.state import SyncState
 from trec_qcomm.integration.replicas.tables import kernels_and_banks
 from trec_qcomm.integration.replicas.watch import Watch
 
@@ -80,9 +80,9 @@ class ReplicaSync:
         self._coded, self._exact = self._average(self.rule), self._average(SyncRule())
         self._touched = [TouchedRows(bank) for bank in self._banks]
         self._watch = Watch(kernels, self._touched)
-        self._num_steps = self._num_averages = 0
-        self._is_whole = True  # whether the next average is of whole tables
+        self._state = SyncState(self._peers, self._banks, self._touched, self._residuals())
         self._awaits_optimizer = False
+        self.num_calls = 0  # of `average` and of `step`
 
     def _average(self, rule: SyncRule) -> Average:
         codecs = [_codecs(rule, bank) for bank in self._banks]
@@ -131,8 +131,10 @@ class ReplicaSync:
 
     def step(self) -> None:
         """Count a step, and average after every `sync.every` of them. Collective."""
-        self._num_steps += 1
-        if self._num_steps % self.rule.every == 0:
+        self.num_calls += 1
+        self._state.agree()
+        self._state.num_steps += 1
+        if self._state.num_steps % self.rule.every == 0:
             self.average()
 
     def average(self) -> None:
@@ -141,19 +143,21 @@ class ReplicaSync:
         Raises: CorruptFrameError.  LostPeerError.  UnencodableError: a value that the codec
             forbids, naming the table.
         """
+        self.num_calls += 1
         if not self._banks:
             return
+        self._state.agree()
         raw = self.traffic.raw_nbytes.clone()
         with torch.no_grad():
-            if self._is_whole:
+            if self._state.is_whole:
                 self._average_whole()
             else:
                 average = self._exact if self._is_exact() else self._coded
                 seeds = self._seed("sent"), self._seed("owned")
-                average.run(self._touched, call=2 * self._num_averages, seeds=seeds)
-        self._num_averages += 1
-        self._is_whole = False
-        self._watch.note_pending()
+                average.run(self._touched, call=2 * self._state.num_averages, seeds=seeds)
+        self._state.num_averages += 1
+        self._state.is_whole = False
+        self._watch.note_average()
         self.traffic.raw_nbytes.copy_(raw + self._stock_nbytes())
 
     def _average_whole(self) -> None:
@@ -178,7 +182,7 @@ class ReplicaSync:
         return int64_tensor(ring_nbytes(n, self._peers.pg.size()) for n in numel.values())
 
     def _seed(self, site: str) -> int:
-        key = repr((self._config.seed, self._num_averages, dist.get_rank(), site))
+        key = repr((self._config.seed, self._state.num_averages, dist.get_rank(), site))
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1
 
@@ -187,23 +191,14 @@ class ReplicaSync:
 
         Call it on all replicas.
         """
-        self._is_whole = True
-        for kept in self._residuals().values():
-            kept.load_state_dict({})
+        self._state.forget()
 
     def check(self) -> None:
         """Raise ValueError, naming the tables, where replicas differ. Collective.
 
         Replicas are equal directly after an average, and at no other time.
         """
-        ours = {
-            f"{shard} {name}": digest
-            for bank in self._banks
-            for name, matrix in bank.matrices.items()
-            for shard, digest in zip(
-                bank.shards, digests(torch.split(matrix, list(bank.num_rows))), strict=True
-            )
-        }
+        ours = self._state.digests()
         check_equal(self._peers.pg, ours, "sync: replicas differ")
 
     def stop(self) -> None:
@@ -225,35 +220,17 @@ class ReplicaSync:
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank needs to go on: counts, residuals, and rows touched since the last
         average with their values before."""
-        counts = [self._num_steps, self._num_averages, int(self._is_whole)]
-        state: dict[str, Any] = {
-            "counts": int64_tensor(counts),
-            "touched": {
-                bank.shards[0]: rows_to_bytes(*touched.collect())
-                for bank, touched in zip(self._banks, self._touched, strict=True)
-            },
-        }
-        residuals = {key: kept.state_dict() for key, kept in self._residuals().items()}
-        return state | ({"residuals": residuals} if residuals else {})
+        return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of the same replica, as do all others.
 
-        Without one, where `state` is empty, the next average is of whole tables.
+        Where it is empty or of other tables, or the replicas' tables are not those of one average
+        but for the touched rows, the next average is of whole tables.
 
-        Raises: ValueError: a state of other tables.
+        Raises: ValueError: a state that is none, or rows that its tables do not have.
         """
-        counts = [0, 0, 1] if not state else state["counts"].tolist()
-        self._num_steps, self._num_averages = counts[:2]
-        self._is_whole = bool(counts[2])
-        of_banks = state.get("touched", {})
-        for bank, touched in zip(self._banks, self._touched, strict=True):
-            touched.clear()
-            if state:
-                data = of_banks.get(bank.shards[0])
-                touched.restore(*rows_from_bytes(data, bank))
-        for key, kept in self._residuals().items():
-            kept.load_state_dict(state.get("residuals", {}).get(key, {}))
+        self._state.load_state_dict(state)
 
     def _residuals(self) -> dict[str, Residuals]:
         """Return all residuals by a name that says the bank, the matrix and the place."""

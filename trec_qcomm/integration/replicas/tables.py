@@ -3,10 +3,12 @@
 Knows: TorchRec's lookups, FBGEMM's kernels. Does not know: averages, process groups.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,6 +21,7 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.compat.private import embedding_kernels, lookups
 
+_log = logging.getLogger(__name__)
 _AVERAGED = ("sum", "exp_avg", "exp_avg_sq", "momentum_buffer")  # of a row, float32
 _EQUAL_ANYWAY = ("iter",)  # counts steps
 _MAP_IDS = (  # what their rows stand for differs by replica
@@ -92,6 +95,27 @@ def kernels_and_banks(model: nn.Module) -> tuple[list[Kernel], list[Bank]]:
     if not kernels and not any(_fused_lookups(module) for module in model.modules()):
         raise ValueError("sync: the model has no table with a fused optimizer")
     return kernels, [_bank(tables) for tables in banks]
+
+
+def warn_of_ddp(model: nn.Module, pg: dist.ProcessGroup) -> None:
+    """Say in the log which modules DDP averages over other ranks than those of all replicas.
+
+    Replicas of these drift apart: a sync is of tables with a fused optimizer.
+
+    Args: pg: the replicas of this rank's shards.
+    """
+    replicas = set(dist.get_process_group_ranks(pg))
+    for path, module in model.named_modules():
+        if not isinstance(module, DistributedDataParallel):
+            continue
+        missing = replicas - set(dist.get_process_group_ranks(module.process_group))
+        if missing:
+            _log.warning(
+                "sync: %s: its DDP leaves out ranks %s of the replica group, and no sync averages "
+                "what DDP keeps: give it a group of all ranks",
+                path or type(module).__name__,
+                ", ".join(map(str, sorted(missing))),
+            )
 
 
 def _num_rows(table: _Table) -> int:

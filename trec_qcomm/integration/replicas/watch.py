@@ -1,8 +1,8 @@
 """Watch: which rows of a model's tables batches look up, noted before an optimizer changes them.
 
 It hooks the kernels themselves, so it sees what they will change under any sharding and input dist.
-A batch whose backward is yet to come while an average is taken, as in pipelines that look up the
-next batch early, keeps its rows for the next average.
+A batch whose backward comes after an average, as in pipelines that look up the next batch early or
+in a second backward through one graph, counts for the next average, too.
 
 Knows: FBGEMM's kernels, banks. Does not know: shardings, averages.
 Shapes: F features of a kernel; n ids of a batch.
@@ -11,7 +11,6 @@ Shapes: F features of a kernel; n ids of a batch.
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -20,19 +19,7 @@ from trec_qcomm.comm.replicas.banks import TouchedRows
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.integration.replicas.tables import Kernel
 
-
-class _Lookup:
-    """One lookup of a batch, which lives as long as its autograd graph.
-
-    Args: rows: pairs of a bank's number and [n] int64 rows.
-    """
-
-    def __init__(self, rows: Sequence[tuple[int, Tensor]]) -> None:
-        self.rows, self.is_pending = rows, True
-
-    def on_gradient(self, _gradient: Tensor) -> None:
-        """Note that backward has come to the kernel."""
-        self.is_pending = False
+_RowsOfBanks = Sequence[tuple[int, Tensor]]  # number of a bank, and [n] int64 rows
 
 
 class Watch:
@@ -41,7 +28,7 @@ class Watch:
     def __init__(self, kernels: Sequence[Kernel], touched: Sequence[TouchedRows]) -> None:
         """Hook the kernels. Args: touched: the rows of each bank, which are noted there."""
         self._touched = touched
-        self._lookups: WeakSet[_Lookup] = WeakSet()
+        self._num_averages = 0
         self._handles = []
         for kernel in kernels:
             see = partial(self._see, _Rows(kernel))
@@ -56,21 +43,20 @@ class Watch:
         rows = rows_of(*args, **options)
         self._note(rows)
         if output.requires_grad:
-            lookup = _Lookup(rows)
-            output.register_hook(lookup.on_gradient)
-            self._lookups.add(lookup)
+            output.register_hook(partial(self._on_gradient, rows, self._num_averages))
 
-    def _note(self, rows: Sequence[tuple[int, Tensor]]) -> None:
+    def _on_gradient(self, rows: _RowsOfBanks, num_averages: int, _gradient: Tensor) -> None:
+        """Note a batch's rows again, before the kernel changes them, if an average came between."""
+        if num_averages != self._num_averages:
+            self._note(rows)
+
+    def _note(self, rows: _RowsOfBanks) -> None:
         for bank, of_bank in rows:
             self._touched[bank].touch(of_bank)
 
-    def note_pending(self) -> None:
-        """Note the rows of lookups whose backward is yet to come. Call it after an average."""
-        for lookup in list(self._lookups):
-            if lookup.is_pending:
-                self._note(lookup.rows)
-            else:
-                self._lookups.discard(lookup)
+    def note_average(self) -> None:
+        """Note that an average was taken: a batch's rows count again when its gradient comes."""
+        self._num_averages += 1
 
     def stop(self) -> None:
         """Take the hooks away."""
