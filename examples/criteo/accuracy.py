@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import study_command
 from emulation.client import EmulatedTrainer
-from options import FAILED, INTERRUPTED
 
 from trec_qcomm import quality
 
@@ -35,26 +35,13 @@ MODES = ("training", "eval-only")
 
 def main() -> int:
     """Run what is missing and show all; the exit status is 1 after an error, 130 after Ctrl-C."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args()
-    path: Path = arguments.out / "runs.jsonl"
-    try:
-        result = quality.study(**study_arguments(arguments, rest), path=path, jobs=arguments.jobs)
-    except ValueError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on with {path}", file=sys.stderr)
-        return INTERRUPTED
-    except quality.TrainingFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
-    (arguments.out / "table.md").write_text(result.table() + "\n")
-    print(result)
-    try:
-        result.plot(arguments.out / "accuracy.png")
-    except ValueError as error:
-        print(f"no plot: {error}")
-    return 0
+    return study_command.run(_parser(), "runs.jsonl", _complete, _show)
+
+
+def _complete(
+    arguments: argparse.Namespace, rest: Sequence[str], path: Path
+) -> quality.StudyResult:
+    return quality.study(**study_arguments(arguments, rest), path=path, jobs=arguments.jobs)
 
 
 def study_arguments(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
@@ -75,19 +62,22 @@ def study_arguments(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[
     }
 
 
+def _show(result: quality.StudyResult, arguments: argparse.Namespace) -> None:
+    study_command.write_table(result.table(), arguments.out)
+    print(result)
+    try:
+        result.plot(arguments.out / "accuracy.png")
+    except ValueError as error:
+        print(f"no plot: {error}")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = study_command.make_parser(__doc__)
+    study_command.add_seeds(parser, seeds=50, out="runs/accuracy")
+    study_command.add_jobs(parser)
     add = parser.add_argument
     add("--configs", nargs="+", required=True, help="YAML files of trec_qcomm")
-    add("--seeds", type=int, default=50, help="how many, from 0 (default 50)")
-    add("--stop-early", action="store_true", help="end a config when its verdict is sure")
-    add("--jobs", type=int, default=1, help="processes of one thread each (default 1)")
     add("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
-    add("--out", type=Path, default=Path("runs/accuracy"), help="folder (default runs/accuracy)")
     return parser
 
 

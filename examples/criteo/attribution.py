@@ -28,8 +28,8 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+import study_command
 from emulation.client import EmulatedModel, EmulatedTrainer, batches, tables
-from options import INTERRUPTED
 from tqdm import tqdm
 from trainer import Trainer
 
@@ -44,25 +44,21 @@ Effects = Mapping[str, float]  # by table
 
 def main() -> int:
     """Run what is missing and show all; the exit status is 2 after a mistake, 130 after Ctrl-C."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args()
-    path: Path = arguments.out / "attribution.jsonl"
-    try:
-        train = EmulatedTrainer.from_words(rest)
-        config = read_config(arguments.config)
-        train.check({arguments.config.stem: config})
-        write_tables(config, arguments.out / "tables")
-        attribute_all(train, config, path, seeds=arguments.seeds, num_batches=arguments.batches)
-        effects = read_effects(path)
-        truth = read_truth(arguments.truth) if arguments.truth else {}
-    except ValueError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on with {path}", file=sys.stderr)
-        return INTERRUPTED
-    print(table_of(effects, truth))
-    print(f"{arguments.seeds} seeds; {path}; for accuracy.py: {arguments.out / 'tables'}")
-    return 0
+    return study_command.run(_parser(), "attribution.jsonl", _complete, _show)
+
+
+def _complete(arguments: argparse.Namespace, rest: Sequence[str], path: Path) -> str:
+    train = EmulatedTrainer.from_words(rest)
+    config = read_config(arguments.config)
+    train.check({arguments.config.stem: config})
+    write_tables(config, arguments.out / "tables")
+    attribute_all(train, config, path, seeds=arguments.seeds, num_batches=arguments.batches)
+    truth = read_truth(arguments.truth) if arguments.truth else {}
+    return f"{table_of(read_effects(path), truth)}\n{arguments.seeds} seeds; {path}"
+
+
+def _show(text: str, arguments: argparse.Namespace) -> None:
+    print(f"{text}; for accuracy.py: {arguments.out / 'tables'}")
 
 
 def write_tables(config: Config, folder: Path) -> None:
@@ -192,17 +188,12 @@ def rank_correlation(one: Effects, other: Effects) -> tuple[float, float, float]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = study_command.make_parser(__doc__)
+    study_command.add_seeds(parser, seeds=3, out="runs/attribution")
     add = parser.add_argument
     add("--config", type=Path, required=True, help="YAML file of trec_qcomm")
-    add("--seeds", type=int, default=3, help="trainings of each kind (default 3)")
     add("--batches", type=int, default=12, help="batches of the test (default 12)")
     add("--truth", type=Path, help="records of accuracy.py with the configs of tables/")
-    add("--out", type=Path, default=Path("runs/attribution"), help="default runs/attribution")
     return parser
 
 

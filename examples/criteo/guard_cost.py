@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
 
+import study_command
 from data.dataset import Batches
 from emulation.client import EmulatedTrainer
 from torch import Tensor
@@ -114,11 +115,7 @@ def _seconds_of(run: Callable[[], object]) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = study_command.make_parser(__doc__)
     add = parser.add_argument
     add("--config", default="best", help="a YAML file of trec_qcomm, or a preset (default best)")
     add("--probes", type=int, default=1, help="probe batches of a rank (default 1)")

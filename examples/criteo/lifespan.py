@@ -39,13 +39,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import study_command
 from emulation.client import EmulatedModel, EmulatedTrainer
 from life.course import Course
 from life.drifts import Drift
 from life.lives import Lives
 from life.plot import plot
 from life.table import table_of
-from options import INTERRUPTED
 from search import criteo
 from tqdm import tqdm
 
@@ -62,20 +62,7 @@ PERTURBATION = 1e-6
 
 def main() -> int:
     """Run what is missing and show all; the exit status is 2 after a mistake, 130 after Ctrl-C."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args()
-    path: Path = arguments.out / "lifespan.jsonl"
-    try:
-        lives = run_all(arguments, rest, path)
-    except ValueError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on with {path}", file=sys.stderr)
-        return INTERRUPTED
-    (arguments.out / "table.md").write_text(table_of(lives) + "\n")
-    print(table_of(lives))
-    plot(lives, arguments.out / "lifespan.png")
-    return 0
+    return study_command.run(_parser(), "lifespan.jsonl", run_all, _show)
 
 
 def run_all(arguments: argparse.Namespace, rest: Sequence[str], path: Path) -> Lives:
@@ -112,6 +99,12 @@ def run_all(arguments: argparse.Namespace, rest: Sequence[str], path: Path) -> L
         records.append(path, *made)
         lives.add(made)
     return lives
+
+
+def _show(lives: Lives, arguments: argparse.Namespace) -> None:
+    study_command.write_table(table_of(lives), arguments.out)
+    print(table_of(lives))
+    plot(lives, arguments.out / "lifespan.png")
 
 
 def first_steps(train: EmulatedTrainer, arguments: argparse.Namespace) -> int:
@@ -228,11 +221,8 @@ def _yaml(config: Config) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = study_command.make_parser(__doc__)
+    study_command.add_seeds(parser, seeds=1, out="runs/lifespan")
     add = parser.add_argument
     add("--config", default="best", help="a YAML file of trec_qcomm, or a preset (default best)")
     add("--drift", nargs="+", default=["none"], help="what happens (default none)")
@@ -241,7 +231,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--search-codecs", type=Path, metavar="FILE.yaml", help="its candidates (default: all)")
     add("--search-seeds", type=int, default=1, help="probes of that search (default 1)")
     add("--runs", nargs="+", choices=NAMES, default=NAMES, help="which trainings (default all)")
-    add("--seeds", type=int, default=1, help="how many (default 1)")
     add("--first-seed", type=int, default=0, help="the first of them (default 0)")
     add("--every", type=int, default=10, help="steps between probes (default 10)")
     add("--hold", type=float, help="guard.hold of its error bounds (default none)")
@@ -249,7 +238,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--probes", type=int, default=8, help="batches of a probe (default 8)")
     add("--no-test", action="store_true", help="train only: no loss of the test")
     add("--log-every", type=int, default=10, help="steps between notes of bytes (default 10)")
-    add("--out", type=Path, default=Path("runs/lifespan"), help="folder (default runs/lifespan)")
     return parser
 
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from options import FAILED, INTERRUPTED
+import study_command
 from replicated.client import ReplicatedTrainer
 
-from trec_qcomm import quality
+from trec_qcomm import Config, quality
 from trec_qcomm.config import config_from_dict
 
 LIMITS = {"logloss": quality.TRAINING, "progressive_logloss": quality.TRAINING, "ne": None}
@@ -28,48 +29,43 @@ INT8 = '{"codec": {"codec": "rowwise", "bits": 8, "rounding": "stochastic"}}'
 
 def main() -> int:
     """Run what is missing and show all; the exit status is 1 after an error, 130 after Ctrl-C."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args()
-    path: Path = arguments.out / "runs.jsonl"
-    try:
-        train = ReplicatedTrainer.from_words(rest)
-        configs = {
-            f"sync{number}": config_from_dict({"sync": json.loads(text)}, source=text)
-            for number, text in enumerate(arguments.syncs)
-        }
-        train.check(configs)
-        result = quality.study(
-            train=train, configs=configs, seeds=arguments.seeds, limits=LIMITS, setup=train.setup,
-            num_ranks=train.options.ranks, stop_early=arguments.stop_early, jobs=arguments.jobs,
-            path=path, name="replicas",
-        )  # fmt: skip
-    except ValueError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on with {path}", file=sys.stderr)
-        return INTERRUPTED
-    except quality.TrainingFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
-    for name, config in configs.items():
+    return study_command.run(_parser(), "runs.jsonl", _complete, _show)
+
+
+def _complete(
+    arguments: argparse.Namespace, rest: Sequence[str], path: Path
+) -> quality.StudyResult:
+    train = ReplicatedTrainer.from_words(rest)
+    configs = configs_of(arguments)
+    train.check(configs)
+    return quality.study(
+        train=train, configs=configs, seeds=arguments.seeds, limits=LIMITS, setup=train.setup,
+        num_ranks=train.options.ranks, stop_early=arguments.stop_early, jobs=arguments.jobs,
+        path=path, name="replicas",
+    )  # fmt: skip
+
+
+def configs_of(arguments: argparse.Namespace) -> dict[str, Config]:
+    """Return a config for each of --syncs by name. Raises ValueError naming the one that is bad."""
+    return {
+        f"sync{number}": config_from_dict({"sync": json.loads(text)}, source=text)
+        for number, text in enumerate(arguments.syncs)
+    }
+
+
+def _show(result: quality.StudyResult, arguments: argparse.Namespace) -> None:
+    for name, config in configs_of(arguments).items():
         print(f"{name}: {config.sync}")
-    (arguments.out / "table.md").write_text(result.table() + "\n")
+    study_command.write_table(result.table(), arguments.out)
     print(result)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--syncs", nargs="+", default=[INT8], help="`sync` sections as JSON (default: 8 bits)")
-    add("--seeds", type=int, default=20, help="how many, from 0 (default 20)")
-    add("--stop-early", action="store_true", help="end a section when its verdict is sure")
-    add("--jobs", type=int, default=1, help="processes of one thread each (default 1)")
-    add("--out", type=Path, default=Path("runs/replicas"), help="folder (default runs/replicas)")
+    parser = study_command.make_parser(__doc__)
+    study_command.add_seeds(parser, seeds=20, out="runs/replicas")
+    study_command.add_jobs(parser)
+    syncs = "`sync` sections as JSON (default: 8 bits)"
+    parser.add_argument("--syncs", nargs="+", default=[INT8], help=syncs)
     return parser
 
 
