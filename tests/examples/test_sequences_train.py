@@ -36,6 +36,8 @@ def train(words: tuple[object, ...]) -> tuple[list[float], dict[str, float]]:
     if options.resume:
         trainer.resume(options.checkpoint_dir)
     trainer.train()
+    lookups = [] if trainer._pipeline is None else trainer._pipeline._pipelined_modules
+    assert len(lookups) == (options.pipeline == "sparse_dist")
     return trainer.losses, trainer.score()
 
 

@@ -22,8 +22,13 @@ def test_tables_of_a_collection_inside_another_are_in_one_bank():
     outer.inner._lookups = outer._lookups
     kernels, banks = kernels_and_banks(outer)
     assert (len(kernels), len(banks)) == (1, 1)
-    weights = banks[0].matrices["weights"]
-    assert _memory([weights, weights]) == _memory([weights])
+
+
+def test_memory_of_tables_that_are_given_twice_counts_once():
+    """Neighbours are joined; each was once joined with the other's second copy, too."""
+    weights = torch.zeros(6, 8)
+    first, second = weights.split(3)
+    assert _memory([first, second, first, second]) == _memory([weights])
 
 
 def test_tables_with_one_name_have_shards_that_differ():
