@@ -1,6 +1,10 @@
 """The estimator with `measured`: expected bytes, distinct bags, ids and lookups, by hand."""
 
+import math
+from dataclasses import replace
+
 import pytest
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
 from tests.integration.test_planner import (
     BATCH,
@@ -14,10 +18,10 @@ from tests.integration.test_planner import (
     perfs,
     topology,
 )
-from trec_qcomm import QComm
+from trec_qcomm import QComm, Rowwise, Throughput
 from trec_qcomm.config import config_from_dict, config_to_dict, write_yaml
 from trec_qcomm.control.cost_model import wire_nbytes
-from trec_qcomm.control.traffic import FixedSizes, SizeCurve
+from trec_qcomm.control.traffic import FixedSizes, SizeCurve, TouchedTable, reduced_nbytes
 from trec_qcomm.records import SegmentSizes, TableSizes, TableSizesRecord
 from trec_qcomm.wire.frame import overhead_nbytes
 
@@ -126,3 +130,41 @@ def test_what_was_not_measured_is_named() -> None:
         price(renamed)
     with pytest.raises(ValueError, match="pipeline: only with measured"):
         qcomm.estimator(where, throughput=FREE, pipeline=True)
+
+
+def test_data_parallel_tables_cost_the_rows_that_ranks_touch_together() -> None:
+    """Without a `data_parallel` section TorchRec's price stays, which is that of whole tables."""
+    where, qcomm = topology(), qcomm_of(IDENTITY)
+    rule = {"codec": {"codec": "rowwise", "bits": 8}, "algorithm": "two_shot"}
+    coded = QComm(config_from_dict(config_to_dict(qcomm.config) | {"data_parallel": rule}))
+    stock = perfs(qcomm.estimator(where, throughput=FREE), where)["data_parallel"]
+    free = perfs(EmbeddingPerfEstimator(topology(inter_host_bw=math.inf)), topology())
+    optimizer_ms = free["data_parallel"].bwd_comms
+
+    def price(**measured):
+        estimator = coded.estimator(where, throughput=FREE, **measured)
+        return perfs(estimator, where)["data_parallel"]
+
+    def expected_ms(num_touched):
+        table = TouchedTable(dim=DIM, num_rows=ROWS, num_touched=num_touched)
+        nbytes = reduced_nbytes([table], Rowwise(8), "two_shot", WORLD)
+        return optimizer_ms + nbytes * WORLD / (WORLD - 1) / INTER
+
+    record = record_of(coded)
+    joint = replace(
+        record, tables={"t": replace(record.tables["t"], num_joint=256.0, num_joint_ranks=4)}
+    )
+    prices = {
+        "bound": (price(), ROWS * (1 - (1 - BATCH / ROWS) ** WORLD)),
+        "one rank's": (price(measured=record), ROWS * (1 - (1 - DISTINCT / ROWS) ** WORLD)),
+        "all ranks'": (price(measured=joint), DISTINCT * (256 / DISTINCT) ** 2),
+    }
+    for perf, num_touched in prices.values():
+        assert perf.bwd_comms == pytest.approx(expected_ms(num_touched))
+        for field in ("fwd_compute", "bwd_compute", "fwd_comms"):
+            assert getattr(perf, field) == getattr(stock, field)
+    slow = Throughput(encode_gb_s=1.0, decode_gb_s=2.0)
+    perf = perfs(coded.estimator(where, throughput=slow, measured=joint), where)["data_parallel"]
+    raw = DISTINCT * (256 / DISTINCT) ** 2 * DIM * 4
+    codec_ms = raw * (1 + 1 / WORLD + 1) / 1e6
+    assert perf.bwd_comms - price(measured=joint).bwd_comms == pytest.approx(codec_ms)

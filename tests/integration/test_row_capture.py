@@ -132,6 +132,12 @@ def test_every_row_of_the_steps_is_kept_and_nothing_else(ranks, folder):
         assert counts["num_blocks"] >= len(blocks)  # one of no rows is counted, too
         assert (counts["num_rows"], counts["is_partial"]) == (NUM_IDS, False)
     assert set(content["tables"]) == set(SENT)
+    # What both ranks' samples of a step look up together; of one feature, whole on a rank.
+    first, blocks = content["tables"]["tw_first"], content["rows"]["tw_first"]
+    steps = [torch.cat(blocks[n : n + 2]) for n in range(0, len(blocks), 2)]
+    assert first["num_joint"] == sum(len(torch.unique(rows, dim=0)) for rows in steps)
+    assert first["num_joint"] < first["num_sent"]
+    assert first["num_joint_sets"] == len(steps) == STEPS
     num_features = {name: len(features) for name, _, features, _ in TABLES}
     for kind in ("rows", "gradients"):
         assert set(content[kind]) == set(SENT)

@@ -2,15 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from trec_qcomm.analyze.sizes import load_measured
 from trec_qcomm.records import NetworkRecord, TableSizesRecord, read
-from trec_qcomm.simulate.counted import WITHIN, predict_counted
+from trec_qcomm.simulate.counted import (
+    WITHIN,
+    data_parallel_nbytes,
+    predict_counted,
+    shardings_of,
+)
+from trec_qcomm.simulate.own_tables import config_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results"
 LINKS = [
-    RESULTS / name for name in ("links.jsonl", "links_4_hosts.jsonl", "column_wise_4_hosts.jsonl")
+    RESULTS / name
+    for name in ("links.jsonl", "links_4_hosts.jsonl", "column_wise_4_hosts.jsonl", "mixed.jsonl")
 ]
 
 
@@ -32,7 +41,7 @@ def test_every_plan_on_every_number_of_hosts_is_within_5_percent_of_the_kernel(n
     assert {(p.record.configuration, p.record.num_hosts, p.plan) for p in predictions} == {
         key for key in coded if key[0] in known
     }
-    assert len(predictions) >= 20
+    assert len(predictions) >= 24
     for p in predictions:
         where = p.record.configuration, p.record.num_hosts, p.plan
         assert p.kernel_ratio == pytest.approx(1, abs=WITHIN), where
@@ -42,6 +51,29 @@ def test_every_plan_on_every_number_of_hosts_is_within_5_percent_of_the_kernel(n
                 assert p.ratio(group) == pytest.approx(1, abs=WITHIN), (where, group)
         if p.record.configuration == "int8":  # codecs of fixed size, no bags merged: all is known
             assert p.predicted == pytest.approx(p.counted, rel=1e-3)
+
+
+def test_replicated_tables_send_the_rows_that_some_rank_touched(networks, sizes):
+    """On 2 hosts the number of these rows lies between what one rank and what four touch."""
+    mixed = [p for p in predict_counted(networks, sizes) if p.plan == "mixed"]
+    assert {p.record.num_hosts for p in mixed} == {2, 4}
+    for p in mixed:
+        (of_it,) = (s for s in sizes if s.configuration == p.record.configuration)
+        config = config_of(of_it)
+        tables = load_measured([of_it], config)
+        shardings = shardings_of("mixed", tables)
+        small = {n: t for n, t in tables.items() if shardings[n] == "data_parallel"}
+        assert len(small) == 8
+        hosts = p.record.traffic
+        counted = fmean(host["data_parallel"].wire_nbytes for host in hosts)
+        predicted = data_parallel_nbytes(small, config, p.record.num_hosts)
+        assert predicted == pytest.approx(counted, rel=0.01), p.record.configuration
+        # Not knowing what several ranks touch together leaves a bound, here 10 to 30 % above.
+        of_one_rank = {name: replace(table, num_joint=None) for name, table in small.items()}
+        bound = data_parallel_nbytes(of_one_rank, config, p.record.num_hosts)
+        assert 1.1 * counted < bound < 1.3 * counted
+    with pytest.raises(ValueError, match="data_parallel: not in the config"):
+        data_parallel_nbytes(small, replace(config, data_parallel=None), 4)
 
 
 def test_sizes_of_another_model_or_configuration_predict_nothing(networks, sizes):

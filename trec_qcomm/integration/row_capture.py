@@ -8,7 +8,7 @@ Knows: collectives of rows, process groups. Does not know: TorchRec, how the row
 
 import io
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class _Blocks:
         self.num_left_out = 0
         self.num_sent: Counter[str] = Counter()  # rows, also those that are not kept
         self.num_blocks: Counter[str] = Counter()
+        self.num_joint: Counter[str] = Counter()  # different rows of the blocks of all peers
+        self.num_joint_sets: Counter[str] = Counter()
         self._used_nbytes: dict[str, int] = {}
 
     def add(self, table: str, block: Tensor) -> None:
@@ -58,6 +60,11 @@ class _Blocks:
             blocks.append(block[:num_rows].cpu().clone())
             self._used_nbytes[table] = used + blocks[-1].nbytes
         self.num_left_out += max(len(block) - num_rows, 0)
+
+    def add_joint(self, table: str, blocks: Sequence[Tensor]) -> None:
+        """Count the different rows among the blocks of one step, one a peer."""
+        self.num_joint[table] += _num_different(torch.cat(list(blocks)))
+        self.num_joint_sets[table] += 1
 
 
 class RowCapture:
@@ -148,10 +155,15 @@ class RowCapture:
         if step >= first + self.steps:
             self._stop(collective)
         elif step >= first and direction in self._kept:
+            kept, joint = self._kept[direction], defaultdict(list)
             for group in placed.groups:
                 for s, segment in enumerate(group.members.tolist()):
-                    block = group.segments.block(values, s)
-                    self._kept[direction].add(placed.plan.tables[segment], block)
+                    block, table = group.segments.block(values, s), placed.plan.tables[segment]
+                    kept.add(table, block)
+                    joint[table, segment % placed.plan.segments_per_frame[0]].append(block)
+            if direction == "forward":
+                for (table, _), blocks in joint.items():
+                    kept.add_joint(table, blocks)
 
     def looks_at_received(self, step: int) -> bool:
         """Return False: only what is sent is kept."""
@@ -170,7 +182,12 @@ class RowCapture:
             bags, distinct = (now - then for now, then in zip(numbers, before, strict=True))
             counts[table] = {"num_bags": bags, "num_distinct": distinct}
         for table in kept.num_blocks:
-            sent = {"num_sent": kept.num_sent[table], "num_blocks": kept.num_blocks[table]}
+            sent = {
+                "num_sent": kept.num_sent[table],
+                "num_blocks": kept.num_blocks[table],
+                "num_joint": kept.num_joint[table],
+                "num_joint_sets": kept.num_joint_sets[table],
+            }
             counts[table] = counts.get(table, {}) | sent
         return counts
 
@@ -204,9 +221,10 @@ class RowCapture:
         [tables], "tables": {table: counts}, "meta": {...}} for torch.load(path,
         weights_only=True). Tables without rows are DATA_PARALLEL, or nobody looked them up. Counts
         are `num_rows` of the table, `num_sent` rows in `num_blocks` blocks, also those that were
-        left out, `num_bags` and `num_distinct` where equal bags may be merged, and `is_partial`:
-        whether the rows are partial sums of a row-wise table. Of real data the rows hold traces:
-        such a file is not for publication.
+        left out, `num_joint`, the different rows of a step's blocks to all peers together, summed
+        over `num_joint_sets` steps and features, `num_bags` and `num_distinct` where equal bags may
+        be merged, and `is_partial`: whether the rows are partial sums of a row-wise table. Of real
+        data the rows hold traces: such a file is not for publication.
 
         Raises: ValueError: nothing was sent in these steps.
         """
@@ -261,6 +279,14 @@ def write_rows(
 def _bags_by_table(bags: BagCounts) -> dict[str, tuple[int, int]]:
     """Return {table: (bags, distinct ones)} so far."""
     return {t: (counts.num_bags, counts.num_sent) for t, counts in bags.stats().tables.items()}
+
+
+def _num_different(rows: Tensor) -> int:
+    """Return the number of different rows of [n, D] float32, by a hash of 64 bits."""
+    draw = torch.Generator().manual_seed(0)
+    keys = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=draw).to(rows.device)
+    bits = rows.contiguous().view(torch.int32).to(torch.int64)
+    return len(torch.unique((bits * keys).sum(1)))
 
 
 def _merged(parts: Iterable[Blocks]) -> Blocks:

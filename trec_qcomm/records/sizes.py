@@ -34,6 +34,9 @@ class TableSizes:
         num_rows: rows of the table; None: not known.
         num_bags: bags of a feature in the batch of one rank.
         num_distinct: different ones of these.
+        num_joint: different ones in the batches of `num_joint_ranks` ranks of a step together;
+            None: not counted.
+        num_joint_ranks: number of these ranks.
         forward, backward: sizes of its rows' segments, and of their gradients'; empty where the
             codec's sizes are fixed.
     """
@@ -42,6 +45,8 @@ class TableSizes:
     num_rows: int | None = None
     num_bags: float
     num_distinct: float
+    num_joint: float | None = None
+    num_joint_ranks: int = 1
     forward: tuple[SegmentSizes, ...] = ()
     backward: tuple[SegmentSizes, ...] = ()
 

@@ -1,9 +1,9 @@
 """Predicted beside counted bytes of steps between emulated hosts, by group of traffic.
 
-Rows, gradients and ids are predicted by control.traffic from recorded sizes of segments, for the
-plan that the record names. Dense gradients: those of a ring in float32, over the ratio that the
-configuration had on the fewest hosts, so there they are no prediction. The sum stands beside what
-the kernel counted.
+Rows, gradients, ids and the gradients of DATA_PARALLEL tables are predicted by control.traffic from
+recorded sizes of segments, for the plan that the record names. Dense gradients: those of a ring in
+float32, over the ratio that the configuration had on the fewest hosts, so there they are no
+prediction. The sum stands beside what the kernel counted.
 
 Knows: network records, records of sizes. Does not know: seconds.
 Shapes: N hosts; bytes are those that a host sends in a step, the mean over hosts.
@@ -19,7 +19,9 @@ from trec_qcomm.control.traffic import (
     MeasuredTable,
     Place,
     Sharded,
+    TouchedTable,
     frame_header_nbytes,
+    reduced_nbytes,
     sent_nbytes,
 )
 from trec_qcomm.records import TRAFFIC_GROUPS, BytesRecord, NetworkRecord, TableSizesRecord
@@ -34,6 +36,8 @@ SHARDINGS = {  # of the plans that the Criteo example knows
     "two_level": "table_row_wise",
     "grid": "grid_shard",
 }
+MIXED = "mixed"  # small tables on every rank, the largest of the others by columns, the rest whole
+MIXED_BELOW_ROWS, MIXED_LARGEST = 100, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,7 @@ def predict_counted(
     """
     latest: dict[tuple[object, ...], NetworkRecord] = {}
     for record in records:
-        if record.traffic is not None and record.setup.get("plan") in SHARDINGS:
+        if record.traffic is not None and record.setup.get("plan") in (*SHARDINGS, MIXED):
             key = (record.configuration, record.num_hosts, record.setup_key)
             latest[key] = record
     predictions = []
@@ -121,10 +125,11 @@ def _predict(record: NetworkRecord, sizes: TableSizesRecord, fewest: NetworkReco
     where = str(record.origin or record.configuration)
     config = config_from_dict(parse_yaml(record.config or "", name=where), source=where)
     place = Place(num_ranks=record.num_hosts, node_size=int(record.setup.get("ranks_per_node", 1)))
-    sharding = SHARDINGS[str(record.setup["plan"])]
-    predicted = rank_nbytes(load_measured([sizes], config), config, sharding, place)
-    counted, dense = _counted(record), _counted(fewest)["dense"]
-    predicted["dense"] = dense * _distinct_dense(record) / _distinct_dense(fewest)
+    tables = load_measured([sizes], config)
+    shardings = shardings_of(str(record.setup["plan"]), tables)
+    predicted = rank_nbytes(tables, config, shardings, place)
+    counted, dense = _counted(record), _counted_kind(fewest, "dense")
+    predicted["dense"] += dense * _distinct_dense(record) / _distinct_dense(fewest)
     return CountedBytes(
         record=record,
         predicted=predicted,
@@ -134,13 +139,67 @@ def _predict(record: NetworkRecord, sizes: TableSizesRecord, fewest: NetworkReco
     )
 
 
+def shardings_of(plan: str, tables: Mapping[str, MeasuredTable]) -> dict[str, str]:
+    """Return the sharding of each table. Args: plan: a key of SHARDINGS, or MIXED.
+
+    Raises: ValueError: tables whose rows are not known, which MIXED needs.
+    """
+    if plan != MIXED:
+        return dict.fromkeys(tables, SHARDINGS[plan])
+    rows = {name: table.num_rows for name, table in tables.items() if table.num_rows is not None}
+    if len(rows) < len(tables):
+        raise ValueError(f"plan {MIXED}: rows of tables are not known; measure sizes again")
+    by_size = sorted(rows, key=lambda name: -rows[name])
+    rest = [name for name in by_size if rows[name] >= MIXED_BELOW_ROWS]
+    chosen = dict.fromkeys(by_size, "data_parallel") | dict.fromkeys(rest, "table_wise")
+    return chosen | dict.fromkeys(rest[:MIXED_LARGEST], "column_wise")
+
+
 def rank_nbytes(
+    tables: Mapping[str, MeasuredTable],
+    config: Config,
+    shardings: Mapping[str, str],
+    place: Place,
+) -> dict[str, float]:
+    """Return the bytes that a rank sends in a step, by group; of dense those of replicated tables.
+
+    Args: tables: one feature each, of one id a bag.  shardings: sharding of each table.
+    """
+    totals = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
+    for sharding in dict.fromkeys(shardings.values()):
+        alike = {name: table for name, table in tables.items() if shardings[name] == sharding}
+        if sharding == "data_parallel":
+            totals["dense"] = data_parallel_nbytes(alike, config, place.num_ranks)
+            continue
+        for group, nbytes in _sharded_nbytes(alike, config, sharding, place).items():
+            totals[group] += nbytes
+    return totals
+
+
+def data_parallel_nbytes(
+    tables: Mapping[str, MeasuredTable], config: Config, num_ranks: int
+) -> float:
+    """Return the bytes that a rank sends in the all-reduce of DATA_PARALLEL tables.
+
+    Raises: ValueError: a config without `data_parallel`, whose tables TorchRec all-reduces.
+    """
+    if config.data_parallel is None:
+        raise ValueError("data_parallel: not in the config; DDP's own bytes are not predicted")
+    touched = [
+        TouchedTable(
+            dim=table.dim,
+            num_rows=table.num_rows or 0,
+            num_touched=table.num_touched(table.num_rows or 0, 1.0, num_ranks),
+        )
+        for table in tables.values()
+    ]
+    rule = config.data_parallel
+    return reduced_nbytes(touched, rule.codec, rule.algorithm, num_ranks)
+
+
+def _sharded_nbytes(
     tables: Mapping[str, MeasuredTable], config: Config, sharding: str, place: Place
 ) -> dict[str, float]:
-    """Return the bytes of rows, gradients and ids that a rank sends in a step, by group.
-
-    Args: tables: one feature each, of one id a bag.  sharding: sharding of all tables.
-    """
     parts = {"column_wise": place.num_ranks, "grid_shard": place.num_nodes}.get(sharding, 1)
     how = Sharded(sharding=sharding, num_column_parts=parts)
     packed = config.ids is not None
@@ -166,6 +225,10 @@ def _counted(record: NetworkRecord) -> dict[str, float]:
         )
         for group, kinds in TRAFFIC_GROUPS.items()
     }
+
+
+def _counted_kind(record: NetworkRecord, kind: str) -> float:
+    return fmean(host[kind].wire_nbytes if kind in host else 0.0 for host in record.traffic or ())
 
 
 def _distinct_dense(record: NetworkRecord) -> float:

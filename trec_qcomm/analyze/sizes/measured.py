@@ -4,6 +4,7 @@ Knows: configs, files of rows, records. Does not know: TorchRec, shardings.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,6 +36,17 @@ Measured = str | Path | TableSizesRecord | Sequence[Record]
 SizesOf = Callable[[str, Codec], Sizes]  # of a direction and its codec
 DIRECTIONS = {"forward": "rows", "backward": "gradients"}
 _BATCH = 2**31  # a tensor of rows is one batch
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was counted of a table; see MeasuredTable."""
+
+    num_bags: float
+    num_distinct: float
+    num_rows: int | None = None
+    num_joint: float | None = None
+    num_joint_ranks: int = 1
 
 
 def load_measured(measured: Measured, config: Config) -> dict[str, MeasuredTable]:
@@ -73,6 +85,8 @@ def measure_sizes(path: Path, config: Config, **fields: Any) -> TableSizesRecord
                 num_rows=table.num_rows,
                 num_bags=table.num_bags,
                 num_distinct=table.num_distinct,
+                num_joint=table.num_joint,
+                num_joint_ranks=table.num_joint_ranks,
                 **{d: _recorded(getattr(table, d)) for d in DIRECTIONS},
             )
             for name, table in tables.items()
@@ -124,29 +138,31 @@ def _table_of_rows(
     def sizes_of(direction: str, codec: Codec) -> Sizes:
         return _sizes(f"{where}: {DIRECTIONS[direction]}", codec, sampled[direction])
 
-    num_rows = counts.get("num_rows")
-    return _measured_table(rule, rows[0].shape[1], num_bags, num_distinct, num_rows, sizes_of)
+    counted = Counted(num_bags, num_distinct, counts.get("num_rows"))
+    if sets := counts.get("num_joint_sets", 0):
+        counted = replace(
+            counted,
+            num_joint=counts["num_joint"] / sets,
+            num_joint_ranks=round(counts["num_blocks"] / sets),
+        )
+    return _measured_table(rule, rows[0].shape[1], counted, sizes_of)
 
 
 def _measured_table(
     rule: TableRule,
     dim: int,
-    num_bags: float,
-    num_distinct: float,
-    num_rows: int | None,
+    counted: Counted,
     sizes_of: SizesOf,
 ) -> MeasuredTable:
-    merges = _merges(rule, num_distinct / num_bags)
+    merges = _merges(rule, counted.num_distinct / counted.num_bags)
     return MeasuredTable(
         dim=dim,
-        num_bags=num_bags,
-        num_distinct=num_distinct,
-        num_sent=num_distinct if merges else num_bags,
+        **asdict(counted),
+        num_sent=counted.num_distinct if merges else counted.num_bags,
         forward=sizes_of("forward", rule.forward),
         backward=sizes_of("backward", rule.backward),
         intra_forward=sizes_of("forward", rule.intra.forward),
         intra_backward=sizes_of("backward", rule.intra.backward),
-        num_rows=num_rows,
     )
 
 
@@ -208,8 +224,8 @@ def _table_of_record(
             {(c.dim, c.num_terms): SizeCurve(c.num_rows, c.nbytes) for c in curves}
         )
 
-    counts = table.num_bags, table.num_distinct, table.num_rows
-    return _measured_table(rule, table.dim, *counts, sizes_of)
+    counted = Counted(**{field.name: getattr(table, field.name) for field in fields(Counted)})
+    return _measured_table(rule, table.dim, counted, sizes_of)
 
 
 def _recorded(sizes: Sizes) -> tuple[SegmentSizes, ...]:

@@ -2,10 +2,12 @@
 
 sizes.py: what a codec makes of a segment of n rows, measured on real rows or known. shardings.py:
 which segments a table's shards send in each hop. tables.py: both together, the expected bytes of a
-table in a step. ids.py: bytes of ids and lengths.
+table in a step. ids.py: bytes of ids and lengths. data_parallel.py: bytes of the all-reduce of
+tables that every rank has.
 Knows: codecs, shardings by name. Does not know: TorchRec, records, links, seconds.
 """
 
+from trec_qcomm.control.traffic.data_parallel import TouchedRows, TouchedTable, reduced_nbytes
 from trec_qcomm.control.traffic.shardings import SHARDINGS, Hop, Place, hops_of
 from trec_qcomm.control.traffic.sizes import (
     FixedSizes,
@@ -34,7 +36,10 @@ __all__ = [
     "SizeCurve",
     "Sizes",
     "TableBytes",
+    "TouchedRows",
+    "TouchedTable",
     "frame_header_nbytes",
     "hops_of",
+    "reduced_nbytes",
     "sent_nbytes",
 ]

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trec_qcomm.control.traffic.data_parallel import TouchedRows
 from trec_qcomm.control.traffic.ids import ids_nbytes
 from trec_qcomm.control.traffic.shardings import Hop, Place, hops_of
 from trec_qcomm.control.traffic.sizes import Sizes
@@ -22,6 +23,9 @@ class MeasuredTable:
         forward, backward: sizes of segments of its rows, and of their gradients.
         intra_forward, intra_backward: sizes of segments of the hop inside a node.
         num_rows: rows of the table; None: not known, then its shards are taken to be equal.
+        num_joint: different bags of the batches of `num_joint_ranks` ranks of a step together;
+            None: not known.
+        num_joint_ranks: number of these ranks.
     """
 
     dim: int
@@ -33,6 +37,8 @@ class MeasuredTable:
     intra_forward: Sizes
     intra_backward: Sizes
     num_rows: int | None = None
+    num_joint: float | None = None
+    num_joint_ranks: int = 1
 
     @property
     def distinct_share(self) -> float:
@@ -50,6 +56,19 @@ class MeasuredTable:
         return ids_nbytes(
             self.num_sent, num_ids, rows_share=rows_share, num_rows=self.num_rows, packed=packed
         )
+
+    def num_touched(self, num_rows: int, num_ids: float, num_ranks: int) -> float:
+        """Return the rows that the batches of so many ranks touch together, for one feature.
+
+        Args: num_rows: rows of the table.  num_ids: ids of a bag, all taken to be different.
+        """
+        joint = None if self.num_joint is None else self.num_joint * num_ids
+        return TouchedRows(
+            num_rows=num_rows,
+            by_one=self.num_distinct * num_ids,
+            by_several=joint,
+            num_several=self.num_joint_ranks,
+        ).by(num_ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,14 @@ and the difference is the hop.
     RW                reduce-scatter                all-gather + copy                   rule's
     TWRW, GRID        all-to-all between nodes      all-to-all                          rule's
                       + reduce-scatter inside one   + all-gather + copy                 rule's intra
-    DATA_PARALLEL     -                             all-reduce + optimizer              untouched
+    DATA_PARALLEL     -                             all-reduce + optimizer              see below
 
 `copy` is TorchRec's local copy after the all-gather. No codec makes it smaller, so its price stays.
+The all-reduce of DATA_PARALLEL tables keeps TorchRec's price without a `data_parallel` section.
+With one it is the bytes of the rows that some rank touched in a step (control.traffic), as that
+section codes them, over the bandwidth of an all-to-all, as every rank sends to every other one; as
+in TorchRec's all-to-all, a rank counts as its own peer.
+The dense part is the same for every plan, and so has no price.
 Accuracy: frames are priced as if each table had its own (48 bytes a peer, 0.3 % of 512 rows of 32
 bytes). Decoding happens on the receivers; its time is charged to the sender's shard, which gives
 each rank the right sum when the plan is balanced. The backward of a sum encodes once and decodes
@@ -34,14 +39,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trec_qcomm.config import Config
+from trec_qcomm.config import Config, TableGradientRule
 from trec_qcomm.control.cost_model import (
     FLOAT32_NBYTES,
     Throughput,
     measure_throughput,
     wire_nbytes,
 )
-from trec_qcomm.control.traffic import MeasuredTable, Place
+from trec_qcomm.control.traffic import (
+    MeasuredTable,
+    Place,
+    TouchedRows,
+    TouchedTable,
+    reduced_nbytes,
+)
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.integration.compat import (
     CollectiveType,
@@ -59,6 +70,7 @@ from trec_qcomm.integration.planner.measured import MeasuredPrices
 
 Throughputs = Throughput | Mapping[str | Codec, Throughput]
 ALL_TO_ALL = frozenset({CollectiveType.ALL_TO_ALL})
+ALL_REDUCE = frozenset({CollectiveType.ALL_REDUCE})
 REDUCTION = frozenset({CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER})
 DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 TWO_LEVEL = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
@@ -89,6 +101,9 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
             collectives: EmbeddingPerfEstimator(_with_free(topology, collectives), constraints)
             for collectives in (ALL_TO_ALL, REDUCTION)
         }
+        self._without_all_reduce = EmbeddingPerfEstimator(
+            _with_free(topology, ALL_REDUCE), constraints
+        )
 
     def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
         """Write `shard.perf` of every shard of every option, in place.
@@ -98,11 +113,19 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         """
         _check_sharders([*args, *kwargs.values()])
         coded = [so for so in sharding_options if so.sharding_type != DATA_PARALLEL]
+        replicated = [so for so in sharding_options if so.sharding_type == DATA_PARALLEL]
         without = {}
         for collectives, estimator in self._without.items():
             estimator.estimate(coded, *args, **kwargs)
             without[collectives] = [shard.perf for so in coded for shard in so.shards]
+        self._without_all_reduce.estimate(replicated, *args, **kwargs)
+        free_ms = [[shard.perf.bwd_comms for shard in so.shards] for so in replicated]
         super().estimate(sharding_options, *args, **kwargs)
+        if self._config.data_parallel is not None:
+            for so, rest_ms in zip(replicated, free_ms, strict=True):
+                all_reduce_ms = self._all_reduce_ms(so, self._config.data_parallel)
+                for shard, ms in zip(so.shards, rest_ms, strict=True):
+                    shard.perf.bwd_comms = ms + all_reduce_ms
         shards = [(so, shard) for so in coded for shard in so.shards]
         for number, (so, shard) in enumerate(shards):
             for direction, field in DIRECTIONS.items():
@@ -123,13 +146,39 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         """Write what merging equal bags leaves of a shard's lookups, and the time of its ids."""
         for field in ("fwd_compute", "bwd_compute"):
             setattr(shard.perf, field, getattr(shard.perf, field) * measured.distinct_share(so))
-        bandwidth = self._cluster.comms_bandwidths.get_bw(
-            self._cluster.local_world_size, self._cluster.world_size, CollectiveType.ALL_TO_ALL
-        )
+        bandwidth = self._all_to_all_bandwidth()
         nbytes = measured.ids_nbytes(so, shard, self._samples(so))
         shard.perf.input_dist_comms = nbytes * self._cluster.world_size / bandwidth
         if not self._pipeline:
             shard.perf.fwd_comms += shard.perf.input_dist_comms
+
+    def _all_to_all_bandwidth(self) -> float:
+        """Return bytes a ms of a rank that sends to all ranks."""
+        cluster = self._cluster
+        bandwidth: float = cluster.comms_bandwidths.get_bw(
+            cluster.local_world_size, cluster.world_size, CollectiveType.ALL_TO_ALL
+        )
+        return bandwidth
+
+    def _all_reduce_ms(self, so: ShardingOption, rule: TableGradientRule) -> float:
+        """Return the ms of a step's all-reduce of a DATA_PARALLEL table's gradients."""
+        (num_rows, dim), num_ranks = so.tensor.shape, self._cluster.world_size
+        samples = self._samples(so)
+        if self._measured is None:
+            ids = zip(samples, so.input_lengths, strict=True)
+            by_one = sum(num * length for num, length in ids)
+            touched = TouchedRows(num_rows=num_rows, by_one=by_one).by(num_ranks)
+        else:
+            touched = self._measured.num_touched(so, samples)
+        table = TouchedTable(dim=dim, num_rows=num_rows, num_touched=touched)
+        nbytes = reduced_nbytes([table], rule.codec, rule.algorithm, num_ranks)
+        bandwidth = self._all_to_all_bandwidth()
+        raw_nbytes = touched * dim * FLOAT32_NBYTES * (num_ranks > 1)
+        codec_s = self._throughput_of(rule.codec, dim).codec_s(
+            encoded_nbytes=raw_nbytes * (1 + 1 / num_ranks), decoded_nbytes=2 * raw_nbytes
+        )
+        with_itself = num_ranks / max(num_ranks - 1, 1)
+        return float(nbytes * with_itself / bandwidth + codec_s * 1e3)
 
     def _coded_ms(
         self,

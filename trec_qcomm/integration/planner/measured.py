@@ -75,6 +75,15 @@ class MeasuredPrices:
             for samples, ids in zip(num_samples, so.input_lengths, strict=True)
         )
 
+    def num_touched(self, so: ShardingOption, num_samples: Sequence[float]) -> float:
+        """Return the rows of a table that all ranks touch together in a step."""
+        table, num_rows = self._table(so, num_samples), so.tensor.shape[0]
+        rows = sum(
+            samples / table.num_bags * table.num_touched(num_rows, ids, self._place.num_ranks)
+            for samples, ids in zip(num_samples, so.input_lengths, strict=True)
+        )
+        return min(rows, float(num_rows))
+
     def distinct_share(self, so: ShardingOption) -> float:
         """Return the share of bags that is looked up."""
         return self._tables[so.name].distinct_share
