@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.bench.codecs import table as codec_table
+from examples.bench.net import plans_section
 from examples.bench.net import section as net_section
 from trec_qcomm import records
 from trec_qcomm.records import NetworkRecord
@@ -82,6 +83,7 @@ SECTIONS = (
     Section(BENCH / "README.md", "links.jsonl", net_section.section),
     Section(BENCH / "README.md", "links_planned.jsonl", net_section.section),
     Section(BENCH / "README.md", "links_4_hosts.jsonl", net_section.section),
+    Section(BENCH / "README.md", "plans_4_hosts.jsonl", plans_section.section),
     Section(BENCH / "README.md", "dcn.jsonl", net_section.section),
     Section(BENCH / "README.md", "sequences.jsonl", net_section.section),
     Section(BENCH / "README.md", "net.jsonl", net_section.section),

@@ -6,8 +6,8 @@
 Every rank runs this once. All configs train at the same time, each its own model on the same
 batches: a step of the first, a step of the second, and so on, so that whatever else the machine
 does falls on all alike. With `--pipelines none sparse_dist` each config is there twice, by hand and
-pipelined. Options that are not listed here are those of train.py. Rank 0 appends one record a
-training to --out.
+pipelined; with `--plans table_wise row_wise` once with each plan. Options that are not listed here
+are those of train.py. Rank 0 appends one record a training to --out.
 
 Bytes are those that the network interface sent ($GLOO_SOCKET_IFNAME, default lo), TCP's headers
 included; `traffic` is what trec_qcomm says it handed to the collectives. `step_s` is that of the
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from data.dataset import Batches
 from data.reader import BatchReader
 from loop.pipelines import PIPELINES
-from measured_command import TrainOptions, run
+from measured_command import TrainOptions, network_of, run
 from measured_steps import (
     PROFILED_STEPS,
     WARM_STEPS,
@@ -85,7 +85,7 @@ def measure(
         metrics = score(*training.trainer.predict(tests, exact=False))
         with BatchReader(batches, num_steps, num_steps + PROFILED_STEPS) as feed:
             profile_steps(training, feed)
-        made.append(record_of(training, metrics, rate=arguments.rate, delay=arguments.delay))
+        made.append(record_of(training, metrics, **network_of(arguments)))
     return made
 
 

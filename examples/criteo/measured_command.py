@@ -7,6 +7,7 @@ know: which train.py, its model and its data.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -43,16 +44,26 @@ class TrainOptions:
     defaults: Sequence[str] = ()
 
     def parse(
-        self, configs: Sequence[str], rest: Sequence[str], pipelines: Sequence[str] | None = None
+        self,
+        configs: Sequence[str],
+        rest: Sequence[str],
+        pipelines: Sequence[str] | None = None,
+        plans: Sequence[str] | None = None,
     ) -> list[argparse.Namespace]:
-        """Return the options of each config with each pipeline; None: that of `rest`.
+        """Return the options of each config with each pipeline and plan; None: those of `rest`.
 
         Raises: ValueError: an option that does nothing here.
         """
         parser = self.build_parser()
-        words = [[*self.defaults, *rest]]
-        if pipelines:
-            words = [[*words[0], "--pipeline", pipeline] for pipeline in pipelines]
+        choices = [
+            [(option, value) for value in values]
+            for option, values in (("--pipeline", pipelines), ("--plan", plans))
+            if values
+        ]
+        words = [
+            [*self.defaults, *rest, *itertools.chain(*chosen)]
+            for chosen in itertools.product(*choices)
+        ]
         every = [parser.parse_args(["--config", c, *more]) for c in configs for more in words]
         for name in self.unused:
             if any(getattr(options, name) != parser.get_default(name) for options in every):
@@ -73,11 +84,11 @@ def run(description: str | None, train_options: TrainOptions, measure: Measure) 
     if arguments.num_steps < 1:
         parser.error(f"steps {arguments.num_steps}: must be positive")
     try:
-        every = train_options.parse(arguments.configs, rest, arguments.pipelines)
+        every = train_options.parse(arguments.configs, rest, arguments.pipelines, arguments.plans)
     except ValueError as error:
         parser.error(str(error))
     if arguments.check:
-        print(json.dumps(train_options.setup_of(every[0])))
+        print(json.dumps([train_options.setup_of(options) for options in every]))
         return
     interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
@@ -87,6 +98,12 @@ def run(description: str | None, train_options: TrainOptions, measure: Measure) 
         dist.destroy_process_group()
     if int(os.environ["RANK"]) == 0:
         records.append(arguments.out, *made)
+
+
+def network_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what a record says of the network."""
+    names = ("rate", "delay", "ranks_per_host")
+    return {name: getattr(arguments, name) for name in names}
 
 
 def _parser(description: str | None, train_options: TrainOptions) -> argparse.ArgumentParser:
@@ -101,13 +118,15 @@ def _parser(description: str | None, train_options: TrainOptions) -> argparse.Ar
         choices=train_options.pipelines,
         help="each config with each of these (default: --pipeline)",
     )
+    add("--plans", nargs="+", help="each config with each of these (default: --plan)")
     add("--steps", type=int, default=25, dest="num_steps", help="timed steps of each (default 25)")
+    add("--ranks-per-host", type=int, default=1, help="for the records (default 1)")
     add("--rate", default="none", help="rate of each link, for the records (default none)")
     add("--delay", default=None, help="delay of each link, for the records")
     add("--out", type=Path, required=True, help="file of records, appended to")
     add(
         "--check",
         action="store_true",
-        help="check the options and print the setup as JSON; train nothing",
+        help="check the options and print the setup of each training as JSON; train nothing",
     )
     return parser

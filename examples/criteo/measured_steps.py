@@ -155,13 +155,19 @@ _DENSE = {f"aten::{n}" for n in (
 
 
 def record_of(
-    training: MeasuredTraining, metrics: dict[str, float], *, rate: str, delay: str | None
+    training: MeasuredTraining,
+    metrics: dict[str, float],
+    *,
+    rate: str,
+    delay: str | None,
+    ranks_per_host: int,
 ) -> NetworkRecord:
     """Return the record of one config. Collective.
 
     Args:
         rate: rate of each link, as tc writes it.
         delay: delay of each link one way; None: none.
+        ranks_per_host: number of adjacent ranks that share a host and its network interface.
     """
     num_steps = len(training.seconds)
     slowest = np.max(gather(training.seconds), axis=0)
@@ -169,6 +175,8 @@ def record_of(
     file = Path(training.config)
     stats = training.stats
     traffic = None if stats is None else tuple(gather(records.traffic_of(stats, num_steps)))
+    counted = [gather(counts)[::ranks_per_host] for counts in (training.nbytes, training.packets)]
+    sent_nbytes, sent_packets = (tuple(float(np.median(h)) for h in hosts) for hosts in counted)
     return NetworkRecord(
         configuration=file.stem,
         config=file.read_text() if file.is_file() else None,
@@ -176,13 +184,14 @@ def record_of(
         seed=training.seed,
         environment=Environment.current(repository=Path(__file__).parent),
         time=time.time(),
-        num_hosts=dist.get_world_size(),
+        num_hosts=dist.get_world_size() // ranks_per_host,
+        ranks_per_host=ranks_per_host,
         rate=rate,
         delay=delay,
         num_steps=num_steps,
         step_s=Percentiles(**{f"p{q}": float(np.percentile(slowest, q)) for q in (20, 50, 80)}),
-        sent_nbytes=tuple(float(np.median(host)) for host in gather(training.nbytes)),
-        sent_packets=tuple(float(np.median(host)) for host in gather(training.packets)),
+        sent_nbytes=sent_nbytes,
+        sent_packets=sent_packets,
         traffic=traffic,
         breakdown_s=_breakdown(training, num_steps),
         metrics=metrics,

@@ -192,7 +192,11 @@ def _make_plan(
     if plan.cluster is None:
         return build_plan(model, plan, device_type=device_type, **ranks)
     network = {"sharders": sharders, "qcomm": qcomm, "batch_size": options.batch_size}
-    return make_plan(model, plan.cluster, device_type=device_type, **network, **ranks)
+    prices = {
+        "measured": plan.measured_path,
+        "pipeline": choose_pipeline(options.pipeline, options.device) != "none",
+    }
+    return make_plan(model, plan.cluster, device_type=device_type, **network, **ranks, **prices)
 
 
 if __name__ == "__main__":

@@ -70,14 +70,18 @@ def test_only_the_same_measurement_counts_as_done(tmp_path):
     config.write_text("one")
     done = [record("a", 1.0), replace(record("stock", 1.0), config=None)]
     names, setup = [str(config), "stock"], dict(done[0].setup)
-    asked = argparse.Namespace(delay=None, steps=2)
-    of_network = bench.of_network(done, 2, "none", asked, setup)
-    assert bench.missing_configs(of_network, names) == []
-    longer = argparse.Namespace(delay=None, steps=3)
-    assert bench.of_network(done, 2, "none", longer, setup) == []
-    assert bench.of_network(done, 2, "none", asked, setup | {"batch_size": 9}) == []
+    asked = argparse.Namespace(delay=None, steps=2, ranks_per_host=1)
+    of_network = bench.of_network(done, 2, "none", asked, [setup])
+    assert bench.missing_configs(of_network, names, [setup]) == []
+    longer = argparse.Namespace(delay=None, steps=3, ranks_per_host=1)
+    assert bench.of_network(done, 2, "none", longer, [setup]) == []
+    assert bench.of_network(done, 2, "none", asked, [setup | {"batch_size": 9}]) == []
+    # With --plans each config has a record of each plan.
+    plans = [setup, setup | {"plan": "row_wise"}]
+    assert bench.of_network(done, 2, "none", asked, plans) == of_network
+    assert bench.missing_configs(of_network, names, plans) == names
     config.write_text("two")
-    assert bench.missing_configs(done, names) == [str(config)]
+    assert bench.missing_configs(done, names, [setup]) == [str(config)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def measure(arguments):
 
 @pytest.mark.dist
 def test_a_record_a_config_with_bytes_and_parts_of_a_step():
-    arguments = argparse.Namespace(num_steps=2, rate="none", delay=None)
+    arguments = argparse.Namespace(num_steps=2, rate="none", delay=None, ranks_per_host=1)
     outcomes = run_programs(measure, 2, {"measured": arguments})
     (stock, pipelined, int4, another), again = results_of(outcomes["measured"])
     means = [stock.losses, pipelined.losses, int4.losses, another.losses]

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from data.dataset import FEATURES
-from plans.files import Cluster, build_plan, load_plan, plan_names
+from plans.files import FOLDER, Cluster, build_plan, load_plan, plan_names
 from plans.planned import make_plan
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from trec_qcomm import QComm
+
+MEASURED = FOLDER.parents[1] / "examples" / "bench" / "results" / "table_sizes.jsonl"
 SIZES = [10 * (k + 1) for k in range(26)]  # nine tables below 100 rows
 EXPLICIT = [name for name in plan_names() if name != "planned"]
 
@@ -134,6 +137,40 @@ def test_the_planner_makes_a_plan() -> None:
     assert set(tables) == {f"t_{feature}" for feature in FEATURES}
 
 
+def test_a_planned_plan_reads_what_was_measured_beside_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "sharding: planned\n"
+        "cluster: {inter_node_gb_s: 0.125, intra_node_gb_s: 5, measured: sizes.jsonl}\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"mine\.yaml: cluster\.measured: there is no file .*sizes"
+    ):
+        load_plan(str(file))
+    (tmp_path / "sizes.jsonl").write_bytes(MEASURED.read_bytes())
+    plan = load_plan(str(file))
+    assert plan.measured_path == tmp_path / "sizes.jsonl"
+    assert load_plan("planned").measured_path is None
+    assert plan.cluster is not None
+    options = {"batch_size": 2048, "world_size": 4, "ranks_per_node": 1, "device_type": "cpu"}
+    qcomm = QComm.from_preset("fast")
+    sharders = qcomm.sharders()
+    made = [
+        make_plan(model(64), plan.cluster, sharders=sharders, qcomm=qcomm, **options, **measured)
+        for measured in ({"measured": plan.measured_path, "pipeline": True}, {})
+    ]
+    ranks = [
+        {name: table.ranks for (tables,) in [p.plan.values()] for name, table in tables.items()}
+        for p in made
+    ]
+    assert ranks[0] != ranks[1]
+    with pytest.raises(ValueError, match="2048 bags a rank, and 64 are planned"):
+        make_plan(
+            model(64), plan.cluster, sharders=sharders, qcomm=qcomm,
+            **options | {"batch_size": 64}, measured=plan.measured_path,
+        )  # fmt: skip
+
+
 def test_rules_hold_in_their_order(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
@@ -181,6 +218,10 @@ def test_rules_hold_in_their_order(tmp_path: Path) -> None:
             "{sharding: planned, cluster: {inter_node_gb_s: 1, intra_node_gb_s: 1, "
             "encode_gb_s: 1}}",
             r"cluster\.encode_gb_s, decode_gb_s: give both or none",
+        ),
+        (
+            "{sharding: planned, cluster: {inter_node_gb_s: 1, intra_node_gb_s: 1, measured: 3}}",
+            r"cluster\.measured: 3 is not the name of a file",
         ),
         ("sharding: [", "while parsing"),
     ],

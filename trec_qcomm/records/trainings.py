@@ -151,13 +151,14 @@ class NetworkRecord(Record, kind="network"):
     """A training between hosts whose links have a given speed.
 
     Args:
-        num_hosts: number of hosts, of one rank each.
+        num_hosts: number of hosts.
+        ranks_per_host: number of ranks of each, which do not reach one another by its link.
         rate: rate of each host's link as tc writes it, such as "100mbit", or "none".
         delay: delay of each link as tc writes it; None without.
         num_steps: number of timed steps.
         step_s: seconds of a step of the slowest host.
         sent_nbytes, sent_packets: what the kernel counted in a step, one number a host.
-        traffic: what the collectives were given in a step, by kind of traffic, one for each host;
+        traffic: what the collectives were given in a step, by kind of traffic, one for each rank;
             None for plain TorchRec.
         breakdown_s: seconds of each part of a step, the mean over hosts.
         metrics: metrics of the test, with the codecs on.
@@ -166,6 +167,7 @@ class NetworkRecord(Record, kind="network"):
     """
 
     num_hosts: int
+    ranks_per_host: int = 1
     rate: str
     delay: str | None = None
     num_steps: int

@@ -5,14 +5,16 @@
   python -m examples.bench.net --hosts 2 --rate 25mbit,100mbit --plan row_wise
   python -m examples.bench.net --data train.tsv --configs stock configs/best.yaml --out mine.jsonl
   python -m examples.bench.net --hosts 2 --model dcn --scale 0.5 --multi-hot --batch-size 512
+  python -m examples.bench.net --hosts 4 --ranks-per-node 2 --plans table_wise two_level planned
+  python -m examples.bench.net --hosts 2 --ranks-per-host 2 --configs configs/by_node.yaml
   python -m examples.bench.net --workload sequences --hosts 2 --rate 25mbit --configs stock best
 
 Hosts are network namespaces of this machine whose links are as slow as told (hosts.py; needs root
 and iproute2). Each host trains all configs in turn, step by step (examples/criteo/in_turn.py, or
-sequences.py here for the model of examples/sequences); options that are not listed here are those
-of the example's train.py, but for --tensorboard, --dump-rows, --eval-codec, --epochs and
-checkpoints. One record a network and config in --out; networks that are there already are not run
-again, so the same command goes on after Ctrl-C.
+sequences.py here for the model of examples/sequences); with --plans, each config with each plan.
+Options that are not listed here are those of the example's train.py, but for --tensorboard,
+--dump-rows, --eval-codec, --epochs and checkpoints. One record a network, config and plan in --out;
+networks that are there already are not run again, so the same command goes on after Ctrl-C.
 
 The last column holds the kernel's count of the bytes, without headers of packets, against ours. If
 they are more than 1 % apart for any config the exit status is 1.
@@ -65,20 +67,24 @@ def main() -> int:
         rest = [w for name, v in CRITEO.items() if name not in given for w in (name, v)] + rest
     checked = subprocess.run(
         [*_command(arguments, arguments.configs, rest), "--check"],
-        env=os.environ | {"WORLD_SIZE": str(arguments.hosts[0]), "LOCAL_WORLD_SIZE": "1"},
+        env=os.environ
+        | {
+            "WORLD_SIZE": str(arguments.hosts[0] * arguments.ranks_per_host),
+            "LOCAL_WORLD_SIZE": str(arguments.ranks_per_host),
+        },
         stdout=subprocess.PIPE,
         check=False,
     )
     if checked.returncode:
         return checked.returncode
-    setup = json.loads(checked.stdout)
+    setups = json.loads(checked.stdout)
     started = time.monotonic()
     networks = [(num_hosts, rate) for num_hosts in arguments.hosts for rate in arguments.rate]
     try:
         for number, (num_hosts, rate) in enumerate(networks, start=1):
             print(f"[{number}/{len(networks)}] {num_hosts} hosts, {rate}", file=sys.stderr)
-            measured = of_network(_read(arguments.out), num_hosts, rate, arguments, setup)
-            configs = missing_configs(measured, arguments.configs)
+            measured = of_network(_read(arguments.out), num_hosts, rate, arguments, setups)
+            configs = missing_configs(measured, arguments.configs, setups)
             if configs:
                 _measure(arguments, num_hosts, rate, configs, rest)
     except ValueError as error:
@@ -86,7 +92,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on with {arguments.out}", file=sys.stderr)
         return INTERRUPTED
-    shown = [of_network(_read(arguments.out), *network, arguments, setup) for network in networks]
+    shown = [of_network(_read(arguments.out), *network, arguments, setups) for network in networks]
     print("\n\n".join(f"{format_table(n)}\n\n{format_breakdown(n)}" for n in shown))
     print(f"{verdict(shown)}; {time.monotonic() - started:.0f} s; {arguments.out}")
     return int(any(apart(r) > MOST_APART for network in shown for r in network if r.traffic))
@@ -97,18 +103,26 @@ def of_network(
     num_hosts: int,
     rate: str,
     arguments: argparse.Namespace,
-    setup: Mapping[str, Any],
+    setups: Sequence[Mapping[str, Any]],
 ) -> list[NetworkRecord]:
     """Return the records of one network, of the same model, options and number of steps."""
-    asked = (num_hosts, rate, arguments.delay, arguments.steps, setup)
-    return [r for r in read if (r.num_hosts, r.rate, r.delay, r.num_steps, dict(r.setup)) == asked]
+    asked = (num_hosts, arguments.ranks_per_host, rate, arguments.delay, arguments.steps)
+    of_it = [
+        r for r in read
+        if (r.num_hosts, r.ranks_per_host, r.rate, r.delay, r.num_steps) == asked
+    ]  # fmt: skip
+    return [r for r in of_it if dict(r.setup) in setups]
 
 
-def missing_configs(measured: Sequence[NetworkRecord], configs: Sequence[str]) -> list[str]:
-    """Return the configs without a record, or whose file said something else then."""
-    done = {(r.configuration, r.config) for r in measured}
+def missing_configs(
+    measured: Sequence[NetworkRecord],
+    configs: Sequence[str],
+    setups: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """Return the configs without a record of each setup, or whose file said something else then."""
+    done = [(r.configuration, r.config, dict(r.setup)) for r in measured]
     now = {c: Path(c).read_text() if Path(c).is_file() else None for c in configs}
-    return [c for c in configs if (Path(c).stem, now[c]) not in done]
+    return [c for c in configs if any((Path(c).stem, now[c], s) not in done for s in setups)]
 
 
 def _read(path: Path) -> list[NetworkRecord]:
@@ -130,9 +144,10 @@ def _measure(
     """Train on one network; host 0 appends the records to --out."""
     command = [*_command(arguments, configs, rest), "--rate", rate]
     command += [] if arguments.delay is None else ["--delay", arguments.delay]
+    command += ["--ranks-per-host", str(arguments.ranks_per_host)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would talk over the progress
-    with Hosts(num_hosts, rate, arguments.delay) as hosts:
+    with Hosts(num_hosts, rate, arguments.delay, ranks=arguments.ranks_per_host) as hosts:
         hosts.run(command, timeout_s=arguments.network_timeout)
 
 
@@ -151,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--hosts", type=_numbers, default=[2, 4], help="default 2,4")
+    add("--ranks-per-host", type=int, default=1, help="beside one another, no link (default 1)")
     add("--rate", type=_words, default=RATES, help=f"as tc writes it (default {','.join(RATES)})")
     add("--delay", default=None, help="one way, such as 1ms")
     add("--workload", choices=TRAININGS, default="criteo", help="default criteo")

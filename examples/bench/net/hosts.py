@@ -34,12 +34,15 @@ class Hosts:
         count: number of hosts, 2 to 250.
         rate: rate of each link as tc writes it ("100mbit"), or "none".
         delay: delay one way as tc writes it ("1ms"), or None.
+        ranks: number of ranks of each host. They reach one another without its link.
     """
 
-    def __init__(self, count: int, rate: str, delay: str | None = None) -> None:
+    def __init__(self, count: int, rate: str, delay: str | None = None, *, ranks: int = 1) -> None:
         if not 2 <= count <= 250:
             raise ValueError(f"hosts {count}: expected 2 to 250")
-        self.count, self.rate, self.delay = count, rate, delay
+        if ranks < 1:
+            raise ValueError(f"ranks_per_host {ranks}: expected 1 or more")
+        self.count, self.rate, self.delay, self.ranks = count, rate, delay, ranks
         self._tag = f"qc{os.getpid()}"
 
     def __enter__(self) -> Hosts:
@@ -56,17 +59,17 @@ class Hosts:
         self._remove()
 
     def run(self, command: Sequence[str], *, timeout_s: float) -> None:
-        """Run the command once a host, with what torchrun would set in its environment.
+        """Run the command once a rank, with what torchrun would set in its environment.
 
         Raises: RuntimeError: a host that failed, or one that had not ended in time. All are then
             killed.
         """
         running = [
             subprocess.Popen(
-                ["ip", "netns", "exec", self._name(host), *command],
-                env=os.environ | self._environment(host),
+                ["ip", "netns", "exec", self._name(rank // self.ranks), *command],
+                env=os.environ | self._environment(rank),
             )
-            for host in range(self.count)
+            for rank in range(self.count * self.ranks)
         ]
         try:
             self._wait(running, time.monotonic() + timeout_s)
@@ -80,21 +83,22 @@ class Hosts:
         while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(0.05)
             if not failed:
-                failed = [h for h, process in enumerate(running) if process.poll() not in (None, 0)]
+                failed = [r for r, process in enumerate(running) if process.poll() not in (None, 0)]
                 if failed:
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
-        for host in failed or range(self.count):
-            code = running[host].poll()
+        for rank in failed or range(len(running)):
+            code = running[rank].poll()
             if code != 0:
                 end = "did not end in time" if code is None else "failed"
+                host = rank // self.ranks
                 raise RuntimeError(f"host {host} of {self.count} at {self.rate} {end}")
 
-    def _environment(self, host: int) -> dict[str, str]:
+    def _environment(self, rank: int) -> dict[str, str]:
         return {
-            "RANK": str(host),
-            "WORLD_SIZE": str(self.count),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.count * self.ranks),
+            "LOCAL_RANK": str(rank % self.ranks),
+            "LOCAL_WORLD_SIZE": str(self.ranks),
             "MASTER_ADDR": f"{_SUBNET}.1",
             "MASTER_PORT": _PORT,
             "GLOO_SOCKET_IFNAME": "eth0",

@@ -20,7 +20,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "criteo")]  # whose scripts import by name
 
-from measured_command import TrainOptions, run  # noqa: E402
+from measured_command import TrainOptions, network_of, run  # noqa: E402
 from measured_steps import (  # noqa: E402
     PROFILED_STEPS,
     WARM_STEPS,
@@ -92,7 +92,7 @@ def measure(
         first = WARM_STEPS + arguments.num_steps
         profile_steps(training, Feed(training.trainer.batches, first))
         assert first + PROFILED_STEPS == training.trainer.step
-        made.append(record_of(training, metrics, rate=arguments.rate, delay=arguments.delay))
+        made.append(record_of(training, metrics, **network_of(arguments)))
     return made
 
 

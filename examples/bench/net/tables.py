@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord
+from trec_qcomm.simulate.between_hosts import sent_between_hosts
 
 MOST_APART = 0.01  # of the kernel's count
 METRICS = {"ne": "NE", "ndcg_10": "NDCG@10"}  # what a table shows of quality, the first there is
@@ -17,6 +18,19 @@ METRICS = {"ne": "NE", "ndcg_10": "NDCG@10"}  # what a table shows of quality, t
 def sent_nbytes(record: NetworkRecord) -> float:
     """Return the bytes of a step by the kernel's count, the mean over hosts."""
     return sum(record.sent_nbytes) / len(record.sent_nbytes)
+
+
+def plan_name(record: NetworkRecord) -> str:
+    """Return the name of a record's plan; of a plan file that has no name its sharding."""
+    plan = str(record.setup.get("plan", ""))
+    return plan.split("sharding='", 1)[1].split("'", 1)[0] if plan.startswith("Plan(") else plan
+
+
+def names_of(records: Sequence[NetworkRecord]) -> list[str]:
+    """Return the configuration of each record, with the plan where there are several."""
+    if len({str(record.setup.get("plan")) for record in records}) < 2:
+        return [record.configuration for record in records]
+    return [f"{record.configuration}, {plan_name(record)}" for record in records]
 
 
 def quality_metric(records: Sequence[NetworkRecord]) -> str:
@@ -29,14 +43,18 @@ def counted_nbytes(record: NetworkRecord) -> dict[str, float]:
     hosts = record.traffic or ()
     return {
         group: sum(host[kind].wire_nbytes for host in hosts for kind in kinds if kind in host)
-        / record.num_hosts
+        / max(len(hosts), 1)
         for group, kinds in TRAFFIC_GROUPS.items()
     }
 
 
 def apart(record: NetworkRecord) -> float:
-    """Return the difference of the two counts, as a share of the kernel's without headers."""
-    return abs(1 - sum(counted_nbytes(record).values()) / fmean(record.payload_nbytes))
+    """Return the difference of the two counts, as a share of the kernel's without headers.
+
+    The kernel counts what leaves a host, so of several ranks on one that is what counts of ours.
+    """
+    ours = fmean(sum(host.values()) for host in sent_between_hosts(record))
+    return abs(1 - ours / fmean(record.payload_nbytes))
 
 
 def format_table(records: Sequence[NetworkRecord]) -> str:
@@ -53,14 +71,14 @@ def format_table(records: Sequence[NetworkRecord]) -> str:
         f"| times less | {', '.join(TRAFFIC_GROUPS)} [KB] | {METRICS[metric]} | counts apart |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for r in records:
+    for name, r in zip(names_of(records), records, strict=True):
         p20, p50, p80 = (1e3 * seconds for seconds in (r.step_s.p20, r.step_s.p50, r.step_s.p80))
         kinds, difference = "", ""
         if r.traffic:
             kinds = ", ".join(f"{n / 1e3:.0f}" for n in counted_nbytes(r).values())
             difference = f"{apart(r):.1%}"
         lines.append(
-            f"| {r.configuration} | {p50:.0f} ({p20:.0f} to {p80:.0f}) "
+            f"| {name} | {p50:.0f} ({p20:.0f} to {p80:.0f}) "
             f"| {base.step_s.p50 / r.step_s.p50:.2f} | {sent_nbytes(r) / 1e3:.0f} "
             f"| {sent_nbytes(base) / sent_nbytes(r):.1f} | {kinds} | {r.metrics[metric]:.4f} "
             f"| {difference} |"
@@ -75,9 +93,9 @@ def format_breakdown(records: Sequence[NetworkRecord]) -> str:
     """
     parts = ("lookup", "dense", "optimizer", "stock codec", "encode", "wire", "decode", "reader")
     lines = ["| ms | " + " | ".join(parts) + " |", "|---|" + "---|" * len(parts)]
-    for r in records:
+    for name, r in zip(names_of(records), records, strict=True):
         cells = (f"{1e3 * r.breakdown_s[p]:.1f}" if p in r.breakdown_s else "" for p in parts)
-        lines.append(f"| {r.configuration} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

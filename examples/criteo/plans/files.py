@@ -64,17 +64,28 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Speeds of the machines for the planner, in GB/s; codec speeds None: measured here."""
+    """What the planner is to believe.
+
+    Args:
+        inter_node_gb_s, intra_node_gb_s: GB/s of a rank's links between and inside nodes.
+        encode_gb_s, decode_gb_s: GB/s of float32 rows of every codec; None: measured here.
+        measured: file with what was measured of the tables (QComm.estimator), relative to the plan
+            file; None: sizes that depend on the data have their upper bound.
+    """
 
     inter_node_gb_s: float
     intra_node_gb_s: float
     encode_gb_s: float | None = None
     decode_gb_s: float | None = None
+    measured: str | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None and (type(value) not in (int, float) or not value > 0):
+            if item.name == "measured":
+                if value is not None and (type(value) is not str or not value):
+                    raise ValueError(f"measured: {value!r} is not the name of a file")
+            elif value is not None and (type(value) not in (int, float) or not value > 0):
                 raise ValueError(f"{item.name}: {value!r} is not a number above 0")
         if (self.encode_gb_s is None) != (self.decode_gb_s is None):
             raise ValueError("encode_gb_s, decode_gb_s: give both or none")
@@ -95,6 +106,13 @@ class Plan:
             raise ValueError(f"cluster: needed for sharding {PLANNED}, and for no other")
         if self.sharding == PLANNED and self.rules:
             raise ValueError(f"rules: not with sharding {PLANNED}")
+
+    @property
+    def measured_path(self) -> Path | None:
+        """Path of what was measured of the tables."""
+        if self.cluster is None or self.cluster.measured is None:
+            return None
+        return Path(self.source).parent / self.cluster.measured
 
     @property
     def depends_on_nodes(self) -> bool:
@@ -128,7 +146,10 @@ def load_plan(name_or_path: str) -> Plan:
         values["rules"] = tuple(_part(Rule, rule, f"rules[{n}].") for n, rule in enumerate(rules))
         if "cluster" in values:
             values["cluster"] = _part(Cluster, values["cluster"], "cluster.")
-        return Plan(**values, source=str(path))
+        plan = Plan(**values, source=str(path))
+        if plan.measured_path is not None and not plan.measured_path.is_file():
+            raise ValueError(f"cluster.measured: there is no file {plan.measured_path}")
+        return plan
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -37,8 +38,14 @@ def make_plan(
     world_size: int,
     ranks_per_node: int,
     device_type: str,
+    measured: Path | None = None,
+    pipeline: bool = False,
 ) -> ShardingPlan:
     """Return the plan that the planner finds best; `qcomm` None is TorchRec's own estimate.
+
+    Args:
+        measured: file of what was measured of the tables, see QComm.estimator.
+        pipeline: whether ids travel beside the rest of a step.
 
     Collective where a process group exists: rank 0 plans, so that all ranks have one plan.
     """
@@ -49,7 +56,8 @@ def make_plan(
         inter_host_bw=cluster.inter_node_gb_s * 1e6,  # bytes a ms
         intra_host_bw=cluster.intra_node_gb_s * 1e6,
     )
-    estimators = [_perf_estimator(topology, cluster, qcomm), EmbeddingStorageEstimator(topology)]
+    estimator = _perf_estimator(topology, cluster, qcomm, measured, pipeline)
+    estimators = [estimator, EmbeddingStorageEstimator(topology)]
     planner = EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
@@ -75,10 +83,13 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _perf_estimator(topology: Topology, cluster: Cluster, qcomm: Any) -> EmbeddingPerfEstimator:
+def _perf_estimator(
+    topology: Topology, cluster: Cluster, qcomm: Any, measured: Path | None, pipeline: bool
+) -> EmbeddingPerfEstimator:
     if qcomm is None:
         return EmbeddingPerfEstimator(topology)
-    if cluster.encode_gb_s is None or cluster.decode_gb_s is None:
-        return qcomm.estimator(topology)
-    speed = Throughput(encode_gb_s=cluster.encode_gb_s, decode_gb_s=cluster.decode_gb_s)
-    return qcomm.estimator(topology, throughput=speed)
+    speed = None
+    if cluster.encode_gb_s is not None and cluster.decode_gb_s is not None:
+        speed = Throughput(encode_gb_s=cluster.encode_gb_s, decode_gb_s=cluster.decode_gb_s)
+    options = {} if measured is None else {"measured": measured, "pipeline": pipeline}
+    return qcomm.estimator(topology, throughput=speed, **options)
