@@ -37,6 +37,7 @@ def record(config, *, plan="table_wise", num_hosts=2, ranks_per_host=2):
     [  # of 300 bytes of each of 2 ranks: two of a rank's three peers are on the other host
         ("table_wise", DENSE.format("two_shot"), 400, 400),
         ("table_wise", DENSE.format("ring"), 400, 300),
+        ("table_wise", "ids: {codec: packed}", 400, 300),  # gloo's is a ring
         ("table_wise", DENSE.format("recursive_doubling"), 400, 300),
         ("two_level", DENSE.format("two_shot"), 600, 400),
         ("two_level", BY_NODE, 600, 600),

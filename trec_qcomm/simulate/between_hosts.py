@@ -56,7 +56,7 @@ def _shares(record: NetworkRecord) -> dict[str, float]:
     algorithm = dense_algorithm(config_of(record))
     if algorithm == "hierarchical":
         shares["dense"] = 1.0
-    elif algorithm == "ring":
+    elif algorithm in (None, "ring"):  # gloo's own is a ring, too
         shares["dense"] = 1 / ranks
     elif algorithm == "recursive_doubling":
         shares["dense"] = math.log2(record.num_hosts) / math.log2(num_ranks)
@@ -75,6 +75,6 @@ def config_of(record: NetworkRecord) -> Config:
 
 
 def dense_algorithm(config: Config) -> str | None:
-    """Return the algorithm of our all-reduce; None where TorchRec's own is used."""
+    """Return the algorithm of our all-reduce; None where DDP's own is used."""
     rules = config.dense_rules
     return rules[0].algorithm if rules else None
