@@ -11,6 +11,7 @@ from typing import Literal
 
 HOLDS, FAILS, OPEN = "holds", "does not hold here", "cannot be told"
 VERDICTS = (HOLDS, FAILS, OPEN)
+Source = Literal["abstract", "artefact", "ours"]
 SOURCES = {"abstract": "abstract", "artefact": "artefact", "ours": "our reading"}
 HEAD = ("claim", "by", "setting", "result", "verdict", "to tell more")
 
@@ -32,7 +33,7 @@ class Claim:
     """
 
     text: str
-    source: Literal["abstract", "artefact", "ours"]
+    source: Source
     setting: str
     result: str
     verdict: str
@@ -54,4 +55,5 @@ def table(claims: Iterable[Claim]) -> str:
         for c in claims
     ]
     lines = [HEAD, ("---",) * len(HEAD), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)

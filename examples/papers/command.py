@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from examples.papers.claims import table
-from examples.papers.parts import Paper, Request, add_arguments, records_of
+from examples.papers.claims import Claim, table
+from examples.papers.parts import (
+    Paper,
+    Part,
+    Request,
+    add_arguments,
+    default_folder,
+    records_of,
+)
 from trec_qcomm import quality
 
 FAILED, INTERRUPTED = 1, 130
@@ -25,19 +33,18 @@ def main(paper: Paper, doc: str) -> int:
     """
     parser = _parser(paper, doc)
     arguments, words = parser.parse_known_args()
-    folder: Path = arguments.out
-    request = Request(seeds=arguments.seeds, jobs=arguments.jobs, words=words)
     if arguments.show and words:
         parser.error(f"{' '.join(words)}: --show measures nothing")
+    if arguments.seeds is not None and arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds}: expected 1 or more")
     chosen = [part for part in paper.parts if part.name in arguments.parts]
-    claims = []
+    folder = arguments.out
     try:
-        for part in chosen:
-            path = records_of(part, folder)
-            if not arguments.show:
-                print(f"{part.name}: {part.title}", file=sys.stderr, flush=True)
-                part.run(path, request)
-            claims += part.claims(path)
+        if not arguments.show:
+            folder = folder or default_folder(paper)
+            request = Request(seeds=arguments.seeds, jobs=arguments.jobs, words=words)
+            _measure(chosen, folder, request)
+        claims = [claim for part in chosen for claim in part.claims(records_of(part, folder))]
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -46,11 +53,24 @@ def main(paper: Paper, doc: str) -> int:
     except quality.TrainingFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
-    text = f"## {paper.title}\n\n{table(claims)}\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "claims.md").write_text(text)
-    print(f"{text}\n{len(claims)} claims of {len(chosen)} parts; {folder / 'claims.md'}")
+    print(_text(paper, claims))
+    if not arguments.show:
+        (folder / "claims.md").write_text(_text(paper, claims))
+        print(folder / "claims.md", end=": ")
+    print(f"{len(claims)} claims of {len(chosen)} parts")
     return 0
+
+
+def _measure(parts: Sequence[Part], folder: Path, request: Request) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(parts, start=1):
+        title = f"{part.name} ({number} of {len(parts)} parts): {part.title}"
+        print(title, file=sys.stderr, flush=True)
+        part.run(records_of(part, folder), request)
+
+
+def _text(paper: Paper, claims: Sequence[Claim]) -> str:
+    return f"## {paper.title}\n\n{table(claims)}\n"
 
 
 def _parser(paper: Paper, doc: str) -> argparse.ArgumentParser:

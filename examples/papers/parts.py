@@ -6,7 +6,6 @@ Knows: files of records, what a part has to offer. Does not know: what is measur
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,13 +75,9 @@ class Paper:
         return [claim for part in self.parts for claim in part.claims(part.committed)]
 
 
-def records_of(part: Part, folder: Path) -> Path:
-    """Return the file of a part's records in a folder, begun with the committed ones."""
-    path = folder / f"{part.name}.jsonl"
-    if not path.exists() and part.committed.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(part.committed, path)
-    return path
+def records_of(part: Part, folder: Path | None) -> Path:
+    """Return the file of a part's records in a folder; None: the committed ones."""
+    return part.committed if folder is None else folder / f"{part.name}.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser, paper: Paper) -> None:
@@ -92,6 +87,18 @@ def add_arguments(parser: argparse.ArgumentParser, paper: Paper) -> None:
     add("--parts", nargs="+", choices=names, default=names, help="default: all")
     add("--seeds", type=int, help="how many, from 0 (default: as many as the table has)")
     add("--jobs", type=int, default=1, help="processes of one thread each (default 1)")
-    add("--show", action="store_true", help="measure nothing: show what the records say")
-    add("--out", type=Path, default=Path("runs/papers") / paper.name,
-        help=f"folder of records, begun with the committed ones (default runs/papers/{paper.name})")  # fmt: skip
+    add(
+        "--show",
+        action="store_true",
+        help="measure nothing: show what the records say, those of the table or of --out",
+    )
+    add(
+        "--out",
+        type=Path,
+        help=f"folder of records (default {default_folder(paper)}); the same command goes on there",
+    )
+
+
+def default_folder(paper: Paper) -> Path:
+    """Return the folder of what is measured without --out."""
+    return Path("runs/papers") / paper.name

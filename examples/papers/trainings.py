@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from examples.papers.claims import Claim
+from examples.papers.claims import OPEN, Claim, Source
+from examples.papers.decisions import Changes, Decision, all_of, no_loss
 from examples.papers.parts import RESULTS, Request
 from trec_qcomm import Config, quality, records
 from trec_qcomm.records import LimitsByMetric, StudyRecord
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "criteo")]  # whose scripts import by name
 
 LIMITS: LimitsByMetric = {"logloss": quality.TRAINING, "progressive_logloss": quality.TRAINING}
+SHORT = {"logloss": "test", "progressive_logloss": "progressive"}
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,80 @@ class Judged:
     Args:
         verdicts: verdict by name of a configuration; only those that have records.
         records: the records.
+        rules: limits of the study.
     """
 
     verdicts: Mapping[str, Verdict]
     records: Sequence[StudyRecord]
+    rules: Rules = field(default_factory=lambda: Rules(LIMITS, {}))
+
+    def changes(self, name: str, against: str = BASELINE) -> Changes:
+        """Return the paired changes of a configuration against another one, in percent.
+
+        They are empty where the two have no seed in common.
+        """
+        ours, base = (
+            [r for r in self.records if r.configuration == configuration]
+            for configuration in (name, against)
+        )
+        verdict = judge(ours, base, self.rules, "training")
+        return {} if verdict is None else verdict.changes
+
+    def no_loss(
+        self, text: str, *, source: Source, setting: str, names: Sequence[str], note: str = ""
+    ) -> list[Claim]:
+        """Return the claim that configurations cost nothing; none where no records are there.
+
+        Args:
+            text, source: what Claim has by these names.
+            setting: model, rows and ranks; the number of seeds is added.
+            names: configurations, each of which has to keep the limits.
+            note: what else there is to say, after what it would take to tell more.
+        """
+        there = [name for name in names if name in self.verdicts]
+        if not there:
+            return []
+        decisions = [no_loss(self.verdicts[name].changes) for name in there]
+        missing = [name for name in names if name not in there]
+        decisions += [Decision(OPEN, f"trainings of {name}") for name in missing]
+        return [
+            claim_of(
+                all_of(decisions), text, source=source,
+                setting=f"{setting}; {self.seeds(there)}",
+                result="<br>".join(f"`{n}`: {as_text(self.verdicts[n].changes)}" for n in there),
+                note=note,
+            )
+        ]  # fmt: skip
+
+    def seeds(self, names: Sequence[str]) -> str:
+        """Return how many seeds configurations have, as text."""
+        return seeds_of([self.verdicts[name].num_seeds for name in names])
+
+
+def seeds_of(numbers: Sequence[int]) -> str:
+    """Return the smallest and the largest number of seeds as text, or the only one."""
+    text = " to ".join(str(n) for n in dict.fromkeys((min(numbers), max(numbers))))
+    return f"{text} seed{'s' * (max(numbers) > 1)}"
+
+
+def as_text(changes: Changes) -> str:
+    """Return changes with their 95 % intervals, in percent, for a table."""
+    return ", ".join(
+        f"{SHORT.get(name, name)} {change.mean:+.3f}"
+        + (f" [{change.low:+.3f}, {change.high:+.3f}]" if change.low is not None else "")
+        for name, change in changes.items()
+    )
+
+
+def claim_of(
+    decision: Decision, text: str, *, source: Source, setting: str, result: str, note: str = ""
+) -> Claim:
+    """Return a claim with a decision. Args: note: what comes after its `to_tell`."""
+    to_tell = "; ".join(part for part in (decision.to_tell, note) if part)
+    return Claim(
+        text=text, source=source, setting=setting, result=result,
+        verdict=decision.verdict, to_tell=to_tell,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,4 +164,4 @@ class TrainingPart:
             verdict = judge(ours, base, rules, "training") if ours else None
             if verdict is not None:
                 verdicts[name] = verdict
-        return Judged(verdicts, there)
+        return Judged(verdicts, there, rules)
