@@ -1,0 +1,1 @@
+"""Claims about quantized collectives: configurations, and what their records decide."""

@@ -1,0 +1,57 @@
+"""Configs of the trainings about quantized collectives, by the names that their records have.
+
+Knows: configs. Does not know: records, claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from emulation.dense_configurations import configurations
+
+from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, load_preset
+from trec_qcomm.config import RowFeedback
+
+ALGORITHMS = ("ring", "recursive_doubling")
+DIRECTIONS = ("forward", "backward", "both")
+ALL_IDS = 10**9  # more than any table has rows, so that none is evicted
+
+
+def collectives() -> Mapping[str, Config]:
+    """Return the all-to-all in each direction, and the all-reduce, with 8, 4 and 2 bits."""
+    wanted = ("a2a_", *(f"{algorithm}_" for algorithm in ALGORITHMS))
+    chosen = {name: c for name, c in configurations().items() if name.startswith(wanted)}
+    return chosen | {"int4": load_preset("int4")}  # a2a_both_int4 by another name, of more seeds
+
+
+def together() -> Mapping[str, Config]:
+    """Return all three collectives in 4 bits at once."""
+    rows = TableRule(tables=("*",), forward=Rowwise(4), backward=Rowwise(4, "stochastic"))
+    dense = GradientRule(codec=Rowwise(4), algorithm="recursive_doubling")
+    return {"all_int4": Config(embedding=(rows,), dense=dense)}
+
+
+def all_reduces() -> Mapping[str, Config]:
+    """Return the all-reduce round a ring, as it was also trained by plain gradient descent."""
+    wanted = [f"ring_int{bits}" for bits in (8, 4, 2)]
+    wanted += [f"ring_int{bits}_feedback" for bits in (4, 2)]
+    return {name: config for name, config in configurations().items() if name in wanted}
+
+
+def compensated_rows() -> Mapping[str, Config]:
+    """Return the all-to-all of distinct bags with and without feedback by id."""
+    configs: dict[str, Config] = {}
+    for bits in (2, 3):
+        for direction in ("backward", "forward"):
+            for is_fed in (False, True):
+                name = f"{direction}_{bits}" + "_compensated" * is_fed
+                configs[name] = _rows(direction, Rowwise(bits), is_fed)  # type: ignore[arg-type]
+    return configs
+
+
+def _rows(direction: str, codec: Rowwise, is_fed: bool) -> Config:
+    codecs: dict[str, Any] = {"forward": Identity(), "backward": Identity(), direction: codec}
+    kept = RowFeedback(**{f"{direction}_rows": ALL_IDS}) if is_fed else None
+    rule = TableRule(tables=("*",), unique_bags=True, error_feedback=kept, **codecs)
+    return Config(embedding=(rule,))
