@@ -9,6 +9,7 @@ import numpy as np
 from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.adjacent import group_end
 from trec_qcomm.ops.cast.cpu import FP16, FP32, lines
+from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.float16 import half_value
 from trec_qcomm.ops.rank_sum.cpu import plus
 
@@ -47,7 +48,7 @@ def _sum_stretch(words, halves, at, place, kind, sums, x, held, held_at):
         segment.  x, held: memory for as many values.
     """
     if held_at > 0:
-        held[:] = sums
+        copy(sums, held)
     for p in range(at.size):
         if p == held_at and p > 0:
             _add(sums, held)

@@ -10,6 +10,7 @@ import numpy as np
 
 from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.bitpack.cpu import GROUP
+from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.error_bound.cpu import (
     BAD_INDICES,
@@ -56,7 +57,7 @@ def _encode_shortest(q, low, high, dim, out, rans_scratch):
     rans_bytes = np.empty(max_size, np.uint8)
     size = np.int64(rans.encode(q, low, high, rans_bytes, rans_scratch))
     if size >= 0:
-        out[:size] = rans_bytes[:size]
+        copy(rans_bytes[:size], out)
         return size, RANS
     return nbytes, kind
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
+from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.rank_sum.cpu import plus
 from trec_qcomm.ops.rowwise.cpu import decode_row, scaling
 
@@ -48,7 +49,8 @@ def _copy(out, begin_row, end_row, start, stride, dim, held):
     place = 0
     for i in range(begin_row, end_row):
         for t in range(start.size):
-            held[place : place + dim] = out[start[t] + i * stride : start[t] + i * stride + dim]
+            begin = start[t] + i * stride
+            copy(out[begin : begin + dim], held[place : place + dim])
             place += dim
 
 

@@ -7,6 +7,7 @@ gathered into a buffer, to be scaled and rounded together. Scratch is never larg
 import numpy as np
 
 from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.sparsify.masks import gather, scatter
 from trec_qcomm.ops.sparsify.positions import (
     BITMAP,
@@ -77,7 +78,7 @@ def encode(
         data[8:12].view(np.uint32)[0] = num_kept
         store_values(kept, kind, scale, data[12:begin])
         if form == BITMAP:
-            data[begin:end] = bits[mask_at[s] : mask_at[s] + size]
+            copy(bits[mask_at[s] : mask_at[s] + size], data[begin:end])
         else:
             write_columns(columns[:num_kept], counts[:n], dim, form, data[begin:end])
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.bitpack.cpu import bit_length
+from trec_qcomm.ops.copying import copy
 
 _BYTE = np.uint64(255)
 
@@ -94,7 +95,7 @@ def sort_by_id(values, lengths, num_bags, counts, first, inverse, new_first, new
                 new_inverse[b] = rank[inverse[b]]
             begin_id = place
         else:
-            new_first[total : total + u] = firsts
-            new_inverse[begin : begin + n] = inverse[begin : begin + n]
+            copy(firsts, new_first[total : total + u])
+            copy(inverse[begin : begin + n], new_inverse[begin : begin + n])
             begin_id += group_lengths.sum()
         begin, total = begin + n, total + u

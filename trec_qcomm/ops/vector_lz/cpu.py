@@ -8,6 +8,7 @@ import numpy as np
 from trec_qcomm.kernels import inner, kernel
 from trec_qcomm.ops.bitpack.cpu import decode_segment as unpack_literals
 from trec_qcomm.ops.bitpack.cpu import encode_segment as pack_literals
+from trec_qcomm.ops.copying import copy
 
 WINDOW = 255
 SLOTS = 1024  # slots of the hash table: more than the window, so most chains have one row
@@ -97,7 +98,7 @@ def encode_segment(q, dim, out):
             if packed < 0:
                 return nbytes
             out[0] = 0
-            out[1 : 1 + packed] = shorter[:packed]
+            copy(shorter[:packed], out[1 : 1 + packed])
             return 1 + packed
     if out.size == 0:
         return -1

@@ -1,0 +1,14 @@
+"""Copies of arrays inside kernels.
+
+For `target[:] = source` numba compiles the text of an error, too, for arrays of different sizes:
+strings take it a second or two in every process that compiles such a kernel.
+"""
+
+from trec_qcomm.kernels import inner
+
+
+@inner
+def copy(source, target):
+    """Copy source [N] to the first N elements of target, unchecked."""
+    for k in range(source.size):
+        target[k] = source[k]
