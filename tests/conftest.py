@@ -1,4 +1,4 @@
-"""Settings that must be made before numba and triton are first imported, and the fork server.
+"""Settings that must be made before numba and triton are first imported, and what all tests share.
 
 Tests compile into a folder of their own, and not into the checkout.
 Without a GPU, Triton kernels are interpreted.
@@ -14,6 +14,18 @@ os.environ.setdefault("NUMBA_CACHE_DIR", f"{tempfile.gettempdir()}/trec_qcomm_nu
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+WHOLE_RUN = 1000  # tests; a run of fewer compiles only what they use
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Let the workers of a whole run share the compilation of kernels."""
+    if hasattr(session.config, "workerinput") and len(session.items) > WHOLE_RUN:
+        from tests import compiled_kernels
+
+        compiled_kernels.compile_all()
 
 
 @pytest.fixture(scope="session", autouse=True)

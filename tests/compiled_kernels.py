@@ -1,0 +1,34 @@
+"""CPU kernels that a whole run of tests needs, compiled before its first test.
+
+Each worker would compile what its tests meet first, and so would each rank that they spawn: the
+longest kernels two to four times. Here the workers share the work, and everything loads it.
+"""
+
+from trec_qcomm.config import config_from_dict
+from trec_qcomm.integration.warm_up import jobs
+from trec_qcomm.kernels.once import compile_once
+
+ERROR_BOUNDED = {"codec": "error_bounded", "bound": 0.01}
+PAIRS = (  # forward, backward
+    (ERROR_BOUNDED | {"encoder": "auto"}, ERROR_BOUNDED),
+    ({"codec": "topk", "density": 0.1}, "forward_mask"),
+    ({"codec": "rowwise", "bits": 4}, "sign"),
+    ({"codec": "cast", "dtype": "fp16"}, {"codec": "threshold", "threshold": 0.1}),
+    ({"codec": "fbgemm", "precision": "int8"}, "float6"),
+)
+CONFIG = config_from_dict(
+    {
+        "embedding": [
+            {"tables": f"t{n}", "forward": forward, "backward": backward, "unique_bags": True}
+            for n, (forward, backward) in enumerate(PAIRS)
+        ],
+        "ids": {"codec": "packed"},
+        "debug": {"every": 1},
+        "sizes": "slots",
+    }
+)
+
+
+def compile_all() -> None:
+    """Compile what is missing, together with all other workers that call this."""
+    compile_once(jobs(CONFIG))
