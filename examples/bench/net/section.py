@@ -24,7 +24,7 @@ def section(records: Sequence[NetworkRecord]) -> str:
 
 def plan_of(record: NetworkRecord) -> str:
     """Return the plan of a record, and its pipeline if it has one."""
-    plan, pipeline = record.setup.get("plan", "table_wise"), record.setup.get("pipeline")
+    plan, pipeline = record.setup["plan"], record.setup.get("pipeline")
     return f"{plan}, {pipeline}" if pipeline else str(plan)
 
 
