@@ -144,8 +144,9 @@ def plain_cells(world_size: int) -> list[Cell]:
 
 
 def coded_cells(world_size: int) -> list[Cell]:
-    """Return the cells: all of them on two ranks. On four, where there are three shapes, every pair
-    of a row, a codec, a shape and a direction.
+    """Return the cells. On two ranks all of one direction, and of both at once a third, with every
+    row and every codec. On four, where there are three shapes, every pair of a row, a codec, a
+    shape and a direction.
     """
     cells = [
         Cell(plain.row, plain.shape, codec, direction)
@@ -153,7 +154,14 @@ def coded_cells(world_size: int) -> list[Cell]:
         for codec in CODECS
         for direction in DIRECTIONS
     ]
-    return cells if world_size == 2 else [cell for cell in cells if _in_square(cell)]
+    if world_size == 2:
+        return [cell for cell in cells if cell.direction != "both" or _on_diagonal(cell)]
+    return [cell for cell in cells if _in_square(cell)]
+
+
+def _on_diagonal(cell: Cell) -> bool:
+    """Return whether the cell is one of those, each third, that show both directions at once."""
+    return (list(ROWS).index(cell.row) + list(CODECS).index(cell.codec)) % 3 == 0
 
 
 def _in_square(cell: Cell) -> bool:
