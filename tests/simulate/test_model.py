@@ -339,6 +339,11 @@ def test_replicas_sync_touched_rows_or_all() -> None:
     touched = replace(FLOAT32, is_ours=True)
     ours = simulate(touched, "tw", MODEL, on, device(), replicas).parts_s["sync"]
     assert ours / stock == pytest.approx(0.1 * (1 + 1 / row_nbytes))
+    # With 4 groups a row goes to its owner from each group that touched it, and from there to all.
+    four, each = replace(replicas, num_groups=4), replace(on, gpus_per_node=1)
+    ours = simulate(touched, "tw", MODEL, each, device(), four).parts_s["sync"]
+    sent = 3 / 4 * (0.1 + 1 - 0.9**4) * 1000 * (row_nbytes + 1)
+    assert ours == pytest.approx(on.inter.transfer_s(num_messages=6, nbytes=sent) / 3)
     # The tables of a group are on its GPUs alone; dense gradients go to all.
     half = simulate(FLOAT32, "tw", MODEL, replace(on, num_gpus=2), device()).parts_s
     parts = simulate(FLOAT32, "tw", MODEL, on, device(), replicas).parts_s

@@ -16,7 +16,7 @@ class ValidationRecord(Record, kind="validation"):
     """A predicted step beside the measured one.
 
     Args:
-        num_hosts, rate: the network that was measured, see NetworkRecord.
+        num_hosts, ranks_per_host, rate: the network that was measured, see NetworkRecord.
         predicted_s, measured_s: seconds of a step.
         is_fitted: whether the model was fitted to this measurement, too.
         fit: the fitted numbers.
@@ -24,6 +24,7 @@ class ValidationRecord(Record, kind="validation"):
     """
 
     num_hosts: int
+    ranks_per_host: int = 1
     rate: str
     predicted_s: float
     measured_s: float
@@ -37,13 +38,14 @@ class BytesRecord(Record, kind="bytes"):
     """Predicted bytes of a step beside those that were counted, the mean over hosts.
 
     Args:
-        num_hosts, plan: number of hosts, and sharding of all tables.
+        num_hosts, ranks_per_host, plan: hosts, ranks of each, and sharding of all tables.
         predicted_nbytes, counted_nbytes: bytes by group of traffic, see TRAFFIC_GROUPS.
         kernel_nbytes: what the kernel counted of all of them, without headers of packets.
         num_ranks: ranks of the training that the sizes of segments are from.
     """
 
     num_hosts: int
+    ranks_per_host: int = 1
     plan: str
     predicted_nbytes: Mapping[str, float]
     counted_nbytes: Mapping[str, float]

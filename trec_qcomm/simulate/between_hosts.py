@@ -25,7 +25,7 @@ def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
     """
     if record.traffic is None:
         raise ValueError(f"{record.origin or record.configuration}: no traffic was counted")
-    shares, ranks = _shares(record), record.ranks_per_host
+    shares, ranks = shares_between_hosts(record), record.ranks_per_host
     hosts = []
     for host in range(record.num_hosts):
         of_host = record.traffic[host * ranks : (host + 1) * ranks]
@@ -41,7 +41,7 @@ def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
     return hosts
 
 
-def _shares(record: NetworkRecord) -> dict[str, float]:
+def shares_between_hosts(record: NetworkRecord) -> dict[str, float]:
     """Return the share of each kind's bytes that goes to other hosts."""
     ranks = record.ranks_per_host
     num_ranks = record.num_hosts * ranks

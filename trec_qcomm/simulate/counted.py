@@ -3,18 +3,20 @@
 Rows, gradients, ids and the gradients of DATA_PARALLEL tables are predicted by control.traffic from
 recorded sizes of segments, for the plan that the record names. Dense gradients: those of a ring in
 float32, over the ratio that the configuration had on the fewest hosts, so there they are no
-prediction. The sum stands beside what the kernel counted.
+prediction; of a hierarchical all-reduce, a ring's between nodes of an L-th of them. The sum stands
+beside what the kernel counted. Of hosts of several ranks that is what leaves a host.
 
 Knows: network records, records of sizes. Does not know: seconds.
-Shapes: N hosts; bytes are those that a host sends in a step, the mean over hosts.
+Shapes: N hosts, of L ranks; bytes are those that a host sends in a step, the mean over hosts.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from trec_qcomm.analyze.sizes import load_measured
-from trec_qcomm.config import Config, config_from_dict, parse_yaml
+from trec_qcomm.config import Config
 from trec_qcomm.control.traffic import (
     MeasuredTable,
     Place,
@@ -25,7 +27,13 @@ from trec_qcomm.control.traffic import (
     sent_nbytes,
 )
 from trec_qcomm.records import TRAFFIC_GROUPS, BytesRecord, NetworkRecord, TableSizesRecord
-from trec_qcomm.simulate.measured import PLAN_FIELDS
+from trec_qcomm.simulate.between_hosts import (
+    config_of,
+    dense_algorithm,
+    sent_between_hosts,
+    shares_between_hosts,
+)
+from trec_qcomm.simulate.measured import PLAN_FIELDS, dense_intra_ratio
 from trec_qcomm.simulate.report import table as aligned
 
 WITHIN = 0.05  # predicted / counted is asked to be this near to 1
@@ -38,6 +46,13 @@ SHARDINGS = {  # of the plans that the Criteo example knows
 }
 MIXED = "mixed"  # small tables on every rank, the largest of the others by columns, the rest whole
 MIXED_BELOW_ROWS, MIXED_LARGEST = 100, 3
+KINDS = {  # of traffic, by the names of TableBytes
+    "forward": "embedding_forward",
+    "backward": "embedding_backward",
+    "intra_forward": "intra_embedding_forward",
+    "intra_backward": "intra_embedding_backward",
+    "ids": "input",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +103,13 @@ def predict_counted(
     latest: dict[tuple[object, ...], NetworkRecord] = {}
     for record in records:
         if record.traffic is not None and record.setup.get("plan") in (*SHARDINGS, MIXED):
-            key = (record.configuration, record.num_hosts, record.setup_key)
+            place = (record.num_hosts, record.ranks_per_host)
+            key = (record.configuration, place, record.setup_key)
             latest[key] = record
     predictions = []
     for record in latest.values():
         fitting = [s for s in sizes if _is_of(s, record)]
-        fitting.sort(key=lambda s: s.num_ranks == record.num_hosts)
+        fitting.sort(key=lambda s: s.num_ranks == record.num_hosts * record.ranks_per_host)
         if fitting:
             predictions.append(
                 _predict(record, fitting[-1], _fewest_hosts(record, latest.values()))
@@ -108,13 +124,16 @@ def _is_of(sizes: TableSizesRecord, record: NetworkRecord) -> bool:
 
 
 def _fewest_hosts(record: NetworkRecord, records: Iterable[NetworkRecord]) -> NetworkRecord:
-    """Return the record of the same configuration with the fewest hosts, whatever the plan."""
+    """Return the record of the same configuration with the fewest hosts, whatever the plan.
+
+    One of hosts of one rank each, if there is one.
+    """
     alike = [
         r
         for r in records
         if r.configuration == record.configuration and _without_plan(r) == _without_plan(record)
     ]
-    return min(alike, key=lambda r: r.num_hosts)
+    return min(alike, key=lambda r: (r.ranks_per_host, r.num_hosts))
 
 
 def _without_plan(record: NetworkRecord) -> dict[str, object]:
@@ -122,21 +141,53 @@ def _without_plan(record: NetworkRecord) -> dict[str, object]:
 
 
 def _predict(record: NetworkRecord, sizes: TableSizesRecord, fewest: NetworkRecord) -> CountedBytes:
-    where = str(record.origin or record.configuration)
-    config = config_from_dict(parse_yaml(record.config or "", name=where), source=where)
-    place = Place(num_ranks=record.num_hosts, node_size=int(record.setup.get("ranks_per_node", 1)))
+    config, num_ranks = config_of(record), record.num_hosts * record.ranks_per_host
+    node_size = int(record.setup.get("ranks_per_node", record.ranks_per_host))
+    place = Place(num_ranks=num_ranks, node_size=node_size)
     tables = load_measured([sizes], config)
     shardings = shardings_of(str(record.setup["plan"]), tables)
-    predicted = rank_nbytes(tables, config, shardings, place)
-    counted, dense = _counted(record), _counted_kind(fewest, "dense")
-    predicted["dense"] += dense * _distinct_dense(record) / _distinct_dense(fewest)
+    by_kind = rank_nbytes(tables, config, shardings, place)
+    by_kind |= _dense_nbytes(config, fewest, Place(num_ranks=num_ranks, node_size=node_size))
+    shares = shares_between_hosts(record)
+    predicted = {
+        group: sum(record.ranks_per_host * shares[kind] * by_kind.get(kind, 0.0) for kind in kinds)
+        for group, kinds in TRAFFIC_GROUPS.items()
+    }
+    hosts = sent_between_hosts(record)
     return CountedBytes(
         record=record,
         predicted=predicted,
-        counted=counted,
+        counted={group: fmean(host[group] for host in hosts) for group in TRAFFIC_GROUPS},
         num_ranks=sizes.num_ranks,
         fits_dense=fewest is record,
     )
+
+
+def _dense_nbytes(config: Config, flat: NetworkRecord, place: Place) -> dict[str, float]:
+    """Return the bytes of dense gradients that a rank sends in a step, by kind.
+
+    Args: flat: record whose ratio counts; of a hierarchical all-reduce it is of hosts of one rank.
+    Raises: ValueError: it is not.
+    """
+    (raw, sent), num_ranks = _dense_of(flat), flat.num_hosts * flat.ranks_per_host
+    values_nbytes, ratio = raw / _ring_share(num_ranks), raw / sent
+    is_hierarchical = dense_algorithm(config) == "hierarchical"
+    if is_hierarchical and flat.ranks_per_host > 1:
+        raise ValueError(
+            f"{flat.origin or flat.configuration}: hosts of {flat.ranks_per_host} ranks; expected "
+            "a record of hosts of one rank beside it, for the ratio of dense gradients"
+        )
+    if not is_hierarchical or place.node_size == 1:
+        return {"dense": _ring_share(place.num_ranks) * values_nbytes / ratio}
+    inside = (place.node_size - 1) / place.node_size
+    return {
+        "dense": _ring_share(place.num_nodes) * values_nbytes / place.node_size / ratio,
+        "intra_dense": inside * values_nbytes * (1 / dense_intra_ratio(config) + 1 / ratio),
+    }
+
+
+def _ring_share(num: int) -> float:
+    return 2 * (num - 1) / num
 
 
 def shardings_of(plan: str, tables: Mapping[str, MeasuredTable]) -> dict[str, str]:
@@ -161,18 +212,18 @@ def rank_nbytes(
     shardings: Mapping[str, str],
     place: Place,
 ) -> dict[str, float]:
-    """Return the bytes that a rank sends in a step, by group; of dense those of replicated tables.
+    """Return the bytes that a rank sends in a step by kind of traffic, without dense gradients.
 
     Args: tables: one feature each, of one id a bag.  shardings: sharding of each table.
     """
-    totals = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
+    totals: dict[str, float] = defaultdict(float)
     for sharding in dict.fromkeys(shardings.values()):
         alike = {name: table for name, table in tables.items() if shardings[name] == sharding}
         if sharding == "data_parallel":
-            totals["dense"] = data_parallel_nbytes(alike, config, place.num_ranks)
+            totals["data_parallel"] = data_parallel_nbytes(alike, config, place.num_ranks)
             continue
-        for group, nbytes in _sharded_nbytes(alike, config, sharding, place).items():
-            totals[group] += nbytes
+        for kind, nbytes in _sharded_nbytes(alike, config, sharding, place).items():
+            totals[kind] += nbytes
     return totals
 
 
@@ -203,36 +254,22 @@ def _sharded_nbytes(
     parts = {"column_wise": place.num_ranks, "grid_shard": place.num_nodes}.get(sharding, 1)
     how = Sharded(sharding=sharding, num_column_parts=parts)
     packed = config.ids is not None
-    sums = dict.fromkeys(("forward", "backward", "ids"), 0.0)
+    totals: dict[str, float] = defaultdict(float)
     for table in tables.values():
         sent = sent_nbytes(table, how, place, packed_ids=packed)
-        sums["forward"] += sent.forward + sent.intra_forward
-        sums["backward"] += sent.backward + sent.intra_backward
-        sums["ids"] += sent.ids
-    totals = {group: nbytes / place.num_ranks for group, nbytes in sums.items()}
+        for name, kind in KINDS.items():
+            totals[kind] += getattr(sent, name) / place.num_ranks
     peers = place.num_nodes if sharding in ("table_row_wise", "grid_shard") else place.num_ranks
     for direction in ("forward", "backward"):
         fixed = all(getattr(config.rule_for(t), direction).fixed_size for t in tables)
-        totals[direction] += frame_header_nbytes(peers, fixed_size=fixed)
+        totals[f"embedding_{direction}"] += frame_header_nbytes(peers, fixed_size=fixed)
     return totals
 
 
-def _counted(record: NetworkRecord) -> dict[str, float]:
-    hosts = record.traffic or ()
-    return {
-        group: fmean(
-            sum(host[kind].wire_nbytes for kind in kinds if kind in host) for host in hosts
-        )
-        for group, kinds in TRAFFIC_GROUPS.items()
-    }
-
-
-def _counted_kind(record: NetworkRecord, kind: str) -> float:
-    return fmean(host[kind].wire_nbytes if kind in host else 0.0 for host in record.traffic or ())
-
-
-def _distinct_dense(record: NetworkRecord) -> float:
-    return fmean((host["dense"].distinct_nbytes or 0.0) for host in record.traffic or ())
+def _dense_of(record: NetworkRecord) -> tuple[float, float]:
+    """Return the float32 bytes of a rank's dense gradients, and those that were sent."""
+    ranks = [rank["dense"] for rank in record.traffic or ()]
+    return fmean(r.distinct_nbytes or 0.0 for r in ranks), fmean(r.wire_nbytes for r in ranks)
 
 
 def counted_text(predictions: Sequence[CountedBytes]) -> str:
@@ -244,9 +281,10 @@ def counted_text(predictions: Sequence[CountedBytes]) -> str:
             f"{p.predicted[group] / 1e3:.1f} / {p.counted[group] / 1e3:.1f}"
             for group in TRAFFIC_GROUPS
         )
-        notes = [] if p.record.num_hosts == p.num_ranks else [f"rows of {p.num_ranks} ranks"]
+        num_ranks = p.record.num_hosts * p.record.ranks_per_host
+        notes = [] if num_ranks == p.num_ranks else [f"rows of {p.num_ranks} ranks"]
         notes += [] if p.holds else ["NOT WITHIN 5 %"]
-        where = (str(p.record.num_hosts), p.plan, p.record.configuration)
+        where = (hosts_text(p.record), p.plan, p.record.configuration)
         lines.append((*where, *cells, f"{p.kernel_ratio:.3f}", ", ".join(notes)))
     within = sum(p.holds for p in predictions)
     return "\n".join(
@@ -259,6 +297,12 @@ def counted_text(predictions: Sequence[CountedBytes]) -> str:
     )
 
 
+def hosts_text(record: NetworkRecord) -> str:
+    """Return the number of hosts, and that of the ranks of each where there are several."""
+    of_ranks = f" of {record.ranks_per_host} ranks" if record.ranks_per_host > 1 else ""
+    return f"{record.num_hosts}{of_ranks}"
+
+
 def bytes_records(predictions: Sequence[CountedBytes]) -> list[BytesRecord]:
     """Return the records of the predictions."""
     return [
@@ -267,6 +311,7 @@ def bytes_records(predictions: Sequence[CountedBytes]) -> list[BytesRecord]:
             config=p.record.config,
             setup=p.record.setup,
             num_hosts=p.record.num_hosts,
+            ranks_per_host=p.record.ranks_per_host,
             plan=p.plan,
             predicted_nbytes=dict(p.predicted),
             counted_nbytes=dict(p.counted),

@@ -21,6 +21,7 @@ from trec_qcomm.config import Config, config_from_dict
 from trec_qcomm.control.cost_model import FLOAT32_NBYTES
 from trec_qcomm.control.traffic import FixedSizes
 from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, TrafficByKind, read
+from trec_qcomm.simulate.between_hosts import sent_between_hosts
 from trec_qcomm.simulate.step import Configuration
 
 UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -40,19 +41,21 @@ class MeasuredStep:
     Args:
         configuration: name of the configuration.
         num_hosts: number of hosts.
+        ranks_per_host: number of ranks of each.
         rate: rate of each host's link, as tc writes it.
         gb_s: GB/s of that rate; None without a limit.
         step_s: median seconds of the slowest host.
         config: what its YAML text says, as JSON of sorted keys; None of plain TorchRec.
         plan: name of the sharding plan.
         setup: what else a step depends on, sorted by name.
-        sent: bytes of the host that sends most, by group.
-        distinct: float32 bytes of what is sent, by group.
+        sent: bytes that leave the host that sends most, by group.
+        distinct: float32 bytes of what a rank sends, by group.
         raw: float32 bytes of all bags, by group; None where they were not counted.
     """
 
     configuration: str
     num_hosts: int
+    ranks_per_host: int = 1
     rate: str
     gb_s: float | None
     step_s: float
@@ -65,13 +68,19 @@ class MeasuredStep:
 
     def is_beside(self, other: "MeasuredStep") -> bool:
         """Return whether both are of one setup, plan and number of hosts."""
-        ours, theirs = (self.num_hosts, self.plan), (other.num_hosts, other.plan)
+        ours, theirs = ((step.num_hosts, step.ranks_per_host, step.plan) for step in (self, other))
         return (ours, self.setup) == (theirs, other.setup)
 
     @property
     def place(self) -> str:
         """Words for where it was measured."""
-        return f"{self.configuration}, {self.plan}, {self.num_hosts} hosts, {self.rate}"
+        return f"{self.configuration}, {self.plan}, {self.hosts} hosts, {self.rate}"
+
+    @property
+    def hosts(self) -> str:
+        """Number of hosts, and times that of the ranks of each where there are several."""
+        times = f" x {self.ranks_per_host}" if self.ranks_per_host > 1 else ""
+        return f"{self.num_hosts}{times}"
 
 
 def load_steps(*paths: Path) -> tuple[list[MeasuredStep], list[str]]:
@@ -94,6 +103,8 @@ def load_steps(*paths: Path) -> tuple[list[MeasuredStep], list[str]]:
         if record.delay:
             line = 0 if record.origin is None else record.origin.line
             left_out.append(f"line {line}: {step.configuration}: a delay of {record.delay}")
+        elif record.traffic is None and record.ranks_per_host > 1:
+            left_out.append(f"{step.place}: what leaves a host of several ranks is not known")
         elif record.traffic is None:
             uncounted.append((step, record))
         else:
@@ -145,7 +156,7 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
     The last of these steps counts.
     Raises: ValueError naming the configuration and what there is.
     """
-    named = [step for step in steps if step.configuration == name]
+    named = [step for step in steps if step.configuration == name and step.ranks_per_host == 1]
     if not named:
         known = ", ".join(dict.fromkeys(step.configuration for step in steps))
         raise ValueError(f"configs: {name!r} was not measured; expected of {known}")
@@ -174,7 +185,7 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
         dense=step.distinct["dense"] / step.sent["dense"],
         ids=step.distinct["ids"] / step.sent["ids"] if is_ours and step.sent["ids"] else 1.0,
         dense_algorithm=_dense_algorithm(step) if is_ours else None,
-        dense_intra=_dense_intra(step) if is_ours else 1.0,
+        dense_intra=dense_intra_ratio(_config(step)) if is_ours else 1.0,
         is_ours=is_ours,
         sizes_first=is_ours and _sizes_first(step),
     )
@@ -182,7 +193,8 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
 
 def dense_values(steps: Sequence[MeasuredStep]) -> int:
     """Return the number of dense values, of which a ring sends 2 (N-1)/N in float32."""
-    step = next(step for step in steps if step.config is not None and step.num_hosts > 1)
+    ours = [step for step in steps if step.config is not None and step.ranks_per_host == 1]
+    step = next(step for step in ours if step.num_hosts > 1)
     share = 2 * (step.num_hosts - 1) / step.num_hosts
     return round(step.distinct["dense"] / share / FLOAT32_NBYTES)
 
@@ -192,20 +204,21 @@ def _step(record: NetworkRecord) -> MeasuredStep:
     return MeasuredStep(
         configuration=record.configuration,
         num_hosts=record.num_hosts,
+        ranks_per_host=record.ranks_per_host,
         rate=record.rate,
         gb_s=parse_rate(record.rate),
         step_s=record.step_s.p50,
         config=_meaning(record.config),
         plan=str(record.setup.get("plan", TABLE_WISE)),
         setup=tuple(item for item in record.setup_key if item[0] not in PLAN_FIELDS),
-        sent=_busiest(record.traffic, "wire_nbytes") or nothing,
+        sent=_most_sent(record) or nothing,
         distinct=_busiest(record.traffic, "distinct_nbytes") or nothing,
         raw=_busiest(record.traffic, "raw_nbytes"),
     )
 
 
 def _busiest(hosts: Sequence[TrafficByKind] | None, field: str) -> Nbytes | None:
-    """Return the bytes by group of the host that sends most of it; None where not counted."""
+    """Return the bytes by group of the rank that sends most of it; None where not counted."""
     busiest = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
     for traffic in hosts or ():
         for group, kinds in TRAFFIC_GROUPS.items():
@@ -216,12 +229,21 @@ def _busiest(hosts: Sequence[TrafficByKind] | None, field: str) -> Nbytes | None
     return busiest if hosts else None
 
 
+def _most_sent(record: NetworkRecord) -> Nbytes | None:
+    """Return the bytes by group that leave the host that sends most of it; None: not counted."""
+    if record.traffic is None:
+        return None
+    hosts = sent_between_hosts(record)
+    return {group: max(host[group] for host in hosts) for group in TRAFFIC_GROUPS}
+
+
 def _meaning(text: str | None) -> str | None:
     return None if text is None else json.dumps(yaml.safe_load(text), sort_keys=True)
 
 
 def _key(step: MeasuredStep) -> tuple[object, ...]:
-    return step.configuration, step.plan, step.num_hosts, step.rate, step.setup, step.config
+    where = step.plan, step.num_hosts, step.ranks_per_host, step.rate
+    return step.configuration, *where, step.setup, step.config
 
 
 def _completed(
@@ -267,9 +289,9 @@ def _dense_algorithm(step: MeasuredStep) -> str | None:
     return rules[0].algorithm if rules else None
 
 
-def _dense_intra(step: MeasuredStep) -> float:
+def dense_intra_ratio(config: Config) -> float:
     """Return the ratio of the hop inside a node, of a hierarchical all-reduce."""
-    rules = _config(step).dense_rules
+    rules = config.dense_rules
     if not rules or rules[0].intra is None:
         return 1.0
     num_values = _VALUES * rules[0].block

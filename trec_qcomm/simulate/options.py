@@ -94,7 +94,11 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     )
     replicas("--sync-every", type=int, default=1, help="steps from sync to sync (default 1)")
     replicas("--table-rows", type=int, help="rows of all tables (default: those of --sizes)")
-    replicas("--touched-share", type=float, help="share of the rows touched from sync to sync")
+    replicas(
+        "--touched-share",
+        type=float,
+        help="share of the rows that a group touches from sync to sync",
+    )
     model = parser.add_argument_group(
         "the model (default MLPerf's DLRM, or that of --sizes)"
     ).add_argument

@@ -15,7 +15,7 @@ ASSUMED = (
     "tests neither two link levels nor times of codecs and lookups"
 )
 EXTRAPOLATED = "EXTRAPOLATED"  # the mark of what no run has tested
-UNTESTED = ("seconds", "hop inside a node", "more hosts than 4")
+UNTESTED = ("seconds", "hop inside a node", "more ranks than 8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def validation_text(fit: Fit, predictions: Sequence[Prediction]) -> str:
     for p in sorted(predictions, key=lambda p: (p.step.num_hosts, p.step.plan, p.step.gb_s)):
         notes = (["fitted on"] if p.is_fitted else []) + ([] if p.holds else ["NOT WITHIN 20 %"])
         milliseconds = (f"{1e3 * p.predicted_s:.0f}", f"{1e3 * p.step.step_s:.0f}")
-        where = (str(p.step.num_hosts), p.step.plan, p.step.rate, p.step.configuration)
+        where = (p.step.hosts, p.step.plan, p.step.rate, p.step.configuration)
         lines.append((*where, *milliseconds, f"{p.ratio:.2f}", ", ".join(notes)))
     return "\n".join(
         [
@@ -70,8 +70,8 @@ def validation_text(fit: Fit, predictions: Sequence[Prediction]) -> str:
 def validation_line(predictions: Sequence[Prediction]) -> str:
     """Return how many steps that the fit has not seen are predicted within 20 %, by hosts."""
     parts = []
-    for hosts in sorted({p.step.num_hosts for p in predictions}):
-        unseen = [p for p in predictions if p.step.num_hosts == hosts and not p.is_fitted]
+    for hosts in sorted({p.step.hosts for p in predictions}):
+        unseen = [p for p in predictions if p.step.hosts == hosts and not p.is_fitted]
         parts.append(f"{sum(p.holds for p in unseen)} of {len(unseen)} on {hosts} hosts")
     return f"predicted within {WITHIN:.0%}, runs not fitted on: {', '.join(parts)}"
 
@@ -180,6 +180,7 @@ def validation_records(fit: Fit, predictions: Sequence[Prediction]) -> list[Vali
         ValidationRecord(
             configuration=p.step.configuration,
             num_hosts=p.step.num_hosts,
+            ranks_per_host=p.step.ranks_per_host,
             rate=p.step.rate,
             predicted_s=p.predicted_s,
             measured_s=p.step.step_s,

@@ -8,8 +8,10 @@ One part comes after the other, as in a plain training loop, but for
 - ids, with `pipeline`: those of the next batch travel beside the rest of compute and lookup
   (TrainPipelineSparseDist).
 - sync, with groups of replicas: the average of their tables. Plain TorchRec all-reduces all rows
-  and their optimizer's state, ours those that were touched, as they are, with their ids. A ring
-  between the replicas of a GPU, nothing beside it. No run has it: it is extrapolated.
+  and their optimizer's state, by a ring between the replicas of a GPU. Ours sends the rows that
+  were touched, as they are, with their ids: between two replicas each its own, between more to the
+  row's owner, which sends the average to all (`sync: {algorithm: auto}`). Nothing is beside it. Its
+  bytes were counted on 2 replicas of 2 ranks, its seconds are extrapolated.
 Finding distinct bags, host code and kernel launches take no time here. The codec of our reduction
 inside a node is the identity (no `intra:`), that of TorchRec's is the one of the rows. TorchRec's
 INT8 counts as if a reduce-scatter could add it.
@@ -108,7 +110,7 @@ class Replicas:
         num_groups: number of groups; each has the tables sharded over its GPUs.
         every: steps from average to average.
         table_rows: rows of all tables.
-        touched_share: share of the rows that some group touched since the last average.
+        touched_share: share of the rows that one group touched since the last average.
     """
 
     num_groups: int = 1
@@ -121,14 +123,24 @@ class Replicas:
         if self.num_groups == 1:
             return 0.0
         row_nbytes: float = (dim + 1) * FLOAT32_NBYTES  # with the row's optimizer state
+        num_rows, others = self.table_rows * self.num_groups / cluster.num_gpus, self.num_groups - 1
+        num_messages, times = 2 * others, 2 * others / self.num_groups
         if configuration.is_ours:
-            row_nbytes = self.touched_share * (row_nbytes + TOUCHED_ID_NBYTES)
-        nbytes = row_nbytes * self.table_rows * self.num_groups / cluster.num_gpus
-        others = 2 * (self.num_groups - 1)
-        seconds = cluster.inter.transfer_s(
-            num_messages=others, nbytes=others / self.num_groups * nbytes
-        )
-        return seconds / self.every
+            row_nbytes += TOUCHED_ID_NBYTES
+            num_messages, times = self._touched_rows_sent()
+        nbytes = times * row_nbytes * num_rows
+        return cluster.inter.transfer_s(num_messages=num_messages, nbytes=nbytes) / self.every
+
+    def _touched_rows_sent(self) -> tuple[int, float]:
+        """Return the messages of a GPU in an average, and the rows that it sends over all it has.
+
+        Of more than two groups, what they touch together counts as if all rows were alike.
+        """
+        others, touched = self.num_groups - 1, self.touched_share
+        if others == 1:
+            return 1, touched
+        together = 1 - (1 - touched) ** self.num_groups
+        return 2 * others, others / self.num_groups * (touched + together)
 
 
 ONE_GROUP = Replicas()

@@ -17,11 +17,12 @@ all-gather of plain TorchRec's row-wise tables. overlap: the share of the base b
 gradients travel. A message's latency is in the base.
 
 Fitted: wait and overlap, two numbers, on a few runs. Predicted: all others. This is not the model
-of step.py, which has bytes and overlap in common with it. So what these runs do not test is: two
-link levels and latencies (links.py), the hop inside a node of two-level plans (plans.py), and the
-times of codecs, lookups and dense layers, which are all in the base here.
+of step.py, which has bytes and overlap in common with it. So what these runs do not test is: a slow
+link inside a node and latencies (links.py), the hop inside a node of two-level plans (plans.py),
+and the times of codecs, lookups and dense layers, which are all in the base here. Of hosts of
+several ranks the link has what leaves the host; what they send one another is in the base, too.
 Knows: measured steps. Does not know: GPUs.
-Shapes: N hosts, n bytes of the busiest host, B of a link.
+Shapes: N hosts, n bytes that leave the busiest host, B of a link.
 """
 
 from collections.abc import Sequence
@@ -97,7 +98,8 @@ def pairs(steps: Sequence[MeasuredStep]) -> list[tuple[MeasuredStep, float]]:
 
 def _key(step: MeasuredStep) -> tuple[object, ...]:
     """Return what is the same on any link."""
-    return step.configuration, step.plan, step.num_hosts, step.setup, step.config
+    where = step.plan, step.num_hosts, step.ranks_per_host
+    return step.configuration, *where, step.setup, step.config
 
 
 def choose(
@@ -112,9 +114,9 @@ def choose(
         raise ValueError(
             "records: nothing to validate: expected steps with a limit, and the same without one"
         )
-    places: dict[tuple[bool, int, float | None], dict[str, int]] = {}
+    places: dict[tuple[bool, int, int, float | None], dict[str, int]] = {}
     for i, (step, _) in enumerate(measured):
-        where = (step.plan != TABLE_WISE, step.num_hosts, step.gb_s)
+        where = (step.plan != TABLE_WISE, step.ranks_per_host, step.num_hosts, step.gb_s)
         places.setdefault(where, {})[step.configuration] = i
     complete = [place for place, there in places.items() if set(configurations) <= there.keys()]
     where = min(complete or places)
@@ -123,7 +125,7 @@ def choose(
     if missing or not configurations:
         raise ValueError(
             f"fit-configs: {', '.join(missing) or 'none given'}: expected of {', '.join(there)}, "
-            f"measured on {where[1]} hosts and the slowest link"
+            f"measured on {where[2]} hosts and the slowest link"
         )
     return [there[name] for name in configurations]
 
