@@ -277,8 +277,13 @@ class Session:
 
     def _load_sync(self) -> None:
         if self.sync is not None:
-            ours = by_rank_key(by_short_key(self._loaded_sync))
-            self.sync.load_state_dict(ours.get(self_rank_key(), {}))
+            of_ranks = by_rank_key(by_short_key(self._loaded_sync))
+            if of_ranks and self_rank_key() not in of_ranks:
+                _log.warning(
+                    "sync: the state that was loaded is of another number of ranks, so the next "
+                    "average is of whole tables"
+                )
+            self.sync.load_state_dict(of_ranks.get(self_rank_key(), {}))
 
     def stop_debugger(self) -> None:
         """End what `start_debugger` began; `debugger` keeps its records."""

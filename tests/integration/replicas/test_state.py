@@ -8,7 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.integration.replicas.fused_tables import INT4, fused
+from trec_qcomm import Config, QComm
 from trec_qcomm.comm.played.ranks import PlayedRanks
+from trec_qcomm.comm.replicas.whole import digests
+from trec_qcomm.integration.replicas import state as sync_state
 from trec_qcomm.integration.replicas.sync import ReplicaSync
 
 NUM_ROWS = 6
@@ -17,11 +20,11 @@ NUM_ROWS = 6
 class Replica:
     """A kernel of one table with its sync, which trains on rows of a rank."""
 
-    def __init__(self, num_rows: int = NUM_ROWS) -> None:
+    def __init__(self, num_rows: int = NUM_ROWS, config: Config = INT4.config) -> None:
         self.kernel = fused(num_rows)
         for matrix in self.matrices:
             matrix.copy_(torch.arange(matrix.numel()).view_as(matrix) / (1 + dist.get_rank()))
-        self.sync = ReplicaSync(self.kernel, dist.group.WORLD, INT4.config)
+        self.sync = ReplicaSync(self.kernel, dist.group.WORLD, config)
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -43,7 +46,7 @@ class Replica:
             matrix.copy_(saved)
 
 
-def saved_between_averages(_rank: int = 0) -> tuple[Replica, dict, list[Tensor]]:
+def saved_between_averages() -> tuple[Replica, dict, list[Tensor]]:
     """Train two averages and one step more; return the replica, its state and its tables."""
     replica = Replica()
     for step in range(2):
@@ -110,7 +113,10 @@ def test_state_of_other_tables_or_of_some_ranks_only_is_taken_for_none(caplog):
         return other.sync._state.num_steps, alone.sync._state.num_steps
 
     assert PlayedRanks(2).run(program) == [(3, 3)] * 2
-    assert len(caplog.records) == 2  # of the second, where replicas have loaded different state
+    said = [record.message for record in caplog.records]
+    assert sum("of other tables or another plan" in message for message in said) == 2
+    assert sum("do not go on from one average" in message for message in said) == 2
+    assert len(said) == 4
 
 
 def test_wrong_state_changes_nothing():
@@ -120,6 +126,10 @@ def test_wrong_state_changes_nothing():
         for wrong in (
             state | {"touched": {shard: state["touched"][shard][:-1]}},
             state | {"counts": torch.zeros(3, dtype=torch.int64)},
+            state | {"counts": [1, 2, 3, 4]},
+            state | {"touched": [1]},
+            {"touched": {}},
+            5,
         ):
             with pytest.raises(ValueError, match="state: sync: "):
                 replica.sync.load_state_dict(wrong)
@@ -140,3 +150,46 @@ def test_a_second_backward_after_an_average_counts_for_the_next():
         replica.sync.check()
 
     PlayedRanks(2).run(program)
+
+
+def test_a_lookup_before_a_load_counts_for_the_average_after():
+    every = QComm.from_dict({"sync": {"codec": {"codec": "rowwise", "bits": 4}, "every": 2}})
+
+    def program():
+        replica = Replica(config=every.config)
+        for step in range(2):
+            replica.train(step)
+            replica.sync.step()
+        state, tables, loss = replica.sync.state_dict(), replica.copies(), replica.loss(2)
+        replica.restore(tables)
+        replica.sync.load_state_dict(state)
+        replica.sync.step()
+        loss.backward()
+        replica.sync.step()
+        replica.sync.check()
+
+    PlayedRanks(2).run(program)
+
+
+def test_tables_are_as_they_were_after_a_comparison_that_fails(monkeypatch):
+    def fail(_tables):
+        raise MemoryError
+
+    def program():
+        replica, _, tables = saved_between_averages()
+        with pytest.raises(MemoryError):
+            replica.sync._state.digests(before=True)
+        return equal(replica.copies(), tables)
+
+    monkeypatch.setattr(sync_state, "digests", fail)
+    assert PlayedRanks(2).run(program) == [True] * 2
+
+
+def test_a_digest_of_chunks_tells_any_changed_bit():
+    table = torch.randn(3, 1 << 19, generator=torch.Generator().manual_seed(0))
+    changed = [table.clone() for _ in range(3)]
+    changed[0][0, 0].neg_()
+    changed[1][2, -1] = torch.nextafter(changed[1][2, -1], torch.tensor(9.0))
+    changed[2][0, 0], changed[2][2, 0] = table[2, 0], table[0, 0]  # of two chunks
+    assert digests([table.clone()]) == digests([table])
+    assert len({*digests([table]), *digests(changed)}) == 4

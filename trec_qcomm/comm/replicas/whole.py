@@ -4,7 +4,7 @@ Knows: process groups, tensors. Does not know: rows, codecs.
 Numerics: on a GPU NCCL's AVG. gloo has no AVG: its SUM, divided by N.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from trec_qcomm.comm.peers import Peers
 
 _ODD = 0x1E3779B97F4A7C15
+_CHUNK = 1 << 20
 
 
 def average_whole(peers: Peers, tensors: Sequence[Tensor]) -> None:
@@ -39,11 +40,16 @@ def average_whole(peers: Peers, tensors: Sequence[Tensor]) -> None:
 def digests(tables: Sequence[Tensor]) -> list[str]:
     """Return a digest of each table's bits. Waits for a GPU.
 
+    Memory: that of a chunk of 2^20 values, whatever the tables have.
+
     Args: tables: float32, contiguous.
     """
-    sums = []
-    for table in tables:
-        bits = table.reshape(-1).view(torch.int32).to(torch.int64)
-        numbers = torch.arange(len(bits), device=bits.device)
-        sums.append(((bits + 1) * (numbers * _ODD + 1)).sum())  # modulo 2^64
-    return [f"{int(total):x}" for total in sums]
+    return [f"{sum(map(int, _sums(table.reshape(-1)))) % 2**64:x}" for table in tables]
+
+
+def _sums(values: Tensor) -> Iterator[Tensor]:
+    """Yield the sum of each chunk of values, modulo 2^64."""
+    for begin in range(0, len(values), _CHUNK):
+        bits = values[begin : begin + _CHUNK].view(torch.int32).to(torch.int64)
+        numbers = torch.arange(begin, begin + len(bits), device=bits.device)
+        yield ((bits + 1) * numbers.mul_(_ODD).add_(1)).sum()

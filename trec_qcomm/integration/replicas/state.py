@@ -10,11 +10,13 @@ Knows: banks, touched rows, residuals, process groups. Does not know: averages, 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from struct import Struct
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.replicas.banks import Bank, TouchedRows
@@ -23,6 +25,7 @@ from trec_qcomm.comm.replicas.state import rows_from_bytes, rows_to_bytes
 from trec_qcomm.comm.replicas.whole import digests
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import int64_tensor
+from trec_qcomm.integration.checkpoint import check_names
 
 _COUNTS = Struct("<4q")
 _log = logging.getLogger(__name__)
@@ -64,13 +67,9 @@ class SyncState:
         by_name = {}
         for bank, touched in zip(self._banks, self._touched, strict=True):
             rows, bases = touched.collect()
-            now = bank.take(rows)
-            for (name, matrix), ours, base in zip(bank.matrices.items(), now, bases, strict=True):
-                if before:
-                    matrix[rows] = base
-                of_tables = digests(torch.split(matrix, list(bank.num_rows)))
-                if before:
-                    matrix[rows] = ours
+            for (name, matrix), base in zip(bank.matrices.items(), bases, strict=True):
+                with _rows_as(matrix, rows, base) if before else nullcontext():
+                    of_tables = digests(torch.split(matrix, list(bank.num_rows)))
                 for shard, digest in zip(bank.shards, of_tables, strict=True):
                     by_name[f"{shard} {name}"] = digest
         return by_name
@@ -96,10 +95,13 @@ class SyncState:
 
         Raises: ValueError: a state that is none, or rows that its tables do not have.
         """
-        counts = state["counts"].tolist() if state else []
-        if counts and len(counts) != 4:
-            raise ValueError(f"state: sync: counts: expected 4 numbers, got {len(counts)}")
+        counts = _counts_of(state) if state else []
         is_ours = bool(counts) and counts[3] == self._tables_key()
+        if counts and not is_ours:
+            _log.warning(
+                "sync: the state that was loaded is of other tables or another plan, so the next "
+                "average is of whole tables"
+            )
         touched_rows = state.get("touched", {})
         restored = [
             rows_from_bytes(touched_rows.get(bank.shards[0]), bank) if is_ours else None
@@ -154,10 +156,33 @@ class SyncState:
         return _key(shapes)
 
 
+@contextmanager
+def _rows_as(matrix: Tensor, rows: Tensor, values: Tensor) -> Iterator[None]:
+    """Let some rows of a matrix have other values for a while."""
+    now = matrix.index_select(0, rows)
+    try:
+        matrix[rows] = values
+        yield
+    finally:
+        matrix[rows] = now
+
+
 def _key(value: object) -> int:
     """Return a number of 63 bits that tells values of JSON apart."""
     digest = hashlib.blake2b(json.dumps(value).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def _counts_of(state: object) -> list[int]:
+    """Return the numbers of a state. Raises ValueError: it is none."""
+    check_names(state, "state: sync", ("counts", "touched", "residuals"), needed="counts")
+    assert isinstance(state, Mapping)
+    for name in ("touched", "residuals"):
+        check_names(state.get(name, {}), f"state: sync: {name}")
+    counts = state["counts"]
+    if not isinstance(counts, Tensor) or counts.dtype != torch.int64 or counts.shape != (4,):
+        raise ValueError(f"state: sync: counts: expected 4 int64 numbers, got {counts!r:.80}")
+    return counts.tolist()
 
 
 def _unpacked(data: bytes, rank: int) -> tuple[int, ...]:

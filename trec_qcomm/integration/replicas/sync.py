@@ -157,7 +157,7 @@ class ReplicaSync:
                 average.run(self._touched, call=2 * self._state.num_averages, seeds=seeds)
         self._state.num_averages += 1
         self._state.is_whole = False
-        self._watch.note_average()
+        self._watch.note_cleared()
         self.traffic.raw_nbytes.copy_(raw + self._stock_nbytes())
 
     def _average_whole(self) -> None:
@@ -231,6 +231,7 @@ class ReplicaSync:
         Raises: ValueError: a state that is none, or rows that its tables do not have.
         """
         self._state.load_state_dict(state)
+        self._watch.note_cleared()
 
     def _residuals(self) -> dict[str, Residuals]:
         """Return all residuals by a name that says the bank, the matrix and the place."""

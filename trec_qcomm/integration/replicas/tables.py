@@ -106,16 +106,18 @@ def warn_of_ddp(model: nn.Module, pg: dist.ProcessGroup) -> None:
     """
     replicas = set(dist.get_process_group_ranks(pg))
     for path, module in model.named_modules():
-        if not isinstance(module, DistributedDataParallel):
-            continue
-        missing = replicas - set(dist.get_process_group_ranks(module.process_group))
-        if missing:
-            _log.warning(
-                "sync: %s: its DDP leaves out ranks %s of the replica group, and no sync averages "
-                "what DDP keeps: give it a group of all ranks",
-                path or type(module).__name__,
-                ", ".join(map(str, sorted(missing))),
-            )
+        # A sharded module's lookups are no submodules: DATA_PARALLEL tables are there.
+        for one in (module, *lookups(module)):
+            if not isinstance(one, DistributedDataParallel):
+                continue
+            missing = replicas - set(dist.get_process_group_ranks(one.process_group))
+            if missing:
+                _log.warning(
+                    "sync: %s: its DDP leaves out ranks %s of the replica group, and no sync "
+                    "averages what DDP keeps: give it a group of all ranks",
+                    path or type(module).__name__,
+                    ", ".join(map(str, sorted(missing))),
+                )
 
 
 def _num_rows(table: _Table) -> int:

@@ -28,7 +28,7 @@ class Watch:
     def __init__(self, kernels: Sequence[Kernel], touched: Sequence[TouchedRows]) -> None:
         """Hook the kernels. Args: touched: the rows of each bank, which are noted there."""
         self._touched = touched
-        self._num_averages = 0
+        self._num_clearings = 0
         self._handles = []
         for kernel in kernels:
             see = partial(self._see, _Rows(kernel))
@@ -43,20 +43,21 @@ class Watch:
         rows = rows_of(*args, **options)
         self._note(rows)
         if output.requires_grad:
-            output.register_hook(partial(self._on_gradient, rows, self._num_averages))
+            output.register_hook(partial(self._on_gradient, rows, self._num_clearings))
 
-    def _on_gradient(self, rows: _RowsOfBanks, num_averages: int, _gradient: Tensor) -> None:
-        """Note a batch's rows again, before the kernel changes them, if an average came between."""
-        if num_averages != self._num_averages:
+    def _on_gradient(self, rows: _RowsOfBanks, num_clearings: int, _gradient: Tensor) -> None:
+        """Note a batch's rows again, before the kernel changes them, if they were forgotten."""
+        if num_clearings != self._num_clearings:
             self._note(rows)
 
     def _note(self, rows: _RowsOfBanks) -> None:
         for bank, of_bank in rows:
             self._touched[bank].touch(of_bank)
 
-    def note_average(self) -> None:
-        """Note that an average was taken: a batch's rows count again when its gradient comes."""
-        self._num_averages += 1
+    def note_cleared(self) -> None:
+        """Note that touched rows were forgotten, by an average or a load: those of a batch count
+        again when its gradient comes."""
+        self._num_clearings += 1
 
     def stop(self) -> None:
         """Take the hooks away."""
