@@ -7,11 +7,21 @@ from functools import partial
 import pytest
 
 from examples.papers import command, measurements, readme
-from examples.papers.claims import OPEN, Claim
+from examples.papers.claims import FAILS, HOLDS, OPEN, Claim
+from examples.papers.dct import PAPER as DCT
 from examples.papers.kdd20 import PAPER as KDD20
-from examples.papers.measured import grain, ranks
+from examples.papers.measured import (
+    activations,
+    feedback,
+    grain,
+    ranks,
+    scopes,
+    threshold_time,
+    traffic,
+)
 from examples.papers.measurements import MeasuredPart
 from examples.papers.parts import Paper, Request
+from examples.papers.thresholds import configs as thresholds
 from examples.papers.trainings import TrainingPart
 
 TOY = [
@@ -144,8 +154,39 @@ def test_errors_by_ranks_and_grain_at_toy_size():
     assert len(of_part(KDD20, "grain").decide(by_grain)) == len(grain.KINDS)
 
 
-def test_what_was_sent_and_what_is_kept_are_what_there_was():
+def test_what_was_sent_and_what_is_kept_are_what_there_was(monkeypatch):
+    monkeypatch.setattr(feedback, "NUM_STEPS", 10)
     cases = of_part(KDD20, "telescoping").cases(Request())
     for name in ("all-to-all, 2 bits", "recursive_doubling, 2 bits"):
         values = cases[name]()
-        assert values["kept"] < 1e-5 < 0.1 < values["lost"]
+        assert values["kept"] < 1e-5 < 0.05 < values["lost"]
+
+
+def test_neurons_are_dense_autograd_with_a_mask():
+    values = {"0.1": activations.measured(0.1, 2)}
+    assert values["0.1"]["difference"] == 0
+    assert values["0.1"]["ratio"] > 10
+    (claim,) = of_part(DCT, "neurons").decide(values)
+    assert claim.verdict == HOLDS
+    values["0.1"] = values["0.1"] | {"difference": 1e-6}
+    (claim,) = of_part(DCT, "neurons").decide(values)
+    assert claim.verdict == FAILS
+
+
+def test_bytes_of_both_at_once():
+    words = ("--rows", "1024", "--ranks", "2", "--batch-size", "64", "--dense-arch", "64-16")
+    config = thresholds.hybrid()["hybrid"]
+    ratios = traffic.ratios(config, (*words, "--over-arch", "64", "--steps", "3"))
+    assert ratios["backward"] > ratios["rows"] > ratios["forward"] > 4
+    assert ratios["dense"] > 4
+    claims = of_part(DCT, "bytes").decide({"hybrid 0.01 and 0.1": ratios})
+    assert [claim.verdict for claim in claims] == [HOLDS]
+
+
+def test_thresholds_at_toy_size():
+    kept = {scope: {"seed 0": scopes.kept(scope, 0)} for scope in ("layer", "global")}
+    assert 0.01 < kept["layer"]["seed 0"] < kept["global"]["seed 0"] < 1
+    assert of_part(DCT, "scopes").decide(kept)[0].verdict == HOLDS
+    times = {name: case() for name, case in threshold_time.cases(20_000).items()}
+    assert min(value for values in times.values() for value in values.values()) > 0
+    assert len(of_part(DCT, "time").decide(times)) == 2

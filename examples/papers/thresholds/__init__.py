@@ -1,0 +1,1 @@
+"""Claims about dynamic communication thresholding: configurations, and what records decide."""

@@ -1,0 +1,156 @@
+"""What measurements without a training decide about dynamic communication thresholding.
+
+Knows: names and numbers of the measurements. Does not know: how they were measured.
+Source of the claims: see losses.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+
+from examples.papers.claims import FAILS, HOLDS, OPEN, Claim
+from examples.papers.decisions import Decision
+from examples.papers.measured import activations, gradients, threshold_time, traffic
+from examples.papers.measurements import Values
+from examples.papers.trainings import claim_of
+from trec_qcomm.records import NetworkRecord
+
+Measured = Mapping[str, Values]
+LEAST = {"dense": 100, "rows": 20}  # times less communication, by the abstract
+NOTES = {
+    "dense": "how the paper counts: 1 % of the values are 100 times fewer values, each with its "
+    "place; small tensors are float32 here",
+    "rows": "what it costs is told by density",
+}
+BASE, OURS = "stock", "dct"
+RATES = {
+    "25mbit": "25 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s",
+    "none": "no limit",
+}  # fmt: skip
+
+
+def bytes_sent(measured: Measured) -> list[Claim]:
+    """Decide how many times less is sent."""
+    claims = []
+    for kind, what, start in (
+        ("dense", "Data parallel, 100 times less communication or more", "data parallel"),
+        ("rows", "Model parallel, 20 times less communication or more", "model parallel"),
+    ):
+        ratios = {n: v[kind] for n, v in measured.items() if n.startswith(start)}
+        if not ratios:
+            continue
+        is_kept = max(ratios.values()) >= LEAST[kind]
+        claims.append(
+            claim_of(
+                Decision(HOLDS if is_kept else FAILS),
+                what,
+                source="abstract",
+                setting=traffic.SETTING,
+                result="; ".join(
+                    f"density {name.split()[-1]}: {ratio:.0f} times"
+                    for name, ratio in ratios.items()
+                ),
+                note=NOTES[kind],
+            )
+        )
+    for name, values in measured.items():
+        if name.startswith("hybrid"):
+            claims.append(
+                claim_of(
+                    Decision(HOLDS if min(values["dense"], values["rows"]) > 1 else FAILS),
+                    "Data and model parallel thresholding go together in one configuration",
+                    source="ours",
+                    setting=traffic.SETTING,
+                    result=f"{values['dense']:.0f} times fewer bytes of dense gradients, "
+                    f"{values['rows']:.0f} times of rows both ways (densities {name[7:]})",
+                )
+            )
+    return claims
+
+
+def time_of_thresholds(measured: Measured) -> list[Claim]:
+    """Decide whether finding the threshold is cheap if it is used for long."""
+    claims = []
+    for sample, values in measured.items():
+        shares = {life: values["ratio"] / life for life in threshold_time.LIVES}
+        cheap = [life for life, share in shares.items() if share <= 0.1]
+        what = "all values" if sample == "all" else f"a sample of {sample}"
+        claims.append(
+            claim_of(
+                Decision(HOLDS if cheap else FAILS),
+                f"Used for many steps, a threshold of {what} costs little beside encoding",
+                source="ours",
+                setting=threshold_time.SETTING,
+                result="finding it takes, of the time of encoding, by steps that it is used for: "
+                + "; ".join(f"{life}: {100 * share:.3g} %" for life, share in shares.items()),
+            )
+        )
+    return claims
+
+
+def scopes(measured: Measured) -> list[Claim]:
+    """Decide whether one threshold for all layers keeps more than one for each."""
+    if set(measured) < {"layer", "global"}:
+        return []
+    layer, everywhere = measured["layer"], measured["global"]
+    seeds = [seed for seed in layer if seed in everywhere]
+    wins = [everywhere[seed] > layer[seed] for seed in seeds]
+    decision = Decision(HOLDS) if all(wins) else Decision(OPEN, "seeds disagree")
+    shares = [100 * mean(values[seed] for seed in seeds) for values in (everywhere, layer)]
+    return [
+        claim_of(
+            decision if any(wins) else Decision(FAILS),
+            "One threshold for all layers keeps more of the gradients' power than one for each",
+            source="ours",
+            setting=f"{gradients.SETTING}, 1 % of the values; {len(seeds)} seeds",
+            result=f"{shares[0]:.0f} % of the squares against {shares[1]:.0f} %",
+            note="trainings by scope, and with a density that falls at the start: a config has no "
+            "such schedule",
+        )
+    ]
+
+
+def neurons(measured: Measured) -> list[Claim]:
+    """Decide whether the autograd op is dense autograd with a mask."""
+    is_equal = all(values["difference"] == 0 for values in measured.values())
+    return [
+        claim_of(
+            Decision(HOLDS if is_equal else FAILS),
+            "Between pipeline stages, the most relevant neurons forward and only their gradients "
+            "backward are dense autograd with a mask",
+            source="ours",
+            setting=activations.SETTING,
+            result="largest difference of loss and gradients, times fewer bytes in fp16: "
+            + "; ".join(
+                f"density {density}: {values['difference']:g}, {values['ratio']:.1f}"
+                for density, values in measured.items()
+            ),
+        )
+    ]
+
+
+def links(records: Sequence[NetworkRecord]) -> list[Claim]:
+    """Decide whether a training is 37 % shorter, on two hosts."""
+    chosen = [r for r in records if r.num_hosts == 2 and r.setup["plan"] == "table_wise"]
+    times = {(r.configuration, r.rate): r.step_s.p50 for r in chosen}
+    shorter = {
+        rate: 1 - times[OURS, rate] / times[BASE, rate]
+        for rate in RATES
+        if (OURS, rate) in times and (BASE, rate) in times
+    }
+    if not shorter:
+        return []
+    return [
+        claim_of(
+            Decision(OPEN, "the paper's production model and cluster"),
+            "End-to-end training of a production model is 37 % shorter",
+            source="abstract",
+            setting="`dct.yaml` against plain TorchRec in float32 with gloo, 2 emulated hosts, dim "
+            "64, 2048 samples a host; median step",
+            result="shorter by " + ", ".join(
+                f"{100 * share:.0f} % at {RATES[rate]}" for rate, share in shorter.items()
+            ),
+            note="the dense gradients are float32 in both",
+        )
+    ]  # fmt: skip
