@@ -1,0 +1,1 @@
+"""Parts of zionex.py: every sharding with every codec, run after run with equal bits."""

@@ -1,0 +1,134 @@
+"""Claims of ZionEX, decided by what zionex.py measured.
+
+Knows: numbers by case, records of trainings. Does not know: how they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from examples.papers.claims import FAILS, HOLDS, OPEN, Claim
+from examples.papers.measurements import Values
+from examples.papers.sharded.cases import PLAYED, REFUSED
+from examples.papers.trainings import Judged
+
+Measured = Mapping[str, Values]
+TOY = "3 steps, 26 tables of dim 48, synthetic rows"
+
+
+def repeats(cases: Measured) -> list[Claim]:
+    """Decide whether runs are bit-reproducible."""
+    if not cases:
+        return []
+    runs = {
+        f"{config} ({case})": value
+        for case, values in cases.items()
+        for config, value in values.items()
+        if config != "another_seed"
+    }
+    refused = [name for name, value in runs.items() if value == REFUSED]
+    runs = {name: value for name, value in runs.items() if value != REFUSED}
+    differ = [name for name, value in runs.items() if not value]
+    blind = [case for case, v in cases.items() if v.get("another_seed") == 0]
+    missing = [case for case in PLAYED if case not in cases]
+    result = f"{len(runs) - len(differ)} of {len(runs)} pairs of runs have equal bits"
+    if differ:
+        result += f"<br>not {', '.join(differ)}"
+    if refused:
+        result += f"<br>refused, as its mask cannot be kept there: {', '.join(refused)}"
+    to_tell = [
+        *([f"a digest that sees another seed: {', '.join(blind)}"] if blind else []),
+        *([f"the cases {'; '.join(missing)}"] if missing else []),
+    ]
+    return [
+        Claim(
+            text="Runs are deterministic: each config that ships, with each sharding, gives equal "
+            "bits of all weights and losses twice",
+            source="abstract",
+            setting=f"played ranks; {TOY}; {'; '.join(sorted(cases))}",
+            result=result,
+            verdict=FAILS if differ else OPEN if to_tell else HOLDS,
+            to_tell="; ".join([*to_tell, "processes with gloo, GPUs with NCCL"]),
+        )
+    ]
+
+
+def four(measured: Measured) -> list[Claim]:
+    """Decide whether four shardings in one model train as TorchRec alone does."""
+    values = measured.get("stock")
+    if values is None:
+        return []
+    same, seen = bool(values["fp32"]), bool(values["another_config"])
+    return [
+        Claim(
+            text="One model is sharded by table, by row, by column and by data at once; in float32 "
+            "it has TorchRec's own bits",
+            source="abstract",
+            setting=f"four_shardings.yaml, 4 ranks of 2 nodes; {TOY}",
+            result=f"weights and losses {'equal' if same else 'differ'} (with 16 bits on the wire "
+            f"they {'differ' if seen else 'are equal, too'})",
+            verdict=OPEN if not seen else HOLDS if same else FAILS,
+            to_tell="a digest that sees the difference" if not seen else "",
+        )
+    ]
+
+
+def lookups(measured: Measured) -> list[Claim]:
+    """Decide whether lookups of 16 bits are coded without a float32 copy."""
+    if not measured:
+        return []
+    taken = [name for name, v in measured.items() if v["taken"]]
+    refused = [name for name, v in measured.items() if not v["taken"]]
+    result = f"output_dtype taken: {', '.join(taken) or 'none'}"
+    if refused:
+        result += (
+            f"; refused by a ValueError: {', '.join(refused)}: lookups give float32, and the codec "
+            "casts it on its way into the message"
+        )
+    return [
+        Claim(
+            text="Rows that a lookup gives in FP16 or BF16 (output_dtype) are sent without a "
+            "float32 copy",
+            source="ours",
+            setting="EmbeddingBagCollection, 2 played ranks, config fp16_bf16",
+            result=result,
+            verdict=FAILS if refused else HOLDS,
+            to_tell="codecs that read 16-bit rows" if refused else "",
+        )
+    ]
+
+
+def trainings(judged: Judged) -> list[Claim]:
+    """Decide whether reduced precision trains as float32 does."""
+    return judged.no_loss(
+        "Rows in FP16 and gradients in BF16 cost no accuracy",
+        source="ours",
+        setting="137k Criteo rows, dim 16, Adam and row-wise Adagrad, 4 ranks x 128",
+        names=("fp16_bf16",),
+    )
+
+
+def planner(measured: Measured) -> list[Claim]:
+    """Decide whether the planner's placement is faster than dealing tables out in turn."""
+    if not measured:
+        return []
+    planned, again = (
+        {case: v[name] / v["dealt_s"] for case, v in measured.items()}
+        for name in ("planned_s", "dealt_again_s")
+    )
+    faster = all(planned[case] < min(1.0, again[case]) for case in measured)
+    slower = all(planned[case] > max(1.0, again[case]) for case in measured)
+    result = "<br>".join(f"{case} {planned[case]:.2f} ({again[case]:.2f})" for case in measured)
+    return [
+        Claim(
+            text="Tables placed by the planner's balance of load make a faster step than tables "
+            "dealt out in turn by their size",
+            source="ours",
+            setting="4 emulated hosts, dim 64, 2048 samples a host, 40 steps in turn: bench-net",
+            result=f"step planned / dealt (dealt again / dealt): {result}",
+            verdict=HOLDS if faster else FAILS if slower else OPEN,
+            to_tell=""
+            if faster or slower
+            else "tables of more unequal load, more hosts; a greedy placement was not timed",
+        )
+    ]

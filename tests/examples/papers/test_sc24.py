@@ -1,0 +1,167 @@
+"""sc24.py: what its parts measure, on rows whose answers are known, and all of it at toy size."""
+
+import math
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from examples.bench.codecs.workload import Batch
+from examples.papers import sc24
+from examples.papers.claims import FAILS, HOLDS, OPEN
+from examples.papers.command import main
+from examples.papers.dual_level import (
+    cases,
+    classes,
+    encoders,
+    prediction,
+    ratio,
+    schedules,
+    verdicts,
+)
+from examples.papers.dual_level.setting import parts_of
+from trec_qcomm.control import selector
+from trec_qcomm.control.schedule import Constant
+from trec_qcomm.control.selector import Measurement, Throughput
+
+DIM = 8
+
+
+def batch_of(tables, ids=None):
+    ids = ids or {name: torch.arange(len(rows)) for name, rows in tables.items()}
+    return Batch(tables, {name: torch.zeros_like(rows) for name, rows in tables.items()}, ids)
+
+
+@pytest.fixture
+def rows():
+    return torch.randn(256, DIM, generator=torch.Generator().manual_seed(0))
+
+
+def test_ratio_of_rows_that_repeat(rows):
+    """Each of 32 rows comes 8 times: sent once they are 8 times smaller, by any encoder."""
+    ids = torch.arange(256) % 32
+    values = ratio.ratios([batch_of({"t": rows[ids]}, {"t": ids})], "0.01")
+    for name in ("bitpack", "rans", "huffman"):
+        assert values[f"distinct_{name}"] > 3 * values[name]
+    assert values["vector_lz"] > 3 * values["bitpack"]  # which sends copies as distances
+    assert values["best"] == max(values["vector_lz"], values["rans"])
+
+
+def test_huffman_arrives(rows):
+    """What is counted can be decoded, and is not below the entropy."""
+    integers = ratio.codes(rows, 0.01)
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
+    data = coder.compress(integers.astype(np.int8).tobytes()) + coder.flush()
+    assert ratio.huffman_nbytes(rows, 0.01) == len(data) + 4
+    assert np.array_equal(
+        np.frombuffer(zlib.decompress(data, -15), np.int8).reshape(-1, DIM), integers
+    )
+    assert 8 * len(data) >= prediction.entropy([integers]) * rows.numel()
+
+
+def test_codes_are_within_the_bound(rows):
+    spread = float(rows.max() - rows.min())
+    decoded = ratio.codes(rows, 0.03) * 2 * 0.03 * spread
+    assert np.abs(decoded - rows.double().numpy()).max() <= 0.03 * spread * (1 + 1e-12)
+    assert not ratio.codes(torch.ones(3, DIM), 0.03).any()
+    with pytest.raises(ValueError, match="finite"):
+        ratio.codes(torch.full((1, DIM), math.nan), 0.03)
+
+
+def test_classes_know_small_and_large():
+    sizes = {"small": 5, "large": 5000, "larger": 50_000}
+    values = classes.agreement(sizes, {"small": 1.0, "large": 0.5, "larger": 0.3})
+    assert values["rank_correlation"] == pytest.approx(-1)
+    assert (values["num_large_tight"], values["num_small_loose"]) == (2, 1)
+    assert values["num_large_lowest"] == 1
+    assert [c.verdict for c in verdicts.classes({"case": values})] == [HOLDS]
+    opposite = classes.agreement(sizes, {"small": 0.3, "large": 0.99, "larger": 1.0})
+    assert [c.verdict for c in verdicts.classes({"case": opposite})] == [FAILS]
+    equal = classes.agreement(sizes, dict.fromkeys(sizes, 1.0))
+    assert [c.verdict for c in verdicts.classes({"case": equal})] == [OPEN]
+
+
+def test_rank_correlation_of_ties():
+    assert classes.rank_correlation([1, 1, 2], [1, 1, 2]) == pytest.approx(1)
+    assert classes.rank_correlation([1, 1, 2], [0, 2, 1]) == pytest.approx(0)
+    assert classes.rank_correlation([1, 1, 1], [1, 2, 3]) == 0
+
+
+def test_prediction_pays_only_where_neighbours_are_alike(rows):
+    smooth = torch.arange(64.0)[:, None].repeat(1, DIM)
+    along = prediction.bits([[smooth]], 0.01)
+    assert along["rows"] < 1 < 5 < along["none"]
+    independent = prediction.bits([[rows]], 0.01)
+    assert independent["columns"] > independent["none"]
+    assert independent["rows"] > independent["none"]
+
+
+@pytest.mark.parametrize("name", prediction.PREDICTIONS)
+def test_differences_can_be_undone(rows, name):
+    integers = ratio.codes(rows, 0.01)
+    back = prediction.differences(integers, name)
+    if name in ("rows", "both"):
+        back = np.cumsum(back, axis=0)
+    if name in ("columns", "both"):
+        back = np.cumsum(back, axis=1)
+    assert np.array_equal(back, integers)
+
+
+def test_encoder_by_link():
+    """A slow link takes the smaller bytes, a fast one the faster encoder; seconds add up."""
+    small = Measurement(
+        compression_ratio=20, throughput=Throughput(encode_gb_s=0.1, decode_gb_s=0.1)
+    )
+    fast = Measurement(compression_ratio=5, throughput=Throughput(encode_gb_s=100, decode_gb_s=100))
+    by_table = {"t": {"bitpack": fast, "vector_lz": small, "rans": small}}
+    slow_link, fast_link = (encoders.on_link(by_table, gbit) for gbit in (0.001, 100.0))
+    assert slow_link["tables_vector_lz"] == fast_link["tables_bitpack"] == 1
+    assert slow_link["ratio_choice"] == pytest.approx(20)
+    assert slow_link["speed_up_choice"] == slow_link["speed_up_vector_lz"]
+    assert encoders.end_to_end(1.0) == pytest.approx(1)
+    assert encoders.end_to_end(math.inf, share=0.5) == pytest.approx(4 / 3)
+
+
+def test_schedules_have_equal_means():
+    for kind in schedules.KINDS:
+        schedule = schedules.schedule_of(kind, 500)
+        assert schedule.multiplier(0) == 2
+        assert schedule.multiplier(500) == 1
+        mean = schedules.mean_log2(schedule, 500)
+        assert abs(mean - schedules.MEAN_LOG2) < 1 / 250  # a step more, or less, of the end
+    assert schedules.mean_log2(Constant(), 500) == 0
+
+
+def test_parts_of_drops_the_rest(rows):
+    whole = batch_of({"t": rows})
+    parts = parts_of(whole, 100)
+    assert [len(part.ids["t"]) for part in parts] == [100, 100]
+    assert torch.equal(parts[1].rows["t"], rows[100:200])
+    with pytest.raises(ValueError, match="less than a batch of 300"):
+        parts_of(whole, 300)
+
+
+def test_toy_run(monkeypatch, tmp_path, capsys):
+    """All parts but the trainings measure synthetic rows, and a second call measures nothing."""
+    monkeypatch.setattr(cases, "OPTIMIZERS", {"SGD": ()})
+    monkeypatch.setattr(selector, "MEASURED_REPEATS", 1)
+    monkeypatch.setattr(selector, "_TIMED_NBYTES", 1)
+    parts = [part.name for part in sc24.PAPER.parts if part.name != "schedules"]
+    words = ["--rows", "4096", "--steps", "4", "--dense-arch", "8", "--over-arch", "8"]
+    command = ["sc24.py", "--parts", *parts, "--out", str(tmp_path), *words]
+    monkeypatch.setattr(sys, "argv", command)
+    assert main(sc24.PAPER, "sc24") == 0
+    output = capsys.readouterr()
+    assert "SZ3 is better without its prediction" in output.out
+    before = {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
+    assert len(before) == len(parts)
+    assert main(sc24.PAPER, "sc24") == 0
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")} == before
+
+
+def test_committed_records_decide_every_claim():
+    claims = sc24.PAPER.claims()
+    assert len(claims) >= 16
+    assert not any("nan" in claim.result for claim in claims)
