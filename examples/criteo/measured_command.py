@@ -90,6 +90,9 @@ def run(description: str | None, train_options: TrainOptions, measure: Measure) 
     if arguments.check:
         print(json.dumps([train_options.setup_of(options) for options in every]))
         return
+    ranks_per_node = vars(every[0]).get("ranks_per_node")  # which not every training has
+    if ranks_per_node is not None:
+        os.environ["LOCAL_WORLD_SIZE"] = str(ranks_per_node)  # what TorchRec calls a node
     interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
     try:

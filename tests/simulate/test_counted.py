@@ -19,7 +19,10 @@ from trec_qcomm.simulate.own_tables import config_of
 RESULTS = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results"
 LINKS = [
     RESULTS / name
-    for name in ("links.jsonl", "links_4_hosts.jsonl", "column_wise_4_hosts.jsonl", "mixed.jsonl")
+    for name in (
+        *("links.jsonl", "links_4_hosts.jsonl", "column_wise_4_hosts.jsonl", "grid_4_hosts.jsonl"),
+        "mixed.jsonl",
+    )
 ]
 
 
