@@ -37,8 +37,10 @@ def record(name, sent, counted=None, p50=1.0, rate="none"):
     return NetworkRecord(
         configuration=name,
         config="one",
-        setup={"plan": "table_wise", "batch_size": 8},
-        environment=Environment(commit="abc1234"),
+        setup={"plan": "table_wise", "batch_size": 8, "dim": 8},
+        environment=Environment(
+            commit="abc1234", versions={"torch": "2"}, hardware={"num_cpus": 2, "cpu": "x86_64"}
+        ),
         num_hosts=2,
         rate=rate,
         num_steps=2,
@@ -100,11 +102,43 @@ def test_options_that_would_do_nothing_are_refused(words, name, monkeypatch, cap
     assert f"{name}: an option that bench-net does not have" in capfd.readouterr().err
 
 
+def test_bytes_that_could_not_be_told_are_refused_before_the_first_network(tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("dense: {codec: {codec: cast, dtype: bf16}}")  # algorithm: auto
+    asked = argparse.Namespace(configs=["stock", str(config)], hosts=[2, 3], ranks_per_host=1)
+    setup = {"plan": "table_wise"}
+    bench.check_counts(asked, [setup])
+    asked.ranks_per_host = 2
+    with pytest.raises(ValueError, match=r"mine.yaml: dense: algorithm: auto"):
+        bench.check_counts(asked, [setup])
+    config.write_text("dense: {codec: {codec: cast, dtype: bf16}, algorithm: recursive_doubling}")
+    with pytest.raises(ValueError, match=r"mine.yaml: .* 3 hosts of 2 ranks"):
+        bench.check_counts(asked, [setup])
+    config.write_text("ids: {codec: packed}")
+    bench.check_counts(asked, [setup])
+    with pytest.raises(ValueError, match=r"mine.yaml: ranks_per_node: 4"):
+        bench.check_counts(asked, [setup, {"plan": "two_level", "ranks_per_node": 4}])
+
+
+def test_the_command_refuses_them_before_it_builds_a_network(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "mine.yaml"
+    config.write_text("dense: {codec: {codec: cast, dtype: bf16}}")
+    monkeypatch.setattr(bench, "missing", list)
+    monkeypatch.setattr(subprocess, "run", run_command)
+    words = ["--hosts", "2", "--ranks-per-host", "2", "--configs", str(config)]
+    monkeypatch.setattr(sys, "argv", ["net", *words, "--out", str(tmp_path / "net.jsonl")])
+    with pytest.raises(SystemExit):
+        bench.main()
+    said = capsys.readouterr().err
+    assert "mine.yaml: dense: algorithm: auto: which one was taken is not recorded" in said
+    assert "[1/" not in said
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         ("config", {"config": "another"}),
-        ("batch_size", {"setup": {"plan": "table_wise", "batch_size": 9}}),
+        ("batch_size", {"setup": {"plan": "table_wise", "batch_size": 9, "dim": 8}}),
         ("num_steps", {"num_steps": 3}),
         ("delay", {"delay": "1ms"}),
     ],
@@ -115,6 +149,16 @@ def test_a_line_of_the_readme_is_of_one_measurement(name, change):
     assert "| `best` |" in section.table([slow, fast])
     with pytest.raises(ValueError, match=f"best at 1gbit: another {name} than at 100mbit"):
         section.table([slow, replace(fast, **change)])
+
+
+def test_hosts_of_several_ranks_have_a_table_of_their_own():
+    one = record("best", 1e6)
+    two = replace(one, ranks_per_host=2, sent_nbytes=(3e6, 3e6))
+    made = section.section([one, two])
+    assert made.index("| 2 hosts, table_wise |") < made.index("1.00 MB")
+    assert made.index("| 2 hosts of 2 ranks, table_wise |") < made.index("3.00 MB")
+    with pytest.raises(ValueError, match="records of 2 hosts and of 2 hosts of 2 ranks"):
+        section.table([one, two])
 
 
 def test_a_rate_that_one_configuration_lacks_is_an_empty_cell():
