@@ -246,18 +246,18 @@ def data_parallel_nbytes(
 ) -> float:
     """Return the bytes that a rank sends in the all-reduce of DATA_PARALLEL tables.
 
-    Raises: ValueError: a config without `data_parallel`, whose tables TorchRec all-reduces.
+    Raises: ValueError: a config without `data_parallel`, whose tables TorchRec all-reduces; a table
+        whose rows are not known.
     """
     if config.data_parallel is None:
         raise ValueError("data_parallel: not in the config; DDP's own bytes are not predicted")
-    touched = [
-        TouchedTable(
-            dim=table.dim,
-            num_rows=table.num_rows or 0,
-            num_touched=table.num_touched(table.num_rows or 0, 1.0, num_ranks),
-        )
-        for table in tables.values()
-    ]
+    touched = []
+    for name, table in tables.items():
+        if table.num_rows is None:
+            raise ValueError(f"data_parallel: rows of {name} are not known; measure sizes again")
+        rows = table.num_rows
+        num_touched = table.num_touched(rows, 1.0, num_ranks)
+        touched.append(TouchedTable(dim=table.dim, num_rows=rows, num_touched=num_touched))
     rule = config.data_parallel
     return reduced_nbytes(touched, rule.codec, rule.algorithm, num_ranks)
 
