@@ -90,6 +90,9 @@ def run(description: str | None, train_options: TrainOptions, measure: Measure) 
     if arguments.check:
         print(json.dumps([train_options.setup_of(options) for options in every]))
         return
+    num_ranks, ranks_per_host = int(os.environ["WORLD_SIZE"]), arguments.ranks_per_host
+    if ranks_per_host < 1 or num_ranks % ranks_per_host:
+        parser.error(f"ranks_per_host {ranks_per_host}: {num_ranks} ranks do not fill such hosts")
     interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
     try:

@@ -1,6 +1,7 @@
 """bench-net: real hosts on a network of a given speed, and what is said of what they measured."""
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -118,6 +119,17 @@ def test_bytes_that_could_not_be_told_are_refused_before_the_first_network(tmp_p
     bench.check_counts(asked, [setup])
     with pytest.raises(ValueError, match=r"mine.yaml: ranks_per_node: 4"):
         bench.check_counts(asked, [setup, {"plan": "two_level", "ranks_per_node": 4}])
+
+
+@pytest.mark.parametrize("ranks_per_host", ["0", "3"])
+def test_hosts_that_the_ranks_do_not_fill_are_refused(ranks_per_host, tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "criteo" / "in_turn.py")]
+    command += ["--configs", "stock", "--out", str(tmp_path / "net.jsonl")]
+    command += ["--ranks-per-host", ranks_per_host]
+    env = os.environ | {"WORLD_SIZE": "4", "RANK": "0"}
+    done = run_command(command, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert f"ranks_per_host {ranks_per_host}: 4 ranks do not fill such hosts" in done.stderr
 
 
 def test_the_command_refuses_them_before_it_builds_a_network(tmp_path, monkeypatch, capsys):

@@ -59,6 +59,8 @@ def main() -> int:
     """Run what is missing in --out, and show all of it."""
     parser = _parser()
     arguments, rest = parser.parse_known_args()
+    if arguments.ranks_per_host < 1:
+        parser.error(f"ranks_per_host {arguments.ranks_per_host}: must be positive")
     lacks = missing()
     if lacks:
         print(
