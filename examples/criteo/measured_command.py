@@ -93,6 +93,9 @@ def run(description: str | None, train_options: TrainOptions, measure: Measure) 
     ranks_per_node = vars(every[0]).get("ranks_per_node")  # which not every training has
     if ranks_per_node is not None:
         os.environ["LOCAL_WORLD_SIZE"] = str(ranks_per_node)  # what TorchRec calls a node
+    num_ranks, ranks_per_host = int(os.environ["WORLD_SIZE"]), arguments.ranks_per_host
+    if ranks_per_host < 1 or num_ranks % ranks_per_host:
+        parser.error(f"ranks_per_host {ranks_per_host}: {num_ranks} ranks do not fill such hosts")
     interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
     try:

@@ -1,13 +1,18 @@
 """bench-net: real hosts on a network of a given speed, and what is said of what they measured."""
 
 import argparse
+import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import in_turn
+import measured_command
 import pytest
+import torch.distributed as dist
+from torchrec.distributed.comm import get_local_size
 
 from examples.bench.net import __main__ as bench
 from examples.bench.net import hosts, section, tables
@@ -37,8 +42,10 @@ def record(name, sent, counted=None, p50=1.0, rate="none"):
     return NetworkRecord(
         configuration=name,
         config="one",
-        setup={"plan": "table_wise", "batch_size": 8},
-        environment=Environment(commit="abc1234"),
+        setup={"plan": "table_wise", "batch_size": 8, "dim": 8},
+        environment=Environment(
+            commit="abc1234", versions={"torch": "2"}, hardware={"num_cpus": 2, "cpu": "x86_64"}
+        ),
         num_hosts=2,
         rate=rate,
         num_steps=2,
@@ -100,11 +107,54 @@ def test_options_that_would_do_nothing_are_refused(words, name, monkeypatch, cap
     assert f"{name}: an option that bench-net does not have" in capfd.readouterr().err
 
 
+def test_bytes_that_could_not_be_told_are_refused_before_the_first_network(tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("dense: {codec: {codec: cast, dtype: bf16}}")  # algorithm: auto
+    asked = argparse.Namespace(configs=["stock", str(config)], hosts=[2, 3], ranks_per_host=1)
+    setup = {"plan": "table_wise"}
+    bench.check_counts(asked, [setup])
+    asked.ranks_per_host = 2
+    with pytest.raises(ValueError, match=r"mine.yaml: dense: algorithm: auto"):
+        bench.check_counts(asked, [setup])
+    config.write_text("dense: {codec: {codec: cast, dtype: bf16}, algorithm: recursive_doubling}")
+    with pytest.raises(ValueError, match=r"mine.yaml: .* 3 hosts of 2 ranks"):
+        bench.check_counts(asked, [setup])
+    config.write_text("ids: {codec: packed}")
+    bench.check_counts(asked, [setup])
+    with pytest.raises(ValueError, match=r"mine.yaml: ranks_per_node: 4"):
+        bench.check_counts(asked, [setup, {"plan": "two_level", "ranks_per_node": 4}])
+
+
+@pytest.mark.parametrize("ranks_per_host", ["0", "3"])
+def test_hosts_that_the_ranks_do_not_fill_are_refused(ranks_per_host, tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "criteo" / "in_turn.py")]
+    command += ["--configs", "stock", "--out", str(tmp_path / "net.jsonl")]
+    command += ["--ranks-per-host", ranks_per_host]
+    env = os.environ | {"WORLD_SIZE": "4", "RANK": "0"}
+    done = run_command(command, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert f"ranks_per_host {ranks_per_host}: 4 ranks do not fill such hosts" in done.stderr
+
+
+def test_the_command_refuses_them_before_it_builds_a_network(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "mine.yaml"
+    config.write_text("dense: {codec: {codec: cast, dtype: bf16}}")
+    monkeypatch.setattr(bench, "missing", list)
+    monkeypatch.setattr(subprocess, "run", run_command)
+    words = ["--hosts", "2", "--ranks-per-host", "2", "--configs", str(config)]
+    monkeypatch.setattr(sys, "argv", ["net", *words, "--out", str(tmp_path / "net.jsonl")])
+    with pytest.raises(SystemExit):
+        bench.main()
+    said = capsys.readouterr().err
+    assert "mine.yaml: dense: algorithm: auto: which one was taken is not recorded" in said
+    assert "[1/" not in said
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         ("config", {"config": "another"}),
-        ("batch_size", {"setup": {"plan": "table_wise", "batch_size": 9}}),
+        ("batch_size", {"setup": {"plan": "table_wise", "batch_size": 9, "dim": 8}}),
         ("num_steps", {"num_steps": 3}),
         ("delay", {"delay": "1ms"}),
     ],
@@ -115,6 +165,16 @@ def test_a_line_of_the_readme_is_of_one_measurement(name, change):
     assert "| `best` |" in section.table([slow, fast])
     with pytest.raises(ValueError, match=f"best at 1gbit: another {name} than at 100mbit"):
         section.table([slow, replace(fast, **change)])
+
+
+def test_hosts_of_several_ranks_have_a_table_of_their_own():
+    one = record("best", 1e6)
+    two = replace(one, ranks_per_host=2, sent_nbytes=(3e6, 3e6))
+    made = section.section([one, two])
+    assert made.index("| 2 hosts, table_wise |") < made.index("1.00 MB")
+    assert made.index("| 2 hosts of 2 ranks, table_wise |") < made.index("3.00 MB")
+    with pytest.raises(ValueError, match="records of 2 hosts and of 2 hosts of 2 ranks"):
+        section.table([one, two])
 
 
 def test_a_rate_that_one_configuration_lacks_is_an_empty_cell():
@@ -177,6 +237,23 @@ def test_a_host_that_fails_ends_the_others():
     ):
         network.run([sys.executable, "-c", code], timeout_s=120)
     assert time.monotonic() - begin < 60
+
+
+def test_ranks_per_node_is_what_torchrec_calls_a_node(tmp_path, monkeypatch):
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    for name, value in (("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_WORLD_SIZE", 1)):
+        monkeypatch.setenv(name, str(value))
+    words = "--configs stock --steps 1 --plan two_level --ranks-per-node 2 --out"
+    monkeypatch.setattr(sys, "argv", ["in_turn.py", *words.split(), str(tmp_path / "net.jsonl")])
+    node_sizes = []
+
+    def measure(*_):
+        node_sizes.append(get_local_size(4))
+        return []
+
+    measured_command.run("", in_turn.TRAIN_OPTIONS, measure)
+    assert node_sizes == [2]
 
 
 @emulated

@@ -52,6 +52,17 @@ def curve(name, *times):
     return [samples.network(name, rate, s) for rate, s in zip(rates, times, strict=True)]
 
 
+def test_hosts_of_several_ranks_are_another_setup() -> None:
+    """What leaves such a host is not known by kind: part of what its ranks counted stays there."""
+    counted = samples.both_hosts(embedding_forward=(8e6, 2e6, 5e5))
+    one = samples.network("int4", config=samples.INT4, traffic=counted)
+    two = replace(one, ranks_per_host=2, traffic=counted * 2)
+    runs, num_earlier = runs_of([one, two])
+    assert num_earlier == 0
+    assert [str(run.setup).split(",")[0] for run in runs] == ["2 hosts", "2 hosts of 2 ranks"]
+    assert [run.wire is None for run in runs] == [False, True]
+
+
 def test_break_even_lies_where_the_lines_over_1_by_rate_meet():
     """stock takes 1 + 400 / rate, int4 1.5 + 200 / rate: equal at 400 Mbit/s."""
     every = runs(*curve("stock", 5.0, 1.4, 1.0), *curve("int4", 3.5, 1.7, 1.5))

@@ -8,6 +8,7 @@ from trec_qcomm.records import NetworkRecord, Percentiles, TrafficBytes
 from trec_qcomm.simulate.between_hosts import sent_between_hosts
 
 KINDS = ("embedding_forward", "intra_embedding_forward", "dense", "intra_dense", "input")
+PLAN_FILE = "Plan(sharding='{}', rules=({}), cluster=None)"
 DENSE = "dense: {{codec: {{codec: cast, dtype: bf16}}, algorithm: {}}}"
 BY_NODE = (
     "dense: {algorithm: hierarchical, cross: {codec: cast, dtype: bf16},"
@@ -41,6 +42,8 @@ def record(config, *, plan="table_wise", num_hosts=2, ranks_per_host=2):
         ("table_wise", DENSE.format("recursive_doubling"), 400, 300),
         ("two_level", DENSE.format("two_shot"), 600, 400),
         ("two_level", BY_NODE, 600, 600),
+        (PLAN_FILE.format("two_level", ""), DENSE.format("two_shot"), 600, 400),
+        (PLAN_FILE.format("row_wise", ""), DENSE.format("two_shot"), 400, 400),
     ],
 )
 def test_by_plan_and_algorithm(plan, config, forward, dense) -> None:
@@ -53,6 +56,46 @@ def test_by_plan_and_algorithm(plan, config, forward, dense) -> None:
 def test_hosts_of_one_rank_send_all() -> None:
     hosts = sent_between_hosts(record(DENSE.format("ring"), num_hosts=4, ranks_per_host=1))
     assert hosts == [{"forward": 600, "backward": 0, "dense": 600, "ids": 300}] * 4
+
+
+def test_replicated_tables_have_the_share_of_their_own_algorithm() -> None:
+    """Check 300 bytes of each of 2 ranks, with a ring of dense gradients beside them."""
+    tables = "data_parallel: {{codec: identity, algorithm: {}}}"
+    both = DENSE.format("ring").replace("{", "{{").replace("}", "}}") + "\n" + tables
+    of_tables = {"data_parallel": TrafficBytes(wire_nbytes=300.0)}
+    alone = replace(record(both.format("two_shot")), traffic=(of_tables,) * 4)
+    assert [host["dense"] for host in sent_between_hosts(alone)] == pytest.approx([400, 400])
+    for algorithm in ("ring", "recursive_doubling", "auto"):
+        with pytest.raises(
+            ValueError, match=f"a: data_parallel: algorithm: {algorithm}: the share"
+        ):
+            sent_between_hosts(replace(alone, config=both.format(algorithm)))
+
+
+@pytest.mark.parametrize(("num_hosts", "ranks_per_host"), [(3, 2), (2, 3)])
+def test_recursive_doubling_is_told_of_powers_of_two_alone(num_hosts, ranks_per_host) -> None:
+    hosts = {"num_hosts": num_hosts, "ranks_per_host": ranks_per_host}
+    with pytest.raises(ValueError, match=f"{num_hosts} hosts of {ranks_per_host} ranks"):
+        sent_between_hosts(record(DENSE.format("recursive_doubling"), **hosts))
+    sent_between_hosts(record(DENSE.format("two_shot"), **hosts))
+
+
+def test_nodes_that_are_no_hosts_are_an_error() -> None:
+    by_node = record("ids: {codec: packed}", plan="two_level")
+    sent_between_hosts(replace(by_node, setup={"plan": "two_level", "ranks_per_node": 2}))
+    with pytest.raises(ValueError, match="a: ranks_per_node: 4: expected that of a host, 2"):
+        sent_between_hosts(replace(by_node, setup={"plan": "two_level", "ranks_per_node": 4}))
+
+
+def test_a_plan_of_which_only_some_tables_are_by_node_is_an_error() -> None:
+    some = PLAN_FILE.format("row_wise", "Rule(sharding='two_level', tables=('a',)),")
+    with pytest.raises(ValueError, match="plan: row_wise, two_level: the shares"):
+        sent_between_hosts(record("ids: {codec: packed}", plan=some))
+    planned = record("ids: {codec: packed}", plan="planned")
+    with pytest.raises(ValueError, match="a: plan: planned has tables by node"):
+        sent_between_hosts(planned)
+    flat = tuple({k: v for k, v in rank.items() if "intra" not in k} for rank in planned.traffic)
+    assert sent_between_hosts(replace(planned, traffic=flat))[0]["forward"] == pytest.approx(400)
 
 
 def test_what_cannot_be_told_is_an_error() -> None:

@@ -3,6 +3,7 @@
 The records are of trainings of the Criteo example between emulated hosts, 256 samples a rank.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -45,6 +46,30 @@ def test_bytes_are_within_5_percent_of_the_kernel(networks, predictions):
         assert p.kernel_ratio == pytest.approx(1, abs=WITHIN), place
         if p.record.configuration == "by_node":
             assert p.predicted["dense"] == pytest.approx(p.counted["dense"], rel=0.01), place
+
+
+def test_dense_gradients_by_node_need_counts_of_hosts_of_one_rank(networks):
+    """Both hops of hosts of 2 ranks hold too much for one ratio; as hosts of 1 they are wrong."""
+    sizes = [s for s in read(RESULTS / "table_sizes_256.jsonl") if isinstance(s, TableSizesRecord)]
+    by_node = [r for r in networks if (r.configuration, r.ranks_per_host) == ("by_node", 2)]
+    with pytest.raises(ValueError, match="hosts of 2 ranks; expected a record of hosts of one"):
+        predict_counted(by_node, sizes)
+    (flat, *_) = (r for r in by_node if (r.num_hosts, r.setup["plan"]) == (2, "table_wise"))
+    per_rank = {name: 2 * getattr(flat, name) for name in ("sent_nbytes", "sent_packets")}
+    mistaken = replace(flat, num_hosts=4, ranks_per_host=1, **per_rank)
+    with pytest.raises(ValueError, match="ranks_per_host: 1, but dense gradients were sent inside"):
+        predict_counted([mistaken], sizes)
+
+
+def test_nodes_of_a_plan_are_no_nodes_of_the_all_reduce(networks, predictions):
+    """On hosts of one rank nothing of dense gradients is inside a node, also of two-level plans."""
+    sizes = [s for s in read(RESULTS / "table_sizes_256.jsonl") if isinstance(s, TableSizesRecord)]
+    (flat, *_) = (r for r in networks if (r.configuration, r.ranks_per_host) == ("by_node", 1))
+    two_level = replace(flat, setup={**flat.setup, "plan": "two_level", "ranks_per_node": 2})
+    (predicted,) = predict_counted([two_level], sizes)
+    (expected, *_) = (p for p in predictions if p.record.configuration == "by_node"
+                      and p.record.ranks_per_host == 1)  # fmt: skip
+    assert predicted.predicted["dense"] == pytest.approx(expected.predicted["dense"])
 
 
 def test_what_ranks_counted_is_what_left_their_host(networks):

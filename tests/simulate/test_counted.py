@@ -75,6 +75,9 @@ def test_replicated_tables_send_the_rows_that_some_rank_touched(networks, sizes)
         of_one_rank = {name: replace(table, num_joint=None) for name, table in small.items()}
         bound = data_parallel_nbytes(of_one_rank, config, p.record.num_hosts)
         assert 1.1 * counted < bound < 1.3 * counted
+    name, table = next(iter(small.items()))
+    with pytest.raises(ValueError, match=f"data_parallel: rows of {name} are not known"):
+        data_parallel_nbytes({name: replace(table, num_rows=None)}, config, 4)
     with pytest.raises(ValueError, match="data_parallel: not in the config"):
         data_parallel_nbytes(small, replace(config, data_parallel=None), 4)
 

@@ -45,6 +45,7 @@ class Setup:
         steps: steps of the training.
         delay: delay of the links; None without.
         values: the records' `setup`, sorted by name.
+        ranks_per_host: number of ranks of each host.
     """
 
     num_ranks: int
@@ -52,6 +53,7 @@ class Setup:
     steps: int
     delay: str | None
     values: tuple[tuple[str, Scalar], ...]
+    ranks_per_host: int = 1
 
     def get(self, name: str) -> Scalar | None:
         """Return a value of the records' `setup`; None where it is not there."""
@@ -59,7 +61,8 @@ class Setup:
 
     def __str__(self) -> str:
         noun = "host" if self.is_network else "rank"
-        parts = [f"{self.num_ranks} {noun}{'s' * (self.num_ranks != 1)}"]
+        of_ranks = f" of {self.ranks_per_host} ranks" if self.ranks_per_host > 1 else ""
+        parts = [f"{self.num_ranks} {noun}{'s' * (self.num_ranks != 1)}{of_ranks}"]
         parts += [f"delay {self.delay}"] if self.delay else []
         parts += displayed(dict(self.values))
         return ", ".join([*parts, f"{self.steps} steps"])
@@ -85,7 +88,8 @@ class Run:
         rate_mbit: Mbit/s of each link; None without a limit, or without a network.
         sent_nbytes: bytes that a host sends in a step; None where they are not known.
         raw, distinct, wire: bytes by group of traffic: float32 of all bags, float32 of what is
-            sent, and what is sent; None where they are not known.
+            sent, and what is sent; None where they are not known, and of hosts of several ranks,
+            as part of what these count stays inside a host.
         ne: normalized entropy of the test with the codecs on; None where it was not measured.
         losses: training loss of each step.
     """
@@ -173,12 +177,13 @@ def _network_run(record: NetworkRecord) -> Run:
         record=record,
         configuration=record.configuration,
         setup=Setup(
-            record.num_hosts, True, len(record.losses), record.delay, record.setup_key
+            record.num_hosts, True, len(record.losses), record.delay, record.setup_key,
+            record.ranks_per_host,
         ),
         seed=record.seed,
         rate_mbit=_rate_mbit(record),
         sent_nbytes=fmean(record.sent_nbytes),
-        **_by_group(record.traffic),
+        **_by_group(record.traffic if record.ranks_per_host == 1 else None),
         ne=record.metrics.get("ne"),
         losses=record.losses,
     )  # fmt: skip

@@ -147,7 +147,8 @@ def _predict(record: NetworkRecord, sizes: TableSizesRecord, fewest: NetworkReco
     tables = load_measured([sizes], config)
     shardings = shardings_of(str(record.setup["plan"]), tables)
     by_kind = rank_nbytes(tables, config, shardings, place)
-    by_kind |= _dense_nbytes(config, fewest, Place(num_ranks=num_ranks, node_size=node_size))
+    by_host = Place(num_ranks=num_ranks, node_size=record.ranks_per_host)
+    by_kind |= _dense_nbytes(config, fewest, by_host)
     shares = shares_between_hosts(record)
     predicted = {
         group: sum(record.ranks_per_host * shares[kind] * by_kind.get(kind, 0.0) for kind in kinds)
@@ -166,8 +167,10 @@ def _predict(record: NetworkRecord, sizes: TableSizesRecord, fewest: NetworkReco
 def _dense_nbytes(config: Config, flat: NetworkRecord, place: Place) -> dict[str, float]:
     """Return the bytes of dense gradients that a rank sends in a step, by kind.
 
-    Args: flat: record whose ratio counts; of a hierarchical all-reduce it is of hosts of one rank.
-    Raises: ValueError: it is not.
+    Args:
+        flat: record whose ratio counts; of a hierarchical all-reduce it is of hosts of one rank.
+        place: ranks and hosts; these are the nodes of a hierarchical all-reduce.
+    Raises: ValueError: it is not, or counted a hop inside nodes.
     """
     (raw, sent), num_ranks = _dense_of(flat), flat.num_hosts * flat.ranks_per_host
     values_nbytes, ratio = raw / _ring_share(num_ranks), raw / sent
@@ -177,6 +180,11 @@ def _dense_nbytes(config: Config, flat: NetworkRecord, place: Place) -> dict[str
             f"{flat.origin or flat.configuration}: hosts of {flat.ranks_per_host} ranks; expected "
             "a record of hosts of one rank beside it, for the ratio of dense gradients"
         )
+    if flat.ranks_per_host == 1 and _has_hops(flat):
+        raise ValueError(
+            f"{flat.origin or flat.configuration}: ranks_per_host: 1, but dense gradients were "
+            "sent inside nodes; expected the number of ranks of a node"
+        )
     if not is_hierarchical or place.node_size == 1:
         return {"dense": _ring_share(place.num_ranks) * values_nbytes / ratio}
     inside = (place.node_size - 1) / place.node_size
@@ -184,6 +192,12 @@ def _dense_nbytes(config: Config, flat: NetworkRecord, place: Place) -> dict[str
         "dense": _ring_share(place.num_nodes) * values_nbytes / place.node_size / ratio,
         "intra_dense": inside * values_nbytes * (1 / dense_intra_ratio(config) + 1 / ratio),
     }
+
+
+def _has_hops(record: NetworkRecord) -> bool:
+    """Return whether dense gradients were sent inside nodes."""
+    ranks = [rank["intra_dense"] for rank in record.traffic or () if "intra_dense" in rank]
+    return any(rank.wire_nbytes > 0 for rank in ranks)
 
 
 def _ring_share(num: int) -> float:
@@ -232,18 +246,18 @@ def data_parallel_nbytes(
 ) -> float:
     """Return the bytes that a rank sends in the all-reduce of DATA_PARALLEL tables.
 
-    Raises: ValueError: a config without `data_parallel`, whose tables TorchRec all-reduces.
+    Raises: ValueError: a config without `data_parallel`, whose tables TorchRec all-reduces; a table
+        whose rows are not known.
     """
     if config.data_parallel is None:
         raise ValueError("data_parallel: not in the config; DDP's own bytes are not predicted")
-    touched = [
-        TouchedTable(
-            dim=table.dim,
-            num_rows=table.num_rows or 0,
-            num_touched=table.num_touched(table.num_rows or 0, 1.0, num_ranks),
-        )
-        for table in tables.values()
-    ]
+    touched = []
+    for name, table in tables.items():
+        if table.num_rows is None:
+            raise ValueError(f"data_parallel: rows of {name} are not known; measure sizes again")
+        rows = table.num_rows
+        num_touched = table.num_touched(rows, 1.0, num_ranks)
+        touched.append(TouchedTable(dim=table.dim, num_rows=rows, num_touched=num_touched))
     rule = config.data_parallel
     return reduced_nbytes(touched, rule.codec, rule.algorithm, num_ranks)
 

@@ -16,10 +16,14 @@ RATES = {
 
 def section(records: Sequence[NetworkRecord]) -> str:
     """Return a table for each plan, pipeline and number of hosts, and how they were measured."""
-    places = sorted({(plan_of(r), r.num_hosts) for r in records}, reverse=True)
-    places.sort(key=lambda place: place[1])
-    parts = [table([r for r in records if (plan_of(r), r.num_hosts) == at]) for at in places]
+    places = sorted(set(map(_place_of, records)), reverse=True)
+    places.sort(key=lambda place: place[1:])
+    parts = [table([r for r in records if _place_of(r) == place]) for place in places]
     return "\n".join([*parts, made_with(records), ""])
+
+
+def _place_of(record: NetworkRecord) -> tuple[str, int, int]:
+    return plan_of(record), record.num_hosts, record.ranks_per_host
 
 
 def plan_of(record: NetworkRecord) -> str:
@@ -32,11 +36,15 @@ def table(records: Sequence[NetworkRecord], rates: Sequence[str] | None = None) 
     """Return a line a configuration: bytes, and the step time at each rate.
 
     Args:
-        records: records of one plan, pipeline and number of hosts.
+        records: records of one plan, pipeline and number of hosts and of their ranks.
         rates: rates that have a column; None: those that were measured.
-    Raises: ValueError: a configuration's records have more than one config, setup or delay.
+    Raises: ValueError: records of several numbers of hosts or of their ranks; or a configuration's
+        records have more than one config, setup or delay.
     """
     check_alike(records)
+    hosts = dict.fromkeys(map(hosts_text, records))
+    if len(hosts) > 1:
+        raise ValueError(f"records of {' and of '.join(hosts)}; a table is of one")
     rates = rates or [rate for rate in RATES if any(r.rate == rate for r in records)]
     by_place = {(r.configuration, r.rate): r for r in records}
     names = dict.fromkeys(r.configuration for r in records)
@@ -44,7 +52,7 @@ def table(records: Sequence[NetworkRecord], rates: Sequence[str] | None = None) 
     place, metric = plan_of(records[0]), quality_metric(records)
     head = " | ".join(f"{RATES[rate]}: step" for rate in rates)
     lines = [
-        f"| {records[0].num_hosts} hosts, {place} | sent a step | {head} | {METRICS[metric]} |",
+        f"| {hosts_text(records[0])}, {place} | sent a step | {head} | {METRICS[metric]} |",
         "|---|---|" + "---|" * len(rates) + "---|",
     ]
     for name in names:
@@ -56,6 +64,12 @@ def table(records: Sequence[NetworkRecord], rates: Sequence[str] | None = None) 
             cells.append("" if record is None else _step(record, by_place[base, rate]))
         lines.append(f"| `{name}` | {' | '.join(cells)} | {first.metrics[metric]:.4f} |")
     return "\n".join(lines) + "\n"
+
+
+def hosts_text(record: NetworkRecord) -> str:
+    """Return the number of hosts, and that of the ranks of each where there are several."""
+    of_ranks = f" of {record.ranks_per_host} ranks" if record.ranks_per_host > 1 else ""
+    return f"{record.num_hosts} hosts{of_ranks}"
 
 
 def _step(record: NetworkRecord, base: NetworkRecord) -> str:

@@ -72,3 +72,4 @@ def test_more_ranks_touch_more_rows() -> None:
     few = TouchedRows(num_rows=4, by_one=9.0, by_several=9.0, num_several=2)
     assert few.by(1) == few.by(8) == 4
     assert TouchedRows(num_rows=4, by_one=0.0).by(8) == 0
+    assert TouchedRows(num_rows=0, by_one=3.0, by_several=4.0, num_several=2).by(8) == 0

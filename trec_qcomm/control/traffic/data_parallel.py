@@ -39,8 +39,10 @@ class TouchedRows:
         """Return U, the rows that so many ranks touch together.
 
         At most R (1 - (1 - u/R)^N), with u rows touched by one: as many as if all rows were alike,
-        and that is the most where the ranks' batches are drawn alike.
+        and that is the most where the ranks' batches are drawn alike. A table of no rows has 0.
         """
+        if self.num_rows == 0:
+            return 0.0
         one = min(self.by_one, self.num_rows)
         most = self.num_rows * (1.0 - float((1.0 - one / self.num_rows) ** num_ranks))
         if self.by_several is None or self.num_several < 2 or one <= 0:
