@@ -1,7 +1,10 @@
 """Error feedback by id in whole models: resume, and what is refused when a model is sharded."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.integration.sharded_models.cases import RW, TW, Case, Table
 from tests.integration.sharded_models.training import run
@@ -67,6 +70,34 @@ def test_rows_have_residuals_too():
         assert not all(
             torch.equal(a[key], b[key]) for a, b in zip(many[0], none[0], strict=True) for key in a
         )
+
+
+def joint_counts(path, forward_rows):
+    """Return what rank 0 wrote of table-wise tables: their sent and joint rows, and joint sets."""
+    feedback = RowFeedback(forward_rows=forward_rows) if forward_rows else None
+    (rest,), (table_wise,) = config(None).embedding, config(feedback).embedding
+    rules = replace(table_wise, tables=("tw_*",)), rest
+    dmp = shard(qcomm := QComm(Config(embedding=rules)))
+    optimizer = dense_optimizer(dmp)
+    train(dmp, optimizer, range(1))
+    capture = qcomm.capture_rows(2)
+    train(dmp, optimizer, range(1, 3))
+    capture.save(path)
+    if dist.get_rank():
+        return None
+    tables = torch.load(path, weights_only=True)["tables"].items()
+    names = ("num_sent", "num_joint", "num_joint_sets")
+    return [[t[name] for name in names] for table, t in tables if table.startswith("tw_")]
+
+
+def test_rows_with_residuals_are_not_counted_as_different_ones(tmp_path):
+    """A residual of each peer makes equal rows differ, so that too many would be counted."""
+    plain, fed = (
+        played_ranks(2).run(lambda n=n: joint_counts(tmp_path / f"{n}.pt", n))[0] for n in (0, 100)
+    )
+    assert all(sent >= joint > 0 and sets > 0 for sent, joint, sets in plain)
+    assert len(fed) == len(plain) > 0
+    assert all((joint, sets) == (0, 0) for _, joint, sets in fed)
 
 
 def test_the_config_has_it():

@@ -161,7 +161,7 @@ class RowCapture:
                     block, table = group.segments.block(values, s), placed.plan.tables[segment]
                     kept.add(table, block)
                     joint[table, segment % placed.plan.segments_per_frame[0]].append(block)
-            if direction == "forward":
+            if direction == "forward" and "forward" not in collective.residuals:
                 for (table, _), blocks in joint.items():
                     kept.add_joint(table, blocks)
 
@@ -223,7 +223,9 @@ class RowCapture:
         are `num_rows` of the table, `num_sent` rows in `num_blocks` blocks, also those that were
         left out, `num_joint`, the different rows of a step's blocks to all peers together, summed
         over `num_joint_sets` steps and features, `num_bags` and `num_distinct` where equal bags may
-        be merged, and `is_partial`: whether the rows are partial sums of a row-wise table. Of real
+        be merged, and `is_partial`: whether the rows are partial sums of a row-wise table. Both
+        `num_joint` are 0 of tables that are sent together with one of error_feedback.forward_rows:
+        it adds to a row what was kept back of it for each peer, so that equal rows differ. Of real
         data the rows hold traces: such a file is not for publication.
 
         Raises: ValueError: nothing was sent in these steps.
