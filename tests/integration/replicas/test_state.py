@@ -1,6 +1,7 @@
 """A sync that goes on from a checkpoint, and batches whose backward comes after an average."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -193,3 +194,16 @@ def test_a_digest_of_chunks_tells_any_changed_bit():
     changed[2][0, 0], changed[2][2, 0] = table[2, 0], table[0, 0]  # of two chunks
     assert digests([table.clone()]) == digests([table])
     assert len({*digests([table]), *digests(changed)}) == 4
+
+
+def test_state_of_another_number_of_ranks_is_told(caplog):
+    def program():
+        session, loaded = QComm.from_dict({"sync": {}})._session, []
+        session.sync = SimpleNamespace(load_state_dict=loaded.append)
+        for state in ({}, {"rank0of3": {"counts": 0}}):
+            session._loaded_sync = state
+            session._load_sync()
+        return loaded
+
+    assert PlayedRanks(2).run(program) == [[{}, {}]] * 2
+    assert [r.message.count("of another number of ranks") for r in caplog.records] == [1, 1]
