@@ -18,6 +18,7 @@ from trec_qcomm.testing import (
     round_trip,
 )
 
+DIMS = (1, 2, 3, 7, 16, 33, 128)
 NEAREST = [Float6("e4m1"), Float6("e3m2"), Float4("nearest")]
 STOCHASTIC = [replace(codec, rounding="stochastic") for codec in NEAREST]
 ALL = NEAREST + STOCHASTIC
@@ -149,10 +150,11 @@ def datasets(dim):
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("dim", [1, 2, 3, 7, 16, 33, 128])
-@pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
+@pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("codec", NEAREST, ids=repr)
-def test_all_backends_write_the_same_bytes_and_read_them(codec, stochastic, dim):
+def test_all_backends_write_the_same_bytes_and_read_them(codec, dim):
+    """The two ways to round take turns, so that every codec and every dim has both."""
+    stochastic = (NEAREST.index(codec) + DIMS.index(dim)) % 2 == 1
     seed = 2**63 - 1  # the numbers that are hashed wrap
     form = {"bits": codec.bits, "exponent_bits": codec.exponent_bits}
     options = form | {"stochastic": stochastic, "seed": seed}

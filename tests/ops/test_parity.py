@@ -16,6 +16,7 @@ from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.testing import awkward_rows, encode, interleaved_segments
 
+WIDTHS, DIMS = (8, 4, 3, 2), (1, 2, 3, 7, 16, 33, 64)
 MOST = torch.finfo(torch.float32).max
 
 
@@ -131,10 +132,11 @@ def test_a_sum_names_the_first_bad_segment_of_all_parts(backend):
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("dim", [1, 2, 3, 7, 16, 33, 64])
-@pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
-@pytest.mark.parametrize("bits", [8, 4, 3, 2])
-def test_rowwise(bits, stochastic, dim):
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_rowwise(bits, dim):
+    """The two ways to round take turns, so that every width and every dim has both."""
+    stochastic = (WIDTHS.index(bits) + DIMS.index(dim)) % 2 == 1
     for seed in (2**62 + 12345, 2**63 - 1)[: 1 + stochastic]:  # the last one: numbers wrap
         options = {"bits": bits, "stochastic": stochastic, "seed": seed}
         check_op(rowwise, options, {"bits": bits}, dim)

@@ -144,9 +144,8 @@ def plain_cells(world_size: int) -> list[Cell]:
 
 
 def coded_cells(world_size: int) -> list[Cell]:
-    """Return the cells. On two ranks all of one direction, and of both at once a third, with every
-    row and every codec. On four, where there are three shapes, every pair of a row, a codec, a
-    shape and a direction.
+    """Return the cells: every pair of a row and a codec, in one direction on two ranks and in
+    another one on four, where every pair of a row, a codec, a shape and a direction is there.
     """
     cells = [
         Cell(plain.row, plain.shape, codec, direction)
@@ -154,14 +153,13 @@ def coded_cells(world_size: int) -> list[Cell]:
         for codec in CODECS
         for direction in DIRECTIONS
     ]
-    if world_size == 2:
-        return [cell for cell in cells if cell.direction != "both" or _on_diagonal(cell)]
-    return [cell for cell in cells if _in_square(cell)]
+    return [cell for cell in cells if (_on_diagonal if world_size == 2 else _in_square)(cell)]
 
 
 def _on_diagonal(cell: Cell) -> bool:
-    """Return whether the cell is one of those, each third, that show both directions at once."""
-    return (list(ROWS).index(cell.row) + list(CODECS).index(cell.codec)) % 3 == 0
+    """Return whether the cell has the direction of its row and codec on two ranks."""
+    row, codec = list(ROWS).index(cell.row), list(CODECS).index(cell.codec)
+    return DIRECTIONS[(row + 2 * codec + 1) % 3] == cell.direction
 
 
 def _in_square(cell: Cell) -> bool:
