@@ -235,7 +235,9 @@ class QComm(Inspection, Guarding):
             pipeline=pipeline,
         )
 
-    def warm_up(self, *, ids: torch.dtype = torch.int64) -> None:
+    def warm_up(
+        self, *, ids: torch.dtype = torch.int64, rows_dtype: torch.dtype = torch.float32
+    ) -> None:
         """Compile now the CPU kernels that the config uses and that are not compiled yet.
 
         Sharding a model on CPUs does it, too. Call it earlier, on every rank and before
@@ -243,10 +245,12 @@ class QComm(Inspection, Guarding):
         share a disk share the work. `python -m trec_qcomm.warm_up` does it in the image of a
         container.
 
-        Args: ids: dtype of the batches' ids, int32 or int64. Lengths may be of either.
+        Args:
+            ids: dtype of the batches' ids, int32 or int64. Lengths may be of either.
+            rows_dtype: dtype of the lookups' rows (`output_dtype`): float32, float16 or bfloat16.
         Raises: ValueError: another dtype.
         """
-        warm_up(self.config, ids=ids)
+        warm_up(self.config, ids=ids, rows_dtype=rows_dtype)
 
     @contextmanager
     def bypass(self) -> Iterator[None]:

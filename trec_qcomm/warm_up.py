@@ -4,6 +4,7 @@ examples:
   python -m trec_qcomm.warm_up best                     a preset
   python -m trec_qcomm.warm_up my.yaml unique_int4      several
   python -m trec_qcomm.warm_up best --ids int32         batches whose ids are int32
+  python -m trec_qcomm.warm_up int8 --rows fp16         lookups with output_dtype FP16
 
 In the image of a container, with a folder that the training may write:
   ENV NUMBA_CACHE_DIR=/opt/numba
@@ -29,6 +30,7 @@ from trec_qcomm.kernels import cache
 from trec_qcomm.kernels.once import Job, compile_once, missing
 
 _DTYPES = {"int32": torch.int32, "int64": torch.int64}
+_ROW_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,17 +43,18 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("configs", nargs="+", metavar="CONFIG", help="YAML files or names of presets")
     add("--ids", choices=_DTYPES, default="int64", help="dtype of batches' ids (default int64)")
+    add("--rows", choices=_ROW_DTYPES, default="fp32", help="output_dtype of lookups (fp32)")
     return parser
 
 
-def run(configs: Sequence[Config], *, ids: torch.dtype) -> str:
+def run(configs: Sequence[Config], *, ids: torch.dtype, rows_dtype: torch.dtype) -> str:
     """Compile what the configs use, a job a core at a time; return the last line."""
     started, folder = time.monotonic(), cache.folder()
     if folder is None:
         raise ValueError("NUMBA_CACHE_DIR: set it to a folder that can be written, to keep kernels")
     wanted: dict[str, Job] = {}
     for config in configs:
-        wanted |= {job.name: job for job in jobs(config, ids=ids)}
+        wanted |= {job.name: job for job in jobs(config, ids=ids, rows_dtype=rows_dtype)}
     left = missing(list(wanted.values()))
     _compile(left)
     there = len(wanted) - len(left)
@@ -105,7 +108,8 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     try:
         configs = [read_config(name) for name in arguments.configs]
-        print(run(configs, ids=_DTYPES[arguments.ids]))
+        dtypes = {"ids": _DTYPES[arguments.ids], "rows_dtype": _ROW_DTYPES[arguments.rows]}
+        print(run(configs, **dtypes))
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     return 0

@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
+from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_use_sync_collectives
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.types import DataType
 
 from tests.integration.sharded_models.batches import batch as sequence_batch
 from tests.integration.sharded_models.cases import DP, MODULES, RW, Case, Table, plan
@@ -30,7 +32,7 @@ from trec_qcomm import (
     TableRule,
     TopK,
 )
-from trec_qcomm.config import GuardRule
+from trec_qcomm.config import DebugRule, GuardRule
 from trec_qcomm.integration.embedding.session_registry import _check_device, _check_guard
 from trec_qcomm.testing import run_ranks
 
@@ -152,6 +154,36 @@ def prioritized(*, with_wrapper):
     dmp(sequence_batch(SEQUENCES, 0, dist.get_rank()))
 
 
+def dtype_messages():
+    """Return what is said of rows that are not float32, by case."""
+    half, tables = {"output_dtype": SparseType.FP16}, (Table("a", 8, ("f",)), Table("b", 8, ("g",)))
+    two = Case(tables=tables, sharding=RW, fused_params=tuple(half.items()))
+    module_plan = plan(two, dist.get_world_size())
+    module_plan["b"].output_dtype = DataType.FP32
+    model = nn.Module()
+    model.sparse = MODULES["ebc"](two)
+    mixed = qcomm_of(Identity()).dmp_arguments(fused_params=half)
+    exact = qcomm_of(Identity())
+    mixed["plan"] = ShardingPlan({"sparse": module_plan})
+    merging = replace(rule("*"), unique_bags=True)
+    return {
+        "int8 rows": message_of(lambda: shard(exact, output_dtype=SparseType.INT8)),
+        "bf16 on CPU": message_of(lambda: shard(exact, output_dtype=SparseType.BF16)),
+        "codec of fp32": message_of(lambda: shard(qcomm_of(Identity(), ErrorBounded(0.1)), **half)),
+        "mixed rows": message_of(lambda: DistributedModelParallel(model, device=CPU, **mixed)),
+        "merged fp16": message_of(lambda: shard(QComm(Config(embedding=(merging,))), **half)),
+        "guarded fp16": message_of(lambda: shard(qcomm_of(Identity(), guard=GuardRule()), **half)),
+        "debugged fp16": message_of(lambda: shard(qcomm_of(Identity(), debug=DebugRule()), **half)),
+        "captured fp16": message_of(lambda: capture_half(**half)),
+    }  # fmt: skip
+
+
+def capture_half(**options):
+    qcomm = qcomm_of(Identity())
+    shard(qcomm, **options)
+    qcomm.capture_rows(steps=1)
+
+
 def all_messages():
     dense = {"dense": GradientRule(codec=Float6())}
     tables = {"data_parallel": TableGradientRule(codec=Identity())}
@@ -160,9 +192,7 @@ def all_messages():
     return {
         "missing": message_of(lambda: shard(missing)),
         "superfluous": message_of(lambda: shard(superfluous)),
-        "output_dtype": message_of(
-            lambda: shard(qcomm_of(Identity()), output_dtype=SparseType.FP16)
-        ),
+        **dtype_messages(),
         "unsharded": message_of(lambda: shard(qcomm_of(Identity()), more_plans={"over": {}})),
         "sync": message_of(shard_with_sync_collectives),
         "switched": message_of(switch_to_sync_collectives),
@@ -204,7 +234,14 @@ def messages():
     [
         ("missing", ["m.yaml: embedding: no pattern matches table 'dp'", "tw_*, cw*"]),
         ("superfluous", ["s.yaml: embedding[0].tables: 'user*' matches no table", "cw_shared"]),
-        ("output_dtype", ["fused_params: output_dtype", "allowed: fp32"]),
+        ("int8 rows", ["fused_params: output_dtype", "int8", "allowed: fp32, fp16, bf16"]),
+        ("bf16 on CPU", ["'tw_first': output_dtype bf16", "allowed on a CPU: fp32, fp16"]),
+        ("codec of fp32", ["backward: ErrorBounded", "torch.float16 rows: cast, identity"]),
+        ("mixed rows", ["rows of table 'a' are torch.float16 and those of 'b' torch.float32"]),
+        ("merged fp16", ["unique_bags: true for table", "torch.float16", "false, auto"]),
+        ("guarded fp16", ["guard: table", "torch.float16; allowed: torch.float32"]),
+        ("debugged fp16", ["debug: table", "torch.float16; allowed: torch.float32"]),
+        ("captured fp16", ["capture_rows: there are rows of torch.float16", "output_dtype fp32"]),
         ("unsharded", ["'over' is a Linear, for which no sharder was given"]),
         ("sync", ["use_sync_collectives"]),
         ("switched", ["use_sync_collectives"]),

@@ -7,6 +7,7 @@ Source: Mudigere et al. 2021, reduced precision communication.
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from trec_qcomm.core.codec import Contract, check_choice
@@ -30,6 +31,10 @@ class Identity:
     has_gpu_kernels: ClassVar[bool] = True
     wire_id: ClassVar[int] = 1
     contract: ClassVar[Contract] = Contract.EXACT
+
+    def for_values(self, dtype: torch.dtype) -> "Identity16":
+        """Return the codec that sends rows of float16 or bfloat16 unchanged."""
+        return Identity16("fp16" if dtype == torch.float16 else "bf16")
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
@@ -59,6 +64,52 @@ class Identity:
         """Write the sums of the rows of several parts."""
         check_sizes_of_parts(encoded, self.max_nbytes(segments))
         cast.decode_sum(encoded, segments, out, dtype="fp32", held_at=held_at)
+
+
+@dataclass(frozen=True)
+class Identity16:
+    """Codec that sends the bits of float16 or bfloat16 rows unchanged: identity for such rows.
+
+    No config names it: `Identity.for_values` makes it.
+
+    Args:
+        dtype: fp16 or bf16, what the rows are.
+    """
+
+    dtype: Dtype
+
+    name: ClassVar[str] = "identity"
+    fixed_size: ClassVar[bool] = True
+    tolerance: ClassVar[None] = None
+    contract: ClassVar[Contract] = Contract.EXACT
+
+    @property
+    def wire_id(self) -> int:
+        """Id in the frame, that of a cast: 2 for fp16, 3 for bf16."""
+        return 2 if self.dtype == "fp16" else 3
+
+    def max_nbytes(self, segments: Segments) -> Tensor:
+        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
+        return cast.nbytes(segments, self.dtype)
+
+    def encode(
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        tolerances: Tensor | None = None,
+    ) -> Encoded:
+        """Copy the rows' bits. Raise ValueError for rows of another dtype."""
+        segments.check_fits(values, (cast.DTYPES[self.dtype],))
+        return cast.encode(values, segments, payload, at, dtype=self.dtype)[0]
+
+    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
+        """Copy the bits back to the rows' places."""
+        check_sizes(encoded, self.max_nbytes(segments))
+        cast.decode(encoded, segments, out, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -94,6 +145,10 @@ class Cast:
         """Id in the frame: 2 for fp16, 3 for bf16."""
         return 2 if self.dtype == "fp16" else 3
 
+    def for_values(self, dtype: torch.dtype) -> "Cast":
+        """Return itself: rows of float16 and bfloat16 are read where they lie."""
+        return self
+
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
         return cast.nbytes(segments, self.dtype)
@@ -116,7 +171,7 @@ class Cast:
         return encoded
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows back as float32."""
+        """Write the rows back, as what `out` is: float32, float16 or bfloat16."""
         check_sizes(encoded, self.max_nbytes(segments))
         cast.decode(encoded, segments, out, dtype=self.dtype)
 

@@ -1,8 +1,11 @@
-"""Codec, the interface that turns float32 rows into bytes and back, and Contract, its promise.
+"""Codec, the interface that turns rows into bytes and back, and Contract, its promise.
 
 A codec is a frozen dataclass: its fields are its config, its repr is the call that makes it, and
 it keeps no state. One call handles a batch of segments. A codec does not know tables, peers or
 steps; its caller does.
+
+Rows are float32. Some codecs also take rows of float16 or bfloat16 (`for_values`): they read them
+where they lie, without a float32 copy, and decode to the same dtype, rounded to nearest even.
 
 The caller owns the memory. It asks `max_nbytes`, chooses a place for each segment, and `encode`
 writes there. So fixed-size codecs write straight into the frames that are sent.
@@ -13,6 +16,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
@@ -90,7 +94,8 @@ class Codec(Protocol):
         """Write segment s of `values` to payload[at[s]:], at most max_nbytes[s] bytes.
 
         Args:
-            values: float32, contiguous, any shape, the buffer that holds the rows.
+            values: contiguous, any shape, the buffer that holds the rows; float32, or another
+                dtype that the codec takes.
             segments: where the rows lie in `values`.
             payload: [W] uint8, same device, to be written.
             at: [S] int64 on CPU, multiples of `ALIGNMENT`.
@@ -102,7 +107,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows to their places in `out`: float32, contiguous, any shape.
+        """Write the rows to their places in `out`: contiguous, any shape, dtype as in `encode`.
 
         Raises: CorruptFrameError: nbytes do not fit the rows or the bytes are invalid.
         """
@@ -137,6 +142,24 @@ def may_refuse(codec: Codec) -> bool:
     Such a codec has an attribute `may_refuse`; one without it takes all values.
     """
     return bool(getattr(codec, "may_refuse", False))
+
+
+def for_values(codec: Codec, dtype: torch.dtype) -> Codec:
+    """Return the codec for rows of a dtype: mostly the codec itself.
+
+    A codec that takes rows of float16 and bfloat16 has a method `for_values` that returns it. One
+    without takes float32 alone.
+
+    Args: dtype: one of core.segments.VALUE_DTYPES.
+    Raises: ValueError: the codec does not take such rows.
+    """
+    if dtype == torch.float32:
+        return codec
+    make = getattr(codec, "for_values", None)
+    if make is None:
+        raise ValueError(f"{codec!r} does not take rows of {dtype}; allowed: torch.float32")
+    chosen: Codec = make(dtype)
+    return chosen
 
 
 class Encoder(Protocol):

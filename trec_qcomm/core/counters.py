@@ -28,17 +28,19 @@ class EvictionCounter(Protocol):
 class Traffic:
     """Counter of what one direction of one exchange sends to OTHER ranks, since `reset`.
 
-    It counts three sizes of each table. raw_nbytes: all rows as float32, also those that need not
-    be sent. distinct_nbytes: the rows that are sent, as float32. wire_nbytes: the bytes that the
-    collective is given, without headers.
+    It counts three sizes of each table. raw_nbytes: all rows uncoded, also those that need not be
+    sent. distinct_nbytes: the rows that are sent, uncoded. wire_nbytes: the bytes that the
+    collective is given, without headers. Uncoded rows have the dtype of the lookups, mostly
+    float32.
 
     Args:
         kind: one of core.stats.TRAFFIC_KINDS.
         tables: T distinct names.
+        value_nbytes: bytes of a value that is not coded.
     """
 
-    def __init__(self, kind: str, tables: Sequence[str]) -> None:
-        self.kind, self.tables = kind, tuple(tables)
+    def __init__(self, kind: str, tables: Sequence[str], *, value_nbytes: int = 4) -> None:
+        self.kind, self.tables, self.value_nbytes = kind, tuple(tables), value_nbytes
         self.raw_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
         self.distinct_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
         self.wire_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
@@ -75,7 +77,7 @@ class Traffic:
 
         Args:
             table: [S] int64, number of the table of each segment.
-            sent: [S] int64, float32 bytes of each segment; they count as raw and as distinct.
+            sent: [S] int64, uncoded bytes of each segment; they count as raw and as distinct.
             wire: [S] int64, encoded bytes of each segment.
             header_nbytes: bytes of frame headers.
         """
@@ -98,7 +100,7 @@ class Traffic:
     def add_left_out(self, table: Tensor, nbytes: Tensor) -> None:
         """Add rows that were not sent to the raw bytes.
 
-        Args: table: [S] int64, numbers of the tables.  nbytes: [S] int64, float32 bytes.
+        Args: table: [S] int64, numbers of the tables.  nbytes: [S] int64, their bytes.
         """
         self.raw_nbytes.index_add_(0, table, nbytes)
 

@@ -30,6 +30,11 @@ def codec_names() -> list[str]:
     return sorted(_BY_NAME)
 
 
+def codecs_of_16_bit_rows() -> list[str]:
+    """Return the names of the codecs that take rows of float16 and bfloat16, sorted."""
+    return sorted(name for name, kind in _BY_NAME.items() if hasattr(kind, "for_values"))
+
+
 def codec_type(name: str) -> type[Codec]:
     """Return the class of that name. Raises ValueError naming the allowed names."""
     if name not in _BY_NAME:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+VALUE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of rows; see core.codec
 ALIGNMENT = 8  # bytes; every segment's bytes start and end on it, so kernels may load words
 
 
@@ -188,10 +189,14 @@ class Segments:
         stride = torch.full((len(num_rows),), dim, dtype=torch.int64)
         return cls(offsets, dim, offsets[:-1] * dim, stride)
 
-    def check_fits(self, values: Tensor) -> None:
-        """Raise ValueError unless `values` is contiguous float32 and holds every segment."""
-        if values.dtype != torch.float32 or not values.is_contiguous():
-            raise ValueError(f"values: expected contiguous float32, got {values.dtype}")
+    def check_fits(self, values: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> None:
+        """Raise ValueError unless `values` is contiguous and holds every segment.
+
+        Args: dtypes: the dtypes that it may have.
+        """
+        if values.dtype not in dtypes or not values.is_contiguous():
+            allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ValueError(f"values: expected contiguous {allowed}, got {values.dtype}")
         if values.numel() < self.extent:
             raise ValueError(f"values: holds {values.numel()} values, segments {self.extent}")
         if self.masks is not None and self.masks.bits.device != values.device:

@@ -56,9 +56,9 @@ class KindStats:
     """Traffic of one kind.
 
     Args:
-        raw_nbytes: float32 bytes of everything, before equal bags are merged and empty or
-            untouched rows are left out.
-        distinct_nbytes: float32 bytes of what is sent after that.
+        raw_nbytes: uncoded bytes of everything, before equal bags are merged and empty or
+            untouched rows are left out: 4 a value, 2 where lookups give FP16 or BF16.
+        distinct_nbytes: uncoded bytes of what is sent after that.
         wire_nbytes: bytes that the collectives are given, headers and padding included.
         header_nbytes: bytes of frame headers, and of sizes that travel beside frames.
         padding_nbytes: bytes of slots that no frame filled, where the config says `sizes: slots`.

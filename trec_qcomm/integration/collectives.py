@@ -87,10 +87,11 @@ class EmbeddingCollectives:
             name: key of its noise; a second collective of that name takes over step and traffic
             intra: whether it is the hop inside a node, which the rules' `intra` codes
             rows_of_tables: {table: rows}, where residuals can be kept by id
-        Raises: ValueError: no pattern matches a table, or error_feedback where it cannot be.
+        Raises: ValueError: no pattern matches a table, error_feedback where it cannot be, or a
+            guard of rows that are not float32.
         """
+        self._check_guarded(tables := layout.tables(), layout.dtype)
         before = self._by_module[module].get(name)
-        tables = layout.tables()
         exact = dict.fromkeys(tables, Identity())
         collective = kind(
             pg,
@@ -119,6 +120,16 @@ class EmbeddingCollectives:
             self._debugger.add(collective, module)
         self._by_module[module][name] = collective
         return collective
+
+    def _check_guarded(self, tables: Sequence[str], dtype: torch.dtype) -> None:
+        """Raise ValueError where the guard would have to look at rows that are not float32."""
+        guard = self._config.guard
+        guarded = [] if guard is None else list(filter(guard.matches, tables))
+        if guarded and dtype != torch.float32:
+            raise ValueError(
+                f"guard: table {guarded[0]!r}: its rows are {dtype}; allowed: torch.float32 "
+                "(output_dtype fp32)"
+            )
 
     def _residual_slots(
         self, tables: Sequence[str], name: str, rows_of_tables: Mapping[str, int] | None

@@ -97,6 +97,12 @@ class RowCapture:
             raise ValueError(f"capture_rows: steps: {steps!r} is not an integer >= 1")
         if not observed:
             raise ValueError("capture_rows: no table is sharded yet, or none is sent")
+        dtypes = {c.dtype for c in observed} - {torch.float32}
+        if dtypes:
+            raise ValueError(
+                f"capture_rows: there are rows of {dtypes.pop()}; allowed: torch.float32 "
+                "(output_dtype fp32)"
+            )
         if any(isinstance(o, RowCapture) for c in observed for o in c.observers):
             raise ValueError("capture_rows: rows are captured already; stop() ends that")
         self.steps, self.tables, self._source = steps, sorted(tables), source

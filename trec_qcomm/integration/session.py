@@ -81,17 +81,20 @@ class Session:
         self._pauses: dict[str, MergePause] = {}  # by module and sharding
         self._loaded_pauses: dict[str, Any] = {}
         self._patterns_checked = False
-        self._warmed_up = False
+        self._warmed_up: set[torch.dtype] = set()
         self.debugger: Debugger | None = None  # the latest, which may have stopped
         self._is_debugging = False
         if config.debug is not None:
             self.start_debugger(config.debug)
 
-    def warm_up_once(self) -> None:
-        """Compile the CPU kernels that the config uses, the first time. No collective."""
-        if not self._warmed_up:
-            warm_up(self.config)
-            self._warmed_up = True
+    def warm_up_once(self, rows_dtype: torch.dtype = torch.float32) -> None:
+        """Compile the CPU kernels that the config uses, the first time. No collective.
+
+        Args: rows_dtype: dtype of the lookups' rows.
+        """
+        if rows_dtype not in self._warmed_up:
+            warm_up(self.config, rows_dtype=rows_dtype)
+            self._warmed_up |= {torch.float32, rows_dtype}
 
     def add_module(self, pg: dist.ProcessGroup, module: str, names: Iterable[str]) -> None:
         """Add a module and its tables. Collective, so call it in the same order on all ranks.

@@ -20,8 +20,9 @@ from trec_qcomm.codecs import ErrorBounded, Identity
 from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.config import AllReduceRule, Config, GradientRule, HopCodecs, TableRule
 from trec_qcomm.control.guard import DIRECTIONS, Direction
-from trec_qcomm.core.codec import Codec, SummingCodec, mask_use
-from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.codec import Codec, SummingCodec, for_values, mask_use
+from trec_qcomm.core.registry import codecs_of_16_bit_rows
+from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Masks, Segments, exclusive_cumsum
 from trec_qcomm.debug.tally import Tally, segment_squares
 from trec_qcomm.kernels.once import Job, compile_once, missing
 from trec_qcomm.ops import rows, unique
@@ -52,12 +53,19 @@ _SUM_S = 3.0
 _WHOLE_S = 8.0  # of the encoders that need a whole segment
 
 
-def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
+def jobs(
+    config: Config, *, ids: torch.dtype = torch.int64, rows_dtype: torch.dtype = torch.float32
+) -> list[Job]:
     """Return what is to be compiled for a config, the longest jobs first.
 
-    Args: ids: dtype of the batches' values, int32 or int64. Lengths may be of either.
+    Args:
+        ids: dtype of the batches' values, int32 or int64. Lengths may be of either.
+        rows_dtype: dtype of the lookups' rows (`output_dtype`). For float16 and bfloat16, which
+            have the same kernels, these are compiled besides those for float32.
     Raises: ValueError: another dtype.
     """
+    if rows_dtype not in VALUE_DTYPES:
+        raise ValueError(f"rows_dtype: {rows_dtype} is not one of {VALUE_DTYPES}")
     if ids not in (torch.int32, torch.int64):
         raise ValueError(f"ids: {ids} is not torch.int32 or torch.int64")
     chosen: dict[str, Job] = {}
@@ -68,6 +76,10 @@ def jobs(config: Config, *, ids: torch.dtype = torch.int64) -> list[Job]:
     chosen["frames"] = Job("frames", _use_frames, 1.2)
     if config.sizes == "slots":
         chosen["slots"] = Job("slots", _use_slots, 0.4)
+    if rows_dtype != torch.float32:
+        for codec in _row_codecs(config):
+            chosen |= {job.name: job for job in _16_bit_jobs(codec)}
+        chosen["16-bit rows"] = Job("16-bit rows", partial(_use_rows, torch.float16), 0.6)
     if config.embedding:
         chosen["rows"] = Job("rows", _use_rows, 0.6)
     if any(rule.unique_bags for rule in config.embedding):
@@ -86,6 +98,7 @@ def warm_up(
     config: Config,
     *,
     ids: torch.dtype = torch.int64,
+    rows_dtype: torch.dtype = torch.float32,
     on_job: Callable[[Job], None] | None = None,
 ) -> int:
     """Compile what a config uses and is not compiled yet. Return how many jobs were missing.
@@ -96,7 +109,7 @@ def warm_up(
     Args: on_job: function that is told of each job before this process compiles it.
         The others: arguments of `jobs`.
     """
-    left = missing(jobs(config, ids=ids))
+    left = missing(jobs(config, ids=ids, rows_dtype=rows_dtype))
     if left:
         logger.warning(
             "trec_qcomm: compiling CPU kernels for %s once, %d jobs: %s; about %.0f s on one core. "
@@ -110,11 +123,16 @@ def warm_up(
     return len(left)
 
 
-def _codecs(config: Config) -> Iterator[Codec]:
+def _row_codecs(config: Config) -> Iterator[Codec]:
     for rule in config.embedding:
         yield from (rule.forward, rule.backward)
         if rule.intra != HopCodecs():  # few plans have that hop
             yield from (rule.intra.forward, rule.intra.backward)
+
+
+def _codecs(config: Config) -> Iterator[Codec]:
+    yield from _row_codecs(config)
+    for rule in config.embedding:
         yield from _guard_codecs(config, rule, DIRECTIONS)
     for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None:
@@ -165,6 +183,20 @@ def _codec_jobs(codec: Codec) -> Sequence[Job]:
         Job(f"{label}: encode", partial(_use_encoder, codec), encode_s),
         Job(f"{label}: decode", partial(_use_decoder, codec), decode_s),
     )
+
+
+def _16_bit_jobs(codec: Codec) -> Sequence[Job]:
+    """Return the job of a codec that takes rows of 16 bits."""
+    if not _is_of_this_package(codec) or codec.name not in codecs_of_16_bit_rows():
+        return ()
+    label = "cast" if codec.name == "identity" else codec.name
+    return (Job(f"{label}: 16-bit rows", partial(_use_16_bit, codec), sum(_ABOUT_S[codec.name])),)
+
+
+def _use_16_bit(codec: Codec) -> None:
+    values, segments = _small_rows(codec)
+    values, codec = values.half(), for_values(codec, torch.float16)
+    codec.decode(_encode(codec, values, segments), segments, torch.empty_like(values))
 
 
 def _sum_jobs(codec: Codec) -> Sequence[Job]:
@@ -233,14 +265,14 @@ def _use_slots() -> None:
     slot.take_out(slots, capacities, [8])
 
 
-def _use_rows() -> None:
+def _use_rows(dtype: torch.dtype = torch.float32) -> None:
     zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
-    values = torch.zeros(4)
+    values = torch.zeros(4, dtype=dtype)
     chosen = rows.choose(torch.ones(1, dtype=torch.bool), zero, one, zero, 4 * one, 4 * one)
-    packed = torch.empty(4)
+    packed = torch.empty(4, dtype=dtype)
     rows.take(values, chosen, packed)
     rows.add(packed, chosen, values)
-    rank_sum(torch.zeros(2, 4), values)
+    rank_sum(torch.zeros(2, 4, dtype=dtype), values)
 
 
 def _use_tally() -> None:

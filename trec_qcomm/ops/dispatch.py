@@ -7,7 +7,7 @@ torch.
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -84,25 +84,29 @@ def check_buffers(
     backend: Backend | None,
     *,
     num_parts: int = 1,
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
 ) -> Backend:
     """Raise ValueError unless kernels may touch exactly what the arguments name.
 
     Args:
-        values: float32, the buffer whose rows are read or written.
+        values: the buffer whose rows are read or written.
         segments: which rows.
         payload: [W] uint8, in the same memory.
         at, nbytes: [S] int64 on CPU, where the bytes of each segment begin and how many there are.
         backend: the backend asked for, or None.
         num_parts: number of times that the segments' bytes are there, one batch behind the other;
             `at` is [num_parts * S].
+        dtypes: the dtypes that `values` may have.
     Returns: the backend to use, from `choose_backend`.
     """
-    segments.check_fits(values)
+    segments.check_fits(values, dtypes)
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
         raise ValueError(f"payload: expected contiguous [W] uint8, got {payload.dtype}")
     if payload.device != values.device:
         raise ValueError(f"payload: on {payload.device}, and the values on {values.device}")
     backend = choose_backend(backend, values)
+    if backend == "gpu" and values.dtype != torch.float32:
+        raise ValueError(f"values: {values.dtype} on backend 'gpu'; allowed: torch.float32")
     if backend == "gpu" and payload.data_ptr() % ALIGNMENT:
         raise ValueError(f"payload: must begin at a multiple of {ALIGNMENT} bytes on a GPU")
     shape = segments.start.shape
@@ -163,8 +167,17 @@ def _check_sizes(sizes: Any, expected: Any) -> None:
 
 
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:
-    """Return the tensors as one-dimensional numpy arrays over the same memory."""
-    return tuple((t.detach() if t.requires_grad else t).numpy().reshape(-1) for t in tensors)
+    """Return the tensors as one-dimensional numpy arrays over the same memory.
+
+    Those of float16 and bfloat16 are arrays of their bits, uint16.
+    """
+    return tuple(_array(t.detach() if t.requires_grad else t) for t in tensors)
+
+
+def _array(tensor: Tensor) -> Any:
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.view(torch.uint16)
+    return tensor.numpy().reshape(-1)
 
 
 def first_outside(numbers: Any, low: float, high: float) -> int:

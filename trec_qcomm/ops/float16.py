@@ -67,6 +67,12 @@ def half_bits_up(x):
 
 
 @inner(forceinline=True)
+def bfloat_value(b):
+    """Return the float32 that uint16 bits of bfloat16 mean; exact."""
+    return np.uint32(np.uint32(b) << np.uint32(16)).view(np.float32)
+
+
+@inner(forceinline=True)
 def bfloat_bits(x):
     """Return the uint16 bits of a float32 as bfloat16: round to nearest even, overflow to inf."""
     bits = np.float32(x).view(np.uint32)

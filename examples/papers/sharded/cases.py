@@ -39,13 +39,13 @@ def four_cases(request: Request) -> Cases:
 
 
 def lookup_cases(request: Request) -> Cases:
-    """Return whether lookups of 16 bits are taken; options of train.py do nothing here."""
-    return {dtype: partial(_takes, dtype) for dtype in lookups.DTYPES}
+    """Return what lookups of 16 bits send; options of train.py do nothing here."""
+    return {dtype: partial(_uncoded_nbytes, dtype) for dtype in lookups.DTYPES}
 
 
-def _takes(dtype: str) -> Values:
-    """Return 1 where the lookup is taken and a step runs, 0 where it is refused."""
-    return {"taken": float(lookups.takes(dtype))}
+def _uncoded_nbytes(dtype: str) -> Values:
+    """Return the uncoded bytes of a step's rows; 0 where the lookup is refused."""
+    return {"uncoded_nbytes": float(lookups.uncoded_nbytes(dtype))}
 
 
 def planner_cases(request: Request) -> Cases:

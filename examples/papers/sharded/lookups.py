@@ -1,4 +1,7 @@
-"""Lookups whose rows are FP16 or BF16 when they leave the kernel: does the plugin take them?"""
+"""Lookups whose rows are FP16 or BF16 when they leave the kernel: does the plugin take them?
+
+FBGEMM's lookups for CPU give FP16 and not BF16, which the plugin refuses there by name.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ import trec_qcomm
 DTYPES = ("fp32", "fp16", "bf16")
 
 
-def takes(dtype: str) -> bool:
-    """Return whether a lookup of that dtype can be sharded and sent over two played ranks.
+def uncoded_nbytes(dtype: str) -> int:
+    """Return the bytes, before coding, of the rows that two played ranks send each other in a step.
+
+    0: the plugin refuses such a lookup.
 
     Args: dtype: one of DTYPES, `output_dtype` of the embedding kernel.
     """
@@ -29,9 +34,9 @@ def takes(dtype: str) -> bool:
     except ValueError as error:
         if "output_dtype" not in str(error):
             raise
-        return False
+        return 0
     emulated.run(_step)
-    return True
+    return sum(qcomm.stats().embedding_forward.raw_nbytes for qcomm in emulated.qcomms)
 
 
 def _model() -> nn.Module:

@@ -63,7 +63,7 @@ def encode_frames(
     """Encode and seal all segments of the frames, each once, however many ranks get its frame.
 
     Args:
-        values: float32, contiguous, the buffer that holds the rows.
+        values: contiguous, the buffer that holds the rows.
         placed: the frames, with rows placed in `values`.
         call: number of the exchange, the same on all ranks.
         seed: seed of stochastic rounding.
@@ -241,7 +241,7 @@ def _record_error(
     decoded = torch.empty_like(values)
     _decode_group(encoded, group, decoded)
     for s, segment in enumerate(group.members.tolist()):
-        x, y = group.segments.block(values, s), group.segments.block(decoded, s)
+        x, y = (group.segments.block(rows, s).float() for rows in (values, decoded))
         same = (x == y) | (x.isnan() & y.isnan())
         error = torch.where(same, 0, (x - y).abs())
         if error.numel():

@@ -41,7 +41,7 @@ def decode_frames(
     Args:
         frames: the peers' frames.
         placed: the rows to expect, with their places in `out`.
-        out: float32, contiguous.
+        out: contiguous, of the dtype of the rows that were sent.
         ranks: the peer of each frame, for errors.
         traffic: counters of seconds.
     Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.

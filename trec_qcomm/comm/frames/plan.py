@@ -89,6 +89,7 @@ class FramePlan:
             of summands where the tolerance bounds the error of a sum, else 1.
         groups: codec, dim and members of each group, see `CodecGroup`.
         num_summands: number of decoded values that the receivers add up.
+        value_nbytes: bytes of a value that is not coded.
     """
 
     tables: tuple[str, ...]
@@ -103,6 +104,7 @@ class FramePlan:
     divisors: Tensor
     groups: tuple[tuple[Codec, int, Tensor], ...]
     num_summands: int = 1
+    value_nbytes: int = 4
 
     def place(
         self, num_rows: Tensor, start: Tensor, stride: Tensor, numbers: Tensor | None = None
@@ -192,7 +194,7 @@ class PlacedFrames:
         num_rows: [S] int64.
         groups: groups that together have every segment once.
     Derived:
-        raw_nbytes: [S] int64, bytes of the rows as float32.
+        raw_nbytes: [S] int64, bytes of the rows that are not coded.
         fixed_size: whether all codecs are of fixed size; else the next three are upper bounds.
         max_nbytes: [S] int64, encoded bytes of each segment.
         group_nbytes: [G] int64 for each group, its members' share of `max_nbytes`.
@@ -212,7 +214,8 @@ class PlacedFrames:
 
     def __post_init__(self) -> None:
         sizes = tuple(group.codec.max_nbytes(group.segments) for group in self.groups)
-        object.__setattr__(self, "raw_nbytes", self.num_rows * self.plan.dims * 4)
+        raw_nbytes = self.num_rows * self.plan.dims * self.plan.value_nbytes
+        object.__setattr__(self, "raw_nbytes", raw_nbytes)
         object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
         object.__setattr__(self, "max_nbytes", joined(self.groups, sizes))
         object.__setattr__(self, "group_nbytes", sizes)
@@ -240,8 +243,8 @@ class PlacedFrames:
 
     @cached_property
     def bytes_to_others(self) -> tuple[Tensor, Tensor]:
-        """Bytes of each segment that go to other ranks, as float32 and encoded, [S] int64 each;
-        where all codecs are of fixed size."""
+        """Bytes of each segment that go to other ranks, raw and encoded, [S] int64 each; where all
+        codecs are of fixed size."""
         copies = self.plan.segment_copies
         return self.raw_nbytes * copies, self.max_nbytes * copies
 
@@ -297,6 +300,7 @@ def plan_frames(
     rank: int,
     fan_out: int = 1,
     num_summands: int = 1,
+    value_nbytes: int = 4,
 ) -> FramePlan:
     """Plan frames: number their segments and group these by codec and dim.
 
@@ -310,6 +314,7 @@ def plan_frames(
         fan_out: number of ranks that a single frame goes to, this rank among them.
         num_summands: number of decoded values that the receivers add up. The error bound of a
             BOUNDED codec is divided by it, so that it holds for the sum.
+        value_nbytes: bytes of a value that is not coded.
     Raises: ValueError: a sum of values whose codec is BOUNDED and has no tolerance to divide; rows
         of a length that their codec does not take.
     """
@@ -351,4 +356,5 @@ def plan_frames(
             for (codec, dim), members in by_key.items()
         ),
         num_summands=num_summands,
+        value_nbytes=value_nbytes,
     )

@@ -1,7 +1,8 @@
 """Decoding of frames whose rows are added up: what several ranks sent for the same places.
 
 Codecs that can (core.codec.SummingCodec) read all frames at once and write the sums alone. For the
-others every frame is decoded to float32, and ops.rank_sum adds these. The bits are the same.
+others, and for sums of float16 and bfloat16, every frame is decoded and ops.rank_sum adds these.
+The bits are the same.
 
 Knows: frames, groups of segments. Does not know: process groups, which codec.
 Shapes: P frames of the same rows, N values each.
@@ -9,6 +10,7 @@ Shapes: P frames of the same rows, N values each.
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from trec_qcomm.comm.frames.coding import SealedFrames, Timer
@@ -37,7 +39,7 @@ def decode_sum(
     Args:
         frames, ranks, traffic: arguments of `frames.decoding.decode_frames`.
         placed: P >= 1 frames of the same rows, with places in a matrix [number of terms, N].
-        out: N float32 values, contiguous.
+        out: N values, contiguous.
         held_at: the place among the terms of the sum of what `out` holds, whose row no frame has.
             -1: it is none.
         memory: function that returns so many float32 values of any content; None: they are newly
@@ -46,7 +48,9 @@ def decode_sum(
     """
     timer = Timer(traffic.decode_s)
     opened = open_frames(frames, placed, ranks)
-    sums = placed.sums(out.numel() if held_at == 0 else 0)
+    sums = None
+    if out.dtype == torch.float32:
+        sums = placed.sums(out.numel() if held_at == 0 else 0)
     if sums is None or any(part.used is not None for part in opened):
         num_terms = len(frames.nbytes) + (held_at >= 0)
         terms = (memory or out.new_empty)(num_terms * out.numel()).view(num_terms, out.numel())

@@ -53,11 +53,12 @@ class PooledAllToAll(PooledCollective):
         """Launch the exchange of a batch in which every feature has a batch size of its own.
 
         Args:
-            rows: [N] float32: for each rank, for each of this rank's shards, that rank's rows.
+            rows: [N], of the layout's dtype: for each rank, for each of this rank's shards, that
+                rank's rows.
             rows_sent: [P][number of this rank's shards], batch sizes.
             rows_received: [number of shards of all owners], batch sizes.
             exact, gradient_divisor: arguments of `start`.
-        Returns: pending [M] float32: for each owner, for each of its shards, this rank's rows.
+        Returns: pending [M]: for each owner, for each of its shards, this rank's rows.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         plan = self._plans[exact]

@@ -45,8 +45,9 @@ class PendingRows:
 
     Args:
         call: the exchange.
-        token: [0] float32, the tensor that joins the two autograd nodes. In backward its gradient
-            comes when the exchange of the rows' gradients has begun and is not waited for yet.
+        token: [0], of the rows' dtype, the tensor that joins the two autograd nodes. In backward
+            its gradient comes when the exchange of the rows' gradients has begun and is not waited
+            for yet.
     """
 
     def __init__(self, call: "RowExchange", token: Tensor) -> None:
@@ -58,7 +59,7 @@ class PendingRows:
         return self._call.op.pg
 
     def wait(self) -> Tensor:
-        """Return the rows, float32, in the exchange's result_shape.
+        """Return the rows in the exchange's result_shape.
 
         Raises: CorruptFrameError.  LostPeerError.
         """
@@ -74,7 +75,7 @@ class RowExchange:
         op: the collective.
         exchange: the frames of this batch.
         gradient_divisor: number that the gradients are divided by.
-        exact: whether float32 is sent in place of what the config says.
+        exact: whether rows are sent unchanged in place of what the config says.
         step: number of the step, negative in evaluation.
         tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
         device: where the rows lie.
@@ -226,7 +227,7 @@ class RowExchange:
         ):
             # `out` is not a view of a larger buffer: callers may change it in place.
             shape = exchange.result_shape if forward else exchange.sent_shape
-            out = torch.empty(shape, device=self.device)
+            out = torch.empty(shape, dtype=self.op.dtype, device=self.device)
             observers = [o for o in self.op.observers if o.looks_at_received(self.step)]
             summed = forward and exchange.num_summands > 1
             if observers and summed:  # with the same bits, and parts to be shown

@@ -12,7 +12,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.peers import Peers, host_group
 from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.hooks import RowObserver, RowRefusals, RowTolerances
 from trec_qcomm.comm.rows.layout import Layout
@@ -37,30 +37,12 @@ _KIND_BITS = 3
 CACHED_BATCH_SHAPES = 32  # enough for the usual batch, an epoch's last one and evaluation
 
 
-@dataclass(frozen=True)
-class DirectionCodecs:
-    """Codecs of the tables, the same on all ranks.
-
-    Args: forward, backward: {table: codec} of the rows and of their gradients.
-    """
-
-    forward: Mapping[str, Codec]
-    backward: Mapping[str, Codec]
-
-    def updated(self, changes: "DirectionCodecs") -> "DirectionCodecs":
-        """Return these codecs with those of some tables changed."""
-        return DirectionCodecs(
-            forward={**self.forward, **changes.forward},
-            backward={**self.backward, **changes.backward},
-        )
-
-
 class RowCollective(ABC):
     """Exchange of rows in one process group and one layout.
 
     Args:
         pg: the ranks.
-        layout: columns of every rank.
+        layout: columns of every rank, and the dtype of the rows.
         codecs: the config's codecs.
         exact: the codecs of `start(exact=True)`.
         name: text that keys the noise, and is in errors and traces.
@@ -98,6 +80,11 @@ class RowCollective(ABC):
         residual_slots: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
+        self.dtype = layout.dtype  # of rows and gradients
+        codecs, exact = (c.for_values(self.dtype, name) for c in (codecs, exact))
+        alternatives = [c.for_values(self.dtype, name) for c in alternatives]
+        if residual_slots and self.dtype != torch.float32:
+            raise ValueError(f"{name}: error_feedback of {self.dtype} rows; allowed: torch.float32")
         self.rank, self.world_size = pg.rank(), pg.size()
         # It keys the noise, because groups of other ranks may use the same name.
         self._global_rank = dist.get_rank()
@@ -107,8 +94,8 @@ class RowCollective(ABC):
         self.intra = intra
         self.observers: tuple[RowObserver, ...] = ()  # see rows, such as a capture of them
         hop = "intra_" if intra else ""
-        self.forward_traffic = Traffic(f"{hop}embedding_forward", layout.tables())
-        self.backward_traffic = Traffic(f"{hop}embedding_backward", layout.tables())
+        self.forward_traffic = self._traffic(f"{hop}embedding_forward")
+        self.backward_traffic = self._traffic(f"{hop}embedding_backward")
         self.checks = DeferredChecks()  # errors in frames in a GPU's memory
         self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
         self.slots = None if slots is None else Histories(slots)
@@ -128,6 +115,9 @@ class RowCollective(ABC):
             sent = plan.forward_sent if direction == "forward" else plan.backward_sent
             self.residuals[direction] = RowResiduals(sent, num_slots)
         self._count_evictions()
+
+    def _traffic(self, kind: str) -> Traffic:
+        return Traffic(kind, self.layout.tables(), value_nbytes=self.dtype.itemsize)
 
     def _fixed_sizes(self, codecs: DirectionCodecs) -> dict[str, bool]:
         """Return for each direction whether both ends know all sizes with such codecs."""
@@ -174,7 +164,7 @@ class RowCollective(ABC):
         unknown = {*changes.forward, *changes.backward} - set(self.layout.tables())
         if unknown:
             raise ValueError(f"{self.name}: has no table {', '.join(sorted(unknown))}")
-        codecs = self.codecs.updated(changes)
+        codecs = self.codecs.updated(changes.for_values(self.dtype, self.name))
         if codecs == self.codecs:
             self.tolerances = tolerances
             return
@@ -204,11 +194,12 @@ class RowCollective(ABC):
         if evaluation is not None:
             self._num_evaluations = evaluation
         if forward:
-            codecs = self.codecs.updated(DirectionCodecs(forward, {}))
+            changes = DirectionCodecs(forward, {}).for_values(self.dtype, self.name)
+            codecs = self.codecs.updated(changes)
             self._use(self._codecs | {False: codecs})
         self.slots = None if self.slots is None else self.slots.fresh()
         self.residuals = {}
-        self.forward_traffic = Traffic(self.forward_traffic.kind, self.forward_traffic.tables)
+        self.forward_traffic = self._traffic(self.forward_traffic.kind)
         try:
             yield
         finally:
@@ -243,10 +234,12 @@ class RowCollective(ABC):
 
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        if tuple(rows.shape) != exchange.sent_shape or rows.dtype != torch.float32:
+        if not rows.numel():  # a rank without tables looks up no rows, as float32
+            rows = rows.to(self.dtype)
+        if tuple(rows.shape) != exchange.sent_shape or rows.dtype != self.dtype:
             raise ValueError(
                 f"{self.name}: rows are {list(rows.shape)} {rows.dtype}, "
-                f"expected {list(exchange.sent_shape)} torch.float32"
+                f"expected {list(exchange.sent_shape)} {self.dtype}"
             )
         if torch.is_grad_enabled():
             step = self.step
@@ -372,11 +365,14 @@ class PooledCollective(RowCollective):
         """Launch the exchange.
 
         Args:
-            rows: [sum of B_r, D_rank] float32, samples grouped by rank.
+            rows: [sum of B_r, D_rank], of the layout's dtype, samples grouped by rank.
             batch_sizes: every rank's B_r, known to all.
-            exact: whether to send float32 in both directions.
+            exact: whether to send rows unchanged in both directions.
             gradient_divisor: number that the gradients are divided by when they are received.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         exchange = self._placed_exchange(tuple(batch_sizes), exact)
         return self._start(rows, exchange, gradient_divisor, exact)
+
+
+__all__ = ["CACHED_BATCH_SHAPES", "DirectionCodecs", "PooledCollective", "RowCollective"]

@@ -37,17 +37,20 @@ class FeatureShard:
 class Layout:
     """Columns of every rank: its FeatureShards, in order. It is equal on all ranks.
 
-    Args: shards_by_rank: one tuple per rank of the process group.
+    Args:
+        shards_by_rank: one tuple per rank of the process group.
+        dtype: dtype of all rows and of their gradients, one of core.segments.VALUE_DTYPES.
     """
 
     shards_by_rank: tuple[tuple[FeatureShard, ...], ...]
+    dtype: torch.dtype = torch.float32
 
     def dim_sum(self, rank: int) -> int:
         """Return the number of columns of that rank's matrix."""
         return sum(shard.dim for shard in self.shards_by_rank[rank])
 
     def fingerprint(self, rank: int) -> int:
-        """Return the 32-bit hash of that rank's shards, the layout field of its frames.
+        """Return the 32-bit hash of that rank's shards and dtype, the layout field of its frames.
 
         The hashed text is part of the wire format: no name of a class or a field may change it.
         """
@@ -56,7 +59,8 @@ class Layout:
             for s in self.shards_by_rank[rank]
         ]
         text = ", ".join(shards) + ("," if len(shards) == 1 else "")  # as Python writes a tuple
-        return zlib.crc32(f"({text})".encode())
+        dtype = "" if self.dtype == torch.float32 else f" {self.dtype}"
+        return zlib.crc32(f"({text}){dtype}".encode())
 
     def tables(self) -> list[str]:
         """Return the names of all tables, each once, sorted."""
@@ -92,6 +96,7 @@ class Layout:
             rank=rank,
             fan_out=fan_out,
             num_summands=num_summands,
+            value_nbytes=self.dtype.itemsize,
         )
 
 

@@ -1,7 +1,8 @@
 """Pooled reduce-scatter: partial sums of all ranks are added up at the owners of the samples.
 
-Forward is an all-to-all of encoded partial rows. They are decoded and summed in float32 in rank
-order, so the result does not depend on the order of arrival, and encoded bytes are never added.
+Forward is an all-to-all of encoded partial rows. They are decoded and summed in rank order, in the
+dtype of the rows, so the result does not depend on the order of arrival, and encoded bytes are
+never added.
 Backward sends one gradient to every rank: equal frames, encoded once. Where both ends know which
 partial rows are empty, `start_selected` sends only the others and only their gradients.
 
@@ -96,11 +97,11 @@ class PooledReduceScatter(PooledCollective):
         """Launch the exchange of a batch in which every feature has a batch size of its own.
 
         Args:
-            rows: [N] float32: for each rank, for each shard, that rank's rows; the shards may
-                follow one another several times.
+            rows: [N], of the layout's dtype: for each rank, for each shard, that rank's rows; the
+                shards may follow one another several times.
             rows_sent: [P][number of shards, or a multiple], batch sizes.
             exact, gradient_divisor: arguments of `start`.
-        Returns: pending [M] float32: for each shard, this rank's rows.
+        Returns: pending [M]: for each shard, this rank's rows.
         Raises: ValueError: rows of another shape or dtype, or sizes that are no multiple of the
             shards.  UnencodableError.
         """
@@ -143,7 +144,7 @@ class PooledReduceScatter(PooledCollective):
         """Launch the exchange of some partial rows; the others are 0, and get a gradient of 0.
 
         Args:
-            rows: float32, any shape.
+            rows: partial rows in any shape, of the layout's dtype.
             sent: for each rank, for each shard, the rows to send.
             received: for each rank, for each shard, the places of its rows in the result.
             shape: shape of the result.

@@ -16,7 +16,7 @@ from trec_qcomm.ops.rows import Rows, add, take
 
 
 def take_rows(values: Tensor, rows: Rows) -> Tensor:
-    """Return [rows.num_values] float32, the rows one behind the other.
+    """Return [rows.num_values], the rows one behind the other.
 
     The other rows get a gradient of 0.
     """
@@ -48,7 +48,7 @@ class PendingSum:
         return self._pending.pg
 
     def wait(self) -> Tensor:
-        """Return the sums, float32; 0 where nothing was sent.
+        """Return the sums; 0 where nothing was sent.
 
         Raises: CorruptFrameError.  LostPeerError.
         """

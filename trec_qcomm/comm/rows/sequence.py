@@ -54,12 +54,13 @@ class SequenceAllToAll(RowCollective):
         """Launch the exchange.
 
         Args:
-            rows: [N, D] float32: for each of this rank's shards, for each rank, that rank's rows.
+            rows: [N, D], of the layout's dtype: for each of this rank's shards, for each rank,
+                that rank's rows.
             rows_sent: [F, P] int64 on CPU, the number of these rows.
             rows_received: [number of shards of all owners] int64 on CPU, numbers of rows.
-            exact: whether to send float32 in both directions.
+            exact: whether to send rows unchanged in both directions.
             gradient_divisor: number that the gradients are divided by when they are received.
-        Returns: pending [M, D] float32: for each owner, for each of its shards, this rank's rows.
+        Returns: pending [M, D]: for each owner, for each of its shards, this rank's rows.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         sizes = tuple(map(tuple, rows_sent.tolist())), tuple(rows_received.tolist())

@@ -48,6 +48,12 @@ def global_rank(sharding: Any) -> int:
     return int(sharding._rank)
 
 
+def lookup_device(sharding: Any) -> torch.device | None:
+    """Return the device of a sharding's lookups; None is the CPU."""
+    device: torch.device | None = sharding._device
+    return device
+
+
 def groups_per_rank(sharding: Any) -> GroupsByPlace:
     """Return for each rank the groups of tables that it looks up.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
@@ -74,8 +75,14 @@ class Debugger:
         """Observe a collective from now on.
 
         Args: module: path of the sharded module.
-        Raises: ValueError: a shadow does not take rows of such a length.
+        Raises: ValueError: a shadow does not take rows of such a length, or they are not float32.
         """
+        seen = [t for t in collective.layout.tables() if self.matches(t)]
+        if seen and collective.dtype != torch.float32:
+            raise ValueError(
+                f"debug: table {seen[0]!r}: its rows are {collective.dtype}; allowed: "
+                "torch.float32 (output_dtype fp32)"
+            )
         for shards in collective.layout.shards_by_rank:
             for shard in shards:
                 if self.matches(shard.table):

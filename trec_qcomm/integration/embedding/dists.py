@@ -5,9 +5,9 @@ stand where its own would. The dists of sequences here, and of row-wise sharding
 replace TorchRec's whole dists, because they need more of the batch's context than TorchRec passes
 to a collective.
 
-Sums: a reduce-scatter adds partial rows in float32 in the order of ranks, TorchRec's in another.
-With the identity codec the sum therefore equals TorchRec's bit for bit where at most two of a
-bag's partial rows are not 0, as in bags of at most two ids; else to within float32 rounding.
+Sums: a reduce-scatter adds partial rows in their dtype in the order of ranks, TorchRec's in
+another. With the identity codec the sum therefore equals TorchRec's bit for bit where at most two
+of a bag's partial rows are not 0, as in bags of at most two ids; else to within rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,8 +48,13 @@ def eager(method: F) -> F:
     return torch.compiler.disable(method)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def layout_of(groups_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> Layout:
-    """Return the columns of each rank's lookup: groups, then tables, then features."""
+def layout_of(
+    groups_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]], dtype: torch.dtype = torch.float32
+) -> Layout:
+    """Return the columns of each rank's lookup: groups, then tables, then features.
+
+    Args: dtype: dtype of the rows.
+    """
     return Layout(
         tuple(
             tuple(
@@ -59,7 +64,8 @@ def layout_of(groups_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> La
                 for feature in table.feature_names
             )
             for groups in groups_per_rank
-        )
+        ),
+        dtype,
     )
 
 

@@ -28,6 +28,7 @@ from trec_qcomm.integration.compat.private import (
     input_dists,
     is_prioritized,
     lacks_index_dedup,
+    lookup_device,
     process_group,
     shardings,
     turn_on_index_dedup,
@@ -41,6 +42,7 @@ from trec_qcomm.integration.embedding.libraries import (
     coded_sharding,
     overrides,
 )
+from trec_qcomm.integration.embedding.output_dtype import rows_dtype
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
 from trec_qcomm.integration.embedding.shardings import CodedSharding
 from trec_qcomm.integration.ids.bag_merging import plan_merging
@@ -135,6 +137,7 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             self._registry.session.config,
             [groups for sharding in shardings(self) for groups in groups_per_rank(sharding)],
             is_nested=self._registry.is_nested,
+            dtype=self._dtype(),
         )
         if self._merging.point is not None:
             turn_on_index_dedup(self)
@@ -145,6 +148,11 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
                 "use_index_dedup: FBGEMM has its operator, jagged_unique_indices, for CUDA only; "
                 "on CPU leave it out, and let the config say unique_bags: true"
             )
+
+    def _dtype(self) -> torch.dtype:
+        """Return the dtype of the rows: one of 16 bits, if those of any sharding have it."""
+        dtypes = {rows_dtype(groups_per_rank(s), lookup_device(s)) for s in shardings(self)}
+        return next(iter(dtypes - {torch.float32}), torch.float32)
 
     def _dedup_indices(self, ctx: Any, input_feature_splits: list[Any]) -> list[Any]:
         if self._merging.point is None:

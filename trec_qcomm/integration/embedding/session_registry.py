@@ -18,6 +18,7 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
     get_use_sync_collectives,
 )
+from trec_qcomm.integration.embedding.output_dtype import asked_dtype
 from trec_qcomm.integration.session import Session
 
 
@@ -52,7 +53,7 @@ def register_module(
         for the device, synchronous collectives, a table that no pattern of the config matches, or
         ranks whose configs differ.
     """
-    _check_output_dtype(params, fused_params)
+    rows_dtype = asked_dtype(params, fused_params)
     refuse_sync_collectives()
     if env.process_group is None:
         raise ValueError("trec_qcomm needs a ShardingEnv with a process group")
@@ -63,7 +64,7 @@ def register_module(
         _check_device(device, rules)
         _check_guard(device, session.config, params)
     if device is None or device.type == "cpu":
-        session.warm_up_once()
+        session.warm_up_once(rows_dtype)
     return SessionRegistry(session, module_name, is_nested=is_nested)
 
 
@@ -112,15 +113,3 @@ def _check_guard(device: torch.device, config: Config, tables: Iterable[str]) ->
                 f"device {device}: guard.on_unencodable: exact needs `sizes: announced` for "
                 f"{refusing[0]!r} of table {table!r}"
             )
-
-
-def _check_output_dtype(
-    params: Mapping[str, ParameterSharding], fused_params: Mapping[str, Any] | None
-) -> None:
-    """Raise ValueError unless lookups give float32, the only dtype that codecs take."""
-    options: list[tuple[str, Any]] = [("fused_params", (fused_params or {}).get("output_dtype"))]
-    options += [(f"table {t!r}", getattr(p, "output_dtype", None)) for t, p in params.items()]
-    for where, dtype in options:
-        name = str(getattr(dtype, "value", dtype)).lower()
-        if dtype is not None and name not in ("fp32", "torch.float32"):
-            raise ValueError(f"{where}: output_dtype {dtype} is not supported; allowed: fp32")

@@ -34,6 +34,7 @@ from trec_qcomm.integration.compat.private import (
     global_rank,
     groups_per_node,
     groups_per_rank,
+    lookup_device,
     node_process_groups,
     output_callbacks,
     process_group,
@@ -46,6 +47,7 @@ from trec_qcomm.integration.embedding.dists import (
     layout_of,
 )
 from trec_qcomm.integration.embedding.libraries import check_order
+from trec_qcomm.integration.embedding.output_dtype import rows_dtype
 from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist, CodedTwoLevelDist
 from trec_qcomm.integration.embedding.session_registry import SessionRegistry
 from trec_qcomm.integration.ids.bag_merging import (
@@ -92,7 +94,11 @@ class CodedSharding:
         return [shard for shards in self._layout().shards_by_rank for shard in shards]
 
     def _layout(self) -> Layout:
-        return layout_of(self._groups())
+        return layout_of(self._groups(), self._dtype())
+
+    def _dtype(self) -> torch.dtype:
+        """Return the dtype of the rows. Raises ValueError as `output_dtype.rows_dtype` does."""
+        return rows_dtype(self._groups(), lookup_device(self))
 
     def _collective(
         self,
@@ -143,6 +149,7 @@ class _CodedPooledSharding(CodedSharding):
                 groups, device or torch.device("cpu")
             ),
             can_merge_after_lookup=self._can_merge_after_lookup,
+            dtype=self._dtype(),
         )
         self._pause = None
         if self._merging.may_pause:
@@ -256,7 +263,7 @@ class _CodedTwoLevel(_CodedPooledSharding):
         session, (intra_pg, cross_pg) = self._registry.session, node_process_groups(self)
         local_size = intra_pg.size()
         node = groups_per_node(self)[global_rank(self) // local_size]
-        here = layout_of([node] * local_size)
+        here = layout_of([node] * local_size, self._dtype())
         intra = self._collective(PooledReduceScatter, intra_pg, here, "intra")
         cross = self._collective(PooledAllToAll, cross_pg, self._layout(), "cross")
         permutes = output_callbacks(stock)

@@ -64,6 +64,7 @@ def plan_merging(
     is_nested: bool,
     variable_batch_obstacle: str | None = None,
     can_merge_after_lookup: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> BagMerging:
     """Decide where a sharding merges equal bags.
 
@@ -72,6 +73,7 @@ def plan_merging(
         is_nested: whether the collection is inside a module that does more with ids than look up
         variable_batch_obstacle: why its lookups take no merged batch; None where they do
         can_merge_after_lookup: whether each rank that has a bag has all ids of it
+        dtype: dtype of the rows
     Raises: ValueError: `unique_bags: true` where merging is impossible or not exact.
     """
     tables = [t.name for groups in groups_per_rank for g in groups for t in g.embedding_tables]
@@ -79,6 +81,8 @@ def plan_merging(
     if not any(choices.values()):
         return BagMerging()
     obstacle = _obstacle_to_exactness(groups_per_rank, is_nested=is_nested)
+    if dtype != torch.float32:
+        obstacle = obstacle or f"gradients of equal bags are summed in float32, and are {dtype}"
     if not can_merge_after_lookup:
         obstacle = obstacle or variable_batch_obstacle
     if obstacle is None:

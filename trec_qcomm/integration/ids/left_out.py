@@ -62,7 +62,7 @@ def add_left_out(traffic: Traffic, shards: Sequence[FeatureShard], num_rows: Ten
     numbers = {table: number for number, table in enumerate(traffic.tables)}
     table = int64_tensor([numbers[shard.table] for shard in shards])
     dims = int64_tensor([shard.dim for shard in shards])
-    traffic.add_left_out(table, 4 * dims * num_rows.clamp(min=0))
+    traffic.add_left_out(table, traffic.value_nbytes * dims * num_rows.clamp(min=0))
 
 
 def batch_size_of(merged: MergedBags) -> int:

@@ -1,16 +1,22 @@
 """Rows as fp32 (a copy of the bits), fp16 or bf16. Wire: FORMAT.md, "fp32, fp16, bf16".
 
+The rows are float32. For messages of fp16 and bf16 they may also be float16 or bfloat16: those of
+the message's own dtype are copied bit for bit, the others converted without a float32 copy.
+
 Numerics: rounding to nearest even; finite values beyond the format become inf; NaN keeps its sign,
-and in fp32 its payload.
+and its payload where bits are copied.
 """
 
+import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops.cast import cpu, cpu_sum, reference
+from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments
+from trec_qcomm.ops.cast import cpu, cpu_16_bit, cpu_sum, reference
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels, num_parts_of
 
+DTYPES = reference.DTYPES
 _KINDS = {"fp32": cpu.FP32, "fp16": cpu.FP16, "bf16": cpu.BF16}
+_16_BIT_KINDS = {torch.float16: cpu.FP16, torch.bfloat16: cpu.BF16}
 
 
 def nbytes(segments: Segments, dtype: str) -> Tensor:
@@ -34,13 +40,21 @@ def encode(
     Raises: ValueError: a shape, dtype or device that the kernels do not take.
     """
     sizes = nbytes(segments, dtype)
-    backend = check_buffers(values, segments, payload, at, sizes, backend)
+    backend = check_buffers(
+        values, segments, payload, at, sizes, backend, dtypes=_dtypes_beside(dtype)
+    )
     if backend != "cpu":
         kernels = reference if backend == "reference" else gpu_kernels(__name__)
         overflow = kernels.encode(values, segments, payload, at, dtype=dtype)
         return Encoded(payload, at, sizes), overflow
     rows, places = arrays(values, payload)
     layout = segments.arrays
+    if values.dtype != torch.float32:
+        kinds = _16_BIT_KINDS[values.dtype], _KINDS[dtype]
+        overflow = cpu_16_bit.encode(
+            rows, kinds[0], *layout, segments.dim, places, at.numpy(), kinds[1]
+        )
+        return Encoded(payload, at, sizes), int(overflow)
     overflow = cpu.encode(rows, *layout, segments.dim, places, at.numpy(), _KINDS[dtype])
     return Encoded(payload, at, sizes), int(overflow)
 
@@ -53,14 +67,24 @@ def decode(
     Raises: ValueError: a shape, dtype or device that the kernels do not take.
     """
     sizes = nbytes(segments, dtype)
-    backend = check_buffers(out, segments, encoded.payload, encoded.at, sizes, backend)
+    buffers = out, segments, encoded.payload, encoded.at, sizes
+    backend = check_buffers(*buffers, backend, dtypes=_dtypes_beside(dtype))
     if backend != "cpu":
         kernels = reference if backend == "reference" else gpu_kernels(__name__)
         kernels.decode(encoded, segments, out, dtype=dtype)
         return
     payload, at, rows = arrays(encoded.payload, encoded.at, out)
     layout = segments.arrays
+    if out.dtype != torch.float32:
+        kinds = _KINDS[dtype], _16_BIT_KINDS[out.dtype]
+        cpu_16_bit.decode(payload, at, kinds[0], *layout, segments.dim, rows, kinds[1])
+        return
     cpu.decode(payload, at, *layout, segments.dim, rows, _KINDS[dtype])
+
+
+def _dtypes_beside(dtype: str) -> tuple[torch.dtype, ...]:
+    """Return the dtypes that rows may have beside a message of this dtype."""
+    return VALUE_DTYPES[:1] if dtype == "fp32" else VALUE_DTYPES
 
 
 def decode_sum(
@@ -95,4 +119,4 @@ def decode_sum(
         kernels.decode_sum(encoded, segments, out, dtype=dtype, held_at=held_at)
 
 
-__all__ = ["decode", "decode_sum", "encode", "nbytes"]
+__all__ = ["DTYPES", "decode", "decode_sum", "encode", "nbytes"]

@@ -10,7 +10,7 @@ from trec_qcomm.core.segments import Encoded, Segments
 
 
 def rank_sum(parts: Tensor, out: Tensor) -> None:
-    """Write the sum of [P, N] float32 to `out`."""
+    """Write the sum of [P, N] values to `out`, of the same dtype."""
     total = out.view(-1)
     total.copy_(parts[0])
     for part in parts[1:]:

@@ -2,7 +2,7 @@
 
 Rows lie in groups: row i of group g begins at value start[g] + i * stride[g]. `take` and `add` are
 each other's adjoint, so each is the other's backward.
-Numerics: one float32 rounding an addition; for NaN see ops.rank_sum.
+Numerics: one rounding an addition, to the values' dtype; for NaN see ops.rank_sum.
 Shapes: G groups of n_g rows, N in all; U chosen rows, in S segments of rows of equal length.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import exclusive_cumsum
+from trec_qcomm.core.segments import VALUE_DTYPES, exclusive_cumsum
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
-from trec_qcomm.ops.rows import cpu, reference
+from trec_qcomm.ops.rows import cpu, cpu_16_bit, reference
 from trec_qcomm.ops.rows.destinations import Destinations, RowGroups
 
 
@@ -130,7 +130,9 @@ def begin_choice(
 def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
     """Pack rows: copy each from its position in `values` to `out`, one behind the other.
 
-    Args: values: float32, contiguous, any shape.  out: float32, [rows.num_values].
+    Args:
+        values: contiguous, any shape; float32, on a CPU also float16 or bfloat16.
+        out: [rows.num_values], of the same dtype.
     Raises: ValueError: a wrong dtype, device or size, or a row beyond `values`.
     """
     backend = _check(values, rows, out, backend)
@@ -152,7 +154,9 @@ def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = No
     On a GPU, any two groups that the rows were chosen from must either begin at the same value and
     then have the same places, or have no place in common.
 
-    Args: packed: float32, [rows.num_values].  out: float32, contiguous, any shape.
+    Args:
+        packed: [rows.num_values], float32; on a CPU also float16 or bfloat16.
+        out: contiguous, any shape, of the same dtype.
     Raises: ValueError: a wrong dtype, device or size, a row beyond `out`, or, on a GPU, rows that
         `choose` did not make there.
     """
@@ -167,11 +171,11 @@ def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = No
             packed, rows, out, destinations, rows.groups.number, vector=_vector(rows)
         )
     else:
-        cpu.add(
-            *arrays(
-                packed, rows.position, exclusive_cumsum(rows.counts), rows.dim.contiguous(), out
-            )
-        )
+        where = rows.position, exclusive_cumsum(rows.counts), rows.dim.contiguous()
+        if out.dtype == torch.float32:
+            cpu.add(*arrays(packed, *where, out))
+        else:
+            cpu_16_bit.add(*arrays(packed, *where, out), out.dtype == torch.float16)
 
 
 def _vector(rows: Rows) -> int:
@@ -183,9 +187,14 @@ def _vector(rows: Rows) -> int:
 
 
 def _check(values: Tensor, rows: Rows, packed: Tensor, backend: Backend | None) -> Backend:
+    backend = choose_backend(backend, values)
+    allowed = VALUE_DTYPES[:1] if backend == "gpu" else VALUE_DTYPES
     for tensor in (values, packed):
-        if tensor.dtype != torch.float32 or not tensor.is_contiguous():
-            raise ValueError(f"rows: expected contiguous float32, got {tensor.dtype}")
+        if tensor.dtype not in allowed or not tensor.is_contiguous():
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+            raise ValueError(f"rows: expected contiguous {names}, got {tensor.dtype}")
+        if tensor.dtype != values.dtype:
+            raise ValueError(f"rows: {packed.dtype} where the values are {values.dtype}")
         if tensor.device != rows.position.device:
             raise ValueError(f"rows: on {rows.position.device}, and values on {tensor.device}")
     if packed.numel() != rows.num_values or int(rows.counts.numpy().sum()) != len(rows.position):
@@ -194,7 +203,7 @@ def _check(values: Tensor, rows: Rows, packed: Tensor, backend: Backend | None) 
         lowest, end = _span(rows)
         if lowest < 0 or end > values.numel():
             raise ValueError(f"rows: some lie beyond the {values.numel()} values")
-    return choose_backend(backend, values)
+    return backend
 
 
 def _span(rows: Rows) -> tuple[int, int]:

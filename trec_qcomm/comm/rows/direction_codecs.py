@@ -1,0 +1,49 @@
+"""DirectionCodecs: the codecs of the tables of a collective of rows, in both directions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from trec_qcomm.core.codec import Codec, for_values
+from trec_qcomm.core.registry import codecs_of_16_bit_rows
+
+
+@dataclass(frozen=True)
+class DirectionCodecs:
+    """Codecs of the tables, the same on all ranks.
+
+    Args: forward, backward: {table: codec} of the rows and of their gradients.
+    """
+
+    forward: Mapping[str, Codec]
+    backward: Mapping[str, Codec]
+
+    def for_values(self, dtype: torch.dtype, name: str) -> "DirectionCodecs":
+        """Return these codecs for rows of a dtype.
+
+        Args: name: the collective's name, for the error.
+        Raises: ValueError: naming a table whose codec does not take such rows.
+        """
+        if dtype == torch.float32:
+            return self
+        chosen: dict[str, dict[str, Codec]] = {}
+        for direction, codecs in (("forward", self.forward), ("backward", self.backward)):
+            of_tables = chosen.setdefault(direction, {})
+            for table, codec in codecs.items():
+                try:
+                    of_tables[table] = for_values(codec, dtype)
+                except ValueError as error:
+                    allowed = ", ".join(codecs_of_16_bit_rows())
+                    raise ValueError(
+                        f"{name}: table {table!r}: {direction}: {error}; codecs of {dtype} rows: "
+                        f"{allowed}"
+                    ) from error
+        return DirectionCodecs(**chosen)
+
+    def updated(self, changes: "DirectionCodecs") -> "DirectionCodecs":
+        """Return these codecs with those of some tables changed."""
+        return DirectionCodecs(
+            forward={**self.forward, **changes.forward},
+            backward={**self.backward, **changes.backward},
+        )

@@ -1,0 +1,79 @@
+"""Dtype of the rows that the lookups of a sharding give (FBGEMM's `output_dtype`).
+
+TorchRec sends rows, and their gradients, in the dtype in which FBGEMM gives them. So do we.
+FBGEMM 1.8 on a CPU: dense lookups give float32 whatever is asked for, fused ones do not give
+bfloat16.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trec_qcomm.integration.compat import GroupedEmbeddingConfig, ParameterSharding
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def asked_dtype(
+    params: Mapping[str, ParameterSharding], fused_params: Mapping[str, Any] | None
+) -> torch.dtype:
+    """Return the dtype that lookups of a module are asked for: one of 16 bits, if any is.
+
+    Raises: ValueError: rows that are not floats of 32 or 16 bits.
+    """
+    options: list[tuple[str, Any]] = [("fused_params", (fused_params or {}).get("output_dtype"))]
+    options += [(f"table {t!r}", getattr(p, "output_dtype", None)) for t, p in params.items()]
+    dtypes = {_dtype_named(dtype, where) for where, dtype in options}
+    return next(iter(dtypes - {torch.float32}), torch.float32)
+
+
+def rows_dtype(
+    groups_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]], device: torch.device | None
+) -> torch.dtype:
+    """Return the dtype of the rows of a sharding.
+
+    Args:
+        groups_per_rank: tables of each rank, grouped by lookup kernel
+        device: where the lookups are; None: the CPU
+    Raises: ValueError: lookups of several dtypes; one for which the device has no kernels.
+    """
+    on_cpu = device is None or device.type == "cpu"
+    tables: dict[torch.dtype, str] = {}
+    for group in (group for groups in groups_per_rank for group in groups):
+        name = group.embedding_tables[0].name
+        asked = (group.fused_params or {}).get("output_dtype")
+        dtype = _dtype_named(asked, f"table {name!r}")
+        if on_cpu and group.compute_kernel.value == "dense":
+            dtype = torch.float32
+        if on_cpu and dtype == torch.bfloat16:
+            raise ValueError(
+                f"table {name!r}: output_dtype {asked}: FBGEMM's lookups for CPU do not give it; "
+                "allowed on a CPU: fp32, fp16"
+            )
+        if not on_cpu and dtype != torch.float32:
+            raise ValueError(
+                f"table {name!r}: output_dtype {asked}: trec_qcomm has no kernels for it on "
+                f"{device}; allowed there: fp32"
+            )
+        tables.setdefault(dtype, name)
+    if len(tables) > 1:
+        (one, table), (other, another) = list(tables.items())[:2]
+        raise ValueError(
+            f"output_dtype: rows of table {table!r} are {one} and those of {another!r} {other}; "
+            "tables of one sharding type and module must have the same"
+        )
+    return next(iter(tables), torch.float32)
+
+
+def _dtype_named(dtype: Any, where: str) -> torch.dtype:
+    """Return the dtype of FBGEMM's or TorchRec's name for it; float32 where none is given."""
+    if dtype is None:
+        return torch.float32
+    name = str(getattr(dtype, "value", dtype)).lower()
+    for short, known in _DTYPES.items():
+        if name in (short, str(known)):
+            return known
+    raise ValueError(
+        f"{where}: output_dtype {dtype} is not supported; allowed: {', '.join(_DTYPES)}"
+    )
