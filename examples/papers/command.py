@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from examples.papers import pages
 from examples.papers.claims import Claim, table
 from examples.papers.parts import (
     Paper,
@@ -39,12 +40,16 @@ def main(paper: Paper, doc: str) -> int:
         parser.error(f"--seeds {arguments.seeds}: expected 1 or more")
     chosen = [part for part in paper.parts if part.name in arguments.parts]
     folder = arguments.out
+    page = getattr(arguments, "report", None)
     try:
+        if page:
+            pages.check(page)
         if not arguments.show:
             folder = folder or default_folder(paper)
             request = Request(seeds=arguments.seeds, jobs=arguments.jobs, words=words)
             _measure(chosen, folder, request)
         claims = [claim for part in chosen for claim in part.claims(records_of(part, folder))]
+        drawn = _draw(paper, folder, page, is_run=not arguments.show)
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -54,6 +59,8 @@ def main(paper: Paper, doc: str) -> int:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     print(_text(paper, claims))
+    if drawn:
+        print(drawn)
     if not arguments.show:
         (folder / "claims.md").write_text(_text(paper, claims))
         print(folder / "claims.md", end=": ")
@@ -67,6 +74,20 @@ def _measure(parts: Sequence[Part], folder: Path, request: Request) -> None:
         title = f"{part.name} ({number} of {len(parts)} parts): {part.title}"
         print(title, file=sys.stderr, flush=True)
         part.run(records_of(part, folder), request)
+
+
+def _draw(paper: Paper, folder: Path | None, page: Path | None, *, is_run: bool) -> str:
+    """Draw the page that was asked for, or that of a run; return a line to print, or nothing."""
+    if paper.draw is None or (page is None and not is_run):
+        return ""
+    drawing = paper.draw({part.name: records_of(part, folder) for part in paper.parts})
+    if page is not None:
+        return pages.write_page(paper.title, drawing, page)
+    assert folder is not None
+    try:
+        return pages.write_page(paper.title, drawing, folder / "report.html")
+    except ValueError as error:  # the records are there, the page can be drawn later
+        return f"no page: {error}"
 
 
 def _text(paper: Paper, claims: Sequence[Claim]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from examples.papers.claims import Claim
+from examples.papers.pages import Draw
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -64,11 +65,13 @@ class Paper:
         name: name of the script.
         title: authors, title, year.
         parts: experiments in the order of the table.
+        draw: figures of the records; None where the script draws none.
     """
 
     name: str
     title: str
     parts: Sequence[Part]
+    draw: Draw | None = None
 
     def claims(self) -> list[Claim]:
         """Return the claims as the committed records decide them."""
@@ -97,6 +100,14 @@ def add_arguments(parser: argparse.ArgumentParser, paper: Paper) -> None:
         type=Path,
         help=f"folder of records (default {default_folder(paper)}); the same command goes on there",
     )
+    if paper.draw is not None:
+        add(
+            "--report",
+            type=Path,
+            metavar="FILE",
+            help="page of figures, and a folder of PNGs beside it (default: OUT/report.html after "
+            "a run, none with --show)",
+        )
 
 
 def default_folder(paper: Paper) -> Path:

@@ -1,9 +1,9 @@
-"""The tables of README.md, made from the committed records, a paper each.
+"""The tables of README.md, made from the committed records: claims of each paper, and times.
 
   python -m examples.papers.readme --check       exit status 1 if the page says something else
   python -m examples.papers.readme --write       put them there
 
-Each lies between two comments of the page, of which the first names the paper's script.
+Each lies between two comments of the page, of which the first names the paper's script, or times.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from examples.papers import times
 from examples.papers.claims import table
 from examples.papers.parts import Paper
 
@@ -34,12 +35,23 @@ def replaced(text: str, paper: Paper) -> str:
 
     Raises: ValueError: its comments are absent.
     """
-    mark = f"<!-- claims of {paper.name}.py -->\n"
+    return _replaced(text, f"<!-- claims of {paper.name}.py -->\n", table(paper.claims()))
+
+
+def with_times(text: str, each: Sequence[Paper]) -> str:
+    """Return the page with the table of times made anew.
+
+    Raises: ValueError: its comments are absent.
+    """
+    return _replaced(text, "<!-- times -->\n", times.table(each))
+
+
+def _replaced(text: str, mark: str, lines: str) -> str:
     before, begin, rest = text.partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{PAGE}: expected {mark.strip()} ... {END.strip()}")
-    return f"{before}{mark}{table(paper.claims())}\n{END}{after}"
+    return f"{before}{mark}{lines}\n{END}{after}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -57,6 +69,9 @@ def main(words: Sequence[str] | None = None) -> int:
         made = replaced(text, paper)
         different += [paper.name] if made != text else []
         text = made
+    made = with_times(text, papers())
+    different += ["times"] if made != text else []
+    text = made
     if arguments.write and text != before:
         PAGE.write_text(text)
     done = "written" if arguments.write else "differs"

@@ -1,6 +1,7 @@
 """Dual-level adaptive error bounds (Feng, Zhang et al., SC'24): the claims, and what holds here.
 
   python examples/papers/sc24.py --show
+  python examples/papers/sc24.py --show --report runs/sc24.html
   python examples/papers/sc24.py --parts ratio classes --data train.txt
   python examples/papers/sc24.py --rows 8192 --seeds 2 --out runs/papers/toy
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "criteo")]
 
 from examples.papers.command import main  # noqa: E402
-from examples.papers.dual_level import cases, schedules, verdicts  # noqa: E402
+from examples.papers.dual_level import cases, figures, schedules, verdicts  # noqa: E402
 from examples.papers.dual_level.setting import MODEL  # noqa: E402
 from examples.papers.measurements import MeasuredPart  # noqa: E402
 from examples.papers.parts import RESULTS, Paper  # noqa: E402
@@ -66,6 +67,20 @@ PAPER = Paper(
             decide=verdicts.drift,
             committed=RECORDS / "drift.jsonl",
         ),
+        MeasuredPart(
+            name="distributions",
+            title="index of each table, and how the values of its rows lie; 1 min",
+            cases=cases.distribution_cases,
+            decide=verdicts.distributions,
+            committed=RECORDS / "distributions.jsonl",
+        ),
+        MeasuredPart(
+            name="terabyte",
+            title="ratio at the Terabyte set's dim and batch, on the same rows; 2 min",
+            cases=cases.terabyte_cases,
+            decide=verdicts.terabyte,
+            committed=RECORDS / "terabyte.jsonl",
+        ),
         TrainingPart(
             name="schedules",
             title="four schedules of the bound beside a constant one of equal bytes; 40 min",
@@ -76,6 +91,7 @@ PAPER = Paper(
             committed=RECORDS / "schedules.jsonl",
         ),
     ),
+    figures.draw,
 )
 
 if __name__ == "__main__":

@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
 import torch
+from emulation.client import tables as table_names
 
 from examples.bench.codecs.workload import Batch, merged
 from examples.papers.dual_level import encoders
 from examples.papers.dual_level.classes import agreement, indices
+from examples.papers.dual_level.distributions import distribution
 from examples.papers.dual_level.prediction import bits
 from examples.papers.dual_level.ratio import BOUNDS, CLASSES, ratios, table_bound
-from examples.papers.dual_level.setting import OPTIMIZERS, SHARES, parts_of, trained
+from examples.papers.dual_level.setting import OPTIMIZERS, SHARES, TERABYTE, parts_of, trained
 from examples.papers.measurements import Values
 from examples.papers.parts import Request
 from trec_qcomm.control.selector import Measurement
@@ -26,10 +28,13 @@ LINKS_GBIT_S = (0.1, 1.0, 10.0, 100.0)
 
 
 class Rows:
-    """What the trainings of one request look up. Args: request: has the options of train.py."""
+    """What the trainings of one request look up.
 
-    def __init__(self, request: Request) -> None:
-        self.words = tuple(request.words)
+    Args: request: has the options of train.py.  words: options that come before those.
+    """
+
+    def __init__(self, request: Request, words: tuple[str, ...] = ()) -> None:
+        self.words = (*words, *request.words)
 
     def sizes(self, optimizer: str) -> Mapping[str, int]:
         """Return the number of rows of each table by name."""
@@ -50,6 +55,30 @@ def ratio_cases(request: Request) -> Cases:
         for optimizer in OPTIMIZERS
         for samples in SAMPLES
         for bounds in BOUNDS
+    }
+
+
+def terabyte_cases(request: Request) -> Cases:
+    """Return ratios by setting, optimizer and bound: a batch of the training is a segment."""
+    settings = {
+        "dim 32, batch 128": (Rows(request), SAMPLES[0]),
+        "dim 64, batch 2048": (Rows(request, TERABYTE), SAMPLES[1]),
+    }
+    return {
+        f"{setting}, {optimizer}, {bounds}": partial(_ratios, rows, optimizer, samples, bounds)
+        for setting, (rows, samples) in settings.items()
+        for optimizer in OPTIMIZERS
+        for bounds in BOUNDS
+    }
+
+
+def distribution_cases(request: Request) -> Cases:
+    """Return size, index and counts of values by optimizer and table, after the training."""
+    rows = Rows(request)
+    return {
+        f"{optimizer}, {table}": partial(_distribution, rows, optimizer, table)
+        for optimizer in OPTIMIZERS
+        for table in table_names()
     }
 
 
@@ -96,6 +125,22 @@ def drift_cases(request: Request) -> Cases:
 
 def _ratios(rows: Rows, optimizer: str, samples: int, bounds: str) -> Values:
     return ratios(rows.batches(optimizer, samples), bounds)
+
+
+def _distribution(rows: Rows, optimizer: str, table: str) -> Values:
+    """Return num_rows: of the table; index: mean over batches, at the base bound; and counts."""
+    batches = [_of_table(batch, table) for batch in rows.batches(optimizer, SAMPLES[-1])]
+    return {
+        "num_rows": rows.sizes(optimizer)[table],
+        "index": indices(batches)[table],
+        **distribution([batch.rows[table] for batch in batches]),
+    }
+
+
+def _of_table(batch: Batch, table: str) -> Batch:
+    return Batch(
+        *({table: by_table[table]} for by_table in (batch.rows, batch.gradients, batch.ids))
+    )
 
 
 def _classes(rows: Rows, optimizer: str, samples: int) -> Values:

@@ -26,6 +26,7 @@ class RecordedPart:
         measure: (folder, request) -> nothing; runs what the folder lacks.
         decide: folder -> claims; it exists.
         committed: folder of the committed records.
+        trained: files there that have the seconds of the part's trainings.
     """
 
     name: str
@@ -33,6 +34,7 @@ class RecordedPart:
     measure: Callable[[Path, Request], None]
     decide: Callable[[Path], list[Claim]]
     committed: Path
+    trained: Sequence[str] = ()
 
     def run(self, path: Path, request: Request) -> None:
         """Run the commands. Raises ValueError: one of them ends with an error."""

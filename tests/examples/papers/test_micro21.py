@@ -6,8 +6,9 @@ import pytest
 
 from examples.papers import micro21
 from examples.papers.claims import HOLDS, OPEN
+from examples.papers.pages import write_page
 from examples.papers.parts import Request
-from examples.papers.tool_chain import commands, recorded
+from examples.papers.tool_chain import commands, figures, recorded
 from trec_qcomm import records
 
 SMALL = ["--rows", "1200", "--batch-size", "32", "--ranks", "2", "--embedding-dim", "4"]
@@ -46,6 +47,25 @@ def test_commands_run_one_after_the_other(monkeypatch, tmp_path):
     assert len(list(records.read(tmp_path / "see" / "trainings.jsonl"))) == 3
     drifts = {claim.setting for claim in guard.claims(tmp_path / "guard.jsonl")}
     assert any("`none`" in setting for setting in drifts)
+    drawing = figures.draw(
+        {part.name: tmp_path / f"{part.name}.jsonl" for part in (see, choose, guard)}
+    )
+    keys = [figure.key for figure in drawing.figures]
+    assert keys[0] == "attribution"
+    assert "quality" in keys
+    assert "guard" in keys  # and no plans: the toy run has none of a search
+    assert write_page("Toy", drawing, tmp_path / "report.html").startswith(str(tmp_path))
+
+
+def test_the_page_of_the_records_has_all_three():
+    paths = {part.name: part.committed for part in micro21.PAPER.parts}
+    drawing = figures.draw(paths)
+    keys = [figure.key for figure in drawing.figures]
+    assert keys[:4] == ["attribution", "search", "quality", "guard"]
+    assert "0.54 [0.20, 0.77]" in drawing.figures[0].caption
+    assert {type(record).__name__ for record in drawing.records} >= {
+        "BenchRecord", "StudyRecord", "SearchRecord", "GuardProbeRecord",
+    }  # fmt: skip
 
 
 def _made(folder):

@@ -1,10 +1,11 @@
 """The page of the papers says what the committed records say."""
 
+import json
 import re
 
 import pytest
 
-from examples.papers import readme
+from examples.papers import readme, times
 from examples.papers.claims import OPEN, SOURCES, VERDICTS, Claim, table
 
 
@@ -18,6 +19,15 @@ def test_the_page_has_the_tables_of_the_records(papers):
     text = readme.PAGE.read_text()
     for paper in papers:
         assert readme.replaced(text, paper) == text
+    assert readme.with_times(text, papers) == text
+
+
+def test_times_are_sums_of_the_records(papers):
+    (schedules,) = (part for part in papers[2].parts if part.name == "schedules")
+    lines = map(json.loads, schedules.committed.read_text().splitlines())
+    assert sum(times.seconds(schedules)) == pytest.approx(sum(line["seconds"] for line in lines))
+    (line,) = (row for row in times.table(papers).splitlines() if "`schedules`" in row)
+    assert line.endswith(f"| {sum(times.seconds(schedules)) / 7200:.1f} |")
 
 
 def test_every_part_has_committed_records_and_claims(papers):

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from examples.bench.codecs.workload import Batch
 from examples.papers import sc24
@@ -15,16 +16,21 @@ from examples.papers.command import main
 from examples.papers.dual_level import (
     cases,
     classes,
+    distributions,
     encoders,
+    figures,
     prediction,
     ratio,
     schedules,
     verdicts,
 )
 from examples.papers.dual_level.setting import parts_of
+from examples.papers.measurements import append
+from examples.papers.pages import write_page
 from trec_qcomm.control import selector
 from trec_qcomm.control.schedule import Constant
 from trec_qcomm.control.selector import Measurement, Throughput
+from trec_qcomm.report.style import DIGEST
 
 DIM = 8
 
@@ -109,6 +115,66 @@ def test_differences_can_be_undone(rows, name):
     assert np.array_equal(back, integers)
 
 
+def test_distribution_of_known_values():
+    """Uniform values are told from those of a Gaussian, and all of them are counted."""
+    generator = torch.Generator().manual_seed(0)
+    uniform = torch.rand(4000, DIM, generator=generator) * 2 - 1
+    normal = torch.randn(4000, DIM, generator=generator) - 1
+    for rows, is_gaussian in ((uniform, False), (normal, True)):
+        values = distributions.distribution([rows[:1000], rows[1000:]])
+        assert sum(n for key, n in values.items() if key.startswith("bin ")) == rows.numel()
+        assert values["largest"] == pytest.approx(rows.abs().max().item())
+        gaussian, flat = distributions.distances(values)
+        assert min(gaussian, flat) < 0.02 < 0.1 < max(gaussian, flat)
+        assert (gaussian < flat) == is_gaussian
+    zeros = distributions.shares_of(distributions.distribution([torch.zeros(3, DIM)]))
+    assert zeros[distributions.NUM_BINS // 2] == 1
+    with pytest.raises(ValueError, match="finite"):
+        distributions.distribution([torch.full((1, DIM), math.nan)])
+
+
+def test_terabyte_beside_kaggle():
+    """The claim needs every pair, and each pair to be at least as small."""
+    ratios = dict.fromkeys((*ratio.ENCODERS, "best", "distinct_rans"), 2.0)
+    names = [f"{s}, SGD, classes" for s in ("dim 32, batch 128", "dim 64, batch 2048")]
+    assert verdicts.terabyte({names[0]: ratios}) == []
+    for best, expected in ((2.5, HOLDS), (1.5, FAILS)):
+        (claim,) = verdicts.terabyte({names[0]: ratios, names[1]: ratios | {"best": best}})
+        assert claim.verdict == expected
+        assert f"best 2.0x {best}x" in claim.result
+
+
+def test_figures_of_a_toy_record(tmp_path, rows):
+    """Three figures on a page, whose numbers are those of the records."""
+    paths = {name: tmp_path / f"{name}.jsonl" for name in ("distributions", "drift")}
+    with pytest.raises(ValueError, match="make no figure"):
+        write_page("Toy", figures.draw(paths), tmp_path / "page.html")
+    for table, index in (("small", 1.0), ("large", 0.5)):
+        numbers = {"num_rows": 7, "index": index, **distributions.distribution([rows])}
+        append(paths["distributions"], f"SGD, {table}", numbers)
+    for share in ("0", "1"):
+        append(paths["drift"], f"SGD, {share}", {key: 0.5 for key, _ in figures._DRIFT})
+    drawing = figures.draw(paths)
+    tables, histograms, drift = drawing.figures
+    assert tables.rows == [("SGD", "small", 7, 1.0, "loose"), ("SGD", "large", 7, 0.5, "tight")]
+    assert sum(row[-1] for row in histograms.rows) == pytest.approx(2)  # two classes
+    assert drift.rows == [("SGD", 0.0, *[0.5] * 4), ("SGD", 1.0, *[0.5] * 4)]
+    assert "3 figures" in write_page("Toy", drawing, tmp_path / "page.html")
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    for figure in drawing.figures:
+        assert (tmp_path / "page_png" / f"{figure.key}.png").stat().st_size > 1000
+
+
+def test_pictures_show_the_records():
+    """`make pictures` draws them again."""
+    drawing = figures.draw({part.name: part.committed for part in sc24.PAPER.parts})
+    page = (sc24.RECORDS.parents[1] / "README.md").read_text()
+    for figure in drawing.figures:
+        with Image.open(sc24.RECORDS / f"{figure.key}.png") as picture:
+            assert picture.info[DIGEST] == figure.digest
+        assert f"](results/sc24/{figure.key}.png)" in page
+
+
 def test_encoder_by_link():
     """A slow link takes the smaller bytes, a fast one the faster encoder; seconds add up."""
     small = Measurement(
@@ -157,6 +223,7 @@ def test_toy_run(monkeypatch, tmp_path, capsys):
     assert "SZ3 is better without its prediction" in output.out
     before = {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
     assert len(before) == len(parts)
+    assert "report.html: 3 figures" in output.out
     assert main(sc24.PAPER, "sc24") == 0
     assert {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")} == before
 
