@@ -236,7 +236,10 @@ def messages():
         ("superfluous", ["s.yaml: embedding[0].tables: 'user*' matches no table", "cw_shared"]),
         ("int8 rows", ["fused_params: output_dtype", "int8", "allowed: fp32, fp16, bf16"]),
         ("bf16 on CPU", ["'tw_first': output_dtype bf16", "allowed on a CPU: fp32, fp16"]),
-        ("codec of fp32", ["backward: ErrorBounded", "torch.float16 rows: cast, identity"]),
+        (
+            "codec of fp32",
+            ["backward: ErrorBounded", "torch.float16 rows: cast, identity, rowwise"],
+        ),
         ("mixed rows", ["rows of table 'a' are torch.float16 and those of 'b' torch.float32"]),
         ("merged fp16", ["unique_bags: true for table", "torch.float16", "false, auto"]),
         ("guarded fp16", ["guard: table", "torch.float16; allowed: torch.float32"]),

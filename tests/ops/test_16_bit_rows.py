@@ -1,10 +1,12 @@
 """Rows of float16 and bfloat16: cast, identity, places and sums, without a float32 copy."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trec_qcomm.codecs import Cast, Identity
+from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.core.codec import for_values
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import rows
@@ -13,6 +15,7 @@ from trec_qcomm.ops.rank_sum import rank_sum
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 DTYPES = (HALF, BFLOAT)
+ROWWISE = (Rowwise(8), Rowwise(4, "stochastic"), Rowwise(3), Rowwise(2))
 CODECS = (Identity(), Cast("fp16"), Cast("bf16"))
 
 
@@ -84,7 +87,34 @@ def test_message_has_the_bytes_of_the_cast_of_float32_rows():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", ROWWISE)
+def test_rowwise_has_the_bytes_and_the_rounded_values_of_float32_rows(codec, dtype):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(40, 7, generator=generator).to(dtype)
+    values[3], values[4, 2], values[5, 1:3], values[6] = 0, torch.nan, torch.inf, -3
+    values[9, 0], values[9, 1] = torch.finfo(dtype).max, -torch.finfo(dtype).max
+    values[20:] *= 2.0**-12
+    segments = Segments(
+        torch.tensor([0, 20, 20, 40]), 7, torch.tensor([0, 0, 140]), torch.tensor([7, 7, 7])
+    )
+    whole, expected = encode(codec, values.float(), segments), torch.empty(40, 7)
+    codec.decode(whole, segments, expected)
+    largest = torch.finfo(dtype).max
+    expected = torch.where(expected.isfinite(), expected.clamp(-largest, largest), expected)
+    for backend in ("cpu", "reference"):
+        out = torch.empty_like(values)
+        with default_backend(backend):
+            encoded = encode(codec, values, segments)
+            codec.decode(encoded, segments, out)
+        assert torch.equal(encoded.payload, whole.payload)
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert torch.equal(out.nan_to_num(0, 1, 2), expected.to(dtype).nan_to_num(0, 1, 2))
+    with pytest.raises(ValueError, match="NaN or inf"):
+        encode(replace(codec, nonfinite="raise"), values, segments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", [*CODECS, Rowwise(8)])
 def test_no_float32_copy_is_made(codec, dtype):
     values, segments = torch.randn(64, 16).to(dtype), Segments.packed([40, 24], 16)
     codec, out = for_values(codec, dtype), torch.empty(64, 16, dtype=dtype)

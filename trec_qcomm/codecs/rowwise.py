@@ -7,6 +7,7 @@ Source: Yang et al. 2020, fine-grain quantization of the all-to-all, with rows a
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from trec_qcomm.core.codec import Contract, check_choice
@@ -65,6 +66,10 @@ class Rowwise:
         """Id in the frame: 4, 23, 5 or 6 for 2, 3, 4 or 8 bits."""
         return _WIRE_IDS[self.bits]
 
+    def for_values(self, dtype: torch.dtype) -> "Rowwise":
+        """Return itself: rows of float16 and bfloat16 are read where they lie."""
+        return self
+
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
         return rowwise.nbytes(segments, self.bits)
@@ -94,7 +99,7 @@ class Rowwise:
         return encoded
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows back as float32."""
+        """Write the rows back, as what `out` is: float32, float16 or bfloat16."""
         check_sizes(encoded, self.max_nbytes(segments))
         rowwise.decode(encoded, segments, out, bits=self.bits)
 

@@ -1,7 +1,8 @@
 """Row-wise quantization to 8, 4, 3 or 2 bits. Wire: FORMAT.md, "rowwise".
 
 Each row has a scale and a low, both float16. Each segment is first multiplied by an exact power of
-two, so that float16 can hold them whatever the segment's magnitude. Any dim >= 1.
+two, so that float16 can hold them whatever the segment's magnitude. Any dim >= 1. Rows of float16
+and bfloat16 get the bytes of the same rows as float32; decoded, they are rounded to nearest even.
 
 FBGEMM's Float{8Bit,NBit}Rowwise operators are no backend on CPU. They round low to nearest, so
 values clip. They want contiguous rows of even dims, have another layout of a row, and lose NaN.
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
-from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels, num_parts_of
-from trec_qcomm.ops.rowwise import cpu, cpu_sum, reference
+from trec_qcomm.ops.rowwise import cpu, cpu_16_bit, cpu_sum, reference
 
 BITS = (8, 4, 3, 2)
 
@@ -60,18 +61,23 @@ def encode(
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed: {seed} is not in 0..2^63 - 1")
     sizes = nbytes(segments, bits)
-    backend = check_buffers(values, segments, payload, at, sizes, backend)
+    backend = check_buffers(values, segments, payload, at, sizes, backend, dtypes=VALUE_DTYPES)
     if backend != "cpu":
         kernels = reference if backend == "reference" else gpu_kernels(__name__)
         nonfinite = kernels.encode(
             values, segments, payload, at, bits=bits, stochastic=stochastic, seed=seed
         )
         return Encoded(payload, at, sizes), nonfinite
-    where = (*arrays(values), *segments.arrays, segments.dim, *arrays(payload, at))
+    where = (*segments.arrays, segments.dim, *arrays(payload, at))
     seeds = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
     numbers = arrays(segments.first_numbers)
     counts = np.zeros(segments.num_segments, np.int64)
-    nonfinite = cpu.encode(*where, bits, stochastic, *numbers, *seeds, counts)
+    options = bits, stochastic, *numbers, *seeds, counts
+    if values.dtype == torch.float32:
+        nonfinite = cpu.encode(*arrays(values), *where, *options)
+    else:
+        is_half = values.dtype == torch.float16
+        nonfinite = cpu_16_bit.encode(*arrays(values), is_half, *where, *options)
     flushed = torch.from_numpy(counts) if counts.any() else None
     return Encoded(payload, at, sizes, flushed), int(nonfinite)
 
@@ -92,11 +98,16 @@ def decode(
     """
     _check_bits(bits)
     sizes = nbytes(segments, bits)
-    backend = check_buffers(out, segments, encoded.payload, encoded.at, sizes, backend)
+    buffers = out, segments, encoded.payload, encoded.at, sizes
+    backend = check_buffers(*buffers, backend, dtypes=VALUE_DTYPES)
     if backend == "cpu":
         payload, at, rows = arrays(encoded.payload, encoded.at, out)
         layout = segments.arrays
-        wrong = cpu.decode(payload, at, *layout, segments.dim, rows, bits)
+        if out.dtype == torch.float32:
+            wrong = cpu.decode(payload, at, *layout, segments.dim, rows, bits)
+        else:
+            is_half = out.dtype == torch.float16
+            wrong = cpu_16_bit.decode(payload, at, *layout, segments.dim, rows, is_half, bits)
     else:
         kernels = reference if backend == "reference" else gpu_kernels(__name__)
         wrong = kernels.decode(encoded, segments, out, bits=bits)

@@ -26,12 +26,13 @@ _CLAMPED = -105
 
 
 @inner(forceinline=True)
-def _value_of(key):
+def value_of(key):
+    """Return the float32 of a key."""
     return np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
 @inner(forceinline=True)
-def _key_range(words):
+def key_range(words):
     """Return the smallest and the largest key of a row's int32 bits."""
     lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for d in range(words.size):
@@ -42,7 +43,7 @@ def _key_range(words):
 
 
 @inner
-def _finite_range(row):
+def finite_range(row):
     """Return the lowest and the highest of a row's finite values; 0 and 0 if it has none."""
     smallest, largest = np.float32(np.inf), np.float32(-np.inf)
     for d in range(row.size):
@@ -55,7 +56,7 @@ def _finite_range(row):
 
 
 @inner
-def _exponent(amax):
+def exponent_of(amax):
     """Return k such that amax * 2^k lies in [2^13, 2^14); 0 for 0."""
     if amax == 0:
         return np.int64(0)
@@ -98,7 +99,8 @@ def dither(number, seed_low, seed_high):
 
 
 @inner(forceinline=True)
-def _quantize(values, at, dim, first, second, low, inverse, top, q):
+def quantize(values, at, dim, first, second, low, inverse, top, q):
+    """Write the codes of a row, rounded to nearest."""
     for d in range(dim):
         y = np.float32(values[at + np.uint64(d)] * first) * second
         t = np.float32(np.float32(y - low) * inverse) + np.float32(0.5)
@@ -106,9 +108,10 @@ def _quantize(values, at, dim, first, second, low, inverse, top, q):
 
 
 @inner(forceinline=True)
-def _quantize_stochastic(
+def quantize_stochastic(
     values, at, dim, first, second, low, inverse, top, q, number, seed_low, seed_high
 ):
+    """Write the codes of a row, rounded by the dither of their numbers."""
     for d in range(dim):
         y = np.float32(values[at + np.uint64(d)] * first) * second
         u = dither(number + np.uint32(d), seed_low, seed_high)
@@ -117,7 +120,8 @@ def _quantize_stochastic(
 
 
 @inner
-def _mark_nonfinite(values, at, dim, top, q):
+def mark_nonfinite(values, at, dim, top, q):
+    """Write the codes of a row's NaN and inf."""
     for d in range(dim):
         value = values[at + np.uint64(d)]
         if np.isnan(value):
@@ -154,9 +158,9 @@ def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
     for i in range(lows.shape[1]):
         for t in range(start.size):
             begin = start[t] + i * stride
-            lo, hi = _key_range(words[begin : begin + dim])
+            lo, hi = key_range(words[begin : begin + dim])
             finite[t, i] = (lo > _KEY_NEG_INF) & (hi < _KEY_INF)
-            lows[t, i], highs[t, i] = _value_of(lo), _value_of(hi)
+            lows[t, i], highs[t, i] = value_of(lo), value_of(hi)
             magnitude = max(-lows[t, i], highs[t, i])
             amax[t] = max(amax[t], magnitude if finite[t, i] else np.float32(0))
             all_finite &= finite[t, i]
@@ -166,12 +170,12 @@ def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
         for t in range(start.size):
             if not finite[t, i]:
                 begin = start[t] + i * stride
-                lows[t, i], highs[t, i] = _finite_range(values[begin : begin + dim])
+                lows[t, i], highs[t, i] = finite_range(values[begin : begin + dim])
                 amax[t] = max(amax[t], max(-lows[t, i], highs[t, i]))
 
 
 @inner
-def _grids(first, second, top, lows, highs, finite, low_bits, scale_bits, inverses, levels):
+def grids(first, second, top, lows, highs, finite, low_bits, scale_bits, inverses, levels):
     """Write each row's low, scale and number of levels, [n]; `lows` becomes the decoded lows.
 
     It is a loop of its own, so that the latencies of the rows overlap: inside `_codes` it costs 14
@@ -207,14 +211,14 @@ def _codes(
             low, inverse, level = lows[t, i], inverses[t, i], levels[t, i]
             if stochastic:
                 first_number = np.uint32(number[t] + i * dim)
-                _quantize_stochastic(
+                quantize_stochastic(
                     values, begin, dim, first, second, low, inverse, level, q, first_number,
                     seed_low, seed_high,
                 )  # fmt: skip
             else:
-                _quantize(values, begin, dim, first, second, low, inverse, level, q)
+                quantize(values, begin, dim, first, second, low, inverse, level, q)
             if not finite[t, i]:
-                _mark_nonfinite(values, begin, dim, top, q)
+                mark_nonfinite(values, begin, dim, top, q)
             if 0 < inverse <= look_below[t]:
                 flushed[t] += count_flushed(values, begin, dim, first, second, inverse)
             pack(q, bits, payload, place, width)
@@ -250,14 +254,14 @@ def encode(
             values, words, starts, stride[begin], dim, group_lows, group_highs, group_finite, amax
         )
         for t in range(end - begin):
-            k = _exponent(amax[t])
+            k = exponent_of(amax[t])
             factors[t, 0], factors[t, 1] = factors_of(k)
             size = 8 + n * (4 + width)
             data = payload[at[begin + t] : at[begin + t] + (size + 7) // 8 * 8]
             data[:8] = 0
             data[size:] = 0
             data[:2].view(np.int16)[0] = k
-            _grids(
+            grids(
                 factors[t, 0], factors[t, 1], (1 << bits) - 1, group_lows[t], group_highs[t],
                 group_finite[t], data[8 + 2 * n : 8 + 4 * n].view(np.uint16),
                 data[8 : 8 + 2 * n].view(np.uint16), group_inverses[t], group_levels[t],

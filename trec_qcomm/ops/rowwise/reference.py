@@ -164,7 +164,7 @@ def encode(
     """Write the segments; return the first one that holds NaN or inf, or -1."""
     nonfinite = -1
     for s in range(segments.num_segments):
-        x = segments.block(values, s).contiguous()
+        x = segments.block(values, s).float().contiguous()
         if nonfinite < 0 and not bool(x.isfinite().all()):
             nonfinite = s
         k = power_of_two(x)
@@ -199,7 +199,9 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> i
         y = dequantize_rows(q, scale, low.view(torch.float16), bits=bits)
         x = times_power_of_two(y, -k)
         overflow = x.isinf() & y.isfinite()  # the largest float32 rounded up
-        rows.copy_(torch.where(overflow, x.sign() * _FLT_MAX, x))
+        x = torch.where(overflow, x.sign() * _FLT_MAX, x)
+        largest = torch.finfo(rows.dtype).max
+        rows.copy_(torch.where(x.isfinite(), x.clamp(-largest, largest), x))
     return -1
 
 
