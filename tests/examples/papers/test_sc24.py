@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from examples.bench.codecs.workload import Batch
-from examples.papers import sc24
+from examples.papers import pages, sc24
 from examples.papers.claims import FAILS, HOLDS, OPEN
 from examples.papers.command import main
 from examples.papers.dual_level import (
@@ -26,7 +26,8 @@ from examples.papers.dual_level import (
 )
 from examples.papers.dual_level.setting import parts_of
 from examples.papers.measurements import append
-from examples.papers.pages import write_page
+from examples.papers.pages import Drawing, write_page
+from examples.papers.parts import Paper
 from trec_qcomm.control import selector
 from trec_qcomm.control.schedule import Constant
 from trec_qcomm.control.selector import Measurement, Throughput
@@ -226,6 +227,31 @@ def test_toy_run(monkeypatch, tmp_path, capsys):
     assert "report.html: 3 figures" in output.out
     assert main(sc24.PAPER, "sc24") == 0
     assert {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")} == before
+
+
+@pytest.mark.parametrize("words", [["--show"], ["--parts", "ratio"]])
+def test_a_page_that_cannot_be_is_said_before_any_work(words, monkeypatch, tmp_path, capsys):
+    page = tmp_path / "missing" / "page.html"
+    monkeypatch.setattr(cases, "Rows", None)  # which all cases need
+    monkeypatch.setattr(sys, "argv", ["sc24.py", *words, "--report", str(page)])
+    with pytest.raises(SystemExit):
+        main(sc24.PAPER, "sc24")
+    assert "page.html: expected a file in a folder that exists" in capsys.readouterr().err
+
+
+def test_a_run_without_matplotlib_says_so(monkeypatch, tmp_path, capsys):
+    """The records and claims of the run are there, and its exit status is 0."""
+    paper = Paper("toy", "A toy", sc24.PAPER.parts[:1], lambda _: Drawing([]))
+    monkeypatch.setattr(cases, "OPTIMIZERS", {})
+
+    def absent():
+        raise ValueError("matplotlib is not installed")
+
+    monkeypatch.setattr(pages, "matplotlib", absent)
+    monkeypatch.setattr(sys, "argv", ["toy.py", "--out", str(tmp_path)])
+    assert main(paper, "toy") == 0
+    assert "no page: matplotlib is not installed" in capsys.readouterr().out
+    assert (tmp_path / "claims.md").exists()
 
 
 def test_committed_records_decide_every_claim():
