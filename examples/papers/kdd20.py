@@ -5,15 +5,16 @@
   python examples/papers/kdd20.py --seeds 2 --rows 4096 --out runs/papers/toy
 
 The all-to-all (forward, backward, both) and the dense all-reduce (ring, recursive doubling) in 8, 4
-and 2 bits, with and without the error that is carried forward. A run is one record in --out; after
-Ctrl-C give the command again. Options that this script does not know are those of
-examples/criteo/train.py; without --data the rows are synthetic and the figures not those of the
-table.
+and 2 bits, with and without the error that is carried forward, by grain and on 4 to 16 ranks. A run
+is one record in --out; after Ctrl-C give the command again. Options that this script does not know
+are those of examples/criteo/train.py; without --data the rows are synthetic and the figures not
+those of the table.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +74,30 @@ PAPER = Paper(
                 *("--embedding-optimizer", "sgd", "--lr", "1.0"),
             ),
             committed=OURS / "descent.jsonl",
+        ),
+        TrainingPart(
+            name="grain_losses",
+            title="the all-reduce in 4 bits by how many values share a scale; 20 min",
+            configs=configs.by_grain,
+            decide=losses.grains,
+            seeds=16,
+            words=ROWS,
+            committed=OURS / "grain_losses.jsonl",
+        ),
+        *(
+            TrainingPart(
+                name=f"ranks_{num_ranks}",
+                title=f"the all-reduce in 4 bits on {num_ranks} ranks; {minutes} min",
+                configs=configs.by_algorithm,
+                decide=partial(losses.of_ranks, num_ranks=num_ranks),
+                seeds=16,
+                words=(
+                    *(*ROWS, "--ranks", str(num_ranks)),
+                    *("--batch-size", str(losses.SAMPLES // num_ranks)),
+                ),
+                committed=OURS / f"ranks_{num_ranks}.jsonl",
+            )
+            for num_ranks, minutes in zip(configs.NUM_RANKS, (25, 40), strict=True)
         ),
         TrainingPart(
             name="compensation",

@@ -11,6 +11,7 @@ from trec_qcomm.control.schedule import (
     SCHEDULES,
     Constant,
     Drop,
+    Exponential,
     Linear,
     Log,
     Schedule,
@@ -19,8 +20,8 @@ from trec_qcomm.control.schedule import (
     schedule_to_dict,
 )
 
-DECAYS = [Linear, Log, Step, Drop]
-NAMES = ["constant", "linear", "log", "step", "drop"]
+DECAYS = [Linear, Log, Step, Drop, Exponential]
+NAMES = ["constant", "linear", "log", "step", "drop", "exponential"]
 
 
 @pytest.mark.parametrize("kind", DECAYS)
@@ -48,6 +49,7 @@ def test_multipliers_are_the_formulas(step, c) -> None:
         Log: c - (c - 1) * math.log2(1 + t),
         Step: c - (c - 1) * math.floor(10 * t) / 10,
         Drop: c if t < 1 else 1,
+        Exponential: c ** (1 - t),
     }
     for kind, value in expected.items():
         measured = kind(start=c, end_step=1000).multiplier(step)
@@ -84,7 +86,7 @@ def test_a_schedule_survives_yaml(name) -> None:
 
 
 def test_kinds_with_equal_fields_differ() -> None:
-    assert len({Linear(), Log(), Drop()}) == 3
+    assert len({Linear(), Log(), Drop(), Exponential()}) == 4
     assert Linear() != Drop()
     assert Linear(start=3) != Linear()
 
@@ -114,7 +116,7 @@ def test_a_step_is_a_count(name, step) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, r"schedule: expected \{kind: one of constant, linear, log, step, drop, \.\.\.\}"),
+        (None, r"schedule: expected \{kind: one of constant, linear, log, step, drop, exponential"),
         ({"start": 2}, "schedule: expected"),
         ({"kind": "cosine"}, r"schedule\.kind: 'cosine' is not one of \('constant', 'linear'"),
         ({"kind": ["log"]}, r"schedule\.kind: \['log'\] is not one of"),

@@ -3,6 +3,7 @@
 Encoders that each rank chooses for its link change no value.
 """
 
+import math
 from unittest import mock
 
 import pytest
@@ -15,7 +16,7 @@ from tests.integration.sharded_models.training import shard, train
 from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule, TopK
 from trec_qcomm.codecs import EncoderLink, by_link
 from trec_qcomm.control.error_bound import OnlineClasses
-from trec_qcomm.control.schedule import Drop
+from trec_qcomm.control.schedule import Drop, Exponential
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.integration.checkpoint import rank_key
 from trec_qcomm.integration.tolerances import ForwardTolerances
@@ -202,5 +203,21 @@ def test_a_threshold_of_zero_is_measured_like_any_other():
     )
     tolerances = ForwardTolerances({"t": rule}, ["t"])
     assert tolerances.by_table(0) == {"t": 0.0}
-    tolerances.measure("t", torch.arange(1.0, 101.0).view(25, 4))
+    tolerances.measure("t", torch.arange(1.0, 101.0).view(25, 4), 0)
     assert 45.0 <= tolerances.by_table(1)["t"] <= 55.0
+
+
+def test_rows_have_the_density_of_the_step_that_looks():
+    falling = Exponential(start=8, end_step=30)
+    refresh = ThresholdRefresh(every=10, density=0.1, schedule=falling)
+    rule = TableRule(
+        tables=("*",), forward=TopK(threshold=0.0), backward=Identity(), refresh=refresh
+    )
+    tolerances = ForwardTolerances({"t": rule}, ["t"])
+    rows = torch.arange(1.0, 1001.0).view(250, 4)
+    for step in range(41):
+        if tolerances.tables_due(step):
+            tolerances.measure("t", rows, step)
+        kept = int((rows >= tolerances.by_table(step)["t"]).sum())
+        assert kept == math.ceil(refresh.density_at(step // 10 * 10) * 1000)
+    assert kept == 100

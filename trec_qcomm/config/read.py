@@ -11,7 +11,8 @@ Errors name file, field and allowed values.
         unique_bags: auto         # optional: send equal bags of ids once; true | false | auto
         schedule: {kind: step}    # optional: coarser error bounds at first, see control.schedule
         classes: {every: 1000}    # optional: error bounds from the rows, see control.error_bound
-        refresh: {every: 1000, density: 0.1}    # optional: topk's threshold, see control.threshold
+        refresh: {every: 1000, density: 0.1}    # optional: topk's threshold, see control.threshold;
+                                  # with schedule: {kind: exponential}, a larger density at first
         error_feedback: {backward_rows: 100000}    # optional: residuals by id, see TableRule
     dense:                        # optional: the all-reduce of the replicated part's gradients
       codec: {codec: rowwise, bits: 4}    # or a list of rules, each with `parameters: [patterns]`
@@ -220,6 +221,8 @@ def _codecs(data: object, where: str) -> tuple[Codec, ...]:
 
 def _nested(kind: type[Any], data: object, where: str) -> Any:
     values = _checked_keys(kind, data, where=f"{where}.")
+    if "schedule" in values:
+        values["schedule"] = schedule_from_dict(values["schedule"], where=f"{where}.schedule")
     return _located(where, lambda: kind(**values))
 
 

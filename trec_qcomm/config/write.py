@@ -59,7 +59,8 @@ def _rule_to_dict(rule: TableRule) -> dict[str, Any]:
     for name in ("classes", "refresh", "link", "error_feedback"):
         control = getattr(rule, name)
         if control is not None:
-            data[name] = asdict(control)
+            is_refresh = isinstance(control, ThresholdRefresh)
+            data[name] = _refresh_to_dict(control) if is_refresh else asdict(control)
     return data
 
 
@@ -70,14 +71,21 @@ def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
     for known in fields(rule):
         value = getattr(rule, known.name)
         if known.name != "codec" and value != known.default:
-            nested = isinstance(value, Link | ThresholdRefresh | LowRank)
-            plain = list(value) if isinstance(value, tuple) else value
-            data[known.name] = asdict(value) if nested else plain
+            data[known.name] = list(value) if isinstance(value, tuple) else value
             if isinstance(value, Codec):
                 data[known.name] = codec_to_dict(value)
-            if isinstance(value, LowRank):
+            if isinstance(value, Link | LowRank):
                 data[known.name] = {n: v for n, v in asdict(value).items() if v is not None}
+            if isinstance(value, ThresholdRefresh):
+                data[known.name] = _refresh_to_dict(value)
     return data
+
+
+def _refresh_to_dict(refresh: ThresholdRefresh) -> dict[str, Any]:
+    """Return all fields, without a schedule that is not given."""
+    data = {known.name: getattr(refresh, known.name) for known in fields(refresh)}
+    schedule = data.pop("schedule")
+    return data if schedule is None else data | {"schedule": schedule_to_dict(schedule)}
 
 
 def _sync_rule_to_dict(rule: SyncRule) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Schedules: multipliers of the error bound that fall from c to 1 in the first T steps.
+"""Schedules: multipliers that fall from c to 1 in the first T steps.
 
     m(0) = c >= m(t) >= m(t + 1) >= 1,  m(t) = 1 from t = T on;  c is `start`, T is `end_step`
 
-A large bound does the least harm while the embeddings still move far in every step.
+They multiply an error bound, since a large bound does the least harm while the embeddings still
+move far in every step, or the density of what is sent.
 
     schedule: {kind: step, start: 2, end_step: 65536, num_stairs: 10}
 
@@ -11,7 +12,8 @@ step, so it has no state to save. m is float64 and has no unit; steps are counte
 Source: SC'24 (Feng, Zhang et al.), iteration-wise adaptation, c = 2 and T = 65,536. From its
 published artefact, for c = 2: the logarithm is log2(1 + t/T), the stairs are a tenth each, and the
 last stair, down to 1, is at T. What is called constant there is `drop` here. Other c are ours: the
-same curves, stretched to reach from c to 1.
+same curves, stretched to reach from c to 1. `exponential` is that of the density in Deep Gradient
+Compression (Lin et al. 2018), by the step in place of the epoch.
 """
 
 import math
@@ -24,7 +26,7 @@ from trec_qcomm.core.codec import check_choice
 
 
 class Schedule(ABC):
-    """Multiplier of error bounds over a training. It is frozen; its fields are its config."""
+    """Multiplier of a number over a training. It is frozen; its fields are its config."""
 
     name: ClassVar[str]  # the word after `kind` in YAML
 
@@ -35,7 +37,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Schedule m = 1: the bound is the same in every step."""
+    """Schedule m = 1: the number is the same in every step."""
 
     name: ClassVar[str] = "constant"
 
@@ -61,17 +63,35 @@ class _Decay(Schedule):
 
     def multiplier(self, step: int) -> float:
         _check_int("step", step, at_least=0)
-        if step >= self.end_step:
-            return 1.0
-        # Where c is so large that c - 1 rounds to c, the formulas would end at 0.
-        return max(1.0, self.start - (self.start - 1.0) * self._descent(step))
+        return max(1.0, self._before_end(step)) if step < self.end_step else 1.0
+
+    @abstractmethod
+    def _before_end(self, step: int) -> float:
+        """Return m(step), step < T; where rounding makes it less than 1, 1 is meant."""
+
+
+class Exponential(_Decay):
+    """Schedule m = c^(1 - t/T): the same factor down each time."""
+
+    name: ClassVar[str] = "exponential"
+
+    def _before_end(self, step: int) -> float:
+        return float(self.start ** (1 - step / self.end_step))
+
+
+class _Stretched(_Decay):
+    """Schedule of a curve from 0 to 1, stretched to reach from c to 1."""
+
+    def _before_end(self, step: int) -> float:
+        # Where c is so large that c - 1 rounds to c, it ends at 0.
+        return self.start - (self.start - 1.0) * self._descent(step)
 
     @abstractmethod
     def _descent(self, step: int) -> float:
         """Return the share of the way from c to 1 that is done at step: 0..1, not decreasing."""
 
 
-class Linear(_Decay):
+class Linear(_Stretched):
     """Schedule m = c - (c - 1) t/T: the same step down each time."""
 
     name: ClassVar[str] = "linear"
@@ -80,7 +100,7 @@ class Linear(_Decay):
         return step / self.end_step
 
 
-class Log(_Decay):
+class Log(_Stretched):
     """Schedule m = c - (c - 1) log2(1 + t/T), which at first falls 1.44 times as fast as linear."""
 
     name: ClassVar[str] = "log"
@@ -90,7 +110,7 @@ class Log(_Decay):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(_Decay):
+class Step(_Stretched):
     """Schedule m = c - (c - 1) floor(n t/T) / n: n equal stairs, the first at T/n, the last at T.
 
     Args: num_stairs: n, 1..2^63 - 1.
@@ -108,7 +128,7 @@ class Step(_Decay):
         return (self.num_stairs * step // self.end_step) / self.num_stairs
 
 
-class Drop(_Decay):
+class Drop(_Stretched):
     """Schedule m = c before T, then 1."""
 
     name: ClassVar[str] = "drop"
@@ -118,7 +138,7 @@ class Drop(_Decay):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    kind.name: kind for kind in (Constant, Linear, Log, Step, Drop)
+    kind.name: kind for kind in (Constant, Linear, Log, Step, Drop, Exponential)
 }
 
 

@@ -36,7 +36,7 @@ class _BoundFromClass:
             self._bounds.load_state_dict,
         )
 
-    def observe(self, rows: Tensor) -> None:
+    def observe(self, rows: Tensor, step: int) -> None:
         """Set the class of the table by its rows [n, D]."""
         base = self._bounds.classes.base
         self._bounds.observe(self._table, homogenization_index(rows, bound=base))
@@ -119,15 +119,15 @@ class ForwardTolerances:
                     rows[table].append(group.segments.block(values, s))
         for table, blocks in rows.items():
             if blocks:
-                self.measure(table, _joined(blocks))
+                self.measure(table, _joined(blocks), step)
 
     def tables_due(self, step: int) -> list[str]:
         """Return the tables that should be measured in this step."""
         return [table for table, measured in self._measured.items() if measured.is_due(step)]
 
-    def measure(self, table: str, rows: Tensor) -> None:
-        """Set the tolerance of a table by all its rows [n > 0, D] that this rank sends."""
-        self._measured[table].observe(rows)
+    def measure(self, table: str, rows: Tensor, step: int) -> None:
+        """Set the tolerance of a table by all rows [n > 0, D] that this rank sends in a step."""
+        self._measured[table].observe(rows, step)
 
     def state_dict(self) -> dict[str, State]:
         """Return {table: state of its class or threshold, and of its held bound, on this rank}."""

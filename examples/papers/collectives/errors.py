@@ -69,7 +69,7 @@ def _grain(kind: str, by_grain: Mapping[str, Values]) -> Claim:
         source="ours",
         setting=f"{gradients.SETTING}; {len(seeds)} seeds",
         result=result,
-        note="trainings by grain",
+        note="" if kind == "dense gradients" else "trainings: a config gives each row one scale",
     )
 
 
@@ -113,7 +113,7 @@ def _ranks(
             "On 16 ranks and more, recursive doubling has less error than a ring",
             source="ours", setting=setting,
             result=f"error of the sum by ring, by recursive doubling: {result}",
-            note="trainings by number of ranks",
+            note="trainings on 32 ranks and more",
         ),
         claim_of(
             Decision(HOLDS if is_as_counted else FAILS),

@@ -32,7 +32,7 @@ def kept(scope: str, seed: int) -> float:
     groups = layers if scope == "layer" else [torch.cat(layers)]
     power = 0.0
     for group in groups:
-        threshold = quantile(group, REFRESH)
+        threshold = quantile(group, REFRESH, step=0)
         if threshold is not None:
             power += float(group[group.abs() >= threshold].square().sum())
     return power / float(torch.cat(layers).square().sum())

@@ -54,6 +54,7 @@ def bytes_sent(measured: Measured) -> list[Claim]:
                 note=NOTES[kind],
             )
         )
+    claims += _by_threshold(measured)
     for name, values in measured.items():
         if name.startswith("hybrid"):
             claims.append(
@@ -67,6 +68,30 @@ def bytes_sent(measured: Measured) -> list[Claim]:
                 )
             )
     return claims
+
+
+def _by_threshold(measured: Measured) -> list[Claim]:
+    """Decide whether a threshold of rows sends less than as many columns of each."""
+    pairs = {
+        name.split()[-1]: (values["rows"], measured[f"model parallel {name.split()[-1]}"]["rows"])
+        for name, values in measured.items() if name.startswith("by threshold")
+    }  # fmt: skip
+    if not pairs:
+        return []
+    return [
+        claim_of(
+            Decision(HOLDS if all(ours > theirs for ours, theirs in pairs.values()) else FAILS),
+            "Model parallel, a threshold for each table, its mask used again backward, sends less "
+            "than as many columns of every row",
+            source="ours",
+            setting=f"{traffic.SETTING}, the threshold anew every 10 steps",
+            result="times less by threshold, by columns: " + "; ".join(
+                f"density {density}: {ours:.0f}, {theirs:.0f}"
+                for density, (ours, theirs) in pairs.items()
+            ),
+            note="`topk` of a `threshold`: the codec `threshold` is for gradients",
+        )
+    ]  # fmt: skip
 
 
 def time_of_thresholds(measured: Measured) -> list[Claim]:
@@ -105,8 +130,6 @@ def scopes(measured: Measured) -> list[Claim]:
             source="ours",
             setting=f"{gradients.SETTING}, 1 % of the values; {len(seeds)} seeds",
             result=f"{shares[0]:.0f} % of the squares against {shares[1]:.0f} %",
-            note="trainings by scope, and with a density that falls at the start: a config has no "
-            "such schedule",
         )
     ]
 

@@ -9,8 +9,9 @@ updated once every few thousand iterations.
 from __future__ import annotations
 
 from examples.papers.claims import OPEN, Claim
+from examples.papers.comparisons import lower_losses
 from examples.papers.decisions import Decision, all_of, no_loss
-from examples.papers.thresholds.configs import LIVES
+from examples.papers.thresholds.configs import FALLS, LIVES
 from examples.papers.trainings import Judged, as_text, claim_of
 
 ADAM = "137k Criteo rows, dim 16, Adam and row-wise Adagrad, 4 ranks x 128"
@@ -75,6 +76,76 @@ def lives(judged: Judged) -> list[Claim]:
             or "-",
             note="trainings of many thousand steps: these have 229, in which 1000 is once",
         )
+    ]
+
+
+def warm_up(judged: Judged) -> list[Claim]:
+    """Decide about 1 % of the gradients after a density that falls to it from 25 %."""
+    falling = [f"warm_up_{end}" for end in FALLS]
+    setting = f"{ADAM}, the density falls exponentially from 25 % in so many of 229 steps"
+    return [
+        *judged.no_loss(
+            "1 % of the gradients are enough after a density that falls to it, with no accuracy "
+            "loss",
+            source="ours",
+            setting=setting,
+            names=falling,
+            note="a training of many thousand steps",
+        ),
+        *lower_losses(
+            judged,
+            "A density that falls to 1 % at the start loses less than 1 % throughout",
+            source="ours",
+            setting=setting,
+            pairs=[(name, "threshold_0.01") for name in falling],
+        ),
+        *lower_losses(
+            judged,
+            "A density that falls to 1 % at the start loses less than its mean throughout",
+            source="ours",
+            setting=setting,
+            pairs=[(falling[0], f"even_{FALLS[0]}")],
+        ),
+    ]
+
+
+def scopes(judged: Judged) -> list[Claim]:
+    """Decide about one threshold for all layers, which keeps 1 % of all gradients together."""
+    setting = f"{ADAM}, 1 % of the gradients, the threshold anew every 10 steps, the rest kept"
+    return [
+        *judged.no_loss(
+            "Gradients above one threshold for all layers are enough, with no accuracy loss",
+            source="ours",
+            setting=setting,
+            names=["scope_global"],
+        ),
+        *lower_losses(
+            judged,
+            "One threshold for all layers loses less than one for each",
+            source="ours",
+            setting=setting,
+            pairs=[("scope_global", "threshold_0.01")],
+        ),
+    ]
+
+
+def row_thresholds(judged: Judged) -> list[Claim]:
+    """Decide about a threshold of rows against as many columns of every row."""
+    setting = f"{ADAM}, the threshold anew every 10 steps; codecs on when tested"
+    return [
+        *judged.no_loss(
+            "Neurons above a threshold are enough, model parallel, with no accuracy loss",
+            source="ours",
+            setting=setting,
+            names=["row_threshold_0.5", "row_threshold_0.1"],
+        ),
+        *lower_losses(
+            judged,
+            "A threshold for each table loses less than as many columns of every row",
+            source="ours",
+            setting=setting,
+            pairs=[("row_threshold_0.5", "topk_0.5"), ("row_threshold_0.1", "dct")],
+        ),
     ]
 
 

@@ -17,6 +17,7 @@ from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.control.cost_model import Link
+from trec_qcomm.control.schedule import Exponential
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.checkpoint import rank_key
@@ -227,6 +228,12 @@ RESUMED = {
         codec=Threshold(0.1),
         refresh=ThresholdRefresh(every=1, density=0.1, sample=500),
         scope="global",
+    ),
+    "falling_density": rule(
+        codec=Threshold(0.1),
+        refresh=ThresholdRefresh(
+            every=2, density=0.1, schedule=Exponential(start=4.0, end_step=5), sample=500
+        ),
     ),
 }
 

@@ -9,32 +9,37 @@ import torch
 from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
+from trec_qcomm.comm.slots.history import SlotOptions
+from trec_qcomm.control.schedule import Constant, Exponential
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
 
 WORLD_SIZE, DENSITY = 2, 0.05
 PARAMETERS = tuple(ParameterShape(name, n, 1) for name, n in (("a", 4000), ("b", 6000), ("c", 100)))
+FALLING = Exponential(start=8, end_step=6)
 SCALES = {"a": 1.0, "b": 100.0, "c": 1.0}
 
 
 def rule(*, error_feedback=False, **options):
-    every = options.pop("every", 3)
+    looks = {"every": options.pop("every", 3), "schedule": options.pop("schedule", None)}
     return GradientRule(
         **{
             "codec": Threshold(1.0, values="fp32"),
             "algorithm": "two_shot",
             "block": 1,
             "error_feedback": error_feedback,
-            "refresh": ThresholdRefresh(every=every, density=DENSITY, sample="all"),
+            "refresh": ThresholdRefresh(**looks, density=DENSITY, sample="all"),
         }
         | options
     )
 
 
-def ranks(gradient_rule):
+def ranks(gradient_rule, **options):
     return [
-        make_dense_reduction(gradient_rule, PARAMETERS, rank, WORLD_SIZE, Traffic("dense", ["all"]))
+        make_dense_reduction(
+            gradient_rule, PARAMETERS, rank, WORLD_SIZE, Traffic("dense", ["all"]), **options
+        )
         for rank in range(WORLD_SIZE)
     ]
 
@@ -98,9 +103,46 @@ def test_a_step_without_gradients_is_not_looked_at():
         assert 0 < share(means["b"]) <= 0.1
 
 
+def test_a_falling_density_is_that_of_the_last_step_that_looks():
+    gradient_rule = rule(schedule=FALLING)
+    reductions, numel = ranks(gradient_rule), 6000 // WORLD_SIZE
+    for step in range(10):
+        # Equal gradients in every step, so that a share between two looks is that of the last one.
+        means = reduced(reductions, 0)
+        density = gradient_rule.refresh.density_at(step // 3 * 3)
+        assert int((means["b"] != 0).sum()) == math.ceil(density * numel) * WORLD_SIZE
+    assert density == DENSITY
+
+
 @pytest.mark.parametrize("scope", ["layer", "global"])
-def test_resumed_thresholds_are_the_same(scope):
-    gradient_rule = rule(scope=scope, error_feedback=True)
+def test_after_its_end_a_schedule_is_none(scope):
+    for first_step, schedule in ((6, FALLING), (0, Constant())):
+        plain, scheduled = ranks(rule(scope=scope)), ranks(rule(scope=scope, schedule=schedule))
+        for reduction in scheduled:  # a new number of ranks goes on so: the steps, no thresholds
+            reduction.num_steps = first_step
+        for step in range(4):
+            expected, means = reduced(plain, step), reduced(scheduled, step)
+            assert all(torch.equal(expected[name], means[name]) for name in expected)
+    early = reduced(ranks(rule(scope=scope, schedule=FALLING)), 0)
+    assert share(early["b"]) > share(reduced(ranks(rule(scope=scope)), 0)["b"])
+
+
+def test_a_falling_density_in_slots_has_equal_bits():
+    """The first frames say how large slots are, the density falls, and all later ones fit."""
+    gradient_rule = rule(every=1, schedule=Exponential(start=8, end_step=12), error_feedback=True)
+    announced, in_slots = ranks(gradient_rule), ranks(gradient_rule, slots=SlotOptions())
+    overflows = []
+    for step in range(12):
+        expected, means = reduced(announced, step), reduced(in_slots, step)
+        assert all(torch.equal(expected[name], means[name]) for name in expected)
+        overflows.append(in_slots[0].traffic.num_overflows)
+    assert 0 < overflows[0] == overflows[-1]
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("schedule", [None, Exponential(start=8, end_step=12)])
+def test_resumed_thresholds_are_the_same(scope, schedule):
+    gradient_rule = rule(scope=scope, schedule=schedule, error_feedback=True)
     straight, first = ranks(gradient_rule), ranks(gradient_rule)
     for step in range(4):
         reduced(straight, step)
@@ -110,6 +152,7 @@ def test_resumed_thresholds_are_the_same(scope):
         assert before.tolerances.state_dict().keys() == after.tolerances.state_dict().keys()
         after.tolerances.load_state_dict(copy.deepcopy(before.tolerances.state_dict()))
         for r in (after, without):
+            r.num_steps = before.num_steps
             r.error_feedback.load_state_dict(before.error_feedback.state_dict())
     without_state = reduced(forgetful, 4)
     for step in range(4, 7):

@@ -40,7 +40,7 @@ class GradientTolerances(Protocol):
     """
 
     def tolerances(
-        self, values: Tensor, chunks: BucketChunks, span: ChunkSpan, site: str
+        self, values: Tensor, chunks: BucketChunks, span: ChunkSpan, site: str, *, step: int
     ) -> Tensor:
         """Return [P] float64, the codec's tolerance for each parameter.
 
@@ -49,6 +49,7 @@ class GradientTolerances(Protocol):
             chunks: the chunks of `values`.
             span: the part of `values` that is sent.
             site: the place of the algorithm that encodes, see error_feedback.
+            step: number of the step, the same on all ranks.
         """
         ...
 
@@ -111,7 +112,7 @@ class MessageCoder:
             chunks: the chunks of the bucket.
             rank: this rank.
             call: number of the all-reduce, the same on all ranks.
-            step: number of the step, which keys the noise.
+            step: number of the step, which keys the noise and sets tolerances.
             seed: the config's seed of stochastic rounding.
             timed: counters that get the codecs' seconds.
             scratch: memory for algorithms.
@@ -160,7 +161,9 @@ class MessageCoder:
             before = sent_values.clone()
         tolerances = None
         if self._tolerances is not None:
-            tolerances = self._tolerances.tolerances(values, self.chunks, span, site)
+            tolerances = self._tolerances.tolerances(
+                values, self.chunks, span, site, step=self._step
+            )
         seed = self._noise_seed(site, self.rank if noise_group is None else noise_group)
         if self._measurement is not None:
             self._measurement.sent(values, span, site, seed=seed, tolerances=tolerances)

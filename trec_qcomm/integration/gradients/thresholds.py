@@ -1,7 +1,8 @@
 """Thresholds of gradients: the magnitude that a share `density` of the values reaches.
 
 A threshold is updated every so many steps from what is about to be sent, residual included. In
-between it stays, so the share of values that is sent grows and shrinks with the gradients. Each
+between it stays, so the share of values that is sent grows and shrinks with the gradients. A
+schedule of the density follows the number of the job's step, which goes on in a resumed run. Each
 rank has thresholds of its own, and separate ones for each site, a place of the algorithm that
 encodes: the sums at their owner have others than the contributions.
 
@@ -51,13 +52,13 @@ class ThresholdsByRule:
                 self._by_rule.append(kind(rule.refresh, model, sites, rule=number))
 
     def tolerances(
-        self, values: Tensor, chunks: BucketChunks, span: ChunkSpan, site: str
+        self, values: Tensor, chunks: BucketChunks, span: ChunkSpan, site: str, *, step: int
     ) -> Tensor:
         """Return [P] float64, the threshold of each parameter, or its codec's own tolerance."""
         given = [self._configured[parameter.coding] for parameter in chunks.parameters]
         tolerances = torch.tensor(given, dtype=torch.float64)
         for thresholds in self._by_rule:
-            thresholds.write(tolerances, values, chunks, span, site)
+            thresholds.write(tolerances, values, chunks, span, site, step=step)
         return tolerances
 
     def state_dict(self) -> State:
@@ -107,7 +108,14 @@ class GradientThresholds(ABC):
         }
 
     def write(
-        self, thresholds: Tensor, values: Tensor, chunks: BucketChunks, span: ChunkSpan, site: str
+        self,
+        thresholds: Tensor,
+        values: Tensor,
+        chunks: BucketChunks,
+        span: ChunkSpan,
+        site: str,
+        *,
+        step: int,
     ) -> None:
         """Write the thresholds of the rule's parameters to `thresholds` [P], and count the step.
 
@@ -117,7 +125,7 @@ class GradientThresholds(ABC):
         inside = (p for p in chunks.pieces if span.begin <= p.start < span.end)
         pieces = [p for p in inside if self._is_ours(p, chunks)]
         if pieces:
-            self._set(thresholds, values, pieces, site)
+            self._set(thresholds, values, pieces, site, step)
 
     def _is_ours(self, piece: Piece, chunks: BucketChunks) -> bool:
         return piece.coded and chunks.parameters[piece.parameter].coding == self._rule
@@ -130,7 +138,9 @@ class GradientThresholds(ABC):
         """Return the keys of the state: what each threshold is for."""
 
     @abstractmethod
-    def _set(self, thresholds: Tensor, values: Tensor, pieces: Sequence[Piece], site: str) -> None:
+    def _set(
+        self, thresholds: Tensor, values: Tensor, pieces: Sequence[Piece], site: str, step: int
+    ) -> None:
         """Write the threshold of each piece's parameter to `thresholds` [P], and count the step."""
 
     def state_dict(self) -> State:
@@ -155,7 +165,9 @@ class LayerThresholds(GradientThresholds):
     def _scopes(self, names: Sequence[str]) -> Sequence[str]:
         return names
 
-    def _set(self, thresholds: Tensor, values: Tensor, pieces: Sequence[Piece], site: str) -> None:
+    def _set(
+        self, thresholds: Tensor, values: Tensor, pieces: Sequence[Piece], site: str, step: int
+    ) -> None:
         by_parameter: dict[int, list[Piece]] = {}
         for piece in pieces:
             by_parameter.setdefault(piece.parameter, []).append(piece)
@@ -163,7 +175,7 @@ class LayerThresholds(GradientThresholds):
             entry = self._state[its_pieces[0].name][site][pieces[0].chunk]
             if self._is_due(entry):
                 sent = torch.cat([values[p.start : p.end] for p in its_pieces])
-                threshold = quantile(sent, self._refresh)
+                threshold = quantile(sent, self._refresh, step=step)
                 if threshold is None:  # no gradient: try again in the next step
                     continue
                 entry[_THRESHOLD] = threshold
@@ -193,7 +205,9 @@ class GlobalThresholds(GradientThresholds):
     def _scopes(self, names: Sequence[str]) -> Sequence[str]:
         return ["all"] if not self._rule else [f"all[{self._rule}]"]
 
-    def _set(self, thresholds: Tensor, values: Tensor, pieces: Sequence[Piece], site: str) -> None:
+    def _set(
+        self, thresholds: Tensor, values: Tensor, pieces: Sequence[Piece], site: str, step: int
+    ) -> None:
         first, last = pieces[0].chunk, pieces[-1].chunk
         (sites,), key = self._state.values(), (site, first)
         entry = sites[site][first]
@@ -201,19 +215,20 @@ class GlobalThresholds(GradientThresholds):
         numbers = [p.parameter for p in pieces]
         if not bool(entry[_THRESHOLD].isnan()):
             thresholds[numbers] = entry[_THRESHOLD]
-        elif (threshold := quantile(sent, self._refresh)) is not None:
+        elif (threshold := quantile(sent, self._refresh, step=step)) is not None:
             thresholds[numbers] = threshold
         if self._is_due(entry):
             seen = self._seen.setdefault(key, {})
             seen |= {(p.name, p.begin): values[p.start : p.end].clone() for p in pieces}
         self._num_seen[key] = self._num_seen.get(key, 0) + sent.numel()
         if self._num_seen[key] >= sum(self._numels[first : last + 1]):
-            self._end_step(key, entry)
+            self._end_step(key, entry, step)
 
-    def _end_step(self, key: tuple[str, int], entry: Tensor) -> None:
+    def _end_step(self, key: tuple[str, int], entry: Tensor, step: int) -> None:
         seen, self._num_seen[key] = self._seen.pop(key, {}), 0
         if seen:  # in an order that does not depend on the buckets
-            threshold = quantile(torch.cat([seen[place] for place in sorted(seen)]), self._refresh)
+            together = torch.cat([seen[place] for place in sorted(seen)])
+            threshold = quantile(together, self._refresh, step=step)
             if threshold is None:  # no gradient at all: try again in the next step
                 return
             entry[_THRESHOLD] = threshold
