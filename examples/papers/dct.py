@@ -116,6 +116,13 @@ PAPER = Paper(
             committed=OURS / "bytes.jsonl",
         ),
         MeasuredPart(
+            name="sent",
+            title="times fewer bytes of gradients in a training of those above; 5 min",
+            cases=lambda request: traffic.cases(configs.trained(), (*ROWS, *request.words)),
+            decide=errors.sent,
+            committed=OURS / "sent.jsonl",
+        ),
+        MeasuredPart(
             name="time",
             title="time that finding a threshold takes; some seconds",
             cases=lambda request: threshold_time.cases(),

@@ -24,9 +24,14 @@ WORDS = (
 SETTING = f"DLRM, dim 64, synthetic rows, 2 ranks x 256, {NUM_STEPS} steps, headers included"
 
 
-def cases(configs: Mapping[str, Config]) -> Mapping[str, Callable[[], Values]]:
-    """Return the measurements by name of a config: times fewer bytes than float32."""
-    return {name: partial(ratios, config) for name, config in configs.items()}
+def cases(
+    configs: Mapping[str, Config], words: tuple[str, ...] = WORDS
+) -> Mapping[str, Callable[[], Values]]:
+    """Return the measurements by name of a config: times fewer bytes than float32.
+
+    Args: words: options of train.py for the training.
+    """
+    return {name: partial(ratios, config, words) for name, config in configs.items()}
 
 
 def ratios(config: Config, words: tuple[str, ...] = WORDS) -> Values:

@@ -88,6 +88,11 @@ def scopes() -> Mapping[str, Config]:
     return {"scope_global": everywhere} | one_percent()
 
 
+def trained() -> Mapping[str, Config]:
+    """Return the thresholds of gradients by life, by a density that falls, and by scope."""
+    return {**lives(), **warm_up(), **scopes()}
+
+
 def row_thresholds() -> Mapping[str, Config]:
     """Return thresholds of rows, and as many columns of every row."""
     made = {

@@ -74,7 +74,8 @@ def lives(judged: Judged) -> list[Claim]:
                 f"`{name}` against 10 steps: {as_text(change)}" for name, change in changes.items()
             )
             or "-",
-            note="trainings of many thousand steps: these have 229, in which 1000 is once",
+            note="equal bytes: a threshold that is used for longer sends more (part `sent`); "
+            "trainings of many thousand steps: these have 229, in which 1000 is once",
         )
     ]
 

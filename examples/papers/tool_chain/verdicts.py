@@ -5,6 +5,7 @@ Knows: folders of records. Does not know: how they were made.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from statistics import mean
 
@@ -90,9 +91,7 @@ def _verdict(path: Path, mode: Mode) -> Verdict | None:
 
 def guard(folder: Path) -> list[Claim]:
     """Decide whether a guard keeps the accuracy over the life of a model."""
-    names = [
-        n for n in ("lifespan.jsonl", "unique_int4.jsonl", "null.jsonl") if (folder / n).exists()
-    ]
+    names = [n for n in ("lifespan.jsonl", "seeds.jsonl", "null.jsonl") if (folder / n).exists()]
     claims = []
     for name in names:
         lives = Lives()
@@ -104,11 +103,15 @@ def guard(folder: Path) -> list[Claim]:
 
 
 def _of_drift(lives: Lives, drift: str) -> list[Claim]:
-    """Decide one drift: `none` and `shift`, which have several seeds."""
+    """Decide one drift: `none`, or one of those that have several seeds."""
     reactions = reactions_to(lives, drift)
     if not reactions:
         return []
-    setting = f"2 ranks x 128, small dense layers, drift `{drift}`, {len(reactions)} seeds"
+    guarded = lives.of_drift(drift, "guard")
+    steps = next(iter(guarded.values())).steps
+    setting = (
+        f"2 ranks x 128, small dense layers, {steps} steps, drift `{drift}`, {len(reactions)} seeds"
+    )
     if drift == "none":
         trips = sum(r.false_trips for r in reactions.values())
         return [
@@ -120,18 +123,18 @@ def _of_drift(lives: Lives, drift: str) -> list[Claim]:
                 verdict=HOLDS if not trips else FAILS,
             )
         ]
-    if not drift.startswith("shift"):
+    if not drift.startswith(("shift", "shrink", "spike")):
         return []
-    exact, ours = lives.of_drift(drift, BASELINE), lives.of_drift(drift, "guard")
+    exact = lives.of_drift(drift, BASELINE)
     percents = [
-        percent(ours[seed].metrics["logloss"], exact[seed].metrics["logloss"])
-        for seed in sorted(ours.keys() & exact.keys())
+        percent(guarded[seed].metrics["logloss"], exact[seed].metrics["logloss"])
+        for seed in sorted(guarded.keys() & exact.keys())
     ]
     if not percents:
         return []
     change = Change.from_percents(percents)
-    table = f"t_{drift.split(':')[1].split('*')[0]}"
-    seen = sum(table in reaction.tables for reaction in reactions.values())
+    moved = Counter(table for reaction in reactions.values() for table in reaction.tables)
+    text = ", ".join(f"`{table}` in {n}" for table, n in moved.items()) or "nothing in any"
     limit = LIMITS["logloss"]
     assert limit is not None
     kept = (
@@ -144,7 +147,7 @@ def _of_drift(lives: Lives, drift: str) -> list[Claim]:
             text="A tool chain keeps the accuracy over the lifespan of a model",
             source="abstract",
             setting=f"{setting}; test logloss with a guard against float32, change in %",
-            result=f"{change}; the guard moved `{table}` in {seen} of {len(reactions)} trainings",
+            result=f"{change}; the guard moved {text} of {len(reactions)} trainings",
             verdict=HOLDS if kept and len(percents) >= 16 else OPEN,
             to_tell=""
             if kept and len(percents) >= 16

@@ -16,12 +16,14 @@ SMALL += ["--dense-arch", "4", "--over-arch", "1"]
 
 
 def test_committed_records_decide():
-    see, trained, served, shift, none = micro21.PAPER.claims()
-    assert [c.verdict for c in (see, trained, served, none)] == [HOLDS] * 4
-    assert shift.verdict == OPEN  # six seeds
+    see, trained, served, shift, shrink, spike, *none = micro21.PAPER.claims()
+    assert [c.verdict for c in (see, trained, served, shift, shrink, spike, *none)] == [HOLDS] * 8
     assert "0.54 [0.20, 0.77]" in see.result  # as examples/criteo/README.md has it
     assert "+0.010 [-0.006, +0.026]" in trained.result
-    assert "in 6 of 6 trainings" in shift.result
+    assert "moved `t_C14` in 16 of 16 trainings" in shift.result
+    assert all("moved nothing in any of 16 trainings" in c.result for c in (shrink, spike))
+    assert [c.result for c in none] == ["0 false alarms"] * 2
+    assert ["200 steps" in c.setting for c in none] == [True, False]
 
 
 def test_commands_run_one_after_the_other(monkeypatch, tmp_path):
