@@ -140,7 +140,9 @@ def test_fingerprint_sees_every_field():
     seen = {LAYOUT.fingerprint(0)}
     for changed in (("x", "f1", 0, 4), ("a", "x", 0, 4), ("a", "f1", 1, 4), ("a", "f1", 0, 5)):
         seen.add(with_first(FeatureShard(*changed)))
-    assert len(seen) == 5
+    for dtype in (torch.float16, torch.bfloat16):
+        seen.add(Layout(LAYOUT.shards_by_rank, dtype).fingerprint(0))
+    assert len(seen) == 7
 
 
 @pytest.mark.parametrize(
