@@ -16,7 +16,8 @@ from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
+from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll

@@ -17,7 +17,7 @@ from tests.virtual.stream_run import StreamRun, VirtualStream, VirtualWork
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.autograd import RowExchange
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import BagCounts, Traffic

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from trec_qcomm.codecs import EncoderLink, ErrorBounded, ErrorBoundedByLink, Identity
-from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
+from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import Config, TableRule

@@ -20,7 +20,8 @@ from trec_qcomm.comm.dense.all_reduce import ALGORITHMS, AllReduceOptions, Reduc
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import DirectionCodecs, RowCollective
+from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.transport import DeviceTransport, Transport

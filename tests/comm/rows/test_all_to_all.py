@@ -11,7 +11,7 @@ from tests.comm.deflate_codec import Deflate
 from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.comm import exchange
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.errors import CorruptFrameError, LostPeerError, UnencodableError
 from trec_qcomm.testing import run_ranks

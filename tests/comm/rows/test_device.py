@@ -15,7 +15,7 @@ from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.streams import side_stream

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from trec_qcomm.codecs import ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 
 TABLES = ("calm", "wild")

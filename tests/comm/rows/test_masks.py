@@ -11,7 +11,7 @@ from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.comm.rows import autograd
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tests.comm.deflate_codec import Deflate
 from tests.comm.grid_codec import Grid
 from trec_qcomm.codecs import Identity, Rowwise
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.ops.rank_sum import rank_sum

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.residuals import NO_ID, RowIds
 from trec_qcomm.core.counters import kind_stats

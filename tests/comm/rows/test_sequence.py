@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from tests.comm.deflate_codec import Deflate
 from trec_qcomm.codecs import Identity, Rowwise
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.testing import run_ranks

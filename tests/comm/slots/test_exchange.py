@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm.codecs import ErrorBounded, Identity, Rowwise, Threshold
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.collective import DirectionCodecs
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.slots.history import SlotOptions

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import (
-    DirectionCodecs,
     PooledCollective,
 )
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import first_columns, in_matrix, packed, side_by_side
 from trec_qcomm.core.segments import int64_tensor

@@ -373,6 +373,3 @@ class PooledCollective(RowCollective):
         """
         exchange = self._placed_exchange(tuple(batch_sizes), exact)
         return self._start(rows, exchange, gradient_divisor, exact)
-
-
-__all__ = ["CACHED_BATCH_SHAPES", "DirectionCodecs", "PooledCollective", "RowCollective"]

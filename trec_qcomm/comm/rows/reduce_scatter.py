@@ -20,9 +20,9 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import (
-    DirectionCodecs,
     PooledCollective,
 )
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
 from trec_qcomm.comm.rows.selected import PendingSum, take_rows

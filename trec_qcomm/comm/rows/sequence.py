@@ -14,9 +14,9 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import (
-    DirectionCodecs,
     RowCollective,
 )
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, packed, packed_in_order
 
