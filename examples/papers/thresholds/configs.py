@@ -16,6 +16,8 @@ from trec_qcomm.control.schedule import Exponential, Schedule
 from trec_qcomm.control.threshold import ThresholdRefresh
 
 LIVES = (1, 50, 200, 1000)  # steps that a threshold is used for; 10 is `threshold_0.01`
+EQUAL = {50: 0.031, 200: 0.09, 1000: 0.1}  # by life: density of equal bytes, anew every 10 steps
+SPARSE = {50: 1e-4, 200: 1e-6, 1000: 1e-6}  # by life: density so small that less changes nothing
 NUM_STEPS = 229  # of a training
 START = 25.0  # times 1 % of the gradients: a quarter, as in Deep Gradient Compression
 FALLS = (57, 115)  # steps after which the density has fallen to 1 %: 1/4 and 1/2 of a training
@@ -63,8 +65,13 @@ def model_parallel() -> Mapping[str, Config]:
 
 
 def lives() -> Mapping[str, Config]:
-    """Return thresholds of 1 % of the gradients that are used for more and fewer steps."""
-    made = {f"life_{n}": Config(embedding=EXACT, dense=dense_rule(n)) for n in LIVES}
+    """Return thresholds of 1 % of the gradients that are used for more and fewer steps.
+
+    `equal_50` is anew every 10 steps, and lets through as many gradients as `life_50` does.
+    """
+    rules = {f"life_{n}": dense_rule(n) for n in LIVES}
+    rules |= {f"equal_{n}": dense_rule(10, density) for n, density in EQUAL.items()}
+    made = {name: Config(embedding=EXACT, dense=rule) for name, rule in rules.items()}
     return made | one_percent()
 
 
@@ -89,8 +96,15 @@ def scopes() -> Mapping[str, Config]:
 
 
 def trained() -> Mapping[str, Config]:
-    """Return the thresholds of gradients by life, by a density that falls, and by scope."""
-    return {**lives(), **warm_up(), **scopes()}
+    """Return the thresholds of gradients by life, by a density that falls, and by scope.
+
+    `sparse_50` is used for 50 steps as `life_50` is, with a density of next to nothing.
+    """
+    sparse = {
+        f"sparse_{n}": Config(embedding=EXACT, dense=dense_rule(n, density))
+        for n, density in SPARSE.items()
+    }
+    return {**lives(), **warm_up(), **scopes(), **sparse}
 
 
 def row_thresholds() -> Mapping[str, Config]:

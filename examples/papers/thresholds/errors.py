@@ -13,7 +13,7 @@ from examples.papers.claims import FAILS, HOLDS, OPEN, Claim
 from examples.papers.decisions import Decision
 from examples.papers.measured import activations, gradients, threshold_time, traffic
 from examples.papers.measurements import Values
-from examples.papers.thresholds.configs import LIVES
+from examples.papers.thresholds.configs import EQUAL, LIVES, SPARSE
 from examples.papers.trainings import claim_of
 from trec_qcomm.records import NetworkRecord
 
@@ -82,7 +82,8 @@ def sent(measured: Measured) -> list[Claim]:
     base = times[TEN_STEPS]
     by_life = {f"life_{n}": times[f"life_{n}"] for n in LIVES if f"life_{n}" in times}
     longer = [ratio for name, ratio in by_life.items() if name != "life_1"]
-    others = {name: r for name, r in times.items() if name not in by_life and name != TEN_STEPS}
+    apart = {*by_life, TEN_STEPS, *(f"{k}_{n}" for k in ("equal", "sparse") for n in LIVES)}
+    others = {name: r for name, r in times.items() if name not in apart}
     claims = [
         claim_of(
             Decision(HOLDS if base >= LEAST["dense"] else FAILS),
@@ -105,10 +106,48 @@ def sent(measured: Measured) -> list[Claim]:
                 setting=OF_TRAININGS,
                 result=f"times less: 10 steps {base:.0f}; "
                 + "; ".join(f"{name[5:]} {ratio:.0f}" for name, ratio in by_life.items()),
-                note="losses at equal bytes: what is let through for longer is more",
             )
         )
-    return claims
+    return [*claims, *_equal_bytes(times), *_sparse(times)]
+
+
+def _equal_bytes(times: Mapping[str, float]) -> list[Claim]:
+    """Decide whether what the trainings compare at equal bytes is equal: within a tenth."""
+    pairs = {n: (times.get(f"equal_{n}"), times.get(f"life_{n}")) for n in EQUAL}
+    known = {n: (x, y) for n, (x, y) in pairs.items() if x is not None and y is not None}
+    if not known:
+        return []
+    is_equal = all(MOST_MORE <= ours / theirs <= 1 / MOST_MORE for ours, theirs in known.values())
+    return [
+        claim_of(
+            Decision(HOLDS if is_equal else FAILS),
+            "Thresholds that are compared at equal bytes send as much, within a tenth",
+            source="ours",
+            setting=OF_TRAININGS,
+            result="times less, anew every 10 steps and used for long: "
+            + "; ".join(f"{n}: {x:.0f}, {y:.0f}" for n, (x, y) in known.items()),
+        )
+    ]
+
+
+def _sparse(times: Mapping[str, float]) -> list[Claim]:
+    """Decide whether a smaller density makes a long life send as little as 10 steps do."""
+    by_life = {n: times[f"sparse_{n}"] for n in SPARSE if f"sparse_{n}" in times}
+    if not by_life:
+        return []
+    is_kept = min(by_life.values()) >= MOST_MORE * times[TEN_STEPS]
+    return [
+        claim_of(
+            Decision(HOLDS if is_kept else FAILS),
+            "With a smaller density, a threshold that is used for 50, 200 and 1000 steps sends as "
+            "little as 1 % of 10 steps",
+            source="ours",
+            setting=OF_TRAININGS,
+            result=f"times less: 10 steps, 1 % {times[TEN_STEPS]:.0f}; "
+            + "; ".join(f"{n}, {100 * SPARSE[n]:g} % {r:.0f}" for n, r in by_life.items()),
+            note="what is kept for later grows above a threshold that stays as it was",
+        )
+    ]
 
 
 def _by_threshold(measured: Measured) -> list[Claim]:
