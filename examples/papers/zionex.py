@@ -5,9 +5,9 @@
   python examples/papers/zionex.py --parts trainings --data train.txt --seeds 4 --jobs 2
   python examples/papers/zionex.py --parts repeats --out runs/papers/zionex
 
-Tables sharded by table, row, column and data in one model; 16 bits on the wire; runs with equal
-bits. A measurement is a line in --out, a training a record; after Ctrl-C give the command again.
-Other options are those of examples/criteo/train.py.
+Tables sharded by table, row, column and data in one model; 16 bits on the wire; two hops, inside a
+node and between nodes; runs with equal bits. A measurement is a line in --out, a training a record;
+after Ctrl-C give the command again. Other options are those of examples/criteo/train.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "criteo")]
 
+from examples.papers.benches import BenchPart  # noqa: E402
 from examples.papers.command import main  # noqa: E402
 from examples.papers.measurements import MeasuredPart  # noqa: E402
 from examples.papers.parts import RESULTS, Paper  # noqa: E402
-from examples.papers.sharded import cases, verdicts  # noqa: E402
+from examples.papers.sharded import cases, two_hops, verdicts  # noqa: E402
 from examples.papers.trainings import TrainingPart  # noqa: E402
 from trec_qcomm import Config  # noqa: E402
 from trec_qcomm.config import load_preset  # noqa: E402
@@ -75,6 +76,21 @@ PAPER = Paper(
             seeds=50,
             words=("--min-count", "1"),
             committed=CRITEO / "results" / "dense.jsonl",
+        ),
+        TrainingPart(
+            name="by_node",
+            title="rows and dense gradients in two hops beside float32; 20 min",
+            configs=two_hops.configs,
+            decide=two_hops.losses,
+            seeds=16,
+            words=two_hops.WORDS,
+            committed=RECORDS / "by_node.jsonl",
+        ),
+        BenchPart(
+            name="between_nodes",
+            title="bytes between nodes; make bench-net measures them, this command does not",
+            decide=two_hops.bytes_between,
+            committed=ROOT / "examples" / "bench" / "results" / "clusters.jsonl",
         ),
     ),
 )
