@@ -63,7 +63,7 @@ PAPER = Paper(
         ),
         MeasuredPart(
             name="planner",
-            title="the planner's placement, from the records of the bench of networks; 0 s",
+            title="the planner's placement beside two others, from records of make bench-net; 0 s",
             cases=cases.planner_cases,
             decide=verdicts.planner,
             committed=RECORDS / "planner.jsonl",

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from data.dataset import FEATURES
-from plans.files import FOLDER, Cluster, build_plan, load_plan, plan_names
+from plans.files import FOLDER, Cluster, build_plan, choose_sharding, load_plan, plan_names
+from plans.generators import Place
 from plans.planned import make_plan
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
@@ -68,6 +69,26 @@ def test_table_wise_gives_ranks_equal_shares(world_size: int) -> None:
         for rank in range(world_size)
     ]
     assert max(rows) < 1.2 * min(rows)
+
+
+def test_greedy_gives_ranks_equal_rows(tmp_path: Path) -> None:
+    """One table that has half of all rows is alone; in turn it would have a quarter of the rest."""
+    file = tmp_path / "greedy.yaml"
+    file.write_text("sharding: greedy_table_wise\n")
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{number}", embedding_dim=4, num_embeddings=rows, feature_names=[f"f{number}"]
+        )
+        for number, rows in enumerate([1, 7, 2, 1, 2, 1])
+    ]
+    chosen = choose_sharding(tables, load_plan(str(file)), place=Place(2, 1))
+    module = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    sharder = EmbeddingBagCollectionSharder()
+    parameters = sharder.shardable_parameters(module)
+    ranks = {
+        name: make(parameters[name], 1, 2, "cpu", sharder).ranks for name, make in chosen.items()
+    }
+    assert ranks == {"t1": [0]} | dict.fromkeys(("t0", "t2", "t3", "t4", "t5"), [1])
 
 
 def test_mixed_chooses_by_size() -> None:

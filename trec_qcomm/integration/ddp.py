@@ -52,7 +52,8 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         Raises: ValueError: a config pattern that matches none of the model's tables; sharded
             tables, none of them by sharders of this QComm, although the config has rules for them;
             a path of the plan that the model does not have, or whose module has no sharder, so that
-            TorchRec would replicate it in silence; a PECEmbeddingCollection around our sharder.
+            TorchRec would replicate it in silence; a PECEmbeddingCollection around our sharder; a
+            pattern of `debug` that matches no table and no dense parameter.
         """
         _check_all_sharded(dmp)
         for module in dmp.modules():
@@ -69,6 +70,7 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         for lookup in _data_parallel_lookups(dmp):
             if not self._session.add_lookup(lookup):
                 _count(lookup, self._session.counters["data_parallel"])
+        self._session.check_debugged_names()
 
     def _check_sharders(self, dmp: DistributedModelParallel) -> None:
         """Raise ValueError where the config has rules for tables and other sharders sharded them.

@@ -131,7 +131,6 @@ class Session:
             if self.tables or patterns != {"*"}:
                 self.config.check_patterns(self.tables)
             self.collectives.check_loaded_names()
-            self._check_debugged_names()
             self._patterns_checked = True
 
     def check_wrapped(self) -> None:
@@ -204,7 +203,7 @@ class Session:
             for name, gradients in self._gradients.items():
                 self.debugger.watch(gradients, _direction_of(name))
             if self._patterns_checked:
-                self._check_debugged_names()
+                self.check_debugged_names()
         except ValueError:
             self.stop_debugger()
             self.debugger = before
@@ -297,7 +296,11 @@ class Session:
             self.debugger.close()
         self._is_debugging = False
 
-    def _check_debugged_names(self) -> None:
+    def check_debugged_names(self) -> None:
+        """Raise ValueError at a pattern of `debug` without a table or dense parameter.
+
+        Call it once the wrapper has taken over the dense gradients, whose names come with them.
+        """
         if self.debugger is None or not self._is_debugging:
             return
         names = self.tables | {s.name for g in self._gradients.values() for s in g.shapes}

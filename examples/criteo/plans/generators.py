@@ -60,6 +60,17 @@ def _table_wise(by_size: Tables, place: Place) -> Generators:
     }
 
 
+def _greedy_table_wise(by_size: Tables, place: Place) -> Generators:
+    """Place each table on the rank that has fewest values of those before it."""
+    loads = [0] * place.world_size
+    placed: Generators = {}
+    for table in by_size:
+        rank = loads.index(min(loads))
+        loads[rank] += table.num_embeddings * table.embedding_dim
+        placed[table.name] = table_wise(rank=rank, compute_kernel="fused")
+    return placed
+
+
 def _row_wise(by_size: Tables, place: Place) -> Generators:
     return {table.name: row_wise(compute_kernel="fused") for table in by_size}
 
@@ -90,6 +101,7 @@ def _grid_shard(by_size: Tables, place: Place) -> Generators:
 SHARDINGS: dict[str, Callable[[Tables, Place], Generators]] = {
     "data_parallel": _data_parallel,
     "table_wise": _table_wise,
+    "greedy_table_wise": _greedy_table_wise,
     "row_wise": _row_wise,
     "column_wise": _column_wise,
     "table_row_wise": _table_row_wise,

@@ -24,7 +24,7 @@ FOUR = Path(__file__).parent / "four_shardings.yaml"
 FOUR_WORDS = ("--plan", str(FOUR), "--ranks", "4", "--ranks-per-node", "2")
 WORLD_SIZES = (2, 3)
 REFUSED = -1.0
-PLANS = Path(__file__).resolve().parents[2] / "bench" / "results" / "plans_4_hosts.jsonl"
+PLANS = Path(__file__).resolve().parents[2] / "bench" / "results" / "placements_4_hosts.jsonl"
 PLAYED = tuple(f"{ranks} ranks, {plan}" for ranks in WORLD_SIZES for plan in plan_names())
 
 
@@ -67,6 +67,8 @@ def _placement(plan: str) -> str:
         return "dealt_s"
     if plan.startswith("Plan(sharding='planned'"):
         return "planned_s"
+    if plan.startswith("Plan(sharding='greedy_table_wise'"):
+        return "greedy_s"
     return "dealt_again_s" if plan.startswith("Plan(sharding='table_wise'") else f"{plan}_s"
 
 
