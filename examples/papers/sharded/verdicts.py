@@ -121,12 +121,10 @@ def _placement(what: str, other: str, measured: Measured) -> Claim:
 
     Args: what: the placement in words.  other: its name in the measurements.
     """
-    planned, again, apart = (
-        {case: v[f"{name}_s"] / v[f"{base}_s"] for case, v in measured.items()}
-        for name, base in (("planned", other), ("dealt_again", other), ("dealt_again", "dealt"))
-    )
-    faster = all(planned[case] < min(1.0, again[case], apart[case]) for case in measured)
-    slower = all(planned[case] > max(1.0, again[case], apart[case]) for case in measured)
+    planned = {case: v["planned_s"] / v[f"{other}_s"] for case, v in measured.items()}
+    apart = {case: v["dealt_again_s"] / v["dealt_s"] for case, v in measured.items()}
+    faster = all(planned[case] < min(x, 1 / x) for case, x in apart.items())
+    slower = all(planned[case] > max(x, 1 / x) for case, x in apart.items())
     result = "<br>".join(f"{case} {planned[case]:.2f} ({apart[case]:.2f})" for case in measured)
     return Claim(
         text=f"Tables placed by the planner's balance of load make a faster step than {what}",
