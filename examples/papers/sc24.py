@@ -19,8 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "criteo")]
 
+from examples.papers.benches import BenchPart  # noqa: E402
 from examples.papers.command import main  # noqa: E402
-from examples.papers.dual_level import cases, figures, schedules, verdicts  # noqa: E402
+from examples.papers.dual_level import cases, figures, forward, schedules, verdicts  # noqa: E402
 from examples.papers.dual_level.setting import MODEL  # noqa: E402
 from examples.papers.measurements import MeasuredPart  # noqa: E402
 from examples.papers.parts import RESULTS, Paper  # noqa: E402
@@ -52,6 +53,12 @@ PAPER = Paper(
             cases=cases.encoder_cases,
             decide=verdicts.encoders,
             committed=RECORDS / "encoders.jsonl",
+        ),
+        BenchPart(
+            name="forward",
+            title="steps with the forward rows coded; make bench-net measures, this does not",
+            decide=forward.speed_up,
+            committed=RECORDS / "forward.jsonl",
         ),
         MeasuredPart(
             name="prediction",

@@ -119,7 +119,7 @@ def planner(measured: Measured) -> list[Claim]:
 def _placement(what: str, other: str, measured: Measured) -> Claim:
     """Decide against one placement, beyond what the same plan timed twice differs.
 
-    Args: what: the placement in words.  other: its name in the measurements.
+    Args: what: the other placement in words.  other: key of it in the measurements.
     """
     planned = {case: v["planned_s"] / v[f"{other}_s"] for case, v in measured.items()}
     apart = {case: v["dealt_again_s"] / v["dealt_s"] for case, v in measured.items()}

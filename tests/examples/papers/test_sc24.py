@@ -3,6 +3,7 @@
 import math
 import sys
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from examples.papers.dual_level import (
     distributions,
     encoders,
     figures,
+    forward,
     prediction,
     ratio,
     schedules,
@@ -258,3 +260,29 @@ def test_committed_records_decide_every_claim():
     claims = sc24.PAPER.claims()
     assert len(claims) >= 16
     assert not any("nan" in claim.result for claim in claims)
+
+
+@pytest.mark.parametrize(
+    ("steps", "verdict"),
+    [
+        ({"900mbit": (2.4, 1.7), "500mbit": (4.0, 2.0)}, HOLDS),  # shares .53 to .58, .68 to .75
+        ({"900mbit": (2.4, 2.0), "500mbit": (4.0, 3.0)}, FAILS),
+        ({"900mbit": (2.4, 2.0), "500mbit": (4.0, 2.0)}, OPEN),
+        ({"700mbit": (2.6, 1.3)}, OPEN),  # .56 to .62: .6 may lie on either side
+    ],
+)
+def test_the_gain_at_the_papers_share_lies_between_links(steps, verdict):
+    """Nine tenths of the bytes are rows; without a limit a step takes 1 s."""
+    traffic = {"embedding_forward": 4.5, "embedding_backward": 4.5, "dense": 0.7, "input": 0.3}
+    steps = {rate: (stock, stock, ours) for rate, (stock, ours) in steps.items()}
+    records = [
+        SimpleNamespace(
+            configuration=name, rate=rate, step_s=SimpleNamespace(p50=seconds),
+            traffic=[{kind: SimpleNamespace(wire_nbytes=n) for kind, n in traffic.items()}],
+        )
+        for rate, by_name in {"none": (1.0, 1.0, 1.0), **steps}.items()
+        for name, seconds in zip(("stock", "fp32", "forward"), by_name, strict=True)
+    ]  # fmt: skip
+    (claim,) = forward.speed_up(records)
+    assert claim.verdict == verdict
+    assert forward.speed_up(records[:3]) == []

@@ -1,6 +1,7 @@
 """zionex.py: digests that see a difference, verdicts of known numbers, parts at toy size."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,9 @@ from examples.papers import zionex
 from examples.papers.claims import FAILS, HOLDS, OPEN
 from examples.papers.parts import Request
 from examples.papers.sharded import cases, digests, lookups, verdicts
+from trec_qcomm import records
 from trec_qcomm.config import load_preset
+from trec_qcomm.records import NetworkRecord
 
 PLACE = ["--ranks", "2", "--plan", "row_wise"]
 
@@ -90,3 +93,16 @@ def test_part_of_repeats_at_toy_size(monkeypatch, tmp_path):
     assert all(line["values"] == {"fp32": 1, "int4": 1, "another_seed": 1} for line in lines)
     (claim,) = part.claims(tmp_path / "repeats.jsonl")
     assert "4 of 4 pairs" in claim.result
+
+
+def test_an_all_reduce_by_node_sends_a_ranks_share_between_nodes():
+    (part,) = (part for part in zionex.PAPER.parts if part.name == "between_nodes")
+    there = [r for r in records.read(part.committed) if isinstance(r, NetworkRecord)]
+    (claim,) = part.decide(there)
+    assert claim.verdict == HOLDS
+    assert "2 hosts of 2 ranks, two_level 0.500" in claim.result
+    flat = [r for r in there if r.configuration != "by_node"]
+    flat += [replace(r, configuration="by_node") for r in flat if r.configuration == "fast"]
+    (claim,) = part.decide(flat)
+    assert claim.verdict == FAILS
+    assert part.decide([r for r in there if r.ranks_per_host == 1]) == []
