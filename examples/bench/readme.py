@@ -84,6 +84,7 @@ SECTIONS = (
     Section(BENCH / "README.md", "links_planned.jsonl", net_section.section),
     Section(BENCH / "README.md", "links_4_hosts.jsonl", net_section.section),
     Section(BENCH / "README.md", "plans_4_hosts.jsonl", plans_section.section),
+    Section(BENCH / "README.md", "placements_4_hosts.jsonl", plans_section.section),
     Section(BENCH / "README.md", "dcn.jsonl", net_section.section),
     Section(BENCH / "README.md", "sequences.jsonl", net_section.section),
     Section(BENCH / "README.md", "net.jsonl", net_section.section),

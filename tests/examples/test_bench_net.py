@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size
 
 from examples.bench.net import __main__ as bench
-from examples.bench.net import hosts, section, tables
+from examples.bench.net import hosts, plans_section, section, tables
 from tests.commands import run as run_command
 from trec_qcomm import records
 from trec_qcomm.records import (
@@ -175,6 +175,12 @@ def test_hosts_of_several_ranks_have_a_table_of_their_own():
     assert made.index("| 2 hosts of 2 ranks, table_wise |") < made.index("3.00 MB")
     with pytest.raises(ValueError, match="records of 2 hosts and of 2 hosts of 2 ranks"):
         section.table([one, two])
+
+
+def test_plans_of_several_numbers_of_hosts_have_no_table():
+    several = [record("best", 1e6), replace(record("best", 1e6), num_hosts=4)]
+    with pytest.raises(ValueError, match=r"records of \[2, 4\] hosts"):
+        plans_section.section(several)
 
 
 def test_a_rate_that_one_configuration_lacks_is_an_empty_cell():

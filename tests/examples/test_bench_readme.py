@@ -10,6 +10,7 @@ from examples.bench import readme
 FIRST_OF = {
     "links.jsonl": "1.0x less", "links_4_hosts.jsonl": "1.0x less",
     "links_planned.jsonl": "1.0x less", "plans_4_hosts.jsonl": "| table_wise, again |",
+    "placements_4_hosts.jsonl": "| greedy_table_wise |",
     "dcn.jsonl": "1.0x less", "sequences.jsonl": "1.0x less", "net.jsonl": "1.0x less",
     "codec.jsonl": "| `rowwise 8` | 3.76 |",
 }  # fmt: skip

@@ -15,12 +15,15 @@ def section(records: Sequence[NetworkRecord]) -> str:
     """Return a table with a line for each configuration and plan, and how it was measured.
 
     Times are those of the slowest host, in brackets over those of table_wise at that rate.
+    Raises: ValueError: records of several numbers of hosts.
     """
+    num_hosts = sorted({record.num_hosts for record in records})
+    if len(num_hosts) > 1:
+        raise ValueError(f"records of {num_hosts} hosts: a table of plans has one number of hosts")
     rates = [rate for rate in RATES if any(r.rate == rate for r in records)]
     by_place = {(r.configuration, label(r), r.rate): r for r in records}
     head = " | ".join(f"{RATES[rate]}: step" for rate in rates)
-    hosts = records[0].num_hosts
-    lines = [f"| {hosts} hosts | plan | sent a step | {head} |", "|---" * (3 + len(rates)) + "|"]
+    lines = [f"| {num_hosts[0]} hosts | plan | sent a step | {head} |", "|---" * (3 + len(rates)) + "|"]
     for name, plan in dict.fromkeys((r.configuration, label(r)) for r in records):
         measured = [by_place[name, plan, rate] for rate in rates]
         bases = [by_place[name, BASE, rate].step_s.p50 for rate in rates]
