@@ -23,7 +23,10 @@ def section(records: Sequence[NetworkRecord]) -> str:
     rates = [rate for rate in RATES if any(r.rate == rate for r in records)]
     by_place = {(r.configuration, label(r), r.rate): r for r in records}
     head = " | ".join(f"{RATES[rate]}: step" for rate in rates)
-    lines = [f"| {num_hosts[0]} hosts | plan | sent a step | {head} |", "|---" * (3 + len(rates)) + "|"]
+    lines = [
+        f"| {num_hosts[0]} hosts | plan | sent a step | {head} |",
+        "|---" * (3 + len(rates)) + "|",
+    ]
     for name, plan in dict.fromkeys((r.configuration, label(r)) for r in records):
         measured = [by_place[name, plan, rate] for rate in rates]
         bases = [by_place[name, BASE, rate].step_s.p50 for rate in rates]
