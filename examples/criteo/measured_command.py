@@ -100,6 +100,7 @@ def run(description: str | None, train_options: TrainOptions, measure: Measure) 
     dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
     try:
         made = measure(every, arguments, interface)
+        dist.barrier()  # a thread of gloo that freed a Python tensor during exit would abort
     finally:
         dist.destroy_process_group()
     if int(os.environ["RANK"]) == 0:

@@ -118,7 +118,11 @@ def _sent(interface: str) -> tuple[int, int]:
 
 
 def profile_steps(training: MeasuredTraining, feed: Any) -> None:
-    """Measure the seconds of a step in the parts that torch's profiler sees, on this rank.
+    """Measure the seconds of a step in the parts that torch's profiler sees. Collective.
+
+    The seconds are this rank's. The last barrier is within the profile: a thread of gloo notes the
+    end of an all-reduce after it has told the waiting thread, and needs the GIL in between (for
+    hooks' futures). Were the profiler stopped before, it would write into memory that was freed.
 
     Args: feed: PROFILED_STEPS batches.
     """
@@ -126,6 +130,7 @@ def profile_steps(training: MeasuredTraining, feed: Any) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         for _ in range(PROFILED_STEPS):
             training.trainer.train_next(feed)
+        dist.barrier()
     parts = {"lookup": 0.0, "stock codec": 0.0, "optimizer": 0.0, "dense": 0.0}
     for event in trace.key_averages():
         part = _part_of(event.key)

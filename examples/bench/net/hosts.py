@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ class Hosts:
         for rank in failed or range(len(running)):
             code = running[rank].poll()
             if code != 0:
-                end = "did not end in time" if code is None else "failed"
+                end = "did not end in time" if code is None else f"failed: {_how_ended(code)}"
                 host = rank // self.ranks
                 raise RuntimeError(f"host {host} of {self.count} at {self.rate} {end}")
 
@@ -136,6 +137,11 @@ class Hosts:
     def _remove(self) -> None:
         for name in (*map(self._name, range(self.count)), f"{self._tag}s"):
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def _how_ended(code: int) -> str:
+    """Return the words for an exit code of subprocess: negative is the number of a signal."""
+    return f"exit status {code}" if code > 0 else signal.Signals(-code).name
 
 
 def _has(command: str) -> bool:
