@@ -6,7 +6,6 @@ business of embedding/ (sharders, shardings, dists) and of ddp.py.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from trec_qcomm.integration.checkpoint import (
     without_config,
 )
 from trec_qcomm.integration.collectives import EmbeddingCollectives
+from trec_qcomm.integration.debugging.attached import AttachedDebugger
 from trec_qcomm.integration.debugging.attribution import LossFunction
 from trec_qcomm.integration.debugging.debugger import Debugger
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
@@ -37,14 +37,12 @@ from trec_qcomm.integration.guarding.guard import Guard
 from trec_qcomm.integration.guarding.rungs import codecs_of_state
 from trec_qcomm.integration.guarding.signals import SignalSums
 from trec_qcomm.integration.ids.merge_pause import MergePause
+from trec_qcomm.integration.missed_calls import MissedCalls
 from trec_qcomm.integration.replicas.sync import ReplicaSync
 from trec_qcomm.integration.replicas.tables import warn_of_ddp
 from trec_qcomm.integration.row_capture import RowCapture
 from trec_qcomm.integration.warm_up import warm_up
-from trec_qcomm.records import Direction
 
-MOST_MICRO_BATCHES = 16  # whose gradients may be accumulated for one step of a guard
-MOST_WITHOUT_SYNC = 1000  # steps without an average, after which that is said
 _log = logging.getLogger(__name__)
 
 
@@ -71,8 +69,7 @@ class Session:
         self.signals = None if config.guard is None else SignalSums(config.guard)
         self.guard: Guard | None = None
         self._loaded_guard, self._loaded_signals = "", None
-        self._guarded_step = 0  # number of steps at the last call of Guard.step
-        self._num_synced = self._synced_step = 0  # calls of the sync, and steps when one was seen
+        self._missed = MissedCalls(config)
         self.collectives = EmbeddingCollectives(config, self.signals)
         self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
         self._loaded_gradients: dict[str, Any] = {}
@@ -82,8 +79,7 @@ class Session:
         self._loaded_pauses: dict[str, Any] = {}
         self._patterns_checked = False
         self._warmed_up: set[torch.dtype] = set()
-        self.debugger: Debugger | None = None  # the latest, which may have stopped
-        self._is_debugging = False
+        self.debugger = AttachedDebugger(config, self.collectives, self.tables, self._gradients)
         if config.debug is not None:
             self.start_debugger(config.debug)
 
@@ -183,32 +179,11 @@ class Session:
         gradients.load_state_dict(self._loaded_gradients.get(name, {}))
         gradients.register(ddp)
         self._gradients[name] = gradients
-        if self._is_debugging and self.debugger is not None:
-            self.debugger.watch(gradients, _direction_of(name))
+        self.debugger.watch(name, gradients)
 
     def start_debugger(self, rule: DebugRule, **options: Any) -> Debugger:
-        """Measure from the next call on what codecs do; see config.debugging.
-
-        Args: options: setup and from_first_step of Debugger.
-        Raises: ValueError: a debugger is at work, a pattern without a table or parameter, or a
-            shadow that does not take rows of their length.
-        """
-        if self._is_debugging:
-            raise ValueError("debug: a debugger is at work already")
-        config, before = self.config, self.debugger
-        self.debugger = Debugger(rule, configuration=config.source, seed=config.seed, **options)
-        self._is_debugging = True
-        try:
-            self.collectives.set_debugger(self.debugger)
-            for name, gradients in self._gradients.items():
-                self.debugger.watch(gradients, _direction_of(name))
-            if self._patterns_checked:
-                self.check_debugged_names()
-        except ValueError:
-            self.stop_debugger()
-            self.debugger = before
-            raise
-        return self.debugger
+        """Measure from the next call on what codecs do; see AttachedDebugger.start."""
+        return self.debugger.start(rule, check_names=self._patterns_checked, **options)
 
     def start_guard(
         self, loss_fn: LossFunction, probe_batches: Sequence[Any], **options: Any
@@ -222,42 +197,16 @@ class Session:
 
     def note_guarded_step(self) -> None:
         """Remember that the guard has counted all steps so far."""
-        self._guarded_step = max((c.step for c in self.collectives), default=0)
+        self._missed.note_guarded(max((c.step for c in self.collectives), default=0))
 
     def check_step(self, step: int) -> None:
         """Raise ValueError in training that goes on without the guard or sync of the config.
 
         Args: step: number of the collective's step that begins.
         """
-        if not torch.is_grad_enabled():
-            return
-        rule, num_steps = self.config.guard, step - self._guarded_step
-        if rule is not None and num_steps >= max(rule.every, MOST_MICRO_BATCHES):
-            made = (
-                "" if self.guard is not None else "guard = qcomm.guard(loss_fn, probe_batches) and "
-            )
-            raise ValueError(
-                f"{self.config.source}: guard: {num_steps} steps without guard.step(); call {made}"
-                "guard.step() after each optimizer step, or leave out guard"
-            )
-        if self.config.sync is not None:
-            self._check_synced(step)
-
-    def _check_synced(self, step: int) -> None:
-        if self.sync is None:
-            if step - self._synced_step >= MOST_MICRO_BATCHES:
-                raise ValueError(
-                    f"{self.config.source}: sync: {step - self._synced_step} steps without "
-                    "qcomm.sync(model); call it once the model is sharded, or leave out sync"
-                )
-        elif self.sync.num_calls != self._num_synced:
-            self._num_synced, self._synced_step = self.sync.num_calls, step
-        elif step - self._synced_step == MOST_WITHOUT_SYNC:
-            _log.warning(
-                "sync: %d steps without an average; pass sync.hook to set_all_reduce_hook, or call "
-                "sync.step() after each step",
-                MOST_WITHOUT_SYNC,
-            )
+        if torch.is_grad_enabled():
+            num_syncs = None if self.sync is None else self.sync.num_calls
+            self._missed.check(step, has_guard=self.guard is not None, num_syncs=num_syncs)
 
     def start_sync(self, model: nn.Module, pg: dist.ProcessGroup | None) -> ReplicaSync:
         """Begin to average the replicas of a model's tables; see QComm.sync. Collective."""
@@ -286,30 +235,6 @@ class Session:
                     "average is of whole tables"
                 )
             self.sync.load_state_dict(of_ranks.get(self_rank_key(), {}))
-
-    def stop_debugger(self) -> None:
-        """End what `start_debugger` began; `debugger` keeps its records."""
-        self.collectives.set_debugger(None)
-        for gradients in self._gradients.values():
-            gradients.set_observer(None)
-        if self.debugger is not None:
-            self.debugger.close()
-        self._is_debugging = False
-
-    def check_debugged_names(self) -> None:
-        """Raise ValueError at a pattern of `debug` without a table or dense parameter.
-
-        Call it once the wrapper has taken over the dense gradients, whose names come with them.
-        """
-        if self.debugger is None or not self._is_debugging:
-            return
-        names = self.tables | {s.name for g in self._gradients.values() for s in g.shapes}
-        for pattern in self.debugger.rule.tables:
-            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-                raise ValueError(
-                    f"debug.tables: {pattern!r} matches no table and no dense parameter; there "
-                    f"are: {', '.join(sorted(names))}"
-                )
 
     def stats(self) -> Stats:
         """Return what this rank sent since construction or `reset_stats`."""
@@ -402,14 +327,10 @@ class Session:
             gradients.load_state_dict(self._loaded_gradients.get(name, {}))
 
     def _load_guard(self, text: str, sums: Mapping[str, Any]) -> None:
-        self._guarded_step = self._synced_step = self.collectives.num_steps
+        self._missed.begin_at(self.collectives.num_steps)
         self._loaded_guard = text
         if self.guard is not None and text:
             self.guard.load(text)
         ours = by_rank_key(by_short_key(sums)).get(self_rank_key())
         if self.signals is not None and ours is not None:
             self.signals.load(self.signals.keys(self.tables), ours)
-
-
-def _direction_of(name: str) -> Direction:
-    return "dense" if name == "dense" else "data_parallel"

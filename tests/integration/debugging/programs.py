@@ -88,7 +88,7 @@ def same_bits(folder):
         dmp_watched(batch(1, 3))  # an evaluation is not measured
     with pytest.raises(ValueError, match="debug: a debugger is at work already"):
         watched.debug().__enter__()
-    watched._session.stop_debugger()
+    watched._session.debugger.stop()
     refused(watched)
     return {
         "same": losses == losses_watched and same_weights(weights(dmp), weights(dmp_watched)),
@@ -98,7 +98,7 @@ def same_bits(folder):
         ],
         "observers": [*num_observers, observers(watched)],
         "rows": {t: [b.clone() for b in blocks] for t, blocks in capture.rows.items()},
-        "records": watched._session.debugger.records,
+        "records": watched._session.debugger.latest.records,
         "summary": watched.debug_summary(),
     }
 

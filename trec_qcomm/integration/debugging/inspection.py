@@ -88,14 +88,14 @@ class Inspection:
         try:
             yield debugger
         finally:
-            self._session.stop_debugger()
+            self._session.debugger.stop()
 
     def debug_summary(self) -> str:
         """Return what stands out in what the debugger measured on this rank, as text.
 
         These are the five worst, the first step and what to do about each, and what measuring took.
         """
-        debugger = self._session.debugger
+        debugger = self._session.debugger.latest
         return "debug: off; see QComm.debug" if debugger is None else debugger.summary()
 
     def attribute(self, loss_fn: LossFunction, batch: Any) -> Attribution:
