@@ -10,6 +10,7 @@ from pathlib import Path
 
 import in_turn
 import measured_command
+import measured_steps
 import pytest
 import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size
@@ -233,6 +234,11 @@ def test_a_link_is_as_slow_as_told(tmp_path):
     assert network._tag not in names.stdout
 
 
+def test_overlapping_spans_cover_their_union():
+    assert measured_steps.covered([]) == 0
+    assert measured_steps.covered([(5, 7), (0, 3), (1, 2), (2, 4), (7, 8)]) == 4 + 3
+
+
 @emulated
 @pytest.mark.parametrize(
     ("end", "words"), [("sys.exit(3)", "exit status 3"), ("os.abort()", "SIGABRT")]
@@ -283,6 +289,7 @@ def test_measures_and_goes_on(tmp_path):
     assert min(stock.sent_nbytes) - max(low_rank.sent_nbytes) > 0.8 * dense_nbytes
     assert max(best.sent_nbytes) < min(half.sent_nbytes) < min(stock.sent_nbytes)
     assert min(best.breakdown_s[part] for part in ("encode", "lookup", "dense", "optimizer")) > 0
+    assert all(record.breakdown_s["all-to-all"] > 0 for record in measured)
     assert "| ms | lookup |" in done.stdout
     assert best.losses[0] == pytest.approx(stock.losses[0], rel=1e-3)
     assert "best on 2 hosts at none" in done.stdout

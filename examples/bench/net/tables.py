@@ -39,11 +39,11 @@ def quality_metric(records: Sequence[NetworkRecord]) -> str:
 
 
 def counted_nbytes(record: NetworkRecord) -> dict[str, float]:
-    """Return the bytes of a step by trec_qcomm's count and kind, the mean over hosts."""
-    hosts = record.traffic or ()
+    """Return the bytes that a rank sends in a step by trec_qcomm's count, by kind; the mean."""
+    ranks = record.traffic or ()
     return {
-        group: sum(host[kind].wire_nbytes for host in hosts for kind in kinds if kind in host)
-        / max(len(hosts), 1)
+        group: sum(rank[kind].wire_nbytes for rank in ranks for kind in kinds if kind in rank)
+        / max(len(ranks), 1)
         for group, kinds in TRAFFIC_GROUPS.items()
     }
 
@@ -58,7 +58,10 @@ def apart(record: NetworkRecord) -> float:
 
 
 def format_table(records: Sequence[NetworkRecord]) -> str:
-    """Return markdown, a line a configuration, of one network."""
+    """Return markdown, a line a configuration, of one network.
+
+    What is sent is that of a host by the kernel's count; its kinds are those of a rank.
+    """
     if not records:
         return "nothing measured"
     base = next((r for r in records if r.configuration == "stock"), records[0])
@@ -89,9 +92,10 @@ def format_table(records: Sequence[NetworkRecord]) -> str:
 def format_breakdown(records: Sequence[NetworkRecord]) -> str:
     """Return markdown: where the time of a step goes, ms, the mean over hosts.
 
-    Parts may overlap. Waiting for other hosts, ids and what else TorchRec does are in none.
+    Parts may overlap. Waiting for other hosts and what else TorchRec does are in none.
     """
-    parts = ("lookup", "dense", "optimizer", "stock codec", "encode", "wire", "decode", "reader")
+    parts = ("lookup", "dense", "optimizer", "stock codec", "encode", "wire", "decode")
+    parts += ("all-to-all", "reader")
     lines = ["| ms | " + " | ".join(parts) + " |", "|---|" + "---|" * len(parts)]
     for name, r in zip(names_of(records), records, strict=True):
         cells = (f"{1e3 * r.breakdown_s[p]:.1f}" if p in r.breakdown_s else "" for p in parts)
