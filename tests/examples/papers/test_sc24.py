@@ -285,7 +285,7 @@ def _steps(rate, share, stock, ours, *, optimizer="sgd"):
         # The run that says least counts.
         ([("900mbit", 0.58, 2.4, 1.7), ("900mbit", 0.58, 2.4, 1.8)], OPEN),
         ([("500mbit", 0.7, 4.0, 3.0), ("500mbit", 0.7, 4.0, 2.8)], OPEN),
-        # Of a link whose runs lie on both sides of .6 neither bound is known.
+        # A link whose runs lie on both sides of .6 bounds nothing.
         ([("700mbit", 0.58, 2.4, 1.7), ("700mbit", 0.62, 2.4, 1.7)], OPEN),
         ([("700mbit", 0.58, 2.4, 2.0), ("700mbit", 0.62, 2.4, 2.0)], OPEN),
     ],
