@@ -5,7 +5,8 @@ Knows: records of make bench-net. Does not know: how they were measured.
 The paper's share of the all-to-all is one of its own network; here it is the time in which an
 all-to-all was under way in a step of plain TorchRec. A slower link makes share and gain larger. So
 the gain at a share of .6 is at least that of a link whose share is below in every run, and at most
-that of one whose share is above in every run; of several runs the one counts that says least. A run:
+that of one whose share is above in every run; of several runs the one that says least counts.
+A run:
 
   python -m examples.bench.net --data train.txt --hosts 2 --rate 500mbit,750mbit --out run.jsonl
       --configs stock configs/fp32.yaml examples/papers/dual_level/forward.yaml
