@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 
-from trec_qcomm.integration.compat import GroupedEmbeddingConfig, ParameterSharding
+from trec_qcomm.integration.compat import (
+    GroupedEmbeddingConfig,
+    ParameterSharding,
+    ShardingOption,
+)
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -64,6 +68,20 @@ def rows_dtype(
             "tables of one sharding type and module must have the same"
         )
     return next(iter(tables), torch.float32)
+
+
+def planned_dtype(
+    option: ShardingOption, fused_params: Mapping[str, Any] | None, compute_device: str
+) -> torch.dtype:
+    """Return the dtype of the rows that a planner's option would send.
+
+    Args: fused_params: those of the table's sharder.  compute_device: the topology's, cpu or cuda.
+    Raises: ValueError: rows that are not floats of 32 or 16 bits.
+    """
+    if compute_device == "cpu" and option.compute_kernel == "dense":
+        return torch.float32
+    asked = option.output_dtype or (fused_params or {}).get("output_dtype")
+    return _dtype_named(asked, f"table {option.name!r}")
 
 
 def _dtype_named(dtype: Any, where: str) -> torch.dtype:

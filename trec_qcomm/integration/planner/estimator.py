@@ -30,6 +30,8 @@ for every peer. A codec without a fixed size is priced at its upper bound, and w
 saves is not priced, unless `measured` tells both: then bytes, rows that are coded, ids and lookups
 are the expected ones (measured.py), and ids cost their time, too, unless a pipeline sends them
 beside the rest of a step.
+Rows of lookups that give 16 bits (`output_dtype`) have two bytes a value where a codec leaves them
+as they are; TorchRec's own estimate counts the bytes of the table's weights.
 Units: ms and bytes, as TorchRec has them. Written against torchrec 1.6.1 to 1.9.2.
 """
 
@@ -38,6 +40,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from trec_qcomm.config import Config, TableGradientRule
 from trec_qcomm.control.cost_model import (
@@ -53,7 +57,8 @@ from trec_qcomm.control.traffic import (
     TouchedTable,
     reduced_nbytes,
 )
-from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.codec import Codec, for_values
+from trec_qcomm.core.registry import codecs_of_16_bit_rows
 from trec_qcomm.integration.compat import (
     CollectiveType,
     EmbeddingPerfEstimator,
@@ -66,6 +71,7 @@ from trec_qcomm.integration.compat import (
     get_num_poolings,
 )
 from trec_qcomm.integration.compat.private import set_bandwidths
+from trec_qcomm.integration.embedding.output_dtype import planned_dtype
 from trec_qcomm.integration.planner.measured import MeasuredPrices
 
 Throughputs = Throughput | Mapping[str | Codec, Throughput]
@@ -109,9 +115,10 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         """Write `shard.perf` of every shard of every option, in place.
 
         Raises: ValueError: a table that no pattern of the config matches, a codec that `throughput`
-            lacks, or a sharder with codecs of TorchRec's, which TorchRec prices already.
+            lacks, one that does not take the rows of a table's lookups, or a sharder with codecs of
+            TorchRec's, which TorchRec prices already.
         """
-        _check_sharders([*args, *kwargs.values()])
+        sharders = _sharders([*args, *kwargs.values()])
         coded = [so for so in sharding_options if so.sharding_type != DATA_PARALLEL]
         replicated = [so for so in sharding_options if so.sharding_type == DATA_PARALLEL]
         without = {}
@@ -128,13 +135,14 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
                     shard.perf.bwd_comms = ms + all_reduce_ms
         shards = [(so, shard) for so in coded for shard in so.shards]
         for number, (so, shard) in enumerate(shards):
+            dtype = self._rows_dtype(so, sharders)
             for direction, field in DIRECTIONS.items():
                 stock_ms = getattr(shard.perf, field)
                 hops_ms = {
                     c: stock_ms - getattr(perfs[number], field) for c, perfs in without.items()
                 }
                 ours_ms = stock_ms + sum(
-                    self._coded_ms(so, shard, direction, collectives, ms) - ms
+                    self._coded_ms(so, shard, direction, collectives, ms, dtype) - ms
                     for collectives, ms in hops_ms.items()
                     if ms > 0
                 )
@@ -187,6 +195,7 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         direction: str,
         collectives: frozenset[CollectiveType],
         stock_ms: float,
+        dtype: torch.dtype,
     ) -> float:
         """Return the ms of one hop of one shard, which without codecs takes `stock_ms`."""
         hop = self._hop(so, collectives)
@@ -195,12 +204,15 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         num_values = sum(rows) * dim
         if not num_values:
             return stock_ms
+        of_values = _codec_for(codec, dtype, f"table {so.name!r}: {direction}")
         sent_nbytes: float = 0.0
         if self._measured is None:
-            sent_nbytes, raw_nbytes = wire_nbytes(codec, rows, dim), num_values * FLOAT32_NBYTES
+            sent_nbytes, raw_nbytes = wire_nbytes(of_values, rows, dim), num_values * FLOAT32_NBYTES
         else:
             samples = self._samples(so)
-            sent = self._measured.sent(so, shard, direction, samples, intra=hop.is_intra)
+            sent = self._measured.sent(
+                so, shard, direction, samples, intra=hop.is_intra, dtype=dtype
+            )
             sent_nbytes, raw_nbytes = sent.nbytes, sent.num_rows * dim * FLOAT32_NBYTES
         ratio = sent_nbytes / (num_values * so.tensor.element_size())
         encoded_once = hop.is_sum and direction == "backward"
@@ -233,6 +245,11 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         batches = (limits and limits.batch_sizes) or [so.batch_size] * so.num_inputs
         poolings = get_num_poolings(self._table_constraints, so)
         return [batch * pooling for batch, pooling in zip(batches, poolings, strict=True)]
+
+    def _rows_dtype(self, so: ShardingOption, sharders: Mapping[str, Any]) -> torch.dtype:
+        sharder = sharders.get(so.module_type_key)
+        fused_params = getattr(sharder, "fused_params", None)
+        return planned_dtype(so, fused_params, self._cluster.compute_device)
 
     def _codec(self, table: str, direction: str, *, intra: bool) -> Codec:
         rule = self._config.rule_for(table)
@@ -318,12 +335,13 @@ def _check_throughput(throughput: object, compute_device: str) -> None:
         )
 
 
-def _check_sharders(arguments: list[Any]) -> None:
-    """Raise ValueError at a sharder with TorchRec's codecs.
+def _sharders(arguments: list[Any]) -> dict[str, Any]:
+    """Return sharders (1.6), or TorchRec's snapshots of them, by module type.
 
-    TorchRec hands over sharders (1.6) or snapshots of them, by module type.
+    Raises: ValueError: a sharder with TorchRec's codecs.
     """
-    for name, sharder in ((n, s) for a in arguments if isinstance(a, dict) for n, s in a.items()):
+    sharders = {name: s for a in arguments if isinstance(a, dict) for name, s in a.items()}
+    for name, sharder in sharders.items():
         stock = getattr(sharder, "qcomm_dtype_sizes", None)
         stock = stock or getattr(sharder, "qcomm_codecs_registry", None)
         if stock:
@@ -331,3 +349,14 @@ def _check_sharders(arguments: list[Any]) -> None:
                 f"sharders: {name} has a qcomm_codecs_registry, which TorchRec prices already; "
                 "plan with qcomm.sharders()"
             )
+    return sharders
+
+
+def _codec_for(codec: Codec, dtype: torch.dtype, where: str) -> Codec:
+    """Return the codec for rows of a dtype. Raises ValueError: it does not take such rows."""
+    try:
+        return for_values(codec, dtype)
+    except ValueError as error:
+        raise ValueError(
+            f"{where}: {error}; codecs of {dtype} rows: {', '.join(codecs_of_16_bit_rows())}"
+        ) from error

@@ -4,10 +4,14 @@ Knows: TorchRec's sharding options, control.traffic. Does not know: milliseconds
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from trec_qcomm.config import Config
-from trec_qcomm.control.traffic import MeasuredTable, Place, hops_of
+from trec_qcomm.control.traffic import FixedSizes, MeasuredTable, Place, hops_of
+from trec_qcomm.core.codec import for_values
 from trec_qcomm.integration.compat import Shard, ShardingOption
 from trec_qcomm.wire.frame import overhead_nbytes
 
@@ -43,13 +47,15 @@ class MeasuredPrices:
         num_samples: Sequence[float],
         *,
         intra: bool,
+        dtype: torch.dtype = torch.float32,
     ) -> Sent:
         """Return what a shard sends one peer forward, or is sent by it backward.
 
         Args: num_samples: bags of each feature in a rank's batch.  intra: whether it is the hop
-            inside a node.
+            inside a node.  dtype: dtype of the rows; those that were measured are float32.
         """
-        table, dim = self._table(so, num_samples), shard.size[1]
+        field, dim = f"intra_{direction}" if intra else direction, shard.size[1]
+        table = _with_rows_of(dtype, self._table(so, num_samples), field)
         num_rows = nbytes = 0.0
         for number, samples in enumerate(num_samples):
             (hop,) = (
@@ -106,3 +112,12 @@ class MeasuredPrices:
                     f"{samples:g} are planned; capture rows with that batch size"
                 )
         return table
+
+
+def _with_rows_of(dtype: torch.dtype, table: MeasuredTable, field: str) -> MeasuredTable:
+    """Return the table with sizes of the rows' dtype in one field, if its codec has fixed sizes."""
+    sizes = getattr(table, field)
+    if not isinstance(sizes, FixedSizes):
+        return table
+    resized: dict[str, Any] = {field: FixedSizes(for_values(sizes.codec, dtype))}
+    return replace(table, **resized)
