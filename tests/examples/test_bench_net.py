@@ -234,6 +234,16 @@ def test_a_link_is_as_slow_as_told(tmp_path):
     assert network._tag not in names.stdout
 
 
+def test_plan_files_of_one_sharding_are_told_apart():
+    one, other = (f"Plan(sharding='planned', cluster={n})" for n in (1, 2))
+    plans = ("row_wise", one, other, one)
+    records = [replace(record("a", 1.0), setup={"plan": plan}) for plan in plans]
+    names = ["a, row_wise", "a, planned 1", "a, planned 2", "a, planned 1"]
+    assert tables.names_of(records) == names
+    assert tables.names_of(records[1::2]) == ["a", "a"]
+    assert tables.names_of(records[:2]) == ["a, row_wise", "a, planned"]
+
+
 def test_overlapping_spans_cover_their_union():
     assert measured_steps.covered([]) == 0
     assert measured_steps.covered([(5, 7), (0, 3), (1, 2), (2, 4), (7, 8)]) == 4 + 3

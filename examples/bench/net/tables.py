@@ -27,10 +27,20 @@ def plan_name(record: NetworkRecord) -> str:
 
 
 def names_of(records: Sequence[NetworkRecord]) -> list[str]:
-    """Return the configuration of each record, with the plan where there are several."""
-    if len({str(record.setup.get("plan")) for record in records}) < 2:
+    """Return the configuration of each record, with the plan where there are several.
+
+    Plan files of one sharding are numbered in the records' order.
+    """
+    plans = {str(record.setup.get("plan")): plan_name(record) for record in records}
+    if len(plans) < 2:
         return [record.configuration for record in records]
-    return [f"{record.configuration}, {plan_name(record)}" for record in records]
+    alike = {name: [plan for plan in plans if plans[plan] == name] for name in plans.values()}
+    names = []
+    for record in records:
+        name, plan = plan_name(record), str(record.setup.get("plan"))
+        number = f" {alike[name].index(plan) + 1}" if len(alike[name]) > 1 else ""
+        names.append(f"{record.configuration}, {name}{number}")
+    return names
 
 
 def quality_metric(records: Sequence[NetworkRecord]) -> str:

@@ -25,6 +25,7 @@ from trec_qcomm.records import NetworkRecord
 
 SPEED_UP = 1.38  # of a training, by the abstract
 STOCK, EXACT, FORWARD = "stock", "fp32", "forward"
+ALL_TO_ALL = "all-to-all"  # of a record's breakdown_s
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ def _range(numbers: Sequence[float]) -> str:
 def links_of(records: Sequence[NetworkRecord]) -> list[Link]:
     """Return what each rate shows, in the records' order; the runs of a rate are in that order too.
 
-    Raises: ValueError: a rate whose three trainings do not have as many runs.
+    Raises: ValueError: a rate whose three trainings do not have as many runs, or a run of stock
+        whose all-to-all was not measured.
     """
     links = []
     for rate in dict.fromkeys(record.rate for record in records):
@@ -102,7 +104,12 @@ def links_of(records: Sequence[NetworkRecord]) -> list[Link]:
             counts = ", ".join(f"{len(of_one)} runs of {name}" for name, of_one in runs.items())
             raise ValueError(f"{rate}: {counts}")
         steps = {name: [r.step_s.p50 for r in of_one] for name, of_one in runs.items()}
-        all_to_all = [record.breakdown_s["all-to-all"] for record in runs[STOCK]]
+        if not all(ALL_TO_ALL in record.breakdown_s for record in runs[STOCK]):
+            raise ValueError(
+                f"{rate}: a run of stock has no time of the all-to-all (breakdown_s: "
+                f"{ALL_TO_ALL}), as those of older versions; run it again"
+            )
+        all_to_all = [record.breakdown_s[ALL_TO_ALL] for record in runs[STOCK]]
         links.append(
             Link(
                 rate=rate,

@@ -304,3 +304,10 @@ def test_each_optimizer_has_its_verdict():
     assert "share 0.58: 1.20x (1.00x)" in adagrad.result
     with pytest.raises(ValueError, match="900mbit: 1 runs of stock, 1 runs of fp32, 0 runs of for"):
         forward.speed_up(records[:2])
+
+
+def test_records_without_the_time_of_the_all_to_all_are_refused():
+    records = _steps("900mbit", 0.58, 2.4, 1.7)
+    records[0].breakdown_s = {}
+    with pytest.raises(ValueError, match="900mbit: a run of stock has no time of the all-to-all"):
+        forward.speed_up(records)

@@ -75,7 +75,7 @@ def planned_dtype(
 ) -> torch.dtype:
     """Return the dtype of the rows that a planner's option would send.
 
-    Args: fused_params: those of the table's sharder.  compute_device: the topology's, cpu or cuda.
+    Args: fused_params: options of the table's sharder.  compute_device: device of the topology.
     Raises: ValueError: rows that are not floats of 32 or 16 bits.
     """
     if compute_device == "cpu" and option.compute_kernel == "dense":
