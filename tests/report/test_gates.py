@@ -122,7 +122,7 @@ def test_limits_of_an_early_end_are_wider():
     assert early.upper - early.mean > 2 * (planned.upper - planned.mean)
 
 
-# The recorded study: 23 configurations of 50 seeds each, with two losses.
+# The recorded study: 26 configurations of 50 seeds each, with two losses.
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,8 @@ def test_recorded_verdicts_are_the_same_with_two_fifths_fewer_runs(recorded):
         assert whole.passed == early.passed, name
         assert whole.num_seeds == 50
         numbers.append(early.num_seeds)
-    assert len(numbers) == 23
-    assert round(fmean(numbers), 1) == 28.3  # docs/QUALITY.md says it
+    assert len(numbers) == 26
+    assert round(fmean(numbers), 1) == 27.5  # docs/QUALITY.md says it
 
 
 def test_200_studies_of_a_config_at_the_limit_pass_wrongly_in_at_most_5_percent(recorded):
