@@ -9,6 +9,19 @@ from trec_qcomm.core.codec import Codec, for_values
 from trec_qcomm.core.registry import codecs_of_16_bit_rows
 
 
+def codec_for_rows(codec: Codec, dtype: torch.dtype, where: str) -> Codec:
+    """Return the codec for rows of a dtype.
+
+    Args: where: what has the codec, for the error.
+    Raises: ValueError: it does not take such rows; naming those that do.
+    """
+    try:
+        return for_values(codec, dtype)
+    except ValueError as error:
+        allowed = ", ".join(codecs_of_16_bit_rows())
+        raise ValueError(f"{where}: {error}; codecs of {dtype} rows: {allowed}") from error
+
+
 @dataclass(frozen=True)
 class DirectionCodecs:
     """Codecs of the tables, the same on all ranks.
@@ -31,14 +44,8 @@ class DirectionCodecs:
         for direction, codecs in (("forward", self.forward), ("backward", self.backward)):
             of_tables = chosen.setdefault(direction, {})
             for table, codec in codecs.items():
-                try:
-                    of_tables[table] = for_values(codec, dtype)
-                except ValueError as error:
-                    allowed = ", ".join(codecs_of_16_bit_rows())
-                    raise ValueError(
-                        f"{name}: table {table!r}: {direction}: {error}; codecs of {dtype} rows: "
-                        f"{allowed}"
-                    ) from error
+                where = f"{name}: table {table!r}: {direction}"
+                of_tables[table] = codec_for_rows(codec, dtype, where)
         return DirectionCodecs(**chosen)
 
     def updated(self, changes: "DirectionCodecs") -> "DirectionCodecs":

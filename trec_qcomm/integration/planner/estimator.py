@@ -43,6 +43,7 @@ from typing import Any
 
 import torch
 
+from trec_qcomm.comm.rows.direction_codecs import codec_for_rows
 from trec_qcomm.config import Config, TableGradientRule
 from trec_qcomm.control.cost_model import (
     FLOAT32_NBYTES,
@@ -57,8 +58,7 @@ from trec_qcomm.control.traffic import (
     TouchedTable,
     reduced_nbytes,
 )
-from trec_qcomm.core.codec import Codec, for_values
-from trec_qcomm.core.registry import codecs_of_16_bit_rows
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.integration.compat import (
     CollectiveType,
     EmbeddingPerfEstimator,
@@ -204,7 +204,7 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         num_values = sum(rows) * dim
         if not num_values:
             return stock_ms
-        of_values = _codec_for(codec, dtype, f"table {so.name!r}: {direction}")
+        of_values = codec_for_rows(codec, dtype, f"table {so.name!r}: {direction}")
         sent_nbytes: float = 0.0
         if self._measured is None:
             sent_nbytes, raw_nbytes = wire_nbytes(of_values, rows, dim), num_values * FLOAT32_NBYTES
@@ -350,13 +350,3 @@ def _sharders(arguments: list[Any]) -> dict[str, Any]:
                 "plan with qcomm.sharders()"
             )
     return sharders
-
-
-def _codec_for(codec: Codec, dtype: torch.dtype, where: str) -> Codec:
-    """Return the codec for rows of a dtype. Raises ValueError: it does not take such rows."""
-    try:
-        return for_values(codec, dtype)
-    except ValueError as error:
-        raise ValueError(
-            f"{where}: {error}; codecs of {dtype} rows: {', '.join(codecs_of_16_bit_rows())}"
-        ) from error

@@ -47,7 +47,7 @@ class MeasuredPrices:
         num_samples: Sequence[float],
         *,
         intra: bool,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype,
     ) -> Sent:
         """Return what a shard sends one peer forward, or is sent by it backward.
 
