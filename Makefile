@@ -60,11 +60,11 @@ bench-codec: $(RUN)  ## Measure all codecs beside other compressors on rows and 
 
 report: $(DEV)  ## Draw the README's records on one page, runs/report.html (ARGS='runs/my.jsonl')
 	@mkdir -p runs
-	$(PY) -m trec_qcomm.report --out runs/report.html $(RECORDS) $(ARGS)
+	$(PY) -m trec_qcomm report --out runs/report.html $(RECORDS) $(ARGS)
 
 pictures: $(DEV)  ## Draw the pictures of the documents again
 	@mkdir -p runs
-	$(PY) -m trec_qcomm.report --out runs/pictures.html --png runs/pictures $(PICTURED)
+	$(PY) -m trec_qcomm report --out runs/pictures.html --png runs/pictures $(PICTURED)
 	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/
 	$(PY) examples/papers/sc24.py --parts drift --show --report runs/sc24.html
 	cp $(SC24_PICTURES:%=runs/sc24_png/%.png) examples/papers/results/sc24/

@@ -16,8 +16,8 @@ import torch
 
 from examples import study
 from trec_qcomm import Cast, Config, Identity, Rowwise, emulate
-from trec_qcomm.emulation import Emulated
-from trec_qcomm.search import search
+from trec_qcomm.lab.ranks.model import Emulated
+from trec_qcomm.lab.search import search
 
 PLANTED = "history"
 OFFSETS = torch.linspace(-3, 3, study.DIM)  # of each column

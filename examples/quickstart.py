@@ -2,7 +2,7 @@
 
 python examples/quickstart.py             two ranks on this machine, a few seconds
 torchrun --nproc-per-node 2 examples/quickstart.py
-python -m trec_qcomm.report runs/quickstart.jsonl      draws what was sent and learned
+python -m trec_qcomm report runs/quickstart.jsonl      draws what was sent and learned
 """
 
 import os
@@ -16,7 +16,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel
 
 import trec_qcomm
-from trec_qcomm.records import TrainingRecord, append
+from trec_qcomm.lab.records import TrainingRecord, append
 
 CONFIG = Path(__file__).parents[1] / "configs" / "int4.yaml"
 RECORDS = Path("runs/quickstart.jsonl")
@@ -67,7 +67,7 @@ def main(local_rank: int = 0, world_size: int | None = None) -> None:
     if dist.get_rank() == 0:
         setup = {"batch_size": BATCH, "embedding_dim": DIM}  # equal in runs that are compared
         append(RECORDS, TrainingRecord.from_qcomm(qcomm, name="int4", losses=losses, setup=setup))
-        print(qcomm.summary(), f"python -m trec_qcomm.report {RECORDS}    draws it", sep="\n")
+        print(qcomm.summary(), f"python -m trec_qcomm report {RECORDS}    draws it", sep="\n")
     dist.destroy_process_group()
 
 

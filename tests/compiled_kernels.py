@@ -6,7 +6,7 @@ longest kernels two to four times. Here the workers share the work, and everythi
 
 from trec_qcomm.config import config_from_dict
 from trec_qcomm.integration.warm_up import jobs
-from trec_qcomm.kernels.once import compile_once
+from trec_qcomm.jit.once import compile_once
 
 ERROR_BOUNDED = {"codec": "error_bounded", "bound": 0.01}
 PAIRS = (  # forward, backward

@@ -23,15 +23,15 @@ from trec_qcomm import (
 )
 from trec_qcomm.config import (
     AllReduceRule,
-    DebugRule,
     IdRule,
-    SyncRule,
     codec_from_dict,
     codec_to_dict,
     config_from_dict,
     config_to_dict,
     read_config,
 )
+from trec_qcomm.ext.replicas.rule import SyncRule
+from trec_qcomm.lab.debug.rule import DebugRule
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 RULE = {"tables": ["*"], "forward": {"codec": "identity"}, "backward": {"codec": "identity"}}

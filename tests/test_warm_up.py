@@ -1,12 +1,12 @@
-"""The command python -m trec_qcomm.warm_up."""
+"""The command python -m trec_qcomm warm-up."""
 
 import time
 
 import pytest
 
 from trec_qcomm import warm_up
-from trec_qcomm.kernels import cache
-from trec_qcomm.kernels.once import Job
+from trec_qcomm.jit import cache
+from trec_qcomm.jit.once import Job
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def two_jobs(monkeypatch, tmp_path):
 def test_help_has_examples(capsys):
     with pytest.raises(SystemExit, match="0"):
         warm_up.main(["--help"])
-    assert "python -m trec_qcomm.warm_up best" in capsys.readouterr().out
+    assert "python -m trec_qcomm warm-up best" in capsys.readouterr().out
 
 
 def test_a_job_is_compiled_once_for_all_configs(two_jobs, tmp_path, capfd):

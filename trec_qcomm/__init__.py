@@ -39,7 +39,6 @@ from trec_qcomm.config import (
     load_preset,
     presets,
 )
-from trec_qcomm.control.cost_model import Throughput
 from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.errors import CorruptFrameError, GuardError, LostPeerError, UnencodableError
 from trec_qcomm.core.registry import register_codec
@@ -48,7 +47,6 @@ from trec_qcomm.core.version import __version__
 from trec_qcomm.integration.gradients.compress_ddp import CompressedDDP, compress_ddp
 
 if TYPE_CHECKING:
-    from trec_qcomm.emulation import emulate, played_ranks
     from trec_qcomm.qcomm import QComm
 
 __all__ = [
@@ -94,9 +92,11 @@ __all__ = [
 
 _NEED_TORCHREC = {
     "QComm": "trec_qcomm.qcomm",
-    "emulate": "trec_qcomm.emulation",
-    "played_ranks": "trec_qcomm.emulation",
+    "emulate": "trec_qcomm.lab.ranks.model",
+    "played_ranks": "trec_qcomm.lab.ranks.model",
 }
+_OF_EXTENSIONS = {"Throughput": "trec_qcomm.ext.planner.cost_model"}
+_MODULES = {"quality": "trec_qcomm.lab.study", "search": "trec_qcomm.lab.search"}
 
 
 def __getattr__(name: str) -> Any:
@@ -104,8 +104,10 @@ def __getattr__(name: str) -> Any:
 
     Raises: ImportError: TorchRec, FBGEMM or what they need is not installed.
     """
-    if name in ("quality", "search"):  # modules: trec_qcomm.quality.study needs no import before
-        return import_module(f"trec_qcomm.{name}")
+    if name in _MODULES:  # trec_qcomm.quality.study needs no import before
+        return import_module(_MODULES[name])
+    if name in _OF_EXTENSIONS:
+        return getattr(import_module(_OF_EXTENSIONS[name]), name)
     if name not in _NEED_TORCHREC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

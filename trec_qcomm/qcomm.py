@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
-from trec_qcomm.analyze.sizes import Measured, load_measured
 from trec_qcomm.config import (
     Config,
     config_from_dict,
@@ -18,30 +17,35 @@ from trec_qcomm.config import (
     load_preset,
     write_yaml,
 )
+from trec_qcomm.config.section import sections_of
 from trec_qcomm.config.tables import EXACT_RULE
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
     ModuleSharder,
-    ParameterConstraints,
     QuantizedCommCodecs,
-    Topology,
 )
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
-from trec_qcomm.integration.debugging.inspection import Inspection
 from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
-from trec_qcomm.integration.guarding.guarding import Guarding
-from trec_qcomm.integration.planner import CodecPerfEstimator, Throughputs
 from trec_qcomm.integration.registry_adapter import codecs_registry
-from trec_qcomm.integration.replicas.sync import ReplicaSync
-from trec_qcomm.integration.row_capture import CAPTURED_NBYTES
 from trec_qcomm.integration.session import Session
 from trec_qcomm.integration.warm_up import warm_up
-from trec_qcomm.preview.live import LivePreview
+
+TOOLS = {
+    "attribute": "trec_qcomm.lab.debug.inspection",
+    "capture_rows": "trec_qcomm.lab.debug.inspection",
+    "debug": "trec_qcomm.lab.debug.inspection",
+    "debug_summary": "trec_qcomm.lab.debug.inspection",
+    "estimator": "trec_qcomm.lab.sizes.prices",
+    "guard": "trec_qcomm.lab.guard.guarding",
+    "preview": "trec_qcomm.lab.preview.live",
+    "sync": "trec_qcomm.ext.replicas.extension",
+}
+"""Methods of QComm that extensions and tools bring, and the modules that have them as functions."""
 
 
-class QComm(Inspection, Guarding):
+class QComm:
     """Compressed communication for one model of TorchRec.
 
         qcomm = QComm.from_preset("best")  # or from_yaml(path), from_dict(mapping), QComm(config)
@@ -68,6 +72,23 @@ class QComm(Inspection, Guarding):
             )
         self.config = config
         self._session = Session(config)
+
+    @property
+    def session(self) -> Session:
+        """What all parts of this object share, for extensions and tools."""
+        return self._session
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of an extension or tool, whose module is imported when it is first used.
+
+        See TOOLS for their names.
+        """
+        if name not in TOOLS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return MethodType(getattr(import_module(TOOLS[name]), name), self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *TOOLS})
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "QComm":
@@ -161,24 +182,6 @@ class QComm(Inspection, Guarding):
             "data_parallel_wrapper": self.data_parallel_wrapper(**(wrapper or {})),
         }
 
-    def sync(self, model: nn.Module, replica_group: dist.ProcessGroup | None = None) -> ReplicaSync:
-        """Average the replicas of the model's tables as the config's `sync` says. Collective.
-
-            sync = qcomm.sync(dmp_collection)      # 2D parallelism
-            dmp_collection.set_all_reduce_hook(sync.hook)
-
-        Call it on all ranks once the model is sharded, and once for a QComm. Any other model with
-        fused tables calls `sync.step()` after each step.
-
-        Args:
-            model: the sharded model.
-            replica_group: ranks that hold the same shards as this one; None: those of a
-                DMPCollection.
-        Raises: ValueError: a config without `sync`, no group, a group of one rank, tables that
-            cannot be averaged, or replicas whose configs or tables differ.
-        """
-        return self._session.start_sync(model, replica_group)
-
     def codecs_registry(self) -> dict[str, QuantizedCommCodecs]:
         """Return the config as TorchRec's own registry, for TorchRec's own sharders.
 
@@ -187,54 +190,6 @@ class QComm(Inspection, Guarding):
         """
         return codecs_registry(self.config)
 
-    def estimator(
-        self,
-        topology: Topology,
-        constraints: dict[str, ParameterConstraints] | None = None,
-        *,
-        throughput: Throughputs | None = None,
-        measured: Measured | None = None,
-        pipeline: bool = False,
-    ) -> CodecPerfEstimator:
-        """Return an estimator for TorchRec's planner that knows the codecs' bytes and seconds.
-
-            EmbeddingEnumerator(topology, batch_size, constraints, estimator=[
-                qcomm.estimator(topology, constraints, throughput=...),
-                EmbeddingStorageEstimator(topology, constraints),
-            ])
-
-        Without `measured`, a codec whose size depends on the data is priced at its upper bound, and
-        nothing is taken off for bags that `unique_bags` merges.
-
-        Args:
-            topology: the enumerator's topology.
-            constraints: the enumerator's constraints.
-            throughput: how fast the planned devices code, in GB/s of float32 rows: one Throughput,
-                or a mapping from codecs, or names of codecs, to one. Without it the codecs are
-                measured on this machine's CPU when first needed, which is right where training runs
-                on machines like this one. A plan for GPUs, made on a laptop, needs their figures
-                given by hand.
-            measured: what was measured of the tables: a file of `capture_rows` (.pt), records that
-                `python -m trec_qcomm.analyze.sizes` made of it, or their file. Expected bytes,
-                distinct bags, ids and fewer lookups are priced then.
-            pipeline: whether ids travel beside the rest of a step (TrainPipelineSparseDist), so
-                that they cost nothing; only with `measured`.
-
-        Raises: ValueError: no throughput for a topology that is not of cpu; measurements that lack
-            a table or codec, or are of another batch size.
-        """
-        if pipeline and measured is None:
-            raise ValueError("pipeline: only with measured; without, ids have no price")
-        tables = None if measured is None else load_measured(measured, self.config)
-        return CodecPerfEstimator(
-            self.config,
-            topology,
-            constraints,
-            throughput=throughput,
-            measured=tables,
-            pipeline=pipeline,
-        )
-
     def warm_up(
         self, *, ids: torch.dtype = torch.int64, rows_dtype: torch.dtype = torch.float32
     ) -> None:
@@ -242,7 +197,7 @@ class QComm(Inspection, Guarding):
 
         Sharding a model on CPUs does it, too. Call it earlier, on every rank and before
         `init_process_group`, where collectives have a short timeout. No collective: ranks that
-        share a disk share the work. `python -m trec_qcomm.warm_up` does it in the image of a
+        share a disk share the work. `python -m trec_qcomm warm-up` does it in the image of a
         container.
 
         Args:
@@ -301,8 +256,7 @@ class QComm(Inspection, Guarding):
             said = ", ".join(f"{rule.codec!r} by {rule.algorithm}" for rule in rules) or "DDP"
             parts.append(f"{name}: {said}")
         parts += [] if config.ids is None else [f"ids: {config.ids.codec}"]
-        if config.sync is not None:
-            parts.append(f"sync: {config.sync.codec!r} every {config.sync.every}")
+        parts += [f"{name}: {part.in_short()}" for name, part in sections_of(config).items()]
         parts += ["bypassed"] if self._session.exact else []
         return f"QComm({config.source!r}; {'; '.join(parts)})"
 
@@ -318,19 +272,6 @@ class QComm(Inspection, Guarding):
     def reset_stats(self) -> None:
         """Set all counters to zero."""
         self._session.reset_stats()
-
-    def preview(self, steps: int = 20, *, max_nbytes: int = CAPTURED_NBYTES) -> LivePreview:
-        """Try every codec on the rows and gradients of the next training steps.
-
-            preview = qcomm.preview(20)
-            ...  # 20 steps
-            print(preview)  # for each table: bytes, dB, time, and the links on which a codec pays
-
-        The text is about what this rank sends; nothing changes in the training.
-
-        Args: steps, max_nbytes: arguments of `capture_rows`.
-        """
-        return LivePreview(self.capture_rows(steps, gradients=True, max_nbytes=max_nbytes))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on as if it had not stopped, keyed by names.

@@ -1,14 +1,14 @@
 """Compile the CPU kernels of configs ahead, so that a training's first step does not.
 
 examples:
-  python -m trec_qcomm.warm_up best                     a preset
-  python -m trec_qcomm.warm_up my.yaml unique_int4      several
-  python -m trec_qcomm.warm_up best --ids int32         batches whose ids are int32
-  python -m trec_qcomm.warm_up int8 --rows fp16         lookups with output_dtype FP16
+  python -m trec_qcomm warm-up best                     a preset
+  python -m trec_qcomm warm-up my.yaml unique_int4      several
+  python -m trec_qcomm warm-up best --ids int32         batches whose ids are int32
+  python -m trec_qcomm warm-up int8 --rows fp16         lookups with output_dtype FP16
 
 In the image of a container, with a folder that the training may write:
   ENV NUMBA_CACHE_DIR=/opt/numba
-  RUN python -m trec_qcomm.warm_up best && chmod -R a+rwX /opt/numba
+  RUN python -m trec_qcomm warm-up best && chmod -R a+rwX /opt/numba
 
 Compiled kernels are for this kind of processor, this Python and this numba. Others compile anew.
 """
@@ -26,8 +26,8 @@ import torch
 
 from trec_qcomm.config import Config, read_config
 from trec_qcomm.integration.warm_up import jobs
-from trec_qcomm.kernels import cache
-from trec_qcomm.kernels.once import Job, compile_once, missing
+from trec_qcomm.jit import cache
+from trec_qcomm.jit.once import Job, compile_once, missing
 
 _DTYPES = {"int32": torch.int32, "int64": torch.int64}
 _ROW_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -36,7 +36,7 @@ _ROW_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m trec_qcomm.warm_up",
+        prog="python -m trec_qcomm warm-up",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

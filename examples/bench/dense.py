@@ -37,8 +37,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import trange
 
-from trec_qcomm import compress_ddp, records
-from trec_qcomm.records import BenchRecord, Environment
+from trec_qcomm import compress_ddp
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment
 
 PLAIN = ("none", "ddp", "fp16", "powersgd")
 POWERSGD_RANK, POWERSGD_START = 16, 2  # the least that the hook takes; float32 before it

@@ -22,17 +22,18 @@ import torch
 from torch import Tensor
 
 from examples.bench.codecs.workload import Batch, Tables, load, merged
-from trec_qcomm import Contract, ErrorBounded, Identity, Rowwise, TopK, records
+from trec_qcomm import Contract, ErrorBounded, Identity, Rowwise, TopK
 from trec_qcomm.comm.frames.coding import encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames, plan_frames
 from trec_qcomm.comm.rows.layout import packed
-from trec_qcomm.control.error_bound import BoundClasses
-from trec_qcomm.control.homogenization import homogenization_index
-from trec_qcomm.control.schedule import SCHEDULES
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.counters import Traffic
-from trec_qcomm.records import BenchRecord, Environment
+from trec_qcomm.ext.dual_level.error_bound import BoundClasses
+from trec_qcomm.ext.dual_level.homogenization import homogenization_index
+from trec_qcomm.ext.dual_level.schedule import Schedule
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment
 from trec_qcomm.testing import max_error_in_bounds
 
 STEPS_SAMPLED = 21  # steps of a schedule whose mean multiplier is taken
@@ -120,7 +121,7 @@ def cases(batches: list[Batch]) -> Iterator[tuple[str, str, Codec, dict[str, flo
         codec = Rowwise(bits, rounding="stochastic")
         yield f"int{bits}, stochastic", "gradients", codec, {}
     yield "rel 0.01 bitpack", "gradients", ErrorBounded(0.01), {}
-    for name, kind in SCHEDULES.items():
+    for name, kind in Schedule.kinds.items():
         schedule = kind()
         end = getattr(schedule, "end_step", 0)
         steps = [end * n // STEPS_SAMPLED for n in range(STEPS_SAMPLED)]

@@ -31,15 +31,15 @@ from torch import Tensor
 from examples.bench import formats
 from examples.bench.codecs.table import break_even_gb_s
 from examples.bench.formats import Format
-from trec_qcomm import records
 from trec_qcomm.codecs import Cast, ErrorBounded, Fbgemm, Float6, Rowwise, Threshold, TopK
-from trec_qcomm.codecs.fbgemm import Precision
 from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ext.fbgemm import is_installed
+from trec_qcomm.ext.fbgemm.codec import Precision
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment
+from trec_qcomm.ops.batch.unique import unique_bags
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.ops.fbgemm import is_installed
-from trec_qcomm.ops.unique import unique_bags
-from trec_qcomm.records import BenchRecord, Environment
 
 CODECS: dict[str, Codec] = {
     "fp16": Cast("fp16"),

@@ -21,11 +21,11 @@ import torch
 
 from examples.bench.codecs.entries import CodecCompressor
 from examples.bench.codecs.workload import Batch, load
-from trec_qcomm import records
 from trec_qcomm.codecs import ErrorBounded, Rowwise
 from trec_qcomm.core.segments import Segments
-from trec_qcomm.ops.unique import UniqueBags, take_bags, unique_bags
-from trec_qcomm.records import BenchRecord, Environment
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment
+from trec_qcomm.ops.batch.unique import UniqueBags, take_bags, unique_bags
 
 
 def measure(batch: Batch, data: str, repeats: int, environment: Environment) -> list[BenchRecord]:

@@ -42,7 +42,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from trec_qcomm import Codec, Contract, Identity, QComm, Rowwise, Throughput
 from trec_qcomm.config import Config, TableRule
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.records import BenchRecord, Environment, append
+from trec_qcomm.lab.records import BenchRecord, Environment, append
 
 RANKS_PER_NODE = 8
 RESERVED = 0.15  # of the memory, for everything but tables

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import trec_qcomm
-from trec_qcomm import records
-from trec_qcomm.ops.unique import unique_bags
-from trec_qcomm.records import BenchRecord, Environment
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment
+from trec_qcomm.ops.batch.unique import unique_bags
 
 RANKS, NUM_TABLES, DIM, NUM_ROWS, ZIPF_EXPONENT = 2, 8, 64, 20_000, 1.1
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01}

@@ -19,8 +19,8 @@ from typing import Any
 from examples.bench.codecs import table as codec_table
 from examples.bench.net import plans_section
 from examples.bench.net import section as net_section
-from trec_qcomm import records
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import NetworkRecord
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parents[1]

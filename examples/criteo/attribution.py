@@ -33,9 +33,10 @@ from emulation.client import EmulatedModel, EmulatedTrainer, batches, tables
 from tqdm import tqdm
 from trainer import Trainer
 
-from trec_qcomm import Config, Identity, records
+from trec_qcomm import Config, Identity
 from trec_qcomm.config import codec_to_dict, config_to_dict, load_preset, read_config, write_yaml
-from trec_qcomm.records import BenchRecord, Environment, StudyRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment, StudyRecord
 
 BATCH_STEP = 3  # one in so many batches of the test
 TRAINED = ("float32", "coded")

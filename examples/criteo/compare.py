@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trec_qcomm import records
-from trec_qcomm.records import TRAFFIC_GROUPS, TrainingRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import TRAFFIC_GROUPS, TrainingRecord
 
 TRAIN = Path(__file__).with_name("train.py")
 INTERRUPTED = 130

@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from trainer import Trainer
 
 from trec_qcomm.config import read_config
-from trec_qcomm.config.guarding import GuardRule
+from trec_qcomm.lab.guard.rule import GuardRule
 
 CYCLE, EVERY = 4, 200
 FIRST = 2  # cycles that are not counted: compilation, caches

@@ -38,7 +38,7 @@ from report.metrics import score
 from tqdm import tqdm
 from train import build_trainer, load_dataset
 
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab.records import NetworkRecord
 
 # Options of train.py that would do nothing here.
 UNUSED = (

@@ -51,10 +51,11 @@ from tqdm import tqdm
 
 import trec_qcomm
 import trec_qcomm.search
-from trec_qcomm import Config, records
+from trec_qcomm import Config
 from trec_qcomm.config import config_to_dict, load_preset, read_config, read_yaml, write_yaml
-from trec_qcomm.config.guarding import GuardRule
-from trec_qcomm.records import Environment, ProgressRecord, Record, TrafficBytes, TrainingRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.guard.rule import GuardRule
+from trec_qcomm.lab.records import Environment, ProgressRecord, Record, TrafficBytes, TrainingRecord
 
 NAMES = ("fp32", "null", "fixed", "guard")
 PERTURBATION = 1e-6

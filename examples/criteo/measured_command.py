@@ -18,8 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trec_qcomm import records
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import NetworkRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
-from trec_qcomm import QComm, records
+from trec_qcomm import QComm
 from trec_qcomm.core.stats import Stats
-from trec_qcomm.records import Environment, NetworkRecord, Percentiles
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import Environment, NetworkRecord, Percentiles
 
 WARM_STEPS = 3  # not timed: kernels compile, thresholds and buckets settle
 PROFILED_STEPS = 10  # of 3, the all-to-all's share differed by .15 between runs

@@ -23,8 +23,8 @@ from typing import Any
 from emulation.client import EmulatedTrainer, tables
 from model import ModelConfig
 
-from trec_qcomm.quality import EVALUATION
-from trec_qcomm.search.__main__ import main
+from trec_qcomm.lab.search.command import main
+from trec_qcomm.lab.study import EVALUATION
 
 
 def criteo(words: Sequence[str]) -> dict[str, Any]:

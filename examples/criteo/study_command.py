@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from options import FAILED, INTERRUPTED
 
-from trec_qcomm.quality import TrainingFailedError
+from trec_qcomm.lab.study import TrainingFailedError
 
 T = TypeVar("T")
 

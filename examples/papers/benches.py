@@ -11,8 +11,8 @@ from pathlib import Path
 
 from examples.papers.claims import Claim
 from examples.papers.parts import Request
-from trec_qcomm import records
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import NetworkRecord
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 
 from examples.papers.claims import FAILS, HOLDS, OPEN
-from trec_qcomm.control.trials.paired import Change, t_quantile
-from trec_qcomm.quality import TRAINING
-from trec_qcomm.records import Limits
+from trec_qcomm.lab.records import Limits
+from trec_qcomm.lab.study import TRAINING
+from trec_qcomm.lab.study.paired import Change, t_quantile
 
 MIN_SEEDS = 16
 Changes = Mapping[str, Change]

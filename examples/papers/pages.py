@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trec_qcomm.records import Record
-from trec_qcomm.report.figure import Figure
-from trec_qcomm.report.page import Drawn, page_html
-from trec_qcomm.report.style import matplotlib, render
+from trec_qcomm.lab.records import Record
+from trec_qcomm.lab.report.figure import Figure
+from trec_qcomm.lab.report.page import Drawn, page_html
+from trec_qcomm.lab.report.style import matplotlib, render
 
 
 @dataclass(frozen=True)

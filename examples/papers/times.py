@@ -11,9 +11,9 @@ from pathlib import Path
 from examples.papers.parts import Paper, Part
 from examples.papers.tool_chain.recorded import RecordedPart
 from examples.papers.trainings import TrainingPart
-from trec_qcomm import records
-from trec_qcomm.records import StudyRecord
-from trec_qcomm.report.gates import BASELINE, NULL
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import StudyRecord
+from trec_qcomm.lab.study.gates import BASELINE, NULL
 
 CORES = 2
 HEAD = ("script", "part", "trainings in its records", f"hours on {CORES} cores")

@@ -13,10 +13,11 @@ from pathlib import Path
 from examples.papers.claims import OPEN, Claim, Source
 from examples.papers.decisions import Changes, Decision, all_of, no_loss
 from examples.papers.parts import RESULTS, Request
-from trec_qcomm import Config, quality, records
-from trec_qcomm.records import LimitsByMetric, StudyRecord
-from trec_qcomm.report.gates import BASELINE, Verdict
-from trec_qcomm.report.verdicts import Rules, judge
+from trec_qcomm import Config, quality
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import LimitsByMetric, StudyRecord
+from trec_qcomm.lab.study.gates import BASELINE, Verdict
+from trec_qcomm.lab.study.verdicts import Rules, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "criteo")]  # whose scripts import by name

@@ -15,8 +15,9 @@ from torchrec.distributed.fbgemm_qcomm_codec import CommType
 from examples.sequences.data import PLACES, Sequences, read_movielens
 from examples.sequences.model import SHARDINGS, TABLE
 from examples.sequences.synthetic import generate
-from trec_qcomm import load_config, presets, records
+from trec_qcomm import load_config, presets
 from trec_qcomm.config import preset_path
+from trec_qcomm.lab import records
 
 STOCK = {"stock": None, "stock_fp16": CommType.FP16, "stock_int8": CommType.INT8}
 # The options that decide what is trained, and how: two runs are compared only where they agree.

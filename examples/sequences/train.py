@@ -7,7 +7,7 @@
   torchrun --nproc-per-node 2 -m examples.sequences.train --config stock
 
 Run it in the repository's root. The test is each user's last item, ranked among all items that the
-user has not seen. A run is a record in --out, which python -m trec_qcomm.report draws. Where RANK
+user has not seen. A run is a record in --out, which python -m trec_qcomm report draws. Where RANK
 is set (torchrun) this process is that rank; else it starts --ranks processes itself.
 """
 
@@ -34,7 +34,8 @@ from examples.sequences.options import (
     setup_of,
 )
 from examples.sequences.trainer import Trainer, gather, silence_start
-from trec_qcomm import QComm, records
+from trec_qcomm import QComm
+from trec_qcomm.lab import records
 from trec_qcomm.testing import run_ranks
 
 NBYTES, BAGS = ("raw_nbytes", "distinct_nbytes", "wire_nbytes"), ("num_bags", "num_sent")

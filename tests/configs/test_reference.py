@@ -8,22 +8,17 @@ import pytest
 
 from trec_qcomm import Config, GradientRule, HopCodecs, TableGradientRule, TableRule
 from trec_qcomm.codecs import EncoderLink
-from trec_qcomm.config import (
-    DebugRule,
-    GuardRule,
-    IdRule,
-    LowRank,
-    RowFeedback,
-    SyncRule,
-    config_from_dict,
-    parse_yaml,
-)
-from trec_qcomm.control.cost_model import Link
-from trec_qcomm.control.error_bound import OnlineClasses
-from trec_qcomm.control.schedule import SCHEDULES
+from trec_qcomm.config import IdRule, LowRank, config_from_dict, parse_yaml
+from trec_qcomm.config.gradients import Link
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.registry import codec_names, codec_type
-from trec_qcomm.ops.fbgemm import LAYOUTS
+from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
+from trec_qcomm.ext.dual_level.schedule import Schedule
+from trec_qcomm.ext.fbgemm import LAYOUTS
+from trec_qcomm.ext.feedback.rule import RowFeedback
+from trec_qcomm.ext.replicas.rule import SyncRule
+from trec_qcomm.lab.debug.rule import DebugRule
+from trec_qcomm.lab.guard.rule import GuardRule
 
 REFERENCE = (Path(__file__).parents[2] / "configs" / "REFERENCE.md").read_text(encoding="utf-8")
 NOT_IN_A_FILE = {"source"}
@@ -31,7 +26,7 @@ RULES = (
     Config, TableRule, HopCodecs, GradientRule, TableGradientRule, DebugRule, GuardRule, IdRule,
     LowRank, RowFeedback, SyncRule,
 )  # fmt: skip
-CONTROL = (OnlineClasses, ThresholdRefresh, Link, EncoderLink, *SCHEDULES.values())
+CONTROL = (OnlineClasses, ThresholdRefresh, Link, EncoderLink, *Schedule.kinds.values())
 # Other tests, in the same process, register codecs of their own.
 SHIPPED_CODECS = [
     name for name in codec_names() if codec_type(name).__module__.startswith("trec_qcomm.")
@@ -70,7 +65,7 @@ def test_dims_that_fbgemm_takes_are_told(precision):
 
 
 def test_every_schedule_is_named():
-    assert all(f"`{kind}`" in REFERENCE for kind in SCHEDULES)
+    assert all(f"`{kind}`" in REFERENCE for kind in Schedule.kinds)
 
 
 @pytest.mark.parametrize("text", REFERENCE.split("```yaml\n")[1:])

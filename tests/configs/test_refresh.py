@@ -5,8 +5,8 @@ import yaml
 
 from trec_qcomm.config import config_from_dict, config_to_dict
 from trec_qcomm.config.differences import changes_of, config_text
-from trec_qcomm.control.schedule import Exponential
 from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.ext.dual_level.schedule import Exponential
 
 SCHEDULE = {"kind": "exponential", "start": 25, "end_step": 57}
 REFRESH = {"every": 10, "density": 0.01, "sample": "all"}
@@ -46,7 +46,7 @@ def test_a_constant_density_is_written_as_before():
         ({"start": 0.5}, r"schedule: exponential\.start: 0\.5 is not a finite number >= 1"),
         ({"end_step": 9}, r"every: 10: the schedule has ended .* allowed: every <= end_step"),
         ({"kind": "cosine"}, r"schedule\.kind: 'cosine' is not one of \('constant', .*exponential"),
-        ({"num_stairs": 4}, r"schedule\.num_stairs: unknown key; allowed: kind, start, end_step"),
+        ({"num_stairs": 4}, r"schedule\.num_stairs: unknown key; allowed: start, end_step"),
     ],
 )
 @pytest.mark.parametrize("place", ["dense", r"embedding\[0\]"])

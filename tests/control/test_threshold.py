@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from trec_qcomm.control.schedule import Exponential, Schedule
 from trec_qcomm.control.threshold import SampledThreshold, ThresholdRefresh, quantile
+from trec_qcomm.ext.dual_level.schedule import Exponential, Schedule
 
 
 def refresh(**options):

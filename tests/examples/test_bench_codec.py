@@ -21,7 +21,7 @@ from examples.bench.codecs import __main__ as bench
 from examples.bench.codecs import compressors, entries, timing, workload
 from examples.bench.codecs.table import break_even_gb_s
 from trec_qcomm.core.registry import codec_names, codec_type
-from trec_qcomm.records import Environment
+from trec_qcomm.lab.records import Environment
 from trec_qcomm.testing import frame_of
 from trec_qcomm.wire import frame
 

@@ -16,9 +16,9 @@ from examples.bench.codecs import compressors
 from examples.bench.codecs.compressors import BASELINE, Compressor
 from examples.bench.codecs.entries import build_bounded, error_over_bound
 from examples.bench.codecs.workload import TableGroup, load, merged
-from trec_qcomm import records
 from trec_qcomm.core.segments import Segments
-from trec_qcomm.records import BenchRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord
 
 SCALES = (1e-4, 0.1, 1.0, 1e4)
 

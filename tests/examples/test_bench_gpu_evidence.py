@@ -10,7 +10,7 @@ import torch
 from examples.bench.gpu_evidence import __main__ as gpu_evidence
 from examples.bench.gpu_evidence import collectives, stress, trace
 from examples.bench.gpu_evidence.parts import Part
-from trec_qcomm import records
+from trec_qcomm.lab import records
 from trec_qcomm.testing import run_ranks
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about other machines")

@@ -18,8 +18,8 @@ from torchrec.distributed.comm import get_local_size
 from examples.bench.net import __main__ as bench
 from examples.bench.net import hosts, plans_section, section, tables
 from tests.commands import run as run_command
-from trec_qcomm import records
-from trec_qcomm.records import (
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import (
     TRAFFIC_KINDS,
     Environment,
     NetworkRecord,

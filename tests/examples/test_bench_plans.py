@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands import run as run_command
-from trec_qcomm import records
-from trec_qcomm.records import BenchRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord
 
 ROOT = Path(__file__).parents[2]
 

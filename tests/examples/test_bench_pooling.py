@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from examples.bench import pooling
-from trec_qcomm import records
-from trec_qcomm.records import BenchRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord
 
 
 def test_mapped_bags_repeat_and_drawn_ones_do_not(

@@ -16,7 +16,8 @@ from train import build_trainer, load_dataset
 from trainer import Trainer
 
 from tests.commands import run as run_command
-from trec_qcomm import load_preset, quality, records
+from trec_qcomm import load_preset, quality
+from trec_qcomm.lab import records
 from trec_qcomm.testing import run_ranks
 
 ROOT = Path(__file__).parents[2]

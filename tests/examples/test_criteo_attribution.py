@@ -8,9 +8,9 @@ import attribution
 import pytest
 
 from tests.commands import run as run_command
-from trec_qcomm import records
 from trec_qcomm.config import read_config
-from trec_qcomm.records import SeedTraining, StudyRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import SeedTraining, StudyRecord
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "criteo" / "attribution.py"
 CONFIG = """

@@ -19,8 +19,8 @@ from trainer import Trainer
 
 from tests.commands import run
 from trec_qcomm import load_config
-from trec_qcomm.analyze.__main__ import main
 from trec_qcomm.codecs import ErrorBounded
+from trec_qcomm.lab.analyze.command import main
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--rows", "6000", "--batch-size", "64", "--dense-arch", "32", "--over-arch", "32"]

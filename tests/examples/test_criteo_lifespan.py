@@ -17,7 +17,7 @@ from options import build_parser
 from train import load_dataset
 
 from trec_qcomm.config import load_preset
-from trec_qcomm.records import GuardProbeRecord, GuardRecord
+from trec_qcomm.lab.records import GuardProbeRecord, GuardRecord
 
 SMALL = ["--rows", "1200", "--batch-size", "32", "--ranks", "2", "--embedding-dim", "4"]
 SMALL += ["--dense-arch", "4", "--over-arch", "1"]

@@ -8,7 +8,7 @@ from compare import _cells
 from report.metrics import score, shown, step_seconds
 from report.run import format_training
 
-from trec_qcomm.records import TrainingRecord
+from trec_qcomm.lab.records import TrainingRecord
 
 
 def test_metrics_follow_their_definitions() -> None:

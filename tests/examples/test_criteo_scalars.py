@@ -11,8 +11,8 @@ from options import build_parser, check_options
 from report.scalars import Scalars, check_installed
 
 from tests.commands import run
-from trec_qcomm import records
-from trec_qcomm.records import Percentiles, ProgressRecord, TrainingRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import Percentiles, ProgressRecord, TrainingRecord
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "criteo" / "train.py"

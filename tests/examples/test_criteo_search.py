@@ -3,7 +3,7 @@
 import pytest
 import search as criteo_search
 
-from trec_qcomm.search.__main__ import main
+from trec_qcomm.lab.search.command import main
 
 
 def test_the_model_comes_with_its_tables_and_setup():

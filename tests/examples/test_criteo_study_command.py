@@ -5,7 +5,7 @@ import sys
 import pytest
 import study_command
 
-from trec_qcomm.quality import TrainingFailedError
+from trec_qcomm.lab.study import TrainingFailedError
 
 
 def run(tmp_path, monkeypatch, complete):

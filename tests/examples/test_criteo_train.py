@@ -14,8 +14,9 @@ from data.synthetic import generate, write_tsv
 from options import build_parser, check_options
 
 from tests.commands import run as run_command
-from trec_qcomm import load_config, load_preset, records
-from trec_qcomm.records import TrainingRecord
+from trec_qcomm import load_config, load_preset
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import TrainingRecord
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "criteo"

@@ -12,8 +12,9 @@ from examples.sequences.options import build_parser, check_options, load_sequenc
 from examples.sequences.trainer import Trainer
 from tests.commands import run as run_command
 from tests.rank_programs import results_of, run_programs
-from trec_qcomm import QComm, load_preset, records
+from trec_qcomm import QComm, load_preset
 from trec_qcomm.config import preset_path
+from trec_qcomm.lab import records
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

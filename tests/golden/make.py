@@ -21,13 +21,13 @@ from trec_qcomm.codecs import (
     Threshold,
     TopK,
 )
-from trec_qcomm.codecs.fbgemm import Precision
-from trec_qcomm.comm.ids.messages import pack
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.ops.fbgemm import is_installed
-from trec_qcomm.ops.packed_ids import Bags
+from trec_qcomm.ext.fbgemm import is_installed
+from trec_qcomm.ext.fbgemm.codec import Precision
+from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
+from trec_qcomm.wire.ids.messages import pack
 
 CODECS = {
     "identity": Identity(),

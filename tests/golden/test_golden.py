@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.golden import make
-from trec_qcomm.comm.ids.messages import unpack
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
+from trec_qcomm.wire.ids.messages import unpack
 
 FOLDER = Path(__file__).parent
 CURRENT = FOLDER / f"v{frame.VERSION}"

@@ -32,8 +32,10 @@ from trec_qcomm import (
     TableRule,
     TopK,
 )
-from trec_qcomm.config import DebugRule, GuardRule
-from trec_qcomm.integration.embedding.session_registry import _check_device, _check_guard
+from trec_qcomm.integration.embedding.session_registry import _check_device
+from trec_qcomm.integration.session import Session
+from trec_qcomm.lab.debug.rule import DebugRule
+from trec_qcomm.lab.guard.rule import GuardRule
 from trec_qcomm.testing import run_ranks
 
 
@@ -317,9 +319,10 @@ def test_devices_without_kernels_are_refused(device, backward, message):
 def test_a_guard_that_a_gpu_cannot_have_is_refused(guard, message):
     rules = (TableRule(tables=("*",), forward=Rowwise(4), backward=Identity()),)
     config = Config(embedding=rules, guard=guard)
-    _check_guard(torch.device("cpu"), config, ["t"])
+    extension = Session(config).extensions["guard"]
+    extension.check_tables(["t"], torch.float32, torch.device("cpu"))
     with pytest.raises(ValueError, match=re.escape(message)):
-        _check_guard(torch.device("cuda:0"), config, ["t"])
+        extension.check_tables(["t"], torch.float32, torch.device("cuda:0"))
 
 
 @pytest.mark.parametrize(

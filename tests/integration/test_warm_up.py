@@ -13,10 +13,10 @@ from tests.integration.sharded_models.cases import MIX, Case
 from tests.integration.sharded_models.training import run
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, ErrorBounded, QComm, Rowwise, TableRule, load_preset, presets
-from trec_qcomm.config import DebugRule
 from trec_qcomm.integration import warm_up
-from trec_qcomm.kernels.once import Job
-from trec_qcomm.ops import unique
+from trec_qcomm.jit.once import Job
+from trec_qcomm.lab.debug.rule import DebugRule
+from trec_qcomm.ops.batch import unique
 
 TRAINED = ("best",)
 
@@ -89,7 +89,7 @@ def test_a_debugger_and_its_shadows_are_compiled_ahead():
     }  # fmt: skip
     next(job for job in added if job.name == "debugger").run()
     warm = {name for name, _ in signatures()}
-    assert warm >= {f"trec_qcomm.debug.tally_cpu.{name}" for name in ("add_rows", "squares")}
+    assert warm >= {f"trec_qcomm.lab.debug.tally_cpu.{name}" for name in ("add_rows", "squares")}
 
 
 @pytest.mark.parametrize("name", presets())

@@ -26,12 +26,12 @@ from trec_qcomm.codecs import (
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.codec import SummingCodec
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
-from trec_qcomm.ops import packed_ids
+from trec_qcomm.ext.fbgemm.operators import is_installed
+from trec_qcomm.ops.batch import packed_ids
+from trec_qcomm.ops.batch.rank_sum import rank_sum
+from trec_qcomm.ops.batch.rows import add, choose, take
+from trec_qcomm.ops.batch.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.ops.fbgemm.operators import is_installed
-from trec_qcomm.ops.rank_sum import rank_sum
-from trec_qcomm.ops.rows import add, choose, take
-from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
 from trec_qcomm.wire import frame
 
 FBGEMM = tuple(Fbgemm(precision) for precision in ("int8", "mx4")) if is_installed() else ()

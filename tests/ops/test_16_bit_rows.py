@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.core.codec import for_values
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ops import rows
+from trec_qcomm.ops.batch import rows
+from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.ops.rank_sum import rank_sum
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 DTYPES = (HALF, BFLOAT)

@@ -27,8 +27,8 @@ from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
+from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.ops.fbgemm.operators import is_installed
 
 # Some kernels have a program a segment, and the interpreter runs programs one after the other.
 NUM_TABLES, NUM_PEERS, DIM = 26, 64 if torch.cuda.is_available() else 2, 4

@@ -9,9 +9,9 @@ import torch
 
 from tests.ops.backends import assert_equal
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.ops import packed_ids
-from trec_qcomm.ops.packed_ids import Bags
-from trec_qcomm.ops.packed_ids.reference import ITEMS_PER_BYTE, MAX_RUNS
+from trec_qcomm.ops.batch import packed_ids
+from trec_qcomm.ops.batch.packed_ids import Bags
+from trec_qcomm.ops.batch.packed_ids.reference import ITEMS_PER_BYTE, MAX_RUNS
 
 BACKENDS = ("reference", "cpu")
 LOWEST, HIGHEST = -(2**63), 2**63 - 1

@@ -12,8 +12,8 @@ from tests.ops.backends import device_of
 from tests.ops.interpreter import fast_interpreter
 from tests.ops.test_packed_ids import AWKWARD, FORGED, assert_same_bags, bags_of, random_segment
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.ops import packed_ids
-from trec_qcomm.ops.packed_ids import Bags
+from trec_qcomm.ops.batch import packed_ids
+from trec_qcomm.ops.batch.packed_ids import Bags
 
 pytestmark = pytest.mark.triton
 GPU = device_of("gpu")

@@ -12,8 +12,8 @@ from trec_qcomm.codecs import Cast, Float6, Identity, Rowwise, Sign
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops import cast, rowwise
+from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.testing import awkward_rows, encode, interleaved_segments
 
 WIDTHS, DIMS = (8, 4, 3, 2), (1, 2, 3, 7, 16, 33, 64)

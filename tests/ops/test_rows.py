@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
-from trec_qcomm.ops.rows import Rows, add, choose, take
+from trec_qcomm.ops.batch.rows import Rows, add, choose, take
 
 
 def groups_of(sizes, dims, generator):

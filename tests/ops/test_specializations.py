@@ -18,8 +18,8 @@ from trec_qcomm.codecs import Rowwise
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.codec import SummingCodec
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
-from trec_qcomm.ops.rank_sum import rank_sum
-from trec_qcomm.ops.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
+from trec_qcomm.ops.batch.rank_sum import rank_sum
+from trec_qcomm.ops.batch.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
 
 SIZES = (2048, 2051, 33, 16, 1)  # rows of a segment, and samples of a batch
 # What sizes do change, by kernel or module of kernels: for short segments, and for those whose rows

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
-from trec_qcomm.ops.unique import (
+from trec_qcomm.ops.batch.unique import (
     BagBlocks,
     UniqueBags,
     expand,
@@ -124,7 +124,7 @@ def test_one_hot_columns_of_more_than_a_program(vocabulary):
 @pytest.mark.triton
 def test_which_bag_is_first_does_not_depend_on_which_came_first(monkeypatch):
     """Programs run in any order on a GPU. Here the table already holds the last of equal bags."""
-    from trec_qcomm.ops.unique.gpu import distinct_bags as gpu
+    from trec_qcomm.ops.batch.unique.gpu import distinct_bags as gpu
 
     def late(kernel, programs, *args, **options):
         launch(kernel, programs, *args, **options)

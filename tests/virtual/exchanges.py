@@ -14,7 +14,6 @@ from tests.virtual.dry_run import GPU, Counted, Group, dry_run
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.comm.dense.chunks import ParameterShape
-from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
@@ -28,11 +27,12 @@ from trec_qcomm.config import GradientRule
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.reduction import make_reduction
-from trec_qcomm.ops.packed_ids import Bags
+from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.wire import frame, slot
 from trec_qcomm.wire.frame import Announced
 from trec_qcomm.wire.ids import STATED_BAGS
 from trec_qcomm.wire.ids import cpu as id_cpu
+from trec_qcomm.wire.ids.messages import pack, unpack
 from trec_qcomm.wire.slot.heads import Heads
 
 NUM_RANKS, NUM_TABLES, DIM, BATCH_SIZE = 8, 26, 64, 2048

@@ -46,7 +46,7 @@ FAULTS = {
 
 
 def kernel():
-    from trec_qcomm.ops.rank_sum import gpu
+    from trec_qcomm.ops.batch.rank_sum import gpu
 
     return gpu._rank_sum
 

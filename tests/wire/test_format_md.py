@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Rowwise, Sign, Threshold
-from trec_qcomm.comm.ids.messages import pack, unpack
-from trec_qcomm.ops.fbgemm import is_installed
-from trec_qcomm.ops.packed_ids import Bags
+from trec_qcomm.ext.fbgemm import is_installed
+from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
+from trec_qcomm.wire.ids.messages import pack, unpack
 
 
 def example(title: str = "Worked example") -> bytes:

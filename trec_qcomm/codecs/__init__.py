@@ -3,12 +3,12 @@
 from trec_qcomm.codecs.by_link import EncoderLink, ErrorBoundedByLink
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
-from trec_qcomm.codecs.fbgemm import Fbgemm
 from trec_qcomm.codecs.minifloat import Float4, Float6
 from trec_qcomm.codecs.rowwise import Rowwise
 from trec_qcomm.codecs.sign import Sign
 from trec_qcomm.codecs.threshold import Threshold
 from trec_qcomm.codecs.topk import ForwardMask, TopK
+from trec_qcomm.ext.fbgemm.codec import Fbgemm
 
 __all__ = [
     "Cast",

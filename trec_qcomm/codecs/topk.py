@@ -45,7 +45,6 @@ class TopK:
 
     name: ClassVar[str] = "topk"
     wire_id: ClassVar[int] = 8
-    contract: ClassVar[Contract] = Contract.BIASED
     mask_use: ClassVar[MaskUse] = MaskUse.WRITES
     has_gpu_kernels: ClassVar[bool] = True
 
@@ -59,6 +58,12 @@ class TopK:
         if self.threshold is not None and not (_is_number(self.threshold) and self.threshold >= 0):
             raise ValueError(f"topk.threshold: {self.threshold!r} is not a finite number >= 0")
         check_choice("topk.values", self.values, get_args(ValueFormat))
+
+    @property
+    def contract(self) -> Contract:
+        """EXACT where all columns are sent as float32, else BIASED."""
+        is_exact = self.density == 1 and self.values == "fp32"
+        return Contract.EXACT if is_exact else Contract.BIASED
 
     @property
     def fixed_size(self) -> bool:

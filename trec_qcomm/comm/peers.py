@@ -11,7 +11,6 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from trec_qcomm.comm.played import is_played
 from trec_qcomm.core.errors import CorruptFrameError, LostPeerError
 
 _MAX_TEXT_NBYTES = 1 << 26  # a config names every table, so it may be long
@@ -131,7 +130,7 @@ class Peers:
 def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new gloo group of the same ranks and timeout. Collective.
 
-    A group of played ranks is returned itself, as messages never wait in it.
+    A group that is no group of torch's own may have a method `host_group` that returns it.
 
     Raises: ValueError: torch has forgotten the group, or its ranks are not in ascending order, in
         which torch would put those of the new group.
@@ -145,8 +144,9 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
         ) from None
     if ranks != sorted(ranks):
         raise ValueError(f"process group: its ranks {ranks} must be in ascending order")
-    if is_played(pg):
-        return pg
+    if hasattr(pg, "host_group"):
+        own_group: dist.ProcessGroup = pg.host_group()
+        return own_group
     everyone = len(ranks) == dist.get_world_size()
     timeout: timedelta = pg._get_backend(pg._device_types[0]).options._timeout
     group: dist.ProcessGroup = dist.new_group(

@@ -20,7 +20,7 @@ from trec_qcomm.comm.dense.all_reduce import Reduction, ring_nbytes
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import Round, Rounds
 from trec_qcomm.core.segments import ALIGNMENT, exclusive_cumsum
-from trec_qcomm.ops.rows import add, choose, take
+from trec_qcomm.ops.batch.rows import add, choose, take
 from trec_qcomm.wire import frame
 
 

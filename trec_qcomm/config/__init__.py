@@ -1,38 +1,30 @@
 """Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
 
-from trec_qcomm.config.debugging import DebugRule
+from trec_qcomm.config.config import Config, Sizes
 from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank, TableGradientRule
-from trec_qcomm.config.guarding import GuardRule
 from trec_qcomm.config.ids import IdRule
-from trec_qcomm.config.ladders import CodecLadder
 from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
-from trec_qcomm.config.sync import SyncRule
+from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import (
     AUTO_SHARE,
     HopCodecs,
-    RowFeedback,
     TableRule,
     UniqueBagsChoice,
 )
-from trec_qcomm.config.tree import Config, Sizes
 from trec_qcomm.config.write import codec_to_dict, config_to_dict
 from trec_qcomm.config.yaml_text import parse_yaml, read_yaml, write_yaml
 
 __all__ = [
     "AUTO_SHARE",
     "AllReduceRule",
-    "CodecLadder",
     "Config",
-    "DebugRule",
     "GradientRule",
-    "GuardRule",
     "HopCodecs",
     "IdRule",
     "LowRank",
-    "RowFeedback",
+    "Section",
     "Sizes",
-    "SyncRule",
     "TableGradientRule",
     "TableRule",
     "UniqueBagsChoice",

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trec_qcomm.config.config import Config
 from trec_qcomm.config.gradients import AllReduceRule
 from trec_qcomm.config.read import config_from_dict
-from trec_qcomm.config.tree import Config
 from trec_qcomm.config.write import config_to_dict, gradient_rule_to_dict
 
 _MOST_NAMED = 6  # keys, or ranks, in one message

@@ -1,16 +1,15 @@
 """Rules of the all-reduce of gradients: of replicated parameters, and of DATA_PARALLEL tables.
 
-Knows: codecs, what controls their tolerances. Does not know: YAML, DDP, process groups.
+Knows: codecs, sections. Does not know: YAML, DDP, process groups.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from trec_qcomm.codecs import Threshold, TopK
 from trec_qcomm.config.matching import PatternRules, patterns_of
-from trec_qcomm.control.cost_model import FLOAT32_NBYTES, Link
-from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.config.section import Section, check_sections, section
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, check_dim, mask_use
 from trec_qcomm.core.segments import Segments
 
@@ -18,7 +17,31 @@ AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot", "hie
 Scope = Literal["layer", "global"]
 OnResize = Literal["sum", "reset"]
 LARGEST_BLOCK = 2**20
+_FLOAT32_NBYTES = 4
 LARGEST_RANK = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A rank's network in the alpha-beta model: n bytes take latency_s + n / (1e9 gb_s) seconds.
+
+    Args: latency_s: seconds a message, >= 0.  gb_s: GB/s, > 0.
+    """
+
+    latency_s: float = 5e-5
+    gb_s: float = 1.25
+
+    def __post_init__(self) -> None:
+        for known in fields(self):
+            value = getattr(self, known.name)
+            if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+                raise ValueError(f"{known.name}: {value!r} is not a number >= 0")
+        if self.gb_s == 0:
+            raise ValueError("gb_s: 0 is not a number > 0")
+
+    def transfer_s(self, *, num_messages: int, nbytes: float) -> float:
+        """Return the seconds to send messages one after the other, of so many bytes together."""
+        return num_messages * self.latency_s + nbytes / (1e9 * self.gb_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +179,7 @@ class GradientRule(AllReduceRule):
     block: int = 128
     min_numel: int = 256
     error_feedback: bool = False
-    refresh: ThresholdRefresh | None = None
+    refresh: Section | None = section("trec_qcomm.control.threshold:ThresholdRefresh")
     scope: Scope = "layer"
     low_rank: LowRank | None = None
     on_resize: OnResize = "sum"
@@ -175,10 +198,7 @@ class GradientRule(AllReduceRule):
         if type(self.error_feedback) is not bool:
             raise ValueError(f"error_feedback: {self.error_feedback!r} is not true or false")
         check_choice("scope", self.scope, get_args(Scope))
-        if self.refresh is not None and not (
-            isinstance(self.codec, Threshold | TopK) and self.codec.threshold
-        ):
-            raise ValueError("refresh: only for codecs threshold and topk with a threshold > 0")
+        check_sections(self)
         if self.scope == "global" and self.refresh is None:
             raise ValueError("scope: global: only where refresh finds the threshold")
         if self.low_rank is not None and not isinstance(self.low_rank, LowRank):
@@ -205,9 +225,9 @@ class GradientRule(AllReduceRule):
             raise ValueError(f"block: {self.block!r} is more than {LARGEST_BLOCK}")
         check_dim(self.codec, self.block, "block")
         nbytes = _nbytes_a_value(self.codec, self.block)
-        if nbytes >= FLOAT32_NBYTES:
+        if nbytes >= _FLOAT32_NBYTES:
             sizes = range(self.block, LARGEST_BLOCK)
-            least = next(n for n in sizes if _nbytes_a_value(self.codec, n) < FLOAT32_NBYTES)
+            least = next(n for n in sizes if _nbytes_a_value(self.codec, n) < _FLOAT32_NBYTES)
             raise ValueError(
                 f"block: {self.block!r}: {self.codec.name} sends {nbytes:.3g} bytes for a value, "
                 f"more than float32; allowed with it: {least} to {LARGEST_BLOCK}"

@@ -11,8 +11,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
+from trec_qcomm.config.config import Config
 from trec_qcomm.config.read import config_from_dict, load_config
-from trec_qcomm.config.tree import Config
 
 _FOLDER = Path(__file__).resolve().parents[1] / "presets"
 

@@ -9,9 +9,9 @@ Errors name file, field and allowed values.
         intra:                    # optional: the hop inside a node of table_row_wise and
           forward: {codec: cast, dtype: bf16}    # grid_shard tables; identity if not given
         unique_bags: auto         # optional: send equal bags of ids once; true | false | auto
-        schedule: {kind: step}    # optional: coarser error bounds at first, see control.schedule
-        classes: {every: 1000}    # optional: error bounds from the rows, see control.error_bound
-        refresh: {every: 1000, density: 0.1}    # optional: topk's threshold, see control.threshold;
+        schedule: {kind: step}    # optional: coarser error bounds at first
+        classes: {every: 1000}    # optional: error bounds from the rows
+        refresh: {every: 1000, density: 0.1}    # optional: topk's threshold;
                                   # with schedule: {kind: exponential}, a larger density at first
         error_feedback: {backward_rows: 100000}    # optional: residuals by id, see TableRule
     dense:                        # optional: the all-reduce of the replicated part's gradients
@@ -24,9 +24,9 @@ Errors name file, field and allowed values.
     sync: {codec: {codec: rowwise, bits: 8}, every: 4}    # optional: replicas, see SyncRule
     seed: 0                       # seed of stochastic rounding
     sizes: announced              # or slots: sizes that depend on the data, without a message
-    debug:                        # optional: the numeric debugger, see config.debugging
+    debug:                        # optional: the numeric debugger, see lab.debug.rule
       every: 100
-    guard:                        # optional: other codecs while training, see config.guarding
+    guard:                        # optional: other codecs while training, see lab.guard.rule
       every: 200
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
@@ -37,29 +37,21 @@ Where a codec is expected, its name alone is short for a mapping with one key: `
 Knows: codec names and fields through the registry. Does not know: TorchRec, process groups.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trec_qcomm.codecs import EncoderLink
-from trec_qcomm.config.debugging import DebugRule
-from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank, TableGradientRule
-from trec_qcomm.config.guarding import GuardRule
-from trec_qcomm.config.ids import IdRule
-from trec_qcomm.config.sync import SyncRule
-from trec_qcomm.config.tables import HopCodecs, RowFeedback, TableRule
-from trec_qcomm.config.tree import Config
+from trec_qcomm.config.config import Config
+from trec_qcomm.config.gradients import GradientRule
+from trec_qcomm.config.section import Section, section_type
 from trec_qcomm.config.yaml_text import read_yaml
-from trec_qcomm.control.cost_model import Link
-from trec_qcomm.control.error_bound import OnlineClasses
-from trec_qcomm.control.schedule import schedule_from_dict
-from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.registry import codec_names, codec_type
 
 T = TypeVar("T")
-R = TypeVar("R", bound=AllReduceRule)
 
 
 def load_config(path: str | Path) -> Config:
@@ -87,26 +79,9 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
     """
     if isinstance(data, Mapping):  # what begins with x- only holds anchors
         data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
-    values = _checked_keys(Config, data, where="", hidden=("source",))
-    rules = values.get("embedding", [])
-    if not isinstance(rules, list | tuple):
-        raise ValueError(f"embedding: expected a list of rules, got {rules!r}")
-    if "embedding" in values and not rules:
+    values = _fields_of(Config, data, where="", hidden=("source",))
+    if "embedding" in values and not values["embedding"]:
         raise ValueError("embedding: expected a list of one or more rules")
-    values["embedding"] = tuple(_rule(rule, f"embedding[{n}]") for n, rule in enumerate(rules))
-    if "dense" in values:
-        values["dense"] = _dense_rules(values["dense"])
-    if "data_parallel" in values:
-        tables = values["data_parallel"]
-        values["data_parallel"] = _gradient_rule(TableGradientRule, tables, "data_parallel")
-    if "ids" in values:
-        values["ids"] = _nested(IdRule, values["ids"], "ids")
-    if "sync" in values:
-        values["sync"] = _sync_rule(values["sync"], "sync")
-    if "debug" in values:
-        values["debug"] = _debug_rule(values["debug"], "debug")
-    if "guard" in values:
-        values["guard"] = _guard_rule(values["guard"], "guard")
     return Config(**values, source=source)
 
 
@@ -128,115 +103,41 @@ def codec_from_dict(data: object, *, where: str = "codec") -> Codec:
         )
     kind = _located(where, lambda: codec_type(str(data["codec"])))
     options = {key: value for key, value in data.items() if key != "codec"}
-    values = _checked_keys(kind, options, where=f"{where}.")
-    return _located(where, lambda: kind(**values))
+    codec: Codec = settings_from_dict(kind, options, where)
+    return codec
 
 
-def _rule(data: object, where: str) -> TableRule:
-    values = _checked_keys(TableRule, data, where=f"{where}.")
-    for name in ("forward", "backward"):
-        values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
-    if "schedule" in values:
-        values["schedule"] = schedule_from_dict(values["schedule"], where=f"{where}.schedule")
-    for name, kind in _NESTED_IN_TABLE_RULES:
-        if name in values:
-            values[name] = _nested(kind, values[name], f"{where}.{name}")
-    if "intra" in values:
-        hop = _checked_keys(HopCodecs, values["intra"], where=f"{where}.intra.")
-        intra = {n: codec_from_dict(c, where=f"{where}.intra.{n}") for n, c in hop.items()}
-        values["intra"] = _located(f"{where}.intra", lambda: HopCodecs(**intra))
-    return _located(where, lambda: TableRule(**values))
+def settings_from_dict(kind: type[Any], data: object, where: str) -> Any:
+    """Return settings from a mapping of their fields; `settings_to_dict` undoes it.
 
-
-_NESTED_IN_TABLE_RULES = (
-    ("classes", OnlineClasses),
-    ("refresh", ThresholdRefresh),
-    ("link", EncoderLink),
-    ("error_feedback", RowFeedback),
-)
-_NESTED_IN_GRADIENT_RULES = (
-    ("link", Link),
-    ("refresh", ThresholdRefresh),
-    ("low_rank", LowRank),
-)
-
-
-def _dense_rules(data: object) -> GradientRule | list[GradientRule]:
-    """Return one rule, or the list that the config has."""
-    if not isinstance(data, list | tuple):
-        return _gradient_rule(GradientRule, data, "dense")
-    return [_gradient_rule(GradientRule, rule, f"dense[{n}]") for n, rule in enumerate(data)]
-
-
-def _gradient_rule(kind: type[R], data: object, where: str) -> R:
-    name = "codec"
+    Args: kind: dataclass of the settings.  where: name of the field that holds them, for errors.
+    Raises: ValueError: naming the field under `where` and the allowed values.
+    """
+    if issubclass(kind, Section) and kind.kinds:
+        kind, data = _chosen(kind, data, where)
     if kind is GradientRule and isinstance(data, Mapping) and "cross" in data:
-        name, data = "cross", _renamed(data, where)
-    values = _checked_keys(kind, data, where=f"{where}.")
-    values["codec"] = codec_from_dict(values["codec"], where=f"{where}.{name}")
-    if values.get("intra") is not None:
-        values["intra"] = codec_from_dict(values["intra"], where=f"{where}.intra")
-    for name, nested in _NESTED_IN_GRADIENT_RULES:
-        if name in values:
-            values[name] = _nested(nested, values[name], f"{where}.{name}")
+        data = _renamed(data, where)
+        values = _fields_of(kind, data, where=f"{where}.", said={"codec": "cross"})
+    else:
+        values = _fields_of(kind, data, where=f"{where}.")
     return _located(where, lambda: kind(**values))
 
 
-def _sync_rule(data: object, where: str) -> SyncRule:
-    values = _checked_keys(SyncRule, data, where=f"{where}.")
-    for name in ("codec", "optimizer"):
-        if name in values:
-            values[name] = codec_from_dict(values[name], where=f"{where}.{name}")
-    return _located(where, lambda: SyncRule(**values))
-
-
-def _renamed(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the mapping with `codec` in place of `cross`, its name beside `intra`."""
-    if data.get("algorithm") != "hierarchical":
-        raise ValueError(f"{where}.cross: only with algorithm: hierarchical; else it is codec")
-    if "codec" in data:
-        raise ValueError(f"{where}.cross: is the same as codec; give one of them")
-    return {"codec" if key == "cross" else key: value for key, value in data.items()}
-
-
-def _debug_rule(data: object, where: str) -> DebugRule:
-    values = _checked_keys(DebugRule, data, where=f"{where}.")
-    values["shadow"] = _codecs(values.get("shadow", []), f"{where}.shadow")
-    return _located(where, lambda: DebugRule(**values))
-
-
-def _guard_rule(data: object, where: str) -> GuardRule:
-    values = _checked_keys(GuardRule, data, where=f"{where}.")
-    for name in ("ladder", "backward_ladder"):
-        if values.get(name) is not None:
-            values[name] = _codecs(values[name], f"{where}.{name}")
-    return _located(where, lambda: GuardRule(**values))
-
-
-def _codecs(data: object, where: str) -> tuple[Codec, ...]:
-    if not isinstance(data, list | tuple):
-        raise ValueError(f"{where}: expected a list of codecs, got {data!r}")
-    return tuple(codec_from_dict(codec, where=f"{where}[{n}]") for n, codec in enumerate(data))
-
-
-def _nested(kind: type[Any], data: object, where: str) -> Any:
-    values = _checked_keys(kind, data, where=f"{where}.")
-    if "schedule" in values:
-        values["schedule"] = schedule_from_dict(values["schedule"], where=f"{where}.schedule")
-    return _located(where, lambda: kind(**values))
-
-
-def _located(where: str, make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _checked_keys(
-    kind: type[Any], data: object, *, where: str, hidden: tuple[str, ...] = ()
+def _fields_of(
+    kind: type[Any],
+    data: object,
+    *,
+    where: str,
+    hidden: Sequence[str] = (),
+    said: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the mapping as keyword arguments of a dataclass, none unknown and none missing."""
+    """Return a mapping as keyword arguments of a dataclass, none unknown and none missing.
+
+    Args:
+        where: what stands before names of fields in errors.
+        hidden: fields that a file does not have.
+        said: names that the file has for fields, where these differ.
+    """
     known = {f.name: f for f in fields(kind) if f.name not in hidden}
     if not isinstance(data, Mapping):
         place = where.removesuffix(".") or "top level"
@@ -248,4 +149,66 @@ def _checked_keys(
     for name, known_field in known.items():
         if name not in data and known_field.default is MISSING:
             raise ValueError(f"{where}{name}: missing")
-    return dict(data)
+    values, hints = {}, typing.get_type_hints(kind)
+    for name, value in data.items():
+        place = where + (said or {}).get(name, name)
+        hint = section_type(known[name]) or hints[name]
+        values[name] = _value(hint, value, place)
+    return values
+
+
+def _value(hint: Any, data: object, where: str) -> Any:
+    """Return what a field of that type holds. Settings and codecs are made; the rest stays as it
+    is, and is checked by the settings that have it."""
+    if hint is Codec:
+        return codec_from_dict(data, where=where)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return settings_from_dict(hint, data, where)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in arguments:
+            return None
+        return _value(_fitting(arguments, data), data, where)
+    if origin is Sequence and _is_made(arguments[0]):
+        if not isinstance(data, list | tuple):
+            noun = "codecs" if arguments[0] is Codec else "rules"
+            raise ValueError(f"{where}: expected a list of {noun}, got {data!r}")
+        return tuple(_value(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(data))
+    return data
+
+
+def _fitting(choices: Sequence[Any], data: object) -> Any:
+    """Return the type among several that the data is read as: a list, or one of its items."""
+    lists = [choice for choice in choices if typing.get_origin(choice) is Sequence]
+    others = [choice for choice in choices if choice not in lists and choice is not type(None)]
+    return lists[0] if lists and (isinstance(data, list | tuple) or not others) else others[0]
+
+
+def _is_made(hint: Any) -> bool:
+    return hint is Codec or is_dataclass(hint)
+
+
+def _chosen(kind: type[Section], data: object, where: str) -> tuple[type[Section], dict[str, Any]]:
+    """Return the class that a section's `kind` names, and the other fields."""
+    choices = ", ".join(kind.kinds)
+    if not isinstance(data, Mapping) or "kind" not in data:
+        raise ValueError(f"{where}: expected {{kind: one of {choices}, ...}}, got {data!r}")
+    if data["kind"] not in tuple(kind.kinds):  # which need not be hashable
+        raise ValueError(f"{where}.kind: {data['kind']!r} is not one of {tuple(kind.kinds)}")
+    return kind.kinds[data["kind"]], {key: item for key, item in data.items() if key != "kind"}
+
+
+def _renamed(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the mapping with `codec` in place of `cross`, its name beside `intra`."""
+    if data.get("algorithm") != "hierarchical":
+        raise ValueError(f"{where}.cross: only with algorithm: hierarchical; else it is codec")
+    if "codec" in data:
+        raise ValueError(f"{where}.cross: is the same as codec; give one of them")
+    return {"codec" if key == "cross" else key: value for key, value in data.items()}
+
+
+def _located(where: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error

@@ -1,20 +1,20 @@
 """TableRule: how the rows of some tables, and their gradients, are coded.
 
-Knows: codecs, what controls their tolerances. Does not know: YAML, TorchRec, process groups.
+Knows: codecs, sections. Does not know: YAML, TorchRec, process groups.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
-from trec_qcomm.codecs import EncoderLink, ErrorBounded, Identity, Sign, Threshold, TopK
+from trec_qcomm.codecs import EncoderLink, ErrorBounded, Identity, Sign, Threshold
 from trec_qcomm.config.matching import patterns_of
-from trec_qcomm.control.error_bound import OnlineClasses
-from trec_qcomm.control.schedule import Schedule
-from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.config.section import Section, check_sections, section
 from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
 
+Direction = Literal["forward", "backward"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 UniqueBagsChoice = bool | Literal["auto"]
 AUTO_SHARE = 0.9  # `auto` merges where at least a tenth of the bags repeats; a choice, not tuned
 
@@ -60,34 +60,6 @@ class HopCodecs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowFeedback:
-    """Settings of error feedback by id: what a codec kept back of a row is added to the next row
-    of the same id.
-
-    Args:
-        backward_rows: number of ids of a feature whose gradients' residuals each rank keeps; 0:
-            gradients are sent without.
-        forward_rows: number of ids of a feature whose rows' residuals the table's rank keeps for
-            each rank that it sends them; 0: rows are sent without.
-    """
-
-    backward_rows: int = 0
-    forward_rows: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("backward_rows", "forward_rows"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-                raise ValueError(f"{name}: {value!r} is not an int in 0..2^31 - 1")
-        if not self.backward_rows and not self.forward_rows:
-            raise ValueError("backward_rows, forward_rows: one of them must be above 0")
-
-    def num_rows(self, direction: str) -> int:
-        """Return the number of ids in one direction. Args: direction: "forward" or "backward"."""
-        return self.forward_rows if direction == "forward" else self.backward_rows
-
-
-@dataclass(frozen=True, kw_only=True)
 class TableRule:
     """Rule of the embedding exchanges of all tables that match one of the patterns.
 
@@ -101,10 +73,10 @@ class TableRule:
         unique_bags: whether equal bags of a batch are looked up and sent once. Results stay exact:
             where they would not, True is an error. "auto" merges only where results stay exact and
             enough bags repeat.
-        schedule: factor of the error bound of `forward`, step by step.
         classes: rule that finds the error bound of `forward` for each table, from the rows that
             each rank sends.
         refresh: rule that finds the threshold of a `forward` that is topk, from the same rows.
+        schedule: factor of the error bound of `forward`, step by step, after the two above.
         link: network that the codecs error_bounded with `encoder: auto` choose their encoder for.
         error_feedback: what is kept of each row for the next one of the same id.
     """
@@ -114,11 +86,11 @@ class TableRule:
     backward: Codec
     intra: HopCodecs = field(default=HopCodecs())
     unique_bags: UniqueBagsChoice = False
-    schedule: Schedule | None = None
-    classes: OnlineClasses | None = None
-    refresh: ThresholdRefresh | None = None
+    classes: Section | None = section("trec_qcomm.ext.dual_level.error_bound:OnlineClasses")
+    refresh: Section | None = section("trec_qcomm.control.threshold:ThresholdRefresh")
+    schedule: Section | None = section("trec_qcomm.ext.dual_level.schedule:Schedule")
     link: EncoderLink | None = None
-    error_feedback: RowFeedback | None = None
+    error_feedback: Section | None = section("trec_qcomm.ext.feedback.rule:RowFeedback")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", patterns_of(self.tables))
@@ -126,43 +98,10 @@ class TableRule:
         if not isinstance(self.intra, HopCodecs):
             raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
         check_choice("unique_bags", self.unique_bags, (True, False, "auto"))
-        self._check_error_bounds()
+        check_sections(self)
         hops = (self.forward, self.backward, self.intra.forward, self.intra.backward)
         if self.link is not None and not any(map(chooses_encoder, hops)):
             raise ValueError("link: only for a codec error_bounded with encoder: auto")
-        self._check_error_feedback()
-
-    def _check_error_feedback(self) -> None:
-        feedback = self.error_feedback
-        if feedback is None:
-            return
-        if self.unique_bags is not True:
-            raise ValueError("error_feedback: needs unique_bags: true, or ids would come twice")
-        for direction in ("forward", "backward"):
-            codec: Codec = getattr(self, direction)
-            if feedback.num_rows(direction) and mask_use(codec) is not None:
-                raise ValueError(
-                    f"error_feedback.{direction}_rows: not with {codec.name}, which sends some "
-                    "columns alone"
-                )
-
-    def _check_error_bounds(self) -> None:
-        has_threshold = isinstance(self.forward, TopK) and self.forward.threshold is not None
-        if self.refresh is not None and not has_threshold:
-            raise ValueError("refresh: only for forward {codec: topk, threshold: ...}")
-        for name in ("schedule", "classes"):
-            if getattr(self, name) is not None and not isinstance(self.forward, ErrorBounded):
-                raise ValueError(
-                    f"{name}: only forward {{codec: error_bounded}} has an error bound"
-                )
-        if not isinstance(self.forward, ErrorBounded) or self.forward.mode != "rel":
-            if self.classes is not None:
-                raise ValueError("classes: only for forward error_bounded of mode rel")
-            return
-        largest = self.classes.loose if self.classes is not None else self.forward.bound
-        factor = self.schedule.multiplier(0) if self.schedule is not None else 1.0
-        if largest * factor >= 1:
-            raise ValueError(f"schedule: starts with a relative bound of {largest * factor:g} >= 1")
 
     def matches(self, table: str) -> bool:
         """Return whether one of the patterns matches the table's name."""

@@ -11,18 +11,22 @@ falls at first: Lin et al. 2018 (Deep Gradient Compression), from 25 % exponenti
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from trec_qcomm.control.schedule import Schedule
+from trec_qcomm.codecs import Threshold, TopK
+from trec_qcomm.config.gradients import GradientRule
+from trec_qcomm.config.section import Section
+from trec_qcomm.ext.dual_level.schedule import Schedule
+from trec_qcomm.integration.tolerances import TableTolerance
 
 _LEAST = 2.0**-126  # the threshold where the quantile is 0, so that zeros are never sent
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdRefresh:
+class ThresholdRefresh(Section):
     """Rule that updates the threshold of a table or of gradients.
 
     Args:
@@ -63,6 +67,16 @@ class ThresholdRefresh:
                 f"{self.every}; allowed: every <= end_step"
             )
 
+    def check(self, owner: Any) -> None:
+        if isinstance(owner, GradientRule):
+            if not (isinstance(owner.codec, Threshold | TopK) and owner.codec.threshold):
+                raise ValueError("refresh: only for codecs threshold and topk with a threshold > 0")
+        elif not isinstance(owner.forward, TopK) or owner.forward.threshold is None:
+            raise ValueError("refresh: only for forward {codec: topk, threshold: ...}")
+
+    def table_tolerance(self) -> "SampledThreshold":
+        return SampledThreshold(self)
+
     def density_at(self, step: int) -> float:
         """Return the share of the values that reach a threshold that is found at a step."""
         factor = 1.0 if self.schedule is None else self.schedule.multiplier(step)
@@ -89,8 +103,8 @@ def quantile(values: Tensor, refresh: ThresholdRefresh, *, step: int) -> float |
     return max(float(sample.topk(k).values[-1]), _LEAST)
 
 
-class SampledThreshold:
-    """Threshold of one table while training."""
+class SampledThreshold(TableTolerance):
+    """Threshold of one table while training: the codec's own until the first update."""
 
     def __init__(self, refresh: ThresholdRefresh) -> None:
         self.refresh = refresh
@@ -100,10 +114,13 @@ class SampledThreshold:
         """Return whether to update the threshold in this step: 0, every, 2 every, ..."""
         return step % self.refresh.every == 0
 
-    def observe(self, values: Tensor, step: int) -> None:
+    def observe(self, rows: Tensor, step: int) -> None:
         """Update the threshold. If no value is finite and other than zero, it stays."""
-        threshold = quantile(values, self.refresh, step=step)
+        threshold = quantile(rows, self.refresh, step=step)
         self.threshold = self.threshold if threshold is None else threshold
+
+    def tolerance(self, given: float, step: int) -> float:
+        return given if self.threshold is None else self.threshold
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return {"threshold": [] float64}, NaN before the first update."""

@@ -18,9 +18,10 @@ import torch.distributed as dist
 from trec_qcomm.config import Config
 from trec_qcomm.config.differences import changes_of, config_text, text_of_changes
 
-CONFIG, GUARD = "config", "guard"  # the names of texts in a state
+CONFIG = "config"  # name of the config's text in a state
 # DCP's error for a name that a checkpoint lacks shows nothing but the name.
 _HINT = " (another number of ranks or config: load_resized)"
+_FOUND_ANEW = ("params", "row_residuals", "merge_pauses", "thresholds")  # with another config
 _RANK_KEY = re.compile(r"rank\d+of\d+")
 
 
@@ -71,13 +72,18 @@ def with_config(state: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 def without_config(
-    state: Mapping[str, Any], config: Config, *, allow_changed_config: bool
+    state: Mapping[str, Any],
+    config: Config,
+    *,
+    allow_changed_config: bool,
+    forgotten: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the state of a run without its config, after a check that this is the same one.
 
     Where a changed config is allowed, error bounds and thresholds are found anew, residuals of rows
-    are forgotten, and a guard begins with the codecs of the config.
+    are forgotten, and extensions begin anew.
 
+    Args: forgotten: names in the state that are then left out, besides these.
     Raises: ValueError: the state is of another config; it names what has changed.
     """
     check_names(state, "state")
@@ -92,9 +98,7 @@ def without_config(
             f"{config.source}: the state is of another config: {text_of_changes(changes)}; to go "
             "on with the new one: load_resized(folder, allow_changed_config=True)"
         )
-    guard = (GUARD, f"{GUARD}_signals")
-    forgotten = ("params", "row_residuals", "merge_pauses", "thresholds", "sync", *guard)
-    return _without(state, forgotten)
+    return _without(state, (*_FOUND_ANEW, *forgotten))
 
 
 def _without(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -118,12 +122,11 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
     metadata = FileSystemReader(checkpoint_id).read_metadata()
     wanted: dict[str, Any] = {}
     for name, stored in metadata.state_dict_metadata.items():
-        if name.startswith(f"{key}.") and isinstance(stored, TensorStorageMetadata):
+        if not name.startswith(f"{key}."):
+            continue
+        wanted[name] = ""  # texts and bytes take its place, whatever it is
+        if isinstance(stored, TensorStorageMetadata):
             wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
-        elif name in (f"{key}.{CONFIG}", f"{key}.{GUARD}"):
-            wanted[name] = ""
-        elif name.startswith(f"{key}.sync."):  # rows that were touched
-            wanted[name] = b""
     if not wanted:
         raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")
     load(wanted, checkpoint_id=checkpoint_id)

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from trec_qcomm.codecs import EncoderLink, ErrorBounded, ErrorBoundedByLink, Identity
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
+from trec_qcomm.comm.rows.hooks import MakeTransforms, RowRefusals
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.slots.history import SlotOptions
-from trec_qcomm.config import Config, TableRule
+from trec_qcomm.config import Config
 from trec_qcomm.config.tables import chooses_encoder
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.integration.checkpoint import (
@@ -27,14 +28,8 @@ from trec_qcomm.integration.checkpoint import (
     check_names,
     self_rank_key,
 )
-from trec_qcomm.integration.debugging.debugger import Debugger
-from trec_qcomm.integration.guarding.held_bounds import HeldBounds, can_hold
-from trec_qcomm.integration.guarding.rules_in_force import (
-    CodecChanges,
-    RulesInForce,
-    every_rung,
-)
-from trec_qcomm.integration.guarding.signals import SignalSums
+from trec_qcomm.integration.current_rules import CodecChanges, CurrentRules
+from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.tolerances import ForwardTolerances
 
 C = TypeVar("C", bound=RowCollective)
@@ -43,23 +38,25 @@ C = TypeVar("C", bound=RowCollective)
 class EmbeddingCollectives:
     """Collectives of embedding rows, by module and by name, with the state that outlives a step."""
 
-    def __init__(self, config: Config, signals: SignalSums | None = None) -> None:
-        """Begin without modules.
-
-        Args: signals: onlooker of all tables but inside nodes, and keeper of refused rows.
-        """
-        self._config, self._signals = config, signals
-        self.rules = RulesInForce(config)
+    def __init__(self, config: Config, extensions: Mapping[str, Extension]) -> None:
+        """Begin without modules. Args: extensions: the session's, which may grow later."""
+        self._config, self._extensions = config, extensions
+        self.rules = CurrentRules(config)
         self._by_module: dict[str, dict[str, RowCollective]] = {}  # then by name
         self._tolerances: dict[str, ForwardTolerances] = {}  # by module/name
         self._loaded_steps: dict[str, int] = {}
         self._loaded_tolerances: dict[str, dict[str, Any]] = {}
-        self._loaded_residuals: dict[str, dict[str, Any]] = {}  # by module/name, then direction
-        self._debugger: Debugger | None = None
+        self._loaded_transforms: dict[str, dict[str, Any]] = {}  # by module/name, then direction
 
     def __iter__(self) -> Iterator[RowCollective]:
         """Yield every collective."""
         return (c for by_name in self._by_module.values() for c in by_name.values())
+
+    def by_module(self) -> Iterator[tuple[str, RowCollective]]:
+        """Yield (path of its module, collective) for every collective."""
+        for module, by_name in self._by_module.items():
+            for collective in by_name.values():
+                yield module, collective
 
     def add_module(self, module: str) -> None:
         """Add a module without collectives. Raises ValueError: it is there already."""
@@ -79,7 +76,7 @@ class EmbeddingCollectives:
         module: str,
         name: str,
         intra: bool = False,
-        rows_of_tables: Mapping[str, int] | None = None,
+        make_transforms: MakeTransforms | None = None,
     ) -> C:
         """Make a collective with the codecs of the config.
 
@@ -87,11 +84,15 @@ class EmbeddingCollectives:
             module: the module it belongs to, which was added before
             name: key of its noise; a second collective of that name takes over step and traffic
             intra: whether it is the hop inside a node, which the rules' `intra` codes
-            rows_of_tables: {table: rows}, where residuals can be kept by id
-        Raises: ValueError: no pattern matches a table, error_feedback where it cannot be, or a
-            guard of rows that are not float32.
+            make_transforms: function that makes what changes rows before they are encoded, where
+                this kind of collective can have it
+        Raises: ValueError: no pattern matches a table, error_feedback where it cannot be, or rows
+            that an extension does not take.
         """
-        self._check_guarded(tables := layout.tables(), layout.dtype)
+        tables = layout.tables()
+        for extension in self._extensions.values():
+            extension.check_tables(tables, layout.dtype)
+        self._check_transforms(tables, name, make_transforms)
         before = self._by_module[module].get(name)
         exact = dict.fromkeys(tables, Identity())
         collective = kind(
@@ -107,68 +108,45 @@ class EmbeddingCollectives:
             tolerances=None if intra else self._tolerances_of(module, name, tables),
             alternatives=self._alternatives(tables, intra),
             refusals=self._refusals,
-            residual_slots=self._residual_slots(tables, name, rows_of_tables),
+            make_transforms=make_transforms,
         )
-        for direction, state in self._loaded_residuals.pop(f"{module}/{name}", {}).items():
-            if direction in collective.residuals:
-                collective.residuals[direction].load_state_dict(state)
+        for direction, state in self._loaded_transforms.pop(f"{module}/{name}", {}).items():
+            if direction in collective.transforms:
+                collective.transforms[direction].load_state_dict(state)
         collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
-        elif self._signals is not None and not intra:
-            collective.observers += (self._signals,)
-        if self._debugger is not None:
-            self._debugger.add(collective, module)
+        for extension in self._extensions.values():
+            extension.add_collective(collective, module)
         self._by_module[module][name] = collective
         return collective
 
-    def _check_guarded(self, tables: Sequence[str], dtype: torch.dtype) -> None:
-        """Raise ValueError where the guard would have to look at rows that are not float32."""
-        guard = self._config.guard
-        guarded = [] if guard is None else list(filter(guard.matches, tables))
-        if guarded and dtype != torch.float32:
+    def _check_transforms(
+        self, tables: Sequence[str], name: str, make: MakeTransforms | None
+    ) -> None:
+        """Raise ValueError where a rule has error_feedback and the collective cannot."""
+        fed = [t for t in tables if self._config.rule_for(t).error_feedback is not None]
+        if fed and make is None:
             raise ValueError(
-                f"guard: table {guarded[0]!r}: its rows are {dtype}; allowed: torch.float32 "
-                "(output_dtype fp32)"
-            )
-
-    def _residual_slots(
-        self, tables: Sequence[str], name: str, rows_of_tables: Mapping[str, int] | None
-    ) -> dict[str, dict[str, int]]:
-        """Return for each direction with residuals {table: slots}, at most a table's rows."""
-        fed = {t: f for t in tables if (f := self._config.rule_for(t).error_feedback) is not None}
-        if not fed:
-            return {}
-        if rows_of_tables is None:
-            raise ValueError(
-                f"error_feedback of table {next(iter(fed))!r}: {name} does not keep residuals by "
+                f"error_feedback of table {fed[0]!r}: {name} does not keep residuals by "
                 "id; only table_wise, column_wise and table_column_wise tables of an "
                 "EmbeddingBagCollection do"
             )
-        slots = {
-            direction: {t: min(f.num_rows(direction), rows_of_tables[t]) for t, f in fed.items()}
-            for direction in ("forward", "backward")
-        }
-        return {
-            direction: of_tables
-            for direction, of_tables in slots.items()
-            if any(of_tables.values())
-        }
 
     @property
-    def _refusals(self) -> SignalSums | None:
-        guard = self._config.guard
-        sends_exactly = guard is not None and guard.on_unencodable == "exact"
-        return self._signals if sends_exactly else None
+    def _refusals(self) -> RowRefusals | None:
+        """Return what counts rows that codecs refuse, if an extension does."""
+        given = (extension.refusals for extension in self._extensions.values())
+        return next((refusals for refusals in given if refusals is not None), None)
 
     def _alternatives(self, tables: Sequence[str], intra: bool) -> Sequence[DirectionCodecs]:
-        """Return codecs that the guard may choose later, rung by rung."""
-        guard, made = self._config.guard, []
-        if guard is not None:
-            for changes in every_rung(guard, {t: self._config.rule_for(t) for t in tables}):
-                rules = RulesInForce(self._config)
-                rules.change(changes)
-                made.append(_codecs_of(rules, tables, intra))
+        """Return codecs that extensions may choose later."""
+        rules, made = {t: self._config.rule_for(t) for t in tables}, []
+        for extension in self._extensions.values():
+            for changes in extension.changes_of(rules):
+                changed = CurrentRules(self._config)
+                changed.change(changes)
+                made.append(_codecs_of(changed, tables, intra))
         return made
 
     def use_codecs(self, changes: CodecChanges) -> None:
@@ -203,6 +181,14 @@ class EmbeddingCollectives:
                     tolerances = None if intra else self._tolerances_of(module, name, of_collective)
                     collective.use_codecs(_codecs_of(self.rules, of_collective, intra), tolerances)
 
+    def load_codecs(self, changes: CodecChanges) -> None:
+        """Use codecs that tables had when state was saved; the model may not be sharded yet.
+
+        Args: changes: {table: {direction: codec}} in place of the config's.
+        """
+        self.rules.change(changes)
+        self._follow_rules(changes)
+
     def tables(self) -> list[str]:
         """Return the tables that are sent, sorted."""
         return sorted({table for c in self for table in c.layout.tables()})
@@ -224,26 +210,15 @@ class EmbeddingCollectives:
                 stack.enter_context(collective.replacing(forward, evaluation=evaluation))
             yield
 
-    def set_debugger(self, debugger: Debugger | None) -> None:
-        """Let a debugger observe all collectives, also those made later; None: no debugger does.
-
-        Raises: ValueError: a shadow does not take rows of a table; none observes then.
-        """
-        before, self._debugger = self._debugger, debugger
-        for module, by_name in self._by_module.items():
-            for collective in by_name.values():
-                if before is not None:
-                    before.remove(collective)
-                if debugger is not None:
-                    debugger.add(collective, module)
-
     def _tolerances_of(
         self, module: str, name: str, tables: Sequence[str]
     ) -> ForwardTolerances | None:
         """Return the tolerances of one collective; None where they never change."""
         rules = {table: self.rules.rule_for(table) for table in tables}
         key = f"{module}/{name}"
-        tolerances = ForwardTolerances(rules, tables, self._held_bounds(rules))
+        given = [extension.bound_shares(rules) for extension in self._extensions.values()]
+        shares = [part for part in given if part is not None]
+        tolerances = ForwardTolerances(rules, tables, shares)
         before = self._tolerances.pop(key, None)
         if not tolerances.changes:
             return None
@@ -251,23 +226,6 @@ class EmbeddingCollectives:
         tolerances.load_state_dict(state)
         self._tolerances[key] = tolerances
         return tolerances
-
-    def _held_bounds(self, rules: Mapping[str, TableRule]) -> HeldBounds | None:
-        """Return what holds the bounds of guarded tables; None where the config holds none."""
-        guard = self._config.guard
-        if guard is None or guard.hold is None or self._signals is None:
-            return None
-        tables = [t for t, r in rules.items() if guard.matches(t) and can_hold(r.forward)]
-        return HeldBounds(list(rules), guard.hold, self._signals.held) if tables else None
-
-    def follow_ranges(self, moved: Sequence[str]) -> None:
-        """Let held bounds follow the ranges of their rows, once a probe has seen them.
-
-        Args: moved: tables that have got another forward codec.
-        """
-        for tolerances in self._tolerances.values():
-            if tolerances.held is not None:
-                tolerances.held.follow(moved)
 
     def _steps_of(self, module: str) -> int:
         """Return the number of a module's calls with gradients, which each collective counts."""
@@ -305,9 +263,9 @@ class EmbeddingCollectives:
         if any(measured.values()):
             state["params"] = {self_rank_key(): measured}
         residuals = {
-            key: {direction: r.state_dict() for direction, r in collective.residuals.items()}
+            key: {direction: t.state_dict() for direction, t in collective.transforms.items()}
             for key, collective in self._by_key()
-            if collective.residuals
+            if collective.transforms
         }
         if residuals:
             state["row_residuals"] = {self_rank_key(): residuals}
@@ -323,13 +281,12 @@ class EmbeddingCollectives:
         """Number of steps of the module with most of them, also where it is loaded and not made."""
         return max([*self._loaded_steps.values(), *(c.step for c in self)], default=0)
 
-    def load_state_dict(self, state: Mapping[str, Any], codecs: CodecChanges) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`.
 
         Before the model is sharded its modules are unknown; then `check_loaded_names` raises that
         they differ.
 
-        Args: codecs: codecs that tables had in place of the config's.
         Raises: ValueError: it names a module that the model does not have.
         """
         check_names(state["steps"], "state: steps")
@@ -337,8 +294,6 @@ class EmbeddingCollectives:
         if self._by_module:
             self._check_names(steps)
         params = by_rank_key(by_short_key(state.get("params", {})))
-        self.rules.change(codecs)
-        self._follow_rules(codecs)
         self._loaded_steps = steps
         self._loaded_tolerances = dict(params.get(self_rank_key(), {}))
         for key, tolerances in self._tolerances.items():
@@ -346,11 +301,11 @@ class EmbeddingCollectives:
         residuals = by_rank_key(by_short_key(state.get("row_residuals", {}))).get(
             self_rank_key(), {}
         )
-        self._loaded_residuals = dict(residuals)
+        self._loaded_transforms = dict(residuals)
         for key, collective in self._by_key():
-            loaded = self._loaded_residuals.pop(key, {})
-            for direction, kept in collective.residuals.items():
-                kept.load_state_dict(loaded.get(direction, {}))
+            loaded = self._loaded_transforms.pop(key, {})
+            for direction, transform in collective.transforms.items():
+                transform.load_state_dict(loaded.get(direction, {}))
         for module, by_name in self._by_module.items():
             for collective in by_name.values():
                 collective.step = steps.get(module, 0)
@@ -367,7 +322,7 @@ class EmbeddingCollectives:
             )
 
 
-def _codecs_of(rules: RulesInForce, tables: Iterable[str], intra: bool) -> DirectionCodecs:
+def _codecs_of(rules: CurrentRules, tables: Iterable[str], intra: bool) -> DirectionCodecs:
     by_table = {table: rules.rule_for(table) for table in tables}
     pairs = {table: rule.intra if intra else rule for table, rule in by_table.items()}
     links = {table: rule.link for table, rule in by_table.items()}

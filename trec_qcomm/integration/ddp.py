@@ -70,7 +70,7 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         for lookup in _data_parallel_lookups(dmp):
             if not self._session.add_lookup(lookup):
                 _count(lookup, self._session.counters["data_parallel"])
-        self._session.debugger.check_names()
+        self._session.check_names()
 
     def _check_sharders(self, dmp: DistributedModelParallel) -> None:
         """Raise ValueError where the config has rules for tables and other sharders sharded them.

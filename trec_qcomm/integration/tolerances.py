@@ -1,57 +1,71 @@
 """Tolerances of forward codecs while training, table by table.
 
-An error bound follows a schedule and the table's class, a threshold a quantile of the rows. Each
-sender has tolerances of its own: a segment carries what its receiver needs, so ranks may differ.
+Sections of a table's rule set them: an error bound may follow a schedule and the table's class, a
+threshold a quantile of the rows. Each sender has tolerances of its own: a segment carries what its
+receiver needs, so ranks may differ.
 
-Knows: rules of the config, control. Does not know: TorchRec, frames.
+Knows: rules of the config, their sections. Does not know: what a section does, TorchRec, frames.
 Shapes: T tables of one collective.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.config import TableRule
-from trec_qcomm.control.error_bound import OnlineClasses, OnlineErrorBounds
-from trec_qcomm.control.homogenization import homogenization_index
-from trec_qcomm.control.threshold import SampledThreshold
-from trec_qcomm.integration.guarding.held_bounds import HeldBounds
+from trec_qcomm.config.section import sections_of
 
 State = dict[str, Tensor]
-_HELD = "held"  # name of what HeldBounds keeps of a table
+_HELD = "held"  # name of what BoundShares keep of a table
 
 
-class _BoundFromClass:
-    """Error bound of one table, from the rows that this rank sends."""
+class TableTolerance:
+    """Base of what sets the tolerance of one table's forward codec, step by step.
 
-    def __init__(self, table: str, classes: OnlineClasses) -> None:
-        self._table, self._bounds = table, OnlineErrorBounds([table], classes)
-        self.is_due = self._bounds.is_due
-        self.state_dict, self.load_state_dict = (
-            self._bounds.state_dict,
-            self._bounds.load_state_dict,
-        )
+    Several of a table act one after the other. A subclass has what it needs of the methods.
+    """
+
+    def is_due(self, step: int) -> bool:
+        """Return whether `observe` should see the rows of this step."""
+        return False
 
     def observe(self, rows: Tensor, step: int) -> None:
-        """Set the class of the table by its rows [n, D]."""
-        base = self._bounds.classes.base
-        self._bounds.observe(self._table, homogenization_index(rows, bound=base))
+        """Look at all rows [n > 0, D] of the table that this rank sends in a step."""
 
-    def tolerance(self, configured: float) -> float:
-        """Return the bound of the table's class."""
-        return float(self._bounds.bounds())
+    def tolerance(self, given: float, step: int) -> float:
+        """Return the tolerance in a step. Args: given: what it would be without this one."""
+        return given
+
+    def state_dict(self) -> State:
+        """Return what a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict`. Raises ValueError: no such state."""
 
 
-class _ThresholdFromRows(SampledThreshold):
-    """Threshold of one table: the config's until the first update."""
+class BoundShares(Protocol):
+    """Factors of the error bounds of one collective's tables, from the rows of each step."""
 
-    def tolerance(self, configured: float) -> float:
-        """Return the threshold, or the configured one before the first update."""
-        return configured if self.threshold is None else self.threshold
+    def observe(self, values: Tensor, placed: PlacedFrames) -> None:
+        """Look at the rows of a training step before they are encoded."""
+        ...
+
+    def shares(self) -> dict[str, float]:
+        """Return what the bound of each table is multiplied by in this step."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return numbers by table."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict`, which may lack tables."""
+        ...
 
 
 class ForwardTolerances:
@@ -60,29 +74,26 @@ class ForwardTolerances:
     Args:
         rules: {table: rule}.
         tables: T names, in the collective's order.
-        held: what holds error bounds that would widen at once; None: nothing does.
+        shares: factors of error bounds, such as a guard's; none by default.
     """
 
     def __init__(
         self,
         rules: Mapping[str, TableRule],
         tables: Sequence[str],
-        held: HeldBounds | None = None,
+        shares: Sequence[BoundShares] = (),
     ) -> None:
-        self.held = held
+        self._shares = shares
         self._rules = {table: rules[table] for table in tables}
-        self._measured: dict[str, _BoundFromClass | _ThresholdFromRows] = {}
+        self._parts: dict[str, list[TableTolerance]] = {}
         for table, rule in self._rules.items():
-            if rule.classes is not None:
-                self._measured[table] = _BoundFromClass(table, rule.classes)
-            if rule.refresh is not None:
-                self._measured[table] = _ThresholdFromRows(rule.refresh)
+            made = (part.table_tolerance() for part in sections_of(rule).values())
+            self._parts[table] = [part for part in made if part is not None]
 
     @property
     def changes(self) -> bool:
         """Whether any tolerance ever differs from the config's."""
-        changes = bool(self._measured) or self.held is not None
-        return changes or any(r.schedule is not None for r in self._rules.values())
+        return bool(self._shares) or any(self._parts.values())
 
     def tolerances(self, step: int) -> Tensor:
         """Return [T] float64, the tolerance of each table; NaN where its codec has none."""
@@ -94,14 +105,17 @@ class ForwardTolerances:
     def by_table(self, step: int) -> dict[str, float]:
         """Return {table: tolerance} of the tables whose codec has one."""
         tolerances: dict[str, float] = {}
-        shares = {} if self.held is None else self.held.shares()
         for table, rule in self._rules.items():
-            configured, measured = rule.forward.tolerance, self._measured.get(table)
-            if configured is None:
+            tolerance = rule.forward.tolerance
+            if tolerance is None:
                 continue
-            tolerance = configured if measured is None else measured.tolerance(configured)
-            multiplier = 1.0 if rule.schedule is None else rule.schedule.multiplier(step)
-            tolerances[table] = tolerance * multiplier * shares.get(table, 1.0)
+            for part in self._parts[table]:
+                tolerance = part.tolerance(tolerance, step)
+            tolerances[table] = tolerance
+        for shares in self._shares:
+            for table, share in shares.shares().items():
+                if table in tolerances:
+                    tolerances[table] *= share
         return tolerances
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
@@ -109,8 +123,8 @@ class ForwardTolerances:
 
         Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
         """
-        if self.held is not None:
-            self.held.observe(values, placed)
+        for shares in self._shares:
+            shares.observe(values, placed)
         rows: dict[str, list[Tensor]] = {table: [] for table in self.tables_due(step)}
         for group in placed.groups if rows else ():
             for s, segment in enumerate(group.members.tolist()):
@@ -123,28 +137,37 @@ class ForwardTolerances:
 
     def tables_due(self, step: int) -> list[str]:
         """Return the tables that should be measured in this step."""
-        return [table for table, measured in self._measured.items() if measured.is_due(step)]
+        return [table for table, parts in self._parts.items() if any(p.is_due(step) for p in parts)]
 
     def measure(self, table: str, rows: Tensor, step: int) -> None:
         """Set the tolerance of a table by all rows [n > 0, D] that this rank sends in a step."""
-        self._measured[table].observe(rows, step)
+        for part in self._parts[table]:
+            if part.is_due(step):
+                part.observe(rows, step)
 
     def state_dict(self) -> dict[str, State]:
-        """Return {table: state of its class or threshold, and of its held bound, on this rank}."""
-        state = {table: measured.state_dict() for table, measured in self._measured.items()}
-        for table, numbers in ({} if self.held is None else self.held.state_dict()).items():
-            state[table] = {**state.get(table, {}), _HELD: numbers}
+        """Return {table: numbers by name} of what tolerances are found by, on this rank."""
+        state: dict[str, State] = {}
+        for table, parts in self._parts.items():
+            for part in parts:
+                if kept := part.state_dict():
+                    state[table] = state.get(table, {}) | kept
+        for shares in self._shares:
+            for table, numbers in shares.state_dict().items():
+                state[table] = {**state.get(table, {}), _HELD: numbers}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`. Raises ValueError: no state of such a class or threshold."""
+        """Continue from `state`. Raises ValueError: no state of such a tolerance."""
         held = {table: kept[_HELD] for table, kept in state.items() if _HELD in kept}
-        if self.held is not None:
-            self.held.load_state_dict(held)
-        for table, measured in self._measured.items():
+        for shares in self._shares:
+            shares.load_state_dict(held)
+        for table, parts in self._parts.items():
             kept = {name: value for name, value in state.get(table, {}).items() if name != _HELD}
-            if kept:
-                measured.load_state_dict(kept)
+            for part in parts:
+                names = part.state_dict().keys()
+                if kept and names:
+                    part.load_state_dict({name: kept[name] for name in names & kept.keys()})
 
 
 def _joined(blocks: Sequence[Tensor]) -> Tensor:

@@ -17,20 +17,18 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded, Identity
-from trec_qcomm.comm.ids.messages import pack, unpack
 from trec_qcomm.config import AllReduceRule, Config, GradientRule, HopCodecs, TableRule
-from trec_qcomm.control.guard import DIRECTIONS, Direction
+from trec_qcomm.config.section import sections_of
 from trec_qcomm.core.codec import Codec, SummingCodec, for_values, mask_use
 from trec_qcomm.core.registry import codecs_of_16_bit_rows
 from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Masks, Segments, exclusive_cumsum
-from trec_qcomm.debug.tally import Tally, segment_squares
-from trec_qcomm.kernels.once import Job, compile_once, missing
-from trec_qcomm.ops import rows, unique
+from trec_qcomm.jit.once import Job, compile_once, missing
+from trec_qcomm.ops.batch import rows, unique
+from trec_qcomm.ops.batch.packed_ids import Bags
+from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.ops.error_bound.ranges import segment_ranges
-from trec_qcomm.ops.packed_ids import Bags
-from trec_qcomm.ops.rank_sum import rank_sum
 from trec_qcomm.wire import frame, slot
+from trec_qcomm.wire.ids.messages import pack, unpack
 
 logger = logging.getLogger("trec_qcomm")
 
@@ -87,10 +85,8 @@ def jobs(
         chosen["bags"] = Job(name, partial(_use_bags, ids), 1.5)
     if config.ids is not None or config.sync is not None:
         chosen["ids"] = Job("ids", _use_id_messages, 7.0)
-    if config.debug is not None or config.guard is not None:
-        chosen["debugger"] = Job("debugger", _use_tally, 1.5)
-    if config.guard is not None and config.guard.hold is not None:
-        chosen["ranges"] = Job("ranges", _use_ranges, 0.8)
+    for part in sections_of(config).values():
+        chosen |= {job.name: job for job in part.jobs()}
     return sorted(chosen.values(), key=lambda job: -job.about_s)
 
 
@@ -113,7 +109,7 @@ def warm_up(
     if left:
         logger.warning(
             "trec_qcomm: compiling CPU kernels for %s once, %d jobs: %s; about %.0f s on one core. "
-            "qcomm.warm_up() or python -m trec_qcomm.warm_up does it ahead.",
+            "qcomm.warm_up() or python -m trec_qcomm warm-up does it ahead.",
             config.source,
             len(left),
             ", ".join(job.name for job in left),
@@ -133,14 +129,12 @@ def _row_codecs(config: Config) -> Iterator[Codec]:
 def _codecs(config: Config) -> Iterator[Codec]:
     yield from _row_codecs(config)
     for rule in config.embedding:
-        yield from _guard_codecs(config, rule, DIRECTIONS)
+        yield from (codec for _, codec in _extension_codecs(config, rule))
     for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None:
             yield from (gradients.codec, *_intra_of(gradients))
-    if config.sync is not None:
-        yield from (config.sync.codec, config.sync.optimizer)
-    if config.debug is not None:
-        yield from config.debug.shadow
+    for part in sections_of(config).values():
+        yield from part.codecs()
 
 
 def _summed_codecs(config: Config) -> Iterator[Codec]:
@@ -149,7 +143,7 @@ def _summed_codecs(config: Config) -> Iterator[Codec]:
         yield rule.forward
         if rule.intra != HopCodecs():
             yield rule.intra.forward
-        yield from _guard_codecs(config, rule, ("forward",))
+        yield from (c for d, c in _extension_codecs(config, rule) if d == "forward")
     for gradients in (*config.dense_rules, config.data_parallel):
         if gradients is not None and gradients.algorithm in ("two_shot", "hierarchical"):
             yield from (gradients.codec, *_intra_of(gradients))
@@ -162,12 +156,10 @@ def _intra_of(rule: AllReduceRule) -> tuple[Codec, ...]:
     return (Identity() if rule.intra is None else rule.intra,)
 
 
-def _guard_codecs(
-    config: Config, rule: TableRule, directions: Sequence[Direction]
-) -> Iterator[Codec]:
-    if config.guard is not None:
-        ladders = config.guard.ladders(rule)
-        yield from (codec for direction in directions for codec in ladders[direction].codecs)
+def _extension_codecs(config: Config, rule: TableRule) -> Iterator[tuple[str, Codec]]:
+    """Yield (direction, codec) of what extensions may give a table of a rule later."""
+    for part in sections_of(config).values():
+        yield from part.codecs_of_table(rule)
 
 
 def _codec_jobs(codec: Codec) -> Sequence[Job]:
@@ -273,16 +265,6 @@ def _use_rows(dtype: torch.dtype = torch.float32) -> None:
     rows.take(values, chosen, packed)
     rows.add(packed, chosen, values)
     rank_sum(torch.zeros(2, 4, dtype=dtype), values)
-
-
-def _use_tally() -> None:
-    rows = torch.zeros(1, 4)
-    Tally().add(rows, rows)
-    segment_squares(rows, Segments.packed([1], 4))
-
-
-def _use_ranges() -> None:
-    segment_ranges(torch.zeros(1, 4), Segments.packed([1], 4))
 
 
 def _use_id_messages() -> None:

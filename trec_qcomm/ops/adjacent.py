@@ -6,7 +6,7 @@ tables of a row before the next row reads the matrix in its own order. A segment
 neighbours is a group of its own.
 """
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 
 
 @inner

@@ -4,7 +4,7 @@ For `target[:] = source` numba compiles the text of an error, too, for arrays of
 strings take it a second or two in every process that compiles such a kernel.
 """
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 
 
 @inner

@@ -19,7 +19,7 @@ from torch import Tensor
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments
-from trec_qcomm.kernels import kernel
+from trec_qcomm.jit import kernel
 
 Backend = Literal["reference", "cpu", "gpu"]  # trec_qcomm/ops/__init__.py says what they are
 

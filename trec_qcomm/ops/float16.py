@@ -7,7 +7,7 @@ Source: F. Giesen, "float_to_half_fast3_rtne" and "half_to_float" (the method, p
 
 import numpy as np
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 
 _INF32 = np.uint32(0x7F800000)
 _HALF_OVERFLOW = np.uint32((127 + 16) << 23)  # 65536: everything from here on is inf or NaN

@@ -39,9 +39,9 @@ from examples.bench.codecs import compressors, timing
 from examples.bench.codecs.entries import CompressorEntry, entries, example
 from examples.bench.codecs.table import break_even_gb_s, table
 from examples.bench.codecs.workload import Workload, deal, read_workloads, train
-from trec_qcomm import records
 from trec_qcomm.config import codec_to_dict
-from trec_qcomm.records import CodecRecord, Environment, Percentiles
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import CodecRecord, Environment, Percentiles
 
 KINDS = ("rows", "gradients")
 PACKAGES = ("torch", "numpy", "numba", "fbgemm-gpu", "fbgemm-gpu-cpu", *compressors.PIP.values())

@@ -43,9 +43,9 @@ from trec_qcomm.codecs import (
     Threshold,
     TopK,
 )
-from trec_qcomm.codecs.fbgemm import Precision
 from trec_qcomm.core.codec import Codec, MaskUse, check_dim, keeps_nonfinite, mask_use
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.ext.fbgemm.codec import Precision
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import error_bounds, max_error_in_bounds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trec_qcomm.records import CodecRecord, Percentiles
+from trec_qcomm.lab.records import CodecRecord, Percentiles
 
 COLUMNS = ("ratio", "encode", "decode", "break-even", "error")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Segments
-from trec_qcomm.ops.unique import BagBlocks, sum_by_bag, unique_bags
+from trec_qcomm.ops.batch.unique import BagBlocks, sum_by_bag, unique_bags
 
 TRAIN = Path(__file__).resolve().parents[2] / "criteo" / "train.py"
 # Small enough for a minute; the last 8192 samples are dumped.

@@ -30,8 +30,8 @@ from pathlib import Path
 import torch
 
 from examples.bench.gpu_evidence.parts import Part, all_parts
-from trec_qcomm import records
-from trec_qcomm.records import BenchRecord, Environment
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment
 
 ROOT = Path(__file__).parents[3]
 BENCH = "gpu_evidence"

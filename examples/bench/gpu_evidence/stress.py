@@ -29,8 +29,8 @@ import torch.distributed as dist
 
 from examples.bench.gpu_evidence.collectives import all_collectives, all_to_all_at
 from examples.bench.gpu_evidence.hazards import Hazards
-from trec_qcomm import records
-from trec_qcomm.records import BenchRecord, Environment
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment
 
 SHARING_NCCL = (2, 30, 3)  # the first whose ranks may share a GPU
 AT_ONCE = 3  # collectives begun before one is waited for

@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from examples.bench.gpu_evidence.collectives import Dense, Rows, all_collectives
 from examples.bench.gpu_evidence.stress import join_group, take_device
-from trec_qcomm import records
-from trec_qcomm.records import BenchRecord, Environment
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import BenchRecord, Environment
 
 WARM_UP = 3
 

@@ -35,10 +35,10 @@ from typing import Any
 
 from examples.bench.net.hosts import Hosts, missing
 from examples.bench.net.tables import MOST_APART, apart, format_breakdown, format_table, verdict
-from trec_qcomm import records
 from trec_qcomm.config import config_from_dict, parse_yaml
-from trec_qcomm.records import NetworkRecord
-from trec_qcomm.simulate.between_hosts import host_shares
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import NetworkRecord
+from trec_qcomm.lab.simulate.between_hosts import host_shares
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAININGS = {

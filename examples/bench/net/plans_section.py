@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from examples.bench.net.section import RATES, made_with
 from examples.bench.net.tables import plan_name, sent_nbytes
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab.records import NetworkRecord
 
 BASE = "table_wise"
 

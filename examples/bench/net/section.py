@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from examples.bench.net.tables import METRICS, quality_metric, sent_nbytes
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab.records import NetworkRecord
 
 RATES = {
     "10mbit": "10 Mbit/s", "25mbit": "25 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s",

@@ -41,7 +41,7 @@ from examples.sequences.options import (  # noqa: E402
 )
 from examples.sequences.trainer import Trainer, silence_start  # noqa: E402
 from trec_qcomm import QComm  # noqa: E402
-from trec_qcomm.records import NetworkRecord  # noqa: E402
+from trec_qcomm.lab.records import NetworkRecord  # noqa: E402
 
 MODEL = ("--users", "4096", "--items", "20000", "--dim", "64", "--batch-size", "256")
 # Options of train.py that would do nothing here.

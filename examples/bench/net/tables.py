@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from trec_qcomm.records import TRAFFIC_GROUPS, NetworkRecord
-from trec_qcomm.simulate.between_hosts import sent_between_hosts
+from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord
+from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
 
 MOST_APART = 0.01  # of the kernel's count
 METRICS = {"ne": "NE", "ndcg_10": "NDCG@10"}  # what a table shows of quality, the first there is

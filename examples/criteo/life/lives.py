@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trec_qcomm import records
-from trec_qcomm.records import (
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import (
     GuardProbeRecord,
     GuardRecord,
     ProgressRecord,

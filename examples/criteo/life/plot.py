@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from life.lives import Lives
-from trec_qcomm.report.style import Looks, grid, matplotlib, plain_ticks
+from trec_qcomm.lab.report.style import Looks, grid, matplotlib, plain_ticks
 
 NAMES = ("null", "fixed", "guard")
 SMOOTHED = 10  # steps

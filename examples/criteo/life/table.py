@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from life.lives import Lives, Reaction
-from trec_qcomm.control.trials.paired import Change, percent
-from trec_qcomm.records import TrainingRecord
+from trec_qcomm.lab.records import TrainingRecord
+from trec_qcomm.lab.study.paired import Change, percent
 
 HEAD = (
     "| drift | seeds | null, % | fixed, % | guard, % | fixed, codecs on for off, % | "

@@ -19,7 +19,7 @@ from torchrec.metrics.calibration import compute_calibration, get_calibration_st
 from torchrec.metrics.ne import compute_logloss, compute_ne, get_ne_states
 from trainer import Trainer
 
-from trec_qcomm.records import (
+from trec_qcomm.lab.records import (
     TRAFFIC_KINDS,
     Percentiles,
     TableTraffic,

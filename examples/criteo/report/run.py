@@ -21,8 +21,8 @@ from trainer import Trainer
 
 from report.metrics import count_shardings, shown, step_seconds
 from report.scalars import Scalars
-from trec_qcomm import records
-from trec_qcomm.records import TRAFFIC_KINDS, Environment, ProgressRecord, TrainingRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import TRAFFIC_KINDS, Environment, ProgressRecord, TrainingRecord
 
 METRICS = ("auc", "logloss", "ne", "calibration")
 

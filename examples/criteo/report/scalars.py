@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trec_qcomm.records import Percentiles
+from trec_qcomm.lab.records import Percentiles
 
 Stats = dict[str, Any]
 

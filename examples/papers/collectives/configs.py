@@ -11,7 +11,7 @@ from typing import Any
 from emulation.dense_configurations import EXACT, configurations
 
 from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, load_preset
-from trec_qcomm.config import RowFeedback
+from trec_qcomm.ext.feedback.rule import RowFeedback
 
 ALGORITHMS = ("ring", "recursive_doubling")
 DIRECTIONS = ("forward", "backward", "both")

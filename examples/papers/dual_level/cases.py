@@ -20,7 +20,7 @@ from examples.papers.dual_level.ratio import BOUNDS, CLASSES, ratios, table_boun
 from examples.papers.dual_level.setting import OPTIMIZERS, SHARES, TERABYTE, parts_of, trained
 from examples.papers.measurements import Values
 from examples.papers.parts import Request
-from trec_qcomm.control.selector import Measurement
+from trec_qcomm.lab.preview.selector import Measurement
 
 Cases = Mapping[str, Callable[[], Values]]
 SAMPLES = (128, 2048)  # the artefact's batch, and the rows of a block of its vector-LZ

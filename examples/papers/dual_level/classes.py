@@ -11,8 +11,8 @@ import numpy as np
 
 from examples.bench.codecs.workload import Batch, merged
 from examples.papers.dual_level.ratio import CLASSES
-from trec_qcomm.control.error_bound import BoundClass
-from trec_qcomm.control.homogenization import mean_index
+from trec_qcomm.ext.dual_level.error_bound import BoundClass
+from trec_qcomm.ext.dual_level.homogenization import mean_index
 
 SMALL = (3, 970)  # numbers of rows of the tables that are loose in the artefact
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from examples.papers.dual_level.ratio import ENCODERS
 from trec_qcomm.codecs import ErrorBounded
-from trec_qcomm.control.selector import Measurement, measure, select
+from trec_qcomm.lab.preview.selector import Measurement, measure, select
 
 ALL_TO_ALL_SHARE = 0.6  # of the step in float32; assumed
 

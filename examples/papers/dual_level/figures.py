@@ -16,9 +16,9 @@ from examples.papers.dual_level.distributions import NUM_BINS, shares_of
 from examples.papers.dual_level.ratio import CLASSES
 from examples.papers.measurements import Values, read
 from examples.papers.pages import Drawing
-from trec_qcomm.control.error_bound import BoundClass
-from trec_qcomm.report.figure import Figure
-from trec_qcomm.report.style import BAND, MUTED, grid, plain_ticks
+from trec_qcomm.ext.dual_level.error_bound import BoundClass
+from trec_qcomm.lab.report.figure import Figure
+from trec_qcomm.lab.report.style import BAND, MUTED, grid, plain_ticks
 
 Cases = Mapping[str, Mapping[str, Values]]  # by optimizer, then by the rest of the case's name
 _COLORS = {BoundClass.TIGHT: "#d55e00", BoundClass.BASE: "#a87900", BoundClass.LOOSE: "#0072b2"}

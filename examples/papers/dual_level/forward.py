@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from examples.papers.claims import FAILS, HOLDS, OPEN, Claim
 from examples.papers.dual_level.encoders import ALL_TO_ALL_SHARE
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab.records import NetworkRecord
 
 SPEED_UP = 1.38  # of a training, by the abstract
 STOCK, EXACT, FORWARD = "stock", "fp32", "forward"

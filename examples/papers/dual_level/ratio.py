@@ -17,9 +17,9 @@ from torch import Tensor
 
 from examples.bench.codecs.workload import Batch, merged
 from trec_qcomm.codecs import ErrorBounded
-from trec_qcomm.control.error_bound import BoundClasses
-from trec_qcomm.control.homogenization import mean_index
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.ext.dual_level.error_bound import BoundClasses
+from trec_qcomm.ext.dual_level.homogenization import mean_index
 
 ENCODERS = ("bitpack", "vector_lz", "rans")
 BOUNDS = ("0.01", "0.03", "classes")  # relative bounds, or those that the classes give

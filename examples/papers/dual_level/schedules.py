@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from trec_qcomm import Config, ErrorBounded, Identity, TableRule
-from trec_qcomm.control.schedule import Drop, Linear, Log, Schedule, Step
+from trec_qcomm.ext.dual_level.schedule import Drop, Linear, Log, Schedule, Step
 
 BOUND = 0.03  # the artefact's base
 STEPS = 918  # of a training on the rows of the table

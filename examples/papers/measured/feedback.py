@@ -25,7 +25,7 @@ import trec_qcomm
 from examples.papers.measurements import Values
 from trec_qcomm import Config, GradientRule, Identity, Rowwise, TableRule, load_preset
 from trec_qcomm.comm.dense.error_feedback import owed
-from trec_qcomm.config import RowFeedback
+from trec_qcomm.ext.feedback.rule import RowFeedback
 
 RANKS, BATCH, DIM, NUM_IDS, NUM_STEPS = 4, 32, 16, 40, 50
 FEATURES = ("first", "second")

@@ -17,8 +17,8 @@ from examples.papers.trainings import Judged, claim_of
 from trec_qcomm import Config, GradientRule
 from trec_qcomm.config import load_preset
 from trec_qcomm.config.tables import HopCodecs
-from trec_qcomm.records import NetworkRecord
-from trec_qcomm.simulate.between_hosts import sent_between_hosts
+from trec_qcomm.lab.records import NetworkRecord
+from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
 
 WORDS = ("--plan", "two_level", "--ranks", "4", "--ranks-per-node", "2", "--min-count", "1")
 FLAT, BY_NODE, EXACT_INSIDE = "fast", "by_node", "exact_inside"

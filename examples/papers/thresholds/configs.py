@@ -12,8 +12,8 @@ from emulation.dense_configurations import EXACT, configurations
 from trec_qcomm import Config, GradientRule, TableRule, Threshold, TopK, load_preset
 from trec_qcomm.codecs import ForwardMask
 from trec_qcomm.config.gradients import Scope
-from trec_qcomm.control.schedule import Exponential, Schedule
 from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.ext.dual_level.schedule import Exponential, Schedule
 
 LIVES = (1, 50, 200, 1000)  # steps that a threshold is used for; 10 is `threshold_0.01`
 EQUAL = {50: 0.031, 200: 0.09, 1000: 0.1}  # by life: density of equal bytes, anew every 10 steps

@@ -15,7 +15,7 @@ from examples.papers.measured import activations, gradients, threshold_time, tra
 from examples.papers.measurements import Values
 from examples.papers.thresholds.configs import EQUAL, LIVES, SPARSE
 from examples.papers.trainings import claim_of
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab.records import NetworkRecord
 
 Measured = Mapping[str, Values]
 LEAST = {"dense": 100, "rows": 20}  # times less communication, by the abstract

@@ -17,7 +17,7 @@ from examples.papers.tool_chain.recorded import call
 from examples.papers.trainings import LIMITS
 from trec_qcomm import quality
 from trec_qcomm.config import load_config
-from trec_qcomm.search.__main__ import main as search_main
+from trec_qcomm.lab.search.command import main as search_main
 
 COARSE = """# Coarse enough that a table's codec shows in the loss.
 embedding:

@@ -13,12 +13,12 @@ from typing import Any
 from attribution import rank_correlation, read_effects, read_truth
 
 from examples.papers.pages import Drawing
-from trec_qcomm import records
-from trec_qcomm.records import Record, StudyRecord
-from trec_qcomm.report.figure import Figure
-from trec_qcomm.report.figures import guard, search
-from trec_qcomm.report.figures.quality import intervals
-from trec_qcomm.report.style import INK, MUTED, OURS, grid
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import Record, StudyRecord
+from trec_qcomm.lab.report.figure import Figure
+from trec_qcomm.lab.report.figures import guard, search
+from trec_qcomm.lab.report.figures.quality import intervals
+from trec_qcomm.lab.report.style import INK, MUTED, OURS, grid
 
 _TRUTH = "#d55e00"
 _JUDGED = ("gate.jsonl", "served.jsonl")

@@ -15,12 +15,12 @@ from life.table import reactions_to
 
 from examples.papers.claims import FAILS, HOLDS, OPEN, Claim
 from examples.papers.trainings import LIMITS
-from trec_qcomm import records
-from trec_qcomm.control.trials.paired import Change, percent
-from trec_qcomm.quality import EVALUATION
-from trec_qcomm.records import StudyRecord
-from trec_qcomm.report.gates import BASELINE, Verdict
-from trec_qcomm.report.verdicts import Mode, Rules, judge
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import StudyRecord
+from trec_qcomm.lab.study import EVALUATION
+from trec_qcomm.lab.study.gates import BASELINE, Verdict
+from trec_qcomm.lab.study.paired import Change, percent
+from trec_qcomm.lab.study.verdicts import Mode, Rules, judge
 
 RULES = Rules(LIMITS, {"ne": EVALUATION})
 SETTING = "DLRM, dim 16, 4 ranks x 128, Adam and row-wise Adagrad"

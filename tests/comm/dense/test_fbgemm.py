@@ -5,10 +5,10 @@ from typing import get_args
 import pytest
 
 from tests.comm.dense.reductions import gradients, played, reductions, same_bits
-from tests.fbgemm_round_trips import RoundTrip
+from tests.ext.fbgemm.fbgemm_round_trips import RoundTrip
 from trec_qcomm import Fbgemm, Identity
-from trec_qcomm.codecs.fbgemm import Precision
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
+from trec_qcomm.ext.fbgemm.codec import Precision
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -18,7 +18,7 @@ from trec_qcomm.comm.rows.layout import (
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT
-from trec_qcomm.ops.rank_sum import rank_sum
+from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.wire import frame
 
 DIMS = {"a": 8, "b": 8, "c": 3, "d": 16}

@@ -10,7 +10,7 @@ from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
-from trec_qcomm.ops.rank_sum import rank_sum
+from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.testing import run_ranks
 
 DIMS = (4, 7, 16)

@@ -9,7 +9,7 @@ from examples.papers.claims import HOLDS, OPEN
 from examples.papers.collectives import configs as collectives
 from examples.papers.comparisons import lower_losses
 from examples.papers.thresholds import configs as thresholds
-from trec_qcomm.control.trials.paired import Change
+from trec_qcomm.lab.study.paired import Change
 
 SIZES = {"embedding_dim": 16, "dense_arch": (512, 256), "over_arch": (512, 512, 256)}  # train.py's
 

@@ -7,7 +7,7 @@ import pytest
 from examples.papers import decisions
 from examples.papers.claims import FAILS, HOLDS, OPEN
 from examples.papers.decisions import Decision
-from trec_qcomm.control.trials.paired import Change
+from trec_qcomm.lab.study.paired import Change
 
 
 def spread(mean: float, half: float, n: int) -> Change:

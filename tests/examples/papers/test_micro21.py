@@ -9,7 +9,7 @@ from examples.papers.claims import HOLDS, OPEN
 from examples.papers.pages import write_page
 from examples.papers.parts import Request
 from examples.papers.tool_chain import commands, figures, recorded
-from trec_qcomm import records
+from trec_qcomm.lab import records
 
 SMALL = ["--rows", "1200", "--batch-size", "32", "--ranks", "2", "--embedding-dim", "4"]
 SMALL += ["--dense-arch", "4", "--over-arch", "1"]

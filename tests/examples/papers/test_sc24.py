@@ -30,10 +30,10 @@ from examples.papers.dual_level.setting import parts_of
 from examples.papers.measurements import MeasuredPart, append
 from examples.papers.pages import Drawing, write_page
 from examples.papers.parts import Paper
-from trec_qcomm.control import selector
-from trec_qcomm.control.schedule import Constant
-from trec_qcomm.control.selector import Measurement, Throughput
-from trec_qcomm.report.style import DIGEST
+from trec_qcomm.ext.dual_level.schedule import Constant
+from trec_qcomm.lab.preview import selector
+from trec_qcomm.lab.preview.selector import Measurement, Throughput
+from trec_qcomm.lab.report.style import DIGEST
 
 DIM = 8
 

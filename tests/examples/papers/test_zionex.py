@@ -9,9 +9,9 @@ from examples.papers import zionex
 from examples.papers.claims import FAILS, HOLDS, OPEN
 from examples.papers.parts import Request
 from examples.papers.sharded import cases, digests, lookups, verdicts
-from trec_qcomm import records
 from trec_qcomm.config import load_preset
-from trec_qcomm.records import NetworkRecord
+from trec_qcomm.lab import records
+from trec_qcomm.lab.records import NetworkRecord
 
 PLACE = ["--ranks", "2", "--plan", "row_wise"]
 

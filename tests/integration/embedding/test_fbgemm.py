@@ -11,13 +11,13 @@ from typing import get_args
 import pytest
 import torch
 
-from tests.fbgemm_round_trips import RoundTrip
+from tests.ext.fbgemm.fbgemm_round_trips import RoundTrip
 from tests.integration.sharded_models.cases import CW, MIX, MIXES, SEQUENCE_MIX, Case, Table
 from tests.integration.sharded_models.training import assert_same, run, shard
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, Fbgemm, GradientRule, Identity, QComm, TableGradientRule, TableRule
-from trec_qcomm.codecs.fbgemm import Precision
 from trec_qcomm.config import HopCodecs
+from trec_qcomm.ext.fbgemm.codec import Precision
 
 WORLD_SIZE = 4
 PRECISIONS = get_args(Precision)

@@ -16,10 +16,10 @@ from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.peers import make_gloo_group
-from trec_qcomm.control.cost_model import Link
-from trec_qcomm.control.schedule import Exponential
+from trec_qcomm.config.gradients import Link
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.ext.dual_level.schedule import Exponential
 from trec_qcomm.integration.checkpoint import rank_key
 from trec_qcomm.integration.gradients import all_reduce
 from trec_qcomm.integration.gradients.dense import DenseGradients, make_dense_reduction

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.gradients.test_device import net, train
 from trec_qcomm import Config, Fbgemm, GradientRule, Rowwise, compress_ddp
-from trec_qcomm.config import DebugRule, LowRank
+from trec_qcomm.config import LowRank
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
+from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.testing import run_ranks
 
 RULE = GradientRule(

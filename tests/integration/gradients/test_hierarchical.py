@@ -13,7 +13,6 @@ from tests.integration.gradients.test_device import net, train
 from trec_qcomm import Cast, ErrorBounded, GradientRule, Rowwise, compress_ddp
 from trec_qcomm.codecs import Threshold
 from trec_qcomm.comm.dense.error_feedback import owed
-from trec_qcomm.comm.played.ranks import PlayedRanks
 from trec_qcomm.config import (
     Config,
     LowRank,
@@ -24,6 +23,7 @@ from trec_qcomm.config import (
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.integration.gradients import placement
 from trec_qcomm.integration.gradients.placement import ranks_per_node
+from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.testing import run_ranks
 
 RULE = GradientRule(

@@ -10,9 +10,9 @@ from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.comm.slots.history import SlotOptions
-from trec_qcomm.control.schedule import Constant, Exponential
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.ext.dual_level.schedule import Constant, Exponential
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
 
 WORLD_SIZE, DENSITY = 2, 0.05

@@ -21,7 +21,7 @@ from trec_qcomm.comm.frames.decoding import (
 )
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.counters import Traffic
-from trec_qcomm.ops.rank_sum import rank_sum
+from trec_qcomm.ops.batch.rank_sum import rank_sum
 
 
 def decode_sum(

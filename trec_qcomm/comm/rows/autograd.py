@@ -23,7 +23,7 @@ from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.frames.refused_rows import coded_otherwise
 from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
-from trec_qcomm.comm.rows.residuals import FedRows, RowIds
+from trec_qcomm.comm.rows.hooks import TransformedRows
 from trec_qcomm.comm.slots.device import PendingDeviceSlots
 from trec_qcomm.comm.slots.exchange import PendingSlots
 from trec_qcomm.comm.slots.on_device import EncodedOnDevice
@@ -31,7 +31,7 @@ from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Masks
-from trec_qcomm.ops.rank_sum import rank_sum
+from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.wire import frame
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RowExchange:
         masks: where backward needs them, the columns that forward kept of what was sent and of what
             was received. They live as long as the graph, which may be run backward again.
         counted: both masks, and how many columns they keep, once forward has ended.
-        ids: ids of the rows, where residuals are kept by them.
+        context: what transforms need to know of this call; None: they do nothing in it.
     """
 
     op: "RowCollective"
@@ -103,7 +103,7 @@ class RowExchange:
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
     counted: CountedMasks | None = None
-    ids: RowIds | None = None
+    context: object = None
 
     @property
     def moment(self) -> str:
@@ -139,7 +139,7 @@ class RowExchange:
         op.checks.raise_found()
         values = values.detach().contiguous()
         self.coded = None if forward else values
-        fed = self._with_residuals(values, direction, sent)
+        fed = self._transformed(values, direction, sent)
         values = values if fed is None else fed.values
         seed = op.noise_seed(self.step, direction, again)
         tolerances = self.tolerances if forward else None
@@ -165,12 +165,14 @@ class RowExchange:
             if traffic.newly_flushed:
                 op.warn_of_flushed(traffic, direction, self.step)
 
-    def _with_residuals(self, values: Tensor, direction: str, sent: PlacedFrames) -> FedRows | None:
-        """Return the rows with what was kept back of their ids before; None: nothing is kept."""
-        residuals = self.op.residuals.get(direction)
-        if self.ids is None or residuals is None:
+    def _transformed(
+        self, values: Tensor, direction: str, sent: PlacedFrames
+    ) -> TransformedRows | None:
+        """Return the rows as the direction's transform changes them; None: there is none."""
+        transform = self.op.transforms.get(direction)
+        if self.context is None or transform is None:
             return None
-        return residuals.add(values, sent, self.ids.of_direction(direction))
+        return transform.apply(values, sent, self.context)
 
     def _send(
         self,

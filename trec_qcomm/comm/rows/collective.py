@@ -22,9 +22,14 @@ from trec_qcomm.comm.peers import Peers, host_group
 from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
-from trec_qcomm.comm.rows.hooks import RowObserver, RowRefusals, RowTolerances
+from trec_qcomm.comm.rows.hooks import (
+    MakeTransforms,
+    RowObserver,
+    RowRefusals,
+    RowTolerances,
+    RowTransform,
+)
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.comm.rows.residuals import RowIds, RowResiduals
 from trec_qcomm.comm.slots.exchange import Histories
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
@@ -58,8 +63,8 @@ class RowCollective(ABC):
             checked, and what they need is made, when the collective is.
         refusals: what is told of rows that a codec refuses, and are then sent exactly; None: they
             are an error.
-        residual_slots: for "forward" and "backward", {table: slots of each of its segments} in
-            which residuals are kept by id; whoever starts a call sets `row_ids` before.
+        make_transforms: function that makes what changes rows before they are encoded, from the
+            plan; whoever starts a call sets `context` before. None: nothing does.
     """
 
     def __init__(
@@ -77,14 +82,12 @@ class RowCollective(ABC):
         slots: SlotOptions | None = None,
         alternatives: Sequence[DirectionCodecs] = (),
         refusals: RowRefusals | None = None,
-        residual_slots: Mapping[str, Mapping[str, int]] | None = None,
+        make_transforms: MakeTransforms | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.dtype = layout.dtype  # of rows and gradients
         codecs, exact = (c.for_values(self.dtype, name) for c in (codecs, exact))
         alternatives = [c.for_values(self.dtype, name) for c in alternatives]
-        if residual_slots and self.dtype != torch.float32:
-            raise ValueError(f"{name}: error_feedback of {self.dtype} rows; allowed: torch.float32")
         self.rank, self.world_size = pg.rank(), pg.size()
         # It keys the noise, because groups of other ranks may use the same name.
         self._global_rank = dist.get_rank()
@@ -108,12 +111,12 @@ class RowCollective(ABC):
             self._make_plan(changed).check_masks(self.name)
         self.has_fixed_size = self._fixed_sizes(codecs)
         self._use({False: codecs, True: exact})
-        self.row_ids: RowIds | None = None  # of the next call
-        self.residuals: dict[str, RowResiduals] = {}
-        for direction, num_slots in (residual_slots or {}).items():
-            plan = self._plans[False]
-            sent = plan.forward_sent if direction == "forward" else plan.backward_sent
-            self.residuals[direction] = RowResiduals(sent, num_slots)
+        self.context: object = None  # what transforms need to know of the next call
+        self.transforms: Mapping[str, RowTransform] = {}  # by direction
+        if make_transforms is not None:
+            self.transforms = make_transforms(self._plans[False], name)
+        if self.transforms and self.dtype != torch.float32:
+            raise ValueError(f"{name}: error_feedback of {self.dtype} rows; allowed: torch.float32")
         self._count_evictions()
 
     def _traffic(self, kind: str) -> Traffic:
@@ -198,7 +201,7 @@ class RowCollective(ABC):
             codecs = self.codecs.updated(changes)
             self._use(self._codecs | {False: codecs})
         self.slots = None if self.slots is None else self.slots.fresh()
-        self.residuals = {}
+        self.transforms = {}
         self.forward_traffic = self._traffic(self.forward_traffic.kind)
         try:
             yield
@@ -256,7 +259,7 @@ class RowCollective(ABC):
             self._tolerances_of(rows, exchange),
             rows.device,
             self.has_fixed_size,
-            ids=self._ids_of_call(exact),
+            context=self._context_of_call(exact),
         )
         if torch.is_grad_enabled() and exchange.backward_sent.reads_masks:
             with side_stream(rows.device):
@@ -265,17 +268,14 @@ class RowCollective(ABC):
         token: Tensor = Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
 
-    def _ids_of_call(self, exact: bool) -> RowIds | None:
-        """Return the ids of the rows of this call, where residuals are added to them."""
-        ids, self.row_ids = self.row_ids, None
-        if not self.residuals or exact or not torch.is_grad_enabled():
+    def _context_of_call(self, exact: bool) -> object:
+        """Return what transforms need to know of this call; None where they do nothing in it."""
+        context, self.context = self.context, None
+        if not self.transforms or exact or not torch.is_grad_enabled():
             return None
-        if ids is None:
-            raise ValueError(
-                f"{self.name}: error_feedback needs the ids of the batch, and batches with batch "
-                "sizes of their own for every feature are sent as they are"
-            )
-        return ids
+        for transform in self.transforms.values():
+            transform.check_context(context, self.name)
+        return context
 
     def _tolerances_of(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
         """Return the tolerances of this call. Evaluation uses those of the last training step."""
@@ -301,7 +301,7 @@ class RowCollective(ABC):
         self._num_exchanges, self.checks = other._num_exchanges, other.checks
         self.observers = other.observers
         if self.layout == other.layout:
-            self.residuals = other.residuals
+            self.transforms = other.transforms
         if self.layout.tables() == other.layout.tables():
             self.forward_traffic, self.backward_traffic = (
                 other.forward_traffic,
@@ -310,8 +310,8 @@ class RowCollective(ABC):
             self._count_evictions()
 
     def _count_evictions(self) -> None:
-        self.forward_traffic.residuals = self.residuals.get("forward")
-        self.backward_traffic.residuals = self.residuals.get("backward")
+        self.forward_traffic.residuals = self.transforms.get("forward")
+        self.backward_traffic.residuals = self.transforms.get("backward")
 
     def lossy_tables(self) -> list[str]:
         """Return the tables whose forward codec is not EXACT."""

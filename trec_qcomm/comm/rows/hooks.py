@@ -1,9 +1,10 @@
-"""What a collective of rows calls beside its work: observers, tolerances, refused rows.
+"""What a collective of rows calls beside its work: transforms, observers, tolerances, refused rows.
 
 Knows: placed frames. Does not know: what they do with the rows.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -12,6 +13,65 @@ from trec_qcomm.core.errors import UnencodableError
 
 if TYPE_CHECKING:
     from trec_qcomm.comm.rows.collective import RowCollective
+    from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
+
+
+class TransformedRows(Protocol):
+    """Rows of one exchange as a transform has changed them.
+
+    Attributes:
+        values: the rows to encode.
+        decoded: memory for what they are decoded to.
+        tensors: all tensors that `note` reads and writes, besides `values`.
+    """
+
+    values: Tensor
+    decoded: Tensor
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """Tensors that `note` reads and writes."""
+        ...
+
+    def note(self) -> None:
+        """Learn what was decoded. Called when `decoded` holds what the peers will decode."""
+        ...
+
+
+class RowTransform(Protocol):
+    """Thing that changes the rows of one direction before they are encoded, in training steps."""
+
+    def check_context(self, context: object, name: str) -> None:
+        """Raise ValueError where a call cannot be transformed.
+
+        Args: context: what was set as the collective's `context` before the call; None where
+            nothing was.  name: name of the collective, for the error.
+        """
+        ...
+
+    def apply(self, values: Tensor, placed: PlacedFrames, context: Any) -> TransformedRows:
+        """Return the rows to encode. Args: values: buffer of the rows.  placed: their places."""
+        ...
+
+    def num_evicted(self) -> dict[str, int]:
+        """Return {table: what was dropped since `reset`}. Waits for a GPU."""
+        ...
+
+    def reset(self) -> None:
+        """Set the counts of `num_evicted` to zero."""
+        ...
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return what a resumed run needs, by table."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue from a `state_dict`, which may lack tables."""
+        ...
+
+
+MakeTransforms = Callable[["ExchangePlan", str], Mapping[str, RowTransform]]
+"""Function of the plan and the collective's name that returns {direction: transform}."""
 
 
 class RowTolerances(Protocol):

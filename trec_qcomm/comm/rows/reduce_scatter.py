@@ -27,7 +27,7 @@ from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
 from trec_qcomm.comm.rows.selected import PendingSum, take_rows
 from trec_qcomm.core.segments import int64_tensor
-from trec_qcomm.ops.rows import Rows
+from trec_qcomm.ops.batch.rows import Rows
 
 
 class PooledReduceScatter(PooledCollective):

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.streams import use_here
-from trec_qcomm.ops.rows import Rows, add, take
+from trec_qcomm.ops.batch.rows import Rows, add, take
 
 
 def take_rows(values: Tensor, rows: Rows) -> Tensor:

@@ -36,7 +36,7 @@ from trec_qcomm.integration.embedding.session_registry import refuse_sync_collec
 from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.left_out import add_left_out
 from trec_qcomm.integration.session import Session
-from trec_qcomm.ops.rows import Rows
+from trec_qcomm.ops.batch.rows import Rows
 
 Callback = Callable[[Tensor], Tensor]
 C = TypeVar("C", bound=RowCollective)

@@ -18,7 +18,7 @@ from trec_qcomm.integration.embedding.dists import (
 from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_expect, rows_to_send
 from trec_qcomm.integration.ids.left_out import add_left_out, batch_size_of
-from trec_qcomm.ops.rows import Choice
+from trec_qcomm.ops.batch.rows import Choice
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,13 +5,13 @@ classmethods that we do not own. Ours is such a registry. It is empty, so that s
 codecs, and has the Session as an attribute.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from trec_qcomm.config import Config, TableRule
-from trec_qcomm.core.codec import has_gpu_kernels, may_refuse
+from trec_qcomm.config import TableRule
+from trec_qcomm.core.codec import has_gpu_kernels
 from trec_qcomm.integration.compat import (
     ParameterSharding,
     QuantizedCommCodecs,
@@ -62,7 +62,8 @@ def register_module(
     if device is not None:
         rules = {table: session.config.rule_for(table) for table in params}
         _check_device(device, rules)
-        _check_guard(device, session.config, params)
+        for extension in session.extensions.values():
+            extension.check_tables(params, torch.float32, device)
     if device is None or device.type == "cpu":
         session.warm_up_once(rows_dtype)
     return SessionRegistry(session, module_name, is_nested=is_nested)
@@ -89,27 +90,3 @@ def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
         for codec in codecs:
             if not has_gpu_kernels(codec):
                 raise ValueError(f"device {device}: table {table!r}: no GPU kernels for {codec!r}")
-
-
-def _check_guard(device: torch.device, config: Config, tables: Iterable[str]) -> None:
-    """Raise ValueError where the device cannot do all that a guard may choose."""
-    guard = config.guard
-    if guard is None or device.type != "cuda":
-        return
-    if guard.hold is not None:
-        raise ValueError(f"device {device}: guard.hold: looks at rows on a CPU; leave it out")
-    for table in filter(guard.matches, tables):
-        rule = config.rule_for(table)
-        for ladder in guard.ladders(rule).values():
-            for codec in ladder.codecs:
-                if not has_gpu_kernels(codec):
-                    raise ValueError(
-                        f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}"
-                    )
-        hops = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
-        refusing = [codec for codec in hops if may_refuse(codec)]
-        if refusing and config.sizes == "slots" and guard.on_unencodable == "exact":
-            raise ValueError(
-                f"device {device}: guard.on_unencodable: exact needs `sizes: announced` for "
-                f"{refusing[0]!r} of table {table!r}"
-            )

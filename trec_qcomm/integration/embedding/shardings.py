@@ -5,13 +5,15 @@ where it would create its own at the first batch. The others get an output dist 
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
+from trec_qcomm.comm.rows.hooks import MakeTransforms, RowTransform
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.integration.compat import (
@@ -21,6 +23,7 @@ from trec_qcomm.integration.compat import (
     EmbeddingShardingInfo,
     GridPooledEmbeddingSharding,
     GroupedEmbeddingConfig,
+    KeyedJaggedTensor,
     RwPooledEmbeddingSharding,
     ShardingEnv,
     ShardingType,
@@ -58,8 +61,8 @@ from trec_qcomm.integration.ids.bag_merging import (
 from trec_qcomm.integration.ids.id_traffic import pack_ids, record_sent_ids
 from trec_qcomm.integration.ids.left_out import count_left_out
 from trec_qcomm.integration.ids.padded_lookups import pad_lookups
-from trec_qcomm.integration.ids.row_ids import give_ids, keeps_ids, rows_of_tables
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
+from trec_qcomm.ops.batch.unique import UniqueBags
 
 
 class CodedSharding:
@@ -106,7 +109,7 @@ class CodedSharding:
         pg: Any,
         layout: Layout,
         hop: str = "",
-        rows_of_tables: Mapping[str, int] | None = None,
+        make_transforms: MakeTransforms | None = None,
     ) -> Any:
         module = self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
@@ -117,8 +120,24 @@ class CodedSharding:
             module=module,
             name=name,
             intra=hop == "intra",
-            rows_of_tables=rows_of_tables,
+            make_transforms=make_transforms,
         )
+
+
+class ShardingTransforms(Protocol):
+    """Transforms of the rows of one sharding, and what they note of its batches."""
+
+    def make(self, plan: ExchangePlan, name: str) -> Mapping[str, RowTransform]:
+        """Return {direction: transform} of a collective. Args: name: the collective's name."""
+        ...
+
+    def ids_of(self, features: KeyedJaggedTensor, bags: UniqueBags) -> Any:
+        """Return what is noted of a batch's distinct bags."""
+        ...
+
+    def watch(self, output_dist: nn.Module, collective: RowCollective) -> None:
+        """From now on set the collective's `context` before each exchange."""
+        ...
 
 
 class _CodedPooledSharding(CodedSharding):
@@ -151,10 +170,21 @@ class _CodedPooledSharding(CodedSharding):
             can_merge_after_lookup=self._can_merge_after_lookup,
             dtype=self._dtype(),
         )
+        self._transforms = self._transforms_of_rows()
         self._pause = None
         if self._merging.may_pause:
             name = f"{self._registry.module_name}/{self.sharding_name}"
             self._pause = self._registry.session.merge_pause(name, env.process_group)
+
+    def _transforms_of_rows(self) -> ShardingTransforms | None:
+        """Return what the tables' rules change rows by before they are encoded; None: nothing."""
+        config, groups = self._registry.session.config, self._groups()
+        names = {t.name for of_rank in groups for g in of_rank for t in g.embedding_tables}
+        for part in (config.rule_for(name).error_feedback for name in sorted(names)):
+            if part is not None and self._can_merge_after_lookup:
+                made: ShardingTransforms | None = part.row_transforms(config, groups, self._merging)
+                return made
+        return None
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
         """Make TorchRec's dist of ids, which finds distinct bags where the policy says so."""
@@ -168,7 +198,7 @@ class _CodedPooledSharding(CodedSharding):
                 session.bags,
                 pause=self._pause,
                 by_id=session.config.ids is not None,
-                keeps_ids=keeps_ids(session.config, self._groups()),
+                note=None if self._transforms is None else self._transforms.ids_of,
             )
         return input_dist
 
@@ -194,8 +224,8 @@ class _CodedWholeColumns(_CodedPooledSharding):
         output_dist: Any = super().create_output_dist(device)  # type: ignore[misc]
         pg, session = process_group(self), self._registry.session
         permutes = output_callbacks(output_dist)
-        rows = rows_of_tables(session.config, self._groups(), self._merging)
-        collective = self._collective(PooledAllToAll, pg, self._layout(), rows_of_tables=rows)
+        make = None if self._transforms is None else self._transforms.make
+        collective = self._collective(PooledAllToAll, pg, self._layout(), make_transforms=make)
         set_collectives(
             output_dist,
             CodedAllToAll(collective, session, permutes),
@@ -205,8 +235,8 @@ class _CodedWholeColumns(_CodedPooledSharding):
             select_bags(
                 output_dist, self._merging, self._layout().shards_by_rank[pg.rank()], pg.size()
             )
-        if collective.residuals:
-            give_ids(output_dist, collective)
+        if self._transforms is not None and collective.transforms:
+            self._transforms.watch(output_dist, collective)
         count_left_out(output_dist, collective)
         expand_bags(output_dist, self._feature_shards(), permutes)
         return output_dist

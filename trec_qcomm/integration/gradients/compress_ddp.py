@@ -11,11 +11,9 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.config import Config, read_config
-from trec_qcomm.config.gradients import parameter_patterns
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks, with_config, without_config
-from trec_qcomm.integration.debugging.debugger import Debugger
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.warm_up import warm_up
 
@@ -69,13 +67,7 @@ class CompressedDDP:
             traffic=Traffic("dense", ["all"]),
             is_exact=lambda: self._exact,
         )
-        self._debugger: Debugger | None = None
-        if config.debug is not None:
-            source, seed = config.source, config.seed
-            self._debugger = Debugger(config.debug, configuration=source, seed=seed)
-            for number, rule in enumerate(config.dense_rules):
-                place = parameter_patterns(config.dense).place(number)
-                self._debugger.check_dim(rule.block, f"{place}.block")
+        self._debugger = None if config.debug is None else config.debug.debugger_of_ddp(config)
         self._gradients.register(ddp)
         if self._debugger is not None:
             self._debugger.watch(self._gradients, "dense")
@@ -109,7 +101,10 @@ class CompressedDDP:
 
     def debug_summary(self) -> str:
         """Return what stands out in what the config's `debug` measured, as text."""
-        return "debug: off" if self._debugger is None else self._debugger.summary()
+        if self._debugger is None:
+            return "debug: off"
+        text: str = self._debugger.summary()
+        return text
 
     def reset_stats(self) -> None:
         """Set all counters to zero."""

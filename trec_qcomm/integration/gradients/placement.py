@@ -6,20 +6,15 @@ Knows: devices, process groups. Does not know: DDP, rules, algorithms.
 import os
 from collections.abc import Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from trec_qcomm.comm.played import is_played
 from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec, has_gpu_kernels
 from trec_qcomm.integration.agreement import check_equal
-
-if TYPE_CHECKING:
-    from trec_qcomm.comm.played.transport import PlayedTransport
 
 
 def device_of(names: Mapping[nn.Parameter, str]) -> torch.device:
@@ -121,13 +116,14 @@ def check_on_gpu(codec: Codec, backends: str) -> None:
 
 def make_transport(
     pg: dist.ProcessGroup, device: torch.device, checks: DeferredChecks
-) -> "Transport | PlayedTransport | DeviceTransport":
+) -> Transport | DeviceTransport:
     """Return a transport of messages that lie in the memory of a device. Collective.
+
+    A group that is no group of torch's own may have a method `make_transport` that returns it.
 
     Args: checks: results of checks on a GPU, which the host reads later; see DeviceTransport.
     """
-    if is_played(pg):
-        from trec_qcomm.comm.played.transport import PlayedTransport
-
-        return PlayedTransport(pg)
+    if hasattr(pg, "make_transport"):
+        own_transport: Transport = pg.make_transport()
+        return own_transport
     return Transport(pg) if device.type == "cpu" else DeviceTransport(pg, device, checks)

@@ -47,7 +47,7 @@ class ThresholdsByRule:
         self._configured = [math.nan if tolerance is None else tolerance for tolerance in given]
         self._by_rule: list[GradientThresholds] = []
         for number, rule in enumerate(rules):
-            if rule.refresh is not None:
+            if isinstance(rule.refresh, ThresholdRefresh):
                 kind = GlobalThresholds if rule.scope == "global" else LayerThresholds
                 self._by_rule.append(kind(rule.refresh, model, sites, rule=number))
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from trec_qcomm.integration.compat import KeyedJaggedTensor
-from trec_qcomm.ops.unique import UniqueBags
+from trec_qcomm.ops.batch.unique import UniqueBags
 
 _ATTRIBUTE = "trec_qcomm_notes"
 
@@ -40,12 +40,12 @@ class MergedBags:
     Args:
         bags: the distinct bags, and which of them each sample has
         in_lookup: whether they alone are looked up; else their rows are selected after the lookup
-        ids: [U] int64, the id of each distinct bag of one id, else NO_ID; None: nobody asked
+        noted: what an extension noted of them; None: nothing
     """
 
     bags: UniqueBags
     in_lookup: bool
-    ids: Tensor | None = None
+    noted: Any = None
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from trec_qcomm.comm.streams import use_here
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.batch_notes import SentIds
-from trec_qcomm.ops.rows import Choice, begin_choice
+from trec_qcomm.ops.batch.rows import Choice, begin_choice
 
 
 def batch_sizes(received: KeyedJaggedTensor, per_rank: Sequence[int], num_ranks: int) -> Tensor:

@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.ids.messages import PackedMessages, pack, unpack
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.core.transfer import upload
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.compat.private import set_length_per_key
-from trec_qcomm.ops.packed_ids import Bags
+from trec_qcomm.ops.batch.packed_ids import Bags
+from trec_qcomm.wire.ids.messages import PackedMessages, pack, unpack
 
 
 class PackedBatch(KeyedJaggedTensor):

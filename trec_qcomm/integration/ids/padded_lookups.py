@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from trec_qcomm.comm.rows.selected import take_rows
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.compat import SplitTableBatchedEmbeddingBagsCodegen
-from trec_qcomm.ops.rows import Rows, choose
+from trec_qcomm.ops.batch.rows import Rows, choose
 
 _SIZES = "batch_size_per_feature_per_rank"
 

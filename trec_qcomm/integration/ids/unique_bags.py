@@ -32,8 +32,7 @@ from trec_qcomm.integration.ids.batch_notes import MergedBags, notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
 from trec_qcomm.integration.ids.left_out import repetition
 from trec_qcomm.integration.ids.merge_pause import MergePause
-from trec_qcomm.integration.ids.row_ids import ids_of_bags
-from trec_qcomm.ops.unique import (
+from trec_qcomm.ops.batch.unique import (
     BagBlocks,
     UniqueBags,
     expand,
@@ -54,7 +53,7 @@ def merge_bags(
     *,
     pause: MergePause | None = None,
     by_id: bool = False,
-    keeps_ids: bool = False,
+    note: Callable[[KeyedJaggedTensor, UniqueBags], Any] | None = None,
 ) -> None:
     """From now on find each batch's distinct bags, note them (BatchNotes.merged) and count them.
 
@@ -64,7 +63,7 @@ def merge_bags(
         shards: [F], the features in the order in which the input dist takes them
         pause: which batches are left as they are, too; None: no others
         by_id: whether to send bags of one id in the order of their ids
-        keeps_ids: whether to note the ids, too
+        note: function of a batch and its distinct bags; what it returns is noted, too
     """
     shares = merging.shares_of(shard.table for shard in shards)
     tables = counts.numbers_of([shard.table for shard in shards])
@@ -84,10 +83,8 @@ def merge_bags(
         if pause is not None:
             notes.on_lookup = pause.count(lambda: _pays(bags, features, by_id=by_id and in_lookup))
         counts.add(tables, num_bags, bags.counts)
-        ids = None
-        if keeps_ids:
-            ids = ids_of_bags(features.values(), features.lengths(), bags.first)
-        notes.merged = MergedBags(bags, in_lookup, ids)
+        noted = None if note is None else note(features, bags)
+        notes.merged = MergedBags(bags, in_lookup, noted)
         if not in_lookup:
             return None
         distinct = _distinct_batch(features, bags, is_in_order=not by_id)

@@ -10,7 +10,7 @@ from torch import Tensor
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import upload
 from trec_qcomm.integration.compat import KeyedJaggedTensor
-from trec_qcomm.ops.unique import UniqueBags, sort_by_id, unique_bags
+from trec_qcomm.ops.batch.unique import UniqueBags, sort_by_id, unique_bags
 
 
 def distinct_ids(

@@ -6,7 +6,7 @@ one behind the other are treated as one long row.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end
 from trec_qcomm.ops.float16 import bfloat_bits, half_bits, half_value
 

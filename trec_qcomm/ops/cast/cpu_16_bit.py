@@ -6,7 +6,7 @@ registers. Shapes: values and rows are arrays of their bits, uint16.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end
 from trec_qcomm.ops.cast.cpu import FP16, lines
 from trec_qcomm.ops.copying import copy

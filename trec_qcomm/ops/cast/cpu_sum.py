@@ -6,12 +6,12 @@ nothing but the sums is written to memory. Shapes: P parts of S segments.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end
+from trec_qcomm.ops.batch.rank_sum.cpu import plus
 from trec_qcomm.ops.cast.cpu import FP16, FP32, lines
 from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.float16 import half_value
-from trec_qcomm.ops.rank_sum.cpu import plus
 
 _STRETCH = 4096  # values, 16 KiB
 

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.ops.batch.rank_sum.gpu import plus
 from trec_qcomm.ops.device import launch, no_segment, note_first, words
-from trec_qcomm.ops.rank_sum.gpu import plus
 from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiles_of
 
 _FP32, _FP16 = tl.constexpr(0), tl.constexpr(1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.rank_sum.reference import sum_of_parts
+from trec_qcomm.ops.batch.rank_sum.reference import sum_of_parts
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _QUIET_NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0}

@@ -24,7 +24,7 @@ from torch import Tensor
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.kernels import kernel
+from trec_qcomm.jit import kernel
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, first_outside, gpu_kernels
 from trec_qcomm.ops.error_bound import cpu, reference, segment_encoders
 

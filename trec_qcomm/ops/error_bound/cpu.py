@@ -9,7 +9,7 @@ which is compiled only where one of them is used, because that takes a minute.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import BLOCK, GROUP, SPARE_NBYTES
 from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer

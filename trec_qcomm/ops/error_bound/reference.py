@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trec_qcomm.ext.dual_level.vector_lz import reference as vector_lz
 from trec_qcomm.ops.bitpack import reference as bitpack
 from trec_qcomm.ops.rans import reference as rans
-from trec_qcomm.ops.vector_lz import reference as vector_lz
 
 HEADER_NBYTES = 8
 RAW, BITPACK, VECTOR_LZ, RANS, CONSTANT = 0, 1, 2, 3, 4

@@ -8,7 +8,8 @@ and `_decode_indices` know which encoders there are.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.ext.dual_level.vector_lz import cpu as vector_lz
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.bitpack.cpu import GROUP
 from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.error_bound import cpu
@@ -25,7 +26,6 @@ from trec_qcomm.ops.error_bound.cpu import (
 )
 from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
 from trec_qcomm.ops.rans import cpu as rans
-from trec_qcomm.ops.vector_lz import cpu as vector_lz
 
 AUTO = 15  # vector_lz or rans, whichever is shorter; not on the wire
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.rowwise.cpu import dither, factors_of
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)

@@ -6,7 +6,7 @@ Shapes: N indices, A classes of 2^shift neighbouring indices.
 # mypy: ignore-errors
 import numpy as np
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 
 # Without reference counts: see ops.bitpack.cpu.
 _inner = inner(_nrt=False)

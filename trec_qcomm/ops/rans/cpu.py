@@ -7,7 +7,7 @@ of long streams. Shapes: N indices, C streams of K states, W bytes.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.bitpack.cpu import index_range
 from trec_qcomm.ops.rans import wide
 from trec_qcomm.ops.rans.classes import (

@@ -11,7 +11,7 @@ word of the stream comes first.
 # mypy: ignore-errors
 import numpy as np
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 from trec_qcomm.ops.rans import wide
 
 LOWER = np.uint64(1 << 15)

@@ -8,7 +8,7 @@ and inf are the extremes. Shapes: T segments in a group, n rows each.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
 from trec_qcomm.ops.float16 import half_bits_down, half_bits_up, half_value
 from trec_qcomm.ops.rowwise.cpu_packing import pack, unpack

@@ -6,7 +6,7 @@ time is float32. Shapes: values and rows are arrays of their bits, uint16.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.float16 import bfloat_bits, bfloat_value, half_bits, half_value
 from trec_qcomm.ops.rowwise.cpu import (
     decode_row,

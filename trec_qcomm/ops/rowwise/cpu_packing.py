@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 
 _1, _2 = np.uint64(1), np.uint64(2)
 

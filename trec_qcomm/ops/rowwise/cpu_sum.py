@@ -7,10 +7,10 @@ Shapes: P parts of S segments; T segments in a group, n rows each.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
+from trec_qcomm.ops.batch.rank_sum.cpu import plus
 from trec_qcomm.ops.copying import copy
-from trec_qcomm.ops.rank_sum.cpu import plus
 from trec_qcomm.ops.rowwise.cpu import decode_row, scaling
 
 _STRETCH = 8192  # values, 32 KiB

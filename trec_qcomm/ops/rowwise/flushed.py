@@ -6,7 +6,7 @@ What counts: reference.count_flushed. Most rows are not looked at, so that it co
 
 import numpy as np
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 
 _FLUSHED = np.float32(1 / 256)  # of a scale
 _SAMPLED_ROWS = 4

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.ops.batch.rank_sum.gpu import plus
 from trec_qcomm.ops.device import no_segment, power_of_two, words
-from trec_qcomm.ops.rank_sum.gpu import plus
 from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
 from trec_qcomm.ops.rowwise.reference import MAX_EXPONENT, MIN_EXPONENT
 

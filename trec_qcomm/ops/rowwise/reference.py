@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.ops.rank_sum.reference import sum_of_parts
+from trec_qcomm.ops.batch.rank_sum.reference import sum_of_parts
 
 HEADER_NBYTES = 8
 MIN_EXPONENT, MAX_EXPONENT = -114, 162

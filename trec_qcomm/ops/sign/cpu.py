@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 
 _FLT_MAX = np.float32(3.4028234663852886e38)
 _NAN = np.int32(0x7FC00000)

@@ -6,7 +6,7 @@ gathered into a buffer, to be scaled and rounded together. Scratch is never larg
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.sparsify.masks import gather, scatter
 from trec_qcomm.ops.sparsify.positions import (

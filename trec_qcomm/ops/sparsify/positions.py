@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 from trec_qcomm.ops.sparsify.masks import count_masks
 
 BITMAP, COLUMNS, COUNTED_COLUMNS = 0, 1, 2

@@ -10,7 +10,7 @@ never more than 40.
 
 import numpy as np
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 from trec_qcomm.ops.sparsify.masks import gather_columns
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)

@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 from trec_qcomm.ops.float16 import half_bits, half_value
 
 FP32, FP16, INT8 = 0, 1, 2

@@ -5,7 +5,7 @@ A segment is read once: its kept values are gathered, each with the gap before i
 
 import numpy as np
 
-from trec_qcomm.kernels import inner, kernel
+from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.sparsify.positions import bit_length, pack, unpack
 from trec_qcomm.ops.sparsify.values import (
     FLT_MAX,

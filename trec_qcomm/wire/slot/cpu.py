@@ -5,7 +5,7 @@ Shapes: P frames; the arguments are numpy arrays.
 
 import numpy as np
 
-from trec_qcomm.kernels import kernel
+from trec_qcomm.jit import kernel
 
 _HEADER = 2  # words of 8 bytes before a slot's share of its frame
 

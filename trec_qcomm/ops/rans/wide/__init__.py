@@ -14,7 +14,7 @@ rest. Tables have 2^12 slots, as all streams of 16 states and more.
 import numba
 from numba.core.codegen import get_host_cpu_features
 
-from trec_qcomm.kernels import inner
+from trec_qcomm.jit import inner
 from trec_qcomm.ops.rans.wide.decoder import (
     CURSOR,
     fill_decoder_table,

@@ -1,0 +1,108 @@
+"""Vector-LZ: cpu writes the bytes of reference, finds every equal row, and refuses the rest."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ops.index_encoders import (
+    MAX_INDEX,
+    IndexEncoder,
+    awkward,
+    normal,
+    rows_with_copies,
+    with_outliers,
+)
+from trec_qcomm.ext.dual_level.vector_lz import cpu, reference
+from trec_qcomm.ops.bitpack import cpu as bitpack
+
+ENCODERS = {dim: IndexEncoder(cpu, reference, dim) for dim in (1, 2, 7, 16)}
+WINDOW = reference.WINDOW
+
+# Literals alone, and copies: of narrow rows, wide rows, and rows of one index.
+KINDS = [
+    (16, normal(5, 480)),
+    (16, rows_with_copies(5, 100, 16)),
+    (7, rows_with_copies(1e5, 61, 7)),
+    (1, np.repeat(normal(1e6, 20), 30)),
+]
+
+
+def literals_nbytes(q):
+    return bitpack.encode_segment(q, 1, np.zeros(4 * q.size + 100, np.uint8))
+
+
+@pytest.mark.parametrize("dim", [1, 7, 16])
+def test_awkward_indices(dim):
+    for q in awkward(dim):
+        data = ENCODERS[dim].check(q)
+        assert data.size <= 1 + literals_nbytes(q)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    dim=st.sampled_from(list(ENCODERS)),
+    values=st.lists(
+        st.one_of(st.integers(-2, 2), st.integers(-MAX_INDEX, MAX_INDEX)), min_size=1, max_size=60
+    ),
+    order=st.lists(st.integers(0, 10**6), max_size=600),
+)
+def test_any_rows_in_any_order(dim, values, order):
+    rows = np.resize(np.array(values, np.int32), (1 + len(values) // dim, dim))
+    ENCODERS[dim].check(rows[np.array(order, np.int64) % len(rows)].ravel())
+
+
+@pytest.mark.parametrize(("dim", "q"), KINDS)
+def test_smaller_buffers_are_refused(dim, q):
+    ENCODERS[dim].check_room(q)
+
+
+@pytest.mark.parametrize(("dim", "q"), KINDS)
+def test_every_other_length_is_refused(dim, q):
+    ENCODERS[dim].check_lengths(q)
+
+
+@pytest.mark.parametrize(("dim", "q"), KINDS)
+def test_forged_bytes(dim, q):
+    ENCODERS[dim].check_forged(q, 3000)
+
+
+@pytest.mark.parametrize("distance", [1, 2, WINDOW, WINDOW + 1])
+def test_the_window_is_255_rows(distance):
+    """The second half repeats the first: it is copied if the window reaches back so far."""
+    first = normal(1000, 16 * distance)
+    data = ENCODERS[16].check(np.tile(first, 2))
+    copies = 1 + (2 * distance + 7) // 8 + distance
+    if distance <= WINDOW:
+        assert data.size == copies + literals_nbytes(first)
+        assert (data[copies - distance : copies] == distance).all()
+    else:
+        assert data[0] == 0
+
+
+def test_rows_without_copies_cost_one_byte():
+    for q in (normal(4, 16 * 500), with_outliers(4, 16 * 500)):
+        assert ENCODERS[16].encode(q).size == 1 + literals_nbytes(q)
+
+
+def test_rows_of_one_hash_are_told_apart():
+    """255 different rows in 1024 slots: many share a slot, and none is taken for another."""
+    rows = np.arange(5000, dtype=np.int32).repeat(2).reshape(-1, 2)
+    ENCODERS[2].check(np.concatenate([rows, rows[-100:]]).ravel())
+
+
+def test_the_bytes_of_the_format_page():
+    """Rows 2 and 3 are copies, from 2 rows and 1 row before; the rest is bit-packed."""
+    q = np.array([100, -200, 3, 0, 100, -200, 100, -200], np.int32)
+    assert ENCODERS[2].check(q).tobytes().hex(" ") == "01 0c 02 01 09 c8 1e 1b 00 00"
+
+
+def test_forged_distances_are_refused():
+    row = normal(1000, 16)
+    data = ENCODERS[16].check(np.tile(row, 5))
+    assert data[:6].tolist() == [1, 0b11110, 1, 1, 1, 1]
+    for place, value in [(0, 2), (1, 0b11111), (1, 0b111110), (1, 0b1110), (2, 0), (2, 2), (5, 5)]:
+        forged = data.copy()
+        forged[place] = value
+        assert ENCODERS[16].decode(forged, 80) is None
+        assert ENCODERS[16].decode_reference(forged, 80) is None

@@ -1,0 +1,329 @@
+"""Codec fbgemm is FBGEMM's operators, row for row and bit for bit, and says what they refuse.
+
+What an operator makes of rows is taken from a call of it on one segment's contiguous rows.
+"""
+
+import sys
+from typing import get_args
+
+import pytest
+import torch
+
+from tests.ext.fbgemm.fbgemm_round_trips import (
+    coded_by_fbgemm,
+    decoded_by_fbgemm,
+    fbgemm_round_trip,
+)
+from tests.ops.backends import BACKENDS, assert_equal, device_of
+from tests.ops.interpreter import fast_interpreter
+from tests.virtual.dry_run import GPU, dry_run
+from trec_qcomm import Contract, Fbgemm, GradientRule, UnencodableError
+from trec_qcomm.comm.frames.plan import plan_frames
+from trec_qcomm.config import codec_from_dict, codec_to_dict
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ext import fbgemm
+from trec_qcomm.ext.fbgemm import operators
+from trec_qcomm.ext.fbgemm.codec import Precision
+from trec_qcomm.testing import (
+    awkward_rows,
+    check_codec,
+    check_frame,
+    encode,
+    interleaved_segments,
+    round_trip,
+)
+
+PRECISIONS = get_args(Precision)
+MULTIPLE = {name: layout.multiple for name, layout in fbgemm.LAYOUTS.items()}
+every_precision = pytest.mark.parametrize("precision", PRECISIONS)
+INF, NAN = torch.inf, torch.nan
+FP16_MAX, BF16_MAX = (torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16))
+
+
+@every_precision
+def test_conformance(precision):
+    codec = Fbgemm(precision)
+    assert codec.contract is Contract.BIASED
+    dims = [dim for dim in (1, 4, 7, 8, 16, 24, 64) if dim % MULTIPLE[precision] == 0]
+    check_codec(codec, dims=dims)
+
+
+@every_precision
+def test_rows_that_lie_one_behind_the_other_are_not_gathered(precision, monkeypatch):
+    values, codec = torch.randn(9, 8), Fbgemm(precision)
+    rows, segments = values[2:8], Segments.packed([1, 0, 5], 8)
+    offset = Segments(segments.offsets, 8, segments.start + 16, segments.stride)
+    apart = torch.cat([values, torch.zeros(9, 1)], 1)
+    gathered = Segments(segments.offsets, 8, segments.start // 8 * 9 + 18, segments.stride + 1)
+    expected = encode(codec, apart, gathered).payload
+    monkeypatch.setattr(fbgemm.cast, "encode", None)
+    assert torch.equal(encode(codec, values, offset).payload, expected)
+    assert torch.equal(encode(codec, rows.contiguous(), segments).payload, expected)
+
+
+@pytest.mark.parametrize("precision", ["int8", "mx4"])
+def test_damaged_frames(precision):
+    check_frame(Fbgemm(precision), dim=8, num_mutations=100)
+
+
+@every_precision
+def test_every_dim_is_refused_or_equals_fbgemm(precision):
+    """Dims 1 to 512, in segments of 2, 0 and 1 rows that lie apart."""
+    codec, refused = Fbgemm(precision), []
+    generator = torch.Generator().manual_seed(0)
+    for dim in range(1, 513):
+        try:
+            codec.check_dim(dim)
+        except ValueError:
+            refused.append(dim)
+            with pytest.raises(ValueError, match=f"precision {precision}: rows of {dim} values"):
+                codec.max_nbytes(Segments.packed([1], dim))
+            continue
+        values = torch.randn(3, 2 * dim + 3, generator=generator)
+        stride = torch.full((3,), 2 * dim + 3)
+        segments = Segments(torch.tensor([0, 2, 2, 3]), dim, torch.tensor([0, 1, 2 + dim]), stride)
+        encoded = encode(codec, values, segments)
+        decoded = round_trip(codec, values, segments)
+        for s, (at, nbytes) in enumerate(zip(encoded.at, encoded.nbytes, strict=True)):
+            rows = segments.block(values, s).contiguous()
+            coded = coded_by_fbgemm(precision, rows)
+            assert torch.equal(encoded.payload[at:][: len(coded)], coded)
+            assert not encoded.payload[at + len(coded) : at + nbytes].any()
+            assert torch.equal(segments.block(decoded, s), fbgemm_round_trip(precision, rows))
+    assert refused == [dim for dim in range(1, 513) if dim % MULTIPLE[precision]]
+
+
+# Coded rows of 16, 10, 5, 6 and 16 bytes: moved as words of 4, 2 and 1 byte; segments that fill
+# multiples of 8 bytes, and others.
+WIDTHS = [("int8", 8), ("int4", 12), ("mx4", 8), ("fp16", 3), ("bf16", 8)]
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(("precision", "dim"), WIDTHS)
+def test_all_backends_write_the_same_bytes_and_read_them(precision, dim):
+    for rows, segments in (
+        (torch.randn(9, 3 * (dim + 4)), interleaved_segments(9, 3, dim, gap=4)),
+        (awkward_rows(dim), Segments.packed([0, 14, 0, 1], dim)),
+        (torch.randn(600, dim), Segments.packed([1, 598, 1], dim)),
+        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
+    ):
+        sizes = fbgemm.nbytes(segments, precision)
+        at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []
+        for fill, backend in enumerate(BACKENDS):
+            payload = torch.full((int(sizes.sum()) + 3,), fill, dtype=torch.uint8)
+            payload = payload.to(device_of(backend))
+            with fast_interpreter():
+                where = (rows.to(payload.device), segments, payload, at)
+                fbgemm.encode(*where, precision=precision, backend=backend)
+            assert payload[-3:].tolist() == [fill] * 3
+            payloads.append(payload[:-3])
+        for backend in BACKENDS:
+            out = torch.full_like(rows, 9.0, device=device_of(backend))
+            encoded = Encoded(payloads[0].to(out.device), at, sizes)
+            with fast_interpreter():
+                fbgemm.decode(encoded, segments, out, precision=precision, backend=backend)
+            outs.append(out.view(torch.int32))
+        if not torch.cuda.is_available():  # FBGEMM's kernels for GPUs may round differently
+            assert_equal(payloads)
+            assert_equal(outs)
+
+
+SPECIAL = torch.tensor([-1.0, 3, 0.5, 0, 2, 2, 1, -0.5])
+
+
+def with_value(value: float) -> torch.Tensor:
+    row = SPECIAL.clone()
+    row[2] = value
+    return row
+
+
+@every_precision
+def test_what_becomes_of_nan(precision):
+    """NaN becomes the row's lowest value, -1, its largest magnitude, 3, or 0."""
+    decoded = round_trip(Fbgemm(precision), with_value(NAN)[None], Segments.packed([1], 8))[0]
+    becomes = {"fp16": NAN, "bf16": NAN, "mx4": 0.0}.get(precision, -1.0)
+    if precision.startswith("fp8"):
+        becomes = 3.0
+    assert decoded[2].abs().isclose(torch.tensor(abs(becomes)), equal_nan=True)
+    others = torch.arange(8) != 2
+    assert decoded[others].isfinite().all()
+    assert bool((decoded[others] == 0).all()) == (precision == "mx4")
+
+
+@every_precision
+@pytest.mark.parametrize("value", [INF, -INF])
+def test_what_becomes_of_inf(precision, value):
+    decoded = round_trip(Fbgemm(precision), with_value(value)[None], Segments.packed([1], 8))[0]
+    if precision in ("int8", "int4", "int2"):
+        assert decoded.isnan().all()
+    elif precision.startswith("fp8"):
+        assert not decoded.isfinite().any()
+    elif precision == "mx4":
+        assert not decoded.any()
+    else:
+        largest = FP16_MAX if precision == "fp16" else BF16_MAX
+        assert decoded[2] == (largest if value > 0 else -largest)
+        assert decoded[torch.arange(8) != 2].isfinite().all()
+
+
+@every_precision
+def test_what_becomes_of_constant_and_tiny_rows(precision):
+    rows = torch.stack([torch.full((8,), v) for v in (0.0, 0.1, 1e-45)] + [SPECIAL * 1e-30])
+    zero, constant, subnormal, tiny = round_trip(Fbgemm(precision), rows, Segments.packed([4], 8))
+    assert not zero.any()
+    exact = precision == "int8"
+    assert torch.equal(constant, rows[1]) or not exact
+    close = {"mx4": 0.25, "fp8": 2**-3, "fp8_e5m2": 2**-2, "bf16": 2**-8}.get(precision, 2**-10)
+    assert bool(((constant - rows[1]).abs() <= close * rows[1]).all())
+    assert torch.equal(subnormal, rows[2]) or not exact
+    assert bool((subnormal == 0).all()) or exact
+    if exact:  # a row narrower than 1e-20 becomes its lowest value
+        assert torch.equal(tiny, torch.full((8,), float(rows[3].min())))
+    elif precision in ("int4", "int2", "fp16"):
+        assert not tiny.any()
+    else:  # fp8 scales rows below 1e-20 as if they were larger
+        share = 1.0 if precision.startswith("fp8") else 0.3
+        assert bool(((tiny - rows[3]).abs() <= share * rows[3].abs().max()).all())
+
+
+@every_precision
+def test_what_becomes_of_huge_rows(precision):
+    huge = torch.finfo(torch.float32).max
+    rows = torch.stack([SPECIAL * 1e5, SPECIAL * (huge / 4), torch.full((8,), huge)])
+    beyond, wide, largest = round_trip(Fbgemm(precision), rows, Segments.packed([3], 8))
+    if precision in ("int4", "int2"):
+        assert beyond.isnan().all()
+    elif precision == "fp16":
+        assert beyond.abs().max() == FP16_MAX
+    else:
+        assert bool(((beyond - rows[0]).abs() <= 0.3 * rows[0].abs().max()).all())
+    assert torch.equal(largest, rows[2]) == (precision == "int8")
+    assert (largest == 0).all() == (precision == "mx4")
+    assert wide.isnan().any() == (precision in ("int4", "int2"))
+
+
+@every_precision
+def test_nonfinite_raise_names_the_first_segment(precision):
+    dim = 3 if MULTIPLE[precision] == 1 else 8
+    rows, segments = torch.randn(6, dim), Segments.packed([1, 0, 2, 3], dim)
+    codec = Fbgemm(precision, nonfinite="raise")
+    expected = round_trip(Fbgemm(precision), rows, segments)
+    assert torch.equal(round_trip(codec, rows, segments), expected)
+    rows[5, 1], rows[1, 0] = NAN, INF
+    with pytest.raises(UnencodableError, match="NaN or inf") as raised:
+        encode(codec, rows, segments)
+    assert raised.value.segment == 2
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp8_e5m2"])
+def test_fp8_on_a_cpu_is_the_format_that_fbgemm_documents(precision):
+    """FBGEMM has FP8 rows for GPUs only. Here torch's float8 types, which have other biases and
+    the same values, stand for its format."""
+    dtype, shift, largest = {
+        "fp8": (torch.float8_e4m3fn, 8, 0.9375),
+        "fp8_e5m2": (torch.float8_e5m2, 16, 0.875),
+    }[precision]
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(500, 16, generator=generator) * 10.0 ** torch.linspace(-18, 37, 500)[:, None]
+    rows[0], rows[1] = 0, rows[1] * 1e-5
+    coded = coded_by_fbgemm(precision, rows).view(500, 24)
+    most = rows.abs().amax(1, keepdim=True).clamp(min=1e-20)
+    scale = torch.full((500, 1), largest) / most.add(1e-20)
+    assert torch.equal(coded[:, 16:20].contiguous().view(torch.float32), scale)
+    assert not coded[:, 20:].any()
+    codes = (rows * scale * 2.0**shift).to(dtype)
+    assert torch.equal(coded[:, :16], codes.view(torch.uint8))
+    decoded = decoded_by_fbgemm(precision, coded.flatten(), 16)
+    assert torch.equal(decoded, codes.float() * 2.0**-shift / scale)
+
+
+def test_sizes():
+    for precision, nbytes in zip(PRECISIONS, (72, 36, 20, 72, 72, 34, 128, 128), strict=True):
+        segments = Segments.packed([8, 1], 64)
+        assert Fbgemm(precision).max_nbytes(segments).tolist() == [8 * nbytes, -(-nbytes // 8) * 8]
+
+
+@pytest.mark.parametrize(("dim", "group"), [(8, 8), (24, 8), (48, 16), (32, 32), (256, 32)])
+def test_mx4_groups_are_parts_of_a_row(dim, group):
+    codec = Fbgemm("mx4")
+    assert codec.max_nbytes(Segments.packed([8], dim)) == 8 * (dim // 2 + dim // group)
+    rows = torch.ones(2, dim)
+    rows[0] *= 2.0**20
+    assert torch.equal(round_trip(codec, rows, Segments.packed([2], dim)), rows)
+
+
+def test_configs_describe_it():
+    codec = codec_from_dict({"codec": "fbgemm", "precision": "int4", "nonfinite": "raise"})
+    assert codec == Fbgemm("int4", "raise")
+    assert codec_from_dict(codec_to_dict(codec)) == codec
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"precision": "int6"}, "precision"),
+        ({"precision": "int8", "nonfinite": "keep"}, "nonfinite"),
+    ],
+)
+def test_bad_fields_are_named(fields, name):
+    with pytest.raises(ValueError, match=f"fbgemm.{name}"):
+        Fbgemm(**fields)
+
+
+def test_a_block_that_fbgemm_does_not_take_is_refused():
+    with pytest.raises(ValueError, match="block: codec fbgemm, precision int2: rows of 20 values"):
+        GradientRule(codec=Fbgemm("int2"), block=20)
+
+
+def test_a_table_that_fbgemm_does_not_take_is_refused():
+    expected = "table 'b': codec fbgemm, precision int8: rows of 6 values"
+    with pytest.raises(ValueError, match=expected):
+        plan_frames(
+            [[("a", 8), ("b", 6)]],
+            layouts=[0],
+            codecs=dict.fromkeys("ab", Fbgemm("int8")),
+            table_numbers={"a": 0, "b": 1},
+            rank=0,
+        )
+
+
+def test_too_many_values_for_32_bits_are_refused(monkeypatch):
+    monkeypatch.setattr(operators, "LARGEST_CALL", 15)
+    with pytest.raises(ValueError, match="16 values in one call; at most 15"):
+        round_trip(Fbgemm("int8"), torch.ones(2, 8), Segments.packed([2], 8))
+
+
+def test_without_fbgemm_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
+    with pytest.raises(ValueError, match="forward: codec fbgemm: FBGEMM is not installed: pip"):
+        codec_from_dict({"codec": "fbgemm", "precision": "int8"}, where="forward")
+
+
+ON_A_GPU = {  # FBGEMM's operators there; casts are torch's: a clamp and two conversions
+    "int8": {"FloatToFused8BitRowwiseQuantized", "Fused8BitRowwiseQuantizedToFloat"},
+    "int4": {"FloatToFusedNBitRowwiseQuantizedSBHalf", "FusedNBitRowwiseQuantizedSBHalfToFloat"},
+    "fp8": {"FloatToFP8RowwiseQuantized", "FP8RowwiseQuantizedToFloat"},
+    "fp16": set(),
+}
+ON_A_GPU |= {"int2": ON_A_GPU["int4"], "fp8_e5m2": ON_A_GPU["fp8"], "bf16": set()}
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("num_tables", [1, 26])
+@pytest.mark.parametrize("precision", ON_A_GPU)  # mx4 takes its Python for all but CUDA
+def test_on_a_gpu_one_operator_codes_all_segments_and_nothing_waits(precision, num_tables):
+    segments, codec = interleaved_segments(5, num_tables, 16), Fbgemm(precision)
+    at = exclusive_cumsum(codec.max_nbytes(segments))
+    with dry_run() as run:
+        values, out = (torch.empty(5, num_tables * 19, device=GPU) for _ in range(2))
+        payload = torch.empty(int(at[-1]), dtype=torch.uint8, device=GPU)
+        with run:
+            encoded = codec.encode(values, segments, payload, at[:-1])
+            codec.decode(encoded, segments, out)
+    counted = run.taken()
+    assert {name.split("::")[1] for name in counted.names if "fbgemm::" in name} == ON_A_GPU[
+        precision
+    ]
+    costs = counted.costs
+    assert (costs.kernels, costs.uploads, costs.downloads, costs.waits) == (4, 4, 0, 0)
+    assert costs.torch <= 4  # what FBGEMM launches, and a flag of cast's that is never read

@@ -1,0 +1,177 @@
+"""Rules of findings on records made by hand, at and below their limits, and the summary's text."""
+
+from dataclasses import replace
+
+import pytest
+
+from trec_qcomm.lab.debug.findings import (
+    BIAS,
+    DRIFT,
+    EARLY_DRIFT,
+    EARLY_STEPS,
+    LOST_SHARE,
+    SNR_GAP_DB,
+    findings,
+)
+from trec_qcomm.lab.debug.recorder import Cost
+from trec_qcomm.lab.debug.summary import summary
+from trec_qcomm.lab.records import DebugRecord
+
+PLAIN = DebugRecord(
+    configuration="mine", rank=0, step=0, name="t", direction="backward", codec="Rowwise(bits=4)",
+    num_rows=8, num_values=64, num_nan=0, num_inf=0, num_broken=0, rms=1.0, snr_db=20.0, bias=0.01,
+    lost_share=0.1, num_clipped_rows=0, zero_share=0.0, rms_drift=0.3, time=1.0, bits=5.0,
+)  # fmt: skip
+COST = Cost(measured_s=1.0, elapsed_s=200.0, num_steps=3, num_steps_passed=5)
+
+
+def series(*changes, **shared):
+    """Return a record a step, each with its changes."""
+    return [
+        replace(PLAIN, step=step, time=1.0 + step, **shared, **change)
+        for step, change in enumerate(changes)
+    ]
+
+
+def kinds(records):
+    return [(f.kind, f.step) for f in findings(records)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "shared"),
+    [
+        ("nan", {"num_nan": 0}, {"num_nan": 1}, {}),
+        ("nan", {"num_inf": 0}, {"num_inf": 2}, {}),
+        ("promise", {"error_over_bound": 1.0}, {"error_over_bound": 1.001}, {}),
+        ("broken", {"num_broken": 0}, {"num_broken": 1}, {}),
+        ("drift", {"rms_drift": EARLY_DRIFT - 0.01}, {"rms_drift": EARLY_DRIFT}, {}),
+        ("drift", {"rms_drift": 0.01 - EARLY_DRIFT}, {"rms_drift": -EARLY_DRIFT}, {}),
+        ("lost", {"lost_share": LOST_SHARE - 0.01}, {"lost_share": LOST_SHARE}, {}),
+        ("bias", {"bias": 0.01 - BIAS}, {"bias": -BIAS}, {}),
+        ("clipped", {"num_clipped_rows": 0}, {"num_clipped_rows": 1}, {"codec": "Fbgemm('fp16')"}),
+    ],
+)
+def test_the_first_step_is_named(kind, good, bad, shared):
+    assert kinds(series({}, good, {}, **shared)) == []
+    assert kinds(series(good, {}, bad, bad, **shared)) == [(kind, 2)]
+    assert kinds(series(good, bad, is_shadow=True, **shared)) == []
+
+
+def test_a_jump_may_be_smaller_once_the_running_mean_knows_more():
+    early = [{} for _ in range(EARLY_STEPS - 1)]
+    assert kinds(series(*early, {"rms_drift": DRIFT})) == []
+    assert kinds(series(*early, {}, {"rms_drift": DRIFT})) == [("drift", EARLY_STEPS)]
+    assert kinds(series(*early, {}, {"rms_drift": DRIFT - 0.01})) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "shared"),
+    [
+        ({"rms_drift": 9.0}, {"num_values": 3}),  # few values may be small by chance
+        ({"lost_share": 0.9}, {"codec": "TopK(density=0.1)"}),  # drops them by design
+        ({"lost_share": 0.9}, {"codec": "Threshold(threshold=1.0)"}),
+        ({"num_clipped_rows": 5}, {"codec": "Sign()"}),
+    ],
+)
+def test_what_a_codec_does_by_design_is_no_finding(change, shared):
+    assert kinds(series({}, change, **shared)) == []
+
+
+def residuals(*ratios):
+    return series(
+        *({"residual_over_gradient": ratio} for ratio in ratios),
+        direction="residual", lost_share=None, bias=None,
+    )  # fmt: skip
+
+
+def test_a_residual_that_grows_is_told_from_one_that_saturates():
+    assert kinds(residuals(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)) == [("residual", 3)]
+    assert kinds(residuals(1.0, 4.0, 6.0, 7.0, 7.4, 7.6, 7.7)) == []
+    assert kinds(residuals(0.1, 0.2, 0.3, 0.4, 0.5)) == []  # less than a step's gradient
+    assert kinds(residuals(2.0, 4.0, 8.0)) == []  # too few to say
+
+
+def test_error_feedback_makes_up_for_what_is_lost():
+    gradient = series({"lost_share": 0.9, "bias": 0.5}, direction="dense")
+    assert {kind for kind, _ in kinds(gradient)} == {"lost", "bias"}
+    assert kinds([*gradient, *residuals(1.0)]) == []
+
+
+def test_gradients_that_are_all_zero_are_told_once():
+    zero = {"zero_share": 1.0, "rms_drift": None, "snr_db": None}
+    assert kinds(series(zero, zero)) == [("zero", 0)]
+    assert kinds(series(zero, zero, {})) == []
+    assert kinds(series(zero, zero, direction="forward")) == []
+
+
+def test_a_table_noisier_than_the_others_is_named_with_its_bound():
+    def tables(gap, **shared):
+        bounded = {"codec": "ErrorBounded(...)", "tolerance": 0.01}
+        loose = {"snr_db": 30.0 - gap, "tolerance": 0.1}
+        return [replace(PLAIN, name=n, snr_db=30.0, **bounded | shared) for n in "abc"] + [
+            replace(PLAIN, name="d", **bounded | shared | loose)
+        ]
+
+    (finding,) = findings(tables(SNR_GAP_DB))
+    assert (finding.kind, finding.name) == ("snr", "d")
+    assert finding.what.endswith("; its bound is 0.1, theirs 0.01")
+    assert findings(tables(SNR_GAP_DB - 0.1)) == []
+    others = tables(SNR_GAP_DB)
+    assert findings([replace(others[0], codec="Float6()"), *others[2:]]) == []  # too few alike
+
+
+def test_both_ends_of_an_exchange_are_compared():
+    ends = {"peers": (0, 1), "sent_squares": (1.0, 4.0), "received_squares": (1.0, 9.0)}
+    sender = replace(PLAIN, **ends)
+    receiver = replace(
+        PLAIN, rank=1, peers=(0, 1), sent_squares=(9.0, 2.0), received_squares=(4.0, 2.0)
+    )
+    assert findings([sender, receiver]) == []
+    assert findings([sender, replace(receiver, received_squares=(4.0 + 1e-7, 2.0))]) == []
+    wrong = replace(receiver, received_squares=(4.0 * 1.01**2, 2.0))
+    (finding,) = findings([sender, wrong])
+    assert (finding.kind, finding.rank) == ("received", 1)
+    assert finding.what == "rank 1 uses 1.01 times what rank 0 sent, in norm"
+    assert findings([sender, replace(wrong, step=1)]) == []  # another step's
+    assert findings([replace(sender, received_squares=(1.5, 9.0))])[0].rank == 0  # from itself
+
+
+def test_ranks_that_end_with_other_means_are_named():
+    ranks = [
+        replace(PLAIN, rank=rank, direction="dense", site="contribution", received_squares=(2.0,))
+        for rank in range(3)
+    ]
+    assert findings(ranks) == []
+    ranks[2] = replace(ranks[2], received_squares=(8.0,))
+    (finding,) = findings(ranks)
+    assert (finding.kind, finding.rank) == ("received", 2)
+    assert "2 times" in finding.what
+
+
+def test_the_worst_comes_first_and_of_equal_ones_the_earliest():
+    late, early = (
+        replace(PLAIN, name=name, step=step, num_nan=1) for name, step in (("a", 5), ("b", 3))
+    )
+    drifting = replace(PLAIN, name="c", rms_drift=10.0)
+    assert [(f.kind, f.name) for f in findings([drifting, late, early])] == [
+        ("nan", "b"), ("nan", "a"), ("drift", "c"),
+    ]  # fmt: skip
+
+
+def test_the_summary_has_a_few_of_each_kind():
+    many = [replace(PLAIN, name=f"t{n}", step=n, num_nan=1) for n in range(7)]
+    text = summary([*many, replace(PLAIN, name="d", rms_drift=10.0)], COST)
+    assert text.splitlines()[0].endswith("measuring took 1.00 s, 0.50% of the time")
+    assert "1. t0, backward, since step 0: 1 NaN and 0 inf before the codec\n" in text
+    assert "2. t1, backward, since step 1:" in text
+    assert "and 5 more like it" in text.replace("\n   ", " ")
+    assert "3. d, backward, since step 0: values are 1.02e+03 times their running mean" in text
+    assert text.count("   -> ") == 3
+
+
+def test_the_summary_without_findings_has_the_noisiest():
+    quiet = [replace(PLAIN, name=name, snr_db=db) for name, db in (("a", 30.0), ("b", 25.0))]
+    assert summary([], COST) == "debug: nothing was measured so far"
+    *_, first, second = summary(quiet, COST).splitlines()
+    assert first == "    25.0 dB   5.00 bits a value  b, backward, step 0"
+    assert second.endswith("  a, backward, step 0")

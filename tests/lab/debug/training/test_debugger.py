@@ -1,0 +1,179 @@
+"""The debugger in trainings of two ranks: it changes nothing, and names what was planted."""
+
+import json
+
+import pytest
+import torch
+
+from tests.lab.debug.training.programs import BASE, FAULT_STEP, SHADOWS, STEPS, run
+from tests.rank_programs import results_of, run_programs
+from trec_qcomm import ErrorBounded
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.lab import records
+from trec_qcomm.lab.debug.findings import findings
+from trec_qcomm.lab.debug.recorded.compare import compare
+from trec_qcomm.lab.debug.recorded.run import read_run
+from trec_qcomm.lab.debug.recorded.show import wrong_of
+from trec_qcomm.testing import encode, round_trip
+
+FAULTS = {  # what is found first, on which ranks and since which step
+    "scaled_table": ("drift", {0}, FAULT_STEP, "tw_first", "forward"),
+    "nan_gradient": ("nan", {1}, FAULT_STEP, "over.weight", "dense"),
+    "heavy_tail": ("lost", {0, 1}, FAULT_STEP, "tw_first", "backward"),
+    "loose_bound": ("snr", {0}, 0, "cw", "forward"),
+    "growing_residual": ("residual", {0, 1}, 3, "over.weight", "residual"),
+    "scaled_after_decode": ("received", {1}, FAULT_STEP, "cw", "forward"),
+}
+PROGRAMS = ("same_bits", "no_fault", *FAULTS, "attribution")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("debug")
+
+
+@pytest.fixture(scope="module")
+def programs(folder):
+    return run_programs(
+        run, 2, {name: (name, str(folder / name)) for name in PROGRAMS}, timeout_s=300
+    )
+
+
+def recorded(folder, name):
+    return records.read_all([folder / name])
+
+
+@pytest.mark.dist
+def test_training_is_the_same_bit_by_bit(programs):
+    for rank in results_of(programs["same_bits"]):
+        assert rank["same"]
+        assert rank["bytes"][0] == rank["bytes"][1]
+
+
+@pytest.mark.dist
+def test_off_there_is_no_observer(programs):
+    """Then collectives and all-reduces run the code that they run without a debugger."""
+    for rank in results_of(programs["same_bits"]):
+        without, watched, stopped = rank["observers"]
+        assert without == stopped == (0, 0)
+        assert watched == (3, 2)  # row-, table- and column-wise; dense and data-parallel
+
+
+@pytest.mark.dist
+def test_lines_are_the_records_in_memory(programs, folder):
+    in_memory = [r for rank in results_of(programs["same_bits"]) for r in rank["records"]]
+    lines = recorded(folder, "same_bits")
+    assert lines == in_memory
+    keys = [
+        (r.rank, r.step, r.name, r.direction, r.codec, r.is_shadow, r.site, r.module) for r in lines
+    ]
+    assert len(set(keys)) == len(keys)
+    assert {r.step for r in lines} == set(range(0, STEPS, 2))
+    assert {r.direction for r in lines} == {
+        "forward", "backward", "dense", "data_parallel", "residual",
+    }  # fmt: skip
+    shadows = {r.codec for r in lines if r.is_shadow}
+    assert shadows == set(map(repr, SHADOWS))
+    text = (folder / "same_bits" / "debug-rank0.jsonl").read_text()
+    assert all("NaN" not in line and "Infinity" not in line for line in text.splitlines())
+    assert {json.loads(line)["kind"] for line in text.splitlines()} == {"debug"}
+
+
+@pytest.mark.dist
+def test_figures_are_those_of_the_rows_that_were_captured(programs):
+    """Rows of a step, dumped by capture_rows, coded and judged apart, in float64."""
+    num_checked = 0
+    for rank in results_of(programs["same_bits"]):
+        forward = {
+            (r.name, r.codec): r
+            for r in rank["records"]
+            if r.step == 2 and r.direction == "forward" and r.num_rows
+        }
+        for (table, codec), record in forward.items():
+            codec = next(c for c in (BASE.embedding[0].forward, *SHADOWS) if repr(c) == codec)
+            if table == "tw_first" and isinstance(codec, ErrorBounded):  # of a sum over 2 ranks
+                codec = ErrorBounded(codec.bound / 2)
+            blocks = rank["rows"][table]
+            coded = [Segments.packed([len(b)], b.shape[1]) for b in blocks]
+            x = torch.cat([b.flatten() for b in blocks]).double()
+            y = torch.cat(
+                [round_trip(codec, b, s).flatten() for b, s in zip(blocks, coded, strict=True)]
+            ).double()
+            pairs = zip(blocks, coded, strict=True)
+            nbytes = sum(int(encode(codec, b, s).nbytes.sum()) for b, s in pairs)
+            noise = (x - y).square().sum()
+            expected = {
+                "num_values": len(x),
+                "rms": x.square().mean().sqrt(),
+                "max_error": (x - y).abs().max(),
+                "snr_db": 10 * (x.square().sum().log10() - noise.log10()),
+                "bits": 8 * nbytes / len(x),
+            }
+            for name, value in expected.items():
+                assert getattr(record, name) == pytest.approx(float(value), rel=1e-10), name
+            num_checked += 1
+    assert num_checked == 3 * (3 + 4)  # codecs; tables that rank 0 and rank 1 send
+
+
+@pytest.mark.dist
+def test_a_healthy_training_has_no_findings(programs, folder):
+    assert findings(recorded(folder, "no_fault")) == []
+    for summary in results_of(programs["no_fault"]):
+        assert "nothing stands out; the noisiest:" in summary
+        assert "measuring took" in summary
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(programs, folder, fault):
+    results_of(programs[fault])
+    of_kind = [f for f in findings(recorded(folder, fault)) if f.kind == FAULTS[fault][0]]
+    kind, ranks, step, name, direction = FAULTS[fault]
+    first = of_kind[0]
+    assert (first.kind, first.step, first.name, first.direction) == (kind, step, name, direction)
+    assert first.rank in ranks
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("fault", FAULTS)
+def test_show_and_compare_name_a_planted_fault_first(programs, folder, fault):
+    """Files of all ranks are read; compared is with the training without a fault."""
+    good, bad = read_run(folder / "no_fault"), read_run(folder / fault)
+    kind, ranks, step, name, direction = FAULTS[fault]
+    shown = next(w for w in wrong_of(bad) if w.first.kind == kind)
+    assert (shown.first.step, shown.first.name, shown.first.direction) == (step, name, direction)
+    assert ranks & set(shown.ranks)
+    assert wrong_of(bad)[0].first.name == name
+    first = compare(good, bad).first[0]
+    if fault in ("growing_residual", "heavy_tail"):  # whose codecs are others from the start
+        step, direction = 0, "dense" if fault == "growing_residual" else direction
+    assert (first.step, first.place.name, first.place.direction) == (step, name, direction)
+    assert compare(good, good).first == []
+
+
+@pytest.mark.dist
+def test_what_is_worst_comes_first(programs, folder):
+    for fault, (kind, *_) in FAULTS.items():
+        if fault != "heavy_tail":  # where the column that was made larger drifts, too
+            assert findings(recorded(folder, fault))[0].kind == kind
+    summary = results_of(programs["heavy_tail"])[0]
+    assert "tw_first, backward, since step 2:" in summary
+    assert "take more bits, or float6" in summary
+
+
+@pytest.mark.dist
+def test_attribution_names_the_table_and_leaves_no_trace(programs):
+    first, second = results_of(programs["attribution"])
+    assert first["result"] == second["result"]
+    effects = first["result"].tables
+    assert {effect.table for effect in effects} == {"tw_first", "tw_last", "cw", "cw_shared"}
+    assert effects[0].table == "tw_first"
+    assert abs(effects[0].added_loss) > 10 * abs(effects[1].added_loss)
+    with_all, with_none = first["result"].loss, first["result"].exact_loss
+    assert with_all - with_none == pytest.approx(effects[0].added_loss, rel=0.1)
+    assert str(first["result"]).splitlines()[1].endswith("  tw_first")
+    for rank in (first, second):
+        assert rank["same"]
+        assert rank["goes_on"]
+        assert len(rank["drawn"]) == 2 + len(effects)
+        assert len(set(rank["drawn"])) == 1

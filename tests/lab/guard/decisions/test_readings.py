@@ -1,0 +1,139 @@
+"""The test that watches the loss without end: its false trips, and how soon it sees a jump.
+
+Trainings are simulated, each with a seed of its own.
+"""
+
+import random
+from itertools import islice
+
+import pytest
+
+from tests.lab.guard.decisions.simulated_trainings import (
+    LIMIT,
+    NOISES,
+    Noise,
+    first_trip,
+    simulated,
+)
+from trec_qcomm.lab.guard.decisions.by_loss.readings import LONGEST, Readings, Variance
+from trec_qcomm.lab.study.student_t import t_quantile_of_tail
+
+LATER = ("batches for good, 3", "probes, 1", "probes with a memory, 1")
+SEEN_SOON = [name for name in NOISES if name not in LATER]
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_a_training_at_half_the_limit_does_not_trip_in_1000_probes(name):
+    for seed in range(3):
+        stream = simulated(seed, NOISES[name], lambda _: 0.5)
+        assert first_trip(stream, 1000) is None
+
+
+@pytest.mark.parametrize("calm", [20, 500])
+@pytest.mark.parametrize("name", SEEN_SOON)
+def test_a_jump_to_ten_limits_trips_within_3_probes(name, calm):
+    for seed in range(5):
+        stream = simulated(seed, NOISES[name], lambda n: 10.0 if n >= calm else 0.0, num_batches=16)
+        assert calm <= first_trip(stream, calm + 3) <= calm + 2
+
+
+def test_noise_of_long_ago_is_forgotten():
+    """With the wide noise of the first 100 readings the jump would not be seen at once."""
+    source = random.Random(3)
+    readings = Readings(2)
+    for n in range(166):
+        common = source.gauss(0, 5.0 if n < 100 else 0.1) + (4.0 if n >= 164 else 0.0)
+        readings.add([common + source.gauss(0, 0.1) for _ in range(8)])
+    assert readings.show_above(LIMIT)
+
+
+def test_a_change_of_twice_the_limit_trips_in_the_end():
+    for seed in range(5):
+        stream = simulated(
+            seed, Noise(alone=0.5, batch=0.2, probe=0.2), lambda n: 2.0 if n >= 30 else 0.5
+        )
+        assert first_trip(stream, 30 + LONGEST) > 31
+
+
+def test_one_reading_trips_nothing_however_large():
+    readings = Readings(2)
+    for changes in islice(simulated(0, Noise(alone=0.1, batch=0.1, probe=0.1), lambda _: 0.0), 50):
+        readings.add(changes)
+    readings.add([1000.0 + b / 100 for b in range(8)])
+    assert not readings.show_above(LIMIT)
+    assert not readings.show_above(1.0, is_suspected=True)
+    readings.add([1000.0 + b / 100 for b in range(8)])
+    assert readings.show_above(LIMIT)
+
+
+def test_all_of_raise_after_readings_must_be_above():
+    readings = Readings(3)
+    for mean in [0.0] * 20 + [50.0, 50.0]:
+        readings.add([mean + b / 10 for b in range(8)])
+        assert not readings.show_above(LIMIT)
+    readings.add([50.0 + b / 10 for b in range(8)])
+    assert readings.show_above(LIMIT)
+    readings.add([0.9 + b / 1000 for b in range(8)])
+    assert not readings.show_above(LIMIT)  # the mean still is
+
+
+def test_batches_that_differ_widely_show_nothing():
+    """All probes agree, so only the draw of the batches is in doubt."""
+    for spread, shown in ((1.0, True), (30.0, False)):
+        readings = Readings(2)
+        for n in range(20):
+            mean = 10.0 if n >= 10 else 0.0
+            readings.add([mean + spread * (b - 1.5) + 0.01 * (n % 2) for b in range(4)])
+        assert readings.show_above(LIMIT) is shown
+
+
+def test_variances_add_up_with_welch_s_degrees():
+    both = Variance(1.0, 5) + Variance(3.0, 9)
+    assert both.value == 4.0
+    assert both.degrees == pytest.approx(16 / (1 / 5 + 9 / 9))
+    assert Variance() + both == both == both + Variance()
+    assert both.margin(0.05) == pytest.approx(t_quantile_of_tail(0.05, 13) * 2)
+    assert both.is_exceeded(both.margin(0.05) + 1e-6, 0.05)
+    assert not both.is_exceeded(both.margin(0.05) - 1e-6, 0.05)
+    assert Variance().margin(0.05) == float("inf")
+    assert not Variance().is_exceeded(1.0, 0.05)
+
+
+def test_the_interval_holds_the_true_mean():
+    """More than 95 % of the intervals do, since one part of the noise counts twice."""
+    held = 0
+    for seed in range(200):
+        readings = Readings(2)
+        for changes in islice(
+            simulated(seed, Noise(alone=1.0, batch=0.5, probe=0.5), lambda _: 0.3), 12
+        ):
+            readings.add(changes)
+        low, high = readings.estimate().interval
+        held += low <= 0.3 <= high
+    assert 190 <= held <= 200
+
+
+def test_other_batches_begin_anew_and_old_readings_go():
+    readings = Readings(2)
+    for n in range(LONGEST + 20):
+        readings.add([float(n), 0.0])
+    assert len(readings) == LONGEST
+    assert readings.readings[0] == (20.0, 0.0)
+    readings.add([1.0, 2.0, 3.0])
+    assert readings.readings == ((1.0, 2.0, 3.0),)
+    assert not readings.show_above(LIMIT)
+
+
+def test_what_is_kept_gives_the_same_decisions():
+    stream = list(
+        islice(simulated(5, Noise(alone=1.0, batch=0.3, probe=0.3), lambda n: n / 40), 100)
+    )
+    first, second = Readings(2), Readings(2)
+    for changes in stream[:90]:
+        first.add(changes)
+    second.restart(first.readings)
+    for changes in stream[90:]:
+        first.add(changes)
+        second.add(changes)
+        assert first.estimate() == second.estimate()
+        assert first.show_above(LIMIT) == second.show_above(LIMIT)

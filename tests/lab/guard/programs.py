@@ -1,0 +1,413 @@
+"""Trainings whose codecs change, by hand and by a guard, for the tests beside."""
+
+import json
+import math
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torchrec.distributed.sharding_plan import row_wise
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+from tests.integration.small_model import (
+    CPU,
+    Model,
+    batch,
+    default_plan,
+    dense_optimizer,
+    same_weights,
+    shard,
+    train,
+    weights,
+)
+from trec_qcomm import (
+    Config,
+    CorruptFrameError,
+    ErrorBounded,
+    ForwardMask,
+    GuardError,
+    Identity,
+    QComm,
+    Rowwise,
+    TableRule,
+)
+from trec_qcomm.lab.guard.rule import GuardRule
+
+TABLES = ("cw", "cw_shared", "tw_first", "tw_last")  # dp is not sent
+NOISY, FINER = Rowwise(2, "stochastic"), Rowwise(8, "stochastic")
+
+
+def run(name_and_folder):
+    name, folder = name_and_folder
+    return globals()[name](folder)
+
+
+def config_of(forward, backward=NOISY, *, tables="*", guard=None, **options):
+    rules = [TableRule(tables=tables, forward=forward, backward=backward)]
+    if tables != "*":
+        rules.append(TableRule(tables="*", forward=Identity(), backward=backward))
+    return Config(embedding=rules, guard=guard or GuardRule(), **options)
+
+
+def sharded(config):
+    """Return a QComm, a model with a row-wise table, and an optimizer."""
+    qcomm = QComm(config)
+    dmp = shard(qcomm, plan=default_plan() | {"tw_first": row_wise()})
+    return qcomm, dmp, dense_optimizer(dmp)
+
+
+def use(qcomm, forward, backward, tables=TABLES):
+    codecs = {"forward": forward, "backward": backward}
+    qcomm._session.collectives.use_codecs(dict.fromkeys(tables, codecs))
+
+
+def go_on_from(qcomm, dmp, other_qcomm, other_dmp):
+    """Give another model the weights and numbers of steps of a first one."""
+    other_dmp.load_state_dict(dmp.state_dict())
+    ours = other_qcomm.state_dict()
+    other_qcomm.load_state_dict(ours | {"steps": qcomm.state_dict()["steps"]})
+
+
+CHANGES = {
+    "fixed to varying": (Rowwise(2), ErrorBounded(0.001), "announced"),
+    "varying to fixed, slots": (ErrorBounded(0.1), Rowwise(4), "slots"),
+    "varying to varying, slots": (ErrorBounded(0.1), ErrorBounded(0.01), "slots"),
+}
+
+
+def changed(folder):
+    """Change codecs after two steps, with a step's backward still to come; compare the rest."""
+    same = {}
+    for name, (before, after, sizes) in CHANGES.items():
+        guard = GuardRule(ladder=[Rowwise(2), ErrorBounded(0.1), Rowwise(4), ErrorBounded(0.001)])
+        guard = replace(guard, backward_ladder=[NOISY, Rowwise(4, "stochastic")])
+        qcomm, dmp, optimizer = sharded(config_of(before, guard=guard, sizes=sizes))
+        _, dmp_before, optimizer_before = sharded(config_of(before, guard=guard, sizes=sizes))
+        losses = [
+            train(d, o, range(1)) for d, o in ((dmp, optimizer), (dmp_before, optimizer_before))
+        ]
+        loss = ((dmp(batch(1, 6)) - 1) ** 2).sum() / 8
+        optimizer.zero_grad()
+        use(qcomm, after, Rowwise(4, "stochastic"))
+        loss.backward()  # by the codecs that its forward began with
+        optimizer.step()
+        other = ((dmp_before(batch(1, 6)) - 1) ** 2).sum() / 8
+        optimizer_before.zero_grad()
+        other.backward()
+        optimizer_before.step()
+        in_flight = losses[0] == losses[1] and same_weights(weights(dmp), weights(dmp_before))
+        from_start = config_of(after, Rowwise(4, "stochastic"), guard=guard, sizes=sizes)
+        qcomm_after, dmp_after, optimizer_after = sharded(from_start)
+        go_on_from(qcomm, dmp, qcomm_after, dmp_after)
+        losses = [
+            train(d, o, range(2, 4)) for d, o in ((dmp, optimizer), (dmp_after, optimizer_after))
+        ]
+        same[name] = {
+            "in flight": in_flight,
+            "after": losses[0] == losses[1] and same_weights(weights(dmp), weights(dmp_after)),
+            "differs": losses[0] != train(dmp_before, optimizer_before, range(2, 4)),
+        }
+    return same
+
+
+def loss_of(qcomm, dmp, added=None):
+    """Return a loss that is 1 with exact rows, and more with others.
+
+    It is more by `added`, or by a squared error with its noise, and infinite if that is large.
+    """
+
+    def loss(features):
+        out = dmp(features)
+        with qcomm.bypass():
+            exact = dmp(features)
+        torch.rand(())  # as dropout would
+        error = float(((out - exact) ** 2).mean())
+        if added is not None:
+            return 1 + added * (error > 0)
+        return 1 + (math.inf if error > LARGE else error)
+
+    return loss
+
+
+def guarded(config, folder=None, added=None, **options):
+    """Return a QComm, model and optimizer, and a guard that probes one batch."""
+    qcomm, dmp, optimizer = sharded(config)
+    file = None if folder is None else f"{folder}/guard.jsonl"
+    loss = loss_of(qcomm, dmp, added)
+    guard = qcomm.guard(loss, [batch(100, 6)], file=file, **options)
+    return qcomm, dmp, optimizer, guard
+
+
+def train_guarded(dmp, optimizer, guard, steps):
+    losses, events = [], []
+    for step in steps:
+        losses += train(dmp, optimizer, range(step, step + 1))
+        events += guard.step()
+    return losses, events
+
+
+EPISODE = GuardRule(
+    every=1, limit_ne=0.1, raise_after=2, lower_after=2, patience=2, ladder=[NOISY, FINER]
+)
+LARGE = 1e-7  # error of the coarse codec, not of the finer one
+COARSE = config_of(NOISY, tables="tw_last", guard=EPISODE)
+FIRST_TRIP = 4  # the fourth reading is the first that may show a finite change
+
+
+def told(events):
+    return [(e.kind, e.reason, e.table, e.direction, e.name_after, e.step) for e in events]
+
+
+def episode(folder):
+    """Let one table be too coarse, twice; compare with a training without a guard until then."""
+    qcomm, dmp, optimizer, guard = guarded(COARSE, folder, 0.01, run="mine")
+    unwatched, dmp_unwatched, optimizer_unwatched = sharded(replace(COARSE, guard=None))
+    random = torch.get_rng_state()
+    losses, nothing = train_guarded(dmp, optimizer, guard, range(FIRST_TRIP - 1))
+    same_random = torch.equal(random, torch.get_rng_state())
+    same_losses = losses == train(dmp_unwatched, optimizer_unwatched, range(FIRST_TRIP - 1))
+    stats = [replace_times(q.stats().to_dict()) for q in (qcomm, unwatched)]
+    _, events = train_guarded(dmp, optimizer, guard, range(FIRST_TRIP - 1, FIRST_TRIP + 4))
+    return {
+        "before": nothing,
+        "traceless": (same_losses, same_random, stats[0] == stats[1]),
+        "events": told(events),
+        "codecs": guard.codecs["tw_last"]["forward"],
+        "in force": qcomm._session.collectives.rules.rule_for("tw_last").forward,
+        "history": told(guard.history),
+    }
+
+
+def replace_times(stats):
+    """Return statistics without seconds."""
+    if not isinstance(stats, dict):
+        return stats
+    return {key: replace_times(value) for key, value in stats.items() if not key.endswith("_s")}
+
+
+def resumed(folder):
+    """Save in the middle of an episode, and go on from it in another QComm."""
+    qcomm, dmp, optimizer, guard = guarded(COARSE)
+    train_guarded(dmp, optimizer, guard, range(1))
+    dcp.save({"model": dmp.state_dict(), "trec_qcomm": qcomm}, checkpoint_id=folder)
+    saved = qcomm.state_dict()
+    straight = train_guarded(dmp, optimizer, guard, range(1, 4)), guard.state_text()
+    outcomes = {}
+    for name in ("loaded", "resized"):
+        qcomm, dmp, optimizer = sharded(COARSE)
+        state = {"model": dmp.state_dict(), "trec_qcomm": qcomm}
+        if name == "resized":
+            del state["trec_qcomm"]
+        dcp.load(state, checkpoint_id=folder)
+        dmp.load_state_dict(state["model"])
+        if name == "resized":
+            qcomm.load_resized(folder)
+        in_force = qcomm._session.collectives.rules.rule_for("tw_last").forward
+        with torch.no_grad():  # which draws no noise of a probe's
+            dmp(batch(50, 6))
+        outcomes[name] = in_force
+        if name == "loaded":
+            guard = qcomm.guard(loss_of(qcomm, dmp), [batch(100, 6)])
+            again = train_guarded(dmp, optimizer, guard, range(1, 4)), guard.state_text()
+            outcomes["same"] = straight == again
+            readings = json.loads(again[1])["policy"]["readings"]
+            outcomes["noise"] = any(readings[-1])
+            outcomes["events"] = told(straight[0][1])
+    (sums,) = saved["guard_signals"].values()
+    qcomm, dmp, _ = sharded(COARSE)
+    qcomm.load_state_dict(saved | {"guard_signals": {"rank7of9": sums}})
+    outcomes["foreign"] = qcomm._session.collectives.rules.rule_for("tw_last").forward
+    return outcomes
+
+
+def pipelined(folder):
+    """Guard a pipeline, where the next batch's ids are under way at a probe, and a plain loop."""
+    plain = Model.forward
+    Model.forward = lambda self, features: (
+        (loss := ((plain(self, features) - 1) ** 2).sum() / 8),
+        loss.detach(),
+    )
+    try:
+        return [guarded_loop(is_pipelined) for is_pipelined in (True, False)]
+    finally:
+        Model.forward = plain
+
+
+def guarded_loop(is_pipelined):
+    qcomm, dmp, optimizer = sharded(COARSE)
+    steps = range(4)
+    batches = iter([batch(step, 4) for step in steps])
+    pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU) if is_pipelined else None
+
+    def loss(features):
+        model = dmp if pipeline is None else pipeline.detach()
+        return loss_of(qcomm, lambda features: model(features)[1])(features)
+
+    guard = qcomm.guard(loss, [batch(100, 4)])
+    losses, events = [], []
+    for _ in steps:
+        if pipeline is not None:
+            losses.append(float(pipeline.progress(batches)))
+        else:
+            value, _ = dmp(next(batches))
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            losses.append(float(value.detach()))
+        events += guard.step()
+    return losses, told(events)
+
+
+@contextmanager
+def planted(dmp, table, value):
+    """Let a row of a table hold a value on the ranks that have it."""
+    parts = [
+        shard.tensor
+        for name, weight in dmp.state_dict().items()
+        if f".{table}." in name and hasattr(weight, "local_shards")
+        for shard in weight.local_shards()
+    ]
+    kept = [part.clone() for part in parts]
+    for part in parts:
+        part[: len(part) // 2, 1] = value
+    yield
+    for part, before in zip(parts, kept, strict=True):
+        part.copy_(before)
+
+
+def refused(folder):
+    """Let a codec refuse rows: without a guard an error, with it exact from the step on."""
+    strict = Rowwise(8, nonfinite="raise")
+    outcomes = {}
+    for sizes in ("announced", "slots"):
+        guard = replace(EPISODE, limit_ne=1e9, ladder=[strict])
+        config = config_of(strict, Identity(), tables="tw_last", guard=guard, sizes=sizes)
+        qcomm, dmp, optimizer, guard = guarded(config)
+        with torch.no_grad(), planted(dmp, "tw_last", float("inf")):
+            out = dmp(batch(1, 6))
+            with qcomm.bypass():
+                exact = dmp(batch(1, 6))
+            same = torch.equal(out.nan_to_num(), exact.nan_to_num()) and bool(
+                (~out.isfinite()).any()
+            )
+        _, events = train_guarded(dmp, optimizer, guard, range(1))
+        outcomes[sizes] = same, told(events)
+    return outcomes
+
+
+def signals(folder):
+    """Let a bound be pointless, and let gradients become NaN."""
+    limits = replace(EPISODE, limit_ne=1e9, ladder=None)
+    tight = config_of(ErrorBounded(1e-9), tables="tw_last", guard=limits)
+    _, dmp, optimizer, guard = guarded(tight)
+    _, pointless = train_guarded(dmp, optimizer, guard, range(2, 3))
+
+    outcomes = {"pointless": told(pointless)}
+    for handling in ("warn", "exact", "error"):
+        rule = replace(EPISODE, limit_ne=1e9, on_nan=handling)
+        _, dmp, _, guard = guarded(config_of(Rowwise(8), tables="cw", guard=rule))
+        (dmp(batch(1, 6)) * float("nan")).sum().backward()
+        try:
+            events = told(guard.step())
+        except GuardError as error:
+            events = str(error)
+        outcomes[handling] = events
+    outcomes["parts"] = in_parts()
+    return outcomes
+
+
+def held(folder):
+    """Let a row grow between two probes, with its table's bound held and without."""
+    outcomes = {}
+    for hold in (2.0, None):
+        rule = replace(EPISODE, every=2, limit_ne=1e9, ladder=None, hold=hold, on_pointless="warn")
+        config = config_of(ErrorBounded(0.1), tables="tw_last", guard=rule)
+        qcomm, dmp, optimizer, guard = guarded(config, added=0.0)
+        train_guarded(dmp, optimizer, guard, range(2))
+        with planted(dmp, "tw_last", GROWN):
+            out = dmp(batch(1, 6)).detach()
+            bound = GROWN * qcomm.forward_params()["tw_last"]
+            state = qcomm.state_dict()
+            with qcomm.bypass():
+                exact = dmp(batch(1, 6)).detach()
+        train_guarded(dmp, optimizer, guard, range(2, 4))
+        again, _, _ = sharded(config)
+        again.load_state_dict(state)
+        params = [GROWN * again.forward_params()["tw_last"]]
+        outcomes[hold] = {
+            "error": float((out - exact).abs().max()),
+            "bound": bound,
+            "same": params == [bound],
+            "events": [event for event in told(guard.history) if event[1] != "pointless"],
+        }
+    return outcomes
+
+
+GROWN = 1000.0
+
+
+def in_parts():
+    """Return the readings of a batch of 6 samples in 3 parts, and what too few samples are told."""
+    qcomm, dmp, optimizer = sharded(config_of(Rowwise(8), guard=GuardRule(every=1, limit_ne=100)))
+    num_samples = 6
+
+    def loss(features):
+        added = torch.arange(num_samples) + dist.get_rank()
+        return 1 + added.view(-1, 1) / 100 * (not qcomm._session.exact)
+
+    guard = qcomm.guard(loss, [batch(100, 6)], parts=3)
+    train_guarded(dmp, optimizer, guard, range(1))
+    readings = json.loads(guard.state_text())["policy"]["readings"]
+    num_samples = 2
+    with pytest.raises(ValueError, match="loss_fn") as caught:
+        train_guarded(dmp, optimizer, guard, range(1, 2))
+    return readings[-1], str(caught.value)
+
+
+def bad_input(folder):
+    """Ask for guards that cannot be, and train without the calls of one."""
+    messages = {}
+
+    def note(name, call):
+        with pytest.raises(ValueError, match=r"\w") as caught:
+            call()
+        messages[name] = str(caught.value)
+
+    rank = dist.get_rank()
+    config = config_of(Rowwise(8), guard=GuardRule(every=2, tables=["tw_last", "cw"]))
+    qcomm = QComm(config)
+    note("unsharded", lambda: qcomm.guard(float, [1]))
+    qcomm, dmp, optimizer = sharded(config)
+    note("numbers", lambda: qcomm.guard(float, [1] * (1 + rank)))
+    note("parts", lambda: qcomm.guard(float, [1], parts=0))
+    note("numbers of parts", lambda: qcomm.guard(float, [1], parts=1 + rank))
+    note("none", lambda: qcomm.guard(float, []))
+    note("function", lambda: qcomm.guard(None, [1]))
+    note("without", lambda: train(dmp, optimizer, range(17)))
+    guard = qcomm.guard(lambda features: torch.zeros(2), [1])
+    note("forgotten", lambda: train(dmp, optimizer, range(1)))
+    guard.step()
+    note("shape", guard.step)
+    note("second", lambda: qcomm.guard(float, [1]))
+    note("table", lambda: use(qcomm, Identity(), Identity(), ["dp"]))
+    note("masks", lambda: use(qcomm, Identity(), ForwardMask(), ["cw"]))
+    in_force = qcomm._session.collectives.rules.rule_for("cw")
+    assert in_force == config.rule_for("cw")
+    note("patterns", lambda: guarded(replace(config, guard=GuardRule(tables=["dp"]))))
+    note("no rule", lambda: guarded(replace(config, guard=None)))
+    return messages
+
+
+def skipped(folder):
+    """Let one rank not change its codecs: no rank may hang."""
+    guard = GuardRule(ladder=[ErrorBounded(0.1), ErrorBounded(0.01)])
+    qcomm, dmp, optimizer = sharded(config_of(ErrorBounded(0.1), guard=guard))
+    train(dmp, optimizer, range(1))
+    if dist.get_rank() == 0:
+        use(qcomm, ErrorBounded(0.01), NOISY)
+    with pytest.raises(CorruptFrameError, match="the ranks are out of step"):
+        train(dmp, optimizer, range(1, 2))
+    return True

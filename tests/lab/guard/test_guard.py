@@ -1,0 +1,172 @@
+"""Codecs that change while two ranks train: by hand, by a guard, after a checkpoint."""
+
+import pytest
+
+from tests.lab.guard import programs as trainings
+from tests.lab.guard.programs import CHANGES, TABLES, run
+from tests.rank_programs import results_of, run_programs
+from trec_qcomm import Identity
+from trec_qcomm.lab import records
+
+PROGRAMS = (
+    "changed", "episode", "resumed", "pipelined", "refused", "signals", "held", "bad_input",
+    "skipped",
+)  # fmt: skip
+FINER, EXACT = repr(trainings.FINER), repr(Identity())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("guard")
+
+
+@pytest.fixture(scope="module")
+def programs(folder):
+    return run_programs(
+        run, 2, {name: (name, str(folder / name)) for name in PROGRAMS}, timeout_s=300
+    )
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_codecs_are_those_of_a_config_that_had_them_from_the_start(programs, name):
+    """Not so the exchange that had begun: its backward keeps the codecs of its forward."""
+    for rank in results_of(programs["changed"]):
+        assert rank[name] == {"in flight": True, "after": True, "differs": True}
+
+
+def moves(*steps):
+    """Return an episode of the coarse table that begins in the first of these steps."""
+    raised, exact, calm = steps
+    table = "tw_last", "forward"
+    return [
+        ("trip", "loss", None, None, None, raised),
+        ("raise", "loss", *table, FINER, raised),
+        ("raise", "loss", *table, EXACT, exact),
+        ("calm", "calm", None, None, None, calm),
+        ("lower", "calm", *table, FINER, calm),
+    ]
+
+
+@pytest.mark.dist
+def test_the_guard_finds_the_coarse_table_and_leaves_no_trace_until_then(programs, folder):
+    for rank in results_of(programs["episode"]):
+        assert rank["before"] == []
+        assert rank["traceless"] == (True, True, True)  # losses, random numbers, statistics
+        assert rank["events"] == rank["history"] == moves(4, 6, 8)
+        assert repr(rank["codecs"]) == repr(rank["in force"]) == FINER
+    lines = records.read(folder / "episode" / "guard.jsonl")
+    probes = [line for line in lines if line.kind == "guard_probe"]
+    events = [line for line in lines if line.kind == "guard"]
+    assert [p.step for p in probes] == list(range(1, 9))
+    assert [p.forward["tw_last"] for p in probes] == [0, 0, 0, 0, 1, 1, 2, 2]
+    assert all(p.wire_nbytes > 0 and p.run == "mine" for p in probes)
+    assert [round(p.change, 6) for p in probes] == [1, 1, 1, 1, 1, 1, 0, 0]
+    assert [(e.event, e.reason, e.table, e.step) for e in events] == [
+        (kind, reason, table, step) for kind, reason, table, _, _, step in moves(4, 6, 8)
+    ]
+    raised = events[1]
+    assert raised.figures["effect tw_last"] == pytest.approx(1)
+    assert set(raised.figures) == {"effect tw_last"}
+
+
+def infinite(begin):
+    """Return what becomes of a loss that is infinite with the coarse table from the start."""
+    table = "tw_last", "forward"
+    return [
+        ("trip", "loss", None, None, None, 1),
+        ("raise", "loss", *table, EXACT, 1),
+        ("calm", "calm", None, None, None, 3),
+        ("lower", "calm", *table, FINER, 3),
+    ][begin:]
+
+
+@pytest.mark.dist
+def test_a_run_that_is_resumed_in_an_episode_is_the_same(programs):
+    for rank in results_of(programs["resumed"]):
+        assert rank["same"]
+        assert rank["noise"]  # of the codec, which is drawn anew at each probe
+        assert rank["events"] == infinite(2)
+        assert repr(rank["loaded"]) == repr(rank["resized"]) == repr(rank["foreign"]) == EXACT
+
+
+@pytest.mark.dist
+def test_a_pipeline_is_guarded_as_a_plain_loop_is(programs):
+    for pipelined, plain in results_of(programs["pipelined"]):
+        assert pipelined == plain
+        assert plain[1] == infinite(0)
+
+
+@pytest.mark.dist
+def test_refused_rows_are_exact_at_once_and_the_table_after_the_next_probe(programs):
+    event = ("raise", "unencodable", "tw_last", "forward", EXACT, 1)
+    for rank in results_of(programs["refused"]):
+        assert rank == {"announced": (True, [event]), "slots": (True, [event])}
+
+
+@pytest.mark.dist
+def test_a_held_bound_spares_other_rows_at_once_and_the_table_moves_at_the_next_probe(programs):
+    ranks = results_of(programs["held"])
+    for rank in ranks:
+        held, free = rank[2.0], rank[None]
+        assert free["events"] == []
+        assert held["events"] == [("raise", "drift", "tw_last", "forward", EXACT, 4)]
+        assert held["error"] < free["error"] / 10
+        assert held["same"]
+        assert free["bound"] == pytest.approx(100)
+    assert min(rank[2.0]["bound"] for rank in ranks) < 10  # on the rank that sends it
+
+
+@pytest.mark.dist
+def test_signals_move_a_table_to_float32(programs):
+    for rank in results_of(programs["signals"]):
+        assert rank["pointless"] == [("raise", "pointless", "tw_last", "forward", EXACT, 1)]
+        backward = [("raise", "nan", table, "backward", EXACT, 1) for table in TABLES]
+        assert rank["exact"] == backward
+        assert [event[:4] for event in rank["warn"]] == [
+            *(("warn", "nan", table, "backward") for table in TABLES),
+            ("warn", "undecidable", None, None),
+        ]
+        assert rank["error"].startswith("guard: cw backward: error: values are NaN")
+
+
+@pytest.mark.dist
+def test_one_batch_is_read_in_parts(programs):
+    for rank in results_of(programs["signals"]):
+        readings, message = rank["parts"]
+        assert readings == pytest.approx([0.5, 2.5, 4.5, 1.5, 3.5, 5.5], 1e-4)  # of both ranks
+        assert message == (
+            "guard: loss_fn: returned [2, 1], expected the loss of each sample, "
+            "3 or more (parts: 3)"
+        )
+
+
+MESSAGES = {
+    "unsharded": "guard: no table is sharded yet",
+    "numbers": "different numbers of probe batches:\nprobe_batches: 1 batches on rank 0; 2",
+    "parts": "guard: parts: 0 is not an integer >= 1",
+    "numbers of parts": "different numbers of probe batches:\nparts: 1 parts on rank 0; 2",
+    "none": "guard: probe_batches: 0 in all; expected two or more",
+    "function": "guard: loss_fn: None is not a function",
+    "shape": r"guard: loss_fn: returned \[2\], expected one number",
+    "without": r"16 steps without guard.step\(\); call guard = qcomm.guard\(loss_fn, ",
+    "forgotten": r"16 steps without guard.step\(\); call guard.step\(\) after each optimizer step",
+    "second": "guard: this QComm has a guard already",
+    "table": "no collective sends table dp",
+    "masks": "table 'cw': backward: forward_mask sends the columns that forward kept",
+    "patterns": "guard.tables: 'dp' matches no table that is sent; there are: cw, cw_shared",
+    "no rule": "config: guard: the config has no `guard`",
+}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", MESSAGES)
+def test_bad_input_is_named(programs, name):
+    for rank in results_of(programs["bad_input"]):
+        with pytest.raises(ValueError, match=MESSAGES[name]):
+            raise ValueError(rank[name])
+
+
+@pytest.mark.dist
+def test_a_rank_that_does_not_change_its_codecs_is_an_error(programs):
+    assert results_of(programs["skipped"]) == [True, True]

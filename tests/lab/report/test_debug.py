@@ -1,0 +1,99 @@
+"""The numbers of the debugger's figures: those of the records, over ranks and steps."""
+
+import dataclasses
+import math
+
+import pytest
+
+from tests.lab.debug.made_runs import STEPS, made_run, planted
+from tests.lab.report import sample_records
+from trec_qcomm.lab.debug.recorded.noise import noisiest, tried_of
+from trec_qcomm.lab.debug.recorded.run import DebugRun
+from trec_qcomm.lab.records import Origin
+from trec_qcomm.lab.report.figures.debug import build, distributions, heat, shadows
+
+GOOD = made_run()
+
+
+def test_the_noisiest_come_first():
+    run = made_run(planted("t_1", "forward", 45, snr_db=lambda r: 3 + (r.step - 45) / 10))
+    lines = noisiest(run)
+    assert str(lines[0].place) == "t_1, forward"  # 11 of 20 steps
+    assert {line.place.direction for line in lines[1:4]} == {"backward"}
+    line = next(line for line in lines if str(line.place) == "t_1, forward")
+    assert line.decibels[STEPS.index(45) :] == pytest.approx(tuple(3 + n / 2 for n in range(11)))
+    assert line.least == pytest.approx(3.0)
+    assert [line.median for line in lines] == sorted(line.median for line in lines)
+    (figure,) = heat.build(run, title="", suffix="")
+    row = next(row for row in figure.rows if row[:2] == ("t_1", "forward"))
+    assert row[5:8] == (pytest.approx(3.0), 45, pytest.approx(8.0))
+    assert f"{lines[0].place} {lines[0].median:.1f} dB" in figure.findings[-1].text
+
+
+def test_nan_is_told_with_its_first_step_even_of_an_exact_run():
+    run = made_run(planted("t_2", "backward", 15, num_nan=2), exact=True)
+    (figure,) = heat.build(run, title="", suffix="")
+    assert [row[:2] for row in figure.rows] == [("t_2", "backward")]
+    (finding,) = figure.findings
+    assert finding.text == "NaN or inf first in step 15: t_2, backward."
+    assert finding.mark == "does not hold"
+    assert heat.build(made_run(exact=True), title="", suffix="") == []
+
+
+def test_many_steps_and_places_are_cut_and_told():
+    assert heat.columns_of(range(7)) == [range(n, n + 1) for n in range(7)]
+    columns = heat.columns_of(range(130))
+    assert len(columns) <= heat.MOST_COLUMNS
+    assert [n for column in columns for n in column] == list(range(130))
+    many = [
+        dataclasses.replace(r, name=f"{r.name}_{n}")
+        for r in made_run(steps=range(0, 10, 5)).records if r.direction == "forward"
+        for n in range(20)
+    ]  # fmt: skip
+    (figure,) = heat.build(DebugRun("many", many), title="", suffix="")
+    assert len(figure.rows) == 60
+    assert "Drawn are the noisiest 40 of 60; the table has all." in figure.notes
+
+
+def test_histograms_are_those_of_all_ranks():
+    run = made_run(planted("t_0", "forward", 0, error_histogram=lambda r: (r.rank + 1,) * 26))
+    place = next(place for place in run.by_place if str(place) == "t_0, forward")
+    assert distributions.histogram(run.by_place[place][0]) == [3] * 26
+    (figure,) = distributions.build(run, title="", suffix="")
+    rows = [row for row in figure.rows if row[:2] == ("t_0", "forward")]
+    assert {row[2] for row in rows} <= {0, 50, 95}
+    joined = distributions.norms(run.by_place[place][0])
+    ranks = [record.norm_quantiles for record in run.by_place[place][0]]
+    assert joined == pytest.approx([sum(q) / 2 for q in zip(*ranks, strict=True)])
+
+
+def test_shadow_curves_are_medians_over_steps():
+    run = DebugRun("shadows", sample_records.debugged())
+    tried = tried_of(run)
+    place = next(place for place in tried if str(place) == "t_0, forward")
+    codecs = {codec.codec: codec for codec in tried[place]}
+    assert [codec.bits for codec in tried[place]] == sorted(c.bits for c in tried[place])
+    assert sum(codec.is_used for codec in tried[place]) == 1
+    assert len(codecs) == 4
+    four = codecs["Rowwise(bits=4)"]
+    assert (four.bits, four.decibels, four.is_used) == (6.0, pytest.approx(24.0), False)
+    (figure,) = shadows.build(run, title="", suffix="")
+    assert {row[1] for row in figure.rows} == {"forward"}
+    assert shadows.build(GOOD, title="", suffix="") == []
+    exact = dataclasses.replace(run.records[0], is_shadow=True, codec="Identity()", snr_db=None)
+    only = DebugRun("exact", [*GOOD.records, exact])
+    assert all(c.decibels < math.inf for codecs in tried_of(only).values() for c in codecs)
+
+
+def test_each_folder_is_a_run():
+    records = [
+        dataclasses.replace(record, origin=Origin(f"{folder}/debug-rank{record.rank}.jsonl", 1))
+        for folder in ("runs/good", "runs/bad")
+        for record in GOOD.records
+    ]
+    figures = build(records)
+    assert [figure.key for figure in figures] == [
+        "debug", "debug-distributions", "debug-2", "debug-distributions-2",
+    ]  # fmt: skip
+    assert figures[0].title.endswith(": good")
+    assert figures[2].title.endswith(": bad")

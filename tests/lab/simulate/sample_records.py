@@ -1,0 +1,118 @@
+"""Network records, of steps that a known fit predicts exactly."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trec_qcomm.lab.records import (
+    TRAFFIC_KINDS,
+    NetworkRecord,
+    Percentiles,
+    Record,
+    TrafficByKind,
+    TrafficBytes,
+    append,
+)
+from trec_qcomm.lab.records.trainings import HEADERS_NBYTES
+from trec_qcomm.lab.simulate.measured import load_steps
+from trec_qcomm.lab.simulate.validation import Fit, predict_s
+
+BASE_S = 0.25
+TRUE = Fit(wait=0.3, overlap=0.2)
+ROWS, DENSE, IDS = 6_800_000.0, 3_000_000.0, 300_000.0  # float32 bytes of all bags
+DISTINCT = 0.25
+PACKETS = 1000
+CODED = """embedding:
+  - tables: ["*"]
+    forward: {{codec: {forward}}}
+    backward: {{codec: rowwise, bits: 8}}
+    unique_bags: {merge}
+"""
+INT8 = CODED.format(forward="rowwise, bits: 8", merge="false")
+MERGED = CODED.format(forward="rowwise, bits: 4", merge="auto")
+BEST = CODED.format(forward="error_bounded, bound: 0.01, mode: rel", merge="true")
+# YAML, share of bags, compression ratios of forward, backward and dense.
+CONFIGS = {
+    "int8": (INT8, 1.0, 4.0, 4.0, 1.0),
+    "unique_int4": (MERGED, DISTINCT, 8.0, 8.0, 1.0),
+    "best": (BEST, DISTINCT, 10.0, 8.0, 2.0),
+}
+STOCK = {"stock": 1.0, "stock_fp16": 2.0}
+
+
+def network(
+    name: str,
+    num_hosts: int = 2,
+    rate: str = "100mbit",
+    step_s: float = 1.0,
+    *,
+    knows_raw: bool = False,
+) -> NetworkRecord:
+    """One configuration on one network. Args: knows_raw: all bags were counted, too."""
+    config, traffic, sent_nbytes = None, None, 0.0
+    if name in STOCK:
+        sent_nbytes = IDS + DENSE + 2 * ROWS / STOCK[name] + PACKETS * HEADERS_NBYTES
+    else:
+        config, share, forward, backward, dense = CONFIGS[name]
+        counts = {
+            "input": (IDS, share, 1.0),
+            "embedding_forward": (ROWS, share, forward),
+            "embedding_backward": (ROWS, share, backward),
+            "dense": (DENSE, 1.0, dense),
+        }
+        traffic = tuple(
+            traffic_of_host(counts, part, knows_raw)
+            for part in (*[0.9] * (num_hosts - 1), 1.0)  # the last host sends most
+        )
+    return NetworkRecord(
+        configuration=name,
+        config=config,
+        setup={"batch_size": 2048},
+        num_hosts=num_hosts,
+        rate=rate,
+        num_steps=3,
+        step_s=Percentiles(p20=step_s, p50=step_s, p80=step_s),
+        sent_nbytes=(sent_nbytes,) * num_hosts,
+        sent_packets=(PACKETS,) * num_hosts,
+        traffic=traffic,
+    )
+
+
+def traffic_of_host(
+    counts: dict[str, tuple[float, float, float]], part: float, knows_raw: bool
+) -> TrafficByKind:
+    """Bytes by kind. Args: counts: float32 of all bags, share that is sent, ratio, by kind."""
+    every = {kind: counts.get(kind, (0.0, 1.0, 1.0)) for kind in TRAFFIC_KINDS}
+    return {
+        kind: TrafficBytes(
+            raw_nbytes=raw * part if knows_raw else None,
+            distinct_nbytes=raw * share * part,
+            wire_nbytes=raw * share * part / ratio,
+        )
+        for kind, (raw, share, ratio) in every.items()
+    }
+
+
+def timed(record: NetworkRecord, step_s: float) -> NetworkRecord:
+    """Return the record with another step time."""
+    return replace(record, step_s=Percentiles(p20=step_s, p50=step_s, p80=step_s))
+
+
+def everything(path: Path) -> list[NetworkRecord]:
+    """All configurations on all networks, each step as long as TRUE says.
+
+    Args: path: file that is written on the way.
+    """
+    networks = [(hosts, rate) for hosts in (2, 4) for rate in ("none", "100mbit", "1gbit")]
+    records = [network(name, *where) for where in networks for name in (*STOCK, *CONFIGS)]
+    steps, _ = load_steps(write(path, records))
+    seconds = {(s.configuration, s.num_hosts, s.rate): predict_s(s, BASE_S, TRUE) for s in steps}
+    return [timed(r, seconds[r.configuration, r.num_hosts, r.rate]) for r in records]
+
+
+def write(path: Path, records: Sequence[Record]) -> Path:
+    """Write a file anew."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    append(path, *records)
+    return path

@@ -1,0 +1,105 @@
+"""Which bytes leave a host of several ranks, by plan and algorithm of the all-reduce."""
+
+from dataclasses import replace
+
+import pytest
+
+from trec_qcomm.lab.records import NetworkRecord, Percentiles, TrafficBytes
+from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
+
+KINDS = ("embedding_forward", "intra_embedding_forward", "dense", "intra_dense", "input")
+PLAN_FILE = "Plan(sharding='{}', rules=({}), cluster=None)"
+DENSE = "dense: {{codec: {{codec: cast, dtype: bf16}}, algorithm: {}}}"
+BY_NODE = (
+    "dense: {algorithm: hierarchical, cross: {codec: cast, dtype: bf16},"
+    " intra: {codec: cast, dtype: bf16}}"
+)
+
+
+def record(config, *, plan="table_wise", num_hosts=2, ranks_per_host=2):
+    traffic = {kind: TrafficBytes(wire_nbytes=300.0) for kind in KINDS}
+    return NetworkRecord(
+        configuration="a",
+        config=config,
+        setup={"plan": plan},
+        num_hosts=num_hosts,
+        ranks_per_host=ranks_per_host,
+        rate="none",
+        num_steps=1,
+        step_s=Percentiles(p20=1.0, p50=1.0, p80=1.0),
+        sent_nbytes=(1.0,) * num_hosts,
+        sent_packets=(1.0,) * num_hosts,
+        traffic=(traffic,) * (num_hosts * ranks_per_host),
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "config", "forward", "dense"),
+    [  # of 300 bytes of each of 2 ranks: two of a rank's three peers are on the other host
+        ("table_wise", DENSE.format("two_shot"), 400, 400),
+        ("table_wise", DENSE.format("ring"), 400, 300),
+        ("table_wise", "ids: {codec: packed}", 400, 300),  # gloo's is a ring
+        ("table_wise", DENSE.format("recursive_doubling"), 400, 300),
+        ("two_level", DENSE.format("two_shot"), 600, 400),
+        ("two_level", BY_NODE, 600, 600),
+        (PLAN_FILE.format("two_level", ""), DENSE.format("two_shot"), 600, 400),
+        (PLAN_FILE.format("row_wise", ""), DENSE.format("two_shot"), 400, 400),
+    ],
+)
+def test_by_plan_and_algorithm(plan, config, forward, dense) -> None:
+    hosts = sent_between_hosts(record(config, plan=plan))
+    assert hosts[0] == hosts[1]
+    expected = {"forward": forward, "backward": 0, "dense": dense, "ids": 400}
+    assert hosts[0] == pytest.approx(expected)
+
+
+def test_hosts_of_one_rank_send_all() -> None:
+    hosts = sent_between_hosts(record(DENSE.format("ring"), num_hosts=4, ranks_per_host=1))
+    assert hosts == [{"forward": 600, "backward": 0, "dense": 600, "ids": 300}] * 4
+
+
+def test_replicated_tables_have_the_share_of_their_own_algorithm() -> None:
+    """Check 300 bytes of each of 2 ranks, with a ring of dense gradients beside them."""
+    tables = "data_parallel: {{codec: identity, algorithm: {}}}"
+    both = DENSE.format("ring").replace("{", "{{").replace("}", "}}") + "\n" + tables
+    of_tables = {"data_parallel": TrafficBytes(wire_nbytes=300.0)}
+    alone = replace(record(both.format("two_shot")), traffic=(of_tables,) * 4)
+    assert [host["dense"] for host in sent_between_hosts(alone)] == pytest.approx([400, 400])
+    for algorithm in ("ring", "recursive_doubling", "auto"):
+        with pytest.raises(
+            ValueError, match=f"a: data_parallel: algorithm: {algorithm}: the share"
+        ):
+            sent_between_hosts(replace(alone, config=both.format(algorithm)))
+
+
+@pytest.mark.parametrize(("num_hosts", "ranks_per_host"), [(3, 2), (2, 3)])
+def test_recursive_doubling_is_told_of_powers_of_two_alone(num_hosts, ranks_per_host) -> None:
+    hosts = {"num_hosts": num_hosts, "ranks_per_host": ranks_per_host}
+    with pytest.raises(ValueError, match=f"{num_hosts} hosts of {ranks_per_host} ranks"):
+        sent_between_hosts(record(DENSE.format("recursive_doubling"), **hosts))
+    sent_between_hosts(record(DENSE.format("two_shot"), **hosts))
+
+
+def test_nodes_that_are_no_hosts_are_an_error() -> None:
+    by_node = record("ids: {codec: packed}", plan="two_level")
+    sent_between_hosts(replace(by_node, setup={"plan": "two_level", "ranks_per_node": 2}))
+    with pytest.raises(ValueError, match="a: ranks_per_node: 4: expected that of a host, 2"):
+        sent_between_hosts(replace(by_node, setup={"plan": "two_level", "ranks_per_node": 4}))
+
+
+def test_a_plan_of_which_only_some_tables_are_by_node_is_an_error() -> None:
+    some = PLAN_FILE.format("row_wise", "Rule(sharding='two_level', tables=('a',)),")
+    with pytest.raises(ValueError, match="plan: row_wise, two_level: the shares"):
+        sent_between_hosts(record("ids: {codec: packed}", plan=some))
+    planned = record("ids: {codec: packed}", plan="planned")
+    with pytest.raises(ValueError, match="a: plan: planned has tables by node"):
+        sent_between_hosts(planned)
+    flat = tuple({k: v for k, v in rank.items() if "intra" not in k} for rank in planned.traffic)
+    assert sent_between_hosts(replace(planned, traffic=flat))[0]["forward"] == pytest.approx(400)
+
+
+def test_what_cannot_be_told_is_an_error() -> None:
+    with pytest.raises(ValueError, match="algorithm: auto: which one was taken is not recorded"):
+        sent_between_hosts(record(DENSE.format("auto")))
+    with pytest.raises(ValueError, match="a: no traffic was counted"):
+        sent_between_hosts(replace(record(None), traffic=None))

@@ -1,0 +1,218 @@
+"""The command: what it prints and writes, and what it refuses."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.simulate import sample_records
+from trec_qcomm.lab.records import (
+    BreakEvenRecord,
+    BytesRecord,
+    ScaleRecord,
+    ValidationRecord,
+    read,
+)
+from trec_qcomm.lab.simulate.command import main
+from trec_qcomm.lab.simulate.measured import load_steps
+from trec_qcomm.lab.simulate.options import MLPERF_DENSE_VALUES
+from trec_qcomm.lab.simulate.report import limit_cell
+from trec_qcomm.lab.simulate.step import BreakEven
+from trec_qcomm.lab.simulate.validation import FIT_CONFIGURATIONS, validate
+
+RESULTS = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results"
+COMMITTED = [RESULTS / "links.jsonl", RESULTS / "links_4_hosts.jsonl"]
+
+
+@pytest.fixture(scope="module")
+def sample_path(tmp_path_factory: Any) -> Path:
+    path: Path = tmp_path_factory.mktemp("sample") / "net.jsonl"
+    return sample_records.write(path, sample_records.everything(path))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_the_command_says_and_writes_all(
+    committed: bool, sample_path: Path, tmp_path: Path, capsys: Any
+) -> None:
+    source = COMMITTED if committed else [sample_path]
+    out = tmp_path / "simulate.jsonl"
+    words = [
+        "--records",
+        *map(str, source),
+        "--out",
+        str(out),
+        "--gpus",
+        "8,64",
+        "--plans",
+        "tw,twrw",
+    ]
+    words += ["--network-gbit-s", "100,400"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    records = read(out)
+    scale = [record for record in records if isinstance(record, ScaleRecord)]
+    limits = [record for record in records if isinstance(record, BreakEvenRecord)]
+    assert len(scale) == 2 * 2 * 2 * 4
+    assert len(limits) == 2 * 2 * 3
+    steps, _ = load_steps(*source)
+    predictions = validate(steps, FIT_CONFIGURATIONS)[1]
+    assert sum(isinstance(record, ValidationRecord) for record in records) == len(predictions)
+    unseen = [p for p in predictions if p.step.num_hosts == 2 and not p.is_fitted]
+    within = sum(p.holds for p in unseen)
+    for record in scale:
+        assert record.step_s == pytest.approx(sum(record.parts_s.values()))
+        assert record.assumed["encode_gb_s"] == 400
+        assert 0 < record.communication_share < 1
+        assert "seconds" in record.extrapolated
+    for limit in limits:
+        assert (limit.pays == "below") == (limit.network_gbit_s is not None)
+    assert printed.count("  fitted on") == len(FIT_CONFIGURATIONS)
+    assert "assumed, not measured: encode and decode throughput" in printed
+    assert printed.count("EXTRAPOLATED") == 2 + 2  # every table of what no run has tested
+    last = printed.splitlines()[-1]
+    assert f"runs not fitted on: {within} of {len(unseen)} on 2 hosts" in last
+    assert ("NOT WITHIN 20 %" in printed) == any(not p.holds for p in predictions)
+    assert committed or within == len(unseen) > 0
+    assert last.endswith("; throughputs assumed")
+
+
+def test_at_the_break_even_steps_are_equal(sample_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    words = [
+        "--records",
+        str(sample_path),
+        "--gpus",
+        "64",
+        "--plans",
+        "tw",
+        "--configs",
+        "stock,int8",
+    ]
+    assert main([*words, "--out", str(out)]) == 0
+    limit = read(out)[-1]
+    assert isinstance(limit, BreakEvenRecord)
+    at = repr(limit.network_gbit_s)
+    assert main([*words, "--out", str(out), "--force", "--network-gbit-s", at]) == 0
+    one, other = (record for record in read(out) if isinstance(record, ScaleRecord))
+    assert one.step_s == pytest.approx(other.step_s, rel=1e-9)
+    assert one.parts_s != other.parts_s
+
+
+def test_values_of_mlperfs_layers() -> None:
+    def mlp(*sizes: int) -> int:
+        return sum((a + 1) * b for a, b in pairwise(sizes))
+
+    cross = 27 * 128
+    low_rank = 3 * (2 * cross * 512 + cross)
+    assert (
+        mlp(13, 512, 256, 128) + low_rank + mlp(cross, 1024, 1024, 512, 256, 1)
+        == MLPERF_DENSE_VALUES
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "12"], "gpus: 12 is not 1 to 8, or a multiple of 8 up to 1048576"),
+        (["--gpus", "0"], "gpus: 0 is not 1 to 8"),
+        (["--gpus", "many"], "argument --gpus: invalid list of int value: 'many'"),
+        (["--plans", "cw"], "plans: 'cw' is not one of tw, rw, twrw"),
+        (
+            ["--configs", "stock,int3"],
+            "configs: 'int3' was not measured; expected of int8, unique_int4",
+        ),
+        (["--fit-configs", "int3"], "fit-configs: int3: expected of int8, unique_int4"),
+        (["--network-gbit-s", "100,0"], "network-gbit-s: 0.0 is not a finite number > 0"),
+        (["--encode-gb-s", "inf"], "encode-gb-s: inf is not a finite number > 0"),
+        (["--network-latency-us", "-1"], "network-latency-us: -1.0 is not a finite number >= 0"),
+        (["--overlap", "1.5"], "overlap: 1.5 is not a number in [0, 1]"),
+        (["--compute-ms", "-1"], "compute-ms: -1.0 is not a finite number >= 0"),
+        (["--distinct-share", "0"], "distinct-share: 0.0 is not a number in (0, 1]"),
+        (["--ids", "3,0"], "num_ids: expected one finite number > 0 for each table"),
+        (["--dim", "0"], "dim: 0 is not an integer >= 1"),
+        (["--gpus-per-node", "0"], "gpus-per-node: 0 is not an integer >= 1"),
+        (
+            ["--replica-groups", "3"],
+            "replica-groups: 3 is not a divisor of 8 GPUs that leaves whole",
+        ),
+        (
+            ["--gpus", "16", "--replica-groups", "2"],
+            "touched-share: None is not a number in (0, 1], which replica groups need",
+        ),
+        (
+            ["--gpus", "16", "--replica-groups", "2", "--touched-share", "0.1"],
+            "table-rows: None is not an integer >= 1, which replica groups need without sizes",
+        ),
+        (["--out", "no/such/folder/a.jsonl"], "expected a file in a folder that exists"),
+    ],
+)
+def test_a_mistake_is_named(words: list[str], message: str, sample_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--records", str(sample_path), *words])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "line 1: not JSON"), ("", "no step that can be used")],
+)
+def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "net.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_steps(path)
+    with pytest.raises(ValueError, match=r"missing.jsonl: cannot be read: "):
+        load_steps(tmp_path / "missing.jsonl")
+
+
+def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path, capsys: Any) -> None:
+    """Before the records are read; what is there, or is not, stays so."""
+    missing = tmp_path / "missing.jsonl"
+    for out, reason in (("a" * 300, "File name too long"), ("/proc/simulate.jsonl", "")):
+        with pytest.raises(SystemExit):
+            main(["--records", str(missing), "--out", str(tmp_path / out)])
+        assert f"{out}: cannot be written: {reason}" in capsys.readouterr().err
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("mine")
+    for name in ("kept.jsonl", "new.jsonl"):
+        with pytest.raises(SystemExit):
+            main(["--records", str(missing), "--force", "--out", str(tmp_path / name)])
+        assert f"{missing}: cannot be read" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.jsonl"]
+    assert kept.read_text() == "mine"
+
+
+def test_a_limit_beyond_any_link_is_not_told() -> None:
+    limits = [BreakEven(pays="below", gb_s=gb_s) for gb_s in (50.0, 1250.0, 1251.0, 45000.0)]
+    cells = ["400", "10000", ">10000", ">10000", "never"]
+    assert [limit_cell(f) for f in [*limits, BreakEven(pays="never")]] == cells
+
+
+def test_an_output_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "there.jsonl"
+    out.write_text("mine")
+    with pytest.raises(SystemExit):
+        main(["--records", str(COMMITTED[0]), "--out", str(out)])
+    assert "exists; --force overwrites it" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+
+
+def test_own_tables_are_the_model_and_their_bytes_are_told(tmp_path: Path, capsys: Any) -> None:
+    out, sizes = tmp_path / "own.jsonl", RESULTS / "table_sizes.jsonl"
+    words = ["--records", *map(str, COMMITTED), "--sizes", str(sizes), "--out", str(out)]
+    words += ["--configs", "stock,best", "--network-gbit-s", "100", "--plans", "rw", "--parts"]
+    assert main([*words, "--gpus", "8,64"]) == 0
+    printed = capsys.readouterr().out
+    assert "predicted within 5% of the kernel's count: 17 of 17" in printed
+    assert "parts of a step [ms]: rw, 64 GPUs, 100 Gbit/s\n" in printed
+    assert "what to take, of these plans and configurations" in printed
+    records = read(out)
+    assert sum(isinstance(record, BytesRecord) for record in records) == 17
+    # A share of the bound for each of 64 ranks takes more bytes than one for each of 8.
+    few, many = (r for r in records if isinstance(r, ScaleRecord) and r.configuration == "best")
+    assert many.parts_s["forward"] > few.parts_s["forward"]
+    with pytest.raises(SystemExit):
+        main([*words, "--force", "--gpus", "8", "--dim", "128"])
+    assert "dim: not with sizes, which have their own" in capsys.readouterr().err

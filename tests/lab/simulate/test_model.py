@@ -1,0 +1,366 @@
+"""The model against cases worked by hand, and at its limits."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from trec_qcomm.config.gradients import Link
+from trec_qcomm.ext.planner.cost_model import Throughput
+from trec_qcomm.lab.simulate.links import Cluster, Hops
+from trec_qcomm.lab.simulate.plans import PLANS, Model
+from trec_qcomm.lab.simulate.step import (
+    PARTS,
+    WORK,
+    BreakEven,
+    Configuration,
+    Device,
+    Replicas,
+    break_even,
+    simulate,
+)
+
+FREE = Link(latency_s=0.0, gb_s=1e30)
+MODEL = Model(num_ids=(1.0, 3.0), dim=4, batch_size=10, dense_values=1000)
+FLOAT32 = Configuration(name="fp32")
+INT4 = Configuration(name="int4", distinct_share=0.5, forward=8, backward=8, dense=8)
+FAST = Throughput(encode_gb_s=math.inf, decode_gb_s=math.inf)
+
+
+def cluster(num_gpus: int, *, node: int = 2, intra: Link = FREE, inter: Link = FREE) -> Cluster:
+    return Cluster(num_gpus=num_gpus, gpus_per_node=node, intra=intra, inter=inter)
+
+
+def device(throughput: Throughput = FAST, **options: Any) -> Device:
+    given = {"tflop_s": 1e-6, "memory_gb_s": 1e-3, "overlap": 0.0} | options
+    return Device(throughput=throughput, **given)
+
+
+def link(latency_s: float, gb_s: float) -> Link:
+    return Link(latency_s=latency_s, gb_s=gb_s)
+
+
+# Links.
+
+
+def test_an_all_to_all_is_as_slow_as_its_slower_level() -> None:
+    sent = Hops(intra=1e9, inter=4e9)
+    # 4 GPUs, 2 a node: 1 + 1/10 on the one level, 2 * 3 + 4/2 on the other.
+    direct = cluster(4, intra=link(1.0, 10.0), inter=link(3.0, 2.0))
+    # The other order: 1 + (1 + 4/2)/10 and then 3 + 4/2.
+    assert direct.all_to_all_s(sent) == pytest.approx(min(8.0, 1.3 + 5.0))
+    no_latency = cluster(4, intra=link(0.0, 10.0), inter=link(0.0, 2.0))
+    assert no_latency.all_to_all_s(sent) == pytest.approx(2.0)
+    assert direct.all_to_all_s(sent, rounds=2) == pytest.approx(2.3 + 8.0)
+
+
+def test_a_reduce_scatter_adds_in_the_node_first() -> None:
+    # 1 GB for each of 4 GPUs, 2 a node: 2 GB in the node and 1 GB beyond, where all-to-all sends 2.
+    near = cluster(4, intra=link(1.0, 10.0), inter=link(3.0, 2.0))
+    assert near.reduce_scatter_s(1e9) == pytest.approx((1 + 0.2) + (3 + 0.5))
+    assert near.all_to_all_s(Hops(intra=1e9, inter=2e9)) == pytest.approx((1 + 0.2) + (3 + 1.0))
+    # Where the node is the slow part, nothing is added there: max(1/0.1, 2/10).
+    far = cluster(4, intra=link(0.0, 0.1), inter=link(0.0, 10.0))
+    assert far.reduce_scatter_s(1e9) == pytest.approx(10.0)
+    assert cluster(1, intra=link(1.0, 1.0)).reduce_scatter_s(1e9) == 0
+
+
+def test_an_all_reduce_by_each_algorithm() -> None:
+    # 8 GB on 4 GPUs, 2 a node. Ring: 6 messages, 2 * 3/4 * 8 = 12 GB between nodes. Two-shot:
+    # twice 2 GB for each peer, 2 of them beyond. Hierarchical: twice 4 GB in the node, and a ring
+    # of 2 nodes for 4 GB.
+    seconds = cluster(4, intra=link(0.0, 8.0), inter=link(1.0, 2.0)).all_reduce_s(8e9)
+    assert seconds == pytest.approx(
+        {"ring": 6 + 6.0, "two_shot": 2 * min(2 + 2.0, 4 / 8 + 1 + 2.0), "hierarchical": 1 + 2 + 2}
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "hierarchical"])
+def test_nobody_to_reduce_with_takes_no_time(algorithm: str) -> None:
+    slow = link(1.0, 1.0)
+    assert cluster(1, intra=slow, inter=slow).all_reduce_s(1e9)[algorithm] == 0
+    assert cluster(8, intra=slow, inter=slow).all_reduce_s(0)[algorithm] == 0
+    assert cluster(8, intra=slow, inter=slow).all_reduce_s(1e9)[algorithm] > 0
+
+
+@pytest.mark.parametrize("num_gpus", [0, 3, 5])
+def test_nodes_are_full(num_gpus: int) -> None:
+    with pytest.raises(ValueError, match=rf"num_gpus: {num_gpus} is n"):
+        cluster(num_gpus)
+
+
+# Plans: 2 tables of 4 columns, 10 samples a GPU: a table's rows of one batch are 160 bytes.
+
+
+def test_table_wise_bytes() -> None:
+    load = PLANS["tw"](MODEL, cluster(2), distinct=1.0, is_ours=True)
+    assert load.rows == Hops(intra=160, inter=0)
+    assert (load.encoded_nbytes, load.decoded_nbytes) == (2 * 160, 320)
+    assert load.lookups == 2 * 10 * 3  # of the table of 3 ids
+    assert load.ids == Hops(intra=10 * (3 * 8 + 4), inter=0)
+    four = PLANS["tw"](MODEL, cluster(4), distinct=0.5, is_ours=True)
+    assert four.rows == Hops(intra=80, inter=160)  # two GPUs have nothing to do
+    assert (four.encoded_nbytes, four.decoded_nbytes) == (320, 160)
+
+
+def test_row_wise_bytes() -> None:
+    full = PLANS["rw"](MODEL, cluster(4), distinct=1.0, is_ours=False)
+    assert (full.rows, full.summed_nbytes) == (Hops(), 320)
+    assert (full.encoded_nbytes, full.decoded_nbytes) == (4 * 320, 320)  # sums come out
+    assert full.lookups == 10 * 4
+    assert full.ids == Hops(intra=10 * (1 * 8 + 2 * 4), inter=2 * 10 * (1 * 8 + 2 * 4))
+    # A quarter of the GPUs have a sum of a bag of 1 id; 1 - (3/4)^3 of a bag of 3 ids.
+    filled = PLANS["rw"](MODEL, cluster(4), distinct=1.0, is_ours=True)
+    assert filled.rows.intra == pytest.approx(160 * (0.25 + 37 / 64))
+    assert filled.rows.inter == 2 * filled.rows.intra
+    assert filled.summed_nbytes == 0
+    assert filled.encoded_nbytes == filled.decoded_nbytes == 4 * filled.rows.intra
+    alone = PLANS["rw"](MODEL, cluster(1), distinct=1.0, is_ours=True)
+    assert (alone.rows, alone.encoded_nbytes) == (Hops(), 320)
+
+
+def test_table_row_wise_bytes() -> None:
+    load = PLANS["twrw"](MODEL, cluster(4), distinct=1.0, is_ours=True)
+    assert (
+        load.reduced_nbytes == 4 * 160 / 2
+    )  # one table, the whole batch, half of it for the other
+    assert load.rows == Hops(inter=160)
+    assert load.across
+    assert (load.encoded_nbytes, load.decoded_nbytes) == (2 * 160, 320)
+    assert load.lookups == 2 * 10 * 3
+    assert load.ids == Hops(intra=10 * (1.5 * 8 + 4), inter=2 * 10 * (1.5 * 8 + 4))
+
+
+def test_torchrec_codes_the_hop_in_a_node() -> None:
+    """All partial sums are encoded for it, those of the M batches decoded; then as ours."""
+    ours, stock = (
+        PLANS["twrw"](MODEL, cluster(4), distinct=1.0, is_ours=is_ours) for is_ours in (True, False)
+    )
+    assert (stock.reduced_nbytes, stock.rows) == (ours.reduced_nbytes, ours.rows)
+    assert (stock.reduced_coded, ours.reduced_coded) == (True, False)
+    assert (stock.encoded_nbytes, stock.decoded_nbytes) == (4 * 160 + 2 * 160, 2 * 160 + 320)
+    one_node = PLANS["twrw"](MODEL, cluster(2), distinct=1.0, is_ours=False)
+    assert (one_node.encoded_nbytes, one_node.decoded_nbytes) == (2 * 320, 320)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_torchrec_codes_nothing_on_one_gpu(plan: str) -> None:
+    load = PLANS[plan](MODEL, cluster(1), distinct=1.0, is_ours=False)
+    assert load.encoded_nbytes == load.decoded_nbytes == 0
+
+
+def test_balanced_plans_send_what_the_batch_needs() -> None:
+    """With as many tables as GPUs a GPU sends each other GPU's share of its own batch, and all of
+    what is looked up is looked up once."""
+    model = Model(num_ids=(2.0,) * 8, dim=4, batch_size=10, dense_values=0)
+    batch_nbytes = 10 * 8 * 4 * 4
+    tw = PLANS["tw"](model, cluster(8), distinct=1.0, is_ours=False)
+    assert tw.rows.intra + tw.rows.inter == batch_nbytes * 7 / 8
+    twrw = PLANS["twrw"](model, cluster(8), distinct=1.0, is_ours=False)
+    assert twrw.rows.inter == batch_nbytes * 3 / 4
+    assert {PLANS[p](model, cluster(8), distinct=1.0, is_ours=False).lookups for p in PLANS} == {
+        10 * 16
+    }
+
+
+# Steps.
+
+
+def test_parts_of_a_step_by_hand() -> None:
+    """4 GPUs, 2 a node, table-wise, links of 1 GB/s without latency."""
+    unit = link(0.0, 1.0)
+    speed = Throughput(encode_gb_s=2.0, decode_gb_s=4.0)
+    configuration = Configuration(name="w", forward=2, backward=4, dense=10)
+    step = simulate(
+        configuration, "tw", MODEL, cluster(4, intra=unit, inter=unit), device(speed, overlap=0.01)
+    )
+    work_s = 6 * 1000 * 10 / 1e6 + 3 * (4 * 10 * 3) * 16 / 1e6
+    dense_s = 1.5 * 400 / 1e9  # two-shot's: 3/4 of 400 bytes twice, of which 2/3 between nodes
+    assert step.parts_s == pytest.approx(
+        {
+            "compute": 6 * 1000 * 10 / 1e6,
+            "lookup": 3 * (4 * 10 * 3) * 16 / 1e6,
+            "encode": (640 + 320 + 4000 * 1.25) / 2e9,
+            "decode": (320 + 640 + 4000 * 2) / 4e9,
+            "ids": 2 * 10 * (3 * 8 + 4) / 1e9,
+            "forward": 2 * 160 / 2 / 1e9,
+            "backward": 2 * 160 / 4 / 1e9,
+            "dense": max(0.0, dense_s - 0.01 * work_s),
+            "sync": 0.0,
+        }
+    )
+    assert tuple(step.parts_s) == PARTS
+    assert step.step_s == pytest.approx(sum(step.parts_s.values()))
+    assert step.communication_share == pytest.approx(1 - work_s / step.step_s)
+
+
+def test_plain_row_wise_and_two_level_by_hand() -> None:
+    """4 GPUs, 2 a node, ratio 2 forward and 4 backward; 1 GB/s inside, 1 KB/s between nodes."""
+    on = cluster(4, intra=link(0.0, 1.0), inter=link(0.0, 1e-6))
+    plain = Configuration(name="p", forward=2, backward=4)
+    rw = simulate(plain, "rw", MODEL, on, device()).parts_s
+    assert rw["forward"] == pytest.approx(2 * 160 / 1e9 + 160 / 1e3)
+    assert rw["backward"] == pytest.approx(2 * 80 / 1e9 + 80 / 1e3)
+    alike = simulate(replace(plain, is_ours=True), "rw", MODEL, on, device()).parts_s
+    filled = (0.25 + 37 / 64) / 2
+    assert alike["forward"] == pytest.approx(2 * filled * 160 / 1e3, rel=1e-5)
+    slow = cluster(4, intra=link(0.0, 1e-6), inter=link(0.0, 1.0))
+    twrw = simulate(plain, "twrw", MODEL, slow, device()).parts_s
+    assert twrw["forward"] == pytest.approx(320 / 2 / 1e3 + 160 / 2 / 1e9)
+    ours = simulate(replace(plain, is_ours=True), "twrw", MODEL, slow, device()).parts_s
+    assert ours["forward"] == pytest.approx(320 / 1e3 + 160 / 2 / 1e9)
+
+
+def test_sizes_that_go_first_are_messages_more() -> None:
+    """4 GPUs, 1 a node: 3 messages, and with a codec of no fixed size 6 forward."""
+    on = cluster(4, node=1, inter=link(0.5, 1e30))
+    configuration = replace(INT4, sizes_first=True)
+    for each, forward_s in ((INT4, 1.5), (configuration, 3.0)):
+        parts = simulate(each, "tw", MODEL, on, device()).parts_s
+        assert parts["forward"] == pytest.approx(forward_s)
+        assert parts["backward"] == pytest.approx(1.5)
+        assert parts["ids"] == pytest.approx(4.5)
+
+
+def test_what_travels_beside_compute_does_not_count() -> None:
+    slow = link(0.0, 1e-6)
+    given = {"plan": "tw", "model": MODEL, "cluster": cluster(4, intra=slow, inter=slow)}
+    plain = simulate(FLOAT32, **given, device=device()).parts_s
+    work_s = sum(plain[part] for part in WORK)
+    beside = simulate(FLOAT32, **given, device=device(overlap=0.5)).parts_s
+    assert beside["dense"] == pytest.approx(max(0.0, plain["dense"] - work_s / 2))
+    assert 0 < beside["dense"] < plain["dense"]
+    piped = simulate(FLOAT32, **given, device=device(overlap=0.9, pipeline=True)).parts_s
+    assert piped["ids"] == pytest.approx(plain["ids"] - work_s / 10)
+    assert beside | {"dense": 0} == plain | {"dense": 0}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_on_infinite_links_only_work_remains(plan: str) -> None:
+    step = simulate(FLOAT32, plan, MODEL, cluster(8), device())
+    assert step.step_s == pytest.approx(sum(step.parts_s[part] for part in WORK))
+    assert step.communication_share == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_one_gpu_sends_nothing(plan: str) -> None:
+    slow = link(1.0, 1e-9)
+    alone = simulate(FLOAT32, plan, MODEL, cluster(1, intra=slow, inter=slow), device())
+    assert {part: s for part, s in alone.parts_s.items() if s} == {
+        part: alone.parts_s[part] for part in WORK
+    }
+
+
+def test_codecs_of_no_ratio_take_no_time() -> None:
+    slow = Throughput(encode_gb_s=1e-9, decode_gb_s=1e-9)
+    parts = simulate(FLOAT32, "tw", MODEL, cluster(4), device(slow)).parts_s
+    assert parts["encode"] == parts["decode"] == 0
+    assert simulate(INT4, "tw", MODEL, cluster(4), device(slow)).parts_s["encode"] > 1
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("tested", [FLOAT32, INT4, replace(INT4, is_ours=True, sizes_first=True)])
+def test_a_step_is_monotone(plan: str, tested: Configuration) -> None:
+    """Faster links, faster codecs and higher ratios make no step longer; more GPUs no shorter."""
+
+    def step_s(
+        tested: Configuration, num: int = 64, gb_s: float = 10.0, codec_gb_s: float = 100.0
+    ) -> float:
+        links = {"intra": link(1e-6, 450.0), "inter": link(2e-6, gb_s)}
+        speed = Throughput(encode_gb_s=codec_gb_s, decode_gb_s=codec_gb_s)
+        return simulate(tested, plan, MODEL, cluster(num, node=8, **links), device(speed)).step_s
+
+    def falls(values: list[float]) -> bool:
+        return all(a >= b - 1e-15 for a, b in pairwise(values))
+
+    assert falls([step_s(tested, gb_s=speed) for speed in (0.1, 1, 10, 100, 1e6)])
+    assert step_s(tested, gb_s=0.1) > step_s(tested, gb_s=1e6)
+    assert falls([step_s(tested, codec_gb_s=speed) for speed in (0.1, 1, 10, 1e6)])
+    ratios = ("forward", "backward", "dense")
+    assert falls([step_s(replace(INT4, **dict.fromkeys(ratios, r))) for r in (1.5, 2, 8, 32)])
+    assert falls([step_s(replace(tested, distinct_share=share)) for share in (1.0, 0.5, 0.1)])
+    assert falls([step_s(tested, num=num) for num in (4096, 512, 64, 8)])
+
+
+def test_break_even_is_that_of_the_closed_form() -> None:
+    """A codec of ratio r and throughput H = 1 / (1/encode + 1/decode) pays on links of up to
+    H (1 - 1/r), where nothing but rows is sent, as many as are coded: half are another GPU's."""
+    model = replace(MODEL, dense_values=0)
+    speed = Throughput(encode_gb_s=3.0, decode_gb_s=6.0)
+    coded = Configuration(name="c", forward=4, backward=4)
+
+    def saved_s(gb_s: float) -> float:
+        on = cluster(2, node=1, inter=link(0.0, gb_s))
+        plain, other = (simulate(w, "tw", model, on, device(speed)) for w in (FLOAT32, coded))
+        return plain.step_s - other.step_s
+
+    limit = break_even(saved_s)
+    assert limit.pays == "below"
+    assert limit.gb_s == pytest.approx(2.0 * (1 - 1 / 4) / 2)  # each GPU codes its own rows, too
+
+
+def test_break_even_at_both_ends() -> None:
+    assert break_even(lambda gb_s: 1 / gb_s) == BreakEven(pays="always")
+    assert break_even(lambda gb_s: -1.0) == BreakEven(pays="never")
+    assert break_even(lambda gb_s: 0.0) == BreakEven(pays="never")
+
+
+def test_ours_by_node_sends_a_node_s_share_between_nodes() -> None:
+    """The bytes between nodes are those of a two-shot among all GPUs, over the GPUs of a node."""
+    unit, free = link(0.0, 1.0), link(0.0, 1e30)
+    coded = replace(FLOAT32, is_ours=True, dense=4.0, dense_intra=2.0)
+    n = 4 * MODEL.dense_values
+
+    def dense_s(algorithm: str, intra: Link) -> float:
+        on = cluster(16, node=8, intra=intra, inter=unit)
+        chosen = replace(coded, dense_algorithm=algorithm)
+        return simulate(chosen, "tw", MODEL, on, device()).parts_s["dense"]
+
+    between_s = 2 * (n / 4 / 8) / 2 / 1e9
+    assert dense_s("hierarchical", free) == pytest.approx(between_s)
+    assert dense_s("two_shot", free) == pytest.approx(8 * between_s)
+    # Inside: sums in the codec of that hop, and afterwards the coded sums.
+    inside_s = 7 / 8 * n * (1 / 2 + 1 / 4) / 1e9
+    assert dense_s("hierarchical", unit) == pytest.approx(between_s + inside_s)
+    plain = cluster(16, node=8, intra=unit, inter=unit).all_reduce_s(n / 4)
+    assert dense_s("ring", unit) == pytest.approx(plain["ring"])
+    assert dense_s("auto", unit) == pytest.approx(min(plain["ring"], plain["two_shot"]))
+
+
+def test_replicas_sync_touched_rows_or_all() -> None:
+    unit, dim = link(0.0, 1.0), MODEL.dim
+    on = cluster(4, node=2, intra=unit, inter=unit)
+    replicas = Replicas(num_groups=2, every=3, table_rows=1000, touched_share=0.1)
+    stock = simulate(FLOAT32, "tw", MODEL, on, device(), replicas).parts_s["sync"]
+    row_nbytes = 4 * (dim + 1)
+    expected = on.inter.transfer_s(num_messages=2, nbytes=row_nbytes * 1000 * 2 / 4) / 3
+    assert stock == pytest.approx(expected)
+    touched = replace(FLOAT32, is_ours=True)
+    ours = simulate(touched, "tw", MODEL, on, device(), replicas).parts_s["sync"]
+    assert ours / stock == pytest.approx(0.1 * (1 + 1 / row_nbytes))
+    # With 4 groups a row goes to its owner from each group that touched it, and from there to all.
+    four, each = replace(replicas, num_groups=4), replace(on, gpus_per_node=1)
+    ours = simulate(touched, "tw", MODEL, each, device(), four).parts_s["sync"]
+    sent = 3 / 4 * (0.1 + 1 - 0.9**4) * 1000 * (row_nbytes + 1)
+    assert ours == pytest.approx(on.inter.transfer_s(num_messages=6, nbytes=sent) / 3)
+    # The tables of a group are on its GPUs alone; dense gradients go to all.
+    half = simulate(FLOAT32, "tw", MODEL, replace(on, num_gpus=2), device()).parts_s
+    parts = simulate(FLOAT32, "tw", MODEL, on, device(), replicas).parts_s
+    assert parts["forward"] == half["forward"]
+    assert parts["dense"] == simulate(FLOAT32, "tw", MODEL, on, device()).parts_s["dense"]
+
+
+def test_a_measured_compute_takes_the_place_of_flops() -> None:
+    measured = simulate(FLOAT32, "tw", MODEL, cluster(4), device(compute_s=0.25)).parts_s
+    assert measured["compute"] == 0.25
+
+
+def test_packed_ids_are_fewer_bytes() -> None:
+    on = cluster(4, intra=link(0.0, 1.0), inter=link(0.0, 1.0))
+    plain, packed = (
+        simulate(replace(FLOAT32, ids=ratio), "tw", MODEL, on, device()).parts_s["ids"]
+        for ratio in (1.0, 4.0)
+    )
+    assert plain == pytest.approx(4 * packed)

@@ -1,1 +1,0 @@
-"""Ids of a batch as messages to the owners of the tables."""

@@ -1,0 +1,111 @@
+"""Config: all settings of compressed communication for one model.
+
+Knows: rules. Does not know: YAML, TorchRec, process groups.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+from trec_qcomm.config.gradients import (
+    GradientRule,
+    TableGradientRule,
+    check_dense_rules,
+    rules_of,
+)
+from trec_qcomm.config.ids import IdRule
+from trec_qcomm.config.matching import PatternRules
+from trec_qcomm.config.section import Section, check_sections, section
+from trec_qcomm.config.tables import EXACT_RULE, TableRule
+from trec_qcomm.core.codec import check_choice
+
+Sizes = Literal["announced", "slots"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of compressed communication for one model.
+
+    Args:
+        embedding: rules of the embedding exchanges, kept as a tuple. For each table the first rule
+            with a pattern that matches holds. A rule that earlier ones hide is an error. Without
+            any rule all tables are sent as float32.
+        dense: rule of the gradients of the replicated part, or rules for parameters by name, kept
+            as a tuple: for each parameter the first rule with a pattern that matches holds, and
+            each must match one. None leaves the gradients to DDP.
+        data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
+        ids: rule of the exchange of ids; None leaves it to TorchRec.
+        sync: rule of the averages over replicas of tables; None leaves them to TorchRec.
+        seed: seed of stochastic rounding, 0..2^63 - 1.
+        sizes: how both ends learn the sizes of frames, where these depend on the data: `announced`
+            in a message before, or `slots`, which need none (comm.slots).
+        debug: settings of the numeric debugger; None leaves it off.
+        guard: settings of the guard over codecs while training; None leaves it off.
+        measure_error: whether stats() has the largest error of every table; slow.
+        source: name of the file or preset, for errors.
+    """
+
+    embedding: Sequence[TableRule] = ()
+    dense: GradientRule | Sequence[GradientRule] | None = None
+    data_parallel: TableGradientRule | None = None
+    ids: IdRule | None = None
+    sync: Section | None = section("trec_qcomm.ext.replicas.rule:SyncRule")
+    seed: int = 0
+    sizes: Sizes = "announced"
+    debug: Section | None = section("trec_qcomm.lab.debug.rule:DebugRule")
+    guard: Section | None = section("trec_qcomm.lab.guard.rule:GuardRule")
+    measure_error: bool = False
+    source: str = "config"
+
+    def __post_init__(self) -> None:
+        rules: object = self.embedding
+        if not isinstance(rules, Sequence) or not all(isinstance(r, TableRule) for r in rules):
+            raise ValueError("embedding: expected a list of rules")
+        object.__setattr__(self, "embedding", tuple(rules))
+        self._tables.check_reached()
+        if self.dense is not None:
+            check_dense_rules(self.dense)
+            if not isinstance(self.dense, GradientRule):
+                object.__setattr__(self, "dense", tuple(self.dense))
+        tables: object = self.data_parallel
+        if tables is not None and type(tables) is not TableGradientRule:
+            raise ValueError(f"data_parallel: expected a TableGradientRule, got {tables!r}")
+        if self.ids is not None and type(self.ids) is not IdRule:
+            raise ValueError(f"ids: expected an IdRule, got {self.ids!r}")
+        if not self.embedding and not any((self.dense, self.data_parallel, self.ids, self.sync)):
+            raise ValueError(
+                "embedding: missing, and neither dense nor data_parallel given, nor ids or sync"
+            )
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
+        check_sections(self)
+        check_choice("sizes", self.sizes, get_args(Sizes))
+        if type(self.measure_error) is not bool:
+            raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
+
+    @property
+    def dense_rules(self) -> tuple[GradientRule, ...]:
+        """Rules of the gradients of the replicated part; none where DDP reduces them."""
+        return rules_of(self.dense)
+
+    def rule_for(self, table: str) -> TableRule:
+        """Return the rule that holds for a table. Raises ValueError where none matches.
+
+        Where there are no rules at all, the codecs are `identity`.
+        """
+        if not self.embedding:
+            return EXACT_RULE
+        return self.embedding[self._tables.holder(table, self.source)]
+
+    def check_patterns(self, tables: Iterable[str]) -> None:
+        """Raise ValueError at a pattern without a table, or a rule whose tables others take.
+
+        Args: tables: names of all tables of the model.
+        """
+        self._tables.check_names(tables, self.source)
+
+    @cached_property
+    def _tables(self) -> PatternRules:
+        patterns = [rule.tables for rule in self.embedding]
+        return PatternRules("embedding", "tables", "table", patterns)

@@ -1,0 +1,127 @@
+"""Section: a part of a config that an extension brings.
+
+The core knows the name of such a section and the module that has its class. It imports that module
+when a config has the section, and asks of it what is below. So `import trec_qcomm` reaches no
+extension.
+
+Knows: names of modules. Does not know: what any section means.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trec_qcomm.core.codec import Codec
+
+if TYPE_CHECKING:
+    from trec_qcomm.config.tables import TableRule
+    from trec_qcomm.jit.once import Job
+
+_PLACE = "section"  # key of a field's metadata
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Base of the settings of an extension. A subclass is a frozen dataclass, as all settings are.
+
+    Attributes:
+        kinds: for a section that is one of several classes, {name: class}; a file says which by
+            the key `kind`. Else empty.
+        name: name of the class among `kinds`.
+    """
+
+    kinds: ClassVar[Mapping[str, type["Section"]]] = {}
+    name: ClassVar[str] = ""
+
+    def in_short(self) -> str:
+        """Return the settings in a few words, for `repr(qcomm)`."""
+        return repr(self)
+
+    def check(self, owner: Any) -> None:
+        """Raise ValueError where the section does not go with the settings that have it.
+
+        Args: owner: the Config, or the rule, that has the section.
+        """
+
+    def codecs(self) -> Iterator[Codec]:
+        """Yield the codecs that the extension uses itself, to compile their kernels."""
+        yield from ()
+
+    def codecs_of_table(self, rule: "TableRule") -> Iterator[tuple[str, Codec]]:
+        """Yield (direction, codec) of what the extension may give a table in place of its rule's.
+
+        Args: rule: the rule that holds for the table.
+        """
+        yield from ()
+
+    def extension(self, session: Any) -> Any:
+        """Return what the section adds to a session (integration.extension); None: nothing."""
+        return None
+
+    def debugger_of_ddp(self, config: Any) -> Any:
+        """Return what measures the gradients of a DDP that TorchRec knows nothing of: an object
+        with `watch(gradients, "dense")` and `summary()`; None: nothing does.
+
+        Args: config: the Config that has the section.
+        Raises: ValueError: codecs that do not take blocks of the config's rules.
+        """
+        return None
+
+    def table_tolerance(self) -> Any:
+        """Return what sets the tolerance of one table's forward codec, step by step, for a section
+        of a table's rule (integration.tolerances.TableTolerance); None: nothing does."""
+        return None
+
+    def row_transforms(self, config: Any, groups: Any, merging: Any) -> Any:
+        """Return what changes the rows of one sharding before they are encoded, for a section of a
+        table's rule (integration.embedding.shardings.ShardingTransforms); None: nothing does.
+
+        Args:
+            config: the Config.
+            groups: tables of each rank, grouped as TorchRec looks them up.
+            merging: where equal bags are merged (integration.ids.bag_merging.BagMerging).
+        """
+        return None
+
+    def jobs(self) -> "Iterator[Job]":
+        """Yield the kernels that the extension needs besides those of codecs."""
+        yield from ()
+
+
+def section(place: str) -> Any:
+    """Return a dataclass field for a section, which is None where a config does not have it.
+
+    Args: place: "module:Class" of the section's class.
+    """
+    return field(default=None, metadata={_PLACE: place})
+
+
+def section_type(known: Field[Any]) -> type[Section] | None:
+    """Return the class of a field's section, and import its module; None: it is no section."""
+    place = known.metadata.get(_PLACE)
+    if place is None:
+        return None
+    module, _, name = place.partition(":")
+    kind: type[Section] = getattr(importlib.import_module(module), name)
+    return kind
+
+
+def check_sections(owner: Any) -> None:
+    """Raise ValueError at a section that is none, or that does not go with its owner."""
+    for known in fields(owner):
+        value = getattr(owner, known.name)
+        if value is None or _PLACE not in known.metadata:
+            continue
+        kind = section_type(known)
+        assert kind is not None
+        if not isinstance(value, kind):
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            raise ValueError(f"{known.name}: expected {article} {kind.__name__}, got {value!r}")
+        value.check(owner)
+
+
+def sections_of(owner: Any) -> dict[str, Section]:
+    """Return {name: section} of the sections that a config or rule has."""
+    given = {known.name: getattr(owner, known.name) for known in fields(owner)}
+    return {name: value for name, value in given.items() if isinstance(value, Section)}

@@ -1,1 +1,0 @@
-"""Trials: what repeated, paired measurements show, at their end or while they run. Numbers only."""

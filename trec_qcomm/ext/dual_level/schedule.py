@@ -1,0 +1,168 @@
+"""Schedules: multipliers that fall from c to 1 in the first T steps.
+
+    m(0) = c >= m(t) >= m(t + 1) >= 1,  m(t) = 1 from t = T on;  c is `start`, T is `end_step`
+
+They multiply an error bound, since a large bound does the least harm while the embeddings still
+move far in every step, or the density of what is sent.
+
+    schedule: {kind: step, start: 2, end_step: 65536, num_stairs: 10}
+
+Knows: numbers. Does not know: tables, codecs, YAML files. A schedule is a pure function of the
+step, so it has no state to save. m is float64 and has no unit; steps are counted from 0.
+Source: SC'24 (Feng, Zhang et al.), iteration-wise adaptation, c = 2 and T = 65,536. From its
+published artefact, for c = 2: the logarithm is log2(1 + t/T), the stairs are a tenth each, and the
+last stair, down to 1, is at T. What is called constant there is `drop` here. Other c are ours: the
+same curves, stretched to reach from c to 1. `exponential` is that of the density in Deep Gradient
+Compression (Lin et al. 2018), by the step in place of the epoch.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trec_qcomm.codecs import ErrorBounded
+from trec_qcomm.config.section import Section
+from trec_qcomm.integration.tolerances import TableTolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Section, ABC):
+    """Multiplier of a number over a training. It is frozen; its fields are its config."""
+
+    @abstractmethod
+    def multiplier(self, step: int) -> float:
+        """Return m(step) >= 1, float64. Raises ValueError: step is not an integer >= 0."""
+
+    def check(self, owner: Any) -> None:
+        forward = owner.forward
+        if not isinstance(forward, ErrorBounded):
+            raise ValueError("schedule: only forward {codec: error_bounded} has an error bound")
+        if forward.mode == "rel":
+            largest = forward.bound if owner.classes is None else owner.classes.loose
+            first = largest * self.multiplier(0)
+            if first >= 1:
+                raise ValueError(f"schedule: starts with a relative bound of {first:g} >= 1")
+
+    def table_tolerance(self) -> "_Scheduled":
+        return _Scheduled(self)
+
+
+class _Scheduled(TableTolerance):
+    """Error bound of a table times a schedule."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def tolerance(self, given: float, step: int) -> float:
+        return given * self._schedule.multiplier(step)
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Schedule m = 1: the number is the same in every step."""
+
+    name: ClassVar[str] = "constant"
+
+    def multiplier(self, step: int) -> float:
+        _check_int("step", step, at_least=0)
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decay(Schedule):
+    """Schedule that falls from `start` to 1 at `end_step`.
+
+    Args: start: c >= 1, finite; a larger one is coarser at first.  end_step: T, 1..2^63 - 1.
+    """
+
+    start: float = 2.0
+    end_step: int = 65_536
+
+    def __post_init__(self) -> None:
+        if type(self.start) not in (int, float) or not 1 <= self.start < math.inf:
+            raise ValueError(f"{self.name}.start: {self.start!r} is not a finite number >= 1")
+        _check_int(f"{self.name}.end_step", self.end_step, at_least=1)
+
+    def multiplier(self, step: int) -> float:
+        _check_int("step", step, at_least=0)
+        return max(1.0, self._before_end(step)) if step < self.end_step else 1.0
+
+    @abstractmethod
+    def _before_end(self, step: int) -> float:
+        """Return m(step), step < T; where rounding makes it less than 1, 1 is meant."""
+
+
+class Exponential(_Decay):
+    """Schedule m = c^(1 - t/T): the same factor down each time."""
+
+    name: ClassVar[str] = "exponential"
+
+    def _before_end(self, step: int) -> float:
+        return float(self.start ** (1 - step / self.end_step))
+
+
+class _Stretched(_Decay):
+    """Schedule of a curve from 0 to 1, stretched to reach from c to 1."""
+
+    def _before_end(self, step: int) -> float:
+        # Where c is so large that c - 1 rounds to c, it ends at 0.
+        return self.start - (self.start - 1.0) * self._descent(step)
+
+    @abstractmethod
+    def _descent(self, step: int) -> float:
+        """Return the share of the way from c to 1 that is done at step: 0..1, not decreasing."""
+
+
+class Linear(_Stretched):
+    """Schedule m = c - (c - 1) t/T: the same step down each time."""
+
+    name: ClassVar[str] = "linear"
+
+    def _descent(self, step: int) -> float:
+        return step / self.end_step
+
+
+class Log(_Stretched):
+    """Schedule m = c - (c - 1) log2(1 + t/T), which at first falls 1.44 times as fast as linear."""
+
+    name: ClassVar[str] = "log"
+
+    def _descent(self, step: int) -> float:
+        return math.log2(1 + step / self.end_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(_Stretched):
+    """Schedule m = c - (c - 1) floor(n t/T) / n: n equal stairs, the first at T/n, the last at T.
+
+    Args: num_stairs: n, 1..2^63 - 1.
+    """
+
+    num_stairs: int = 10
+
+    name: ClassVar[str] = "step"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_int("step.num_stairs", self.num_stairs, at_least=1)
+
+    def _descent(self, step: int) -> float:
+        return (self.num_stairs * step // self.end_step) / self.num_stairs
+
+
+class Drop(_Stretched):
+    """Schedule m = c before T, then 1."""
+
+    name: ClassVar[str] = "drop"
+
+    def _descent(self, step: int) -> float:
+        return 0.0
+
+
+Schedule.kinds = {kind.name: kind for kind in (Constant, Linear, Log, Step, Drop, Exponential)}
+
+
+def _check_int(where: str, value: object, *, at_least: int) -> None:
+    if type(value) is not int or not at_least <= value < 2**63:
+        raise ValueError(f"{where}: {value!r} is not an integer in {at_least}..2^63 - 1")

@@ -1,0 +1,99 @@
+"""Cost of a codec: the bytes it puts on the wire and the seconds it takes.
+
+Knows: any Codec, frames, a link. Does not know: plans, which table has which codec.
+Shapes: F segments in a frame, n_f rows in each, D values a row. Throughputs are GB/s of the float32
+rows (4 n D bytes), not of the encoded bytes; 1 GB = 1e9 bytes.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.segments import Masks, Segments
+from trec_qcomm.wire.frame import overhead_nbytes
+
+FLOAT32_NBYTES = 4
+MEASURED_NBYTES = 2**23  # float32 bytes of rows in a call: a few tables, more than caches hold
+MEASURED_REPEATS = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Speed of a codec on one device.
+
+    Args: encode_gb_s, decode_gb_s: GB/s of float32 rows, > 0; math.inf if it takes no time.
+    """
+
+    encode_gb_s: float
+    decode_gb_s: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) not in (int, float) or math.isnan(value) or value <= 0:
+                raise ValueError(f"throughput.{field.name}: {value!r} is not a number > 0")
+
+    def codec_s(self, *, encoded_nbytes: float, decoded_nbytes: float) -> float:
+        """Return the seconds to encode and then to decode rows of so many float32 bytes."""
+        return (encoded_nbytes / self.encode_gb_s + decoded_nbytes / self.decode_gb_s) / 1e9
+
+
+_sizes: dict[tuple[Codec, tuple[int, ...], int], int] = {}
+_throughputs: dict[tuple[Codec, int], Throughput] = {}
+
+
+def wire_nbytes(codec: Codec, num_rows: tuple[int, ...], dim: int) -> int:
+    """Return the size of a frame that holds a segment of n_f rows for each f, headers included.
+
+    It is exact where the codec is of fixed size, else an upper bound: `Codec.max_nbytes`.
+    """
+    key = (codec, num_rows, dim)
+    if key not in _sizes:
+        payload = codec.max_nbytes(Segments.packed(num_rows, dim)).sum()
+        _sizes[key] = int(payload) + overhead_nbytes(len(num_rows))
+    return _sizes[key]
+
+
+def measure_throughput(codec: Codec, dim: int) -> Throughput:
+    """Measure the codec on one thread of this machine's CPU, on 8 MiB of normal rows.
+
+    The result is the median of 7 calls. It is measured once a process for each codec and dim. That
+    takes about 0.1 s, after the time to compile.
+    """
+    key = (codec, dim)
+    if key not in _throughputs:
+        _throughputs[key] = _measure(codec, dim)
+    return _throughputs[key]
+
+
+def _measure(codec: Codec, dim: int) -> Throughput:
+    num_rows = MEASURED_NBYTES // (FLOAT32_NBYTES * dim)
+    segments = Segments.packed((num_rows,), dim)
+    if mask_use(codec) is MaskUse.READS:  # as after a forward pass that kept all columns
+        masks = Masks.of_all_columns(segments.num_rows, torch.full_like(segments.num_rows, dim))
+        segments = replace(segments, masks=masks)
+    rows = torch.randn(num_rows, dim, generator=torch.Generator().manual_seed(0))
+    at = torch.zeros(1, dtype=torch.int64)
+    payload = torch.empty(int(codec.max_nbytes(segments).sum()), dtype=torch.uint8)
+    out = torch.empty_like(rows)
+    encoded = codec.encode(rows, segments, payload, at)  # compiles
+    codec.decode(encoded, segments, out)
+    raw_gb = rows.numel() * FLOAT32_NBYTES / 1e9
+    return Throughput(
+        encode_gb_s=raw_gb / _median_s(lambda: codec.encode(rows, segments, payload, at)),
+        decode_gb_s=raw_gb / _median_s(lambda: codec.decode(encoded, segments, out)),
+    )
+
+
+def _median_s(call: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(MEASURED_REPEATS):
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)

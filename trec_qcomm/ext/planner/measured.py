@@ -1,0 +1,123 @@
+"""MeasuredPrices: what was measured of a model's tables, as the estimator asks for it.
+
+Knows: TorchRec's sharding options, control.traffic. Does not know: milliseconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trec_qcomm.config import Config
+from trec_qcomm.core.codec import for_values
+from trec_qcomm.ext.planner.traffic import FixedSizes, MeasuredTable, Place, hops_of
+from trec_qcomm.integration.compat import Shard, ShardingOption
+from trec_qcomm.wire.frame import overhead_nbytes
+
+MOST_APART = 0.05  # of the batch size that rows were captured with
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a shard sends one peer in a hop. Args: num_rows: rows.  nbytes: bytes with headers."""
+
+    num_rows: float
+    nbytes: float
+
+
+class MeasuredPrices:
+    """Expected rows and bytes of shards.
+
+    Args:
+        config: settings of the codecs.
+        tables: what was measured of each table.
+        place: ranks and nodes that are planned for.
+    """
+
+    def __init__(self, config: Config, tables: Mapping[str, MeasuredTable], place: Place) -> None:
+        self._packed = config.ids is not None
+        self._tables, self._place = tables, place
+
+    def sent(
+        self,
+        so: ShardingOption,
+        shard: Shard,
+        direction: str,
+        num_samples: Sequence[float],
+        *,
+        intra: bool,
+        dtype: torch.dtype,
+    ) -> Sent:
+        """Return what a shard sends one peer forward, or is sent by it backward.
+
+        Args: num_samples: bags of each feature in a rank's batch.  intra: whether it is the hop
+            inside a node.  dtype: dtype of the rows; those that were measured are float32.
+        """
+        field, dim = f"intra_{direction}" if intra else direction, shard.size[1]
+        table = _with_rows_of(dtype, self._table(so, num_samples), field)
+        num_rows = nbytes = 0.0
+        for number, samples in enumerate(num_samples):
+            (hop,) = (
+                hop
+                for hop in hops_of(
+                    so.sharding_type,
+                    self._place,
+                    rows_share=shard.size[0] / so.tensor.shape[0],
+                    num_ids=so.input_lengths[number],
+                )
+                if hop.is_intra == intra
+            )
+            scale = samples / table.num_bags
+            num_rows += scale * table.num_sent * hop.share * hop.num_batches
+            nbytes += scale * table.segment_nbytes(direction, hop, dim)
+        return Sent(num_rows, nbytes + overhead_nbytes(len(num_samples)))
+
+    def ids_nbytes(self, so: ShardingOption, shard: Shard, num_samples: Sequence[float]) -> float:
+        """Return the bytes of ids and lengths that a rank sends a shard."""
+        table, share = self._table(so, num_samples), shard.size[0] / so.tensor.shape[0]
+        return sum(
+            samples / table.num_bags * table.ids_nbytes(share, ids, packed=self._packed)
+            for samples, ids in zip(num_samples, so.input_lengths, strict=True)
+        )
+
+    def num_touched(self, so: ShardingOption, num_samples: Sequence[float]) -> float:
+        """Return the rows of a table that all ranks touch together in a step."""
+        table, num_rows = self._table(so, num_samples), so.tensor.shape[0]
+        rows = sum(
+            samples / table.num_bags * table.num_touched(num_rows, ids, self._place.num_ranks)
+            for samples, ids in zip(num_samples, so.input_lengths, strict=True)
+        )
+        return min(rows, float(num_rows))
+
+    def distinct_share(self, so: ShardingOption) -> float:
+        """Return the share of bags that is looked up."""
+        return self._tables[so.name].distinct_share
+
+    def _table(self, so: ShardingOption, num_samples: Sequence[float]) -> MeasuredTable:
+        """Return what was measured of an option's table.
+
+        Raises: ValueError: nothing was, or with another batch size, or it is not pooled.
+        """
+        if so.name not in self._tables:
+            known = ", ".join(self._tables)
+            raise ValueError(f"measured: nothing of table {so.name!r}; there is: {known}")
+        if not so.is_pooled:
+            raise ValueError(f"measured: table {so.name!r} is not pooled; only pooled ones can be")
+        table = self._tables[so.name]
+        for samples in num_samples:
+            if abs(samples / table.num_bags - 1) > MOST_APART:
+                raise ValueError(
+                    f"measured: table {so.name!r} with {table.num_bags:g} bags a rank, and "
+                    f"{samples:g} are planned; capture rows with that batch size"
+                )
+        return table
+
+
+def _with_rows_of(dtype: torch.dtype, table: MeasuredTable, field: str) -> MeasuredTable:
+    """Return the table with sizes of the rows' dtype in one field, if its codec has fixed sizes."""
+    sizes = getattr(table, field)
+    if not isinstance(sizes, FixedSizes):
+        return table
+    resized: dict[str, Any] = {field: FixedSizes(for_values(sizes.codec, dtype))}
+    return replace(table, **resized)

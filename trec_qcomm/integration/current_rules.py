@@ -1,0 +1,90 @@
+"""CurrentRules: the rules of tables whose codecs were changed while training.
+
+Knows: rules of the config. Does not know: why codecs change, collectives, TorchRec.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from trec_qcomm.codecs import Identity
+from trec_qcomm.config import Config, HopCodecs, TableRule
+from trec_qcomm.config.tables import DIRECTIONS, Direction, chooses_encoder
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
+
+CodecChanges = Mapping[str, Mapping[Direction, Codec]]  # by table
+
+
+class CurrentRules:
+    """Rules by which tables are coded now: the config's, and changes of their codecs.
+
+    Args: config: settings that hold where nothing was changed.
+    Attributes: changes: codecs in place of the config's.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.changes: CodecChanges = {}
+
+    def rule_for(self, table: str) -> TableRule:
+        """Return the rule that holds for a table now. Raises ValueError where none matches."""
+        configured = self._config.rule_for(table)
+        changes = self.changes.get(table)
+        return changed_rule(configured, changes) if changes else configured
+
+    def change(self, changes: CodecChanges) -> None:
+        """Change codecs of some tables, until they are changed again.
+
+        Raises: ValueError: a direction that is none, or codecs that no rule may have. Then nothing
+            is changed.
+        """
+        updated = dict(self.changes)
+        for table, codecs in changes.items():
+            unknown = sorted(set(codecs) - set(DIRECTIONS))
+            if unknown:
+                raise ValueError(f"table {table!r}: {unknown[0]!r} is none of {DIRECTIONS}")
+            updated[table] = {**updated.get(table, {}), **codecs}
+            try:
+                changed_rule(self._config.rule_for(table), updated[table])
+            except ValueError as error:
+                raise ValueError(f"table {table!r}: {error}") from error
+        self.changes = updated
+
+
+def changed_rule(configured: TableRule, codecs: Mapping[Direction, Codec]) -> TableRule:
+    """Return a rule with other codecs, and with what still fits of the rest.
+
+    - `schedule`, `classes` and `refresh` set the tolerance of the configured forward codec, and
+      hold for it alone.
+    - `link` holds as long as a codec chooses its encoder.
+    - The hop inside a node keeps its codecs until the rule's become exact: then it is exact, too.
+
+    Args: codecs: {"forward" or "backward": codec}.
+    Raises: ValueError: codecs that do not fit each other.
+    """
+    forward = codecs.get("forward", configured.forward)
+    backward = codecs.get("backward", configured.backward)
+    is_configured = forward == configured.forward
+    pairs = {"forward": (configured.forward, forward), "backward": (configured.backward, backward)}
+    became_exact = {d for d, (old, new) in pairs.items() if new != old and _is_exact(new)}
+    intra = _exact_hop(configured.intra, became_exact)
+    hops = (forward, backward, intra.forward, intra.backward)
+    return replace(
+        configured,
+        forward=forward,
+        backward=backward,
+        intra=intra,
+        link=configured.link if any(map(chooses_encoder, hops)) else None,
+        schedule=configured.schedule if is_configured else None,
+        classes=configured.classes if is_configured else None,
+        refresh=configured.refresh if is_configured else None,
+    )
+
+
+def _exact_hop(hop: HopCodecs, directions: set[str]) -> HopCodecs:
+    if "forward" in directions and mask_use(hop.backward) is MaskUse.READS:
+        return HopCodecs()
+    return replace(hop, **dict.fromkeys(directions, Identity()))
+
+
+def _is_exact(codec: Codec) -> bool:
+    return codec.contract is Contract.EXACT

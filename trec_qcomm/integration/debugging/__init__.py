@@ -1,1 +1,0 @@
-"""The numeric debugger in a training: what it observes, and what a user calls."""

@@ -1,0 +1,84 @@
+"""Extension: what an optional part of a training adds to a session; ext/ and lab/ have them.
+
+A section of a config makes one (`config.section.Section.extension`), and so may a method of QComm
+that belongs to a tool. The session calls its extensions at the places below and knows nothing else
+of them.
+
+Knows: collectives of rows, all-reduces of gradients. Does not know: what any extension does.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.hooks import RowRefusals
+from trec_qcomm.config import TableRule
+from trec_qcomm.core.counters import Traffic
+from trec_qcomm.integration.current_rules import CodecChanges
+from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
+from trec_qcomm.integration.tolerances import BoundShares
+
+
+class Extension:
+    """Base of extensions; each method does nothing unless a subclass has it.
+
+    Attributes:
+        state_names: keys of a session's state that are this extension's.
+        refusals: counter of rows that a codec refuses, and that are then sent exactly; None: they
+            are an error.
+        traffic: counter of what the extension sends, part of the session's statistics; None: it
+            sends nothing.
+    """
+
+    state_names: ClassVar[Sequence[str]] = ()
+    refusals: RowRefusals | None = None
+    traffic: Traffic | None = None
+
+    def check_tables(
+        self, tables: Iterable[str], dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        """Raise ValueError where the extension does not take rows of these tables.
+
+        Args: dtype: dtype of the rows.  device: device of the module, where it is known.
+        """
+
+    def changes_of(self, rules: Mapping[str, TableRule]) -> Iterator[CodecChanges]:
+        """Yield the changes of codecs that the extension may ask for later, all in all.
+
+        Args: rules: {table: rule of the config}.
+        """
+        yield from ()
+
+    def bound_shares(self, rules: Mapping[str, TableRule]) -> BoundShares | None:
+        """Return factors of error bounds for one collective; None: there are none.
+
+        Args: rules: {table: rule that holds now}, in the collective's order.
+        """
+        return None
+
+    def add_collective(self, collective: RowCollective, module: str) -> None:
+        """Learn of a new collective, and add observers to it. Args: module: path of its module.
+
+        Raises: ValueError: it cannot be observed.
+        """
+
+    def add_gradients(self, name: str, gradients: GradientAllReduce) -> None:
+        """Learn of an all-reduce that was registered. Args: name: "dense", or of another one."""
+
+    def check_names(self) -> None:
+        """Raise ValueError at a name that the model does not have; all of it is wrapped now."""
+
+    def check_step(self, step: int) -> None:
+        """Raise ValueError in training without a call that the extension needs.
+
+        Args: step: number of the collective's step that begins.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what checkpoints keep, under `state_names`."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a session's state, of which collectives know nothing yet."""

@@ -1,0 +1,1 @@
+"""Tools around a training. They may import everything, and nothing imports them."""

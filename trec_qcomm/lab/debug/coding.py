@@ -1,0 +1,177 @@
+"""Rows of an exchange encoded once more into memory of the debugger's, and decoded.
+
+Encoding is a function of rows, seed and tolerance, so what is decoded here is what the receivers
+decode, bit by bit. Nothing that the exchange uses is written.
+
+Knows: codecs, groups of segments. Does not know: process groups, what is measured.
+Shapes: S segments, R rows of D values.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.comm.frames.coding import group_seed
+from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.core.transfer import download
+from trec_qcomm.lab.debug.tally import finite_range
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Rows of segments of one codec and dim, in one matrix, table by table.
+
+    Args:
+        x: [R, D] float32.
+        segments: the S segments of `x`, one behind the other.
+        names: S names, the table or parameter of each.
+        frame: [S] int64, the frame of each.
+        codec: the codec that the exchange uses.
+        seed: the seed that it uses.
+        tolerances: [S] float64, the tolerance of each as the codec gets it; None: it has none.
+        configured: [S] float64, the same before it is divided among summands; NaN: it has none.
+        divisors: [S] float64, what the tolerance of a BOUNDED codec is divided by here.
+    """
+
+    x: Tensor
+    segments: Segments
+    names: tuple[str, ...]
+    frame: Tensor
+    codec: Codec
+    seed: int
+    tolerances: Tensor | None
+    configured: Tensor
+    divisors: Tensor
+
+    def tolerances_of(self, codec: Codec) -> Tensor | None:
+        """Return [S] float64, the tolerances of another codec by its own config; None: it has none.
+
+        A bound of a sum is divided among its summands.
+        """
+        if codec.tolerance is None:
+            return None
+        tolerances = torch.full((len(self.frame),), codec.tolerance, dtype=torch.float64)
+        return tolerances / self.divisors if codec.contract is Contract.BOUNDED else tolerances
+
+    def blocks(self) -> Iterator[tuple[str, slice, slice]]:
+        """Yield each table or parameter with its segments and its rows."""
+        ends = self.segments.offsets.tolist()
+        begin = 0
+        for s, name in enumerate(self.names):
+            if s + 1 == len(self.names) or self.names[s + 1] != name:
+                yield name, slice(begin, s + 1), slice(ends[begin], ends[s + 1])
+                begin = s + 1
+
+
+@dataclass(frozen=True, eq=False)
+class CodedRows:
+    """What a codec makes of packed rows.
+
+    Args:
+        y: [R, D] float32, the decoded rows.
+        encoded: the bytes of the S segments, with sizes on the CPU.
+        bounds: [S] float64, the error bound of each segment; None without one.
+    """
+
+    y: Tensor
+    encoded: Encoded
+    bounds: Tensor | None
+
+    def data(self, segment: int) -> Tensor:
+        """Return the bytes of one segment."""
+        begin, size = int(self.encoded.at[segment]), int(self.encoded.nbytes[segment])
+        return self.encoded.payload[begin : begin + size]
+
+
+def pack(
+    values: Tensor,
+    placed: PlacedFrames,
+    *,
+    seed: int,
+    tolerances: Tensor | None,
+    names: Sequence[str | None],
+) -> Iterator[PackedRows]:
+    """Yield the rows of each group of an exchange, of some tables or parameters.
+
+    Args:
+        values: float32, contiguous, the buffer that holds the rows.
+        placed: the rows' places.
+        seed, tolerances: arguments of comm.frames.coding.encode_frames.
+        names: S names of tables or parameters; None leaves a segment out.
+    """
+    plan = placed.plan
+    to_encode = plan.tolerances_to_encode(tolerances)
+    configured = plan.tolerances if tolerances is None else tolerances[plan.table]
+    wanted = torch.tensor([name is not None for name in names], dtype=torch.bool)
+    for number, group in enumerate(placed.groups):
+        chosen = (wanted[group.members] & (group.segments.num_rows > 0)).nonzero().view(-1)
+        chosen = chosen[torch.argsort(plan.table[group.members[chosen]], stable=True)]
+        if not len(chosen):
+            continue
+        segments, members = group.segments, group.members[chosen]
+        num_rows, dim = segments.num_rows[chosen], segments.dim
+        offsets = exclusive_cumsum(num_rows)
+        masks = segments.masks
+        # A codec that writes masks would write the exchange's own, which is none of our business.
+        reads = mask_use(group.codec) is MaskUse.READS
+        packed = Segments(
+            offsets,
+            dim,
+            offsets[:-1] * dim,
+            torch.full_like(num_rows, dim),
+            masks=masks.subset(chosen) if reads and masks is not None else None,
+            numbers=segments.first_numbers[chosen],
+        )
+        yield PackedRows(
+            torch.cat([segments.block(values, s) for s in chosen.tolist()]),
+            packed,
+            tuple(str(names[s]) for s in members.tolist()),
+            plan.frame[members],
+            group.codec,
+            group_seed(seed, number, group),
+            None if group.codec.tolerance is None else to_encode[members],
+            configured[members],
+            torch.full((len(members),), float(plan.num_summands), dtype=torch.float64),
+        )
+
+
+def code(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> CodedRows:
+    """Encode rows and decode them.
+
+    Args: codec: the rows' codec, or another.  tolerances: [S] float64; None: the codec has none.
+    Raises: UnencodableError.  ValueError: the codec needs masks, or does not run on this device.
+    """
+    segments = rows.segments
+    if codec is not rows.codec and segments.masks is not None:
+        segments = Segments(
+            segments.offsets, segments.dim, segments.start, segments.stride,
+            numbers=segments.numbers,
+        )  # fmt: skip
+    at = exclusive_cumsum(codec.max_nbytes(segments))
+    payload = torch.empty(int(at[-1]), dtype=torch.uint8, device=rows.x.device)
+    encoded = codec.encode(
+        rows.x, segments, payload, at[:-1].clone(), seed=rows.seed, tolerances=tolerances
+    )
+    encoded = Encoded(payload, encoded.at, download(encoded.nbytes), encoded.flushed)
+    y = torch.empty_like(rows.x)
+    codec.decode(encoded, segments, y)
+    return CodedRows(y, encoded, _bounds(rows, codec, tolerances))
+
+
+def _bounds(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> Tensor | None:
+    """Return [S] float64, the error bound of each segment in the unit of the values.
+
+    A BOUNDED codec has an attribute `mode`: "rel", if its bound is a share of the range.
+    """
+    if codec.contract is not Contract.BOUNDED or tolerances is None:
+        return None
+    if getattr(codec, "mode", "abs") != "rel":
+        return tolerances
+    ends = pairwise(rows.segments.offsets.tolist())
+    ranges = [finite_range(rows.x[begin:end]) for begin, end in ends]
+    return tolerances * torch.tensor(ranges, dtype=torch.float64)

@@ -1,0 +1,308 @@
+"""RowCapture: the rows that each table sends forward, kept for a few steps, to choose codecs by.
+
+Rows are kept before they are coded, so they are exact. A block is what one rank sends one rank for
+one table and column shard in a step, itself included; of row-wise tables these are partial sums.
+
+Knows: collectives of rows, process groups. Does not know: TorchRec, how the rows are judged.
+"""
+
+import io
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.comm.peers import Peers
+from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.core.counters import BagCounts
+
+CAPTURED_NBYTES = 2**28
+FLOAT32_NBYTES = 4
+_FILE_NBYTES = 2**26  # room for what torch.save adds: names of tables, a header a block
+Blocks = dict[str, list[Tensor]]  # by table
+_log = logging.getLogger(__name__)
+
+
+class _Blocks:
+    """Blocks of rows in a memory of which each table has an equal share, so that none is empty.
+
+    Args: nbytes: size of the memory.  num_tables: number of tables.
+    """
+
+    def __init__(self, nbytes: int, num_tables: int) -> None:
+        self.share_nbytes = nbytes // max(num_tables, 1)
+        self.by_table: Blocks = {}
+        self.num_left_out = 0
+        self.num_sent: Counter[str] = Counter()  # rows, also those that are not kept
+        self.num_blocks: Counter[str] = Counter()
+        self.num_joint: Counter[str] = Counter()  # different rows of the blocks of all peers
+        self.num_joint_sets: Counter[str] = Counter()
+        self._used_nbytes: dict[str, int] = {}
+
+    def add(self, table: str, block: Tensor) -> None:
+        """Count a block, and keep it, or as many rows of it as there is room for."""
+        self.num_blocks[table] += 1
+        self.num_sent[table] += len(block)
+        if not len(block):
+            return
+        used, blocks = self._used_nbytes.get(table, 0), self.by_table.setdefault(table, [])
+        num_rows = (self.share_nbytes - used) // (block.shape[1] * FLOAT32_NBYTES)
+        if blocks and block.shape[1] != blocks[0].shape[1]:  # a column shard of another width
+            num_rows = 0
+        if num_rows > 0:
+            blocks.append(block[:num_rows].cpu().clone())
+            self._used_nbytes[table] = used + blocks[-1].nbytes
+        self.num_left_out += max(len(block) - num_rows, 0)
+
+    def add_joint(self, table: str, blocks: Sequence[Tensor]) -> None:
+        """Count the different rows among the blocks of one step, one a peer."""
+        self.num_joint[table] += _num_different(torch.cat(list(blocks)))
+        self.num_joint_sets[table] += 1
+
+
+class RowCapture:
+    """Rows that this rank sends in the next training steps; `QComm.capture_rows` makes it.
+
+    It ends by itself after the last step. A block is [n, D] float32.
+    """
+
+    def __init__(
+        self,
+        collectives: Iterable[RowCollective],
+        tables: Iterable[str],
+        *,
+        steps: int,
+        gradients: bool,
+        max_nbytes: int,
+        source: str,
+        bags: BagCounts,
+        num_rows: Mapping[str, int],
+    ) -> None:
+        """Begin. The arguments are those of QComm.capture_rows, and:
+
+        Args:
+            source: name of the config.
+            bags: counter of the bags of this rank's batches, which goes on.
+            num_rows: rows of each table.
+        """
+        observed = [c for c in collectives if not c.intra]
+        if type(steps) is not int or steps < 1:
+            raise ValueError(f"capture_rows: steps: {steps!r} is not an integer >= 1")
+        if not observed:
+            raise ValueError("capture_rows: no table is sharded yet, or none is sent")
+        dtypes = {c.dtype for c in observed} - {torch.float32}
+        if dtypes:
+            raise ValueError(
+                f"capture_rows: there are rows of {dtypes.pop()}; allowed: torch.float32 "
+                "(output_dtype fp32)"
+            )
+        if any(isinstance(o, RowCapture) for c in observed for o in c.observers):
+            raise ValueError("capture_rows: rows are captured already; stop() ends that")
+        self.steps, self.tables, self._source = steps, sorted(tables), source
+        self._max_nbytes = max_nbytes
+        self._first_steps = {collective: collective.step for collective in observed}
+        sent = {s.table for c in observed for s in c.layout.shards_by_rank[c.rank]}
+        received = {table for c in observed for table in c.layout.tables()}
+        nbytes = max_nbytes // (dist.get_world_size() * (2 if gradients else 1))
+        self._kept = {"forward": _Blocks(nbytes, len(sent))}
+        if gradients:
+            self._kept["backward"] = _Blocks(nbytes, len(received))
+        widest = max(s.dim for c in observed for shards in c.layout.shards_by_rank for s in shards)
+        share = min(kept.share_nbytes for kept in self._kept.values())
+        if share < widest * FLOAT32_NBYTES:
+            least = -(-widest * FLOAT32_NBYTES * max_nbytes // max(share, 1))
+            raise ValueError(f"capture_rows: max_nbytes: {max_nbytes!r}: give {least} or more")
+        self._bags, self._first_bags = bags, _bags_by_table(bags)
+        self._num_rows = num_rows
+        sums = [c for c in observed if isinstance(c, PooledReduceScatter)]
+        self._partial = {table for c in sums for table in c.layout.tables()}
+        for collective in observed:
+            collective.observers += (self,)
+
+    @property
+    def rows(self) -> Blocks:
+        """The rows that this rank has sent."""
+        return self._kept["forward"].by_table
+
+    @property
+    def gradients(self) -> Blocks:
+        """The gradients of rows that this rank has sent, if they are kept."""
+        return self._kept["backward"].by_table if "backward" in self._kept else {}
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps whose rows were sent so far, up to `steps`."""
+        ends = (collective.step - first for collective, first in self._first_steps.items())
+        return min(*ends, self.steps) if self._first_steps else 0
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of rows and gradients of this rank for which there was no room."""
+        return sum(kept.num_left_out for kept in self._kept.values())
+
+    def observe(
+        self,
+        collective: RowCollective,
+        direction: str,
+        step: int,
+        values: Tensor,
+        placed: PlacedFrames,
+        **_: object,
+    ) -> None:
+        """Keep the rows or gradients that are about to be sent. Evaluation (step < 0) is none."""
+        first = self._first_steps.setdefault(collective, step)  # of a resharded module: now
+        if step >= first + self.steps:
+            self._stop(collective)
+        elif step >= first and direction in self._kept:
+            kept, joint = self._kept[direction], defaultdict(list)
+            for group in placed.groups:
+                for s, segment in enumerate(group.members.tolist()):
+                    block, table = group.segments.block(values, s), placed.plan.tables[segment]
+                    kept.add(table, block)
+                    joint[table, segment % placed.plan.segments_per_frame[0]].append(block)
+            if direction == "forward" and "forward" not in collective.transforms:
+                for (table, _), blocks in joint.items():
+                    kept.add_joint(table, blocks)
+
+    def looks_at_received(self, step: int) -> bool:
+        """Return False: only what is sent is kept."""
+        return False
+
+    def observe_received(self, *_: object) -> None:
+        """Keep nothing of what is received."""
+
+    def _counts(self) -> dict[str, dict[str, int]]:
+        """Return what this rank counted of each table."""
+        kept, counts = self._kept["forward"], {}
+        for table, numbers in _bags_by_table(self._bags).items():
+            before = self._first_bags.get(table, (0, 0))
+            if before[0] > numbers[0]:  # the statistics were reset since
+                before = (0, 0)
+            bags, distinct = (now - then for now, then in zip(numbers, before, strict=True))
+            counts[table] = {"num_bags": bags, "num_distinct": distinct}
+        for table in kept.num_blocks:
+            sent = {
+                "num_sent": kept.num_sent[table],
+                "num_blocks": kept.num_blocks[table],
+                "num_joint": kept.num_joint[table],
+                "num_joint_sets": kept.num_joint_sets[table],
+            }
+            counts[table] = counts.get(table, {}) | sent
+        return counts
+
+    def _tables(
+        self, parts: Sequence[Mapping[str, Mapping[str, int]]], tables: Iterable[str]
+    ) -> dict[str, dict[str, int | bool]]:
+        """Return the counts of all ranks. Args: parts: what each rank counted."""
+        merged = {}
+        for table in tables:
+            sums: Counter[str] = Counter()
+            for part in parts:
+                sums.update(part.get(table, {}))
+            known = {"num_rows": self._num_rows[table]} if table in self._num_rows else {}
+            merged[table] = {**sums, **known, "is_partial": table in self._partial}
+        return merged
+
+    def stop(self) -> None:
+        """End before the last step."""
+        for collective in self._first_steps:
+            self._stop(collective)
+
+    def _stop(self, collective: RowCollective) -> None:
+        collective.observers = tuple(o for o in collective.observers if o is not self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the rows of all ranks to a file, on rank 0. Collective; it ends the capture.
+
+            python -m trec_qcomm analyze --data rows.pt --out mine.yaml
+
+        The file is {"rows", "gradients": {table: [blocks [n, D] float32]}, "without_rows":
+        [tables], "tables": {table: counts}, "meta": {...}} for torch.load(path,
+        weights_only=True). Tables without rows are DATA_PARALLEL, or nobody looked them up. Counts
+        are `num_rows` of the table, `num_sent` rows in `num_blocks` blocks, also those that were
+        left out, `num_joint`, the different rows of a step's blocks to all peers together, summed
+        over `num_joint_sets` steps and features, `num_bags` and `num_distinct` where equal bags may
+        be merged, and `is_partial`: whether the rows are partial sums of a row-wise table. Both
+        `num_joint` are 0 of tables that are sent together with one of error_feedback.forward_rows:
+        it adds to a row what was kept back of it for each peer, so that equal rows differ. Of real
+        data the rows hold traces: such a file is not for publication.
+
+        Raises: ValueError: nothing was sent in these steps.
+        """
+        self.stop()
+        buffer = io.BytesIO()
+        content = {
+            "rows": self.rows,
+            "gradients": self.gradients,
+            "left_out": self.num_left_out,
+            "counts": self._counts(),
+        }
+        torch.save(content, buffer)
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        room = self._max_nbytes + _FILE_NBYTES
+        gathered = Peers(everyone).gather_bytes(buffer.getvalue(), "captured rows", max_nbytes=room)
+        parts = [torch.load(io.BytesIO(part), weights_only=True) for part in gathered]
+        rows = _merged(part["rows"] for part in parts)
+        if not rows:
+            raise ValueError("capture_rows: nothing was captured: no training step since")
+        num_left_out = sum(part["left_out"] for part in parts)
+        if dist.get_rank() == 0:
+            if num_left_out:
+                _log.warning("capture_rows: %d rows left out; see max_nbytes", num_left_out)
+            meta = {"config": self._source, "steps": self.steps, "num_left_out": num_left_out}
+            write_rows(
+                path,
+                rows,
+                gradients=_merged(part["gradients"] for part in parts),
+                without_rows=[table for table in self.tables if table not in rows],
+                tables=self._tables([part["counts"] for part in parts], rows),
+                meta=meta | {"world_size": len(parts)},
+            )
+
+
+def write_rows(
+    path: str | Path,
+    rows: Mapping[str, Tensor | Sequence[Tensor]],
+    **more: Any,
+) -> None:
+    """Write a file that `python -m trec_qcomm analyze` reads.
+
+    Args:
+        path: file to write; its folder is made.
+        rows: {table: [n, D] float32, or a list of batches}.
+        more: other entries, which the analysis does not need: gradients, without_rows, meta.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"rows": dict(rows)} | more, path)
+
+
+def _bags_by_table(bags: BagCounts) -> dict[str, tuple[int, int]]:
+    """Return {table: (bags, distinct ones)} so far."""
+    return {t: (counts.num_bags, counts.num_sent) for t, counts in bags.stats().tables.items()}
+
+
+def _num_different(rows: Tensor) -> int:
+    """Return the number of different rows of [n, D] float32, by a hash of 64 bits."""
+    draw = torch.Generator().manual_seed(0)
+    keys = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=draw).to(rows.device)
+    bits = rows.contiguous().view(torch.int32).to(torch.int64)
+    return len(torch.unique((bits * keys).sum(1)))
+
+
+def _merged(parts: Iterable[Blocks]) -> Blocks:
+    """Return the blocks of all ranks. Of a table's column shards those of the first width stay."""
+    merged: Blocks = {}
+    for part in parts:
+        for table, blocks in part.items():
+            known = merged.setdefault(table, [])
+            width = (known or blocks)[0].shape[1]
+            known += [block for block in blocks if block.shape[1] == width]
+    return dict(sorted(merged.items()))

@@ -1,0 +1,89 @@
+"""DebugRule: what the numeric debugger measures, how often, and where its records go.
+
+Knows: codecs, patterns. Does not know: YAML, TorchRec, process groups, figures.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from trec_qcomm.config.gradients import parameter_patterns
+from trec_qcomm.config.matching import patterns_of
+from trec_qcomm.config.section import Section
+from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.jit.once import Job
+from trec_qcomm.lab.debug.tally import Tally, segment_squares
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugRule(Section):
+    """Settings of the numeric debugger. It changes no value of the training.
+
+    Args:
+        every: number of steps from one measured step to the next; 0, `every`, twice `every` and so
+            on are measured.
+        tables: one shell pattern on names of tables and of dense parameters, or a sequence of them;
+            others are not measured. It is kept as a tuple.
+        shadow: codecs that are tried on the same values and thrown away, besides the one in use.
+        folder: folder of the records, debug-rank0.jsonl and so on; None keeps the latest in memory.
+    """
+
+    every: int = 100
+    tables: Sequence[str] = ("*",)
+    shadow: Sequence[Codec] = ()
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"every: {self.every!r} is not an integer >= 1")
+        object.__setattr__(self, "tables", patterns_of(self.tables))
+        shadow: object = self.shadow
+        if not isinstance(shadow, Sequence) or isinstance(shadow, str):
+            raise ValueError(f"shadow: expected a list of codecs, got {shadow!r}")
+        object.__setattr__(self, "shadow", tuple(self.shadow))
+        for n, codec in enumerate(self.shadow):
+            if isinstance(codec, type) or not isinstance(codec, Codec):
+                raise ValueError(f"shadow[{n}]: expected a codec, got {codec!r}")
+            if mask_use(codec) is MaskUse.READS:
+                raise ValueError(f"shadow[{n}]: {codec.name} needs the columns that forward kept")
+        if self.folder is not None and (type(self.folder) is not str or self.folder == ""):
+            raise ValueError(f"folder: {self.folder!r} is not a path")
+
+    def matches(self, name: str) -> bool:
+        """Return whether one of the patterns matches the name of a table or parameter."""
+        return any(fnmatchcase(name, pattern) for pattern in self.tables)
+
+    def codecs(self) -> Iterator[Codec]:
+        yield from self.shadow
+
+    def jobs(self) -> Iterator[Job]:
+        yield TALLY
+
+    def extension(self, session: Any) -> Any:
+        from trec_qcomm.lab.debug.attached import AttachedDebugger  # which needs rules itself
+
+        attached = AttachedDebugger(session)
+        attached.start(self)
+        return attached
+
+    def debugger_of_ddp(self, config: Any) -> Any:
+        from trec_qcomm.lab.debug.debugger import Debugger  # which needs rules itself
+
+        debugger = Debugger(self, configuration=config.source, seed=config.seed)
+        for number, rule in enumerate(config.dense_rules):
+            place = parameter_patterns(config.dense).place(number)
+            debugger.check_dim(rule.block, f"{place}.block")
+        return debugger
+
+
+def _use_tally() -> None:
+    rows = torch.zeros(1, 4)
+    Tally().add(rows, rows)
+    segment_squares(rows, Segments.packed([1], 4))
+
+
+TALLY = Job("debugger", _use_tally, 1.5)  # its kernels, which a guard has, too

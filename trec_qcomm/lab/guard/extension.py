@@ -1,0 +1,164 @@
+"""GuardExtension: what a config's `guard` adds to a session, before and after the guard is made.
+
+Knows: sessions, ladders. Does not know: decisions, losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+import torch
+
+from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.config import TableRule
+from trec_qcomm.core.codec import has_gpu_kernels, may_refuse
+from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, self_rank_key
+from trec_qcomm.integration.current_rules import CodecChanges
+from trec_qcomm.integration.extension import Extension
+from trec_qcomm.integration.session import Session
+from trec_qcomm.lab.guard.guard import Guard
+from trec_qcomm.lab.guard.held_bounds import HeldBounds, can_hold
+from trec_qcomm.lab.guard.rule import GuardRule
+from trec_qcomm.lab.guard.rungs import codecs_of_state
+from trec_qcomm.lab.guard.signals import SignalSums
+
+MOST_MICRO_BATCHES = 16  # whose gradients may be accumulated for one step of a guard
+
+
+class GuardExtension(Extension):
+    """Counters of a guarded session, its held bounds, and its guard once that is made.
+
+    Args: session: the session.  rule: the config's `guard`.
+    Attributes: guard: the guard; None before `QComm.guard`.
+    """
+
+    state_names: ClassVar[Sequence[str]] = ("guard", "guard_signals")
+
+    def __init__(self, session: Session, rule: GuardRule) -> None:
+        self._session, self._rule = session, rule
+        self.signals = SignalSums(rule)
+        self.guard: Guard | None = None
+        self._held: WeakSet[HeldBounds] = WeakSet()
+        self._loaded = ""
+        self._guarded_step = 0  # steps that the guard has counted, or that it need not count
+        if rule.on_unencodable == "exact":
+            self.refusals = self.signals
+
+    def start(self, *arguments: Any, **options: Any) -> Guard:
+        """Make the guard; the arguments are those of Guard but the session. Collective."""
+        guard = Guard(self._session, self, *arguments, **options)
+        if self._loaded:
+            guard.load(self._loaded)
+        self.guard = guard
+        return guard
+
+    def note_guarded_step(self) -> None:
+        """Remember that the guard has counted all steps so far."""
+        self._guarded_step = max((c.step for c in self._session.collectives), default=0)
+
+    def follow_ranges(self, moved: Sequence[str]) -> None:
+        """Let held bounds follow the ranges of their rows, once a probe has seen them.
+
+        Args: moved: tables that have got another forward codec.
+        """
+        for held in self._held:
+            held.follow(moved)
+
+    def check_tables(
+        self, tables: Iterable[str], dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        guarded = list(filter(self._rule.matches, tables))
+        if guarded and dtype != torch.float32:
+            raise ValueError(
+                f"guard: table {guarded[0]!r}: its rows are {dtype}; allowed: torch.float32 "
+                "(output_dtype fp32)"
+            )
+        if device is not None and device.type == "cuda":
+            self._check_on_gpu(guarded, device)
+
+    def _check_on_gpu(self, tables: Sequence[str], device: torch.device) -> None:
+        """Raise ValueError where a GPU cannot do all that a guard may choose."""
+        if self._rule.hold is not None:
+            raise ValueError(f"device {device}: guard.hold: looks at rows on a CPU; leave it out")
+        config = self._session.config
+        for table in tables:
+            rule = config.rule_for(table)
+            for _, codec in self._rule.codecs_of_table(rule):
+                if not has_gpu_kernels(codec):
+                    raise ValueError(
+                        f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}"
+                    )
+            hops = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
+            refusing = [codec for codec in hops if may_refuse(codec)]
+            if refusing and config.sizes == "slots" and self.refusals is not None:
+                raise ValueError(
+                    f"device {device}: guard.on_unencodable: exact needs `sizes: announced` for "
+                    f"{refusing[0]!r} of table {table!r}"
+                )
+
+    def changes_of(self, rules: Mapping[str, TableRule]) -> Iterator[CodecChanges]:
+        """Yield changes which together have every codec that the guard may choose, rung by rung."""
+        guard = self._rule
+        ladders = {t: guard.ladders(rule) for t, rule in rules.items() if guard.matches(t)}
+        sizes = (len(ladder.codecs) for pair in ladders.values() for ladder in pair.values())
+        for rung in range(max(sizes, default=0)):
+            yield {
+                table: {
+                    d: ladder.codecs[min(rung, len(ladder.codecs) - 1)]
+                    for d, ladder in pair.items()
+                }
+                for table, pair in ladders.items()
+            }
+
+    def bound_shares(self, rules: Mapping[str, TableRule]) -> HeldBounds | None:
+        hold = self._rule.hold
+        if hold is None:
+            return None
+        if not any(self._rule.matches(t) and can_hold(r.forward) for t, r in rules.items()):
+            return None
+        held = HeldBounds(list(rules), hold, self.signals.held)
+        self._held.add(held)
+        return held
+
+    def add_collective(self, collective: RowCollective, module: str) -> None:
+        if not collective.intra and self.signals not in collective.observers:
+            collective.observers += (self.signals,)
+
+    def check_step(self, step: int) -> None:
+        num_steps = step - self._guarded_step
+        if num_steps >= max(self._rule.every, MOST_MICRO_BATCHES):
+            made = "guard = qcomm.guard(loss_fn, probe_batches) and " if self.guard is None else ""
+            raise ValueError(
+                f"{self._session.config.source}: guard: {num_steps} steps without guard.step(); "
+                f"call {made}guard.step() after each optimizer step, or leave out guard"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return "guard", the guard's state as text, equal on all ranks, and "guard_signals", what
+        each rank has counted for the next probe, [K, F] float64."""
+        sums = self.signals.tensor(self.signals.keys(self._session.tables))
+        text = self._loaded if self.guard is None else self.guard.state_text()
+        return {"guard": text, "guard_signals": {self_rank_key(): sums}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loaded = str(state.get("guard", ""))
+        self._guarded_step = max(map(int, state["steps"].values()), default=0)
+        changes = codecs_of_state(self._loaded, self._session.config)
+        self._session.collectives.load_codecs(changes)
+        if self.guard is not None and self._loaded:
+            self.guard.load(self._loaded)
+        ours = by_rank_key(by_short_key(state.get("guard_signals", {}))).get(self_rank_key())
+        if ours is not None:
+            self.signals.load(self.signals.keys(self._session.tables), ours)
+
+
+def guarding_of(session: Session) -> GuardExtension:
+    """Return what the config's `guard` has added to a session. Raises ValueError: there is none."""
+    for extension in session.extensions.values():
+        if isinstance(extension, GuardExtension):
+            return extension
+    raise ValueError(
+        f"{session.config.source}: guard: the config has no `guard`; add `guard: {{}}`"
+    )

@@ -1,0 +1,206 @@
+"""Guard: watches what codecs add to the loss of a training, and changes them; see docs/GUARD.md.
+
+In most steps it counts and returns. When a probe is due, all ranks run the same forward passes and
+one small all-reduce, and decide by the same numbers (control.guard), so that they change the same
+codecs at the same step without asking each other.
+
+Knows: sessions, ladders, decisions. Does not know: TorchRec, models, how codecs are changed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite, nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.errors import GuardError
+from trec_qcomm.integration.agreement import check_equal
+from trec_qcomm.lab.debug.attribution import LossFunction
+from trec_qcomm.lab.guard.decisions import Decision, Direction, Event, GuardPolicy
+from trec_qcomm.lab.guard.journal import Journal
+from trec_qcomm.lab.guard.probe import Probe, gathered
+from trec_qcomm.lab.guard.rule import GuardRule
+from trec_qcomm.lab.guard.rungs import GuardedTables
+from trec_qcomm.lab.guard.signals import signals_of
+from trec_qcomm.lab.records import Record, Scalar
+
+if TYPE_CHECKING:
+    from trec_qcomm.integration.session import Session
+    from trec_qcomm.lab.guard.extension import GuardExtension
+
+
+class Guard:
+    """Guard of one QComm; `QComm.guard` makes it. Call `step` after each optimizer step."""
+
+    def __init__(
+        self,
+        session: "Session",
+        extension: "GuardExtension",
+        loss_fn: LossFunction,
+        probe_batches: Sequence[Any],
+        *,
+        parts: int = 1,
+        file: str | Path | None = None,
+        setup: Mapping[str, Scalar] | None = None,
+        run: str | None = None,
+    ) -> None:
+        """Prepare. Collective. The arguments are those of QComm.guard.
+
+        Args: session: the session.  extension: what the config's `guard` has added to it.
+        Raises: ValueError: a second guard, a model that is not sharded, a pattern without a table,
+            `parts` that is none, or too few probe batches, or numbers of these that differ by rank.
+        """
+        config, rule = session.config, session.config.guard
+        assert isinstance(rule, GuardRule)
+        if extension.guard is not None:
+            raise ValueError("guard: this QComm has a guard already")
+        if not callable(loss_fn):
+            raise ValueError(f"guard: loss_fn: {loss_fn!r} is not a function")
+        batches = list(probe_batches)
+        _check_batches(batches, parts)
+        self._session, self._extension, self._every = session, extension, rule.every
+        self._signals = extension.signals
+        self._tables = GuardedTables(config, session.collectives)
+        self._keys = self._tables.keys
+        self._policy = GuardPolicy(rule, self._tables.ladders)
+        self._probe = Probe(session, loss_fn, batches, parts)
+        self._journal = Journal(config, file=file, setup=setup, run=run)
+        self._num_steps = 0
+        self._arm()
+        self._sent = 0.0, 0
+
+    @property
+    def history(self) -> tuple[Event, ...]:
+        """The latest events, the oldest first; those before a checkpoint are among them."""
+        return tuple(self._policy.history)
+
+    @property
+    def records(self) -> list[Record]:
+        """The latest records, in order, of rank 0 alone; for debug.scalars.GuardScalars."""
+        return list(self._journal.latest)
+
+    @property
+    def codecs(self) -> dict[str, dict[Direction, Codec]]:
+        """The codecs of the guarded tables in the next step, {table: {direction: codec}}."""
+        return self._tables.codecs(self._policy.rungs)
+
+    def step(self) -> tuple[Event, ...]:
+        """Count an optimizer step, and probe where one is due. Call it on all ranks alike.
+
+        Returns: what the guard did or told in this step: usually nothing.
+        Raises:
+            GuardError: the config asks for an error, as with `on_nan: error`; on all ranks.
+            ValueError: ranks that are not in step, or a loss that is not one number.
+        """
+        self._num_steps += 1
+        self._extension.note_guarded_step()
+        is_due = self._num_steps % self._every == 0
+        events = self._read() if is_due else ()
+        self._arm()
+        return events
+
+    def _arm(self) -> None:
+        self._signals.is_armed = (self._num_steps + 1) % self._every == 0
+
+    def _read(self) -> tuple[Event, ...]:
+        """Probe, decide, and change codecs."""
+        step, policy = self._num_steps, self._policy
+        sums = self._signals.tensor(self._keys)
+        self._signals.reset()
+        losses, total = gathered(self._probe.on_and_off(step), sums, self._agreed())
+        on, off = losses.tolist()
+        changes = [_percent(a, b, b) for a, b in zip(on, off, strict=True)]
+        decision = policy.read(step, changes, signals_of(self._keys, total))
+        self._journal.read(
+            policy, decision, step=step, changes=changes, wire_nbytes=self._nbytes_a_step()
+        )
+        events = [*decision.events]
+        while decision.attribute:
+            effects = self._effects(decision.attribute, on, off)
+            decision = policy.attributed(effects)
+            events += decision.events
+        return self._act(events)
+
+    def _effects(
+        self, tables: Sequence[str], on: Sequence[float], off: Sequence[float]
+    ) -> dict[str, list[float]]:
+        """Return what each table's codec adds to the loss of each batch, in percent. Collective."""
+        losses = self._probe.without(self._num_steps, tables)
+        without, _ = gathered(losses, losses.new_zeros(0), self._agreed())
+        return {
+            table: [_percent(*losses) for losses in zip(on, of_table, off, strict=True)]
+            for table, of_table in zip(tables, without.tolist(), strict=True)
+        }
+
+    def _act(self, events: Sequence[Event]) -> tuple[Event, ...]:
+        decision = Decision(events=tuple(events))
+        self._tables.use(decision.moves)
+        moved = [table for table, direction in decision.moves if direction == "forward"]
+        self._extension.follow_ranges(moved)
+        self._journal.tell(events)
+        if decision.errors:
+            raise GuardError("; ".join(event.message for event in decision.errors))
+        return decision.events
+
+    def _agreed(self) -> str:
+        """Return what must be equal on all ranks."""
+        rungs = ",".join(map(str, self._policy.rungs.values()))
+        return f"step {self._num_steps}, {len(self._probe.batches)} batches, rungs {rungs}"
+
+    def _nbytes_a_step(self) -> float | None:
+        """Return the bytes of rows and gradients that this rank sent in a step since last asked."""
+        stats = self._session.stats()
+        nbytes = float(sum(kind.wire_nbytes for name, kind in stats.by_kind().items()
+                           if "embedding" in name))  # fmt: skip
+        (nbytes_before, steps_before), self._sent = self._sent, (nbytes, stats.num_steps)
+        num_steps = stats.num_steps - steps_before
+        return (nbytes - nbytes_before) / num_steps if num_steps > 0 else None
+
+    def state_text(self) -> str:
+        """Return the state, equal on all ranks, as text."""
+        codecs = {
+            table: {direction: repr(codec) for direction, codec in by_direction.items()}
+            for table, by_direction in self.codecs.items()
+        }
+        state = {"num_steps": self._num_steps, "policy": self._policy.state_dict()}
+        return json.dumps(state | {"codecs": codecs})
+
+    def load(self, text: str) -> None:
+        """Go on from a `state_text`, and use its codecs. It may be of another number of ranks."""
+        state = json.loads(text)
+        self._num_steps = state["num_steps"]
+        self._journal.tell(self._policy.load_state_dict(state["policy"]))
+        self._tables.use(self._policy.rungs)
+        self._arm()
+
+
+def _check_batches(batches: Sequence[Any], parts: int) -> None:
+    if type(parts) is not int or parts < 1:
+        raise ValueError(f"guard: parts: {parts!r} is not an integer >= 1")
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    said = {"probe_batches": f"{len(batches)} batches", "parts": f"{parts} parts"}
+    check_equal(everyone, said, "guard: ranks have different numbers of probe batches")
+    if len(batches) * parts * dist.get_world_size() < 2:
+        raise ValueError(
+            f"guard: probe_batches: {len(batches)} in all; expected two or more, whose spread "
+            "shows how certain a change of the loss is"
+        )
+
+
+def _percent(loss: float, other: float, base: float) -> float:
+    """Return by how many percent of `base` a loss is above another one.
+
+    NaN where `base` is not finite; inf where only `loss` is not; 0 where both others are not.
+    """
+    if not isfinite(base):
+        return nan
+    if not isfinite(loss):
+        return inf if isfinite(other) else 0.0
+    if not isfinite(other):
+        return -inf
+    difference = loss - other
+    return 100 * difference / abs(base) if base else (inf if difference > 0 else 0.0)

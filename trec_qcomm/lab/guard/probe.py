@@ -1,0 +1,129 @@
+"""Probe: the losses of a guard's batches, with codecs on and off, and an all-reduce of them.
+
+Knows: sessions, loss functions. Does not know: models, decisions, TorchRec.
+Shapes: N probe batches of a rank, of P parts each, V variants of the codecs.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trec_qcomm.lab.debug.attribution import LossFunction, leaving_no_trace
+
+if TYPE_CHECKING:
+    from trec_qcomm.integration.session import Session
+
+_STEP_BITS = 20  # calls of one probe, at most: noise is keyed by the number of the call
+_HASH = 2**20  # squares of smaller numbers, and sums of many of them, are exact in float64
+
+
+class Probe:
+    """Losses of fixed batches of this rank.
+
+    Args:
+        session: the QComm's session.
+        loss_fn: function that takes a batch and returns this rank's loss, or one for each sample.
+        batches: N batches of this rank.
+        parts: P, in how many parts the losses of a batch's samples are cut; with 1 there is one
+            loss.
+    """
+
+    def __init__(
+        self, session: "Session", loss_fn: LossFunction, batches: Sequence[Any], parts: int
+    ) -> None:
+        self._session, self._loss_fn, self.batches, self.parts = session, loss_fn, batches, parts
+
+    def on_and_off(self, step: int) -> Tensor:
+        """Return [2, N P] float64, the losses with codecs and without. Exchanges."""
+        return self._losses(step, [partial(self._exact, set()), self._codecs_off])
+
+    def without(self, step: int, tables: Sequence[str]) -> Tensor:
+        """Return [len(tables), N P] float64, each with one table's rows sent exactly. Exchanges."""
+        return self._losses(step, [partial(self._exact, {table}) for table in tables])
+
+    def _losses(self, step: int, variants: Sequence[Callable[[int], Any]]) -> Tensor:
+        losses = []
+        with torch.no_grad(), leaving_no_trace(self._session):
+            for variant in variants:
+                with _random_numbers_of(self._session.config.seed + step), variant(step):
+                    losses += [_means(self._loss_fn(batch), self.parts) for batch in self.batches]
+        device = _device()
+        return torch.cat([loss.to(device) for loss in losses]).view(len(variants), -1)
+
+    @contextmanager
+    def _codecs_off(self, step: int) -> Iterator[None]:
+        before = self._session.exact
+        with self._exact(set(), step):
+            self._session.exact = True
+            try:
+                yield
+            finally:
+                self._session.exact = before
+
+    def _exact(self, tables: set[str], step: int) -> Any:
+        return self._session.collectives.exact_tables(tables, evaluation=step << _STEP_BITS)
+
+
+def gathered(losses: Tensor, sums: Tensor, agreed: str) -> tuple[Tensor, Tensor]:
+    """Return the losses of all ranks, and sums over all ranks. Collective, a single one.
+
+    Args:
+        losses: [V, N] float64, of this rank.
+        sums: float64, of this rank, of any shape.
+        agreed: text that must be equal on all ranks.
+    Returns: [V, R N] and the shape of `sums`, float64 on the CPU, for R ranks.
+    Raises: ValueError: on all ranks, where the texts of two ranks differ.
+    """
+    num_ranks, number = dist.get_world_size(), zlib.crc32(agreed.encode()) % _HASH
+    by_rank = torch.zeros(num_ranks, *losses.shape, dtype=torch.float64, device=losses.device)
+    by_rank[dist.get_rank()] = losses
+    check = torch.tensor([number, number**2], dtype=torch.float64)
+    parts = [part.flatten().to(losses.device) for part in (check, by_rank, sums)]
+    total = torch.cat(parts)
+    dist.all_reduce(total)
+    check, of_ranks, of_sums = torch.split(total.cpu(), [len(part) for part in parts])
+    first, second = check.tolist()
+    if int(first) ** 2 != int(second) * num_ranks:
+        raise ValueError(f"guard: ranks are not in step, or have other codecs; this one: {agreed}")
+    of_ranks = of_ranks.view(by_rank.shape).transpose(0, 1).flatten(1)
+    return of_ranks, of_sums.view(sums.shape)
+
+
+def _means(loss: Tensor | float, parts: int) -> Tensor:
+    """Return the mean loss of each part of a batch, [parts] float64.
+
+    Raises: ValueError: not one number for one part, or not as many as there are parts, or more.
+    """
+    losses = torch.as_tensor(loss, dtype=torch.float64).detach()
+    if parts == 1 and losses.numel() != 1:
+        raise ValueError(f"guard: loss_fn: returned {list(losses.shape)}, expected one number")
+    if losses.numel() < parts:
+        raise ValueError(
+            f"guard: loss_fn: returned {list(losses.shape)}, expected the loss of each sample, "
+            f"{parts} or more (parts: {parts})"
+        )
+    return torch.stack([part.mean() for part in losses.flatten().tensor_split(parts)])
+
+
+@contextmanager
+def _random_numbers_of(seed: int) -> Iterator[None]:
+    """Draw torch's random numbers from a seed inside the block, and go on as before after it."""
+    is_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = [torch.cuda.current_device()] if is_gpu else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed((seed + dist.get_rank()) % 2**63)
+        yield
+
+
+def _device() -> torch.device:
+    """Return the device whose tensors all ranks can add up."""
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    is_gpu = "nccl" in dist.get_backend(everyone)
+    return torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")

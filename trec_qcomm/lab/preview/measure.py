@@ -1,0 +1,185 @@
+"""Measurements of codecs on one table's rows: bytes, decibels, seconds, the link that breaks even.
+
+Shapes: blocks of [n, D] float32; a block is what one rank sends one peer for the table.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.codec import Codec, check_dim
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
+from trec_qcomm.lab.analyze.rows import distinct
+from trec_qcomm.lab.preview.selector import measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecPreview:
+    """Figures of one codec on the rows of one table, or of several. Those of a step.
+
+    Args:
+        codec: name of the codec.
+        raw_nbytes: float32 bytes of all rows.
+        sent_nbytes: float32 bytes of the rows that are sent: fewer, where equal ones go once.
+        wire_nbytes: bytes of these, encoded, without frame headers.
+        signal_to_noise_db: 10 log10(sum of x^2 / sum of (x - decoded)^2) over finite values; inf
+            where all arrive exactly. Of several tables the least.
+        encode_s, decode_s: seconds of one thread of this machine's CPU.
+    """
+
+    codec: str
+    raw_nbytes: float
+    sent_nbytes: float
+    wire_nbytes: float
+    signal_to_noise_db: float
+    encode_s: float
+    decode_s: float
+
+    @property
+    def saved_nbytes(self) -> float:
+        """Bytes that the codec saves of the rows that are sent."""
+        return self.sent_nbytes - self.wire_nbytes
+
+    @property
+    def break_even_gb_s(self) -> float:
+        """GB/s of a link below which encoding, sending and decoding takes less time than sending
+        float32: H (1 - 1/ratio), of H = 1 / (1/encode + 1/decode); 0 where there is none."""
+        return max(self.saved_nbytes, 0.0) / 1e9 / (self.encode_s + self.decode_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePreview:
+    """Figures of all codecs on one table's rows, in one direction, the smallest first.
+
+    Args:
+        direction: "forward", or "backward" for gradients.
+        dim: values of a row.
+        num_rows, num_sent: rows of a step, and those that are sent.
+        num_nonfinite: number of NaN and inf among all values that were coded.
+    """
+
+    table: str
+    direction: str
+    dim: int
+    num_rows: float
+    num_sent: float
+    num_nonfinite: int
+    codecs: tuple[CodecPreview, ...]
+
+    @property
+    def saved_nbytes(self) -> float:
+        """The most bytes of a step that one of the codecs saves."""
+        return max(codec.saved_nbytes for codec in self.codecs)
+
+
+def preview_table(
+    table: str,
+    blocks: Sequence[Tensor],
+    codecs: Mapping[str, Codec],
+    *,
+    direction: str,
+    num_steps: float,
+    distinct_rows: bool,
+) -> TablePreview:
+    """Measure all codecs on the rows of one table. Bytes are repeatable, seconds are not.
+
+    Args:
+        blocks: one or more of [n >= 1, D >= 1] float32.
+        codecs: codecs by name.
+        direction: "forward" or "backward".
+        num_steps: number of steps that the blocks are of.
+        distinct_rows: whether a row that repeats in a block is sent once.
+    Raises: ValueError: a codec does not take these rows; it names table and codec.
+    """
+    sent = [distinct(block) for block in blocks] if distinct_rows else list(blocks)
+    num_rows, dim = sum(map(len, blocks)), sent[0].shape[1]
+    raw_nbytes = FLOAT32_NBYTES * num_rows * dim / num_steps
+    previews = [
+        _measured(f"table {table!r}, codec {name}", name, codec, sent, num_steps, raw_nbytes)
+        for name, codec in codecs.items()
+    ]
+    return TablePreview(
+        table=table,
+        direction=direction,
+        dim=dim,
+        num_rows=num_rows / num_steps,
+        num_sent=sum(map(len, sent)) / num_steps,
+        num_nonfinite=sum(int((~block.isfinite()).sum()) for block in sent),
+        codecs=tuple(sorted(previews, key=lambda preview: preview.wire_nbytes)),
+    )
+
+
+def _measured(
+    where: str,
+    name: str,
+    codec: Codec,
+    sent: Sequence[Tensor],
+    num_steps: float,
+    raw_nbytes: float,
+) -> CodecPreview:
+    check_dim(codec, sent[0].shape[1], where)
+    sent_nbytes = FLOAT32_NBYTES * sum(block.numel() for block in sent) / num_steps
+    try:
+        nbytes, noise_db = bytes_and_noise(codec, sent)
+        speed = measure(codec, sent).throughput
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return CodecPreview(
+        codec=name,
+        raw_nbytes=raw_nbytes,
+        sent_nbytes=sent_nbytes,
+        wire_nbytes=nbytes / num_steps,
+        signal_to_noise_db=noise_db,
+        encode_s=sent_nbytes / 1e9 / speed.encode_gb_s,
+        decode_s=sent_nbytes / 1e9 / speed.decode_gb_s,
+    )
+
+
+def bytes_and_noise(codec: Codec, blocks: Sequence[Tensor]) -> tuple[int, float]:
+    """Return the encoded bytes, each block coded as one segment, and the signal to noise in dB.
+
+    That is 10 log10(sum of x^2 / sum of (x - decoded)^2) in float64, over finite x: inf where
+    nothing is lost, -inf where the decoded value of a finite one is NaN or inf.
+    """
+    rows = torch.cat(list(blocks))
+    segments = Segments.packed([len(block) for block in blocks], rows.shape[1])
+    room = codec.max_nbytes(segments)
+    payload = torch.empty(int(room.sum()), dtype=torch.uint8)
+    decoded = torch.empty_like(rows)
+    encoded = codec.encode(rows, segments, payload, exclusive_cumsum(room)[:-1])
+    codec.decode(encoded, segments, decoded)
+    finite = rows.isfinite()
+    values, received = rows[finite].double(), decoded[finite].double()
+    signal, noise = (float(x.square().sum()) for x in (values, values - received))
+    return int(encoded.nbytes.sum()), _decibels(signal, noise)
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
+
+
+def of_all_tables(tables: Sequence[TablePreview]) -> list[tuple[CodecPreview, str]]:
+    """Return each codec's figures over all tables, the smallest first, and its least exact table.
+
+    Args: tables: previews in one direction, of the same codecs.
+    """
+    by_codec: dict[str, list[tuple[CodecPreview, str]]] = {}
+    for table in tables:
+        for preview in table.codecs:
+            by_codec.setdefault(preview.codec, []).append((preview, table.table))
+    sums = []
+    for name, previews in by_codec.items():
+        worst, where = min(previews, key=lambda pair: pair[0].signal_to_noise_db)
+        total = {
+            field: sum(getattr(preview, field) for preview, _ in previews)
+            for field in ("raw_nbytes", "sent_nbytes", "wire_nbytes", "encode_s", "decode_s")
+        }
+        db = worst.signal_to_noise_db
+        sums.append((CodecPreview(codec=name, signal_to_noise_db=db, **total), where))
+    return sorted(sums, key=lambda pair: pair[0].wire_nbytes)

@@ -1,0 +1,177 @@
+"""emulate: a user's model, sharded over played ranks by TorchRec itself.
+
+Knows: QComm, DistributedModelParallel, played ranks. Does not know: shardings, codecs, optimizers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trec_qcomm.config import Config, read_config
+from trec_qcomm.integration.compat import DistributedModelParallel
+from trec_qcomm.integration.compat.private import (
+    has_optimizer_in_backward,
+    variables_of_ranks,
+)
+from trec_qcomm.lab.ranks.plans import Plan, Sharders, make_plan, shardable_modules
+from trec_qcomm.lab.ranks.ranks import PlayedRanks
+from trec_qcomm.qcomm import QComm
+
+
+def played_ranks(ranks: int = 4, *, ranks_per_node: int | None = None) -> PlayedRanks:
+    """Return N ranks of one process, on which TorchRec and torch.distributed work as on real ones.
+
+        losses = trec_qcomm.played_ranks(4).run(train)  # what train() returns on each rank
+
+    Args:
+        ranks: number of ranks.
+        ranks_per_node: ranks of each emulated node, for two-level shardings; None: all.
+    Raises: ValueError: a number below 1, or nodes that differ in size.
+    """
+    return PlayedRanks(ranks, ranks_per_node=ranks_per_node, attributes=variables_of_ranks())
+
+
+def emulate(
+    model: nn.Module | Callable[[], nn.Module],
+    config: Config | Mapping[str, Any] | Path | str,
+    ranks: int = 4,
+    plan: Plan = None,
+    *,
+    ranks_per_node: int | None = None,
+    **options: Any,
+) -> "Emulated":
+    """Shard a model over N ranks that this process plays, and return it.
+
+    Args:
+        model: the model as it is before sharding, on CPU, or a function that makes it, which every
+            rank calls. All ranks start from its weights, and the model itself stays as it is.
+            Tables on the device meta are drawn by TorchRec, from each rank's generator.
+        config: a Config, a mapping as YAML has it, the path of a YAML file, or the name of a config
+            that ships (`trec_qcomm.presets()`).
+        ranks: number of ranks.
+        plan: a sharding for all tables ("row_wise"), shardings by patterns of tables' names (tables
+            that match none are table-wise), a ShardingPlan of TorchRec, or None: each table whole
+            on one rank, large ones first, each to the rank with the least.
+        ranks_per_node: ranks of each emulated node, for two-level shardings; None: all.
+        options: keyword arguments of `QComm.dmp_arguments`, such as fused_params.
+
+    Raises: ValueError: a config that cannot be read, or with patterns that match no table; a plan
+        that names unknown tables or shardings; a number of ranks below 1; a model that is not on
+        CPU, or whose replicated parameters have an optimizer in backward.
+    """
+    return Emulated(model, read_config(config), ranks, plan, ranks_per_node, options)
+
+
+class Emulated:
+    """A model of N ranks that one process plays; `emulate` makes it.
+
+    Derived:
+        models: DistributedModelParallel of each rank.
+        qcomms: QComm of each rank, for `stats`, `bypass` and state.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        config: Config,
+        ranks: int,
+        plan: Plan,
+        ranks_per_node: int | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Shard the model on every rank. Raises ValueError: see `emulate`."""
+        self._ranks = played_ranks(ranks, ranks_per_node=ranks_per_node)
+        self.config, self.num_ranks = config, ranks
+
+        def shard() -> tuple[DistributedModelParallel, QComm]:
+            qcomm = QComm(config)
+            arguments = qcomm.dmp_arguments(**options)
+            by_type = {sharder.module_type: sharder for sharder in arguments["sharders"]}
+            module = _copy(model, by_type) if isinstance(model, nn.Module) else model()
+            tables = tables_of(module, by_type)
+            sharding_plan = make_plan(
+                module, plan, by_type, num_ranks=ranks, ranks_per_node=ranks_per_node or ranks
+            )
+            dmp = DistributedModelParallel(
+                module=module, device=torch.device("cpu"), plan=sharding_plan, **arguments
+            )
+            load_tables(dmp, tables)
+            return dmp, qcomm
+
+        made = self._ranks.run(shard)
+        self.models = [dmp for dmp, _ in made]
+        self.qcomms = [qcomm for _, qcomm in made]
+
+    def run(self, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+        """Call `function(model, *arguments)` on every rank; return what it returns, by rank.
+
+            losses = emulated.run(train_step, optimizers, batches)
+
+        Inside it `torch.distributed` is as on a real rank: `dist.get_rank()` tells it its rank.
+
+        Args: columns: for each argument after the model one item a rank.
+        Raises: ValueError: another number of items than ranks. What the first rank that fails
+            raises; after that the ranks are out of step, and cannot be used any more.
+        """
+        for number, column in enumerate(columns):
+            if len(column) != self.num_ranks:
+                name = getattr(function, "__qualname__", repr(function))
+                raise ValueError(
+                    f"argument {number + 2} of {name}: {len(column)} items for {self.num_ranks} "
+                    "ranks; give one a rank"
+                )
+        return self._ranks.run(function, self.models, *columns)
+
+
+def tables_of(model: nn.Module, sharders: Sharders) -> dict[str, nn.Parameter]:
+    """Return by name the parameters that TorchRec shards, of a model that is not sharded yet."""
+    tables = {
+        id(parameter)
+        for module, sharder in shardable_modules(model, sharders).values()
+        for parameter in sharder.shardable_parameters(module).values()
+    }
+    return {name: p for name, p in model.named_parameters() if id(p) in tables}
+
+
+def load_tables(dmp: DistributedModelParallel, tables: Mapping[str, Tensor]) -> None:
+    """Write whole tables into the shards on this rank; those without values (meta) stay drawn.
+
+    TorchRec draws new rows when it shards a model, from the generator of each rank.
+
+    Args: tables: [rows, D] by name, see `tables_of`.
+    """
+    state = dmp.state_dict()
+    for name, table in tables.items():
+        if table.is_meta:
+            continue
+        value = state[name]
+        if not hasattr(value, "local_shards"):
+            value.detach().copy_(table.detach())
+            continue
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            num_rows, num_columns = shard.tensor.shape
+            part = table.detach()[row : row + num_rows, column : column + num_columns]
+            shard.tensor.detach().copy_(part)
+
+
+def _copy(model: nn.Module, sharders: Sharders) -> nn.Module:
+    """Return a copy of the model for one rank.
+
+    Tables are not copied: sharding copies their rows, and their optimizers in backward are
+    attributes that a copy of a parameter would not have.
+    """
+    tables = tables_of(model, sharders)
+    for name, parameter in model.named_parameters():
+        if parameter.device.type not in ("cpu", "meta"):
+            raise ValueError(f"model: {name!r} is on {parameter.device}; ranks are played on cpu")
+        if name not in tables and has_optimizer_in_backward(parameter):
+            raise ValueError(
+                f"model: {name!r} has an optimizer in backward, which cannot be copied for each "
+                "rank; give a function that makes the model"
+            )
+    return deepcopy(model, {id(parameter): parameter for parameter in tables.values()})

@@ -1,0 +1,96 @@
+"""Records: the one schema of everything that is measured, as typed JSON lines with a version.
+
+Any training can write one; `python -m trec_qcomm report runs/mine.jsonl` draws what it finds:
+
+    from trec_qcomm import records
+
+    record = records.TrainingRecord.from_qcomm(
+        qcomm, name="int4", losses=losses, metrics={"ne": ne}
+    )
+    records.append("runs/mine.jsonl", record)
+
+Two records are comparable if their `setup` is equal; whoever measures says what belongs to it. A
+file of another version, of an unknown kind or with an unknown field is an error that names the
+line. record.py has the fields that all kinds share, trainings.py, benches.py, predictions.py,
+sizes.py, debug.py and guard.py the kinds. Knows: JSON, files. Does not know: torch, configs,
+options of any program that measures.
+"""
+
+from trec_qcomm.core.stats import TRAFFIC_GROUPS, TRAFFIC_KINDS
+from trec_qcomm.lab.records.benches import BenchRecord, CodecRecord
+from trec_qcomm.lab.records.debug import DebugRecord, Direction
+from trec_qcomm.lab.records.environment import Environment
+from trec_qcomm.lab.records.guard import GuardProbeRecord, GuardRecord
+from trec_qcomm.lab.records.json_lines import append, check_whole, read, read_all
+from trec_qcomm.lab.records.predictions import (
+    BreakEvenRecord,
+    BytesRecord,
+    ScaleRecord,
+    ValidationRecord,
+)
+from trec_qcomm.lab.records.record import (
+    SCHEMA_VERSION,
+    Origin,
+    Percentiles,
+    Record,
+    Scalar,
+    TrafficByKind,
+    TrafficBytes,
+)
+from trec_qcomm.lab.records.search import SearchRecord
+from trec_qcomm.lab.records.sizes import SegmentSizes, TableSizes, TableSizesRecord
+from trec_qcomm.lab.records.trainings import (
+    Limits,
+    LimitsByMetric,
+    Metrics,
+    NetworkRecord,
+    ProgressRecord,
+    SeedEvaluation,
+    SeedTraining,
+    StudyRecord,
+    TableTraffic,
+    TrainingRecord,
+    traffic_of,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "TRAFFIC_GROUPS",
+    "TRAFFIC_KINDS",
+    "BenchRecord",
+    "BreakEvenRecord",
+    "BytesRecord",
+    "CodecRecord",
+    "DebugRecord",
+    "Direction",
+    "Environment",
+    "GuardProbeRecord",
+    "GuardRecord",
+    "Limits",
+    "LimitsByMetric",
+    "Metrics",
+    "NetworkRecord",
+    "Origin",
+    "Percentiles",
+    "ProgressRecord",
+    "Record",
+    "Scalar",
+    "ScaleRecord",
+    "SearchRecord",
+    "SeedEvaluation",
+    "SeedTraining",
+    "SegmentSizes",
+    "StudyRecord",
+    "TableSizes",
+    "TableSizesRecord",
+    "TableTraffic",
+    "TrafficByKind",
+    "TrafficBytes",
+    "TrainingRecord",
+    "ValidationRecord",
+    "append",
+    "check_whole",
+    "read",
+    "read_all",
+    "traffic_of",
+]

@@ -1,0 +1,133 @@
+"""Record of the numeric debugger: what one codec did to one table or parameter in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trec_qcomm.lab.records.record import Record
+
+Direction = Literal[
+    "forward",  # rows of a table
+    "backward",  # gradients of these rows
+    "intra_forward",  # the same two inside a node, where sharding has two hops
+    "intra_backward",
+    "dense",  # gradients of a replicated parameter, with the residual added
+    "data_parallel",  # gradients of a DATA_PARALLEL table
+    "residual",  # what the codec has kept back of a replicated parameter after this step
+]
+QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
+HISTOGRAM_BINS = 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugRecord(Record, kind="debug"):
+    """Figures of one table or parameter, in one direction, with one codec, on one rank.
+
+    x is a value before a codec, y what receivers decode, e = y - x. Sums are over all values that
+    the rank encodes for all ranks, itself included, where x and y are finite, in float64. A figure
+    is None, and not in the line, where it does not apply. A rank that only receives a table's rows
+    has a record, too: `peers` and `received_squares` alone.
+
+    A line is unique by (rank, step, name, direction, codec, is_shadow, site, module).
+
+    Args:
+        rank: the rank that encodes (of all ranks, not of its group).
+        step: number of the training step, from 0.
+        name: the table's or the parameter's name.
+        direction: what the values are (Direction).
+        codec: the codec as the call that makes it, such as "Rowwise(bits=4, ...)".
+        is_shadow: whether the codec was only tried: encoded, decoded and thrown away.
+        site: for dense and residual, the place of the all-reduce that encodes: "contribution" (a
+            rank's own gradient), "owner" (the sum of a chunk), "stage1" and so on; between nodes
+            "contribution of 2 nodes", "owner of 2 nodes".
+        module: path of the sharded module that holds the table; None for gradients.
+        num_rows, num_values: number of rows (a block of a parameter is one) and of values.
+        num_nan, num_inf: number of x that are NaN, and that are infinite.
+        num_broken: number of values that are finite on one side only, or whose inf has changed its
+            sign or become NaN.
+        rms: root mean square of x.
+        mean: mean of x.
+        snr_db: signal to noise, 10 log10(sum x^2 / sum e^2); None where either sum is 0.
+        bias: mean of e over mean of |x|; None where all x are 0.
+        cosine: cosine of the angle between x and y; None where either is 0.
+        max_error: the largest |e|.
+        tolerance: the codec's error bound or threshold in this step as its config has it (a
+            relative bound is a fraction), before it is divided among summands; None without one.
+        error_over_bound: the largest |e| over the error bound that its segment was encoded with;
+            for BOUNDED codecs. At most 1 if the codec keeps its promise.
+        error_histogram: HISTOGRAM_BINS counts of log2(|e| / r), r being max - min of the row. Bin 0
+            is below -24, zero included; bin i is [i - 25, i - 24); the last one is 0 and above.
+            Rows with r = 0 are left out.
+        num_zero_range: number of rows whose finite values are all equal.
+        verbatim_share: share of values that an error-bounded codec sent unchanged, because they do
+            not fit it.
+        lost_share: share of the x that are not 0 of which nothing useful arrives: |e| >= |x|, so 0
+            in their place would have been as good.
+        num_clipped_rows: number of rows whose largest |x| is above 9/8 of the largest |y| of all
+            rows, so that the codec's range does not hold them; 0 where all y are 0.
+        num_flushed: number of values that the encoder counted as flushed (core.stats.TableStats);
+            None where it does not count.
+        bits: bits a value really sent, headers of segments and padding included, without headers of
+            frames.
+        entropy: bits a value that an ideal coder of single codes would send: the entropy of the
+            codes of this table in this step; None where the codec has no codes (float32).
+        peak: median over rows of the largest |x| over the row's root mean square. 1 is a flat row,
+            the root of the dim a row with one value; normal values at dim 64 have about 2.5.
+        zero_share: share of x that are 0.
+        zero_row_share: share of rows whose values are all 0.
+        range_quantiles: quantiles QUANTILES of max - min over the rows.
+        norm_quantiles: quantiles QUANTILES of the Euclidean norm over the rows.
+        rms_drift, range_drift, norm_drift: log2 of the rms, and of the median range and norm, over
+            their running mean (of logarithms) at the measured steps before; None at the first.
+        residual_over_gradient: norm of the residual over the norm of the gradient of this step; for
+            direction residual.
+        peers: the ranks that the next two have a number for.
+        sent_squares: for each peer the sum of y^2 over what this rank sends it.
+        received_squares: for each peer the sum of squares over what this rank has decoded from
+            it, when it was about to be used. Where both ends are right, it equals that peer's
+            `sent_squares` for this rank up to rounding in float64. For dense and data_parallel
+            one number without peers: the sum of squares of the mean that all ranks end with.
+    """
+
+    rank: int
+    step: int
+    name: str
+    direction: Direction
+    codec: str
+    is_shadow: bool = False
+    site: str | None = None
+    module: str | None = None
+    num_rows: int | None = None
+    num_values: int | None = None
+    num_nan: int | None = None
+    num_inf: int | None = None
+    num_broken: int | None = None
+    rms: float | None = None
+    mean: float | None = None
+    snr_db: float | None = None
+    bias: float | None = None
+    cosine: float | None = None
+    max_error: float | None = None
+    tolerance: float | None = None
+    error_over_bound: float | None = None
+    error_histogram: tuple[int, ...] = ()
+    num_zero_range: int | None = None
+    verbatim_share: float | None = None
+    lost_share: float | None = None
+    num_clipped_rows: int | None = None
+    num_flushed: int | None = None
+    bits: float | None = None
+    entropy: float | None = None
+    peak: float | None = None
+    zero_share: float | None = None
+    zero_row_share: float | None = None
+    range_quantiles: tuple[float, ...] = ()
+    norm_quantiles: tuple[float, ...] = ()
+    rms_drift: float | None = None
+    range_drift: float | None = None
+    norm_drift: float | None = None
+    residual_over_gradient: float | None = None
+    peers: tuple[int, ...] = ()
+    sent_squares: tuple[float, ...] = ()
+    received_squares: tuple[float, ...] = ()

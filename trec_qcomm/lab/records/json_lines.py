@@ -1,0 +1,138 @@
+"""JSON-lines files of records: appended to one line at a time, read back with every field checked.
+
+An unknown kind, version or field, a mistyped or missing field, a number beyond float64's range, and
+a line that was cut short or is nested too deeply are errors that name file and line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trec_qcomm.lab.records.json_fields import MistypedError, from_json, to_json
+from trec_qcomm.lab.records.record import RECORD_TYPES, SCHEMA_VERSION, Origin, Record
+
+
+def append(path: str | Path, *records: Record) -> None:
+    """Append records to a file, one JSON line each. The file and its folder are made if needed.
+
+    Each line is written in one piece, so several processes may append to one file.
+    Raises: ValueError: the last line of the file was cut short; nothing is written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_whole(path)
+    with path.open("ab", buffering=0) as file:
+        for record in records:
+            file.write(line_of(record).encode())
+
+
+def check_whole(path: str | Path) -> None:
+    """Raise ValueError if the last line of the file was cut short. A missing file is whole."""
+    path = Path(path)
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        number = file.read().count(b"\n") + 1
+    raise ValueError(f"{path}, line {number}: was cut short; take it away to go on")
+
+
+def line_of(record: Record) -> str:
+    """Return the record as a line of JSON, with its kind and the version of the schema first."""
+    head = {"kind": record.kind, "version": SCHEMA_VERSION}
+    return json.dumps(head | to_json(record)) + "\n"
+
+
+def read(path: str | Path) -> list[Record]:
+    """Return the records of a file; each knows its line by `origin`.
+
+    Raises: ValueError: the file cannot be read, or a line is no record; it names file and line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+    lines = enumerate(text.split("\n"), start=1)
+    return [parse_line(line, Origin(str(path), number)) for number, line in lines if line.strip()]
+
+
+def read_all(places: Iterable[str | Path]) -> list[Record]:
+    """Return the records of files, and of all *.jsonl files in folders, in the order given.
+
+    Raises: ValueError: the errors of `read`; a place that is not there; no record at all.
+    """
+    records = [record for path in _files(map(Path, places)) for record in read(path)]
+    if not records:
+        raise ValueError("the files hold no record")
+    return records
+
+
+def parse_line(line: str, origin: Origin) -> Record:
+    """Return the record of one line. Raises ValueError, which names the origin: it is no record."""
+    try:
+        fields = json.loads(line, parse_int=_integer, parse_float=_number)
+        if not isinstance(fields, dict):
+            raise MistypedError(f"expected an object, got {type(fields).__name__}")
+        return replace(_record(fields), origin=origin)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{origin}: not JSON ({error}); was it cut short?") from None
+    except RecursionError:
+        raise ValueError(f"{origin}: nested too deeply to be a record") from None
+    except MistypedError as error:
+        raise ValueError(f"{origin}: {error}") from None
+
+
+def _integer(digits: str) -> int:
+    """Return an integer of JSON. Raises MistypedError: too large for a float, as figures need."""
+    _number(digits)
+    return int(digits)
+
+
+def _number(text: str) -> float:
+    """Return a number of JSON. Raises MistypedError: beyond float64's range."""
+    number = float(text)
+    if math.isinf(number):
+        raise MistypedError(f"a number beyond the range of float64: {text:.20}...")
+    return number
+
+
+def _record(fields: dict[str, Any]) -> Record:
+    if "version" not in fields:
+        raise MistypedError(
+            f"version: missing; this line was written before records had versions, or by another "
+            f"program (known is version {SCHEMA_VERSION})"
+        )
+    kind, version = fields.pop("kind", None), fields.pop("version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise MistypedError(f"version: expected {SCHEMA_VERSION}, got {version!r}")
+    if not isinstance(kind, str) or kind not in RECORD_TYPES:
+        raise MistypedError(f"kind: expected one of {', '.join(RECORD_TYPES)}, got {kind!r}")
+    try:
+        record: Record = from_json(RECORD_TYPES[kind], fields, "")
+    except MistypedError as error:
+        raise MistypedError(f"{kind} record, {error}") from None
+    return record
+
+
+def _files(places: Iterable[Path]) -> Sequence[Path]:
+    """Return the files of all places; one that is given twice counts once."""
+    files: dict[Path, Path] = {}
+    for place in places:
+        if not place.exists():
+            raise ValueError(f"{place}: no such file or folder")
+        inside = sorted(place.rglob("*.jsonl")) if place.is_dir() else [place]
+        if not inside:
+            raise ValueError(f"{place}: no *.jsonl in this folder")
+        for file in inside:
+            files.setdefault(file.resolve(), file)
+    return list(files.values())

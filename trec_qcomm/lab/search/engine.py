@@ -1,0 +1,243 @@
+"""Search, stage by stage: probes, calibration, plans, joint verification, steps back.
+
+Knows: the stages and their files. Does not know: models, data, command lines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+from trec_qcomm.config import Config, UniqueBagsChoice, config_to_dict, write_yaml
+from trec_qcomm.lab import records
+from trec_qcomm.lab import study as quality
+from trec_qcomm.lab.records import Environment, LimitsByMetric, Scalar, SearchRecord
+from trec_qcomm.lab.search.candidates import Candidates
+from trec_qcomm.lab.search.choices import Merging, Pair, best, config_of
+from trec_qcomm.lab.search.losses.calibration import Calibration, to_calibrate
+from trec_qcomm.lab.search.losses.dense import DenseProbes
+from trec_qcomm.lab.search.losses.merging import RowCounts, count_rows
+from trec_qcomm.lab.search.losses.model import LossModel
+from trec_qcomm.lab.search.losses.noise import Measured
+from trec_qcomm.lab.search.losses.probes import COARSE, Probes
+from trec_qcomm.lab.search.losses.shares import corrected, guessed
+from trec_qcomm.lab.search.plans import Plan, Planner, cost_of
+from trec_qcomm.lab.search.progress import Progress
+from trec_qcomm.lab.study import Limits, StudyResult
+from trec_qcomm.lab.study.engine import Train
+
+UPPER = 2.5  # upper limit of a verified change over the limit of its mean, as in quality.TRAINING
+BUDGETS = {"half": 0.5, "plan": 1.0, "twice": 2.0}
+FRONT = (0.03, 0.06, 0.12, 0.25, 4.0, 8.0)  # more shares of the budget, for the figure
+
+
+class NotDecidableError(ValueError):
+    """A budget that is below the noise of as many seeds."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings of a search; `trec_qcomm.search` explains them and makes it."""
+
+    train: Train
+    candidates: Candidates
+    budget: float
+    folder: Path
+    metrics: Sequence[str]
+    evaluation: LimitsByMetric
+    base: Config
+    baseline: Any
+    unique_bags: UniqueBagsChoice | Literal["search"]
+    link_gb_s: float | None
+    probe_seeds: Sequence[int]
+    calibration_seeds: Sequence[int]
+    verification_seeds: Sequence[Sequence[int]]  # by round
+    verify_all: bool
+    use: float
+    every: int
+    jobs: int
+    setup: Mapping[str, Scalar]
+    num_ranks: int
+    progress: Progress = field(default_factory=Progress)
+    show_progress: bool = True
+
+    @property
+    def merging(self) -> Merging:
+        """Whether equal bags are sent once in plans, by table if that was searched."""
+        return self._probed_bags if self._rows is None else self._rows.choices()
+
+    @cached_property
+    def _rows(self) -> RowCounts | None:
+        if self.unique_bags != "search":
+            return None
+        return count_rows(
+            self.train, self.probe_seeds[0], self.folder / "merging.jsonl", every=self.every,
+            setup=self.setup, num_ranks=self.num_ranks, progress=self.progress,
+        )  # fmt: skip
+
+    @property
+    def _probed_bags(self) -> UniqueBagsChoice:
+        """Choice with which all tables are measured."""
+        return "auto" if self.unique_bags == "search" else self.unique_bags
+
+    def measure(self) -> Measured:
+        """Return what the probes show; run what is missing of them."""
+        shared: dict[str, Any] = {
+            "train": self.train, "candidates": self.candidates, "every": self.every,
+            "setup": self.setup, "num_ranks": self.num_ranks,
+        }  # fmt: skip
+        measured = Probes(
+            **shared, seeds=self.probe_seeds, path=self.folder / "probes.jsonl",
+            metrics=self.metrics, unique_bags=self._probed_bags,
+        ).run(self.progress)  # fmt: skip
+        if self._rows is not None:
+            measured = measured.with_rows(self._rows.share)
+        if self.candidates.groups:
+            path, seed = self.folder / "dense.jsonl", self.probe_seeds[0]
+            dense = DenseProbes(**shared, seed=seed, path=path).run(self.progress)
+            measured = measured.with_dense(dense)
+        return measured
+
+    def fit(self, measured: Measured) -> LossModel:
+        """Return the loss model; run what is missing of the calibration.
+
+        Raises: NotDecidableError: the budget is below the noise of a verification.
+        """
+        shares = guessed(measured, COARSE)
+        cases = to_calibrate(
+            measured, self.candidates, lambda noise, option: cost_of(noise, option, self.link_gb_s)
+        )
+        if not cases:  # none saves anything, or none has noise to speak of
+            return LossModel(measured, shares, {})
+        calibration = Calibration(
+            measured, self.metrics, self.calibration_seeds, self.folder / "calibration.jsonl",
+            self._probed_bags, self._study_options(),
+        )  # fmt: skip
+        changes = calibration.run({case: measured.names(case[0]) for case in cases})
+        for seeds in self.verification_seeds[:1]:
+            check_decidable(self.budget, calibration.spread, len(seeds))
+        rests = calibration.rests(changes, shares)
+        served = shares["forward"] if self.evaluation else None
+        return LossModel(measured, corrected(shares, measured, rests), changes, served)
+
+    def plans(self, planner: Planner) -> dict[str, Plan]:
+        """Return the plans of half the budget, the budget and twice the budget, by name."""
+        return {name: self._plan(planner, name, share) for name, share in BUDGETS.items()}
+
+    def _plan(self, planner: Planner, name: str, share: float) -> Plan:
+        budget = share * self.budget
+        return planner.plan(name, budget, most=self.use * budget)
+
+    def verify(self, planner: Planner, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+        """Return the plans with what a joint verification showed, `plan` perhaps stepped back.
+
+        Each round has seeds of its own and steps back from what failed before; what the last one
+        showed is returned in any case. Half and twice the budget are verified in the first, or not.
+        """
+        made = dict(plans)
+        for number, seeds in enumerate(self.verification_seeds, start=1):
+            chosen = list(made) if self.verify_all and number == 1 else ["plan"]
+            path = self.folder / f"verification-{number}.jsonl"
+            result = self._study([made[name] for name in chosen], seeds, path)
+            made |= {name: self._with_result(made[name], result) for name in chosen}
+            plan = made["plan"]
+            study_name = self._study_name(plan)
+            if study_name in result.passed or number == len(self.verification_seeds):
+                break
+            trained = result.verdicts[study_name].passed
+            back = planner.step_back(plan, only_forward=trained)
+            if back is None:
+                break
+            made["plan"] = back
+            self.progress.begin(f"not passed; stepped back from {back.blames[-1]}")
+        return made
+
+    def write_plans(self, planner: Planner, plans: Iterable[Plan]) -> None:
+        """Write plans as records, with those of other budgets and that of configs/best.yaml."""
+        front = [self._plan(planner, f"{share:g} of the budget", share) for share in FRONT]
+        if planner.has(best()[0]):
+            front.append(planner.all_with("codecs of best", best()[0]))
+        path = self.folder / "plans.jsonl"
+        path.unlink(missing_ok=True)  # all of it comes from the other files
+        exact, environment = planner.all_with("float32", Pair()).nbytes, Environment.current()
+        made = [replace(self._record(plan), environment=environment) for plan in (*plans, *front)]
+        made = [replace(r, figures={**r.figures, "float32_nbytes": exact}) for r in made]
+        records.append(path, *made)
+
+    def _record(self, plan: Plan) -> SearchRecord:
+        figures = {
+            "nbytes": plan.nbytes, "budget": plan.budget,
+            "expected": plan.expected, "error": plan.error,
+        }  # fmt: skip
+        for metric, change in plan.verified.items():
+            values = {"mean": change.mean, "low": change.low, "high": change.high}
+            figures |= {f"{metric} {what}": x for what, x in values.items() if x is not None}
+            figures["num_seeds"] = change.n
+        return SearchRecord(
+            configuration=plan.name, config=write_yaml(config_to_dict(self.config(plan))),
+            setup=self.setup, time=time.time(), num_ranks=self.num_ranks, stage="plan",
+            figures=figures,
+        )  # fmt: skip
+
+    def config(self, plan: Plan) -> Config:
+        """Return the config of a plan."""
+        return config_of(plan.choice, self.base, self.merging, plan.dense)
+
+    def _study(self, plans: Sequence[Plan], seeds: Sequence[int], path: Path) -> StudyResult:
+        limits = Limits(mean=self.budget, upper=UPPER * self.budget, seeds=len(seeds))
+        evaluation = {
+            metric: limit and replace(limit, seeds=min(limit.seeds, len(seeds)))
+            for metric, limit in self.evaluation.items()
+        }
+        return quality.study(
+            configs={self._study_name(plan): self.config(plan) for plan in plans}, seeds=seeds,
+            path=path, stop_early=True, limits=dict.fromkeys(self.metrics, limits),
+            evaluation=evaluation or None, baseline=self.baseline, name=path.stem,
+            **self._study_options(),
+        )  # fmt: skip
+
+    def _study_name(self, plan: Plan) -> str:
+        """Return the name of a plan in studies, which another config of this name has not."""
+        text = write_yaml(config_to_dict(self.config(plan)))
+        return f"{plan.name}-{sha256(text.encode()).hexdigest()[:6]}"
+
+    def _with_result(self, plan: Plan, result: StudyResult) -> Plan:
+        """Return a plan with the changes and verdicts of a study."""
+        name = self._study_name(plan)
+        verdict = result.verdicts[name]
+        verified, text = dict(verdict.changes), f"Training: {verdict.text}"
+        if name in result.evaluation_verdicts:
+            served = result.evaluation_verdicts[name]
+            text += f"; evaluation: {served.text}"
+            verified |= {f"eval-only {m}": change for m, change in served.changes.items()}
+        return replace(plan, verified=verified, verdict=text)
+
+    def _study_options(self) -> dict[str, Any]:
+        return {
+            "train": self.train, "setup": self.setup, "num_ranks": self.num_ranks,
+            "jobs": self.jobs, "show_progress": self.show_progress,
+        }  # fmt: skip
+
+
+def check_decidable(budget: float, spread: Mapping[str, float], num_seeds: int) -> None:
+    """Raise NotDecidableError where a harmless plan would be likely not to pass.
+
+    A plan that costs nothing passes four times out of five with (spread / budget)^2 seeds, as the
+    upper limit of a change is 2.5 times the budget (docs/QUALITY.md).
+    Args: spread: standard deviation of one seed's change, by metric.
+    """
+    metric = max(spread, key=lambda name: spread[name])
+    needed = ceil((spread[metric] / budget) ** 2)
+    if needed > num_seeds:
+        raise NotDecidableError(
+            f"budget {budget:g}: not decidable with these seeds: {metric} changes by "
+            f"{spread[metric]:.3f} % from seed to seed (standard deviation), so a verification "
+            f"takes {needed} seeds, and has {num_seeds}; give more (what is measured is kept), a "
+            "larger budget, or metrics with less noise"
+        )

@@ -1,0 +1,208 @@
+"""Calibration: trainings in which all tables have one coarse codec, beside float32.
+
+They show how noise, as the probes measure it, becomes loss: one table's codec is too small an
+effect for a few trainings, all tables' at once is not. One more a direction leaves the dearest
+tables out (shares.py).
+
+Knows: studies. Does not know: budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import sqrt
+from pathlib import Path
+from statistics import mean, median, variance
+from typing import Any
+
+from trec_qcomm.config import Config, UniqueBagsChoice
+from trec_qcomm.lab import study as quality
+from trec_qcomm.lab.search.candidates import Candidates
+from trec_qcomm.lab.search.choices import Pair, config_of_all, config_of_some
+from trec_qcomm.lab.search.losses.model import NEGLIGIBLE
+from trec_qcomm.lab.search.losses.noise import Measured, Noise
+from trec_qcomm.lab.search.losses.options import ROWS, Direction, Option, kind_of, label
+from trec_qcomm.lab.search.losses.shares import Change, Rest, Shares, cheaper_half
+from trec_qcomm.lab.study import StudyResult
+from trec_qcomm.lab.study.gates import BASELINE, NULL
+from trec_qcomm.lab.study.paired import percent
+
+MOST_NOISE = 0.5  # relative: beyond, a codec is so coarse that it says little of finer ones
+SURE = 2.0  # standard errors
+Cost = Callable[[Noise, Option], float]
+Case = tuple[Direction, Option]
+ChangesBySeed = Mapping[str, Mapping[str, Mapping[int, float]]]  # by configuration and metric
+
+
+def to_calibrate(measured: Measured, candidates: Candidates, cost: Cost) -> list[Case]:
+    """Return the options to calibrate with: of each kind the one with most noise.
+
+    Of kinds that no model was scored with, all but those of rows, one more with about a third of
+    the noise: loss grows faster than noise. A kind is left out if on each table another codec costs
+    less and has less noise, or if all its noise is negligible.
+    """
+    chosen: list[Case] = []
+    directions: tuple[Direction, ...] = (*ROWS, "dense") if candidates.groups else ROWS
+    for direction in directions:
+        options = candidates[direction]
+        noise = {option: _mean_noise(measured, direction, option) for option in options}
+        kinds = dict.fromkeys(map(kind_of, _useful(measured, direction, options, cost)))
+        for kind in kinds:
+            levels = {option: x for option, x in noise.items() if kind_of(option) == kind}
+            if max(levels.values()) <= NEGLIGIBLE:
+                continue
+            coarse = max([x for x in levels.values() if x <= MOST_NOISE] or [min(levels.values())])
+            wanted = [coarse]
+            if direction != "forward" or not measured.effects:
+                finer = [x for x in levels.values() if 0.1 * coarse <= x <= 0.4 * coarse]
+                wanted += sorted(finer)[-1:]
+            for level in wanted:  # of encoders with equal values the first, which is fastest
+                chosen.append((direction, next(o for o, x in levels.items() if x == level)))
+    return chosen
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Trainings with coarse options, and what they changed; `run` does what is missing.
+
+    Args:
+        measured: what the probes showed.
+        metrics: metrics of which the mean counts, those with less spread for more: all of them are
+            taken to change by as many percent.
+        seeds: seeds of the trainings.
+        path: file of the records.
+        unique_bags: whether equal bags are sent once.
+        options: arguments of quality.study.
+    """
+
+    measured: Measured
+    metrics: Sequence[str]
+    seeds: Sequence[int]
+    path: Path
+    unique_bags: UniqueBagsChoice
+    options: Mapping[str, Any]
+    _configs: dict[str, Config] = field(default_factory=dict)  # of all trainings so far
+    _result: list[StudyResult] = field(default_factory=list)
+
+    def run(self, cases: Mapping[Case, Sequence[str]]) -> dict[Case, Change]:
+        """Return what options change on some tables or groups, while all else is exact.
+
+        Args: cases: names of the tables or groups by direction and option.
+        """
+        names = {case: self._add(*case, some) for case, some in cases.items()}
+        result = quality.study(
+            configs=self._configs, seeds=self.seeds, path=self.path, name="calibration",
+            limits=dict.fromkeys(self.metrics, quality.TRAINING),
+            baseline=config_of_all(Pair(), self.unique_bags), **self.options,
+        )  # fmt: skip
+        self._result[:] = [result]
+        changes, spread = changes_of(result, self.metrics), self.spread
+        weights = {metric: 1 / max(spread[metric], 1e-9) ** 2 for metric in self.metrics}
+        total = sum(weights.values())
+        joint = {
+            name: [sum(weights[m] * changes[name][m][s] for m in self.metrics) / total
+                   for s in self.seeds]
+            for name in self._configs
+        }  # fmt: skip
+        typical = median(variance(values) for values in joint.values())
+        errors = {n: sqrt((variance(v) + typical) / 2 / len(v)) for n, v in joint.items()}
+        return {case: Change(mean(joint[name]), errors[name]) for case, name in names.items()}
+
+    def rests(self, changes: Mapping[Case, Change], shares: Shares) -> dict[Direction, Rest]:
+        """Return what the cheaper half of the tables (or groups) costs, by direction.
+
+        It is trained with the option whose change is surest; not where that may be chance, or
+        where there is no such half.
+        """
+        surest: dict[Direction, Option] = {}
+        for direction, option in sorted(changes, key=lambda case: _certainty(changes[case])):
+            if _certainty(changes[direction, option]) > SURE:
+                surest[direction] = option
+        cases = {
+            (direction, option): names
+            for direction, option in surest.items()
+            if (names := cheaper_half(shares, self.measured, direction, option))
+        }
+        rest = self.run({case: sorted(names) for case, names in cases.items()}) if cases else {}
+        return {
+            case[0]: Rest(case[1], names, all=changes[case], rest=rest[case])
+            for case, names in cases.items()
+        }
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """Standard deviation of one seed's change by metric, as a plan has it that costs little."""
+        return spread_of_fine(changes_of(self._result[0], self.metrics), self.metrics)
+
+    def _add(self, direction: Direction, option: Option, names: Sequence[str]) -> str:
+        """Add a training and return its name, which no other names of tables or groups have."""
+        name = f"{direction}_{label(option)}"
+        if set(names) < set(self.measured.names(direction)):
+            name += f"_some_{sha256(repr(sorted(names)).encode()).hexdigest()[:6]}"
+        self._configs[name] = config_of_some(
+            option, direction, names, self.measured.items, self.unique_bags
+        )
+        return name
+
+
+def changes_of(
+    result: StudyResult, metrics: Sequence[str]
+) -> dict[str, dict[str, dict[int, float]]]:
+    """Return changes in percent against float32 by configuration, the null run among them, metric
+    and seed."""
+    values: dict[str, dict[int, Mapping[str, float]]] = {}
+    for record in result.records:
+        if record.training is not None:
+            values.setdefault(record.configuration, {})[record.seed] = record.training.metrics
+    exact = values[BASELINE]
+    return {
+        name: {m: {s: percent(by_seed[s][m], exact[s][m]) for s in by_seed} for m in metrics}
+        for name, by_seed in values.items()
+        # A file may hold others, of an earlier call.
+        if name in result.study.configurations or name == NULL
+    }
+
+
+def spread_of_fine(changes: ChangesBySeed, metrics: Sequence[str]) -> dict[str, float]:
+    """Return the standard deviation of one seed's change by metric: the larger one of the null run
+    and of the half of the configurations that change the metric least.
+
+    Coarser ones scatter by more than any plan that is worth a verification.
+    """
+    spread = {}
+    for metric in metrics:
+        by_name = {name: list(by[metric].values()) for name, by in changes.items()}
+        null = by_name.pop(NULL)
+        gentle = sorted(by_name.values(), key=lambda values: abs(mean(values)))
+        fine = [variance(values) for values in gentle[: len(gentle) // 2]]
+        spread[metric] = sqrt(max(variance(null), mean(fine or [0.0])))
+    return spread
+
+
+def _certainty(change: Change) -> float:
+    return change.mean / max(change.error, 1e-9)
+
+
+def _useful(
+    measured: Measured, direction: Direction, options: Sequence[Option], cost: Cost
+) -> list[Option]:
+    """Return the options that on some table no other one beats in both cost and noise."""
+    useful: dict[Option, None] = {}
+    for name in measured.names(direction):
+        points = []
+        for option in options:
+            noise = measured.noise.get((name, direction, option))
+            if noise is not None:
+                points.append((cost(noise, option), noise.relative, option))
+        for price, noise_, option in points:
+            if not any(p <= price and n <= noise_ and (p, n) != (price, noise_)
+                       for p, n, _ in points):  # fmt: skip
+                useful.setdefault(option)
+    return [option for option in options if option in useful]
+
+
+def _mean_noise(measured: Measured, direction: Direction, option: Option) -> float:
+    there = (measured.noise.get((n, direction, option)) for n in measured.names(direction))
+    return mean(noise.relative for noise in there if noise is not None)

@@ -1,0 +1,195 @@
+"""Noise: bytes and errors of every option on every table, from the numeric debugger's records.
+
+Knows: records. Does not know: trainings, what is chosen.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import mean, stdev
+
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.lab.records import DebugRecord, SearchRecord
+from trec_qcomm.lab.search.losses.options import EXACT, ROWS, Direction, Item, Option, is_exact
+from trec_qcomm.lab.study.paired import percent
+
+ALL = "*"  # in the place of a table
+Case = tuple[str, Direction, str]  # table, direction, codec
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What an option makes of the rows of a table, of their gradients, or of dense gradients.
+
+    Args:
+        nbytes: bytes that a rank sends in a step, to itself included.
+        rows: rows that a rank sends in a step: distinct bags, where these are sent once. Of dense
+            gradients blocks.
+        dim: values of a row.
+        relative: sum of squares of the errors over that of the values; 0 where all arrive.
+    """
+
+    nbytes: float
+    rows: float
+    dim: int
+    relative: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the probes of all seeds showed.
+
+    Args:
+        noise: bytes and noise by table (or group of parameters), direction and option, without
+            codecs that refused values.
+        effects: changes of the float32 model's metric in percent, one a seed, by table (ALL for
+            all) and forward codec; empty where `train` returns metrics alone.
+    """
+
+    noise: Mapping[tuple[str, Direction, Option], Noise]
+    effects: Mapping[tuple[str, Codec], Sequence[float]]
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables, those with most bytes in float32 first."""
+        exact = {t: n.nbytes for (t, d, c), n in self.noise.items() if (d, c) == ("forward", EXACT)}
+        return sorted(exact, key=lambda table: (-exact[table], table))
+
+    def names(self, direction: Direction) -> list[str]:
+        """Names of the tables, or, where direction is dense, groups in the order of their rules."""
+        if direction != "dense":
+            return self.tables
+        return list(dict.fromkeys(name for name, known, _ in self.noise if known == "dense"))
+
+    @property
+    def items(self) -> list[Item]:
+        """All that options are chosen for: tables in both directions, groups."""
+        rows: list[Item] = [(table, direction) for table in self.tables for direction in ROWS]
+        return rows + [(group, "dense") for group in self.names("dense")]
+
+    def exact(self, item: Item) -> Option:
+        """Return the option of an item that changes nothing."""
+        return next(option for *key, option in self.noise if (*key,) == item and is_exact(option))
+
+    def with_rows(self, share: Callable[[str], float]) -> Measured:
+        """Return the same where of the rows of each table a share is sent. Args: share: by table"""
+        noise = dict(self.noise)
+        for (name, direction, option), each in self.noise.items():
+            if direction != "dense":
+                nbytes, rows = (number * share(name) for number in (each.nbytes, each.rows))
+                noise[name, direction, option] = replace(each, nbytes=nbytes, rows=rows)
+        return replace(self, noise=noise)
+
+    def with_dense(self, dense: Mapping[tuple[str, Option], Noise]) -> Measured:
+        """Return the same with dense gradients. Args: dense: by group and option"""
+        noise = dict(self.noise)
+        for (group, option), each in dense.items():
+            noise[group, "dense", option] = each
+        return replace(self, noise=noise)
+
+    def different(self, direction: Direction, codecs: Iterable[Codec]) -> list[Codec]:
+        """Return the codecs without EXACT, and of those that decode to equal values the first."""
+        first: dict[tuple[float, ...], Codec] = {}
+        for codec in codecs:
+            there = (self.noise.get((table, direction, codec)) for table in self.tables)
+            values = tuple(-1.0 if noise is None else noise.relative for noise in there)
+            if any(values):
+                first.setdefault(values, codec)
+        return list(first.values())
+
+
+def figures_of(lines: Iterable[DebugRecord]) -> dict[Case, dict[str, float]]:
+    """Return for each table, direction and codec the figures of a rank and step.
+
+    Step 0 shows rows as they were drawn, so it counts only where no other step was measured. A
+    codec that refused values in some step is left out.
+    """
+    steps: set[int] = set()
+    ranks: set[int] = set()
+    cases: dict[Case, list[DebugRecord]] = defaultdict(list)
+    for line in lines:
+        if line.direction in ROWS:
+            ranks.add(line.rank)
+            steps.add(line.step)
+            if line.is_shadow or line.num_values is not None:  # else this rank only receives
+                cases[line.name, line.direction, line.codec].append(line)
+    counted = steps - {0} or steps
+    shares = len(counted) * len(ranks)
+    figures = {}
+    for case, of_case in cases.items():
+        chosen = [line for line in of_case if line.step in counted]
+        if chosen and all(line.num_values is not None for line in chosen):
+            figures[case] = {name: x / shares for name, x in _sums(chosen).items()}
+            figures[case]["dim"] = float((chosen[0].num_values or 0) // (chosen[0].num_rows or 1))
+    return figures
+
+
+def _sums(lines: Sequence[DebugRecord]) -> dict[str, float]:
+    sums = {"nbytes": 0.0, "rows": 0.0, "energy": 0.0, "noise": 0.0}
+    for line in lines:
+        num_values = line.num_values or 0
+        energy = (line.rms or 0.0) ** 2 * num_values
+        sums["nbytes"] += (line.bits or 0.0) * num_values / 8
+        sums["rows"] += line.num_rows or 0
+        sums["energy"] += energy
+        sums["noise"] += 0.0 if line.snr_db is None else energy * 10 ** (-line.snr_db / 10)
+    return sums
+
+
+def measured(
+    lines: Iterable[SearchRecord], codecs: Iterable[Codec], metrics: Sequence[str]
+) -> Measured:
+    """Return what probes showed, the mean over seeds.
+
+    Args:
+        lines: records of probes; of two of one case and seed the later one counts.
+        codecs: codecs that records may be of; others are left out.
+        metrics: metrics by their rank; the first that evaluations have gives the effects.
+    """
+    by_repr = {repr(codec): codec for codec in codecs}
+    probes: dict[tuple[str, Direction, Codec], dict[int, Mapping[str, float]]] = defaultdict(dict)
+    scores: dict[tuple[str, Codec], dict[int, Mapping[str, float]]] = defaultdict(dict)
+    for line in lines:
+        codec = by_repr.get(line.codec or "")
+        if codec is None or line.table is None or line.direction is None:
+            continue
+        if line.stage == "probe":
+            probes[line.table, line.direction, codec][line.seed] = line.figures
+        elif line.stage == "evaluation":
+            scores[line.table, codec][line.seed] = line.figures
+    exact = scores.pop((ALL, EXACT), {})
+    metric = next((m for m in metrics if all(m in score for score in exact.values())), None)
+    if exact and metric is None:
+        raise ValueError(f"evaluate(config) returned none of the metrics {', '.join(metrics)}")
+    effects = {
+        case: [percent(score[str(metric)], exact[seed][str(metric)])
+               for seed, score in sorted(by_seed.items()) if seed in exact]
+        for case, by_seed in scores.items()
+    }  # fmt: skip
+    seeds = max((len(by_seed) for by_seed in probes.values()), default=0)
+    noise: dict[tuple[str, Direction, Option], Noise] = {
+        case: _mean_noise(list(by_seed.values()))
+        for case, by_seed in probes.items()
+        if len(by_seed) == seeds  # it refused nothing
+    }
+    return Measured(noise, effects)
+
+
+def _mean_noise(figures: Sequence[Mapping[str, float]]) -> Noise:
+    energy = sum(each["energy"] for each in figures)
+    noise = sum(each["noise"] for each in figures)
+    return Noise(
+        nbytes=mean(each["nbytes"] for each in figures),
+        rows=mean(each["rows"] for each in figures),
+        dim=int(figures[0]["dim"]),
+        relative=noise / energy if energy else 0.0,
+    )
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its standard error, which of one value is as large as the value."""
+    center = mean(values)
+    return center, stdev(values) / sqrt(len(values)) if len(values) > 1 else abs(center)

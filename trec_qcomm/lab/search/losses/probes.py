@@ -1,0 +1,175 @@
+"""Probes: what every candidate does to every table, from float32 trainings that are run anyway.
+
+One float32 training for each seed, whose config asks the numeric debugger to try all candidates on
+the rows and gradients of some steps (bytes and noise). Where `train` returns a `quality.Trained`,
+the trained model is scored with forward codecs switched on, too: with each candidate on all tables,
+and with one coarse codec on one table at a time, which shows what each table is worth.
+
+Knows: debug records, `train`. Does not know: what is chosen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from trec_qcomm.codecs import ErrorBounded
+from trec_qcomm.config import Config, UniqueBagsChoice
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.lab import records
+from trec_qcomm.lab.debug.rule import DebugRule
+from trec_qcomm.lab.records import DebugRecord, Metrics, Scalar, SearchRecord
+from trec_qcomm.lab.search.candidates import Candidates
+from trec_qcomm.lab.search.choices import Pair, config_of_all, config_of_some
+from trec_qcomm.lab.search.losses.noise import ALL, Case, Measured, figures_of, measured
+from trec_qcomm.lab.search.losses.options import EXACT, label
+from trec_qcomm.lab.search.progress import Progress
+from trec_qcomm.lab.study import Trained
+from trec_qcomm.lab.study.engine import Train
+
+COARSE = ErrorBounded(0.2)  # a finer codec's effect on one table would drown in chance
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Probes of a search; `run` does what is missing in their file.
+
+    Args:
+        train: callback of quality.study.
+        candidates: codecs to try.
+        seeds: seeds of the float32 trainings.
+        path: file of the records.
+        metrics: metrics of the trainings; the first that an evaluation has, too, gives the effects.
+        unique_bags: whether equal bags are sent once.
+        every: steps from one measured step to the next.
+        setup: all that must be equal for two runs to be compared.
+        num_ranks: number of ranks that `train` uses or emulates.
+    """
+
+    train: Train
+    candidates: Candidates
+    seeds: Sequence[int]
+    path: Path
+    metrics: Sequence[str]
+    unique_bags: UniqueBagsChoice
+    every: int
+    setup: Mapping[str, Scalar]
+    num_ranks: int
+
+    def run(self, progress: Progress) -> Measured:
+        """Run what is missing, and return what all probes showed.
+
+        Raises: ValueError: a file of another search, or a training that left no debug records.
+        """
+        for seed in self.seeds:
+            missing = self._missing(seed)
+            if missing:
+                progress.begin(f"probe of seed {seed}: a float32 training, candidates on the side")
+                records.append(self.path, *self._probe(seed, missing, progress))
+        lines = [line for line in self._lines() if line.seed in self.seeds]
+        return measured(lines, self._tried, self.metrics)
+
+    @property
+    def _tried(self) -> tuple[Codec, ...]:
+        """All candidates, and COARSE."""
+        return tuple(dict.fromkeys((EXACT, *self.candidates.of_rows, COARSE)))
+
+    def _lines(self) -> list[SearchRecord]:
+        return read_records(self.path, self.setup, self.num_ranks)
+
+    def _missing(self, seed: int) -> list[Codec]:
+        """Return the codecs that a seed was not probed with; a seed is written when it is whole."""
+        done = "; ".join(
+            line.codec or "" for line in self._lines() if (line.seed, line.stage) == (seed, "done")
+        ).split("; ")
+        return [codec for codec in self._tried if repr(codec) not in done]
+
+    def _probe(self, seed: int, codecs: Sequence[Codec], progress: Progress) -> list[SearchRecord]:
+        """Train in float32; return what codecs do to the tables, and to the model."""
+        model, figures = self._train(seed, codecs)
+        lines = [self._record("probe", seed, numbers, *case) for case, numbers in figures.items()]
+        if isinstance(model, Trained):
+            configs = self._configs_to_score(measured(lines, self._tried, self.metrics), codecs)
+            progress.begin(f"seed {seed}: the trained model, codecs switched on", len(configs))
+            for (table, codec), config in configs.items():
+                metrics = {name: float(value) for name, value in model.evaluate(config).items()}
+                case: Case = table, "forward", repr(codec)
+                lines.append(self._record("evaluation", seed, metrics, *case))
+                progress.step(f"seed {seed}: {label(codec)} of {table}")
+        return [*lines, self._record("done", seed, {}, codec="; ".join(map(repr, codecs)))]
+
+    def _train(
+        self, seed: int, codecs: Sequence[Codec]
+    ) -> tuple[Metrics | Trained, dict[Case, dict[str, float]]]:
+        """Train in float32; return what was trained, and figures of codecs."""
+        shadow = tuple(codec for codec in codecs if codec != EXACT)
+        exact = config_of_all(Pair(), self.unique_bags)
+        model, lines = debugged(
+            self.train, exact, seed, self.path.parent, every=self.every, shadow=shadow
+        )
+        figures = figures_of(lines)
+        if not figures:
+            raise ValueError(
+                f"train: seed {seed} left no debug records of tables; its config asks for them by "
+                f"`debug` (every {self.every} steps), so hand all of it to QComm"
+            )
+        return model, figures
+
+    def _configs_to_score(
+        self, probes: Measured, codecs: Sequence[Codec]
+    ) -> dict[tuple[str, Codec], Config]:
+        """Return configs by table and codec: all tables with each candidate, each with COARSE."""
+        configs = {}
+        forward = [codec for codec in self.candidates.forward if codec in codecs]
+        for codec in (EXACT, *probes.different("forward", forward)):
+            configs[ALL, codec] = config_of_all(Pair(forward=codec), self.unique_bags)
+        for table in probes.tables if COARSE in codecs else ():
+            configs[table, COARSE] = config_of_some(
+                COARSE, "forward", [table], probes.items, self.unique_bags
+            )
+        return configs
+
+    def _record(
+        self, stage: Any, seed: int, figures: Mapping[str, float],
+        table: str | None = None, direction: Any = None, codec: str | None = None,
+    ) -> SearchRecord:  # fmt: skip
+        return SearchRecord(
+            configuration="search", setup=self.setup, seed=seed, time=time.time(),
+            num_ranks=self.num_ranks, stage=stage, table=table, direction=direction,
+            codec=codec, figures=figures,
+        )  # fmt: skip
+
+
+def read_records(path: Path, setup: Mapping[str, Scalar], num_ranks: int) -> list[SearchRecord]:
+    """Return the records so far. Raises ValueError: others, or of another setup."""
+    lines = []
+    ours = dict(setup) | {"num_ranks": num_ranks}
+    for record in records.read(path) if path.exists() else ():
+        if not isinstance(record, SearchRecord):
+            raise ValueError(f"{record.origin}: a record of kind {record.kind}, not search")
+        theirs = dict(record.setup) | {"num_ranks": record.num_ranks}
+        changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        if changed:
+            raise ValueError(f"{path}: a search with other {', '.join(changed)}; give another path")
+        lines.append(record)
+    return lines
+
+
+def debugged(
+    train: Train, config: Config, seed: int, folder: Path, **rule: Any
+) -> tuple[Metrics | Trained, list[DebugRecord]]:
+    """Train with the numeric debugger; return what was trained, and its records.
+
+    Args: folder: folder for its files, which are removed.  rule: arguments of DebugRule.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix="debug-") as inside:
+        debug = DebugRule(folder=inside, **rule)
+        model = train(replace(config, debug=debug), seed, 0.0)
+        files = sorted(Path(inside).glob("debug-rank*.jsonl"))
+        lines = [line for file in files for line in records.read(file)]
+    return model, [line for line in lines if isinstance(line, DebugRecord)]

@@ -1,0 +1,73 @@
+"""Measure what segments of each table's rows take, for the planner's estimator and the simulation.
+
+examples:
+  python -m trec_qcomm sizes --data rows.pt --configs best.yaml fast.yaml --out sizes.jsonl
+  python -m trec_qcomm sizes --data rows.pt --configs best.yaml --out sizes.jsonl \\
+      --setup batch_size=2048 embedding_dim=64
+
+--data is a file of `qcomm.capture_rows(20, gradients=True)`, from a training with tables whole on a
+rank, or cut by columns, or two-level. One record of kind table_sizes a configuration is appended to
+--out; it has bytes and counts, and no values of rows, so it may be kept and shown.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trec_qcomm.config import read_config
+from trec_qcomm.lab.records import Environment, append
+from trec_qcomm.lab.sizes.measured import measure_sizes
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trec_qcomm sizes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, metavar="ROWS.pt", help="of QComm.capture_rows")
+    add("--configs", nargs="+", required=True, metavar="FILE.yaml", help="or names of presets")
+    add("--out", type=Path, required=True, metavar="FILE.jsonl", help="records are appended")
+    add("--setup", nargs="*", default=[], metavar="NAME=VALUE", help="of the training")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and write. A mistake in the words ends with status 2."""
+    parser = build_parser()
+    arguments = parser.parse_args(words)
+    try:
+        setup = dict(map(_setup, arguments.setup))
+        for name in arguments.configs:
+            record = measure_sizes(
+                arguments.data,
+                read_config(name),
+                configuration=Path(name).stem,
+                setup=setup,
+                environment=Environment.current(),
+            )
+            append(arguments.out, record)
+            sent = sum(t.num_distinct for t in record.tables.values())
+            bags = sum(t.num_bags for t in record.tables.values())
+            print(
+                f"{record.configuration}: {len(record.tables)} tables, {sent / bags:.1%} of bags "
+                f"distinct; {arguments.out}"
+            )
+    except ValueError as error:
+        parser.error(str(error))
+    return 0
+
+
+def _setup(word: str) -> tuple[str, int | str]:
+    """NAME=VALUE -> (name, value). Raises ValueError: no =."""
+    name, equals, value = word.partition("=")
+    if not name or not equals:
+        raise ValueError(f"setup: {word!r} is not NAME=VALUE")
+    return name, int(value) if value.isdigit() else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Quality: may a configuration be used for a model? Paired trainings of any model, and a verdict.
+
+    from trec_qcomm import quality
+
+    def train(config, seed, perturbation):       # your training; the seed decides everything
+        ...                                      # initial weights times (1 + perturbation)
+        return {"logloss": ...}                  # of the test, the codecs on
+
+    if __name__ == "__main__":
+        result = quality.study(
+            train, ["int8", "best"], seeds=50, limits={"logloss": quality.TRAINING},
+            path="runs/study.jsonl", stop_early=True,
+        )
+        print(result)
+
+docs/QUALITY.md says how to decide with it. Knows: seeds, records, statistics. Does not know:
+models, TorchRec, how ranks are run or emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from inspect import signature
+from pathlib import Path
+
+from trec_qcomm.lab.records import Limits, LimitsByMetric, Scalar
+from trec_qcomm.lab.study.configurations import AnyConfig, Configs, configs_by_name
+from trec_qcomm.lab.study.engine import Study, Train, Trained
+from trec_qcomm.lab.study.gates import EVALUATION, TRAINING, Verdict, looks_of
+from trec_qcomm.lab.study.processes import TrainingFailedError, check_picklable, run_all
+from trec_qcomm.lab.study.result import StudyResult
+from trec_qcomm.lab.study.verdicts import Rules
+
+__all__ = [
+    "EVALUATION",
+    "TRAINING",
+    "Limits",
+    "Study",
+    "StudyResult",
+    "Trained",
+    "TrainingFailedError",
+    "Verdict",
+    "configs_by_name",
+    "plan",
+    "study",
+]
+
+
+def study(
+    train: Train,
+    configs: Configs,
+    seeds: int | Iterable[int] = 50,
+    *,
+    limits: LimitsByMetric | None = None,
+    evaluation: LimitsByMetric | None = None,
+    path: str | Path,
+    baseline: AnyConfig = "fp32",
+    setup: Mapping[str, Scalar] | None = None,
+    num_ranks: int = 1,
+    stop_early: bool = False,
+    jobs: int = 1,
+    show_progress: bool = True,
+    name: str = "study",
+) -> StudyResult:
+    """Train a model with each config from each seed, and judge each against float32.
+
+    Beside the configs always run the baseline, by the name `fp32`, and the null run, `null`: the
+    baseline with initial weights off by a relative 1e-6, which shows how much two trainings differ
+    that nobody would call different.
+
+    A run is a line in the file when it is done. The same call goes on with a file that is there:
+    after Ctrl-C, an error or a lost machine, or with more configs.
+
+    Args:
+        train: your training, `train(config, seed, perturbation)`. `config` is a trec_qcomm.Config;
+            the seed decides all random numbers; `perturbation` is 0, but for the null run, whose
+            initial weights are to be multiplied by 1 + perturbation. It returns metrics by name,
+            or, for `evaluation`, a `Trained`: an object with `metrics` and `evaluate(config)`.
+        configs: names of presets and paths of YAML files; or a mapping from name to a preset, path,
+            Config or dict.
+        seeds: how many, from 0; or the seeds.
+        limits: limits of the trainings' metrics by name; `quality.TRAINING` is this library's gate.
+            None in the place of a metric's limits shows it without judging by it.
+        evaluation: limits of the baseline's model with a config's codecs switched on, against the
+            same model without; `quality.EVALUATION` is this library's gate.
+        path: file of the records, JSON lines; `python -m trec_qcomm report` draws it.
+        baseline: config that is exact.
+        setup: all that must be equal for two runs to be compared, such as the data and the sizes of
+            the model. A file with another setup is refused.
+        num_ranks: number of ranks that `train` uses or emulates, for the records.
+        stop_early: whether a config stops as soon as its verdict is sure, which is looked at after
+            10, 15, 20 and so on seeds: a group-sequential test, whose error of all looks together
+            is 5 % (report/gates.py). Choose before the first run; a file keeps the choice.
+        jobs: number of processes of one thread each; with 1, all runs in this process. With more,
+            `train` has to be a function of a module, called below `if __name__ == "__main__"`.
+        show_progress: whether to write progress and the time left to stderr.
+        name: name of the study in messages.
+    Returns: verdicts, a table and a plot.
+    Raises:
+        ValueError: an argument, named; a file of another study, and what differs; or metrics that
+            lack what has limits.
+        TrainingFailedError: a training failed in another process.
+    """
+    planned = plan(
+        train, configs, seeds, limits=limits, evaluation=evaluation, baseline=baseline,
+        setup=setup, num_ranks=num_ranks, stop_early=stop_early, name=name,
+    )  # fmt: skip
+    if jobs < 1:
+        raise ValueError(f"jobs {jobs}: must be positive")
+    if jobs > 1:
+        check_picklable(planned, jobs)
+    path = Path(path)
+    done = planned.read(path)
+    run_all(planned, done, path, jobs=jobs, show_progress=show_progress)
+    return StudyResult(planned, done, path)
+
+
+def plan(
+    train: Train,
+    configs: Configs,
+    seeds: int | Iterable[int] = 50,
+    *,
+    limits: LimitsByMetric | None = None,
+    evaluation: LimitsByMetric | None = None,
+    baseline: AnyConfig = "fp32",
+    setup: Mapping[str, Scalar] | None = None,
+    num_ranks: int = 1,
+    stop_early: bool = False,
+    name: str = "study",
+) -> Study:
+    """Return a study that has not run, for the arguments of `study`, and with its errors."""
+    rules = Rules(dict(limits or {}), dict(evaluation or {}))
+    if not rules.gated("training") and not rules.gated("eval-only"):
+        raise ValueError(
+            'limits: expected limits of one metric or more, such as {"logloss": quality.TRAINING}'
+        )
+    for what, given in (("limits", rules.training), ("evaluation", rules.evaluation)):
+        for metric, limit in given.items():
+            if limit is not None and not isinstance(limit, Limits):
+                raise ValueError(f"{what}, {metric}: expected Limits or None, got {limit!r:.60}")
+    numbers = _seeds(seeds)
+    if stop_early:
+        rules = Rules(rules.training, rules.evaluation, looks_of(len(numbers)))
+    _check_arguments(train)
+    (exact,) = configs_by_name({"baseline": baseline}).values()
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks {num_ranks}: must be positive")
+    return Study(
+        train=train, configurations=configs_by_name(configs), baseline=exact, seeds=numbers,
+        rules=rules, setup=dict(setup or {}), num_ranks=num_ranks, name=name,
+    )  # fmt: skip
+
+
+def _seeds(seeds: int | Iterable[int]) -> list[int]:
+    """Return the seeds in increasing order. Raises ValueError: none, or one twice."""
+    numbers = list(range(seeds)) if isinstance(seeds, int) else sorted(seeds)
+    if not numbers:
+        raise ValueError(f"seeds {seeds!r:.60}: expected one or more")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("seeds: one is given twice")
+    return numbers
+
+
+def _check_arguments(train: Train) -> None:
+    """Raise ValueError where `train` does not take three arguments."""
+    if not callable(train):
+        raise ValueError(f"train: expected a function, got {type(train).__name__}")
+    try:
+        signature(train).bind("config", 0, 0.0)
+    except TypeError as error:
+        raise ValueError(f"train: expected train(config, seed, perturbation): {error}") from None

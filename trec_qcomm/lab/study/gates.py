@@ -1,0 +1,209 @@
+"""Gates: limits that a configuration has to keep, and what a study's numbers say of them.
+
+A gate is passed, failed or "not shown": that an interval holds zero shows nothing, and many configs
+at 95 % each are more chances to pass by luck. With all seeds run, `gate` looks once, at the end.
+`sequential_gate` looks at planned numbers of seeds, and ends where the verdict is sure:
+
+- PASS if each metric's mean is shown to be below its limit `upper` (one-sided, error 5 % over all
+  looks together, spent late), and is foreseen to be within the limit `mean` after all seeds, with
+  95 % by Student's t of what is still to come. All metrics have to, at the same look, so the error
+  need not be shared among them.
+- FAIL if some metric's mean is shown to be above its limit `mean` (error 5 % over all looks and
+  metrics, spent evenly), or above `upper` where there is no limit of the mean.
+- Otherwise it goes on, after the last look it is "not shown".
+
+So a configuration whose true change is `upper` or more passes in at most 5 % of the studies, and
+one that keeps all limits of the mean fails in at most 5 %.
+
+Knows: numbers of each seed. Does not know: codecs, records of runs, files.
+Source: sequential.py. The forecast is the predictive power of Spiegelhalter,
+Freedman and Blackburn 1986, Controlled Clinical Trials 7, 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import copysign, inf, isfinite, nan, sqrt
+from statistics import mean, stdev
+
+from trec_qcomm.lab.records import Limits
+from trec_qcomm.lab.study.paired import MIN_FOR_INTERVAL, Change
+from trec_qcomm.lab.study.sequential import SequentialTest, Spending
+from trec_qcomm.lab.study.student_t import t_quantile_of_tail, t_tail
+
+BASELINE, NULL = "fp32", "null"  # in every study: float32, and float32 with nothing but noise
+PASS, FAIL, OPEN = "PASS", "FAIL", "open"
+TRAINING = Limits(mean=0.02, upper=0.05, seeds=50)  # percent
+EVALUATION = Limits(mean=None, upper=0.02, seeds=10)
+ERROR = 0.05
+FIRST_LOOK, LOOK_EVERY = 10, 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a study says of one configuration.
+
+    Args:
+        text: PASS, "FAIL (why)", "not shown (why)", or "open (so many seeds)" of a study that may
+            stop early and has not ended.
+        num_seeds: number of seeds that it rests on.
+        changes: change of each metric over these seeds. Of a study that may stop early the limits
+            hold at all looks together, so they are wider than those of as many seeds planned.
+    """
+
+    text: str
+    num_seeds: int
+    changes: Mapping[str, Change]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all limits are shown to be kept."""
+        return self.text == PASS
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more seeds are needed, of a study that may stop early."""
+        return self.text.startswith(OPEN)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def looks_of(num_seeds: int) -> tuple[int, ...]:
+    """Return the looks of a study that may stop early: every 5 seeds from 10, and at the end.
+
+    Raises: ValueError: too few seeds for any statistics.
+    """
+    if num_seeds < MIN_FOR_INTERVAL:
+        raise ValueError(f"seeds: to stop early takes {MIN_FOR_INTERVAL} or more, got {num_seeds}")
+    return (*range(FIRST_LOOK, num_seeds, LOOK_EVERY), num_seeds)
+
+
+def gate(changes: Mapping[str, Change], limits: Mapping[str, Limits]) -> str:
+    """Return PASS, or "not shown" and why, of all seeds together.
+
+    Args:
+        changes: change of each metric.
+        limits: limits of the metrics that count; each has a change.
+    """
+    reasons = []
+    for name, limit in limits.items():
+        change = changes[name]
+        reasons += _too_few(change.n, limit)
+        if not isfinite(change.mean):
+            reasons.append(f"{name} is not finite")
+        if limit.mean is not None and change.mean > limit.mean:
+            reasons.append(f"{name} mean > {limit.mean}")
+        if change.upper is not None and change.upper > limit.upper:
+            reasons.append(f"{name} upper > {limit.upper}")
+    return _not_shown(reasons) if reasons else PASS
+
+
+def sequential_gate(
+    changes: Mapping[str, Sequence[float]], limits: Mapping[str, Limits], looks: tuple[int, ...]
+) -> Verdict:
+    """Return the verdict of the first look that has one, or an open one.
+
+    Args:
+        changes: change of each metric, a number a seed, in the planned order.
+        limits: limits of the metrics that count; each has changes, all of one length.
+        looks: planned numbers of seeds, see `looks_of`.
+    """
+    num_seeds = min(len(values) for values in changes.values())
+    for look in looks:
+        if look > num_seeds:
+            break
+        seen = {name: values[:look] for name, values in changes.items()}
+        text = _look(seen, limits, looks)
+        if text != OPEN:
+            return Verdict(text, look, _changes_at(seen, looks))
+    text = f"{OPEN} ({num_seeds} of at most {looks[-1]} seeds)"
+    at = max((look for look in looks if look <= num_seeds), default=0)
+    there = {name: values[: at or num_seeds] for name, values in changes.items()}
+    return Verdict(text, num_seeds, _changes_at(there, looks) if at else _means(there))
+
+
+def _look(
+    seen: Mapping[str, Sequence[float]], limits: Mapping[str, Limits], looks: tuple[int, ...]
+) -> str:
+    """Return PASS, FAIL or OPEN of one look; of the last one "not shown" and not OPEN."""
+    failed, not_passed = [], []
+    for name, limit in limits.items():
+        values = seen[name]
+        if not all(map(isfinite, values)):
+            failed.append(f"{name} is not finite")
+            continue
+        worst = limit.upper if limit.mean is None else limit.mean
+        if _p_above(values, worst) <= _level(looks, len(values), ERROR / len(limits), "even"):
+            failed.append(f"{name} mean > {worst}")
+        if limit.mean is not None and _foreseen(values, looks[-1]) > limit.mean:
+            not_passed.append(f"{name} mean > {limit.mean}")
+        if _p_below(values, limit.upper) > _level(looks, len(values), ERROR, "late"):
+            not_passed.append(f"{name} upper > {limit.upper}")
+        not_passed += _too_few(looks[-1], limit)
+    if failed:
+        return f"{FAIL} ({', '.join(failed)})"
+    if not not_passed:
+        return PASS
+    is_last = all(len(values) == looks[-1] for values in seen.values())
+    return _not_shown(not_passed) if is_last else OPEN
+
+
+def _level(looks: tuple[int, ...], look: int, error: float, spending: Spending) -> float:
+    return SequentialTest(looks, error, spending).level(look)
+
+
+def _p_above(values: Sequence[float], limit: float) -> float:
+    """Return the p-value of "the true mean is at most the limit"."""
+    return t_tail(_t(mean(values) - limit, values), len(values) - 1)
+
+
+def _p_below(values: Sequence[float], limit: float) -> float:
+    """Return the p-value of "the true mean is at least the limit"."""
+    return t_tail(_t(limit - mean(values), values), len(values) - 1)
+
+
+def _t(distance: float, values: Sequence[float]) -> float:
+    """Return a distance in standard errors of the mean; equal values have none."""
+    error = stdev(values) / sqrt(len(values))
+    return distance / error if error else copysign(inf, distance)
+
+
+def _foreseen(values: Sequence[float], num_planned: int) -> float:
+    """Return what the mean of all planned seeds will not exceed, with 95 %."""
+    n = len(values)
+    to_come = stdev(values) * sqrt(max(1 / n - 1 / num_planned, 0.0))
+    return mean(values) + t_quantile_of_tail(ERROR, n - 1) * to_come
+
+
+def _changes_at(seen: Mapping[str, Sequence[float]], looks: tuple[int, ...]) -> dict[str, Change]:
+    """Return changes whose limits hold at all looks together (repeated confidence intervals)."""
+    changes = {}
+    for name, values in seen.items():
+        if not all(map(isfinite, values)):
+            changes[name] = Change(len(values), nan)
+            continue
+        n, center, error = len(values), mean(values), stdev(values) / sqrt(len(values))
+        half, side = (
+            t_quantile_of_tail(_level(looks, n, share, "late"), n - 1) * error
+            for share in (ERROR / 2, ERROR)
+        )
+        if isfinite(half) and isfinite(side):
+            changes[name] = Change(n, center, center - half, center + half, center + side)
+        else:  # so early that no limit is shown
+            changes[name] = Change(n, center)
+    return changes
+
+
+def _means(seen: Mapping[str, Sequence[float]]) -> dict[str, Change]:
+    changes = {name: Change.from_percents(values) for name, values in seen.items() if values}
+    return {name: Change(change.n, change.mean) for name, change in changes.items()}
+
+
+def _too_few(num_seeds: int, limit: Limits) -> list[str]:
+    return [f"{num_seeds} of {limit.seeds} seeds"] if num_seeds < limit.seeds else []
+
+
+def _not_shown(reasons: Sequence[str]) -> str:
+    return f"not shown ({', '.join(dict.fromkeys(reasons))})"

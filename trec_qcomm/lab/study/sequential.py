@@ -1,0 +1,130 @@
+"""Looks at a trial while it runs: how strict each is, so that all together err seldom enough.
+
+Who tests after 10, 15, 20 seeds at 5 % each, and stops when it suits, is wrong far more often than
+in 5 % of the trials. So the error is spent over the looks: by the time a share x of the trial is
+done, at most `spent(x)` of it, and `spent(1)` is all of it.
+
+- "late" spends as the bounds of O'Brien and Fleming do: next to nothing early, so an early end has
+  to be very clear, and the last look is almost as strict as a trial without looks.
+- "even" spends in proportion, so a trial ends early more often, and its last look is stricter.
+
+The levels are exact for means of normal numbers with a known variance. With an unknown one a
+level is applied to the p-value of Student's t, which is the usual approximation (Jennison and
+Turnbull, section 4.4); tests/lab/study/test_sequential.py simulates what it costs.
+
+Knows: numbers. Does not know: seeds, models, records.
+Source: Lan and DeMets 1983, Biometrika 70, 659 ("late", and spending as such); Kim and DeMets 1987,
+Biometrika 74, 149 ("even"); Armitage, McPherson and Rowe 1969, JRSS A 132, 235 (the recursion);
+Jennison and Turnbull 2000, Group Sequential Methods, chapters 7 and 9.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Spending = Literal["late", "even"]
+
+_NEVER = 1e-12  # a level below this is none: the integrals are not more accurate
+_NUM_POINTS = 1201  # of an integral
+_REACH = 8.5  # standard deviations from zero at which it begins
+
+
+@dataclass(frozen=True)
+class SequentialTest:
+    """One-sided test with several looks, whose error over all looks together is limited.
+
+    Args:
+        looks: numbers of observations at which is looked, increasing; the last one ends the trial.
+        error: chance of a wrong rejection at any of the looks.
+        spending: "late" or "even", see above.
+    Raises: ValueError: no looks, looks that do not increase, or an error out of range.
+    """
+
+    looks: tuple[int, ...]
+    error: float
+    spending: Spending = "late"
+
+    def __post_init__(self) -> None:
+        if not self.looks or self.looks[0] < 1:
+            raise ValueError(f"looks {self.looks}: expected one or more positive numbers")
+        if any(a >= b for a, b in zip(self.looks, self.looks[1:], strict=False)):
+            raise ValueError(f"looks {self.looks}: expected increasing numbers")
+        if not 0 < self.error < 0.5:
+            raise ValueError(f"error {self.error}: expected more than 0 and less than 0.5")
+        if self.spending not in ("late", "even"):
+            raise ValueError(f"spending {self.spending!r}: expected late or even")
+
+    def level(self, look: int) -> float:
+        """Return the level of one look: its p-value rejects if it is at most this.
+
+        Args: look: number of observations, one of `looks`.
+        """
+        levels = _levels(self.looks, self.error, self.spending)
+        return levels[self.looks.index(look)]
+
+    def spent(self, share: float) -> float:
+        """Return the error that may be spent when a share of the trial is done."""
+        return _spent(share, self.error, self.spending)
+
+
+def _spent(share: float, error: float, spending: Spending) -> float:
+    if spending == "even":
+        return error * share
+    normal = NormalDist()
+    return 2 * normal.cdf(normal.inv_cdf(error / 2) / sqrt(share))
+
+
+@functools.lru_cache
+def _levels(looks: Sequence[int], error: float, spending: Spending) -> tuple[float, ...]:
+    """Return the level of each look.
+
+    The sum of the observations is a Brownian motion x(share) under the hypothesis. `density` is
+    that of the trials which no look has ended yet, on `points`.
+    """
+    points, density, weights = (torch.tensor([x]).double() for x in (0.0, 1.0, 1.0))
+    levels: list[float] = []
+    share = spent = 0.0
+    for look in looks:
+        next_share = look / looks[-1]
+        step = sqrt(next_share - share)
+        to_spend = _spent(next_share, error, spending) - spent
+        bound = _bound(points, density * weights, step, to_spend, sqrt(next_share))
+        level = NormalDist().cdf(-bound / sqrt(next_share))
+        levels.append(level)
+        spent += to_spend if level else 0.0
+        points, density, weights = _next(points, density * weights, step, bound, sqrt(next_share))
+        share = next_share
+    return tuple(levels)
+
+
+def _bound(points: Tensor, mass: Tensor, step: float, to_spend: float, scale: float) -> float:
+    """Return the bound that a trial exceeds at this look, for the first time, with `to_spend`."""
+    if to_spend < _NEVER:
+        return float("inf")
+    low, high = -_REACH * scale, _REACH * scale
+    for _ in range(80):
+        middle = (low + high) / 2
+        crossed = float(mass @ torch.special.ndtr((points - middle) / step))
+        low, high = (middle, high) if crossed > to_spend else (low, middle)
+    return high
+
+
+def _next(
+    points: Tensor, mass: Tensor, step: float, bound: float, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return points, density and weights (Simpson's) of the trials that this look did not end."""
+    low, high = -_REACH * scale, min(bound, _REACH * scale)
+    there = torch.linspace(low, high, _NUM_POINTS, dtype=torch.float64)
+    distance = (there[:, None] - points[None, :]) / step
+    density = (torch.exp(-0.5 * distance**2) / (step * sqrt(2 * torch.pi))) @ mass
+    weights = torch.full((_NUM_POINTS,), 2.0).double()
+    weights[1::2], weights[0], weights[-1] = 4.0, 1.0, 1.0
+    return there, density, weights * (high - low) / (_NUM_POINTS - 1) / 3

@@ -1,0 +1,175 @@
+"""Verdicts: what the records of a study say of each of its configurations, by its stated limits.
+
+Knows: the records of one study, gates. Does not know: how the trainings were run, figures.
+Records of the Criteo example that are older than their field `limits` are judged by its gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Literal
+
+from trec_qcomm.lab.records import Limits, LimitsByMetric, Metrics, StudyRecord
+from trec_qcomm.lab.study.gates import (
+    BASELINE,
+    EVALUATION,
+    NULL,
+    TRAINING,
+    Verdict,
+    gate,
+    sequential_gate,
+)
+from trec_qcomm.lab.study.paired import Change, percent
+
+Mode = Literal["training", "eval-only"]
+MODES: tuple[Mode, ...] = ("training", "eval-only")
+MetricsBySeed = Mapping[int, Metrics]
+
+_CRITEO_TRAINING: LimitsByMetric = {"logloss": TRAINING, "progressive_logloss": TRAINING}
+_CRITEO_EVALUATION: LimitsByMetric = {"ne": EVALUATION}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All that was stated before a study ran, and by which it is judged.
+
+    Args:
+        training: limits of the metrics of trainings; None shows a metric that does not count.
+        evaluation: limits of float32's model with the codecs switched on, likewise.
+        looks: numbers of seeds after which the study may stop; empty where it runs all.
+    """
+
+    training: LimitsByMetric
+    evaluation: LimitsByMetric
+    looks: tuple[int, ...] = ()
+
+    @classmethod
+    def from_record(cls, record: StudyRecord) -> Rules:
+        """Return the rules of the study that a record belongs to."""
+        if not record.limits and not record.evaluation_limits:
+            return cls(_CRITEO_TRAINING, _CRITEO_EVALUATION, record.looks)
+        return cls(record.limits, record.evaluation_limits, record.looks)
+
+    def rules_for(self, name: str) -> Rules:
+        """Return the rules for a configuration: the null run is no candidate and never stops."""
+        return replace(self, looks=()) if name == NULL else self
+
+    def limits(self, mode: Mode) -> LimitsByMetric:
+        """Return the limits of trainings, or of evaluations."""
+        return self.training if mode == "training" else self.evaluation
+
+    def gated(self, mode: Mode) -> dict[str, Limits]:
+        """Return the limits of the metrics that count."""
+        return {name: limit for name, limit in self.limits(mode).items() if limit is not None}
+
+
+def judge(
+    ours: Sequence[StudyRecord],
+    base: Sequence[StudyRecord],
+    rules: Rules,
+    mode: Mode,
+    seeds: Sequence[int] | None = None,
+) -> Verdict | None:
+    """Return the verdict on a configuration; None where there is nothing to judge.
+
+    Args:
+        ours: records of the configuration.
+        base: records of the baseline.
+        rules: rules of the study.
+        mode: "training" or "eval-only".
+        seeds: planned seeds in the order of the looks; default those of the baseline, sorted.
+    Raises: ValueError: a metric is missing, or the baseline's is nothing to compare with.
+    """
+    limits = rules.gated(mode)
+    pairs = _pairs(ours, base, mode)
+    if not limits or not pairs:
+        return None
+    order = sorted(_trained(base)) if seeds is None else seeds
+    if rules.looks:
+        there = [seed in pairs for seed in order]
+        order = order[: there.index(False)] if False in there else order
+        order = order[: rules.looks[-1]]
+    changes = {
+        name: [_change(name, seed, *pairs[seed], limit) for seed in order if seed in pairs]
+        for name, limit in limits.items()
+    }
+    if rules.looks:
+        return sequential_gate(changes, limits, rules.looks)
+    if not all(changes.values()):
+        return None
+    summed = {name: Change.from_percents(values) for name, values in changes.items()}
+    return Verdict(gate(summed, limits), max(change.n for change in summed.values()), summed)
+
+
+def shown_changes(
+    ours: Sequence[StudyRecord], base: Sequence[StudyRecord], rules: Rules
+) -> dict[str, Change]:
+    """Return changes that do not count: of metrics without limits, and with the codecs off."""
+    pairs, exact = _pairs(ours, base, "training"), _exact_pairs(ours, base)
+    changes = {}
+    for name, limit in rules.training.items():
+        if limit is None and all(name in metrics for pair in pairs.values() for metrics in pair):
+            changes[name] = _change_of(name, pairs, limit)
+        elif limit is not None and all(name in m for pair in exact.values() for m in pair):
+            changes[f"{name}, codecs off"] = _change_of(name, exact, limit)
+    return {name: change for name, change in changes.items() if change is not None}
+
+
+def check_baseline(name: str, seed: int, value: float, limit: Limits | None) -> None:
+    """Raise ValueError where a metric of the baseline is nothing to compare with."""
+    is_relative = limit is None or limit.is_relative
+    if not isfinite(value) or (is_relative and value <= 0):
+        need = "a positive number, or is_relative=False" if is_relative else "a finite number"
+        raise ValueError(f"metric {name}: seed {seed} of {BASELINE} is {value}, expected {need}")
+
+
+def _trained(records: Sequence[StudyRecord]) -> dict[int, Metrics]:
+    return {record.seed: record.training.all_metrics for record in records if record.training}
+
+
+def _pairs(
+    ours: Sequence[StudyRecord], base: Sequence[StudyRecord], mode: Mode
+) -> dict[int, tuple[Metrics, Metrics]]:
+    """Return the metrics of the configuration and of the baseline, of seeds that have both."""
+    theirs = _trained(base)
+    if mode == "training":
+        mine = _trained(ours)
+        return {seed: (mine[seed], theirs[seed]) for seed in sorted(mine) if seed in theirs}
+    return {
+        record.seed: (record.evaluation.metrics, record.evaluation.metrics_exact)
+        for record in ours
+        if record.evaluation and record.seed in theirs
+    }
+
+
+def _exact_pairs(
+    ours: Sequence[StudyRecord], base: Sequence[StudyRecord]
+) -> dict[int, tuple[Metrics, Metrics]]:
+    mine, theirs = (
+        {r.seed: r.training.metrics_exact for r in records if r.training}
+        for records in (ours, base)
+    )
+    return {seed: (mine[seed], theirs[seed]) for seed in sorted(mine) if seed in theirs}
+
+
+def _change_of(
+    name: str, pairs: Mapping[int, tuple[Metrics, Metrics]], limit: Limits | None
+) -> Change | None:
+    values = [_change(name, seed, *pair, limit) for seed, pair in pairs.items()]
+    return Change.from_percents(values) if values else None
+
+
+def _change(name: str, seed: int, ours: Metrics, base: Metrics, limit: Limits | None) -> float:
+    """Return how much worse than the baseline a metric is; without limits, how much larger."""
+    for metrics, what in ((ours, "the configuration"), (base, BASELINE)):
+        if name not in metrics:
+            raise ValueError(
+                f"metric {name}: missing in seed {seed} of {what}, which has {', '.join(metrics)}"
+            )
+    value, baseline = ours[name], base[name]
+    check_baseline(name, seed, baseline, limit)
+    is_relative = limit is None or limit.is_relative
+    change = percent(value, baseline) if is_relative else value - baseline
+    return -change if limit is not None and limit.higher_is_better else change

@@ -1,0 +1,222 @@
+"""Some rows of a buffer: choose them, take them (packed), and add them back to their places.
+
+Rows lie in groups: row i of group g begins at value start[g] + i * stride[g]. `take` and `add` are
+each other's adjoint, so each is the other's backward.
+Numerics: one rounding an addition, to the values' dtype; for NaN see ops.rank_sum.
+Shapes: G groups of n_g rows, N in all; U chosen rows, in S segments of rows of equal length.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.segments import VALUE_DTYPES, exclusive_cumsum
+from trec_qcomm.ops.batch.rows import cpu, cpu_16_bit, reference
+from trec_qcomm.ops.batch.rows.destinations import Destinations, RowGroups
+from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """U chosen rows in S segments.
+
+    Args:
+        counts: [S] int64 on CPU, rows in each segment.
+        dim: [S] int64 on CPU, values of a row.
+        position: [U] int64 in the memory of the rows, where each row begins in its buffer.
+        groups: the groups that the rows were chosen from; `add` needs them on a GPU.
+    """
+
+    counts: Tensor
+    dim: Tensor
+    position: Tensor
+    groups: RowGroups | None = None
+
+    @property
+    def num_values(self) -> int:
+        """Number of values of all rows, packed."""
+        return int(self.counts.numpy() @ self.dim.numpy())
+
+
+class Choice:
+    """Rows that are chosen, whose number may be on its way from a GPU.
+
+    Args:
+        counts: function that waits for the rows in each segment, [S] int64 on CPU.
+        dim, groups: fields of Rows.
+        position: [N] int64, the places of the chosen rows first.
+    """
+
+    def __init__(
+        self, counts: Callable[[], Tensor], dim: Tensor, position: Tensor, groups: RowGroups | None
+    ) -> None:
+        self._counts, self._dim, self._position, self._groups = counts, dim, position, groups
+
+    def rows(self) -> Rows:
+        """Wait for the number of rows, and return them."""
+        counts = self._counts()
+        return Rows(counts, self._dim, self._position[: int(counts.sum())], self._groups)
+
+
+def choose(
+    chosen: Tensor,
+    first: Tensor,
+    num_rows: Tensor,
+    start: Tensor,
+    stride: Tensor,
+    dim: Tensor,
+    *,
+    backend: Backend | None = None,
+) -> Rows:
+    """Return the chosen rows of each group, group by group, in ascending order.
+
+    Waits for a GPU once. Arguments and errors: those of `begin_choice`.
+    """
+    return begin_choice(chosen, first, num_rows, start, stride, dim, backend=backend).rows()
+
+
+def begin_choice(
+    chosen: Tensor,
+    first: Tensor,
+    num_rows: Tensor,
+    start: Tensor,
+    stride: Tensor,
+    dim: Tensor,
+    *,
+    backend: Backend | None = None,
+) -> Choice:
+    """Choose rows of each group, group by group, in ascending order, without waiting for a GPU.
+
+    Args:
+        chosen: [N] bool, which rows to choose.
+        first, num_rows: [G] int64 on CPU: chosen[first[g] : first[g] + num_rows[g]] is about the
+            rows of group g. The groups may be in any order.
+        start, stride: [G] int64 on CPU, where the rows of each group lie, in values.
+        dim: [G] int64 on CPU, values of a row.
+    Raises: ValueError: a shape, dtype or device that is not one of these.
+    """
+    if chosen.dtype != torch.bool or chosen.dim() != 1 or not chosen.is_contiguous():
+        raise ValueError(f"chosen: expected contiguous 1-D bool, got {chosen.dtype}")
+    backend = choose_backend(backend, chosen)
+    for name, tensor in (
+        ("first", first),
+        ("num_rows", num_rows),
+        ("start", start),
+        ("stride", stride),
+        ("dim", dim),
+    ):
+        if tensor.dtype != torch.int64 or tensor.shape != dim.shape or tensor.is_cuda:
+            raise ValueError(f"{name}: expected {list(dim.shape)} int64 on CPU")
+    if len(dim) and (
+        min(first.numpy().min(), num_rows.numpy().min()) < 0
+        or (first.numpy() + num_rows.numpy()).max() > len(chosen)
+    ):
+        raise ValueError("first, num_rows: a group reaches beyond chosen")
+    if backend == "reference":
+        counts, position = reference.choose(chosen, first, num_rows, start, stride)
+        return Choice(lambda: counts, dim, position, None)
+    if backend == "gpu":
+        kernels = gpu_kernels(__name__)
+        coming, position, number = kernels.choose(chosen, first, num_rows, start, stride)
+        return Choice(coming, dim, position, RowGroups(num_rows, start, stride, dim, number))
+    counts = torch.empty_like(num_rows)
+    position = torch.empty(int(num_rows.numpy().sum()), dtype=torch.int64)
+    cpu.choose(*arrays(chosen, first, num_rows, start, stride, counts, position))
+    return Choice(lambda: counts, dim, position, None)
+
+
+def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
+    """Pack rows: copy each from its position in `values` to `out`, one behind the other.
+
+    Args:
+        values: contiguous, any shape; float32, on a CPU also float16 or bfloat16.
+        out: [rows.num_values], of the same dtype.
+    Raises: ValueError: a wrong dtype, device or size, or a row beyond `values`.
+    """
+    backend = _check(values, rows, out, backend)
+    if backend == "reference":
+        reference.take(values, rows, out)
+    elif backend == "gpu":
+        gpu_kernels(__name__).take(values, rows, out, vector=_vector(rows))
+    else:
+        cpu.take(
+            *arrays(
+                values, rows.position, exclusive_cumsum(rows.counts), rows.dim.contiguous(), out
+            )
+        )
+
+
+def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
+    """Unpack rows: add each packed row to what is at its position in `out`, in order.
+
+    On a GPU, any two groups that the rows were chosen from must either begin at the same value and
+    then have the same places, or have no place in common.
+
+    Args:
+        packed: [rows.num_values], float32; on a CPU also float16 or bfloat16.
+        out: contiguous, any shape, of the same dtype.
+    Raises: ValueError: a wrong dtype, device or size, a row beyond `out`, or, on a GPU, rows that
+        `choose` did not make there.
+    """
+    backend = _check(out, rows, packed, backend)
+    if backend == "reference":
+        reference.add(packed, rows, out)
+    elif backend == "gpu":
+        if rows.groups is None:
+            raise ValueError("rows.add: rows.groups: expected, on a GPU, those of rows.choose")
+        destinations = Destinations.from_groups(rows.groups)
+        gpu_kernels(__name__).add(
+            packed, rows, out, destinations, rows.groups.number, vector=_vector(rows)
+        )
+    else:
+        where = rows.position, exclusive_cumsum(rows.counts), rows.dim.contiguous()
+        if out.dtype == torch.float32:
+            cpu.add(*arrays(packed, *where, out))
+        else:
+            cpu_16_bit.add(*arrays(packed, *where, out), out.dtype == torch.float16)
+
+
+def _vector(rows: Rows) -> int:
+    """Return 4 where every row is known to begin at a multiple of 4 values, packed and in its
+    buffer; else 1."""
+    groups = rows.groups
+    known = groups is not None and not bool(((groups.start | groups.stride) % 4).any())
+    return 4 if known and not bool((rows.dim % 4).any()) else 1
+
+
+def _check(values: Tensor, rows: Rows, packed: Tensor, backend: Backend | None) -> Backend:
+    backend = choose_backend(backend, values)
+    allowed = VALUE_DTYPES[:1] if backend == "gpu" else VALUE_DTYPES
+    for tensor in (values, packed):
+        if tensor.dtype not in allowed or not tensor.is_contiguous():
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+            raise ValueError(f"rows: expected contiguous {names}, got {tensor.dtype}")
+        if tensor.dtype != values.dtype:
+            raise ValueError(f"rows: {packed.dtype} where the values are {values.dtype}")
+        if tensor.device != rows.position.device:
+            raise ValueError(f"rows: on {rows.position.device}, and values on {tensor.device}")
+    if packed.numel() != rows.num_values or int(rows.counts.numpy().sum()) != len(rows.position):
+        raise ValueError(f"rows: {packed.numel()} values where {rows.num_values} are due")
+    if len(rows.position):
+        lowest, end = _span(rows)
+        if lowest < 0 or end > values.numel():
+            raise ValueError(f"rows: some lie beyond the {values.numel()} values")
+    return backend
+
+
+def _span(rows: Rows) -> tuple[int, int]:
+    """Return where the rows' lowest value lies, and the end of the highest.
+
+    With groups, it is the span of all rows that could have been chosen: reading the positions would
+    make the host wait for the GPU.
+    """
+    if rows.groups is not None:
+        return rows.groups.span
+    position, counts, dim = arrays(rows.position.cpu(), rows.counts, rows.dim)
+    lowest, end = cpu.span(position, counts, dim)
+    return int(lowest), int(end)
+
+
+__all__ = ["Choice", "RowGroups", "Rows", "add", "begin_choice", "choose", "take"]
