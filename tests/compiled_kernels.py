@@ -10,7 +10,7 @@ from trec_qcomm.jit.once import compile_once
 
 ERROR_BOUNDED = {"codec": "error_bounded", "bound": 0.01}
 PAIRS = (  # forward, backward
-    (ERROR_BOUNDED | {"encoder": "auto"}, ERROR_BOUNDED),
+    (ERROR_BOUNDED | {"encoder": "rans"}, ERROR_BOUNDED),
     ({"codec": "topk", "density": 0.1}, "forward_mask"),
     ({"codec": "rowwise", "bits": 4}, "sign"),
     ({"codec": "cast", "dtype": "fp16"}, {"codec": "threshold", "threshold": 0.1}),

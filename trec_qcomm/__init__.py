@@ -90,28 +90,26 @@ __all__ = [
 ]
 
 
-_NEED_TORCHREC = {
+_WHEN_USED = {
     "QComm": "trec_qcomm.qcomm",
+    "Throughput": "trec_qcomm.ext.planner.cost_model",
     "emulate": "trec_qcomm.lab.ranks.model",
     "played_ranks": "trec_qcomm.lab.ranks.model",
 }
-_OF_EXTENSIONS = {"Throughput": "trec_qcomm.ext.planner.cost_model"}
 _MODULES = {"quality": "trec_qcomm.lab.study", "search": "trec_qcomm.lab.search"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import QComm or emulate, and with it TorchRec, or a module, when it is first used.
+    """Import a name, mostly with TorchRec, or a module when it is first used.
 
     Raises: ImportError: TorchRec, FBGEMM or what they need is not installed.
     """
     if name in _MODULES:  # trec_qcomm.quality.study needs no import before
         return import_module(_MODULES[name])
-    if name in _OF_EXTENSIONS:
-        return getattr(import_module(_OF_EXTENSIONS[name]), name)
-    if name not in _NEED_TORCHREC:
+    if name not in _WHEN_USED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(import_module(_NEED_TORCHREC[name]), name)
+        value = getattr(import_module(_WHEN_USED[name]), name)
     except ModuleNotFoundError as error:
         raise ImportError(
             f"QComm shards modules of TorchRec, but: {error}. Install torchrec, and fbgemm-gpu (on "

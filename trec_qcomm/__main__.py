@@ -9,11 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 TOOLS = {
-    "preview": ("trec_qcomm.lab.preview.command", "what each codec would do to captured rows"),
-    "analyze": (
-        "trec_qcomm.lab.analyze.command",
-        "a bound and an encoder for each table",
-    ),
+    "preview": ("trec_qcomm.lab.preview.command", "each codec on captured rows, the best of each"),
     "sizes": (
         "trec_qcomm.lab.sizes.command",
         "sizes of segments by table, for plans",

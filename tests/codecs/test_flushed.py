@@ -9,7 +9,7 @@ from trec_qcomm.ops.error_bound import reference as error_bound
 from trec_qcomm.ops.rowwise import reference as rowwise
 
 ROWWISE = [Rowwise(b, rounding=r) for b in (8, 4, 2) for r in ("nearest", "stochastic")]
-RELATIVE = [ErrorBounded(b, encoder=e) for b in (0.01, 0.05) for e in ("bitpack", "rans", "auto")]
+RELATIVE = [ErrorBounded(b, encoder=e) for b in (0.01, 0.05) for e in ("bitpack", "rans")]
 DIM, NUM_ROWS = 16, 100
 
 

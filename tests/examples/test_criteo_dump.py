@@ -20,7 +20,7 @@ from trainer import Trainer
 from tests.commands import run
 from trec_qcomm import load_config
 from trec_qcomm.codecs import ErrorBounded
-from trec_qcomm.lab.analyze.command import main
+from trec_qcomm.lab.preview.command import main
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--rows", "6000", "--batch-size", "64", "--dense-arch", "32", "--over-arch", "32"]
@@ -127,10 +127,10 @@ def test_the_file_says_what_it_is_of(dumped: dict[str, Any]) -> None:
 
 
 @pytest.mark.dist
-def test_the_analysis_reads_the_file(file: Path, tmp_path: Path) -> None:
+def test_the_preview_reads_the_file(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "bounds.yaml"
     options = ["--batch", "200", "--link-gb-s", "1e-6", "--encoders", "bitpack"]
-    assert main(["--data", str(file), "--out", str(out), *options]) == 0
+    assert main([str(file), "--codecs", "int8", "--out", str(out), *options]) == 0
     tables = [f"t_{feature}" for feature in FEATURES]
     config = load_config(out)
     config.check_patterns(tables)

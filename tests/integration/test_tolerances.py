@@ -1,10 +1,6 @@
-"""Schedules, classes and thresholds move tolerances of real exchanges, and survive a checkpoint.
-
-Encoders that each rank chooses for its link change no value.
-"""
+"""Schedules, classes and thresholds move tolerances of real exchanges, and survive a checkpoint."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +10,6 @@ from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table
 from tests.integration.sharded_models.training import shard, train
 from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule, TopK
-from trec_qcomm.codecs import EncoderLink, by_link
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
 from trec_qcomm.ext.dual_level.schedule import Drop, Exponential
@@ -107,28 +102,12 @@ def kept_shares():
     return shares, qcomm.state_dict()["params"]
 
 
-def with_links():
-    """Return outputs and bytes with bitpack, and where rank 0 chooses it and rank 1 rans."""
-    case = Case(tables=TABLES, sharding=TW, batch=(40,), max_length=1)
-    runs = []
-    with mock.patch.object(by_link, "CANDIDATES", ("rans",) if dist.get_rank() else ("bitpack",)):
-        for encoder, link in (("bitpack", None), ("auto", EncoderLink(gb_s=1.0, every=2))):
-            codec = ErrorBounded(BOUND, encoder=encoder)
-            rule = TableRule(tables=("*",), forward=codec, backward=codec, link=link)
-            qcomm = QComm(Config(embedding=(rule,), sizes="slots"))
-            outputs = train(shard(case, qcomm), case, 3, linear=True)
-            rows = [{t: rows.detach() for t, rows in step.items()} for step in outputs]
-            runs.append((rows, qcomm.stats().embedding_forward.wire_nbytes))
-    return runs
-
-
 def everything():
     return {
         TW: errors_by_step(TW),
         RW: errors_by_step(RW),
         "classes": classes_found(),
         "kept": kept_shares(),
-        "links": with_links(),
     }
 
 
@@ -182,17 +161,6 @@ def test_a_threshold_is_a_quantile_of_what_was_sent(ranks):
         (by_collective,) = state.values()
         (by_table,) = by_collective.values()
         assert float(by_table["spread"]["threshold"]) > 1e-3
-
-
-@pytest.mark.dist
-def test_encoders_chosen_for_a_link_change_no_bit_of_a_training(ranks):
-    """The frames of one exchange differ in their encoders, in both directions and in slots."""
-    for rank, results in enumerate(ranks):
-        (fixed, fixed_nbytes), (chosen, nbytes) = results["links"]
-        assert (nbytes == fixed_nbytes) == (rank == 0)
-        for expected, rows in zip(fixed, chosen, strict=True):
-            for table in expected:
-                assert torch.equal(rows[table].view(torch.int32), expected[table].view(torch.int32))
 
 
 def test_a_threshold_of_zero_is_measured_like_any_other():

@@ -118,7 +118,7 @@ def test_sums_are_compiled_of_what_is_added_up():
 def test_all_encoders_of_whole_segments_are_one_job():
     rules = [
         TableRule(tables=name, forward=ErrorBounded(0.1, encoder=name), backward=Rowwise(8))
-        for name in ("rans", "vector_lz", "auto")
+        for name in ("rans", "vector_lz")
     ]
     names = [job.name for job in warm_up.jobs(Config(embedding=rules))]
     assert names.count("error_bounded of whole segments: encode") == 1

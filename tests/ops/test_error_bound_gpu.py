@@ -276,18 +276,10 @@ def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written()
     assert bool((out[2:6] == 9).all())
 
 
-def test_auto_takes_what_has_kernels():
-    rows, segments = noise(60, 4), Segments.packed([60], 4)
-    auto, rans = (encode(rows, segments, 0.02, True, "gpu", name) for name in ("auto", "rans"))
-    assert torch.equal(auto.nbytes, rans.nbytes)
-    size = int(rans.nbytes[0])
-    assert torch.equal(auto.payload[:size].cpu(), rans.payload[:size].cpu())
-
-
 def test_vector_lz_is_for_cpus():
     rows = noise(60, 4)
     segments = Segments.packed([60], 4)
-    names = r"\('bitpack', 'rans', 'auto'\)"
+    names = r"\('bitpack', 'rans'\)"
     with pytest.raises(ValueError, match=f"encoder: '.*' is not one of {names} on a GPU"):
         encode(rows, segments, 0.02, True, "gpu", "vector_lz")
     encoded = encode(rows, segments, 0.02, True, "cpu")

@@ -1,6 +1,5 @@
 """Codecs: frozen dataclasses that configure the ops. Importing this package registers them all."""
 
-from trec_qcomm.codecs.by_link import EncoderLink, ErrorBoundedByLink
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
 from trec_qcomm.codecs.minifloat import Float4, Float6
@@ -12,9 +11,7 @@ from trec_qcomm.ext.fbgemm.codec import Fbgemm
 
 __all__ = [
     "Cast",
-    "EncoderLink",
     "ErrorBounded",
-    "ErrorBoundedByLink",
     "Fbgemm",
     "Float4",
     "Float6",

@@ -18,7 +18,7 @@ from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import error_bound
 
 Mode = Literal["rel", "abs"]
-Encoder = Literal["bitpack", "vector_lz", "rans", "auto"]
+Encoder = Literal["bitpack", "vector_lz", "rans"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class ErrorBounded:
         mode: `rel` or `abs`, what `bound` means.
         encoder: how the integers round(x / (2 error bound)) become bytes. `bitpack`: at the speed
             of memory. `rans`: entropy coded, a tenth to a fifth smaller and several times slower.
-            `vector_lz`: bitpack with repeated rows sent once. `auto`: for each segment the smallest
-            of these; on a GPU, where vector_lz has no kernels, rans.
+            `vector_lz`: bitpack with repeated rows sent once; not on a GPU. Which is fastest for
+            a table's rows, `python -m trec_qcomm preview` measures.
     """
 
     bound: float
@@ -86,10 +86,9 @@ class ErrorBounded:
         *,
         seed: int = 0,
         tolerances: Tensor | None = None,
-        encoders: Tensor | None = None,
     ) -> Encoded:
         """Quantize and write the rows. tolerances: each segment's bound, >= 0; with 0 the segment
-        arrives exactly. encoders: each segment's, in place of `encoder`; see ops.error_bound."""
+        arrives exactly."""
         bounds = tolerances
         if bounds is None:
             bounds = torch.full((segments.num_segments,), self.tolerance, dtype=torch.float64)
@@ -102,7 +101,6 @@ class ErrorBounded:
             bounds=bounds,
             relative=relative,
             encoder=self.encoder,
-            encoders=encoders,
         )
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:

@@ -1,7 +1,13 @@
 """Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
 
 from trec_qcomm.config.config import Config, Sizes
-from trec_qcomm.config.gradients import AllReduceRule, GradientRule, LowRank, TableGradientRule
+from trec_qcomm.config.gradients import (
+    AllReduceRule,
+    GradientRule,
+    Link,
+    LowRank,
+    TableGradientRule,
+)
 from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
 from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
@@ -22,6 +28,7 @@ __all__ = [
     "GradientRule",
     "HopCodecs",
     "IdRule",
+    "Link",
     "LowRank",
     "Section",
     "Sizes",

@@ -19,6 +19,7 @@ OnResize = Literal["sum", "reset"]
 LARGEST_BLOCK = 2**20
 _FLOAT32_NBYTES = 4
 LARGEST_RANK = 256
+_FLOAT32_NBYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)

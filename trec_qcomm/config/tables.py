@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-from trec_qcomm.codecs import EncoderLink, ErrorBounded, Identity, Sign, Threshold
+from trec_qcomm.codecs import Identity, Sign, Threshold
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section, check_sections, section
 from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
@@ -36,11 +36,6 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
             f"backward: {pair.backward.name} sends the columns that forward kept, "
             f"so forward must be topk, not {pair.forward.name}"
         )
-
-
-def chooses_encoder(codec: Codec) -> bool:
-    """Return whether a rule's `link` is for this codec."""
-    return isinstance(codec, ErrorBounded) and codec.encoder == "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +72,6 @@ class TableRule:
             each rank sends.
         refresh: rule that finds the threshold of a `forward` that is topk, from the same rows.
         schedule: factor of the error bound of `forward`, step by step, after the two above.
-        link: network that the codecs error_bounded with `encoder: auto` choose their encoder for.
         error_feedback: what is kept of each row for the next one of the same id.
     """
 
@@ -89,7 +83,6 @@ class TableRule:
     classes: Section | None = section("trec_qcomm.ext.dual_level.error_bound:OnlineClasses")
     refresh: Section | None = section("trec_qcomm.control.threshold:ThresholdRefresh")
     schedule: Section | None = section("trec_qcomm.ext.dual_level.schedule:Schedule")
-    link: EncoderLink | None = None
     error_feedback: Section | None = section("trec_qcomm.ext.feedback.rule:RowFeedback")
 
     def __post_init__(self) -> None:
@@ -99,9 +92,6 @@ class TableRule:
             raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
         check_choice("unique_bags", self.unique_bags, (True, False, "auto"))
         check_sections(self)
-        hops = (self.forward, self.backward, self.intra.forward, self.intra.backward)
-        if self.link is not None and not any(map(chooses_encoder, hops)):
-            raise ValueError("link: only for a codec error_bounded with encoder: auto")
 
     def matches(self, table: str) -> bool:
         """Return whether one of the patterns matches the table's name."""

@@ -162,34 +162,6 @@ def for_values(codec: Codec, dtype: torch.dtype) -> Codec:
     return chosen
 
 
-class Encoder(Protocol):
-    """Thing that encodes segments, as a codec does."""
-
-    def encode(
-        self,
-        values: Tensor,
-        segments: Segments,
-        payload: Tensor,
-        at: Tensor,
-        *,
-        seed: int = 0,
-        tolerances: Tensor | None = None,
-    ) -> Encoded:
-        """Write the rows: see Codec.encode."""
-        ...
-
-
-def chooser_of(codec: Codec, num_segments: int) -> Encoder:
-    """Return what encodes the same segments in every call, with other rows: mostly the codec.
-
-    A codec that learns from one call for the next, which may change bytes but no decoded value,
-    has a method `chooser` that returns an object for it, because codecs keep no state.
-    """
-    make = getattr(codec, "chooser", None)
-    chooser: Encoder = codec if make is None else make(num_segments)
-    return chooser
-
-
 @runtime_checkable
 class SummingCodec(Codec, Protocol):
     """Codec of fixed size that decodes what several ranks sent and adds it up in one pass."""

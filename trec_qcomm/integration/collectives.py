@@ -13,15 +13,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from trec_qcomm.codecs import EncoderLink, ErrorBounded, ErrorBoundedByLink, Identity
+from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.hooks import MakeTransforms, RowRefusals
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import Config
-from trec_qcomm.config.tables import chooses_encoder
-from trec_qcomm.core.codec import Codec
 from trec_qcomm.integration.checkpoint import (
     by_rank_key,
     by_short_key,
@@ -325,16 +323,7 @@ class EmbeddingCollectives:
 def _codecs_of(rules: CurrentRules, tables: Iterable[str], intra: bool) -> DirectionCodecs:
     by_table = {table: rules.rule_for(table) for table in tables}
     pairs = {table: rule.intra if intra else rule for table, rule in by_table.items()}
-    links = {table: rule.link for table, rule in by_table.items()}
     return DirectionCodecs(
-        forward={table: _on_link(pair.forward, links[table]) for table, pair in pairs.items()},
-        backward={table: _on_link(pair.backward, links[table]) for table, pair in pairs.items()},
+        forward={table: pair.forward for table, pair in pairs.items()},
+        backward={table: pair.backward for table, pair in pairs.items()},
     )
-
-
-def _on_link(codec: Codec, link: EncoderLink | None) -> Codec:
-    """Return the codec, which chooses its encoder for the link where it chooses one."""
-    if link is None or not chooses_encoder(codec):
-        return codec
-    assert isinstance(codec, ErrorBounded)
-    return ErrorBoundedByLink.for_link(codec, link)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from trec_qcomm.codecs import Identity
 from trec_qcomm.config import Config, HopCodecs, TableRule
-from trec_qcomm.config.tables import DIRECTIONS, Direction, chooses_encoder
+from trec_qcomm.config.tables import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 
 CodecChanges = Mapping[str, Mapping[Direction, Codec]]  # by table
@@ -55,7 +55,6 @@ def changed_rule(configured: TableRule, codecs: Mapping[Direction, Codec]) -> Ta
 
     - `schedule`, `classes` and `refresh` set the tolerance of the configured forward codec, and
       hold for it alone.
-    - `link` holds as long as a codec chooses its encoder.
     - The hop inside a node keeps its codecs until the rule's become exact: then it is exact, too.
 
     Args: codecs: {"forward" or "backward": codec}.
@@ -67,13 +66,11 @@ def changed_rule(configured: TableRule, codecs: Mapping[Direction, Codec]) -> Ta
     pairs = {"forward": (configured.forward, forward), "backward": (configured.backward, backward)}
     became_exact = {d for d, (old, new) in pairs.items() if new != old and _is_exact(new)}
     intra = _exact_hop(configured.intra, became_exact)
-    hops = (forward, backward, intra.forward, intra.backward)
     return replace(
         configured,
         forward=forward,
         backward=backward,
         intra=intra,
-        link=configured.link if any(map(chooses_encoder, hops)) else None,
         schedule=configured.schedule if is_configured else None,
         classes=configured.classes if is_configured else None,
         refresh=configured.refresh if is_configured else None,

@@ -169,7 +169,7 @@ def _codec_jobs(codec: Codec) -> Sequence[Job]:
     encode_s, decode_s = _ABOUT_S[name]
     label = "cast" if name == "identity" else name
     if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
-        # One kernel has them all, so that a rank reads what another one's encoder chose.
+        # One kernel has them all, as a rank decodes what another one's encoder wrote.
         label, encode_s, decode_s = f"{name} of whole segments", _WHOLE_S, _WHOLE_S
     return (
         Job(f"{label}: encode", partial(_use_encoder, codec), encode_s),

@@ -49,7 +49,7 @@ from trec_qcomm.ext.fbgemm.codec import Precision
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import error_bounds, max_error_in_bounds
 
-ENCODERS = ("bitpack", "vector_lz", "rans", "auto")
+ENCODERS = ("bitpack", "vector_lz", "rans")
 TOP = TopK(density=0.1, values="fp16")
 KEPT = 0.01  # share of all values that `threshold` keeps
 FBGEMM_PIP = "pip install fbgemm-gpu-cpu"

@@ -1,7 +1,7 @@
 """Rows and gradients that a trained model looks up, in a file: to choose codecs by.
 
 Knows: the model's parts, one rank's batches, QComm's bypass. Does not know: codecs, how the file is
-read (`python -m trec_qcomm analyze` is one reader). The rows are exact, whatever the codecs are.
+read (`python -m trec_qcomm preview` is one reader). The rows are exact, whatever the codecs are.
 Unlike `QComm.capture_rows` it has ids, rows by sample, and works without the plugin, for benches.
 A file made of real data holds traces of these: it is not for publication.
 Shapes: n samples of this rank, D values a row, B samples a batch.

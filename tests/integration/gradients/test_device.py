@@ -160,7 +160,7 @@ def test_gradients_and_residuals_are_those_of_the_cpu(ranks):
 
 def test_what_a_gpu_cannot_do_is_refused():
     fixed_size = Identity(), Cast("bf16"), Float6(), Rowwise(4), Sign(), TopK(density=0.1)
-    encoders = (ErrorBounded(0.01, encoder=encoder) for encoder in ("bitpack", "rans", "auto"))
+    encoders = (ErrorBounded(0.01, encoder=encoder) for encoder in ("bitpack", "rans"))
     for codec in (*fixed_size, Threshold(0.1), TopK(threshold=0.1), *encoders):
         check_on_gpu(codec, BOTH)
         check_on_gpu(codec, "cuda:nccl")

@@ -9,8 +9,8 @@ from trec_qcomm import Config, Float6, GradientRule, Identity, Rowwise, Threshol
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.rounds import play
-from trec_qcomm.config import config_from_dict, config_to_dict, load_config
-from trec_qcomm.config.gradients import Link, parameter_patterns, rules_of
+from trec_qcomm.config import Link, config_from_dict, config_to_dict, load_config
+from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.dense import make_dense_reduction

@@ -1,4 +1,4 @@
-"""capture_rows -> save -> analyze -> config -> QComm; the rows kept are the rows that are sent."""
+"""capture_rows -> save -> preview -> config -> QComm; the rows kept are the rows that are sent."""
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ from tests.integration.small_model import (
 )
 from trec_qcomm import QComm, Rowwise
 from trec_qcomm.ext.planner.cost_model import Throughput
-from trec_qcomm.lab.analyze.command import main
-from trec_qcomm.lab.analyze.rows import load_rows
 from trec_qcomm.lab.preview import measure
+from trec_qcomm.lab.preview.captured import load_captured
+from trec_qcomm.lab.preview.command import main
 from trec_qcomm.lab.preview.selector import Measurement
 from trec_qcomm.testing import run_ranks
 
@@ -26,7 +26,7 @@ SENT = {name: dim for name, dim, _, _ in TABLES if name != "dp"}
 
 
 def captured(folder):
-    """Train beside a run that captures nothing; analyze, and train with what is written."""
+    """Train beside a run that captures nothing; choose codecs, and train with what is written."""
     file, out = folder / "new" / "rows.pt", folder / "mine.yaml"
     plain = shard(qcomm_of(Rowwise(4)))
     losses = train(plain, dense_optimizer(plain), range(5))
@@ -50,7 +50,7 @@ def captured(folder):
     bounded.save(folder / "bounded.pt")
     previewed = preview_while_training(qcomm, dmp, optimizer)
     if dist.get_rank() == 0:
-        words = ["--data", str(file), "--out", str(out), "--encoders", "bitpack"]
+        words = [str(file), "--codecs", "int8", "--out", str(out), "--encoders", "bitpack"]
         main([*words, "--link-gb-s", "1e-6"])
     dist.barrier()
     tuned = QComm.from_yaml(out)
@@ -111,7 +111,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(folder):
-    return run_ranks(captured, 2, folder, timeout_s=240)  # rank 1 waits while rank 0 analyzes
+    return run_ranks(captured, 2, folder, timeout_s=240)  # rank 1 waits while rank 0 chooses
 
 
 def num_samples_of(steps):
@@ -193,9 +193,9 @@ def test_memory_is_bounded_and_told(ranks, folder):
 
 
 @pytest.mark.dist
-def test_the_analysis_makes_a_config_that_trains(ranks, folder):
-    tables = load_rows(folder / "new" / "rows.pt", batch=9)
-    assert set(tables.batches) == set(SENT)
+def test_the_preview_makes_a_config_that_trains(ranks, folder):
+    captured = load_captured(folder / "new" / "rows.pt", batch=9)
+    assert set(captured.blocks["forward"]) == set(SENT)
     for rank in ranks:
         assert rank["codecs"] == dict.fromkeys(SENT, "error_bounded") | {"dp": "identity"}
         assert rank["sent"] > 0

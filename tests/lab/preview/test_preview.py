@@ -8,37 +8,46 @@ import pytest
 import torch
 from torch import Tensor
 
-from trec_qcomm.codecs import ErrorBounded, Identity, Rowwise
+from trec_qcomm import load_config, load_preset
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.core.segments import Segments
+from trec_qcomm.ext.dual_level.error_bound import BoundClass, BoundClasses
 from trec_qcomm.ext.planner.cost_model import Throughput
-from trec_qcomm.lab import records
-from trec_qcomm.lab.analyze.rows import distinct
-from trec_qcomm.lab.preview import measure
+from trec_qcomm.lab.preview import choices, measure
 from trec_qcomm.lab.preview.candidates import CODECS, NAMES, candidates
+from trec_qcomm.lab.preview.captured import load_captured
+from trec_qcomm.lab.preview.choices import Options, TableBound, choose
 from trec_qcomm.lab.preview.command import build_parser, main
-from trec_qcomm.lab.preview.file import load_captured
 from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, preview_table
 from trec_qcomm.lab.preview.previews import make_preview
 from trec_qcomm.lab.preview.selector import Measurement
 from trec_qcomm.lab.preview.text import direction_text, link_text
+from trec_qcomm.lab.sizes.rows import distinct
 from trec_qcomm.testing import round_trip
 from trec_qcomm.testing.codecs import encode
 
 STEPS, DIM = 2, 8
 SPEED = Throughput(encode_gb_s=1.0, decode_gb_s=3.0)
+TO_PREVIEW: Any = {"num_steps": 1, "distinct_rows": True}
 
 
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codecs encode 1 GB/s and decode 3, without being timed."""
-    measured = Measurement(compression_ratio=1.0, throughput=SPEED)
-    monkeypatch.setattr(measure, "measure", lambda codec, blocks: measured)
+    """Codecs encode 1 GB/s and decode 3, four times as small, without being timed."""
+    measured = Measurement(compression_ratio=4.0, throughput=SPEED)
+    for module in (measure, choices):
+        monkeypatch.setattr(module, "measure", lambda codec, blocks: measured)
 
 
 def blocks_of(seed: int, *sizes: int, scale: float = 1.0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     table = scale * torch.randn(20, DIM, generator=generator)
     return [table[torch.randint(20, (size,), generator=generator)] for size in sizes]
+
+
+def saved(path: Path, content: Any) -> Path:
+    torch.save(content, path / "rows.pt")
+    return path / "rows.pt"
 
 
 @pytest.fixture
@@ -50,8 +59,38 @@ def file(tmp_path: Path) -> Path:
         "without_rows": ["dp"],
         "meta": {"config": "x", "steps": STEPS, "num_left_out": 3, "world_size": 2},
     }
-    torch.save(content, tmp_path / "rows.pt")
-    return tmp_path / "rows.pt"
+    return saved(tmp_path, content)
+
+
+def some_rows(num_rows: int, *, spread: float, seed: int) -> Tensor:
+    """[num_rows, 8]: far apart by `spread` of the range that two outer rows make, -1 to 1."""
+    rows = torch.rand(num_rows, 8, generator=torch.Generator().manual_seed(seed)) * spread
+    rows[0], rows[1] = -1, 1
+    return rows
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    """Three tables that belong to the three classes, looked up with repeats; 2 batches of 50."""
+    # The base bound makes steps of 0.12 here: what lies within half of one becomes one row.
+    few = some_rows(5, spread=2.0, seed=1)
+    still = some_rows(30, spread=0.01, seed=2)
+    wide = some_rows(20, spread=1.0, seed=3)
+    wide[2:4] = 0.001 * wide[2:4]  # 2 of 20 become 1
+    at = torch.arange(100)
+    rows = {"few": few[at % 5], "still": still[at % 30], "t[x]*": wide[at % 50 % 20]}
+    return saved(tmp_path, {"rows": rows, "meta": {"dim": 8}})
+
+
+def write(file: Path, *words: object, link_gb_s: float = 1e-6) -> Path:
+    """Run the command with --out, on a link on which every codec is faster than float32."""
+    out = file.parent / "mine.yaml"
+    options = ["--codecs", "int8", "--batch", 50, "--link-gb-s", link_gb_s, "--out", out]
+    assert main([str(word) for word in (file, *options, *words)]) == 0
+    return out
+
+
+# Figures.
 
 
 def offline(codec: Any, blocks: list[Tensor]) -> tuple[int, float]:
@@ -74,87 +113,23 @@ def test_figures_of_every_codec_are_those_of_float64(file: Path) -> None:
     for direction, tables in preview.tables.items():
         for table in tables:
             blocks = captured.blocks[direction][table.table]
+            assert table.num_rows == sum(map(len, blocks)) / STEPS
             if direction == "forward":
                 blocks = [distinct(block) for block in blocks]
-            assert table.num_rows == sum(map(len, captured.blocks[direction][table.table])) / STEPS
             assert table.num_sent == sum(map(len, blocks)) / STEPS
+            sent = 4 * DIM * table.num_sent
             for figures in table.codecs:
                 nbytes, decibels = offline(CODECS[direction][figures.codec], blocks)
-                assert figures.wire_nbytes == nbytes / STEPS
+                assert (figures.wire_nbytes, figures.sent_nbytes) == (nbytes / STEPS, sent)
                 assert figures.signal_to_noise_db == pytest.approx(decibels, rel=1e-12)
-                sent = 4 * DIM * table.num_sent
-                assert figures.sent_nbytes == sent
                 assert figures.encode_s == pytest.approx(sent / 1e9)
                 assert figures.decode_s == pytest.approx(sent / 3e9)
                 link = 0.75 * max(1 - nbytes / STEPS / sent, 0)  # H is 1 / (1 + 1/3)
                 assert figures.break_even_gb_s == pytest.approx(link)
+                if link:
+                    assert figures.measurement.speed_up(link) == pytest.approx(1)
                 seen += 1
     assert seen == 2 * len(CODECS["forward"]) + len(CODECS["backward"])
-
-
-def test_at_the_break_even_link_coding_takes_as_long_as_float32() -> None:
-    figures = CodecPreview(
-        codec="c", raw_nbytes=9e6, sent_nbytes=4e6, wire_nbytes=1e6, signal_to_noise_db=1.0,
-        encode_s=0.002, decode_s=0.004,
-    )  # fmt: skip
-    assert figures.saved_nbytes == 3e6
-    link = figures.break_even_gb_s * 1e9
-    assert 4e6 / link == pytest.approx(0.002 + 1e6 / link + 0.004)
-    larger = CodecPreview(**vars(figures) | {"wire_nbytes": 5e6})
-    assert larger.break_even_gb_s == 0
-
-
-@pytest.mark.usefixtures("untimed")
-def test_nan_and_inf_are_counted_and_left_out() -> None:
-    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    odd = torch.tensor([[math.nan, 2.0], [3.0, math.inf]])
-    codecs = {"int8": Rowwise(8), "float32": Identity()}
-    options: Any = {"direction": "forward", "num_steps": 1, "distinct_rows": True}
-    table = preview_table("t", [rows, odd], codecs, **options)
-    assert table.num_nonfinite == 2
-    by_name = {figures.codec: figures.signal_to_noise_db for figures in table.codecs}
-    assert by_name["float32"] == math.inf
-    assert 30 < by_name["int8"] < math.inf
-    assert "leaves out: t 2." in direction_text([table], unit="a step", top=1)
-
-
-def test_a_lost_value_is_no_number_of_decibels() -> None:
-    fp16 = candidates("forward", names=(), more=["{codec: cast, dtype: fp16}"])
-    (codec,) = (codec for name, codec in fp16.items() if name != "float32")
-    assert measure.bytes_and_noise(codec, [torch.full((1, 4), 1e6)])[1] == -math.inf
-    assert measure.bytes_and_noise(codec, [torch.zeros(1, 4)])[1] == math.inf
-
-
-@pytest.mark.usefixtures("untimed")
-def test_the_command_shows_what_saves_most_first(file: Path, capsys: Any) -> None:
-    codecs = "bf16,int4"
-    assert main(["--rows", str(file), "--codecs", codecs, "--top", "1"]) == 0
-    printed = capsys.readouterr()
-    lines = printed.out.splitlines()
-    assert lines[0] == "Rows, forward: each table, a step of all ranks"
-    cells = [[cell.strip() for cell in line.split(" | ")] for line in lines]
-    # The table of most bytes saved comes first, its codecs likewise; 121 rows of two steps.
-    assert cells[4][0] == r"| lar\|ge"
-    assert cells[4][1].endswith("of 60 x 8")
-    assert [line[2] for line in cells[4:7]] == ["int4", "bf16", "float32"]
-    assert [line[6] for line in cells[4:7]][2] == "exact"
-    saved = [float(line[4]) for line in cells[4:7]]
-    assert saved == sorted(saved, reverse=True)
-    assert "KB where rows that repeat go once" in printed.out
-    assert "1 more tables save at most " in printed.out
-    assert "--top 2 shows all." in printed.out
-    assert "Gradients of rows, backward: all 1 tables together" in printed.out
-    assert "no room for 3 rows" in printed.out
-    assert "Without rows, and not shown: dp." in printed.out
-    assert lines[-1].startswith("Next: ")
-    assert f"python -m trec_qcomm analyze --data {file} --out mine.yaml" in lines[-1]
-    assert "backward, 1 of 1: small" in printed.err
-
-
-@pytest.mark.usefixtures("untimed")
-def test_all_tables_together_are_their_sums(file: Path) -> None:
-    captured = load_captured(file, batch=9)
-    preview = make_preview(captured, {d: candidates(d) for d in captured.blocks})
     tables = preview.tables["forward"]
     for total, worst in measure.of_all_tables(tables):
         parts = {t.table: c for t in tables for c in t.codecs if c.codec == total.codec}
@@ -165,47 +140,73 @@ def test_all_tables_together_are_their_sums(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("untimed")
-def test_all_rows_are_sent_repeatedly_if_asked(file: Path, capsys: Any) -> None:
-    main(["--rows", str(file), "--codecs", "int8", "--all-rows"])
+def test_nan_and_inf_are_counted_and_left_out() -> None:
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    odd = torch.tensor([[math.nan, 2.0], [3.0, math.inf]])
+    table = preview_table("t", [rows, odd], {"int8": Rowwise(8), "a": Identity()}, **TO_PREVIEW)
+    assert table.num_nonfinite == 2
+    by_name = {figures.codec: figures.signal_to_noise_db for figures in table.codecs}
+    assert by_name["a"] == math.inf
+    assert 30 < by_name["int8"] < math.inf
+    assert "leaves out: t 2." in direction_text("forward", [table], unit="a step", top=1)
+
+
+def test_a_lost_value_is_no_number_of_decibels() -> None:
+    assert measure.bytes_and_noise(Cast("fp16"), [torch.full((1, 4), 1e6)])[1] == -math.inf
+    assert measure.bytes_and_noise(Cast("fp16"), [torch.zeros(1, 4)])[1] == math.inf
+
+
+def test_distinct_rows_are_in_order_of_occurrence() -> None:
+    rows = torch.tensor([[3.0, 1.0], [2.0, 9.0], [3.0, 1.0], [1.0, 5.0], [2.0, 9.0]])
+    assert distinct(rows).tolist() == [[3, 1], [2, 9], [1, 5]]
+    odd = torch.tensor([[math.nan], [math.nan], [0.0], [-0.0]])
+    assert len(distinct(odd)) == 3
+
+
+def test_what_a_codec_refuses_names_table_and_codec() -> None:
+    bad, strict = [torch.full((2, 4), math.nan)], Rowwise(8, nonfinite="raise")
+    with pytest.raises(ValueError, match="table 't', codec strict: "):
+        preview_table("t", bad, {"strict": strict}, **TO_PREVIEW)
+
+
+# What is shown.
+
+
+@pytest.mark.usefixtures("untimed")
+def test_the_command_shows_what_saves_most_first(file: Path, capsys: Any) -> None:
+    assert main([str(file), "--codecs", "bf16,int4", "--top", "1"]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0] == "Rows, forward: each table, a step of all ranks"
+    cells = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+    # The table of most bytes saved comes first, its codecs likewise; 121 rows of two steps.
+    assert cells[4][0] == r"| lar\|ge"
+    assert cells[4][1].endswith("of 60 x 8")
+    assert [line[2] for line in cells[4:7]] == ["int4", "bf16", "float32"]
+    assert [line[6] for line in cells[4:7]][2] == "exact"
+    saved_kb = [float(line[4]) for line in cells[4:7]]
+    assert saved_kb == sorted(saved_kb, reverse=True)
+    for told in (
+        "KB where rows that repeat go once", "1 more tables save at most ", "--top 2 shows all.",
+        "Gradients of rows, backward: all 1 tables together", "no room for 3 rows",
+        "Without rows, and not shown: dp.",
+    ):  # fmt: skip
+        assert told in printed.out
+    assert f"python -m trec_qcomm preview {file} --out mine.yaml" in lines[-1]
+    assert "backward, 1 of 1: small" in printed.err
+    main([str(file), "--codecs", "int8", "--all-rows"])
     assert "60 x 8 " in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("untimed")
-def test_records_hold_every_figure(file: Path, tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "out.jsonl"
-    fp16 = "{codec: cast, dtype: fp16}"
-    main(["--rows", str(file), "--codecs", "int4", "--codec", fp16, "--out", str(out)])
-    read = records.read(out)
-    assert f"wrote {len(read)} records to {out}" in capsys.readouterr().out
-    assert len(read) == 3 * 3
-    record = next(r for r in read if r.configuration == "int4")
-    assert isinstance(record, records.BenchRecord)
-    assert record.bench == "preview"
-    assert record.config == "{codec: rowwise, bits: 4, rounding: nearest, nonfinite: keep}"
-    assert record.setup == {"rows": "rows.pt"}
-    figures = preview_table(
-        str(record.case["table"]),
-        load_captured(file, batch=1).blocks["forward"][str(record.case["table"])],
-        {"int4": Rowwise(4)},
-        direction="forward",
-        num_steps=STEPS,
-        distinct_rows=True,
-    ).codecs[0]
-    assert record.figures["wire_nbytes"] == figures.wire_nbytes
-    assert record.figures["signal_to_noise_db"] == figures.signal_to_noise_db
-    assert record.figures["break_even_gbit_s"] == 8 * figures.break_even_gb_s
-    exact = next(r for r in read if r.configuration == "float32")
-    assert isinstance(exact, records.BenchRecord)
-    assert exact.figures["is_exact"] is True
-    assert "signal_to_noise_db" not in exact.figures
-    assert {r.configuration for r in read} == {"float32", "int4", fp16}
-
-
-@pytest.mark.usefixtures("untimed")
 def test_a_file_without_steps_is_told_in_batches(tmp_path: Path, capsys: Any) -> None:
-    content = {"rows": {"t": torch.randn(70, 4)}, "meta": {"steps": 900, "batch": 20}}
-    torch.save(content, tmp_path / "rows.pt")  # as examples/criteo/train.py --dump-rows does
-    main(["--rows", str(tmp_path / "rows.pt"), "--batch", "20", "--codecs", "int8"])
+    lists = [torch.randn(3, 4), torch.ones(0, 4), torch.randn(1, 4)]
+    content = {"rows": {"t": torch.randn(70, 4), "u": lists}, "meta": {"steps": 900, "batch": 20}}
+    rows = saved(tmp_path, content)  # as examples/criteo/train.py --dump-rows does
+    for batch, sizes in ((20, [20, 20, 20]), (70, [70]), (71, [70])):
+        blocks = load_captured(rows, batch=batch).blocks["forward"]
+        assert [[len(b) for b in blocks[table]] for table in "tu"] == [sizes, [3, 1]]
+    main([str(rows), "--batch", "20", "--codecs", "int8"])
     printed = capsys.readouterr().out
     assert printed.startswith("Rows, forward: each table, a batch\n")
     assert "20 x 4" in printed
@@ -213,24 +214,169 @@ def test_a_file_without_steps_is_told_in_batches(tmp_path: Path, capsys: Any) ->
 
 
 @pytest.mark.parametrize(
+    ("gb_s", "text"), [(0.0, "no link"), (0.125, "1.0 Gbit/s"), (0.0125, "100 Mbit/s")]
+)
+def test_links_are_told_in_bits(gb_s: float, text: str) -> None:
+    assert link_text(gb_s) == text
+
+
+def test_help_has_examples_and_every_name() -> None:
+    text = build_parser().format_help()
+    assert "python -m trec_qcomm preview rows.pt\n" in text
+    assert all(name in text.replace("\n", "") for name in NAMES)
+
+
+# What is written.
+
+
+def test_each_table_gets_the_codec_of_its_class(classes: Path, capsys: Any) -> None:
+    bounds = {"few": 0.05, "still": 0.01, "t[x]*": 0.03}
+    config = load_config(write(classes, "--bounds", "0.01,0.03,0.05"))
+    config.check_patterns(bounds)
+    for table, bound in bounds.items():
+        rule = config.rule_for(table)
+        assert rule.forward in {ErrorBounded(bound, encoder=e) for e in choices.ENCODERS}
+        assert rule.backward == Rowwise(4, rounding="stochastic")
+        assert rule.unique_bags == "auto"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-6].split()[:5] == ["table", "rows", "index", "class", "bound"]
+    assert [line.split()[:8] for line in lines[-5:-2]] == [
+        ["few", "5", "of", "50", "1.000", "loose", "0.05", "1.000"],
+        ["still", "30", "of", "50", "0.100", "tight", "0.01", "0.100"],
+        ["t[x]*", "20", "of", "50", "0.950", "base", "0.03", "0.950"],
+    ]
+    assert lines[-1].startswith("3 tables, a batch: 4.8 KB of rows -> ")
+    assert f"(distinct rows {150 / 55:.2f}x, " in lines[-1]
+    out = classes.parent / "mine.yaml"
+    assert lines[-1].endswith(f"; wrote {out}")
+    comments = [line.removeprefix("# ") for line in out.read_text().splitlines() if line[0] == "#"]
+    assert comments[0] == 'Made by python -m trec_qcomm preview from "rows.pt".'
+    assert comments[-4:] == lines[-6:-2]
+
+
+@pytest.mark.usefixtures("untimed")
+def test_bounds_are_those_that_pass_the_quality_gate(classes: Path) -> None:
+    (rule,) = load_config(write(classes, "--encoders", "rans")).embedding
+    best = load_preset("best").embedding[0].forward
+    assert rule.forward == ErrorBounded(0.01, encoder="rans") == best
+    assert len(rule.tables) == 3
+
+
+@pytest.mark.usefixtures("untimed")
+def test_float32_is_kept_where_codecs_lose_time(classes: Path, capsys: Any) -> None:
+    (rule,) = load_config(write(classes, link_gb_s=1e6)).embedding
+    assert (rule.forward, rule.backward, rule.unique_bags) == (Identity(), Identity(), "auto")
+    *lines, _, last = capsys.readouterr().out.splitlines()[-5:]
+    assert [line.split()[-5] for line in lines] == ["identity"] * 3
+    assert [line.split()[-2] for line in lines] == ["identity"] * 3
+    assert all(float(line.split()[at]) < 1 for line in lines for at in (-1, -3))
+    assert "-> 1.8 KB, " in last  # the distinct rows as float32
+    assert "; 3 stay float32, which is faster on this link; wrote " in last
+
+
+@pytest.mark.usefixtures("untimed")
+def test_options_reach_the_config(classes: Path) -> None:
+    words = ["--bounds", "0.001,0.002,0.004", "--thresholds", "0,0", "--backward", "bf16"]
+    (rule,) = load_config(write(classes, *words, "--all-rows", "--encoders", "vector_lz")).embedding
+    assert rule.forward == ErrorBounded(0.004, encoder="vector_lz")  # all are loose now
+    assert (rule.backward, rule.unique_bags) == (Cast("bf16"), False)
+    for name, codec in CODECS["backward"].items():
+        config = load_config(write(classes, "--force", "--backward", name))
+        assert {rule.backward for rule in config.embedding} == {codec}
+
+
+@pytest.mark.usefixtures("untimed")
+@pytest.mark.parametrize("table", ["a b: #é😀", "*", "[!x]", 'say "hi"\n', "- yes", "true", "\x1c"])
+def test_any_name_of_a_table_is_matched(tmp_path: Path, table: str) -> None:
+    content = {"rows": {table: torch.eye(3)}, "without_rows": ["dp[1]"]}
+    config = load_config(write(saved(tmp_path, content)))
+    config.check_patterns([table, "dp[1]"])
+    assert config.rule_for(table).forward.name == "error_bounded"
+    exact = config.rule_for("dp[1]")
+    assert (exact.forward, exact.backward, exact.unique_bags) == (Identity(), Identity(), False)
+
+
+def test_the_fastest_encoder_over_the_link_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitpack takes 4 times fewer bytes at 4 GB/s each way, rans 8 times fewer at .5 GB/s."""
+    of_backward = Throughput(encode_gb_s=4.0, decode_gb_s=4.0)
+    backward = Measurement(compression_ratio=7.0, throughput=of_backward)
+    monkeypatch.setattr(choices, "measure", lambda codec, blocks: backward)
+    sent: Any = {"raw_nbytes": 8e9, "sent_nbytes": 8e9, "signal_to_noise_db": 1.0}
+    previews = (
+        CodecPreview(codec="bound1%", wire_nbytes=2e9, encode_s=1.0, decode_s=1.0, **sent),
+        CodecPreview(codec="bound1%-rans", wire_nbytes=1e9, encode_s=16.0, decode_s=16.0, **sent),
+        CodecPreview(codec="float32", wire_nbytes=8e9, encode_s=1.0, decode_s=1.0, **sent),
+    )
+    figures = TablePreview(
+        table="t", dim=4, num_rows=1, num_sent=1, num_nonfinite=0, codecs=previews
+    )
+    bound = TableBound(index=1.0, bound_class=BoundClass.LOOSE, bound=0.01, kept=1.0)
+    bounded = {e: ErrorBounded(0.01, encoder=e) for e in ("bitpack", "rans")}
+    # The codec of gradients has a speed-up of 1 at 12/7 GB/s, bitpack at 3.
+    for link_gb_s, expected, gradients in (
+        (0.01, bounded["rans"], "rowwise"), (1.7, bounded["bitpack"], "rowwise"),
+        (1.8, bounded["bitpack"], "identity"), (3.1, Identity(), "identity"),
+    ):  # fmt: skip
+        options = Options(
+            encoders=tuple(bounded), link_gb_s=link_gb_s, classes=BoundClasses(),
+            backward=Rowwise(4),
+        )  # fmt: skip
+        choice = choose(figures, [torch.eye(4)], bound, options)
+        assert (choice.forward, choice.backward.name) == (expected, gradients)
+        assert (choice.speed_up > 1) == (expected != Identity())
+        assert choice.sent.codec == ("float32" if link_gb_s > 3 else figures_name(expected))
+
+
+def figures_name(codec: Any) -> str:
+    return "bound1%" if codec.encoder == "bitpack" else "bound1%-rans"
+
+
+@pytest.mark.usefixtures("untimed")
+def test_nothing_is_overwritten_without_force(classes: Path, capsys: Any) -> None:
+    out = classes.parent / "mine.yaml"
+    out.write_text("mine")
+    with pytest.raises(SystemExit):
+        write(classes)
+    assert f"out {out}: exists; --force overwrites it" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert load_config(write(classes, "--force"))
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1], "rows: expected"),
+        ([1], r"rows: expected \{\"rows\": \{table"),
+        ({"rows": {}}, "rows: expected"),
+        ({"rows": {"t": [1.0]}}, r"rows\.t: expected \[n, dim\] float32"),
         ({"rows": {"t": torch.ones(3)}}, r"rows\.t: expected \[n, dim\] float32"),
+        ({"rows": {"t": torch.ones(3, 2).double()}}, r"rows\.t: expected \[n, dim\] float32"),
+        ({"rows": {"t": torch.ones(0, 2)}}, r"rows\.t: expected one row or more, all of one dim"),
+        ({"rows": {"t": []}}, r"rows\.t: expected one row or more"),
+        ({"rows": {"t": [torch.ones(1, 2), torch.ones(1, 3)]}}, r"rows\.t: .* all of one dim"),
         ({"gradients": {"t": torch.ones(3)}}, r"gradients\.t: expected \[n, dim\] float32"),
         ({"gradients": [1]}, r'gradients: expected \{"gradients": '),
         ({"meta": 3}, "meta: expected a dict"),
         ({"meta": {"steps": 0, "num_left_out": 0}}, r"meta\.steps: 0 is not an integer >= 1"),
         ({"meta": {"num_left_out": "x"}}, r"meta\.num_left_out: 'x' is not an integer >= 0"),
         ({"without_rows": ["t"]}, "without_rows: expected"),
+        ({"without_rows": "s"}, "without_rows: expected a list"),
+        (b"PK\x03\x04 a broken zip", "cannot be read: "),
+        (b"", "cannot be read: "),
+        (None, "cannot be read: "),
     ],
 )
 def test_a_bad_file_is_named_with_its_field(tmp_path: Path, content: Any, message: str) -> None:
-    if isinstance(content, dict):
-        content = {"rows": {"t": torch.ones(3, 2)}} | content
-    torch.save(content, tmp_path / "rows.pt")
+    path = tmp_path / "rows.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        whole = {"rows": {"t": torch.ones(3, 2)}}
+        torch.save(whole | content if isinstance(content, dict) else content, path)
     with pytest.raises(ValueError, match=rf"rows\.pt: {message}"):
-        load_captured(tmp_path / "rows.pt", batch=9)
+        load_captured(path, batch=9)
 
 
 @pytest.mark.parametrize(
@@ -242,48 +388,20 @@ def test_a_bad_file_is_named_with_its_field(tmp_path: Path, content: Any, messag
         ("--codec zip", "codec zip"),
         ("--codec forward_mask", "codes the columns that another codec kept"),
         ("--codec {codec:rowwise,bits:3}", "codec {codec:rowwise,bits:3}"),
-        ("--out absent/out.jsonl", "expected a file in a folder that exists"),
+        ("--out absent/mine.yaml", "expected a file in a folder that exists"),
+        ("--link-gb-s 0", "link_gb_s: 0.0 is not a finite number > 0"),
+        ("--link-gb-s nan", "link_gb_s: nan is not"),
+        ("--encoders auto", "encoders: 'auto' is not one of ('bitpack'"),
+        ("--bounds 0.01,x,1", "argument --bounds: invalid numbers value"),
+        ("--bounds 0.01,0.03", "bounds: expected one number or three"),
+        ("--bounds 0.05,0.03,0.01", "expected 0 < tight <= base <= loose < 1"),
+        ("--thresholds 0.5", "thresholds: expected two numbers"),
+        ("--thresholds 0.9,0.5", "expected 0 <= tight_below <= loose_from <= 1"),
+        ("--backward int3", "invalid choice: 'int3'"),
     ],
 )
 def test_a_bad_option_is_named(file: Path, capsys: Any, words: str, message: str) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["--rows", str(file), *words.split()])
+        main([str(file), *words.split()])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_what_a_codec_refuses_names_table_and_codec() -> None:
-    bad = [torch.full((2, 4), math.nan)]
-    options: Any = {"direction": "forward", "num_steps": 1, "distinct_rows": True}
-    with pytest.raises(ValueError, match="table 't', codec strict: "):
-        preview_table("t", bad, {"strict": Rowwise(8, nonfinite="raise")}, **options)
-
-
-def test_help_has_examples_and_every_name() -> None:
-    text = build_parser().format_help()
-    assert "python -m trec_qcomm preview --rows rows.pt\n" in text
-    assert all(name in text.replace("\n", "") for name in NAMES)
-    assert ErrorBounded(0.01) == CODECS["forward"]["bound1%"]
-
-
-@pytest.mark.parametrize(
-    ("gb_s", "text"), [(0.0, "no link"), (0.125, "1.0 Gbit/s"), (0.0125, "100 Mbit/s")]
-)
-def test_links_are_told_in_bits(gb_s: float, text: str) -> None:
-    assert link_text(gb_s) == text
-
-
-def test_tables_are_sorted_by_what_their_best_codec_saves() -> None:
-    def table(name: str, wire: float) -> TablePreview:
-        figures = CodecPreview(
-            codec="c", raw_nbytes=100.0, sent_nbytes=100.0, wire_nbytes=wire,
-            signal_to_noise_db=20.0, encode_s=1.0, decode_s=1.0,
-        )  # fmt: skip
-        return TablePreview(
-            table=name, direction="backward", dim=4, num_rows=1, num_sent=1, num_nonfinite=0,
-            codecs=(figures,),
-        )  # fmt: skip
-
-    text = direction_text([table("a", 90), table("b", 10), table("c", 50)], unit="a step", top=3)
-    shown = [line.split()[1] for line in text.splitlines()[4:7]]
-    assert shown == ["b", "c", "a"]

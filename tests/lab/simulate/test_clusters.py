@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from trec_qcomm.config.gradients import Link
+from trec_qcomm.config import Link
 from trec_qcomm.lab.records import NetworkRecord, TableSizesRecord, read
 from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
 from trec_qcomm.lab.simulate.counted import WITHIN, predict_counted

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trec_qcomm.config.gradients import Link
+from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.simulate.links import Cluster, Hops
 from trec_qcomm.lab.simulate.plans import PLANS, Model

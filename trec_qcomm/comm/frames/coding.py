@@ -213,8 +213,7 @@ def _encode_group(
     """Encode one group. Args: at: [G] int64.  tolerances: [S] float64, for all segments."""
     codec, members = group.codec, group.members
     try:
-        encoder = codec if group.encoder is None else group.encoder
-        return encoder.encode(
+        return codec.encode(
             values,
             group.segments,
             buffer,

@@ -17,11 +17,9 @@ from torch import Tensor
 from trec_qcomm.core.codec import (
     Codec,
     Contract,
-    Encoder,
     MaskUse,
     SummingCodec,
     check_dim,
-    chooser_of,
     mask_use,
 )
 from trec_qcomm.core.segments import ALIGNMENT, Masks, Segments, exclusive_cumsum
@@ -38,7 +36,6 @@ class CodecGroup:
         members: [G] int64, the number of each among the S segments of the frames.
         label: codec and dim as text, for statistics.
         has_all: whether these are all S segments, in order.
-        encoder: what encodes them in place of the codec: see core.codec.chooser_of.
     """
 
     codec: Codec
@@ -46,7 +43,6 @@ class CodecGroup:
     members: Tensor
     label: str
     has_all: bool = False
-    encoder: Encoder | None = None
 
     def of_members(self, numbers: Tensor) -> Tensor:
         """Return [G], the members' share of [S] numbers, one a segment of the frames."""
@@ -115,8 +111,7 @@ class FramePlan:
         """
         num_rows, start, stride = (places.contiguous() for places in (num_rows, start, stride))
         groups = []
-        named = zip(self.groups, self._labels, self._encoders, strict=True)
-        for (codec, dim, members), label, encoder in named:
+        for (codec, dim, members), label in zip(self.groups, self._labels, strict=True):
             if has_all := len(self.groups) == 1:
                 segments = Segments(exclusive_cumsum(num_rows), dim, start, stride, numbers=numbers)
             else:
@@ -127,16 +122,12 @@ class FramePlan:
                     stride[members],
                     numbers=None if numbers is None else numbers[members],
                 )
-            groups.append(CodecGroup(codec, segments, members, label, has_all, encoder))
+            groups.append(CodecGroup(codec, segments, members, label, has_all))
         return PlacedFrames(self, num_rows, tuple(groups))
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
         return tuple(label_of(codec, dim) for codec, dim, _ in self.groups)
-
-    @cached_property
-    def _encoders(self) -> tuple[Encoder, ...]:
-        return tuple(chooser_of(codec, len(members)) for codec, _, members in self.groups)
 
     @cached_property
     def codecs(self) -> Tensor:

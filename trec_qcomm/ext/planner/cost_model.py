@@ -1,6 +1,6 @@
 """Cost of a codec: the bytes it puts on the wire and the seconds it takes.
 
-Knows: any Codec, frames, a link. Does not know: plans, which table has which codec.
+Knows: any Codec, frames. Does not know: plans, which table has which codec.
 Shapes: F segments in a frame, n_f rows in each, D values a row. Throughputs are GB/s of the float32
 rows (4 n D bytes), not of the encoded bytes; 1 GB = 1e9 bytes.
 """

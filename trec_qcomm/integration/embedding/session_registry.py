@@ -85,8 +85,6 @@ def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
         raise ValueError(f"device {device}: trec_qcomm has kernels for cpu and cuda")
     for table, rule in rules.items():
         codecs = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
-        if rule.link is not None:
-            raise ValueError(f"device {device}: table {table!r}: link: a GPU has one encoder, rans")
         for codec in codecs:
             if not has_gpu_kernels(codec):
                 raise ValueError(f"device {device}: table {table!r}: no GPU kernels for {codec!r}")

@@ -33,7 +33,7 @@ def capture_rows(
 
     Args:
         steps: number of training steps, from the next one on.
-        gradients: whether to keep the gradients of the rows, too, which analyze does not need.
+        gradients: whether to keep the gradients of the rows, too, which a preview shows.
         max_nbytes: memory for the rows of all ranks together. Each table has an equal share;
             later rows of a table whose share is full are left out and counted.
 

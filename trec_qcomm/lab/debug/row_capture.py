@@ -221,7 +221,7 @@ class RowCapture:
     def save(self, path: str | Path) -> None:
         """Write the rows of all ranks to a file, on rank 0. Collective; it ends the capture.
 
-            python -m trec_qcomm analyze --data rows.pt --out mine.yaml
+            python -m trec_qcomm preview rows.pt --out mine.yaml
 
         The file is {"rows", "gradients": {table: [blocks [n, D] float32]}, "without_rows":
         [tables], "tables": {table: counts}, "meta": {...}} for torch.load(path,
@@ -273,12 +273,12 @@ def write_rows(
     rows: Mapping[str, Tensor | Sequence[Tensor]],
     **more: Any,
 ) -> None:
-    """Write a file that `python -m trec_qcomm analyze` reads.
+    """Write a file that `python -m trec_qcomm preview` reads.
 
     Args:
         path: file to write; its folder is made.
         rows: {table: [n, D] float32, or a list of batches}.
-        more: other entries, which the analysis does not need: gradients, without_rows, meta.
+        more: other entries, all of which a reader can do without: gradients, without_rows, meta.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     torch.save({"rows": dict(rows)} | more, path)

@@ -1,6 +1,6 @@
-"""The command `python -m trec_qcomm preview`: what each codec would make of each table's rows.
+"""Preview of codecs on rows that a training really sent, and the config that is best for them.
 
-candidates.py names the codecs, measure.py codes rows and counts, text.py writes tables, live.py
-does it in a training that runs, __main__.py is the command line. Knows: config, codecs, analyze's
-file of rows. Does not know: TorchRec, which codec is good enough.
+captured.py reads the rows, candidates.py names the codecs, measure.py measures one table and
+previews.py all of them, also while a training runs; text.py shows them. choices.py decides what
+--out writes, written.py writes it. __main__.py is the command line.
 """

@@ -1,14 +1,15 @@
-"""Preview every codec on rows that a training really sent: bytes, decibels, time, break-even link.
+"""Try every codec on rows that a training really sent, and write the best of each table.
 
 examples:
-  python -m trec_qcomm preview --rows rows.pt
-  python -m trec_qcomm preview --rows rows.pt --codecs int4,int2,bound1% --top 30
-  python -m trec_qcomm preview --rows rows.pt --codec '{codec: topk, density: 0.1}'
-  python -m trec_qcomm preview --rows rows.pt --out preview.jsonl
+  python -m trec_qcomm preview rows.pt
+  python -m trec_qcomm preview rows.pt --codecs int4,int2,bound1% --top 30
+  python -m trec_qcomm preview rows.pt --codec '{codec: topk, density: 0.1}'
+  python -m trec_qcomm preview rows.pt --out mine.yaml --link-gb-s 1.25 --backward int8
+  python -m trec_qcomm preview rows.pt --out mine.yaml --bounds 0.01,0.03,0.05 --force
 
---rows is a file that QComm.capture_rows(steps, gradients=True) saved, or any that
-python -m trec_qcomm analyze takes. Where it has gradients, they are shown, too. `print(
-qcomm.preview(20))` shows the same in a training that runs.
+FILE.pt is what QComm.capture_rows(steps, gradients=True) saved, or {"rows": {table: [n, dim]
+float32, or a list of batches}} written by torch.save. Where it has gradients, they are shown, too.
+`print(qcomm.preview(20))` shows the same in a training that runs.
 
   rows        those that are sent, of all: rows that repeat are sent once (unique_bags, --all-rows)
   KB          encoded, without frame headers; saved KB and ratio are against float32 of these rows
@@ -19,17 +20,26 @@ qcomm.preview(20))` shows the same in a training that runs.
               H (1 - 1/ratio), where H is the speed of encoding and decoding together
 
 A codec is timed on its table alone, 1 MiB or more in a call, and nothing overlaps with it.
+
+--out is a config for QComm.from_yaml, with what was measured in comments. It has, for each table,
+an error bound and the encoder that is fastest over the link, by its bytes and its time on these
+rows; where float32 is faster, it has identity. With three bounds a table whose rows quantization
+makes equal gets the tight one, and a table whose rows all stay apart the loose one. Bounds above
+0.01 cost quality on Criteo's rows. A GPU has no vector_lz: --encoders bitpack,rans.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from trec_qcomm.lab.preview.candidates import NAMES, candidates
-from trec_qcomm.lab.preview.file import load_captured
+from trec_qcomm.ext.dual_level.error_bound import BoundClasses
+from trec_qcomm.lab.preview.candidates import CODECS, NAMES, candidates
+from trec_qcomm.lab.preview.captured import load_captured
+from trec_qcomm.lab.preview.choices import ENCODERS, Options, TableBound, choose
 from trec_qcomm.lab.preview.previews import make_preview
-from trec_qcomm.lab.records import append
+from trec_qcomm.lab.preview.written import choices_text, config_text, summary
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--rows", type=Path, required=True, metavar="ROWS.pt", help="rows by table")
+    add("rows", type=Path, metavar="FILE.pt", help="rows by table")
     add(
         "--codecs", type=names, default=NAMES, metavar="A,B",
         help=f"of {', '.join(NAMES)}; default all".replace("%", "%%"),
@@ -52,35 +62,78 @@ def build_parser() -> argparse.ArgumentParser:
     add("--top", type=int, default=10, metavar="N", help="tables to show (default 10)")
     add("--batch", type=int, default=2048, help="rows a batch; lists are batches as they are")
     add("--all-rows", action="store_true", help="rows that repeat in a batch are sent repeatedly")
-    add("--out", type=Path, metavar="FILE.jsonl", help="append a record for each table and codec")
+    add("--out", type=Path, metavar="FILE.yaml", help="the config to write; what follows is for it")
+    add("--force", action="store_true", help="overwrite --out")
+    add("--link-gb-s", type=float, default=0.125, help="GB/s a rank can send (default 0.125)")
+    add("--encoders", type=names, default=ENCODERS, metavar="A,B", help="default: all")
+    add("--backward", choices=CODECS["backward"], default="int4", help="codec of gradients")
+    add(
+        "--bounds", type=numbers, default=(0.01,), metavar="B or T,B,L",
+        help="relative bound, or three: tight, base, loose (default 0.01)",
+    )  # fmt: skip
+    add(
+        "--thresholds", type=numbers, default=(0.9, 0.98), metavar="T,L",
+        help="of the index: tight below T, loose from L on (default 0.9,0.98)",
+    )  # fmt: skip
     return parser
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Measure, print the tables, and return the last line.
+    """Measure, print the tables, write the config if asked, and return the last line.
 
     Raises: ValueError naming the option, the file and its field, or the codec.
     """
-    for option in ("top", "batch"):
-        if getattr(arguments, option) < 1:
-            raise ValueError(f"{option}: {getattr(arguments, option)} is not an integer >= 1")
+    options = read_options(arguments)
     out: Path | None = arguments.out
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise ValueError(f"out {out}: expected a file in a folder that exists")
+    if out is not None and out.exists() and not arguments.force:
+        raise ValueError(f"out {out}: exists; --force overwrites it")
     captured = load_captured(arguments.rows, batch=arguments.batch)
-    codecs = {
-        direction: candidates(direction, names=arguments.codecs, more=arguments.codec)
-        for direction in captured.blocks
-    }
-    preview = make_preview(captured, codecs, distinct_rows=not arguments.all_rows, progress=_tell)
+    rows = {} if out is None else captured.blocks["forward"]
+    bounds = {t: TableBound.of_rows(blocks, options.classes) for t, blocks in rows.items()}
+    preview = make_preview(
+        captured,
+        {d: candidates(d, names=arguments.codecs, more=arguments.codec) for d in captured.blocks},
+        forward_of_table={table: bound.codecs(options) for table, bound in bounds.items()},
+        distinct_rows=options.unique_bags,
+        progress=partial(print, file=sys.stderr, flush=True),
+    )
     print(preview.text(top=arguments.top) + "\n")
-    if out is not None:
-        made = preview.records(arguments.rows.name)
-        append(out, *made)
-        print(f"wrote {len(made)} records to {out}")
-    return (
-        "Next: a codec for each table, and a config to train with: "
-        f"python -m trec_qcomm analyze --data {arguments.rows} --out mine.yaml --link-gb-s 0.125"
+    if out is None:
+        return (
+            "Next: a codec for each table, and a config to train with: "
+            f"python -m trec_qcomm preview {arguments.rows} --out mine.yaml --link-gb-s 0.125"
+        )
+    choices = [
+        choose(figures, rows[figures.table], bounds[figures.table], options)
+        for figures in preview.tables["forward"]
+    ]
+    text = config_text(
+        choices, options, source=arguments.rows.name, without_rows=captured.without_rows
+    )
+    out.write_text(text, encoding="utf-8")
+    print(choices_text(choices) + "\n")
+    return f"{summary(choices, captured.unit)}; wrote {out}"
+
+
+def read_options(arguments: argparse.Namespace) -> Options:
+    """Return the settings of the choices. Raises ValueError naming the option."""
+    for option in ("top", "batch"):
+        if getattr(arguments, option) < 1:
+            raise ValueError(f"{option}: {getattr(arguments, option)} is not an integer >= 1")
+    if len(arguments.bounds) not in (1, 3):
+        raise ValueError("bounds: expected one number or three, as in 0.01,0.03,0.05")
+    if len(arguments.thresholds) != 2:
+        raise ValueError("thresholds: expected two numbers, as in 0.9,0.98")
+    limits = arguments.bounds * (3 // len(arguments.bounds)) + arguments.thresholds
+    fields = ("tight", "base", "loose", "tight_below", "loose_from")
+    return Options(
+        encoders=arguments.encoders,
+        link_gb_s=arguments.link_gb_s,
+        classes=BoundClasses(**dict(zip(fields, limits, strict=True))),
+        unique_bags=not arguments.all_rows,
+        backward=CODECS["backward"][arguments.backward],
     )
 
 
@@ -95,16 +148,14 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-_LINE_END = "\x1b[K\r" if sys.stderr.isatty() else "\n"  # on a terminal each takes the last's place
-
-
-def _tell(text: str) -> None:
-    print(text, end=_LINE_END, file=sys.stderr, flush=True)
-
-
 def names(text: str) -> tuple[str, ...]:
     """a,b -> ("a", "b"). What argparse calls an invalid value it calls by the function's name."""
     return tuple(text.split(","))
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """0.1,2 -> (0.1, 2.0). Raises ValueError: what is no number."""
+    return tuple(float(number) for number in text.split(","))
 
 
 if __name__ == "__main__":

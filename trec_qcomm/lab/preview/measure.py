@@ -12,9 +12,9 @@ from torch import Tensor
 
 from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
-from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
-from trec_qcomm.lab.analyze.rows import distinct
-from trec_qcomm.lab.preview.selector import measure
+from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES, Throughput
+from trec_qcomm.lab.preview.selector import Measurement, measure
+from trec_qcomm.lab.sizes.rows import distinct
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +50,25 @@ class CodecPreview:
         float32: H (1 - 1/ratio), of H = 1 / (1/encode + 1/decode); 0 where there is none."""
         return max(self.saved_nbytes, 0.0) / 1e9 / (self.encode_s + self.decode_s)
 
+    @property
+    def measurement(self) -> Measurement:
+        """Ratio and speed, which control.selector compares."""
+        raw_gb = self.sent_nbytes / 1e9
+        speed = Throughput(encode_gb_s=raw_gb / self.encode_s, decode_gb_s=raw_gb / self.decode_s)
+        return Measurement(compression_ratio=self.sent_nbytes / self.wire_nbytes, throughput=speed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TablePreview:
-    """Figures of all codecs on one table's rows, in one direction, the smallest first.
+    """Figures of all codecs on one table's rows, or gradients, the smallest first.
 
     Args:
-        direction: "forward", or "backward" for gradients.
         dim: values of a row.
         num_rows, num_sent: rows of a step, and those that are sent.
         num_nonfinite: number of NaN and inf among all values that were coded.
     """
 
     table: str
-    direction: str
     dim: int
     num_rows: float
     num_sent: float
@@ -81,7 +86,6 @@ def preview_table(
     blocks: Sequence[Tensor],
     codecs: Mapping[str, Codec],
     *,
-    direction: str,
     num_steps: float,
     distinct_rows: bool,
 ) -> TablePreview:
@@ -90,52 +94,40 @@ def preview_table(
     Args:
         blocks: one or more of [n >= 1, D >= 1] float32.
         codecs: codecs by name.
-        direction: "forward" or "backward".
         num_steps: number of steps that the blocks are of.
         distinct_rows: whether a row that repeats in a block is sent once.
     Raises: ValueError: a codec does not take these rows; it names table and codec.
     """
     sent = [distinct(block) for block in blocks] if distinct_rows else list(blocks)
-    num_rows, dim = sum(map(len, blocks)), sent[0].shape[1]
-    raw_nbytes = FLOAT32_NBYTES * num_rows * dim / num_steps
-    previews = [
-        _measured(f"table {table!r}, codec {name}", name, codec, sent, num_steps, raw_nbytes)
-        for name, codec in codecs.items()
-    ]
+    num_rows, num_sent, dim = sum(map(len, blocks)), sum(map(len, sent)), sent[0].shape[1]
+    sent_nbytes = FLOAT32_NBYTES * num_sent * dim / num_steps
+    previews = []
+    for name, codec in codecs.items():
+        where = f"table {table!r}, codec {name}"
+        check_dim(codec, dim, where)
+        try:
+            nbytes, noise_db = bytes_and_noise(codec, sent)
+            speed = measure(codec, sent).throughput
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        previews.append(
+            CodecPreview(
+                codec=name,
+                raw_nbytes=FLOAT32_NBYTES * num_rows * dim / num_steps,
+                sent_nbytes=sent_nbytes,
+                wire_nbytes=nbytes / num_steps,
+                signal_to_noise_db=noise_db,
+                encode_s=sent_nbytes / 1e9 / speed.encode_gb_s,
+                decode_s=sent_nbytes / 1e9 / speed.decode_gb_s,
+            )
+        )
     return TablePreview(
         table=table,
-        direction=direction,
         dim=dim,
         num_rows=num_rows / num_steps,
-        num_sent=sum(map(len, sent)) / num_steps,
+        num_sent=num_sent / num_steps,
         num_nonfinite=sum(int((~block.isfinite()).sum()) for block in sent),
         codecs=tuple(sorted(previews, key=lambda preview: preview.wire_nbytes)),
-    )
-
-
-def _measured(
-    where: str,
-    name: str,
-    codec: Codec,
-    sent: Sequence[Tensor],
-    num_steps: float,
-    raw_nbytes: float,
-) -> CodecPreview:
-    check_dim(codec, sent[0].shape[1], where)
-    sent_nbytes = FLOAT32_NBYTES * sum(block.numel() for block in sent) / num_steps
-    try:
-        nbytes, noise_db = bytes_and_noise(codec, sent)
-        speed = measure(codec, sent).throughput
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-    return CodecPreview(
-        codec=name,
-        raw_nbytes=raw_nbytes,
-        sent_nbytes=sent_nbytes,
-        wire_nbytes=nbytes / num_steps,
-        signal_to_noise_db=noise_db,
-        encode_s=sent_nbytes / 1e9 / speed.encode_gb_s,
-        decode_s=sent_nbytes / 1e9 / speed.decode_gb_s,
     )
 
 
@@ -167,7 +159,7 @@ def _decibels(signal: float, noise: float) -> float:
 def of_all_tables(tables: Sequence[TablePreview]) -> list[tuple[CodecPreview, str]]:
     """Return each codec's figures over all tables, the smallest first, and its least exact table.
 
-    Args: tables: previews in one direction, of the same codecs.
+    Args: tables: previews in one direction. A codec that was not tried on all of them is left out.
     """
     by_codec: dict[str, list[tuple[CodecPreview, str]]] = {}
     for table in tables:
@@ -175,6 +167,8 @@ def of_all_tables(tables: Sequence[TablePreview]) -> list[tuple[CodecPreview, st
             by_codec.setdefault(preview.codec, []).append((preview, table.table))
     sums = []
     for name, previews in by_codec.items():
+        if len(previews) < len(tables):
+            continue
         worst, where = min(previews, key=lambda pair: pair[0].signal_to_noise_db)
         total = {
             field: sum(getattr(preview, field) for preview, _ in previews)

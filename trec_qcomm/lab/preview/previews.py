@@ -1,21 +1,21 @@
-"""Preview, the figures of every codec on the rows of a few steps, as text and as records."""
+"""Preview, the figures of every codec on the rows of a few steps.
 
-import math
-import time
+LivePreview is that of a training that runs: of the rows that this rank sends.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import yaml
 
-from trec_qcomm.config import codec_to_dict
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.lab.preview.file import CapturedRows
-from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, preview_table
-from trec_qcomm.lab.preview.text import GBIT_OF_GB, direction_text
-from trec_qcomm.lab.records import BenchRecord, Environment
+from trec_qcomm.lab.debug.row_capture import RowCapture
+from trec_qcomm.lab.preview.candidates import candidates
+from trec_qcomm.lab.preview.captured import CapturedRows
+from trec_qcomm.lab.preview.measure import TablePreview, preview_table
+from trec_qcomm.lab.preview.text import direction_text
 
-CodecsByDirection = Mapping[str, Mapping[str, Codec]]  # "forward" or "backward", then by name
+SHOWN_TABLES = 10  # by LivePreview
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +24,16 @@ class Preview:
 
     Args:
         captured: the rows.
-        codecs: the codecs, by direction and name.
         tables: the figures, by direction.
     """
 
     captured: CapturedRows
-    codecs: CodecsByDirection
     tables: Mapping[str, Sequence[TablePreview]]
 
     def text(self, *, top: int) -> str:
         """Return the tables of both directions. Args: top: number of tables to show."""
         unit = self.captured.unit
-        parts = [direction_text(tables, unit=unit, top=top) for tables in self.tables.values()]
+        parts = [direction_text(*pair, unit=unit, top=top) for pair in self.tables.items()]
         return "\n\n".join([*parts, *self._notes()])
 
     def _notes(self) -> list[str]:
@@ -53,55 +51,12 @@ class Preview:
             notes.append("No gradients: capture_rows(steps, gradients=True) keeps them.")
         return notes
 
-    def records(self, source: str) -> list[BenchRecord]:
-        """Return a record for each table, direction and codec. Args: source: name of the rows."""
-        environment, now = Environment.current(), time.time()
-        return [
-            BenchRecord(
-                configuration=codec.codec,
-                config=_yaml(self.codecs[direction][codec.codec]),
-                setup={"rows": source},
-                environment=environment,
-                time=now,
-                bench="preview",
-                case={
-                    "table": table.table, "direction": direction, "dim": table.dim,
-                    "unit": self.captured.unit,
-                },
-                figures=_figures(table, codec),
-            )
-            for direction, tables in self.tables.items()
-            for table in tables
-            for codec in table.codecs
-        ]  # fmt: skip
-
-
-def _figures(table: TablePreview, codec: CodecPreview) -> dict[str, float | bool]:
-    """Return the numbers of a record. JSON has no inf: what is exact has no dB."""
-    noise = codec.signal_to_noise_db
-    decibels = {"signal_to_noise_db": noise} if math.isfinite(noise) else {}
-    return decibels | {
-        "is_exact": noise == math.inf,
-        "num_rows": table.num_rows,
-        "num_sent": table.num_sent,
-        "num_nonfinite": table.num_nonfinite,
-        "raw_nbytes": codec.raw_nbytes,
-        "wire_nbytes": codec.wire_nbytes,
-        "encode_s": codec.encode_s,
-        "decode_s": codec.decode_s,
-        "break_even_gbit_s": GBIT_OF_GB * codec.break_even_gb_s,
-    }
-
-
-def _yaml(codec: Codec) -> str:
-    text: str = yaml.safe_dump(codec_to_dict(codec), default_flow_style=True, sort_keys=False)
-    return text.strip()
-
 
 def make_preview(
     captured: CapturedRows,
-    codecs: CodecsByDirection,
+    codecs: Mapping[str, Mapping[str, Codec]],
     *,
+    forward_of_table: Mapping[str, Mapping[str, Codec]] | None = None,
     distinct_rows: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Preview:
@@ -110,43 +65,75 @@ def make_preview(
     Args:
         captured: the rows.
         codecs: codecs by direction and name; each direction that was captured.
+        forward_of_table: further codecs of the rows of single tables, by table and name.
         distinct_rows: whether a row that repeats in a block is sent once; gradients always are
             taken as they are.
         progress: function that is told which table is next.
     Raises: ValueError: a codec does not take a table's rows; it names both.
     """
+    tables: dict[str, list[TablePreview]] = {}
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        tables = {
-            direction: [
-                _table(captured, direction, table, codecs[direction], distinct_rows, progress)
-                for table in blocks
-            ]
-            for direction, blocks in captured.blocks.items()
-        }
+        for direction, blocks_by_table in captured.blocks.items():
+            is_forward, tables[direction] = direction == "forward", []
+            for number, (table, blocks) in enumerate(blocks_by_table.items(), start=1):
+                first = "; kernels are compiled once on a machine, about a minute" * (number == 1)
+                progress(f"{direction}, {number} of {len(blocks_by_table)}: {table}{first}")
+                further = (forward_of_table or {}).get(table, {}) if is_forward else {}
+                preview = preview_table(
+                    table,
+                    blocks,
+                    {**codecs[direction], **further},
+                    num_steps=captured.num_steps or len(blocks),
+                    distinct_rows=distinct_rows and is_forward,
+                )
+                tables[direction].append(preview)
     finally:
         torch.set_num_threads(num_threads)
-    return Preview(captured=captured, codecs=codecs, tables=tables)
+    return Preview(captured=captured, tables=tables)
 
 
-def _table(
-    captured: CapturedRows,
-    direction: str,
-    table: str,
-    codecs: Mapping[str, Codec],
-    distinct_rows: bool,
-    progress: Callable[[str], None],
-) -> TablePreview:
-    tables = captured.blocks[direction]
-    number = list(tables).index(table) + 1
-    first = "; the first time on a machine kernels are compiled, about a minute" * (number == 1)
-    progress(f"{direction}, {number} of {len(tables)}: {table}{first}")
-    return preview_table(
-        table,
-        tables[table],
-        codecs,
-        direction=direction,
-        num_steps=captured.num_steps or len(tables[table]),
-        distinct_rows=distinct_rows and direction == "forward",
-    )
+class LivePreview:
+    """Preview of the next steps of a training; `QComm.preview` makes it.
+
+    Its text is the tables, measured when it is first asked for once the steps are over. No
+    collective: each rank has its own rows. `capture.save("rows.pt")`, on all ranks, writes those of
+    all, for `python -m trec_qcomm preview rows.pt`.
+
+    Args: capture: the rows of these steps.
+    """
+
+    def __init__(self, capture: RowCapture) -> None:
+        self.capture = capture
+        self._complete: Preview | None = None
+
+    def __str__(self) -> str:
+        """Return the tables of all steps so far, with a line that says how many these are."""
+        num_steps = self.capture.num_steps
+        if not num_steps:
+            return f"Preview: 0 of {self.capture.steps} steps so far; train, and print it again"
+        head = f"Preview of {num_steps} of {self.capture.steps} steps, rows of this rank alone"
+        return f"{head}\n\n{self.preview().text(top=SHOWN_TABLES)}"
+
+    def preview(self) -> Preview:
+        """Return the figures of the steps so far. Raises ValueError: nothing was sent yet."""
+        if self._complete is not None:
+            return self._complete
+        num_steps = self.capture.num_steps
+        blocks = {"forward": self.capture.rows, "backward": self.capture.gradients}
+        blocks = {direction: tables for direction, tables in blocks.items() if tables}
+        if not num_steps:
+            raise ValueError("preview: no training step yet")
+        captured = CapturedRows(
+            blocks=blocks,
+            num_steps=num_steps,
+            num_left_out=self.capture.num_left_out,
+            whose="this rank",
+        )
+        codecs = {direction: candidates(direction) for direction in blocks}
+        measured = make_preview(captured, codecs)
+        if num_steps == self.capture.steps:
+            self.capture.stop()
+            self._complete = measured
+        return measured

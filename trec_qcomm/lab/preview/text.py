@@ -8,23 +8,24 @@ from trec_qcomm.lab.preview.candidates import BASELINE
 from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, of_all_tables
 
 TITLES = {"forward": "Rows, forward", "backward": "Gradients of rows, backward"}
-GBIT_OF_GB = 8
+_GBIT_OF_GB = 8
 _HEAD = ("codec", "KB", "saved KB", "ratio", "dB", "encode ms", "decode ms", "pays below")
 _RIGHT = range(1, 7)
 
 
-def direction_text(tables: Sequence[TablePreview], *, unit: str, top: int) -> str:
+def direction_text(direction: str, tables: Sequence[TablePreview], *, unit: str, top: int) -> str:
     """Return the codecs of each table, then those of all tables together, most bytes saved first.
 
     Args:
-        tables: one or more previews in one direction.
+        direction: "forward", or "backward" for gradients.
+        tables: one or more previews in that direction.
         unit: what the numbers are of, such as "a step".
         top: number of tables to show.
     """
     ordered = sorted(tables, key=lambda table: -table.saved_nbytes)
     lines = [line for table in ordered[:top] for line in _table_lines(table)]
     right = [1, *(number + 2 for number in _RIGHT)]
-    title = TITLES[tables[0].direction]
+    title = TITLES[direction]
     parts = [
         f"{title}: each table, {unit}\n",
         markdown_table(("table", "rows", *_HEAD), lines, right=right),
@@ -81,7 +82,7 @@ def _cells(preview: CodecPreview) -> tuple[str, ...]:
 
 def link_text(gb_s: float) -> str:
     """Return a link's rate in words: 0.125 GB/s is "1 Gbit/s"."""
-    gbit_s = GBIT_OF_GB * gb_s
+    gbit_s = _GBIT_OF_GB * gb_s
     if gbit_s == 0:
         return "no link"
     return f"{gbit_s:.1f} Gbit/s" if gbit_s >= 1 else f"{1e3 * gbit_s:.0f} Mbit/s"

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from trec_qcomm.config.gradients import Link
+from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.records import NetworkRecord, Record, TableSizesRecord, append, read
 from trec_qcomm.lab.simulate import report

@@ -14,7 +14,7 @@ Source: Thakur, Rabenseifner, Gropp 2005 (the model, pairwise all-to-all); Patar
 
 from dataclasses import dataclass
 
-from trec_qcomm.config.gradients import Link
+from trec_qcomm.config import Link
 
 
 @dataclass(frozen=True, kw_only=True)

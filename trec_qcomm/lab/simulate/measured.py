@@ -280,7 +280,9 @@ def _config(step: MeasuredStep) -> Config:
 
 
 def _merges(step: MeasuredStep) -> bool:
-    return any(rule.unique_bags is not False for rule in _config(step).embedding)
+    """Return whether equal bags go once. A record's config may be none that is read today."""
+    config = json.loads(step.config or "null") or {}
+    return any(rule.get("unique_bags", False) is not False for rule in config.get("embedding", ()))
 
 
 def _dense_algorithm(step: MeasuredStep) -> str | None:

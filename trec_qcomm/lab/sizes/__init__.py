@@ -1,6 +1,7 @@
 """Sizes of segments by table: measured on rows, kept as records, read by planner and simulation.
 
-measured.py makes and reads them, __main__.py is the command line. control.traffic is the model.
+rows.py reads the rows, measured.py makes and reads the records, command.py is the command line,
+prices.py what a user calls. ext.planner.traffic is the model.
 """
 
 from trec_qcomm.lab.sizes.measured import Measured, load_measured, measure_sizes

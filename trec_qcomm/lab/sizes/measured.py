@@ -29,8 +29,8 @@ from trec_qcomm.ext.planner.traffic import (
     SizeCurve,
     Sizes,
 )
-from trec_qcomm.lab.analyze.rows import Blocks, blocks_by_table, distinct, read_content
 from trec_qcomm.lab.records import Record, SegmentSizes, TableSizes, TableSizesRecord, read
+from trec_qcomm.lab.sizes.rows import Blocks, blocks_by_table, distinct, read_content
 
 Measured = str | Path | TableSizesRecord | Sequence[Record]
 SizesOf = Callable[[str, Codec], Sizes]  # of a direction and its codec

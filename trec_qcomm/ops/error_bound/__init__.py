@@ -1,8 +1,8 @@
 """Error-bounded quantization of whole segments. Wire: FORMAT.md, "error_bounded".
 
 There is no predictor. The *quantizer* turns values into indices, q = round(x / step) with
-step = 2 * bound, one step a segment, and an *encoder* packs the indices: bitpack, rans, vector_lz
-or whichever of the last two is shorter. Each value is checked against what the receiver will
+step = 2 * bound, one step a segment, and an *encoder* packs the indices: bitpack, rans or
+vector_lz. Each value is checked against what the receiver will
 decode. A value outside the bound, NaN and infinities are sent *verbatim*, as float32. A segment
 without a range or without a usable step is lossless.
 
@@ -28,14 +28,8 @@ from trec_qcomm.jit import kernel
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, first_outside, gpu_kernels
 from trec_qcomm.ops.error_bound import cpu, reference, segment_encoders
 
-ENCODERS = {
-    "bitpack": cpu.BITPACK,
-    "vector_lz": cpu.VECTOR_LZ,
-    "rans": cpu.RANS,
-    "auto": segment_encoders.AUTO,
-}
-_NAMES = {number: name for name, number in ENCODERS.items()}
-GPU_ENCODERS = ("bitpack", "rans", "auto")  # auto is rans there
+ENCODERS = {"bitpack": cpu.BITPACK, "vector_lz": cpu.VECTOR_LZ, "rans": cpu.RANS}
+GPU_ENCODERS = ("bitpack", "rans")
 
 _REASONS = {
     cpu.BAD_SIZE: "nbytes, padding and number of verbatim values do not fit the rows",
@@ -63,7 +57,6 @@ def encode(
     bounds: Tensor,
     relative: bool,
     encoder: str = "bitpack",
-    encoders: Tensor | None = None,
     backend: Backend | None = None,
 ) -> Encoded:
     """Write the rows.
@@ -71,7 +64,6 @@ def encode(
     Args:     bounds: [S] float64 on CPU, finite, >= 0; 0 is lossless.
               relative: whether bounds are fractions of max - min of each segment's finite values.
               encoder: a key of ENCODERS; on a GPU one of GPU_ENCODERS.
-              encoders: [S] int64 on CPU, values of ENCODERS in place of `encoder`; on CPUs only.
               The others: arguments of core.codec.Codec.encode.
     Numerics: |x - decoded| <= bound in exact arithmetic, no slack, for every finite x; NaN (with
               its payload) and infinities survive; -0.0 may become 0.0.
@@ -80,12 +72,9 @@ def encode(
     _check_bounds(bounds, segments)
     if encoder not in ENCODERS:
         raise ValueError(f"encoder: {encoder!r} is not one of {tuple(ENCODERS)}")
-    numbers = _numbers_of(encoder, encoders, segments.num_segments)
     max_sizes = max_nbytes(segments)
     backend = check_buffers(values, segments, payload, at, max_sizes, backend)
     if backend == "gpu":
-        if encoders is not None:
-            raise ValueError("encoders: a GPU takes one encoder for all segments")
         if encoder not in GPU_ENCODERS:
             raise ValueError(f"encoder: {encoder!r} is not one of {GPU_ENCODERS} on a GPU")
         kernels = gpu_kernels(__name__)
@@ -96,9 +85,7 @@ def encode(
     if backend == "reference":
         for s in range(segments.num_segments):
             rows, bound = segments.block(values, s), float(bounds[s])
-            data = reference.encode_segment(
-                rows, bound, relative=relative, encoder=_NAMES[numbers[s]]
-            )
+            data = reference.encode_segment(rows, bound, relative=relative, encoder=encoder)
             nbytes[s] = len(data)
             payload[int(at[s]) : int(at[s]) + len(data)] = data
         return Encoded(payload, at, nbytes)
@@ -115,10 +102,10 @@ def encode(
         relative,
     )
     flushed = np.empty_like(sizes)
-    if encoders is None and encoder == "bitpack":
+    if encoder == "bitpack":
         cpu.encode(*arguments, sizes, flushed)
     else:
-        segment_encoders.encode(*arguments, sizes, flushed, numbers)
+        segment_encoders.encode(*arguments, sizes, flushed, ENCODERS[encoder])
     return Encoded(payload, at, nbytes, torch.from_numpy(flushed) if flushed.any() else None)
 
 
@@ -154,15 +141,6 @@ def decode(
         bad_segment, reason = segment_encoders.decode(*encoded_arrays, *layout, segments.dim, y)
     if bad_segment >= 0:
         raise CorruptFrameError(_REASONS[reason], segment=int(bad_segment))
-
-
-def _numbers_of(encoder: str, encoders: Tensor | None, num_segments: int) -> Any:
-    """Return the encoder of each segment, [S] int64. Raises ValueError: numbers that are none."""
-    if encoders is None:
-        return np.full(num_segments, ENCODERS[encoder], np.int64)
-    if encoders.shape != (num_segments,) or not _NAMES.keys() >= set(encoders.tolist()):
-        raise ValueError(f"encoders: {encoders.tolist()} are not {num_segments} of {list(_NAMES)}")
-    return encoders.numpy()
 
 
 def _corrupt_frame(code: int) -> CorruptFrameError:

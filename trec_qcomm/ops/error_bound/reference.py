@@ -44,9 +44,8 @@ def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) 
         return raw
     else:
         q, verbatim = quantize(x, bound32, step, inverse)
-        names = ("vector_lz", "rans") if encoder == "auto" else (encoder,)
-        candidates = [(_ENCODERS[name][0], _ENCODERS[name][1](q, rows.shape[1])) for name in names]
-        kind, indices = min(candidates, key=lambda pair: len(pair[1]))  # the first of equal length
+        kind, encode_indices = _ENCODERS[encoder]
+        indices = encode_indices(q, rows.shape[1])
         bits = int(step.view(torch.int32))
         if int(verbatim.sum()) > MAX_VERBATIM:
             return raw

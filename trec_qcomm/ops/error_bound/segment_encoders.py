@@ -1,8 +1,8 @@
 """The encoders of error_bound that need all indices of a segment at once, in numba.
 
-They are vector_lz, rans, and "auto": the shorter of these two. The functions have the arguments and
-the parts of cpu.py, but go through an int32 buffer of a segment's indices. Only `_encode_indices`
-and `_decode_indices` know which encoders there are.
+They are vector_lz and rans. The functions have the arguments and the parts of cpu.py, but go
+through an int32 buffer of a segment's indices. Only `_encode_indices` and `_decode_indices` know
+which encoders there are.
 """
 # mypy: ignore-errors
 
@@ -11,12 +11,10 @@ import numpy as np
 from trec_qcomm.ext.dual_level.vector_lz import cpu as vector_lz
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.bitpack.cpu import GROUP
-from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.error_bound.cpu import (
     BAD_INDICES,
     BAD_VERBATIM,
-    BITPACK,
     HEADER_NBYTES,
     MAX_VERBATIM,
     OK,
@@ -27,39 +25,16 @@ from trec_qcomm.ops.error_bound.cpu import (
 from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
 from trec_qcomm.ops.rans import cpu as rans
 
-AUTO = 15  # vector_lz or rans, whichever is shorter; not on the wire
-
 
 @inner
 def _encode_indices(encoder, q, low, high, dim, out, rans_scratch):
     """Encode the indices q [N] of one segment, of which `low` and `high` are the extremes.
 
-    Returns: (nbytes, the encoder used); nbytes is -1 where out has no room.
+    Returns: nbytes, or -1: out has no room.
     """
-    if encoder == AUTO:
-        return _encode_shortest(q, low, high, dim, out, rans_scratch)
-    nbytes = np.int64(-1)
     if encoder == VECTOR_LZ:
-        nbytes = vector_lz.encode_segment(q, dim, out)
-    elif encoder == RANS:
-        nbytes = rans.encode(q, low, high, out, rans_scratch)
-    return nbytes, encoder
-
-
-@inner
-def _encode_shortest(q, low, high, dim, out, rans_scratch):
-    """Encode with vector_lz or rans, whichever is shorter; if they are equal, with vector_lz.
-
-    vector_lz is the faster, and ends as bitpack where no row repeats.
-    """
-    nbytes, kind = np.int64(vector_lz.encode_segment(q, dim, out)), VECTOR_LZ
-    max_size = out.size if nbytes < 0 else nbytes - 1
-    rans_bytes = np.empty(max_size, np.uint8)
-    size = np.int64(rans.encode(q, low, high, rans_bytes, rans_scratch))
-    if size >= 0:
-        copy(rans_bytes[:size], out)
-        return size, RANS
-    return nbytes, kind
+        return np.int64(vector_lz.encode_segment(q, dim, out))
+    return np.int64(rans.encode(q, low, high, out, rans_scratch))
 
 
 @inner
@@ -91,8 +66,7 @@ def quantize_and_encode(
     """Quantize and encode one segment into out.
 
     Args:    q: int32 scratch for its indices, as many as full groups have.
-    Returns: (nbytes, num_verbatim, the encoder used); nbytes is -1 where out or positions has no
-             room.
+    Returns: (nbytes, num_verbatim); nbytes is -1 where out or positions has no room.
     """
     num_verbatim, low, high = np.int64(0), np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for first in range(0, num_values, GROUP):
@@ -102,18 +76,18 @@ def quantize_and_encode(
             num_verbatim,
         )  # fmt: skip
         if num_verbatim < 0:
-            return np.int64(-1), num_verbatim, encoder
+            return np.int64(-1), num_verbatim
         low, high = min(low, lowest), max(high, highest)
-    nbytes, kind = _encode_indices(encoder, q[:num_values], low, high, dim, out, rans_scratch)
-    return nbytes, num_verbatim, kind
+    nbytes = _encode_indices(encoder, q[:num_values], low, high, dim, out, rans_scratch)
+    return nbytes, num_verbatim
 
 
 @kernel
 def encode(
     values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, flushed,
-    encoders,
+    encoder,
 ):  # fmt: skip
-    """Do what cpu.encode does, with an encoder for each segment: BITPACK, VECTOR_LZ, RANS, AUTO."""
+    """Do what cpu.encode does, with the encoder VECTOR_LZ or RANS."""
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
     most_values = _most_values(offsets, dim)
     rans_scratch = rans.encoder_scratch(most_values)
@@ -123,13 +97,7 @@ def encode(
         nbytes[s], flushed[s] = 0, 0
         if num_values == 0:
             continue
-        out, encoder = payload[at[s] : at[s] + max_nbytes[s]], encoders[s]
-        if encoder == BITPACK:
-            nbytes[s], flushed[s] = cpu.encode_segment(
-                values, start[s], stride[s], dim, num_values, bounds[s], relative, out, positions,
-                scratch,
-            )  # fmt: skip
-            continue
+        out = payload[at[s] : at[s] + max_nbytes[s]]
         width, bound, step, inverse = cpu.begin_segment(
             values, start[s], stride[s], dim, num_values, bounds[s], relative
         )
@@ -137,14 +105,14 @@ def encode(
             rans_scratch[-1][0] = values[start[s + 1] :].ctypes.data
         room = cpu.raw_nbytes(num_values)
         segment_positions = positions[: min(room // 8, MAX_VERBATIM)]
-        size, num_verbatim, kind = np.int64(-1), np.int64(0), encoder
+        size, num_verbatim = np.int64(-1), np.int64(0)
         if step > 0:
-            size, num_verbatim, kind = quantize_and_encode(
+            size, num_verbatim = quantize_and_encode(
                 values, start[s], stride[s], dim, num_values, bound, step, inverse,
                 out[HEADER_NBYTES:room], segment_positions, scratch, encoder, q, rans_scratch,
             )  # fmt: skip
         nbytes[s] = cpu.end_segment(
-            values, start[s], stride[s], dim, num_values, width, step, kind, size, num_verbatim,
+            values, start[s], stride[s], dim, num_values, width, step, encoder, size, num_verbatim,
             segment_positions, out,
         )  # fmt: skip
         flushed[s] = cpu.flushed_values(

@@ -68,7 +68,6 @@ def encode(
     Args: bounds: [S] float64 on CPU.  The others: arguments of error_bound.encode.
     """
     batch = GroupedBatch.from_segments(segments, at, bounds.view(torch.int64), values.device)
-    # `auto` is the shorter of vector_lz and rans, of which the former has no kernels here.
     encode_all = _encode_bitpack if encoder == "bitpack" else _encode_rans
     return encode_all(values, payload, batch, relative)
 

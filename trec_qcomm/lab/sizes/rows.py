@@ -1,6 +1,10 @@
-"""Rows of tables from a file, batch by batch."""
+"""Rows of tables from a file, batch by batch.
 
-from dataclasses import dataclass
+A file is what QComm.capture_rows saved, or torch.save of {"rows": {table: [n, D] float32, or a list
+of batches of such rows}, "without_rows": [table]}; the second may be left out, and other keys are
+ignored.
+"""
+
 from pathlib import Path
 from typing import Any
 
@@ -9,31 +13,6 @@ import torch
 from torch import Tensor
 
 Blocks = dict[str, list[Tensor]]  # batches [n, D] float32, by table
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableRows:
-    """What a file holds: {table: batches [n, D] float32}, and names of tables without rows."""
-
-    batches: Blocks
-    without_rows: tuple[str, ...] = ()
-
-
-def load_rows(path: Path, *, batch: int) -> TableRows:
-    """Return the rows of a file that QComm.capture_rows or torch.save wrote.
-
-    Args:
-        path: file of {"rows": {table: [n, D] float32, or a list of batches of such rows},
-            "without_rows": [table]}; the second may be left out, and other keys are ignored.
-        batch: number of rows in a batch, into which a tensor is cut. Rows at the end that do not
-            fill a batch are left out, unless there is no other batch.
-    Raises: ValueError naming file and field.
-    """
-    content = read_content(path)
-    return TableRows(
-        batches=blocks_by_table(path, content, "rows", batch=batch),
-        without_rows=without_rows(path, content),
-    )
 
 
 def read_content(path: Path) -> dict[str, Any]:
@@ -51,7 +30,10 @@ def read_content(path: Path) -> dict[str, Any]:
 def blocks_by_table(path: Path, content: dict[str, Any], key: str, *, batch: int) -> Blocks:
     """Return {table: batches} of one entry of a file's content, rows or gradients.
 
-    Args: path: name of the file, for errors.  batch: rows in a batch, into which a tensor is cut.
+    Args:
+        path: name of the file, for errors.
+        batch: number of rows in a batch, into which a tensor is cut. Rows at the end that do not
+            fill a batch are left out, unless there is no other batch.
     Raises: ValueError naming file and field.
     """
     tables = content.get(key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trec_qcomm.lab.analyze.rows import Blocks, blocks_by_table, read_content, without_rows
+from trec_qcomm.lab.sizes.rows import Blocks, blocks_by_table, read_content, without_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ def load_captured(path: Path, *, batch: int) -> CapturedRows:
     """Return the rows of a file, and the gradients where it has some.
 
     Args:
-        path: file that QComm.capture_rows saved, or another one that analyze.rows.load_rows takes.
+        path: file that QComm.capture_rows saved, or another one that analyze.sizes.rows tells of.
         batch: number of rows in a batch, into which a tensor is cut.
     Raises: ValueError naming file and field.
     """
