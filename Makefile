@@ -15,7 +15,6 @@ VERSIONS ?=
 RECORDS := examples/bench/results examples/criteo/results
 PICTURED := examples/bench/results/links.jsonl $(addprefix examples/criteo/results/,dense.jsonl best.jsonl)
 PICTURES := rate-distortion step-time traffic quality
-SC24_PICTURES := homogenization values drift
 # Processes of one thread each.
 JOBS ?= $(shell nproc)
 # .venv has a torch for CPUs, so on a machine with a GPU this is one of its own environments.
@@ -66,8 +65,6 @@ pictures: $(DEV)  ## Draw the pictures of the documents again
 	@mkdir -p runs
 	$(PY) -m trec_qcomm report --out runs/pictures.html --png runs/pictures $(PICTURED)
 	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/
-	$(PY) examples/papers/sc24.py --parts drift --show --report runs/sc24.html
-	cp $(SC24_PICTURES:%=runs/sc24_png/%.png) examples/papers/results/sc24/
 
 accuracy: $(RUN)  ## Run the quality gate over configs/ as its table has it (hours; resumes; ARGS='--data FILE')
 	$(ONE_THREAD) $(PY) examples/criteo/accuracy.py --configs $(filter-out configs/fp32.yaml,$(wildcard configs/*.yaml)) --jobs $(JOBS) $(ARGS)

@@ -7,14 +7,14 @@ README.md states the rule for its readers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, isfinite
 
-from examples.papers.claims import FAILS, HOLDS, OPEN
 from trec_qcomm.lab.records import Limits
 from trec_qcomm.lab.study import TRAINING
 from trec_qcomm.lab.study.paired import Change, t_quantile
 
+HOLDS, FAILS, OPEN = "holds", "does not hold here", "cannot be told"
 MIN_SEEDS = 16
 Changes = Mapping[str, Change]
 _NORMAL = {"one side": 1.645, "two sides": 1.960}  # quantiles, for numbers of seeds to come
@@ -31,6 +31,23 @@ class Decision:
 
     verdict: str
     to_tell: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the records of a study say of a claim.
+
+    Args:
+        verdict: HOLDS, FAILS or OPEN.
+        result: figures with their intervals.
+        to_tell: what it would take to tell more; empty where nothing is left.
+        fields: words of the claim's setting that the records know.
+    """
+
+    verdict: str
+    result: str
+    to_tell: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 def no_loss(changes: Changes, limits: Limits = TRAINING) -> Decision:

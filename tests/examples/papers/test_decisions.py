@@ -5,8 +5,7 @@ import math
 import pytest
 
 from examples.papers import decisions
-from examples.papers.claims import FAILS, HOLDS, OPEN
-from examples.papers.decisions import Decision
+from examples.papers.decisions import FAILS, HOLDS, OPEN, Decision
 from trec_qcomm.lab.study.paired import Change
 
 

@@ -1,1 +1,0 @@
-"""Claims about quantized collectives: configurations, and what their records decide."""

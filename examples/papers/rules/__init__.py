@@ -1,0 +1,1 @@
+"""Rules: functions from the records of a study to a verdict, which claims choose by name."""

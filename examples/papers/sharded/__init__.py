@@ -1,1 +1,0 @@
-"""Parts of zionex.py: every sharding with every codec, run after run with equal bits."""

@@ -1,1 +1,0 @@
-"""Claims about dynamic communication thresholding: configurations, and what records decide."""

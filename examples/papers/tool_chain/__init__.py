@@ -1,1 +1,0 @@
-"""Parts of micro21.py: see what a codec costs, choose codecs, guard them."""
