@@ -24,7 +24,6 @@ CONFIG = config_from_dict(
         ],
         "ids": {"codec": "packed"},
         "debug": {"every": 1},
-        "sizes": "slots",
     }
 )
 

@@ -168,7 +168,6 @@ def launch_other_ops() -> None:
         take(matrix, rows, out)
         add(out, rows, matrix)
     launch_frames()
-    launch_slots()
     launch_packed_ids()
 
 
@@ -189,17 +188,6 @@ def launch_packed_ids() -> None:
             packed_ids.decode(
                 packed.payload, [32], packed.nbytes, num_bags, num_segments=2, dtypes=(dtype, dtype)
             )
-
-
-def launch_slots() -> None:
-    from trec_qcomm.wire.slot import gpu
-
-    nbytes, ones = torch.tensor([16, 8]), torch.tensor([1, 1])
-    at, largest = torch.tensor([0, 24]), torch.tensor([72, 64])
-    payload = torch.zeros(48, dtype=torch.uint8)
-    segments = gpu.Segments(payload, at, nbytes, ones, largest)
-    header_nbytes = 48 * ones
-    gpu.fill(segments, torch.zeros(96, dtype=torch.uint8), header_nbytes, 128 * ones, call=0)
 
 
 def launch_frames() -> None:

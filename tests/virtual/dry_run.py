@@ -301,4 +301,3 @@ def _import_kernels() -> None:
         importlib.import_module(name)
     importlib.import_module("trec_qcomm.wire.gpu")
     importlib.import_module("trec_qcomm.wire.ids.gpu")
-    importlib.import_module("trec_qcomm.wire.slot.gpu")

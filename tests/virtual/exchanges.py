@@ -3,9 +3,7 @@ parameters.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -20,20 +18,15 @@ from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
-from trec_qcomm.comm.slots.device import PendingDeviceSlots
-from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.transport import DeviceTransport
 from trec_qcomm.config import GradientRule
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.reduction import make_reduction
 from trec_qcomm.ops.batch.packed_ids import Bags
-from trec_qcomm.wire import frame, slot
-from trec_qcomm.wire.frame import Announced
 from trec_qcomm.wire.ids import STATED_BAGS
 from trec_qcomm.wire.ids import cpu as id_cpu
 from trec_qcomm.wire.ids.messages import pack, unpack
-from trec_qcomm.wire.slot.heads import Heads
 
 NUM_RANKS, NUM_TABLES, DIM, BATCH_SIZE = 8, 26, 64, 2048
 # Forward and backward codec.
@@ -82,7 +75,7 @@ def layout_of(kind: type[RowCollective]) -> Layout:
     return Layout(tuple(tuple(shards[rank::NUM_RANKS]) for rank in range(NUM_RANKS)))
 
 
-def make(collective: str, codecs: str, slots: SlotOptions | None = None) -> RowCollective:
+def make(collective: str, codecs: str) -> RowCollective:
     kind = COLLECTIVES[collective]
     layout = layout_of(kind)
     forward, backward = (dict.fromkeys(layout.tables(), codec) for codec in ROW_CODECS[codecs])
@@ -93,7 +86,6 @@ def make(collective: str, codecs: str, slots: SlotOptions | None = None) -> RowC
         codecs=DirectionCodecs(forward, backward),
         exact=DirectionCodecs(exact, exact),
         name=f"{collective} {codecs}",
-        slots=slots,
     )
 
 
@@ -115,44 +107,10 @@ def step_of(op: RowCollective) -> Callable[[], tuple[Tensor, Tensor]]:
     return forward
 
 
-_SEGMENT_NBYTES = 8
-
-
-def _tables(heads: Heads, gathered: Tensor, nbytes: list[int], **_options: object) -> Announced:
-    """Return what segment tables state: error_bounded, and a few bytes a segment."""
-    ones = torch.ones(sum(heads.segments_per_frame), dtype=torch.int64)
-    return Announced(ErrorBounded(0.01).wire_id * ones, _SEGMENT_NBYTES * ones)
-
-
-def _words(heads: Heads, gathered: Tensor) -> list[int]:
-    """Return the sizes of such frames, for `_sizes_of`."""
-    counts = heads.segments_per_frame
-    return [frame.overhead_nbytes(n) + _SEGMENT_NBYTES * n for n in counts]
-
-
-def _sizes_of(words: list[int], *_arguments: object, **_options: object) -> list[int]:
-    return words
-
-
-@contextmanager
-def made_up_slots() -> Iterator[None]:
-    """Let slots that come state a few bytes a segment, which fit what came in the step before."""
-
-    with (
-        mock.patch.object(slot, "sizes_of", _sizes_of),
-        mock.patch.object(Heads, "words", _words),
-        mock.patch.object(Heads, "tables", _tables),
-        mock.patch.object(PendingDeviceSlots, "_exchange_overflows"),  # the first step's
-    ):
-        yield
-
-
-def row_runs(
-    collective: str, codecs: str, slots: SlotOptions | None = None
-) -> Iterator[tuple[str, Counted]]:
+def row_runs(collective: str, codecs: str) -> Iterator[tuple[str, Counted]]:
     """Yield the counts of the second step, forward and backward."""
     with dry_run() as run:
-        forward = step_of(make(collective, codecs, slots))
+        forward = step_of(make(collective, codecs))
         for _ in range(2):
             run.taken()
             with run:
@@ -230,10 +188,6 @@ def runs() -> Iterator[tuple[str, Counted]]:
     for name in row_names():
         for direction, counted in row_runs(*name.split()):
             yield f"{name} {direction}", counted
-    with made_up_slots():
-        for collective in COLLECTIVES:
-            for direction, counted in row_runs(collective, "error_bounded", SlotOptions()):
-                yield f"{collective} error_bounded in slots {direction}", counted
     for name in dense_names():
         yield name, dense_run(*name.split())
     yield from id_runs()

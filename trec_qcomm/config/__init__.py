@@ -1,6 +1,6 @@
 """Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
 
-from trec_qcomm.config.config import Config, Sizes
+from trec_qcomm.config.config import Config
 from trec_qcomm.config.gradients import (
     AllReduceRule,
     GradientRule,
@@ -31,7 +31,6 @@ __all__ = [
     "Link",
     "LowRank",
     "Section",
-    "Sizes",
     "TableGradientRule",
     "TableRule",
     "UniqueBagsChoice",

@@ -6,7 +6,6 @@ Knows: rules. Does not know: YAML, TorchRec, process groups.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
 
 from trec_qcomm.config.gradients import (
     GradientRule,
@@ -18,9 +17,6 @@ from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.matching import PatternRules
 from trec_qcomm.config.section import Section, check_sections, section
 from trec_qcomm.config.tables import EXACT_RULE, TableRule
-from trec_qcomm.core.codec import check_choice
-
-Sizes = Literal["announced", "slots"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +34,6 @@ class Config:
         ids: rule of the exchange of ids; None leaves it to TorchRec.
         sync: rule of the averages over replicas of tables; None leaves them to TorchRec.
         seed: seed of stochastic rounding, 0..2^63 - 1.
-        sizes: how both ends learn the sizes of frames, where these depend on the data: `announced`
-            in a message before, or `slots`, which need none (comm.slots).
         debug: settings of the numeric debugger; None leaves it off.
         guard: settings of the guard over codecs while training; None leaves it off.
         measure_error: whether stats() has the largest error of every table; slow.
@@ -52,7 +46,6 @@ class Config:
     ids: IdRule | None = None
     sync: Section | None = section("trec_qcomm.ext.replicas.rule:SyncRule")
     seed: int = 0
-    sizes: Sizes = "announced"
     debug: Section | None = section("trec_qcomm.lab.debug.rule:DebugRule")
     guard: Section | None = section("trec_qcomm.lab.guard.rule:GuardRule")
     measure_error: bool = False
@@ -80,7 +73,6 @@ class Config:
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
         check_sections(self)
-        check_choice("sizes", self.sizes, get_args(Sizes))
         if type(self.measure_error) is not bool:
             raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
 

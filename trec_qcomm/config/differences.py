@@ -39,8 +39,8 @@ def config_text(config: Config) -> str:
 def changes_of(text: str, config: Config) -> dict[str, str]:
     """Return what differs between a `config_text` and a config, {key: "4 -> 8"}.
 
-    What a newer version added with a default is no difference, and neither are debug, measure_error
-    and sizes, which change no value.
+    What a newer version added with a default is no difference, and neither are debug and
+    measure_error, which change no value.
 
     Raises: ValueError: no text of a config.
     """
@@ -56,7 +56,7 @@ def changes_of(text: str, config: Config) -> dict[str, str]:
     except ValueError:  # with a codec or field that is not known any more
         before = _flat(saved)
     after = flat_config(config)
-    keys = [key for key in before | after if key not in ("measure_error", "sizes")]
+    keys = [key for key in before | after if key != "measure_error"]
     pairs = {key: (before.get(key, _MISSING), after.get(key, _MISSING)) for key in keys}
     return {key: f"{old} -> {new}" for key, (old, new) in pairs.items() if old != new}
 

@@ -90,66 +90,18 @@ class TableGradientRule(AllReduceRule):
 class LowRank:
     """Settings of gradients that are sent as two factors (PowerSGD, comm.dense.low_rank).
 
-    With `rank: auto` each matrix has a rank of its own, which all ranks of the job change at the
-    same step to the least one that keeps a share of the energy, the sum of squares, of what is to
-    be sent: the gradient and what was left out before. The other fields are for `auto` alone, where
-    None becomes .999, 50, 16 and 64.
-
-    Args:
-        rank: number of columns of each factor; lower is smaller, and keeps less of each step.
-        keep: share of the energy that factors are to keep, over the steps since the last choice.
-        every: number of steps after which ranks may change. On a GPU the host waits for it then.
-        first, largest: rank that all begin with, and the largest. A matrix of which factors of
-            `first` columns are no smaller is sent as it is, and no rank becomes so large that
-            factors are no smaller than their matrix.
+    Args: rank: number of columns of each factor; lower is smaller, and keeps less of each step.
     """
 
-    rank: int | Literal["auto"]
-    keep: float | None = None
-    every: int | None = None
-    first: int | None = None
-    largest: int | None = None
+    rank: int
 
     def __post_init__(self) -> None:
-        if self.rank != "auto":
-            self._check_rank("rank", self.rank, f"an integer in 1..{LARGEST_RANK} or auto")
-            for name in ("keep", "every", "first", "largest"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}: only with rank: auto")
-            return
-        for name, default in (
-            ("keep", 0.999),
-            ("every", 50),
-            ("largest", 64 if type(self.first) is not int else max(64, self.first)),
-            ("first", 16 if type(self.largest) is not int else min(16, self.largest)),
-        ):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default)
-        if type(self.keep) is not float or not 0 < self.keep < 1:
-            raise ValueError(f"keep: {self.keep!r} is not a number over 0 and below 1")
-        if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every: {self.every!r} is not an integer >= 1")
-        first = self._check_rank("first", self.first, f"an integer in 1..{LARGEST_RANK}")
-        largest = self._check_rank("largest", self.largest, f"an integer in 1..{LARGEST_RANK}")
-        if first > largest:
-            raise ValueError(f"first: {first} is more than largest, {largest}")
-
-    @staticmethod
-    def _check_rank(name: str, value: object, expected: str) -> int:
-        if not isinstance(value, int) or type(value) is bool or not 1 <= value <= LARGEST_RANK:
-            raise ValueError(f"{name}: {value!r} is not {expected}")
-        return value
-
-    @property
-    def columns(self) -> int:
-        """Number of columns of each factor in the first step."""
-        columns = self.first if self.rank == "auto" else self.rank
-        assert isinstance(columns, int)
-        return columns
+        if type(self.rank) is not int or not 1 <= self.rank <= LARGEST_RANK:
+            raise ValueError(f"rank: {self.rank!r} is not an integer in 1..{LARGEST_RANK}")
 
     def is_smaller(self, num_rows: int, num_columns: int) -> bool:
-        """Return whether the first factors of a matrix have fewer values than itself."""
-        return self.columns * (num_rows + num_columns) < num_rows * num_columns
+        """Return whether the factors of a matrix have fewer values than itself."""
+        return self.rank * (num_rows + num_columns) < num_rows * num_columns
 
 
 @dataclass(frozen=True, kw_only=True)

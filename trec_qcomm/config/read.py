@@ -23,7 +23,6 @@ Errors name file, field and allowed values.
     ids: {codec: packed}          # optional: ids and lengths in few bits, exactly
     sync: {codec: {codec: rowwise, bits: 8}, every: 4}    # optional: replicas, see SyncRule
     seed: 0                       # seed of stochastic rounding
-    sizes: announced              # or slots: sizes that depend on the data, without a message
     debug:                        # optional: the numeric debugger, see lab.debug.rule
       every: 100
     guard:                        # optional: other codecs while training, see lab.guard.rule

@@ -59,8 +59,6 @@ class Traffic:
         """
         self.num_calls = 0
         self.header_nbytes = 0
-        self.padding_nbytes = 0
-        self.num_overflows = 0
         self.raw_nbytes.zero_()
         self.distinct_nbytes.zero_()
         self.wire_nbytes.zero_()
@@ -161,15 +159,12 @@ def kind_stats(traffics: Iterable[Traffic]) -> KindStats:
     """Return the sum of several counters of one kind of traffic."""
     traffics = list(traffics)
     header_nbytes = sum(traffic.header_nbytes for traffic in traffics)
-    padding_nbytes = sum(traffic.padding_nbytes for traffic in traffics)
     tables_nbytes = sum(int(traffic.wire_nbytes.sum()) for traffic in traffics)
     return KindStats(
         raw_nbytes=sum(int(traffic.raw_nbytes.sum()) for traffic in traffics),
         distinct_nbytes=sum(int(traffic.distinct_nbytes.sum()) for traffic in traffics),
-        wire_nbytes=tables_nbytes + header_nbytes + padding_nbytes,
+        wire_nbytes=tables_nbytes + header_nbytes,
         header_nbytes=header_nbytes,
-        padding_nbytes=padding_nbytes,
-        num_overflows=sum(traffic.num_overflows for traffic in traffics),
         num_calls=sum(traffic.num_calls for traffic in traffics),
         wire_s=sum((traffic.wire_s for traffic in traffics), 0.0),
         encode_s=_summed(traffic.encode_s for traffic in traffics),

@@ -59,11 +59,8 @@ class KindStats:
         raw_nbytes: uncoded bytes of everything, before equal bags are merged and empty or
             untouched rows are left out: 4 a value, 2 where lookups give FP16 or BF16.
         distinct_nbytes: uncoded bytes of what is sent after that.
-        wire_nbytes: bytes that the collectives are given, headers and padding included.
+        wire_nbytes: bytes that the collectives are given, headers included.
         header_nbytes: bytes of frame headers, and of sizes that travel beside frames.
-        padding_nbytes: bytes of slots that no frame filled, where the config says `sizes: slots`.
-        num_overflows: number of frames that were too large for their slots, so that a message of
-            its own took the rest.
         num_calls: number of collective calls.
         wire_s: seconds blocked on the network, of all codecs together as they share one frame.
         encode_s, decode_s: seconds by codec and dim. On CUDA nothing waits for the device, so all
@@ -75,8 +72,6 @@ class KindStats:
     distinct_nbytes: int = 0
     wire_nbytes: int = 0
     header_nbytes: int = 0
-    padding_nbytes: int = 0
-    num_overflows: int = 0
     num_calls: int = 0
     wire_s: float = 0.0
     encode_s: Mapping[str, float] = field(default_factory=dict)

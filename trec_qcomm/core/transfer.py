@@ -1,15 +1,11 @@
 """Copies of small vectors between the host and a device, through pinned memory."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 _PADDING = tuple(torch.zeros(n, dtype=torch.int64) for n in range(2))
-_this_thread = threading.local()
 
 
 def upload(device: torch.device, *vectors: Tensor) -> tuple[Tensor, ...]:
@@ -46,33 +42,6 @@ class Download:
         if self._copied is not None:
             self._copied.synchronize()
         return self._host
-
-
-class SizesDownload:
-    """Copy on its way of sizes that an encoder found, unless these may stay on the device.
-
-    Args: sizes: [S] int64 on the device.
-    """
-
-    def __init__(self, sizes: Tensor) -> None:
-        self._sizes = sizes
-        stays = getattr(_this_thread, "sizes_stay", False)
-        self._download = None if stays else Download(sizes)
-
-    def wait(self) -> Tensor:
-        """Return the sizes: on CPU, or within `leaving_sizes` on the device without a wait."""
-        return self._sizes if self._download is None else self._download.wait()
-
-
-@contextmanager
-def leaving_sizes() -> Iterator[None]:
-    """Let encoders of this thread leave in this context the sizes they find on the device."""
-    before = getattr(_this_thread, "sizes_stay", False)
-    _this_thread.sizes_stay = True
-    try:
-        yield
-    finally:
-        _this_thread.sizes_stay = before
 
 
 def download(vector: Tensor) -> Tensor:

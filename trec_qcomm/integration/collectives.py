@@ -18,7 +18,6 @@ from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.hooks import MakeTransforms, RowRefusals
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import Config
 from trec_qcomm.integration.checkpoint import (
     by_rank_key,
@@ -102,7 +101,6 @@ class EmbeddingCollectives:
             intra=intra,
             seed=self._config.seed,
             measure_error=self._config.measure_error,
-            slots=SlotOptions() if self._config.sizes == "slots" else None,
             tolerances=None if intra else self._tolerances_of(module, name, tables),
             alternatives=self._alternatives(tables, intra),
             refusals=self._refusals,

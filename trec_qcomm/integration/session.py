@@ -163,7 +163,6 @@ class Session:
             "traffic": traffic,
             "seed": config.seed,
             "measure_error": config.measure_error,
-            "sizes": config.sizes,
             "is_exact": lambda: self.exact,
         }
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from trec_qcomm.ops.batch import rows, unique
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.wire import frame, slot
+from trec_qcomm.wire import frame
 from trec_qcomm.wire.ids.messages import pack, unpack
 
 logger = logging.getLogger("trec_qcomm")
@@ -72,8 +71,6 @@ def jobs(
     for codec in _summed_codecs(config):
         chosen |= {job.name: job for job in _sum_jobs(codec)}
     chosen["frames"] = Job("frames", _use_frames, 1.2)
-    if config.sizes == "slots":
-        chosen["slots"] = Job("slots", _use_slots, 0.4)
     if rows_dtype != torch.float32:
         for codec in _row_codecs(config):
             chosen |= {job.name: job for job in _16_bit_jobs(codec)}
@@ -249,12 +246,6 @@ def _use_frames() -> None:
     frame.seal(buffer, frame_nbytes, [1], codecs=one, nbytes=8 * one, **fields)  # type: ignore[arg-type]
     frame.unseal(buffer, frame_nbytes, [1], ranks=[0], **fields)  # type: ignore[arg-type]
     frame.compact(Encoded(buffer, at, 8 * one), [1])
-
-
-def _use_slots() -> None:
-    frames, capacities = torch.zeros(8, dtype=torch.uint8), np.array([24])
-    slots = slot.fill(frames, [8], capacities, call=0)
-    slot.take_out(slots, capacities, [8])
 
 
 def _use_rows(dtype: torch.dtype = torch.float32) -> None:

@@ -68,12 +68,6 @@ class Announced:
     codecs: Tensor
     nbytes: Tensor
 
-    def by_frame(self, segments_per_frame: Sequence[int]) -> list["Announced"]:
-        """Return what is known of each frame. Args: segments_per_frame: P counts."""
-        counts = list(segments_per_frame)
-        pairs = zip(*(torch.split(v, counts) for v in (self.codecs, self.nbytes)), strict=True)
-        return [Announced(codecs, nbytes) for codecs, nbytes in pairs]
-
 
 def overhead_nbytes(num_segments: int) -> int:
     """Return the bytes of a frame's header and segment table; 0 for a frame without segments."""

@@ -18,7 +18,6 @@ def reductions(
     *,
     error_feedback=False,
     measure=False,
-    slots=None,
     ranks_per_node=None,
     intra=None,
 ):
@@ -34,7 +33,6 @@ def reductions(
         algorithm=algorithm,
         seed=3,
         measure=measure,
-        slots=slots,
         ranks_per_node=ranks_per_node,
     )
     return [

@@ -1,4 +1,4 @@
-"""Linear algebra with equal bits on every machine, and the rank that follows from energies."""
+"""Linear algebra with equal bits on every machine."""
 
 from unittest import mock
 
@@ -9,16 +9,8 @@ from tests.comm.dense.other_machine import other_bmm, other_mm, real_bmm, real_m
 from tests.comm.dense.reductions import same_bits
 from trec_qcomm.comm.dense.low_rank.exact import (
     orthonormal_rows,
-    product_of_factors,
     reciprocal_roots,
-)
-from trec_qcomm.comm.dense.low_rank.ranks import (
-    NUM_PROBES,
-    RankChoice,
-    energies_of,
-    next_rank,
-    probe,
-    signs,
+    write_products,
 )
 from trec_qcomm.wire import frame
 
@@ -26,6 +18,12 @@ from trec_qcomm.wire import frame
 def matrices(scale=1.0):
     generator = torch.Generator().manual_seed(1)
     return scale * torch.randn(3, 8, 100, generator=generator)
+
+
+def product_of_factors(left, right):
+    results = left.new_empty(len(left), left.shape[2], right.shape[2])
+    write_products(left, right, results)
+    return results
 
 
 def test_another_order_of_sums_gives_other_bits_but_not_here():
@@ -116,42 +114,3 @@ def test_rows_that_are_sums_of_others_are_zero_and_nan_is_everywhere():
     assert bool(rows[2].isnan().all())
     assert alone.shape == (1, 8, 50)
     assert not bool(orthonormal_rows([torch.zeros(1, 4, 9)])[0].any())
-
-
-def test_a_rank_follows_from_what_was_kept():
-    choice = RankChoice(0.9, 50)
-    rows = [8.0, 4.0, 2.0, 1.0]
-    for energies, rank in (
-        ([*rows, 100.0], 8),  # twice as many columns at most
-        ([*rows, 2.0], 5),  # of 17 wanted 15.3, which one more like the weakest would give
-        ([*rows, 1.5], 4),
-        ([8.0, 4.0, 0.5, 0.1, 0.1], 2),
-        ([0.0] * 5, 4),
-        ([*rows, float("inf")], 4),
-        ([*rows, float("nan")], 4),
-    ):
-        assert next_rank(4, energies, choice, largest=64) == rank, energies
-    assert next_rank(4, [*rows, 100.0], choice, largest=6) == 6
-    flat = [1.0] * 16
-    assert next_rank(16, [*flat, 1.0], choice, largest=64) == 16
-    assert next_rank(16, [*flat[:15], 0.0, 0.8], choice, largest=64) == 16  # less than an eighth
-
-
-def test_what_was_left_out_is_estimated_without_bias_by_equal_bits():
-    generator = torch.Generator().manual_seed(1)
-    matrix, basis = (torch.randn(1, 8, n, generator=generator) for n in (50, 8))
-    left = torch.linalg.qr(basis.mT).Q.mT[:, :3].contiguous()
-    left_out = matrix - left.mT @ (left @ matrix)
-    expected = float(left_out.double().square().sum())
-    estimates = []
-    for step in range(400):
-        of_rows, of_columns = (drawn[:, :50] for drawn in signs(step, 64, matrix.device))
-        shares = probe(of_columns @ matrix.mT, left, of_rows[:, :8])
-        energies = energies_of(left @ matrix, shares)
-        estimates.append(float(energies[0, 3]))
-    # The variance of one probe is at most 8 times the square of the mean.
-    assert abs(sum(estimates) / 400 / expected - 1) < 4 * (8 / (400 * NUM_PROBES)) ** 0.5
-    kept = (left @ matrix).double().square().sum(2)
-    assert torch.allclose(energies[0, :3], kept[0], rtol=2.0**-20, atol=0)
-    reversed_columns = energies_of((left @ matrix).flip(2), shares)
-    assert torch.equal(reversed_columns, energies)

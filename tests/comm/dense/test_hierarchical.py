@@ -13,7 +13,6 @@ from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.rounds import play
-from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.transport import Transport
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.testing import run_ranks
@@ -30,18 +29,14 @@ def by_node(world_size, ranks_per_node, codec, **options):
 
 
 def sent_nbytes(traffic):
-    return int(traffic.wire_nbytes) + traffic.header_nbytes + traffic.padding_nbytes
+    return int(traffic.wire_nbytes) + traffic.header_nbytes
 
 
-@pytest.mark.parametrize(
-    ("intra", "slots"),
-    [(None, None), (Cast("bf16"), None), (Deflate(), SlotOptions())],
-    ids=["exact", "bf16", "slots"],
-)
+@pytest.mark.parametrize("intra", [None, Cast("bf16"), Deflate()], ids=["exact", "bf16", "varying"])
 @pytest.mark.parametrize(("world_size", "per_node"), TWO_HOPS)
-def test_all_ranks_end_with_equal_bits(world_size, per_node, intra, slots):
+def test_all_ranks_end_with_equal_bits(world_size, per_node, intra):
     for codec in CODECS:
-        options = {"intra": intra, "slots": slots, "error_feedback": codec == NOISY}
+        options = {"intra": intra, "error_feedback": codec == NOISY}
         for numels in BUCKETS:
             ranks = by_node(world_size, per_node, codec, **options)
             for step in range(1 + (codec == NOISY)):
@@ -216,18 +211,13 @@ def test_residuals_of_another_form_are_not_taken_in_silence():
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize(
-    ("codec", "intra"),
-    [(NOISY, Cast("bf16")), (ErrorBounded(0.05, encoder="bitpack"), None)],
-    ids=["fixed", "varying"],
-)
-def test_a_gpu_ends_with_the_bits_of_the_cpu(codec, intra):
-    numels, slots = [40, 7], None if codec.fixed_size else SlotOptions()
+def test_a_gpu_ends_with_the_bits_of_the_cpu():
+    numels = [40, 7]
 
     def several_steps(device):
-        ranks = by_node(4, 2, codec, intra=intra, slots=slots, error_feedback=codec == NOISY)
+        ranks = by_node(4, 2, NOISY, intra=Cast("bf16"), error_feedback=True)
         results = []
-        for step in range(1 + (codec == NOISY)):
+        for step in range(2):
             buckets = [bucket.to(device) for bucket in gradients(numels, 4, step)]
             with deferring(checks := DeferredChecks()):
                 results += played(ranks, numels, buckets)
@@ -254,17 +244,15 @@ def test_no_rank_sends_before_another_receives(world_size, per_node):
 # On ranks.
 
 CASES = {
-    (per_node, repr(codec), repr(intra), slots is not None): (per_node, codec, intra, slots)
+    (per_node, repr(codec), repr(intra)): (per_node, codec, intra)
     for per_node in (1, 2)
-    for codec, intra, slots in (
-        (NOISY, None, None), (Deflate(), Cast("bf16"), None), (Deflate(), Deflate(), SlotOptions())
-    )
-}  # fmt: skip
+    for codec, intra in ((NOISY, None), (Deflate(), Cast("bf16")), (Deflate(), Deflate()))
+}
 
 
-def several_steps(per_node, codec, intra, slots, start):
+def several_steps(per_node, codec, intra, start):
     """Return the means of some steps. Args: start: function that runs one step of all buckets."""
-    ranks = by_node(4, per_node, codec, intra=intra, slots=slots, error_feedback=True)
+    ranks = by_node(4, per_node, codec, intra=intra, error_feedback=True)
     means = []
     for step in range(2):
         for k, numels in enumerate(BUCKETS):

@@ -1,7 +1,5 @@
 """Low-rank all-reduce: equal bits on all ranks, nothing lost over 50 steps, NaN, bytes. Played."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,9 +9,8 @@ from tests.ops.fake_gpu import HostReads, fake_gpu
 from trec_qcomm import Cast, Float6, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS, AllReduceOptions, ring_nbytes
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
-from trec_qcomm.comm.dense.low_rank.ranks import NUM_PROBES, RankChoice
+from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.dense.low_rank.reduction import LowRankReduction
-from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.counters import Traffic
@@ -23,16 +20,14 @@ RANK = 4
 STOCHASTIC = Float6("e4m1", "stochastic")
 FORMS = {"a": MatrixShape("a", 24, 40, RANK, 16, 0), "b": MatrixShape("b", 24, 40, RANK, 16, 0)}
 FORMS["c"] = MatrixShape("c", 17, 64, RANK, 16, 0)
-AUTO = RankChoice(keep=0.8, every=2)
-LARGEST = 9
 
 
 def shapes(names=tuple(SIZES)):
     return [ParameterShape(n, torch.Size(SIZES[n]).numel(), 16) for n in names]
 
 
-def ranks(world_size, codec, algorithm="two_shot", *, error_feedback=False, choice=None):
-    """Return the reduction of each rank. Args: choice: rule by which ranks of matrices change."""
+def ranks(world_size, codec, algorithm="two_shot", *, error_feedback=False):
+    """Return the reduction of each rank."""
     coding = Coding(codec=codec, exact=Identity(), min_numel=8, error_feedback=error_feedback)
     options = AllReduceOptions(codings=(coding,), algorithm=algorithm, seed=3)
     sent = [s for p in shapes() for s in ((FORMS[p.name].left, FORMS[p.name].right)
@@ -40,8 +35,7 @@ def ranks(world_size, codec, algorithm="two_shot", *, error_feedback=False, choi
     return [
         LowRankReduction(
             options, rank, world_size, Traffic("dense", ["all"]),
-            matrices=[replace(form, choice=choice, largest=LARGEST) for form in FORMS.values()],
-            parameters=sent,
+            matrices=list(FORMS.values()), parameters=sent,
         )
         for rank in range(world_size)
     ]  # fmt: skip
@@ -65,31 +59,17 @@ def reduced(reductions, buckets, names=tuple(SIZES), **options):
     return results
 
 
-def ranks_of_matrices(reduction):
-    return {name: shape.rank for name, shape in reduction.matrices.shapes.items()}
-
-
-@pytest.mark.parametrize(
-    ("codec", "choice"),
-    [(Cast("bf16"), AUTO), (STOCHASTIC, None), (Rowwise(4), None), (Identity(), None)],
-)
+@pytest.mark.parametrize("codec", [Cast("bf16"), STOCHASTIC, Rowwise(4), Identity()])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_all_ranks_end_with_equal_bits_on_different_machines(world_size, codec, choice):
+def test_all_ranks_end_with_equal_bits_on_different_machines(world_size, codec):
     for algorithm in ALGORITHMS if world_size == 3 else ["two_shot"]:
-        feeds = codec is STOCHASTIC
-        reductions = ranks(world_size, codec, algorithm, error_feedback=feeds, choice=choice)
-        for step in range(2 if choice is None else 5):
+        reductions = ranks(world_size, codec, algorithm, error_feedback=codec is STOCHASTIC)
+        for step in range(2):
             buckets = [gradients(step, rank) for rank in range(world_size)]
             rounds = [r.start(shapes(), b) for r, b in zip(reductions, buckets, strict=True)]
             play([*rounds[:-1], on_another_machine(rounds[-1])])
             assert bool(buckets[0].isfinite().all())
             assert all(same_bits(bucket, buckets[0]) for bucket in buckets)
-        chosen = [ranks_of_matrices(reduction) for reduction in reductions]
-        assert all(of_one == chosen[0] for of_one in chosen)
-        if choice is not None:
-            assert all(RANK < rank <= LARGEST for rank in chosen[0].values())
-            energies = [reduction.matrices.energies() for reduction in reductions]
-            assert all(torch.equal(e[n], energies[0][n]) for e in energies for n in FORMS)
         if codec is STOCHASTIC:  # codecs' losses of factors are in the residuals of the matrices
             assert reductions[0].error_feedback.state_dict().keys() == {"bias"}
 
@@ -100,19 +80,17 @@ def residual_sum(reductions):
 
 
 @pytest.mark.parametrize(
-    ("codec", "world_size", "algorithm", "steps", "choice"),
+    ("codec", "world_size", "algorithm", "steps"),
     [
-        (Cast("bf16"), 2, "two_shot", 50, None),
-        (Cast("bf16"), 2, "two_shot", 50, RankChoice(0.6, 5)),
-        (STOCHASTIC, 4, "recursive_doubling", 8, None),
-        (Rowwise(2), 3, "ring", 8, None),
+        (Cast("bf16"), 2, "two_shot", 50),
+        (STOCHASTIC, 4, "recursive_doubling", 8),
+        (Rowwise(2), 3, "ring", 8),
     ],
 )
 def test_what_was_sent_over_steps_and_the_residual_are_the_input(
-    codec, world_size, algorithm, steps, choice
+    codec, world_size, algorithm, steps
 ):
-    reductions = ranks(world_size, codec, algorithm, choice=choice)
-    rank = RANK if choice is None else LARGEST
+    reductions = ranks(world_size, codec, algorithm)
     names = list(SIZES)
     numels = [shape.numel for shape in shapes()]
     given = came = largest = 0.0
@@ -127,7 +105,7 @@ def test_what_was_sent_over_steps_and_the_residual_are_the_input(
             continue
         kept = left[name]
         # Each step rounds r products a value a few times, of no more than a matrix's norm each.
-        slack = steps * (rank + world_size + 8) * 2.0**-24 * (largest + float(kept.norm()))
+        slack = steps * (RANK + world_size + 8) * 2.0**-24 * (largest + float(kept.norm()))
         assert bool(((sent + kept - wanted).abs() <= slack).all())
         assert float((sent - wanted).abs().max()) > 100 * slack  # much was kept back
         # What is left does not grow with the steps, nor with the differences between ranks.
@@ -160,7 +138,7 @@ def test_bytes_are_those_of_the_factors():
 
 def state(reduction):
     residuals = {n: kept["contribution"] for n, kept in reduction.matrices.residuals().items()}
-    return residuals, reduction.matrices.right_factors(), reduction.matrices.energies()
+    return residuals, reduction.matrices.right_factors()
 
 
 def same_state(one, other):
@@ -169,7 +147,7 @@ def same_state(one, other):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_step_with_nan_leaves_residuals_and_factors(value):
-    reductions = ranks(2, Cast("bf16"), choice=RankChoice(0.8, 50))
+    reductions = ranks(2, Cast("bf16"))
     reduced(reductions, [gradients(0, rank) for rank in range(2)])
     before = [state(reduction) for reduction in reductions]
     buckets = [gradients(1, rank) for rank in range(2)]
@@ -212,19 +190,17 @@ def run(reductions, steps, buckets):
     return means
 
 
-@pytest.mark.parametrize(
-    ("codec", "choice"), [(STOCHASTIC, None), (Cast("bf16"), None), (Cast("bf16"), AUTO)]
-)
-def test_buckets_may_change_and_a_resumed_run_is_the_same(codec, choice):
+@pytest.mark.parametrize("codec", [STOCHASTIC, Cast("bf16")])
+def test_buckets_may_change_and_a_resumed_run_is_the_same(codec):
     together, apart = [("a", "b", "bias", "c")], [("c", "bias"), ("b",), ("a",)]
-    straight = ranks(2, codec, choice=choice)
+    straight = ranks(2, codec)
     expected = run(straight, range(4), together)
-    changed = ranks(2, codec, choice=choice)
+    changed = ranks(2, codec)
     came = run(changed, [0], together) + run(changed, [1], apart)
     states = [state(reduction) for reduction in changed]
-    resumed = ranks(2, codec, choice=choice)
+    resumed = ranks(2, codec)
     for reduction, kept in zip(resumed, states, strict=True):
-        reduction.num_steps = reduction.num_calls = 2  # at which AUTO changes ranks
+        reduction.num_steps = reduction.num_calls = 2
         reduction.matrices.load(*kept)
     came += run(resumed, [2], apart[::-1]) + run(resumed, [3], together)
     assert all(same_bits(*pair) for pair in zip(came, expected, strict=True))
@@ -241,10 +217,6 @@ def test_buckets_may_change_and_a_resumed_run_is_the_same(codec, choice):
     other_rank = {"a": torch.ones(RANK + 2, 40), "b": torch.ones(1, 40)}
     resumed[0].matrices.load({}, other_rank)
     kept = resumed[0].matrices.right_factors()
-    if choice is not None:
-        assert min(ranks_of_matrices(straight[0]).values()) > RANK
-        assert [len(kept[name]) for name in ("a", "b")] == [RANK + 2, 1]
-        return
     assert torch.equal(kept["a"], torch.ones(RANK, 40))
     assert torch.equal(kept["b"][0], torch.ones(40))
     assert bool(kept["b"][1:].ne(1).all())
@@ -259,38 +231,6 @@ def test_exact_all_reduces_leave_the_state_alone():
     assert all(same_state(state(r), b) for r, b in zip(reductions, before, strict=True))
 
 
-# Ranks that are chosen while training.
-
-
-def low_rank_gradients(rank, strength=1.0):
-    """Return a bucket whose matrices have a rank, beside 1 % of noise."""
-    generator = torch.Generator().manual_seed(rank)
-    parts = []
-    for name, size in SIZES.items():
-        noise = 0.01 * torch.randn(size, generator=generator)
-        if name in FORMS:
-            factors = [torch.randn(n, rank, generator=generator) for n in size]
-            noise += strength * factors[0] @ factors[1].T
-        parts.append(noise.flatten())
-    return torch.cat(parts)
-
-
-def test_ranks_find_that_of_the_gradients():
-    reductions = ranks(2, Identity(), choice=RankChoice(0.99, 4))
-    seen = []
-    for bucket, steps in ((low_rank_gradients(7), 17), (low_rank_gradients(2), 16)):
-        for _ in range(steps):
-            reduced(reductions, [bucket, bucket])
-        seen.append(ranks_of_matrices(reductions[0]))
-    assert all(rank in (6, 7) for rank in seen[0].values())
-    assert all(rank in (1, 2) for rank in seen[1].values())
-    sent = int(reductions[0].traffic.wire_nbytes.sum())
-    reduced(reductions, [bucket, bucket])
-    values = 33 + sum(seen[1][name] * sum(SIZES[name]) + NUM_PROBES for name in FORMS)
-    more = int(reductions[0].traffic.wire_nbytes.sum()) - sent
-    assert 4 * values <= more <= 1.2 * 4 * values
-
-
 # In a GPU's memory.
 
 
@@ -299,7 +239,7 @@ SOME = ("c", "bias")
 
 def two_steps():
     """Return the last result and the states; in the first step something is not finite."""
-    reductions = ranks(2, Cast("bf16"), choice=RankChoice(0.8, 50))
+    reductions = ranks(2, Cast("bf16"))
     for step in range(2):
         buckets = [gradients(step, rank, SOME) for rank in range(2)]
         if step == 0:
@@ -313,7 +253,7 @@ def two_steps():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="watches what stands in for a GPU")
 def test_a_gpu_has_the_same_bits_and_the_host_reads_nothing():
     expected, states = two_steps()
-    reductions = ranks(2, Cast("bf16"), choice=RankChoice(0.8, 50))
+    reductions = ranks(2, Cast("bf16"))
     with fake_gpu():
         results, ours = two_steps()
         buckets = [gradients(0, rank, SOME) for rank in range(2)]

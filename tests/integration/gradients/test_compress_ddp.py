@@ -99,7 +99,7 @@ def by_parameter():
 LOW_RANK = [
     {
         "parameters": "0.weight", "codec": "float6", "block": 16, "min_numel": 8,
-        "low_rank": {"rank": "auto", "keep": 0.9, "every": 2, "first": 2, "largest": 5},
+        "low_rank": {"rank": 3},
     },
     {
         "parameters": "*.weight", "codec": "float6", "block": 16, "min_numel": 8,
@@ -129,15 +129,13 @@ def low_rank(folder):
     ddp.module.load_state_dict(model)
     again.load_resized(folder)
     resumed = train(ddp, range(2, 4))
-    (state,) = (v for k, v in again.state_dict().items() if k != "config")
     alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
     _, one = of_small_buckets(process_group=alone)
     one.load_resized(folder)
     (resized,) = (v for k, v in one.state_dict().items() if k != "config")
     saved = load_of_all_ranks(folder, "trec_qcomm")
     saved.pop("config")
-    factors = list(state["low_rank"]), len(state["low_rank"]["0.weight"])
-    return straight, in_one_bucket, resumed, factors, resized, saved
+    return straight, in_one_bucket, resumed, resized, saved
 
 
 def refused(yaml):
@@ -266,15 +264,13 @@ def test_parameters_have_rules_of_their_own(ranks):
 @pytest.mark.dist
 def test_factors_outlive_buckets_checkpoints_and_ranks(ranks):
     runs = [results[4] for results in ranks]
-    for straight, in_one_bucket, resumed, (names, rank), resized, saved in runs:
-        assert rank == runs[0][3][1]
+    for straight, in_one_bucket, resumed, resized, saved in runs:
         assert same(straight, runs[0][0])  # the ranks have equal gradients
         assert same(straight, in_one_bucket)
         assert same(straight[2:], resumed)
-        assert set(names) == {"0.weight", "2.weight"}
         states = list(saved.values())
         assert len(states) == 2
-        for name in names:
+        for name, rank in {"0.weight": 3, "2.weight": 2}.items():
             of_all = [state["residuals"][name]["contribution"] for state in states]
             owed_now = resized["residuals"][name]["contribution"]
             assert bool(owed_now.any())
@@ -282,11 +278,8 @@ def test_factors_outlive_buckets_checkpoints_and_ranks(ranks):
             factors = [state["low_rank"][name] for state in states]
             assert torch.equal(resized["low_rank"][name], factors[0])
             assert torch.equal(*factors)
-        for state in (resized, *states):
-            assert {n: len(e) for n, e in state["energies"].items()} == {"0.weight": 3}
-            assert len(state["low_rank"]["2.weight"]) == 2
-        assert bool(states[0]["energies"]["0.weight"].all())  # of two steps; then ranks change
-        assert 2 < rank <= 5
+            assert len(factors[0]) == rank
+        assert resized["low_rank"].keys() == {"0.weight", "2.weight"}
 
 
 @pytest.mark.dist

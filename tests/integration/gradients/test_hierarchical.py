@@ -58,7 +58,7 @@ def resumed():
     """Return by rule the gradients of a run, of one that resumes its last step, and counts."""
     results = {}
     for name, rule in RULES.items():
-        ddp, handle = compressed(rule, sizes="slots" if name == "varying" else "announced")
+        ddp, handle = compressed(rule)
         straight = train(ddp, range(2))
         model, state = copy.deepcopy((ddp.module.state_dict(), handle.state_dict()))
         straight += train(ddp, [2])

@@ -9,7 +9,6 @@ import torch
 from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
-from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dual_level.schedule import Constant, Exponential
@@ -125,18 +124,6 @@ def test_after_its_end_a_schedule_is_none(scope):
             assert all(torch.equal(expected[name], means[name]) for name in expected)
     early = reduced(ranks(rule(scope=scope, schedule=FALLING)), 0)
     assert share(early["b"]) > share(reduced(ranks(rule(scope=scope)), 0)["b"])
-
-
-def test_a_falling_density_in_slots_has_equal_bits():
-    """The first frames say how large slots are, the density falls, and all later ones fit."""
-    gradient_rule = rule(every=1, schedule=Exponential(start=8, end_step=12), error_feedback=True)
-    announced, in_slots = ranks(gradient_rule), ranks(gradient_rule, slots=SlotOptions())
-    overflows = []
-    for step in range(12):
-        expected, means = reduced(announced, step), reduced(in_slots, step)
-        assert all(torch.equal(expected[name], means[name]) for name in expected)
-        overflows.append(in_slots[0].traffic.num_overflows)
-    assert 0 < overflows[0] == overflows[-1]
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])

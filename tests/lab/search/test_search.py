@@ -238,10 +238,6 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
             r"candidates\.dense\[0\]: dense\.low_rank: rank: 0 is not an integer",
         ),
         (
-            {"candidates": {"dense": [{"codec": "float6", "low_rank": {"rank": "auto"}}]}},
-            r"candidates\.dense\[0\]\.low_rank\.rank: auto changes while training",
-        ),
-        (
             {"candidates": {"dense": [{"codec": "float6", "algorithm": "hierarchical"}]}},
             r"candidates\.dense\[0\]\.algorithm: hierarchical has two hops, .*; allowed: auto",
         ),

@@ -13,19 +13,21 @@ Shapes: N ranks; E values of a bucket of P parameters.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.algorithms.hierarchical import Nodes, hierarchical
-from trec_qcomm.comm.dense.algorithms.recursive_doubling import recursive_doubling
-from trec_qcomm.comm.dense.algorithms.ring import ring
-from trec_qcomm.comm.dense.algorithms.two_shot import two_shot
+from trec_qcomm.comm.dense.algorithms import (
+    Nodes,
+    hierarchical,
+    recursive_doubling,
+    ring,
+    two_shot,
+)
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape, feeds
-from trec_qcomm.comm.dense.coder import GradientTolerances, MessageCoder, Scratch
+from trec_qcomm.comm.dense.coder import Call, GradientTolerances, MessageCoder, Scratch
 from trec_qcomm.comm.dense.error_feedback import (
     CONTRIBUTION,
     OWNER,
@@ -39,8 +41,6 @@ from trec_qcomm.comm.dense.error_feedback import (
 from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.dense.low_rank.matrices import Matrices
 from trec_qcomm.comm.rounds import Rounds
-from trec_qcomm.comm.slots.history import SlotOptions
-from trec_qcomm.comm.slots.messages import RoundHistories
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import int64_tensor
@@ -65,15 +65,12 @@ class AllReduceOptions:
         ranks_per_node: number of adjacent ranks that share a node, for `hierarchical`.
         seed: the config's seed of stochastic rounding.
         measure: whether to record the largest error of what this rank encodes.
-        slots: settings of slots, where messages whose sizes vary travel in these; None: their
-            sizes travel first.
     """
 
     codings: tuple[Coding, ...]
     algorithm: Algorithm
     seed: int
     measure: bool = False
-    slots: SlotOptions | None = None
     ranks_per_node: int | None = None
 
     def is_inside_one_node(self, world_size: int) -> bool:
@@ -226,7 +223,6 @@ class Reduction:
         self._first_numbers = dict(zip(names, first_numbers, strict=True))
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
         self._scratch = Scratch()
-        self._slots = None if options.slots is None else RoundHistories(options.slots)
 
     def takes(self, parameter: str, sites: Iterable[Site]) -> bool:
         """Return whether this rank alone can go on with its residuals of a parameter."""
@@ -295,27 +291,25 @@ class Reduction:
         return self._rounds(chunks, bucket, self.num_calls, step, exact, part)
 
     def _rounds(
-        self, chunks: BucketChunks, bucket: Tensor, call: int, step: int, exact: bool, part: Part
+        self, chunks: BucketChunks, bucket: Tensor, number: int, step: int, exact: bool, part: Part
     ) -> Rounds:
         values = self._scratch.empty("values", len(bucket), bucket)
         residuals = self._residuals_of(chunks, values, part)
         observer = None if exact else self.observer
         measurement = None if observer is None else observer.begin(chunks, step)
-        make_coder = partial(
-            MessageCoder,
+        call = Call(
             rank=self.rank,
-            call=call,
+            number=number,
             step=step,
             seed=self.options.seed,
             scratch=self._scratch,
             alignment=frame.alignment_of(bucket),
-            device=bucket.device,
             measure=self.options.measure,
-            slots=self._slots_for(bucket),
         )
         traffic = self.intra_traffic if self._is_inside else self.traffic
-        coder = make_coder(
+        coder = MessageCoder(
             chunks,
+            call,
             timed=traffic,
             residuals=residuals,
             tolerances=None if exact else self.tolerances,
@@ -333,7 +327,7 @@ class Reduction:
             assert self._nodes is not None
             lost = residuals if isinstance(residuals, LostValues) else None
             timed = self.intra_traffic
-            inside = make_coder(chunks.inside, timed=timed, residuals=lost, hop="inside ")
+            inside = MessageCoder(chunks.inside, call, timed=timed, residuals=lost)
             yield from hierarchical(coder, inside, values, self._nodes)
             between_nbytes = ring_nbytes(numel // self._nodes.ranks_per_node, self._nodes.num_nodes)
             _add_traffic(self.intra_traffic, inside, raw_nbytes - between_nbytes)
@@ -354,16 +348,6 @@ class Reduction:
             return LostValues(values)
         feedback = self.error_feedback if chunks.has_feedback else None
         return None if feedback is None else feedback.for_bucket(chunks, values.device)
-
-    def _slots_for(self, bucket: Tensor) -> RoundHistories | None:
-        """Return the histories of slots.
-
-        On a GPU messages of varying size travel in these in any case. Where sizes are to be
-        announced, a history of nothing makes a slot a message of just the sizes.
-        """
-        if self._slots is None and frame.is_on_gpu(bucket):
-            self._slots = RoundHistories(SlotOptions(window=0))
-        return self._slots
 
     def _chunks_of(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
         if parameters not in self._chunks:
@@ -387,10 +371,7 @@ class Reduction:
 def _add_traffic(traffic: Traffic, coder: MessageCoder, raw_nbytes: int) -> None:
     """Count what a coder sent. Args: raw_nbytes: bytes of a ring of float32 in its place."""
     sent = coder.sent
-    other = sent.header_nbytes + sent.padding_nbytes
-    traffic.padding_nbytes += sent.padding_nbytes
-    traffic.num_overflows += sent.num_overflows
-    raw, payload = int64_tensor([raw_nbytes]), int64_tensor([sent.nbytes - other])
+    raw, payload = int64_tensor([raw_nbytes]), int64_tensor([sent.nbytes - sent.header_nbytes])
     traffic.add_bytes(int64_tensor([0]), raw, payload, sent.header_nbytes)
     if len(coder.traffic.max_abs_err):
         worst = coder.traffic.max_abs_err.amax(0, keepdim=True)

@@ -1,35 +1,29 @@
 """MessageCoder: what one rank encodes and decodes in one all-reduce, with its residuals and noise.
 
 Knows: codecs, frames, residuals, tolerances. Does not know: which algorithm, process groups.
-Shapes: N ranks; E values of a bucket of P parameters.
+Shapes: N ranks; E values of a bucket of P parameters; W bytes of a frame.
 """
 
 import hashlib
-from collections.abc import Generator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals, LostValues
 from trec_qcomm.comm.dense.hooks import GradientMeasurement
-from trec_qcomm.comm.dense.messages import Message, Sent
 from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames, decode_own
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.frames.sums import decode_sum
 from trec_qcomm.comm.rounds import SIZE_NBYTES, ReceivedMessages, Round
 from trec_qcomm.comm.sizes import largest_nbytes
-from trec_qcomm.comm.slots.extents import Extents
-from trec_qcomm.comm.slots.messages import RoundHistories, SlotRound
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.segments import ALIGNMENT
-from trec_qcomm.wire import frame, slot
-
-_CPU = torch.device("cpu")
-Exchange = Generator[Round, ReceivedMessages, ReceivedMessages]
+from trec_qcomm.wire import frame
 
 
 class GradientTolerances(Protocol):
@@ -77,6 +71,67 @@ class Scratch:
         return buffer[:numel]
 
 
+class Message(NamedTuple):
+    """One frame to send.
+
+    Args:
+        frame: [W] uint8, with the padding behind it.
+        header_nbytes: the share of W that is header and padding, for statistics.
+    """
+
+    frame: Tensor
+    header_nbytes: int
+
+    def to_itself(self) -> ReceivedMessages:
+        """Return the message as its sender would receive it."""
+        return ReceivedMessages(self.frame, [self.frame.numel()])
+
+
+def messages_of(frames: ReceivedMessages, placed: PlacedFrames) -> list[Message]:
+    """Return frames, in order, each to be sent as it is. Args: placed: the rows of the frames."""
+    counts = placed.plan.segments_per_frame
+    if placed.fixed_size:
+        payloads = frame.payload_nbytes(placed.max_nbytes, counts)
+        overheads = [size - n for size, n in zip(frames.nbytes, payloads, strict=True)]
+    else:  # in a CPU's memory, without padding
+        overheads = [frame.overhead_nbytes(count) for count in counts]
+    return [Message(*pair) for pair in zip(frames.messages(), overheads, strict=True)]
+
+
+@dataclass
+class Sent:
+    """Counts of what rounds of one hop send.
+
+    Attributes: nbytes, header_nbytes: all bytes, and how many are headers, padding and sizes.
+    """
+
+    nbytes: int = 0
+    header_nbytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """One all-reduce, as all coders of it see it.
+
+    Args:
+        rank: this rank.
+        number: number of the all-reduce, the same on all ranks.
+        step: number of the step, which keys the noise and sets tolerances.
+        seed: the config's seed of stochastic rounding.
+        scratch: memory for algorithms.
+        alignment: the result of wire.frame.alignment_of for the memory of the messages.
+        measure: whether to record the largest error.
+    """
+
+    rank: int
+    number: int
+    step: int
+    seed: int
+    scratch: Scratch
+    alignment: int = ALIGNMENT
+    measure: bool = False
+
+
 class MessageCoder:
     """Encoder and decoder of one rank's messages in one all-reduce of one bucket.
 
@@ -90,51 +145,29 @@ class MessageCoder:
     def __init__(
         self,
         chunks: BucketChunks,
-        rank: int,
+        call: Call,
         *,
-        call: int,
-        step: int,
-        seed: int,
         timed: Traffic,
-        scratch: Scratch,
-        alignment: int = ALIGNMENT,
-        device: torch.device = _CPU,
         residuals: BucketResiduals | LostValues | None = None,
         tolerances: GradientTolerances | None = None,
-        measure: bool = False,
-        slots: RoundHistories | None = None,
         measurement: GradientMeasurement | None = None,
-        hop: str = "",
     ) -> None:
         """Prepare for one all-reduce.
 
         Args:
             chunks: the chunks of the bucket.
-            rank: this rank.
-            call: number of the all-reduce, the same on all ranks.
-            step: number of the step, which keys the noise and sets tolerances.
-            seed: the config's seed of stochastic rounding.
+            call: the all-reduce.
             timed: counters that get the codecs' seconds.
-            scratch: memory for algorithms.
-            alignment: the result of wire.frame.alignment_of for the memory of the messages.
-            device: where the messages lie.
             residuals: None without error feedback.
             tolerances: None where the codec's own tolerance holds.
-            measure: whether to record the largest error, too.
-            slots: histories of what the rounds send, where messages whose sizes vary travel in
-                slots; None: their sizes travel first.
             measurement: onlooker of this all-reduce; None without one.
-            hop: name of the hop, where an all-reduce has several coders, each with its rounds.
         """
-        self.chunks, self.rank, self.world_size = chunks, rank, chunks.num_chunks
-        self.scratch = scratch
-        self.traffic = Traffic("dense", chunks.names if measure else ())
+        self.chunks, self.rank, self.world_size = chunks, call.rank, chunks.num_chunks
+        self.scratch, self.sent, self._call = call.scratch, Sent(), call
+        self.traffic = Traffic("dense", chunks.names if call.measure else ())
         self.traffic.encode_s, self.traffic.decode_s = timed.encode_s, timed.decode_s
-        self.sent = Sent()
-        self._slots, self._num_rounds, self._hop = slots, 0, hop
-        self._call, self._step, self._seed, self._measure = call, step, seed, measure
         self._residuals, self._tolerances = residuals, tolerances
-        self._alignment, self._device, self._measurement = alignment, device, measurement
+        self._measurement = measurement
 
     def send(
         self,
@@ -162,7 +195,7 @@ class MessageCoder:
         tolerances = None
         if self._tolerances is not None:
             tolerances = self._tolerances.tolerances(
-                values, self.chunks, span, site, step=self._step
+                values, self.chunks, span, site, step=self._call.step
             )
         seed = self._noise_seed(site, self.rank if noise_group is None else noise_group)
         if self._measurement is not None:
@@ -170,76 +203,20 @@ class MessageCoder:
         frames = encode_frames(
             values,
             span.placed,
-            call=self._call,
+            call=self._call.number,
             seed=seed,
             traffic=self.traffic,
-            measure=self._measure,
+            measure=self._call.measure,
             counted=False,
             tolerances=tolerances,
         )
-        counts = span.placed.plan.segments_per_frame
         if decoded or self._residuals is not None:
             decode_own(frames, span.placed, values, traffic=self.traffic)
         if self._residuals is not None:
             kept = self._residuals.note(before, sent_values, waiting, span, site)
             if self._measurement is not None and gradient is not None:
                 self._measurement.kept(gradient, kept, span, site)
-        assert frames.announced is not None
-        payloads = frame.payload_nbytes(frames.announced.nbytes, counts)
-        data = torch.split(frames.buffer, frames.nbytes)
-        announced: Sequence[frame.Announced | None] = [None] * len(counts)
-        if frame.is_on_gpu(values) and not span.placed.fixed_size:
-            announced = frames.announced.by_frame(counts)
-        return [
-            Message(f, f.numel() - n, span.placed, number, known)
-            for number, (f, n, known) in enumerate(zip(data, payloads, announced, strict=True))
-        ]
-
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Message]],
-        sources: Sequence[int],
-        expected: PlacedFrames | None,
-        *,
-        sent: Sent | None = None,
-    ) -> Exchange:
-        """Yield the rounds that send and receive these messages: one, unless slots overflow.
-
-        Args: sends, sources, expected, sent: arguments of `round`.
-        Returns: the messages from the sources.
-        """
-        number, self._num_rounds = self._num_rounds, self._num_rounds + 1
-        if self._slots is None or self.chunks.fixed_size:
-            received = yield self.round(sends, sources, expected, sent=sent)
-            return received
-        distinct = {id(message.frame): message for _, message in sends}
-        numbers = {key: n for n, key in enumerate(distinct)}
-        awaited = [] if expected is None else [(expected, n) for n in range(len(sources))]
-        counts = {"sent": len(distinct), "received": len(awaited)}
-        histories = [
-            self._slots.history(self.chunks.names, number, self._hop + use, n)
-            for use, n in counts.items()
-        ]
-        in_slots = SlotRound(
-            sends=[(peer, numbers[id(message.frame)]) for peer, message in sends],
-            messages=[message.frame for message in distinct.values()],
-            nbytes=[message.nbytes for message in distinct.values()],
-            outgoing=Extents.from_frames([(m.placed, m.number) for m in distinct.values()]),
-            sources=sources,
-            incoming=Extents.from_frames(awaited),
-            expected=expected,
-            device=self._device,
-            histories=(histories[0], histories[1]),
-            call=self._call,
-        )
-        received = yield from in_slots.run()
-        sent = self.sent if sent is None else sent
-        sent.nbytes += in_slots.sent_nbytes
-        sent.padding_nbytes += in_slots.padding_nbytes
-        sent.num_overflows += in_slots.num_overflows
-        overheads = [m.overhead_nbytes + slot.HEADER_NBYTES for _, m in sends if m.frame.numel()]
-        sent.header_nbytes += sum(overheads)
-        return received
+        return messages_of(ReceivedMessages(frames.buffer, frames.nbytes), span.placed)
 
     def round(
         self,
@@ -259,7 +236,7 @@ class MessageCoder:
         """
         sent = self.sent if sent is None else sent
         fixed_size = self.chunks.fixed_size
-        nbytes = [] if expected is None else expected.layout(self._alignment).frame_nbytes
+        nbytes = [] if expected is None else expected.layout(self._call.alignment).frame_nbytes
         max_nbytes = nbytes
         if expected is not None and not fixed_size:
             max_nbytes = largest_nbytes(expected).tolist()
@@ -317,10 +294,8 @@ class MessageCoder:
         )
 
     def _frames(self, received: ReceivedMessages, expected: PlacedFrames) -> SealedFrames:
-        announced = None
-        if frame.is_on_gpu(received.buffer):
-            announced = getattr(received, "announced", expected.announced)
-        return SealedFrames(received.buffer, received.nbytes, self._call, announced)
+        announced = expected.announced if frame.is_on_gpu(received.buffer) else None
+        return SealedFrames(received.buffer, received.nbytes, self._call.number, announced)
 
     @property
     def has_residuals(self) -> bool:
@@ -334,6 +309,6 @@ class MessageCoder:
         which do not depend on the bucket. DDP changes its buckets after the first step, and so in
         another step of a run that is resumed.
         """
-        key = repr((self._seed, self._step, site, noise_group))
+        key = repr((self._call.seed, self._call.step, site, noise_group))
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1

@@ -20,7 +20,6 @@ from trec_qcomm.comm.frames.plan import (
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Encoded
-from trec_qcomm.core.transfer import download
 from trec_qcomm.wire import frame
 
 _SEED_STRIDE = 0x1E3779B97F4A7C15
@@ -80,17 +79,24 @@ def encode_frames(
     layout = placed.layout(frame.alignment_of(values))
     frame_nbytes, codecs = layout.frame_nbytes, plan.codecs
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
-    nbytes_by_group = encode_segments(
-        values,
-        placed,
-        buffer,
-        seed=seed,
-        traffic=traffic,
-        measure=measure,
-        counted=counted,
-        tolerances=tolerances,
-        decoded=decoded,
-    )
+    to_encode = plan.tolerances_to_encode(tolerances)
+    nbytes_by_group, flushed = [], []
+    timer = Timer(traffic.encode_s)
+    for number, group in enumerate(placed.groups):
+        at, own_seed = layout.group_at[number], group_seed(seed, number, group)
+        encoded = _encode_group(values, group, plan, buffer, at, own_seed, to_encode)
+        nbytes_by_group.append(encoded.nbytes)
+        timer.add_to(group.label)
+        if counted and encoded.flushed is not None:
+            flushed.append((plan.table[group.members], encoded.flushed))
+        if measure:
+            _record_error(values, encoded, group, placed, traffic)
+            timer.restart()
+        if decoded is not None:
+            group.codec.decode(encoded, group.segments, decoded)
+            timer.restart()
+    for tables, numbers in flushed:  # of no group, if a codec refuses values
+        traffic.add_flushed(tables, numbers)
     nbytes = placed.max_nbytes if fixed_size else joined(placed.groups, nbytes_by_group)
     if not fixed_size:
         within = Encoded(buffer, layout.at, nbytes)
@@ -116,46 +122,6 @@ def encode_frames(
         buffer = buffer if is_shared else buffer.repeat(n)
     announced = frame.Announced(codecs, nbytes)
     return SealedFrames(buffer, frame_nbytes * n, call, announced, counts * n, is_shared)
-
-
-def encode_segments(
-    values: Tensor,
-    placed: PlacedFrames,
-    buffer: Tensor,
-    *,
-    seed: int,
-    traffic: Traffic,
-    measure: bool,
-    counted: bool,
-    tolerances: Tensor | None,
-    decoded: Tensor | None = None,
-) -> list[Tensor]:
-    """Encode all segments to their places in `buffer`, which are as large as they may be.
-
-    The arguments are those of `encode_frames`.
-
-    Returns: for each group the sizes of its segments, [G] int64; see core.transfer.leaving_sizes.
-    """
-    plan, layout = placed.plan, placed.layout(frame.alignment_of(values))
-    to_encode = plan.tolerances_to_encode(tolerances)
-    nbytes_by_group, flushed = [], []
-    timer = Timer(traffic.encode_s)
-    for number, group in enumerate(placed.groups):
-        at, own_seed = layout.group_at[number], group_seed(seed, number, group)
-        encoded = _encode_group(values, group, plan, buffer, at, own_seed, to_encode)
-        nbytes_by_group.append(encoded.nbytes)
-        timer.add_to(group.label)
-        if counted and encoded.flushed is not None:
-            flushed.append((plan.table[group.members], encoded.flushed))
-        if measure:
-            _record_error(values, encoded, group, placed, traffic)
-            timer.restart()
-        if decoded is not None:
-            _decode_group(encoded, group, decoded)
-            timer.restart()
-    for tables, numbers in flushed:  # of no group, if a codec refuses values
-        traffic.add_flushed(tables, numbers)
-    return nbytes_by_group
 
 
 def group_seed(seed: int, number: int, group: CodecGroup) -> int:
@@ -227,18 +193,12 @@ def _encode_group(
         raise UnencodableError(error.reason, segment=segment, table=table) from error
 
 
-def _decode_group(encoded: Encoded, group: CodecGroup, decoded: Tensor) -> None:
-    """Decode what was just encoded."""
-    within = Encoded(encoded.payload, encoded.at, download(encoded.nbytes))
-    group.codec.decode(within, group.segments, decoded)
-
-
 def _record_error(
     values: Tensor, encoded: Encoded, group: CodecGroup, placed: PlacedFrames, traffic: Traffic
 ) -> None:
     """Decode what was just encoded and record the largest |error| of each table. Not fast."""
     decoded = torch.empty_like(values)
-    _decode_group(encoded, group, decoded)
+    group.codec.decode(encoded, group.segments, decoded)
     for s, segment in enumerate(group.members.tolist()):
         x, y = (group.segments.block(rows, s).float() for rows in (values, decoded))
         same = (x == y) | (x.isnan() & y.isnan())

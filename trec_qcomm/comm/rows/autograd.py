@@ -7,8 +7,9 @@ All four steps are named in profiler traces. On a GPU they run on a stream of th
 Knows: exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,20 +25,16 @@ from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.frames.refused_rows import coded_otherwise
 from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
 from trec_qcomm.comm.rows.hooks import TransformedRows
-from trec_qcomm.comm.slots.device import PendingDeviceSlots
-from trec_qcomm.comm.slots.exchange import PendingSlots
-from trec_qcomm.comm.slots.on_device import EncodedOnDevice
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.ops.batch.rank_sum import rank_sum
-from trec_qcomm.wire import frame
 
 if TYPE_CHECKING:
     from trec_qcomm.comm.rows.collective import RowCollective
 
-Pending = PendingFrames | PendingSlots | PendingDeviceSlots
+Encode = Callable[[PlacedFrames], SealedFrames]
 
 
 class PendingRows:
@@ -98,7 +95,7 @@ class RowExchange:
     tolerances: Tensor | None
     device: torch.device
     has_fixed_size: Mapping[str, bool]
-    pending: Pending | None = None
+    pending: PendingFrames | None = None
     coded: Tensor | None = None
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
@@ -151,15 +148,26 @@ class RowExchange:
             record_function(f"## {op.name} {direction} start ##"),
             side_stream(self.device, values, *([] if fed is None else fed.tensors)),
         ):
-            options: dict[str, Any] = {
-                "call": op.next_exchange(self._kind(direction)),
-                "seed": seed,
-                "traffic": traffic,
-                "measure": op.measure_error,
-                "tolerances": tolerances,
-                "decoded": None if fed is None else fed.decoded,
-            }
-            self.pending = self._send(values, direction, sent, received, options)
+            encode = partial(
+                encode_frames,
+                values,
+                call=op.next_exchange(self._kind(direction)),
+                seed=seed,
+                traffic=traffic,
+                measure=op.measure_error,
+                tolerances=tolerances,
+                decoded=None if fed is None else fed.decoded,
+            )
+            # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
+            fixed_size = self.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
+            self.pending = start_exchange(
+                op.peers,
+                self._encoded(encode, direction, sent, fixed_size),
+                received,
+                fixed_size=fixed_size,
+                traffic=traffic,
+                name=f"{direction} all-to-all of {op.name}, {self.moment}",
+            )
             if fed is not None:
                 fed.note()
             if traffic.newly_flushed:
@@ -174,43 +182,13 @@ class RowExchange:
             return None
         return transform.apply(values, sent, self.context)
 
-    def _send(
-        self,
-        values: Tensor,
-        direction: str,
-        sent: PlacedFrames,
-        received: PlacedFrames,
-        options: dict[str, Any],
-    ) -> Pending:
-        """Encode values and start their exchange. options: arguments of encode_frames."""
-        op, traffic = self.op, options["traffic"]
-        name = f"{direction} all-to-all of {op.name}, {self.moment}"
-        # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
-        fixed_size = self.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
-        if op.slots is None or fixed_size or op.world_size == 1:
-            frames = self._encoded(values, direction, sent, fixed_size, options)
-            return start_exchange(
-                op.peers, frames, received, fixed_size=fixed_size, traffic=traffic, name=name
-            )
-        histories = op.slots.of_kind(self._kind(direction), sent.plan, received.plan)
-        if frame.is_on_gpu(values):
-            encoded = EncodedOnDevice.from_rows(values, sent, **options)
-            return PendingDeviceSlots(op.peers, encoded, received, histories, traffic, name)
-        frames = self._encoded(values, direction, sent, fixed_size, options)
-        return PendingSlots(op.peers, frames, sent, received, histories, traffic, name)
-
     def _encoded(
-        self,
-        values: Tensor,
-        direction: str,
-        sent: PlacedFrames,
-        fixed_size: bool,
-        options: dict[str, Any],
+        self, encode: Encode, direction: str, sent: PlacedFrames, fixed_size: bool
     ) -> SealedFrames:
         """Return the frames; rows that their codec refuses are exact, where that is asked for."""
         while True:
             try:
-                return encode_frames(values, sent, **options)
+                return encode(sent)
             except UnencodableError as error:
                 table = error.table
                 if self.op.refusals is None or fixed_size or table is None:

@@ -30,8 +30,6 @@ from trec_qcomm.comm.rows.hooks import (
     RowTransform,
 )
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.comm.slots.exchange import Histories
-from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec, Contract, may_refuse
@@ -57,8 +55,6 @@ class RowCollective(ABC):
         measure_error: whether to record max_abs_err, at the price of decoding what is sent.
         tolerances: rule that sets the tolerances of the forward codecs; None leaves them as the
             config has them.
-        slots: settings of slots, where frames whose sizes vary travel in these (comm.slots); None:
-            their sizes travel first.
         alternatives: codecs that `use_codecs` may be given later, on top of `codecs`. They are
             checked, and what they need is made, when the collective is.
         refusals: what is told of rows that a codec refuses, and are then sent exactly; None: they
@@ -79,7 +75,6 @@ class RowCollective(ABC):
         seed: int = 0,
         measure_error: bool = False,
         tolerances: RowTolerances | None = None,
-        slots: SlotOptions | None = None,
         alternatives: Sequence[DirectionCodecs] = (),
         refusals: RowRefusals | None = None,
         make_transforms: MakeTransforms | None = None,
@@ -101,7 +96,6 @@ class RowCollective(ABC):
         self.backward_traffic = self._traffic(f"{hop}embedding_backward")
         self.checks = DeferredChecks()  # errors in frames in a GPU's memory
         self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
-        self.slots = None if slots is None else Histories(slots)
         self.refusals = refusals
         possible = [codecs, *(codecs.updated(change) for change in alternatives)]
         has_sizes = not all(all(self._fixed_sizes(c).values()) for c in possible)
@@ -176,7 +170,6 @@ class RowCollective(ABC):
             raise ValueError(f"{self.name}: codecs of no fixed size are none of its alternatives")
         self._use(self._codecs | {False: codecs})
         self.has_fixed_size, self.tolerances = fixed_sizes, tolerances
-        self.slots = None if self.slots is None else self.slots.fresh()
         # A rank that does not change is then out of step, and its peers see it.
         self._num_exchanges += 1
 
@@ -200,7 +193,6 @@ class RowCollective(ABC):
             changes = DirectionCodecs(forward, {}).for_values(self.dtype, self.name)
             codecs = self.codecs.updated(changes)
             self._use(self._codecs | {False: codecs})
-        self.slots = None if self.slots is None else self.slots.fresh()
         self.transforms = {}
         self.forward_traffic = self._traffic(self.forward_traffic.kind)
         try:

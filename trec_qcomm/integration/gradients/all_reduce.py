@@ -13,7 +13,7 @@ Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -28,9 +28,8 @@ from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.comm.rounds import Rounds
-from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.comm.streams import side_stream
-from trec_qcomm.config import AllReduceRule, GradientRule, Sizes
+from trec_qcomm.config import AllReduceRule, GradientRule
 from trec_qcomm.config.differences import flat_rule
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec
@@ -70,7 +69,6 @@ class GradientAllReduce(ABC):
         measure_error: bool = False,
         traffic: Traffic | None = None,
         is_exact: Callable[[], bool] = lambda: False,
-        sizes: Sizes = "announced",
         intra_traffic: Traffic | None = None,
     ) -> None:
         """Prepare the all-reduce; `register` starts it.
@@ -81,7 +79,6 @@ class GradientAllReduce(ABC):
             measure_error: whether to record the largest error of what this rank encodes.
             traffic: counters of what is sent.
             is_exact: whether to send float32 now; equal on all ranks.
-            sizes: the config's `sizes`.
             intra_traffic: counters of what is sent inside a node, where there are two hops.
         """
         self.rules = (rules,) if isinstance(rules, AllReduceRule) else tuple(rules)
@@ -90,7 +87,6 @@ class GradientAllReduce(ABC):
         self._ranks_per_node: int | None = None  # of the group, for `hierarchical`
         self._seed, self._measure_error = seed, measure_error
         self._is_exact = is_exact
-        self._slots = SlotOptions() if sizes == "slots" else None
         self._observer: GradientObserver | None = None
         self.num_steps = 0  # backwards whose gradients were all-reduced
         self._loaded: State = {}
@@ -114,8 +110,8 @@ class GradientAllReduce(ABC):
         names = {p: name for name, p in named if p.requires_grad}
         device, pg = device_of(names), ddp.process_group
         if device.type == "cuda":
-            for codec in self._codecs():
-                check_on_gpu(codec, dist.get_backend_config(pg))
+            for field, codec in self._codecs():
+                check_on_gpu(field, codec, dist.get_backend_config(pg))
         shapes_by_parameter = self._shapes_of(ddp.module, names)
         shapes = [shape for group in shapes_by_parameter.values() for shape in group]
         group = make_gloo_group(pg) if device.type == "cpu" else pg
@@ -126,7 +122,6 @@ class GradientAllReduce(ABC):
         ours = {"seed": str(self._seed)}  # compared, or gloo would end us
         for number, rule in enumerate(self.rules):
             ours |= flat_rule(rule, "rule" if len(self.rules) == 1 else f"rule[{number}]")
-        ours |= {"sizes": "announced" if self._slots is None else "slots"}
         ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
         what = "gradients: ranks of the group have different rules or parameters"
         check_equal(group, ours, what)
@@ -136,11 +131,12 @@ class GradientAllReduce(ABC):
         self._shapes_by_parameter = shapes_by_parameter
         reduction.observer = self._observer
 
-    def _codecs(self) -> list[Codec]:
-        """Return the codecs of all rules."""
-        rules = [rule for rule in self.rules if isinstance(rule, GradientRule)]
-        intra = [rule.intra for rule in rules if rule.intra is not None]
-        return [rule.codec for rule in self.rules] + intra
+    def _codecs(self) -> Iterator[tuple[str, Codec]]:
+        """Yield the codecs of all rules, with the fields that hold them."""
+        for rule in self.rules:
+            yield "codec", rule.codec
+            if isinstance(rule, GradientRule) and rule.intra is not None:
+                yield "intra", rule.intra
 
     @property
     def shapes(self) -> list[ParameterShape]:
@@ -192,9 +188,8 @@ class GradientAllReduce(ABC):
         """Return this rank's state: residuals, thresholds and the number of steps, on CPU.
 
         It is {"rank0of4": {"num_steps", "residuals": {parameter: {site: [n]}}, "thresholds": ...,
-        "low_rank": {parameter: [r, m]}, "energies": {parameter: [r + 1]}}}: what the next factors
-        begin from, and by what ranks are chosen.
-        The key names the rank because DCP stores equal names of all ranks once.
+        "low_rank": {parameter: [r, m]}}}; the next factors begin from the last ones. The key names
+        the rank because DCP stores equal names of all ranks once.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. No state is returned that
             was made with it.
@@ -210,8 +205,6 @@ class GradientAllReduce(ABC):
                 state["residuals"] = state.get("residuals", {})
                 state["residuals"] |= self._reduction.matrices.residuals()
                 state["low_rank"] = self._reduction.matrices.right_factors()
-                if self._reduction.matrices.chooses:
-                    state["energies"] = self._reduction.matrices.energies()
         if isinstance(self._reduction.tolerances, ThresholdsByRule):
             state["thresholds"] = self._reduction.tolerances.state_dict()
         return {rank_key(self._reduction.rank, self._reduction.world_size): state}
@@ -227,7 +220,7 @@ class GradientAllReduce(ABC):
         check_names(state, "state of gradients")
         loaded = by_short_key(_on_cpu(state))
         for key, of_rank in loaded.items():
-            names = ("num_steps", "residuals", "thresholds", "low_rank", "energies")
+            names = ("num_steps", "residuals", "thresholds", "low_rank")
             check_names(of_rank, f"state of gradients: {key}", names, needed="num_steps")
         self._loaded = loaded
         if self._shapes_by_parameter:
@@ -257,9 +250,7 @@ class GradientAllReduce(ABC):
             if reduction.matrices is not None:
                 names = reduction.matrices.shapes.keys() & residuals.keys()
                 flat = {name: owed(residuals.pop(name)) for name in names}
-                kept = state or any_state
-                rights, energies = kept.get("low_rank", {}), kept.get("energies", {})
-                reduction.matrices.load(flat, rights, energies)
+                reduction.matrices.load(flat, (state or any_state).get("low_rank", {}))
             if reduction.error_feedback is not None:
                 reduction.error_feedback.load_state_dict(residuals)
 

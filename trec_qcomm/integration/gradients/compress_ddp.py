@@ -63,7 +63,6 @@ class CompressedDDP:
             source=config.source,
             seed=config.seed,
             measure_error=config.measure_error,
-            sizes=config.sizes,
             traffic=Traffic("dense", ["all"]),
             is_exact=lambda: self._exact,
         )

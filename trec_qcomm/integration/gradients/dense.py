@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
-from trec_qcomm.comm.dense.low_rank.ranks import RankChoice
-from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
+from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.config import GradientRule
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
@@ -77,9 +76,8 @@ class DenseGradients(GradientAllReduce):
     ) -> None:
         """Warn, and raise ValueError where the rule names parameters: they were meant then."""
         assert rule.low_rank is not None
-        field = "first" if rule.low_rank.rank == "auto" else "rank"
         text = (
-            f"{place}.low_rank.{field}: {rule.low_rank.columns}: factors are smaller than none of "
+            f"{place}.low_rank.rank: {rule.low_rank.rank}: factors are smaller than none of "
             f"the parameters: {', '.join(shape.name for shape in shapes)}"
         )
         if rule.parameters != ("*",):
@@ -94,12 +92,9 @@ class DenseGradients(GradientAllReduce):
         num_rows, num_columns = size[0], shape.numel // size[0]
         if not low_rank.is_smaller(num_rows, num_columns):
             return None
-        form = shape.name, num_rows, num_columns, low_rank.columns, shape.block, shape.coding
-        if low_rank.rank != "auto":
-            return MatrixShape(*form)
-        choice = RankChoice(float(low_rank.keep or 0), int(low_rank.every or 0))  # never None
-        smaller = (num_rows * num_columns - 1) // (num_rows + num_columns)
-        return MatrixShape(*form, choice, min(int(low_rank.largest or 0), smaller))
+        return MatrixShape(
+            shape.name, num_rows, num_columns, low_rank.rank, shape.block, shape.coding
+        )
 
     def _make_reduction(
         self, shapes: Sequence[ParameterShape], rank: int, world_size: int
@@ -113,7 +108,6 @@ class DenseGradients(GradientAllReduce):
             matrices=self._matrices,
             seed=self._seed,
             measure_error=self._measure_error,
-            slots=self._slots,
             ranks_per_node=self._ranks_per_node,
             intra_traffic=self.intra_traffic,
         )

@@ -96,15 +96,18 @@ def agreed_ranks_per_node(pg: dist.ProcessGroup, group: dist.ProcessGroup) -> in
     return size
 
 
-def check_on_gpu(codec: Codec, backends: str) -> None:
+def check_on_gpu(field: str, codec: Codec, backends: str) -> None:
     """Raise ValueError where gradients in a GPU's memory cannot be all-reduced with this codec.
 
-    Args: backends: backends of the process group, such as "cpu:gloo,cuda:nccl".
+    The host launches all rounds of an all-reduce at once, so it must know each message's size.
+
+    Args: field: field of the rule that holds the codec.  backends: backends of the process group,
+        such as "cpu:gloo,cuda:nccl".
     """
-    if not has_gpu_kernels(codec):
+    if not has_gpu_kernels(codec) or not codec.fixed_size:
         raise ValueError(
-            f"codec: {codec!r}: on cuda gradients are all-reduced with codecs that have GPU "
-            "kernels only: all but error_bounded with the encoder vector_lz, and codecs of your own"
+            f"{field}: {codec!r}: on cuda gradients are all-reduced only with codecs that have a "
+            "fixed size and GPU kernels, such as cast, rowwise and float6"
         )
     backend = dict(pair.split(":") for pair in backends.split(",")).get("cuda")
     if backend != "nccl":  # gloo does not send from a GPU's memory

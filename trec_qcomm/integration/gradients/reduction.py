@@ -4,7 +4,6 @@ Knows: rules, chunks, the model of a link. Does not know: DDP, process groups.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from trec_qcomm.codecs import Identity
@@ -20,9 +19,8 @@ from trec_qcomm.comm.dense.all_reduce import (
 )
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.coder import GradientTolerances
+from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.dense.low_rank.reduction import LowRankReduction
-from trec_qcomm.comm.dense.low_rank.shapes import MatrixShape
-from trec_qcomm.comm.slots.history import SlotOptions
 from trec_qcomm.config import AllReduceRule, GradientRule
 from trec_qcomm.core.codec import check_dim
 from trec_qcomm.core.counters import Traffic
@@ -42,7 +40,6 @@ def make_reduction(
     make_tolerances: Callable[[BucketChunks, Sequence[str]], GradientTolerances] | None = None,
     seed: int = 0,
     measure_error: bool = False,
-    slots: SlotOptions | None = None,
     ranks_per_node: int | None = None,
     intra_traffic: Traffic | None = None,
 ) -> Reduction:
@@ -59,7 +56,6 @@ def make_reduction(
             all parameters and the names of the sites at which this rank encodes.
         seed: seed of stochastic rounding.
         measure_error: whether to record the largest error of what this rank encodes.
-        slots: settings of slots; None: sizes that vary travel first.
         ranks_per_node: number of adjacent ranks that share a node, for `hierarchical`.
     Raises: ValueError: rows of a length that the codec does not take, nodes that differ in size.
     """
@@ -73,19 +69,18 @@ def make_reduction(
         algorithm=_algorithm(rule, chunks),
         seed=seed,
         measure=measure_error,
-        slots=slots,
         ranks_per_node=ranks_per_node,
     )
     tolerances = None
     if make_tolerances is not None and not options.is_inside_one_node(world_size):
         settled = options.settled(world_size)
         tolerances = make_tolerances(chunks, sites(settled, rank, world_size))
-    kept: dict[str, Any] = {"tolerances": tolerances, "intra_traffic": intra_traffic}
+    kept: dict[str, Any] = {
+        "parameters": sent, "tolerances": tolerances, "intra_traffic": intra_traffic
+    }  # fmt: skip
     if matrices:
-        largest = [replace(matrix, rank=matrix.most_columns) for matrix in matrices]
-        kept |= {"matrices": matrices, "parameters": sent_shapes(parameters, largest)}
-        return LowRankReduction(options, rank, world_size, traffic, **kept)
-    return Reduction(options, rank, world_size, traffic, parameters=sent, **kept)
+        return LowRankReduction(options, rank, world_size, traffic, matrices=matrices, **kept)
+    return Reduction(options, rank, world_size, traffic, **kept)
 
 
 def sent_shapes(

@@ -48,7 +48,6 @@ class TableGradients(GradientAllReduce):
             self.traffic,
             seed=self._seed,
             measure_error=self._measure_error,
-            slots=self._slots,
         )
 
     def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:

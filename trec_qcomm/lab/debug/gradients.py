@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan, Piece
-from trec_qcomm.comm.dense.low_rank.shapes import parameter_of
+from trec_qcomm.comm.dense.low_rank.matrices import parameter_of
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.lab.debug.coding import pack
 from trec_qcomm.lab.debug.measurement import Measurement

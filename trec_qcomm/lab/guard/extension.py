@@ -13,7 +13,7 @@ import torch
 
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config import TableRule
-from trec_qcomm.core.codec import has_gpu_kernels, may_refuse
+from trec_qcomm.core.codec import has_gpu_kernels
 from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, self_rank_key
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.extension import Extension
@@ -90,13 +90,6 @@ class GuardExtension(Extension):
                     raise ValueError(
                         f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}"
                     )
-            hops = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
-            refusing = [codec for codec in hops if may_refuse(codec)]
-            if refusing and config.sizes == "slots" and self.refusals is not None:
-                raise ValueError(
-                    f"device {device}: guard.on_unencodable: exact needs `sizes: announced` for "
-                    f"{refusing[0]!r} of table {table!r}"
-                )
 
     def changes_of(self, rules: Mapping[str, TableRule]) -> Iterator[CodecChanges]:
         """Yield changes which together have every codec that the guard may choose, rung by rung."""

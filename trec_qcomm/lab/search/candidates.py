@@ -185,11 +185,6 @@ def _checked_dense(given: object) -> tuple[GradientRule, ...]:
         rule = _rule(entry, f"{where}[{number}]")
         if tuple(rule.parameters) != ("*",):
             raise ValueError(f"{where}[{number}].parameters: groups are given apart, as dense")
-        if rule.low_rank is not None and rule.low_rank.rank == "auto":
-            raise ValueError(
-                f"{where}[{number}].low_rank.rank: auto changes while training, so that its loss "
-                "cannot be told beforehand; expected a number"
-            )
         if rule.algorithm == "hierarchical":
             raise ValueError(
                 f"{where}[{number}].algorithm: hierarchical has two hops, which a search does not "

@@ -22,7 +22,7 @@ from torch import Tensor
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Masks, Segments, aligned, mask_nbytes
-from trec_qcomm.core.transfer import SizesDownload, download
+from trec_qcomm.core.transfer import download
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, choose_backend, gpu_kernels
 from trec_qcomm.ops.sparsify import cpu, reference
 from trec_qcomm.ops.sparsify.masks import masked_counts
@@ -250,7 +250,7 @@ def _encode(
         kernels = _kernels(backend, segments)
         sizes = kernels.encode(values, segments, payload, at, kind=kind, k=k, levels=levels)
         # With k the sizes are known; those of a GPU may not have arrived yet.
-        return Encoded(payload, at, max_sizes if k > 0 else SizesDownload(sizes).wait())
+        return Encoded(payload, at, max_sizes if k > 0 else download(sizes))
     masks = segments.masks or _scratch_masks(segments)
     sizes = torch.empty_like(at)
     rows, places, offsets = arrays(values, payload, at)

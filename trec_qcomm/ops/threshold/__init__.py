@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.segments import Encoded, Segments, aligned
-from trec_qcomm.core.transfer import SizesDownload
+from trec_qcomm.core.transfer import download
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels
 from trec_qcomm.ops.sparsify import ValueFormat, error_of, kind_of, levels_of
 from trec_qcomm.ops.sparsify import reference as sparse
@@ -50,7 +50,7 @@ def encode(
     if backend != "cpu":
         kernels = _kernels(backend, segments)
         sizes = kernels.encode(values, segments, payload, at, kind=kind, levels=levels)
-        return Encoded(payload, at, SizesDownload(sizes).wait())
+        return Encoded(payload, at, download(sizes))
     sizes = torch.empty_like(at)
     rows, places, offsets = arrays(values, payload, at)
     vectors = arrays(levels, sizes)

@@ -166,13 +166,6 @@ def reciprocal_roots(values: Tensor) -> Tensor:
     return roots * power_of_two(-half)
 
 
-def product_of_factors(left: Tensor, right: Tensor) -> Tensor:
-    """Return the products of two factors, [B, n, m] float32; see write_products."""
-    results = left.new_empty(len(left), left.shape[2], right.shape[2])
-    write_products(left, right, results)
-    return results
-
-
 def write_products(
     left: Tensor, right: Tensor, results: Iterable[Tensor], wide: Tensor | None = None
 ) -> None:

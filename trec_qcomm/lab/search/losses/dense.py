@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, OWNER
-from trec_qcomm.comm.dense.low_rank.shapes import parameter_of
+from trec_qcomm.comm.dense.low_rank.matrices import parameter_of
 from trec_qcomm.config import GradientRule
 from trec_qcomm.config.matching import PatternRules
 from trec_qcomm.lab import records
@@ -153,7 +153,7 @@ def noise_of(figures: Mapping[str, float], rule: GradientRule) -> Noise:
         if name.startswith("noise "):
             relative += noise / (figures[name.replace("noise", "energy")] or 1.0)
     if rule.low_rank is not None:
-        relative = 1 / rule.low_rank.columns
+        relative = 1 / rule.low_rank.rank
     return Noise(
         nbytes=figures["nbytes"],
         rows=figures["values"] / rule.block,

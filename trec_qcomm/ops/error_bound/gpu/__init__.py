@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.core.transfer import SizesDownload
+from trec_qcomm.core.transfer import Download
 from trec_qcomm.ops.device import launch, new_vectors, no_segment, words
 from trec_qcomm.ops.error_bound.gpu import (
     decode_rans,
@@ -63,7 +63,7 @@ def encode(
     relative: bool,
     encoder: str,
 ) -> Tensor:
-    """Write the segments and return their nbytes, [S] int64; see core.transfer.SizesDownload.
+    """Write the segments and return their nbytes, [S] int64.
 
     Args: bounds: [S] float64 on CPU.  The others: arguments of error_bound.encode.
     """
@@ -111,7 +111,7 @@ def _encode_bitpack(values: Tensor, payload: Tensor, batch: GroupedBatch, relati
         bounds, group_nbytes, verbatim_counts, group_places, verbatim_before, kinds, nbytes,
         *batch.layout, RELATIVE=relative, **_sum_options(batch),
     )  # fmt: skip
-    sizes = SizesDownload(nbytes)
+    sizes = Download(nbytes)
     launch(
         encode_bitpack.write_bitpack, batch.num_chunks, values, payload, payload32, range_keys,
         bounds, segment_of_chunk, kinds, group_nbytes, verbatim_counts, group_places, block_widths,
@@ -180,7 +180,7 @@ def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative:
         word_places, nbytes, batch.stream_offsets, *batch.layout, RELATIVE=relative,
         **_sum_options(batch),
     )  # fmt: skip
-    sizes = SizesDownload(nbytes)
+    sizes = Download(nbytes)
     launch(
         encode_rans.write_rans, batch.num_chunks, values, payload, words(payload, torch.int16),
         payload32, segment_of_chunk, kinds, fields, headers.view(torch.uint8), indices,

@@ -1,1 +1,0 @@
-"""Algorithms of the all-reduce: who sends which chunks to whom, in which rounds."""
