@@ -19,9 +19,10 @@ from tests.fuzz.frames import CODECS
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import Masks, Segments
+from trec_qcomm.ext.dual_level.vector_lz import segments as vector_lz
 from trec_qcomm.ops.cast import cpu as cast
 from trec_qcomm.ops.error_bound import cpu as error_bound
-from trec_qcomm.ops.error_bound import segment_encoders
+from trec_qcomm.ops.error_bound import rans_segments
 from trec_qcomm.ops.minifloat import cpu as minifloat
 from trec_qcomm.ops.rowwise import cpu as rowwise
 from trec_qcomm.ops.sign import cpu as sign
@@ -82,7 +83,9 @@ def _rowwise(num_bits: int) -> Any:
 def _error_bounded(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at):
     bad, reason = error_bound.decode(payload, at, nbytes, offsets, start, stride, dim, out)
     if reason == error_bound.OTHER_ENCODER:
-        bad, reason = segment_encoders.decode(payload, at, nbytes, offsets, start, stride, dim, out)
+        bad, reason = rans_segments.decode(payload, at, nbytes, offsets, start, stride, dim, out)
+    if reason == error_bound.OTHER_ENCODER:
+        bad, reason = vector_lz.decode(payload, at, nbytes, offsets, start, stride, dim, out)
     return bad
 
 

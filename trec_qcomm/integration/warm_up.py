@@ -166,8 +166,7 @@ def _codec_jobs(codec: Codec) -> Sequence[Job]:
     encode_s, decode_s = _ABOUT_S[name]
     label = "cast" if name == "identity" else name
     if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
-        # One kernel has them all, as a rank decodes what another one's encoder wrote.
-        label, encode_s, decode_s = f"{name} of whole segments", _WHOLE_S, _WHOLE_S
+        label, encode_s, decode_s = f"{name} {codec.encoder}", _WHOLE_S, _WHOLE_S
     return (
         Job(f"{label}: encode", partial(_use_encoder, codec), encode_s),
         Job(f"{label}: decode", partial(_use_decoder, codec), decode_s),

@@ -6,14 +6,15 @@ vector_lz. Each value is checked against what the receiver will
 decode. A value outside the bound, NaN and infinities are sent *verbatim*, as float32. A segment
 without a range or without a usable step is lossless.
 
-`reference` is the definition. `cpu` quantizes and bit-packs group by group; `segment_encoders`, for
-the other encoders, collects all indices of a segment first. `gpu` has the kernels. `quantizer` is
-the first half on both devices.
+`reference` is the definition. `cpu` quantizes and bit-packs group by group; `rans_segments`
+collects all indices of a segment first. `gpu` has the kernels. `quantizer` is the first half on
+both devices. vector_lz is an extension, whose module is imported when it is asked for.
 
 Source: SZ3 (a quantizer that checks each value); Feng et al., SC'24 (no predictor, one bound a
 table).
 """
 
+import importlib
 import sys
 from typing import Any
 
@@ -26,10 +27,11 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.jit import kernel
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, first_outside, gpu_kernels
-from trec_qcomm.ops.error_bound import cpu, reference, segment_encoders
+from trec_qcomm.ops.error_bound import cpu, rans_segments, reference
 
 ENCODERS = {"bitpack": cpu.BITPACK, "vector_lz": cpu.VECTOR_LZ, "rans": cpu.RANS}
 GPU_ENCODERS = ("bitpack", "rans")
+_VECTOR_LZ = "trec_qcomm.ext.dual_level.vector_lz.segments"
 
 _REASONS = {
     cpu.BAD_SIZE: "nbytes, padding and number of verbatim values do not fit the rows",
@@ -102,10 +104,8 @@ def encode(
         relative,
     )
     flushed = np.empty_like(sizes)
-    if encoder == "bitpack":
-        cpu.encode(*arguments, sizes, flushed)
-    else:
-        segment_encoders.encode(*arguments, sizes, flushed, ENCODERS[encoder])
+    kernels = {"bitpack": cpu, "rans": rans_segments}.get(encoder) or _vector_lz()
+    kernels.encode(*arguments, sizes, flushed)
     return Encoded(payload, at, nbytes, torch.from_numpy(flushed) if flushed.any() else None)
 
 
@@ -138,9 +138,16 @@ def decode(
     layout = segments.arrays
     bad_segment, reason = cpu.decode(*encoded_arrays, *layout, segments.dim, y)
     if reason == cpu.OTHER_ENCODER:
-        bad_segment, reason = segment_encoders.decode(*encoded_arrays, *layout, segments.dim, y)
+        bad_segment, reason = rans_segments.decode(*encoded_arrays, *layout, segments.dim, y)
+    if reason == cpu.OTHER_ENCODER:
+        bad_segment, reason = _vector_lz().decode(*encoded_arrays, *layout, segments.dim, y)
     if bad_segment >= 0:
         raise CorruptFrameError(_REASONS[reason], segment=int(bad_segment))
+
+
+def _vector_lz() -> Any:
+    """Return the module with the kernels of vector_lz."""
+    return importlib.import_module(_VECTOR_LZ)
 
 
 def _corrupt_frame(code: int) -> CorruptFrameError:

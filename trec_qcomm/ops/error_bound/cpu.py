@@ -3,7 +3,7 @@
 A segment is read twice: for its range, and to quantize it in groups of 1024 values, which stay in
 the first cache until they are packed.
 
-Encoders other than bitpack need all indices of a segment at once. They are in segment_encoders.py,
+Encoders other than bitpack need all indices of a segment at once. They are in rans_segments.py,
 which is compiled only where one of them is used, because that takes a minute.
 """
 

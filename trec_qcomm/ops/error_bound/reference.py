@@ -1,10 +1,12 @@
 """Error-bounded quantization in plain torch: the definition. Shapes: n rows of D, N = n D."""
 
+import importlib
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.ext.dual_level.vector_lz import reference as vector_lz
 from trec_qcomm.ops.bitpack import reference as bitpack
 from trec_qcomm.ops.rans import reference as rans
 
@@ -14,16 +16,8 @@ MAX_INDEX = 2**22
 MAX_VERBATIM = 2**25 - 1
 _MAGIC = torch.tensor(1.5 * 2**23)  # adding it rounds |y| <= 2^22 to an integer, half to even
 _FLOAT32 = torch.finfo(torch.float32)
-_ENCODERS = {
-    "bitpack": (BITPACK, bitpack.encode_segment),
-    "vector_lz": (VECTOR_LZ, vector_lz.encode_segment),
-    "rans": (RANS, rans.encode_segment),
-}
-_DECODERS = {
-    BITPACK: bitpack.decode_segment,
-    VECTOR_LZ: vector_lz.decode_segment,
-    RANS: rans.decode_segment,
-}
+_NUMBERS = {"bitpack": BITPACK, "vector_lz": VECTOR_LZ, "rans": RANS}
+_VECTOR_LZ = "trec_qcomm.ext.dual_level.vector_lz.reference"  # imported when it is asked for
 
 
 def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) -> Tensor:
@@ -44,13 +38,19 @@ def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) 
         return raw
     else:
         q, verbatim = quantize(x, bound32, step, inverse)
-        kind, encode_indices = _ENCODERS[encoder]
-        indices = encode_indices(q, rows.shape[1])
+        kind = _NUMBERS[encoder]
+        indices = _encoder(kind).encode_segment(q, rows.shape[1])
         bits = int(step.view(torch.int32))
         if int(verbatim.sum()) > MAX_VERBATIM:
             return raw
         data = _assemble(bits, kind, indices, x, verbatim)
     return data if len(data) < len(raw) else raw
+
+
+def _encoder(kind: int) -> Any:
+    """Return the module that encodes and decodes the indices of a segment."""
+    modules = {BITPACK: bitpack, RANS: rans}
+    return modules[kind] if kind in modules else importlib.import_module(_VECTOR_LZ)
 
 
 def finite_range(x: Tensor) -> float:
@@ -157,11 +157,12 @@ def _decode_values(
         # Copied as an int, because a NaN copied as a float may lose its payload.
         constant = first.view(torch.int32).repeat(num_values).view(torch.float32)
         return _require(len(indices) == 0, constant, "indices of a constant")
-    if kind not in _DECODERS:
+    if kind not in _NUMBERS.values():
         raise ValueError(f"unknown encoder {kind}")
     if not _FLOAT32.tiny <= float(first) <= _FLOAT32.max:
         raise ValueError("the step is not a normal number > 0")
-    return _DECODERS[kind](indices, dim, num_values).to(torch.float32) * first
+    q: Tensor = _encoder(kind).decode_segment(indices, dim, num_values)
+    return q.to(torch.float32) * first
 
 
 def _require(valid: bool, result: Tensor, what: str) -> Tensor:

@@ -1,14 +1,12 @@
-"""The encoders of error_bound that need all indices of a segment at once, in numba.
+"""The encoder rans of error_bound, which needs all indices of a segment at once, in numba.
 
-They are vector_lz and rans. The functions have the arguments and the parts of cpu.py, but go
-through an int32 buffer of a segment's indices. Only `_encode_indices` and `_decode_indices` know
-which encoders there are.
+The functions have the arguments and the parts of cpu.py, but go through an int32 buffer of a
+segment's indices. Encoders of extensions are made of the same parts.
 """
 # mypy: ignore-errors
 
 import numpy as np
 
-from trec_qcomm.ext.dual_level.vector_lz import cpu as vector_lz
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.bitpack.cpu import GROUP
 from trec_qcomm.ops.error_bound import cpu
@@ -20,37 +18,13 @@ from trec_qcomm.ops.error_bound.cpu import (
     OK,
     OTHER_ENCODER,
     RANS,
-    VECTOR_LZ,
 )
 from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
 from trec_qcomm.ops.rans import cpu as rans
 
 
 @inner
-def _encode_indices(encoder, q, low, high, dim, out, rans_scratch):
-    """Encode the indices q [N] of one segment, of which `low` and `high` are the extremes.
-
-    Returns: nbytes, or -1: out has no room.
-    """
-    if encoder == VECTOR_LZ:
-        return np.int64(vector_lz.encode_segment(q, dim, out))
-    return np.int64(rans.encode(q, low, high, out, rans_scratch))
-
-
-@inner
-def _decode_indices(encoder, data, dim, q, step, rans_scratch):
-    """Decode all of data into q [N], as `rans.decode` does. Return False where it is invalid."""
-    if encoder == RANS:
-        return rans.decode(data, q, step, rans_scratch)
-    if encoder != VECTOR_LZ or not vector_lz.decode_segment(data, dim, q):
-        return False
-    if step:
-        rans.dequantize(q, step)
-    return True
-
-
-@inner
-def _most_values(offsets, dim):
+def most_values(offsets, dim):
     """Return the number of values of the largest segment."""
     most = np.int64(0)
     for s in range(offsets.size - 1):
@@ -59,14 +33,13 @@ def _most_values(offsets, dim):
 
 
 @inner
-def quantize_and_encode(
-    values, start, stride, dim, num_values, bound, step, inverse, out, positions, scratch, encoder,
-    q, rans_scratch,
-):  # fmt: skip
-    """Quantize and encode one segment into out.
+def quantize_segment(
+    values, start, stride, dim, num_values, bound, step, inverse, positions, scratch, q
+):
+    """Quantize one segment into q, int32, as many as full groups have.
 
-    Args:    q: int32 scratch for its indices, as many as full groups have.
-    Returns: (nbytes, num_verbatim); nbytes is -1 where out or positions has no room.
+    Returns: (num_verbatim, lowest index, highest index); num_verbatim is -1 where positions has no
+        room.
     """
     num_verbatim, low, high = np.int64(0), np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for first in range(0, num_values, GROUP):
@@ -76,22 +49,20 @@ def quantize_and_encode(
             num_verbatim,
         )  # fmt: skip
         if num_verbatim < 0:
-            return np.int64(-1), num_verbatim
+            break
         low, high = min(low, lowest), max(high, highest)
-    nbytes = _encode_indices(encoder, q[:num_values], low, high, dim, out, rans_scratch)
-    return nbytes, num_verbatim
+    return num_verbatim, low, high
 
 
 @kernel
 def encode(
-    values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, flushed,
-    encoder,
-):  # fmt: skip
-    """Do what cpu.encode does, with the encoder VECTOR_LZ or RANS."""
+    values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, flushed
+):
+    """Do what cpu.encode does, with the encoder RANS."""
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
-    most_values = _most_values(offsets, dim)
-    rans_scratch = rans.encoder_scratch(most_values)
-    q = np.empty((most_values + GROUP - 1) // GROUP * GROUP, np.int32)
+    most = most_values(offsets, dim)
+    rans_scratch = rans.encoder_scratch(most)
+    q = np.empty((most + GROUP - 1) // GROUP * GROUP, np.int32)
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
         nbytes[s], flushed[s] = 0, 0
@@ -107,12 +78,15 @@ def encode(
         segment_positions = positions[: min(room // 8, MAX_VERBATIM)]
         size, num_verbatim = np.int64(-1), np.int64(0)
         if step > 0:
-            size, num_verbatim = quantize_and_encode(
+            num_verbatim, low, high = quantize_segment(
                 values, start[s], stride[s], dim, num_values, bound, step, inverse,
-                out[HEADER_NBYTES:room], segment_positions, scratch, encoder, q, rans_scratch,
+                segment_positions, scratch, q,
             )  # fmt: skip
+            if num_verbatim >= 0:
+                indices = out[HEADER_NBYTES:room]
+                size = np.int64(rans.encode(q[:num_values], low, high, indices, rans_scratch))
         nbytes[s] = cpu.end_segment(
-            values, start[s], stride[s], dim, num_values, width, step, encoder, size, num_verbatim,
+            values, start[s], stride[s], dim, num_values, width, step, RANS, size, num_verbatim,
             segment_positions, out,
         )  # fmt: skip
         flushed[s] = cpu.flushed_values(
@@ -121,7 +95,7 @@ def encode(
 
 
 @inner
-def _indices(start, stride, dim, num_values, out, q):
+def indices_memory(start, stride, dim, num_values, out, q):
     """Return the int32 memory to decode the indices of a segment into.
 
     That is the rows themselves, as bits, where they lie one behind the other; q elsewhere.
@@ -130,10 +104,10 @@ def _indices(start, stride, dim, num_values, out, q):
 
 
 @inner
-def _finish_rows(data, start, stride, dim, q, out):
+def finish_rows(data, start, stride, dim, q, out):
     """Write what the rows of a segment lack. Return OK, or BAD_VERBATIM.
 
-    Args: data: the whole segment, whose header is valid.  q: memory of `_indices`, decoded.
+    Args: data: the whole segment, whose header is valid.  q: memory of `indices_memory`, decoded.
     """
     _, _, _, num_verbatim = cpu.read_header(data)
     if stride != dim:
@@ -143,17 +117,20 @@ def _finish_rows(data, start, stride, dim, q, out):
 
 
 @inner
-def _decode_rows(data, start, stride, dim, num_values, out, q, rans_scratch):
-    """Decode a segment of one of these encoders. Return OK, or the reason why it is invalid.
+def decode_rows(data, start, stride, dim, num_values, out, q, rans_scratch):
+    """Decode a segment whose encoder is RANS. Return OK, or the reason why it is invalid;
+    OTHER_ENCODER where it has another encoder.
 
     Args: data: the whole segment, whose header is valid.  q: int32 scratch, as many or more.
     """
     kind, step, size, _ = cpu.read_header(data)
-    indices = _indices(start, stride, dim, num_values, out, q)
+    if kind != RANS:
+        return OTHER_ENCODER
+    indices = indices_memory(start, stride, dim, num_values, out, q)
     body = data[HEADER_NBYTES : HEADER_NBYTES + size]
-    if not _decode_indices(kind, body, dim, indices, step, rans_scratch):
+    if not rans.decode(body, indices, step, rans_scratch):
         return BAD_INDICES
-    return _finish_rows(data, start, stride, dim, indices, out)
+    return finish_rows(data, start, stride, dim, indices, out)
 
 
 @inner
@@ -164,25 +141,25 @@ def _decode_two(first, data, starts, strides, dim, sizes, out, q, rans_scratch):
     """
     _, first_step, first_size, _ = cpu.read_header(first)
     _, step, size, _ = cpu.read_header(data)
-    first_q = _indices(starts[0], strides[0], dim, sizes[0], out, q[sizes[1] :])
-    second_q = _indices(starts[1], strides[1], dim, sizes[1], out, q)
+    first_q = indices_memory(starts[0], strides[0], dim, sizes[0], out, q[sizes[1] :])
+    second_q = indices_memory(starts[1], strides[1], dim, sizes[1], out, q)
     good, good_too = rans.decode_two(
         first[HEADER_NBYTES : HEADER_NBYTES + first_size], first_q, first_step, rans_scratch[1],
         data[HEADER_NBYTES : HEADER_NBYTES + size], second_q, step, rans_scratch[0],
     )  # fmt: skip
     reason = first_reason = BAD_INDICES
     if good:
-        first_reason = _finish_rows(first, starts[0], strides[0], dim, first_q, out)
+        first_reason = finish_rows(first, starts[0], strides[0], dim, first_q, out)
     if good_too:
-        reason = _finish_rows(data, starts[1], strides[1], dim, second_q, out)
+        reason = finish_rows(data, starts[1], strides[1], dim, second_q, out)
     return first_reason, reason
 
 
 @kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
-    """Do what cpu.decode does, for all encoders."""
+    """Do what cpu.decode does, for the encoders bitpack and rans."""
     scratch, rans_scratch = cpu.group_scratch(), (rans.decoder_scratch(), rans.decoder_scratch())
-    q, w = np.empty(2 * _most_values(offsets, dim), np.int32), np.int64(-1)  # w waits for another
+    q, w = np.empty(2 * most_values(offsets, dim), np.int32), np.int64(-1)  # w waits for another
     bad, reason = np.int64(-1), OK
     for s in range(start.size):
         num_values, data = (offsets[s + 1] - offsets[s]) * dim, payload[at[s] : at[s] + nbytes[s]]
@@ -196,7 +173,7 @@ def decode(payload, at, nbytes, offsets, start, stride, dim, out):
             and (w < 0 or rans.can_pair_with(num_values, (offsets[w + 1] - offsets[w]) * dim))
         )
         if reason == OTHER_ENCODER and not can_pair:
-            reason = _decode_rows(
+            reason = decode_rows(
                 data, start[s], stride[s], dim, num_values, out, q, rans_scratch[0]
             )
         elif can_pair and w < 0:
@@ -214,7 +191,7 @@ def decode(payload, at, nbytes, offsets, start, stride, dim, out):
             bad = s
             break
     if w >= 0:  # has found no other one, and comes before what is bad
-        first_reason = _decode_rows(
+        first_reason = decode_rows(
             payload[at[w] : at[w] + nbytes[w]], start[w], stride[w], dim,
             (offsets[w + 1] - offsets[w]) * dim, out, q, rans_scratch[0],
         )  # fmt: skip
