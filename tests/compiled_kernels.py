@@ -12,7 +12,7 @@ ERROR_BOUNDED = {"codec": "error_bounded", "bound": 0.01}
 PAIRS = (  # forward, backward
     (ERROR_BOUNDED | {"encoder": "rans"}, ERROR_BOUNDED),
     ({"codec": "topk", "density": 0.1}, "forward_mask"),
-    ({"codec": "rowwise", "bits": 4}, "sign"),
+    ({"codec": "rowwise", "bits": 4}, {"codec": "rowwise", "bits": 2}),
     ({"codec": "cast", "dtype": "fp16"}, {"codec": "threshold", "threshold": 0.1}),
     ({"codec": "fbgemm", "precision": "int8"}, "float6"),
 )

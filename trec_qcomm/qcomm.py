@@ -24,11 +24,9 @@ from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
     ModuleSharder,
-    QuantizedCommCodecs,
 )
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
 from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
-from trec_qcomm.integration.registry_adapter import codecs_registry
 from trec_qcomm.integration.session import Session
 from trec_qcomm.integration.warm_up import warm_up
 
@@ -181,14 +179,6 @@ class QComm:
             "sharders": self.sharders(**options),
             "data_parallel_wrapper": self.data_parallel_wrapper(**(wrapper or {})),
         }
-
-    def codecs_registry(self) -> dict[str, QuantizedCommCodecs]:
-        """Return the config as TorchRec's own registry, for TorchRec's own sharders.
-
-        Raises: ValueError: a codec other than cast and identity, codecs that differ by table, or
-            `unique_bags`.
-        """
-        return codecs_registry(self.config)
 
     def warm_up(
         self, *, ids: torch.dtype = torch.int64, rows_dtype: torch.dtype = torch.float32

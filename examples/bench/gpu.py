@@ -47,7 +47,6 @@ CODECS: dict[str, Codec] = {
     "rowwise8": Rowwise(8),
     "rowwise4": Rowwise(4),
     "rowwise4_stochastic": Rowwise(4, "stochastic"),
-    "rowwise3": Rowwise(3),
     "rowwise2": Rowwise(2),
     "float6": Float6(),
     "error_bounded": ErrorBounded(0.01),

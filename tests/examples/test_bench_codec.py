@@ -171,7 +171,7 @@ def test_what_is_there_is_not_measured_again(run):
 
 
 def test_speeds_of_other_versions_and_commits_are_not_shown_as_new(run, monkeypatch):
-    few = ("--threads", "1", "--codecs", "identity", "sign", "--kind", "rows")
+    few = ("--threads", "1", "--codecs", "identity", "float6", "--kind", "rows")
     now = Environment(commit="now", versions={"numba": "0.2"}, hardware={"num_cpus": 2})
     others = [now, replace(now, commit="later"), replace(now, versions={"numba": "0.1"})]
     environments = iter(others)
@@ -188,13 +188,13 @@ def test_speeds_of_other_versions_and_commits_are_not_shown_as_new(run, monkeypa
 
 
 def test_an_interrupted_run_goes_on(run, dumped):
-    few = ("--threads", "1", "--codecs", "identity", "sign", "--kind", "rows")
+    few = ("--threads", "1", "--codecs", "identity", "float6", "--kind", "rows")
     _, _, both = run(*few)
     out = dumped.parent / "codec.jsonl"
     out.write_text(out.read_text().splitlines(keepends=True)[0])
     _, _, again = run(*few)
     assert again[0] == both[0]
-    assert [r.configuration for r in again] == ["identity", "sign"]
+    assert [r.configuration for r in again] == ["identity", "float6"]
     out.write_text(out.read_text()[:-20])
     with pytest.raises(SystemExit, match=r"error: .*codec\.jsonl, line 2: .*cut short"):
         run(*few)
@@ -250,7 +250,7 @@ DAMAGE = {
     "unwritten": (lambda x: np.where(np.arange(480) == 7, np.nan, x), "bits|bound|def|allow"),
     "no nan": (lambda x: np.where(np.isnan(x), np.float32(0), x), "NaN is lost"),
 }
-SOME = ("identity", "rowwise 4", "error_bounded rans", "topk 10 %", "sign", COPY, "torch bf16")
+SOME = ("identity", "rowwise 4", "error_bounded rans", "topk 10 %", "float6", COPY, "torch bf16")
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -23,9 +23,8 @@ from trec_qcomm.ext.dual_level.vector_lz import segments as vector_lz
 from trec_qcomm.ops.cast import cpu as cast
 from trec_qcomm.ops.error_bound import cpu as error_bound
 from trec_qcomm.ops.error_bound import rans_segments
-from trec_qcomm.ops.minifloat import cpu as minifloat
+from trec_qcomm.ops.float6 import cpu as float6
 from trec_qcomm.ops.rowwise import cpu as rowwise
-from trec_qcomm.ops.sign import cpu as sign
 from trec_qcomm.ops.sparsify import cpu as sparsify
 from trec_qcomm.ops.sparsify.masks import masked_counts
 from trec_qcomm.ops.threshold import cpu as threshold
@@ -111,24 +110,13 @@ def _threshold(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask
 
 
 @njit
-def _sign(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at):
-    return sign.decode(payload, at, offsets, start, stride, dim, out)
-
-
-@njit
 def _float6(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at):
-    return minifloat.decode(payload, at, offsets, start, stride, dim, out, 6, 4)
-
-
-@njit
-def _float4(payload, at, nbytes, offsets, start, stride, dim, out, bits, mask_at):
-    return minifloat.decode(payload, at, offsets, start, stride, dim, out, 4, 3)
+    return float6.decode(payload, at, offsets, start, stride, dim, out, 4)
 
 
 DECODERS = {
     1: _cast_fp32, 3: _cast_bf16, 4: _rowwise(2), 5: _rowwise(4), 6: _rowwise(8),
-    7: _error_bounded, 8: _topk, 9: _forward_mask, 10: _threshold, 11: _sign, 12: _float6,
-    22: _float4, 23: _rowwise(3),
+    7: _error_bounded, 8: _topk, 9: _forward_mask, 10: _threshold, 12: _float6,
 }  # fmt: skip
 
 

@@ -12,11 +12,9 @@ from trec_qcomm import (
     Cast,
     CorruptFrameError,
     ErrorBounded,
-    Float4,
     Float6,
     Identity,
     Rowwise,
-    Sign,
     Threshold,
     TopK,
 )
@@ -29,16 +27,13 @@ CODECS: tuple[Codec, ...] = (
     Cast("bf16"),
     Rowwise(8),
     Rowwise(4),
-    Rowwise(3),
     Rowwise(2),
     *(ErrorBounded(0.05, encoder=e) for e in ("bitpack", "vector_lz", "rans")),
     ErrorBounded(1e-5, mode="abs"),
     TopK(density=0.3, values="fp16"),
     TopK(threshold=0.8, values="int8"),
     Threshold(0.8, values="int8"),
-    Sign(),
     Float6(),
-    Float4(),
 )
 SHAPES = (([5], 16), ([3, 0, 40], 7), ([200], 8))
 

@@ -13,11 +13,9 @@ from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
     Fbgemm,
-    Float4,
     Float6,
     Identity,
     Rowwise,
-    Sign,
     Threshold,
     TopK,
 )
@@ -34,7 +32,6 @@ CODECS = {
     "cast_fp16": Cast("fp16"),
     "cast_bf16": Cast("bf16"),
     "rowwise_2": Rowwise(2),
-    "rowwise_3": Rowwise(3),
     "rowwise_4": Rowwise(4),
     "rowwise_8": Rowwise(8),
     "error_bounded_rel": ErrorBounded(0.01),
@@ -44,10 +41,8 @@ CODECS = {
     "topk_density": TopK(density=0.4, values="fp16"),
     "topk_threshold": TopK(threshold=1.5, values="int8"),
     "threshold": Threshold(1.5, values="int8"),
-    "sign": Sign(),
     "float6_e4m1": Float6("e4m1"),
     "float6_e3m2": Float6("e3m2"),
-    "float4": Float4("nearest"),
 }
 if is_installed():
     CODECS |= {f"fbgemm_{precision}": Fbgemm(precision) for precision in get_args(Precision)}

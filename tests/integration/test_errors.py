@@ -191,8 +191,10 @@ def all_messages():
     tables = {"data_parallel": TableGradientRule(codec=Identity())}
     missing = QComm(Config(embedding=(rule("tw_*", "cw*"),), source="m.yaml"))
     superfluous = QComm(Config(embedding=(rule("tw_*", "user*"), rule("*")), source="s.yaml"))
+    hidden = QComm(Config(embedding=(rule("*"), rule("tw_*")), source="h.yaml"))
     return {
         "missing": message_of(lambda: shard(missing)),
+        "hidden": message_of(lambda: shard(hidden)),
         "superfluous": message_of(lambda: shard(superfluous)),
         **dtype_messages(),
         "unsharded": message_of(lambda: shard(qcomm_of(Identity()), more_plans={"over": {}})),
@@ -235,6 +237,7 @@ def messages():
     ("case", "words"),
     [
         ("missing", ["m.yaml: embedding: no pattern matches table 'dp'", "tw_*, cw*"]),
+        ("hidden", ["h.yaml: embedding[1].tables: embedding[0] before it takes all its tables"]),
         ("superfluous", ["s.yaml: embedding[0].tables: 'user*' matches no table", "cw_shared"]),
         ("int8 rows", ["fused_params: output_dtype", "int8", "allowed: fp32, fp16, bf16"]),
         ("bf16 on CPU", ["'tw_first': output_dtype bf16", "allowed on a CPU: fp32, fp16"]),

@@ -28,7 +28,7 @@ HEAD = (
     "|---|---|---|---|---|---|---|\n"
 )
 GROUP = 1024  # values that a program of ops.error_bound has at a time
-VALUES = {"sign.gpu._encode": 128 * 32, "rows.gpu._count": None, "rows.gpu._number": None}
+VALUES = {"rows.gpu._count": None, "rows.gpu._number": None}
 
 
 def representatives(launches: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,11 +15,9 @@ from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
     Fbgemm,
-    Float4,
     Float6,
     Identity,
     Rowwise,
-    Sign,
     Threshold,
     TopK,
 )
@@ -39,7 +37,7 @@ CODECS = (
     Identity(),
     Cast("fp16"),
     Cast("bf16"),
-    *(Rowwise(bits) for bits in (8, 4, 3, 2)),
+    *(Rowwise(bits) for bits in (8, 4, 2)),
     Rowwise(4, "stochastic"),
     ErrorBounded(0.01),
     ErrorBounded(0.01, mode="abs"),
@@ -49,14 +47,12 @@ CODECS = (
     TopK(threshold=1.0),
     *(ForwardMask(values) for values in ("fp32", "fp16", "int8")),
     *(Threshold(1.0, values=values) for values in ("fp32", "fp16", "int8")),
-    Sign(),
     Float6("e4m1", "stochastic"),
     Float6("e3m2"),
-    Float4(),
     *FBGEMM,
 )
 USUAL_DIMS = dict.fromkeys(CODECS, (64,)) | dict.fromkeys(
-    (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic"), Sign()), (64, 1, 3)
+    (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic")), (64, 1, 3)
 )
 USUAL_DIMS |= dict.fromkeys((ErrorBounded(0.01), ErrorBounded(0.01, encoder="rans")), (64, 1))
 USUAL_DIMS |= dict.fromkeys(FBGEMM, (64, 8))  # 8: rows of 16 and 5 bytes

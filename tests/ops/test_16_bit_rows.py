@@ -15,7 +15,7 @@ from trec_qcomm.ops.dispatch import default_backend
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 DTYPES = (HALF, BFLOAT)
-ROWWISE = (Rowwise(8), Rowwise(4, "stochastic"), Rowwise(3), Rowwise(2))
+ROWWISE = (Rowwise(8), Rowwise(4, "stochastic"), Rowwise(2))
 CODECS = (Identity(), Cast("fp16"), Cast("bf16"))
 
 

@@ -18,7 +18,6 @@ from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.error_bound import cpu, reference
 from trec_qcomm.ops.error_bound.ranges import segment_ranges
-from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 ULP = 2.0**-23
 
@@ -86,26 +85,6 @@ def check_rule(rows: torch.Tensor, bound: float, relative: bool = False) -> list
 
 def kind_of(encoded: Encoded, segment: int = 0) -> int:
     return int(encoded.payload[int(encoded.at[segment]) + 4]) & 15
-
-
-@pytest.mark.parametrize("dim", [1, 3, 7, 16, 33, 64])
-@pytest.mark.parametrize("bound", [0.3, 0.01, 1e-3, 1e-6])
-def test_parity_in_every_layout(bound, dim):
-    generator = torch.Generator().manual_seed(dim)
-    awkward = awkward_rows(dim)
-    scales = 10.0 ** torch.linspace(-44, 38, 60)[:, None]
-    noise = (torch.randn(60, dim, generator=generator) * scales).clamp(-3e38, 3e38)
-    plain = torch.randn(90, 3 * (dim + 3), generator=generator)
-    for values, segments in [
-        (awkward, Segments.packed([len(awkward) - 1, 0, 1], dim)),
-        (awkward, Segments.packed([1] * len(awkward), dim)),
-        (noise, Segments.packed([1] * 60, dim)),
-        (noise, Segments.packed([60], dim)),
-        (plain, interleaved_segments(90, 3, dim)),
-        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
-    ]:
-        for relative in (True, False):
-            check(values, segments, bound, relative)
 
 
 @settings(deadline=None, max_examples=50)

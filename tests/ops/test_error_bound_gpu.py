@@ -19,22 +19,6 @@ from trec_qcomm.testing import awkward_rows, interleaved_segments
 pytestmark = pytest.mark.triton
 
 
-@pytest.mark.parametrize("dim", [1, 7, 16])
-def test_parity_in_every_layout(dim):
-    awkward = awkward_rows(dim)
-    scales = 10.0 ** torch.linspace(-44, 38, 40)[:, None]
-    uneven = (noise(40, dim) * scales).clamp(-3e38, 3e38)
-    for values, segments, bound, relative in [
-        (awkward, Segments.packed([len(awkward) - 1, 0, 1], dim), 0.01, True),
-        (awkward, Segments.packed([len(awkward)], dim), 0.01, False),
-        (uneven, Segments.packed([1] * 5 + [30] + [1] * 5, dim), 1e-3, True),
-        (uneven, Segments.packed([40], dim), 1e-6, False),
-        (noise(90, 2 * (dim + 3)), interleaved_segments(90, 2, dim), 0.01, True),
-        (noise(9, 2 * (dim + 4)), interleaved_segments(9, 2, dim, gap=4), 1e-3, False),
-    ]:
-        check(values, segments, bound, relative)
-
-
 def test_many_segments_of_a_row_and_none():
     awkward = awkward_rows(3)
     check(awkward, Segments.packed([1] * len(awkward), 3), 0.3)

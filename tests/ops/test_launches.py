@@ -15,11 +15,9 @@ from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
     Fbgemm,
-    Float4,
     Float6,
     Identity,
     Rowwise,
-    Sign,
     Threshold,
     TopK,
 )
@@ -46,9 +44,7 @@ COSTS = {
     TopK(threshold=0.5): (4, 1, 3, 0),
     ForwardMask("int8"): (4, 1, 3, 0),
     Threshold(0.5, values="fp16"): (5, 1, 4, 0),
-    Sign(): (1, 0, 1, 0),
     Float6("e4m1", "stochastic"): (1, 0, 1, 0),
-    Float4(): (1, 0, 1, 0),
 }
 if is_installed():
     # Beside FBGEMM's; rows that lie apart are gathered by one more.

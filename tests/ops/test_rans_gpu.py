@@ -20,7 +20,6 @@ from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.rans import reference
 from trec_qcomm.ops.rans.gpu import arithmetic, coding_tables
-from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 pytestmark = pytest.mark.triton
 
@@ -85,19 +84,6 @@ def test_of_equal_frequencies_the_first_is_reduced():
         assert [*row[: len(class_weights)], row[-1]] == reference.frequencies_of(
             [*class_weights, escape_weight], log
         )
-
-
-@pytest.mark.parametrize("dim", [1, 7])
-def test_parity_in_every_layout(dim):
-    awkward = awkward_rows(dim)
-    for values, segments, bound, relative in [
-        (awkward, Segments.packed([len(awkward) - 1, 0, 1], dim), 0.01, True),
-        (awkward, Segments.packed([len(awkward)], dim), 0.01, False),
-        (noise(40, 2 * (dim + 3)), interleaved_segments(40, 2, dim), 0.05, True),
-        (noise(9, 2 * (dim + 4)), interleaved_segments(9, 2, dim, gap=4), 0.05, False),
-    ]:
-        check_rans(values, segments, bound, relative)
-    assert check_rans(torch.empty(0, dim), Segments.packed([0, 0], dim), 0.01) == set()
 
 
 def test_all_kinds_of_bytes():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.virtual.dry_run import GPU, Counted, Group, dry_run
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, Sign, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, TopK
 from trec_qcomm.codecs.topk import ForwardMask
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
@@ -36,7 +36,6 @@ ROW_CODECS = {
     "rowwise": (Rowwise(8), Rowwise(4)),
     "error_bounded": (ErrorBounded(0.01), ErrorBounded(0.01, encoder="rans")),
     "topk": (TopK(density=0.1), ForwardMask("fp16")),
-    "sign": (Sign(), Sign()),
     "float6": (Float6(), Float6()),
 }
 COLLECTIVES = {
@@ -48,7 +47,6 @@ ALGORITHMS = ("two_shot", "ring", "recursive_doubling", "hierarchical")
 RANKS_PER_NODE = 4  # of hierarchical
 DENSE_RULES = {
     "rowwise": {"codec": Rowwise(4), "error_feedback": True},
-    "sign": {"codec": Sign(), "error_feedback": True},
     "cast": {"codec": Cast("bf16")},
 }
 MLP = {

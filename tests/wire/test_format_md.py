@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 import torch
 
-from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Rowwise, Sign, Threshold
+from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Rowwise, Threshold
 from trec_qcomm.ext.fbgemm import is_installed
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
@@ -43,7 +43,6 @@ def test_worked_examples_of_one_segment():
     rows = torch.tensor([[0.5, -2.0, 0.25, 1.0]])
     for codec, decoded in (
         (Threshold(1.0, values="fp32"), [0, -2, 0, 1]),
-        (Sign(), [0.9375, -0.9375, 0.9375, 0.9375]),
         (Float6("e4m1"), [0.5, -2, 0.25, 1]),
     ):
         data, segments = frame_of(codec, rows, [1])

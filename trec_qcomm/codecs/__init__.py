@@ -2,9 +2,8 @@
 
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
-from trec_qcomm.codecs.minifloat import Float4, Float6
+from trec_qcomm.codecs.float6 import Float6
 from trec_qcomm.codecs.rowwise import Rowwise
-from trec_qcomm.codecs.sign import Sign
 from trec_qcomm.codecs.threshold import Threshold
 from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.ext.fbgemm.codec import Fbgemm
@@ -13,12 +12,10 @@ __all__ = [
     "Cast",
     "ErrorBounded",
     "Fbgemm",
-    "Float4",
     "Float6",
     "ForwardMask",
     "Identity",
     "Rowwise",
-    "Sign",
     "Threshold",
     "TopK",
 ]

@@ -1,6 +1,6 @@
-"""Codec rowwise: 8, 4, 3 or 2 bits a value, with a float16 scale and low a row.
+"""Codec rowwise: 8, 4 or 2 bits a value, with a float16 scale and low a row.
 
-At dim 64 it is 3.8x, 7.1x, 9.1x and 12.8x smaller than float32.
+At dim 64 it is 3.8x, 7.1x and 12.8x smaller than float32.
 Source: Yang et al. 2020, fine-grain quantization of the all-to-all, with rows as the grain.
 """
 
@@ -17,10 +17,10 @@ from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops import rowwise
 from trec_qcomm.ops.dispatch import check_sizes, check_sizes_of_parts
 
-Bits = Literal[8, 4, 3, 2]
+Bits = Literal[8, 4, 2]
 Rounding = Literal["nearest", "stochastic"]
 NonFinite = Literal["keep", "raise"]
-_WIRE_IDS = {2: 4, 3: 23, 4: 5, 8: 6}
+_WIRE_IDS = {2: 4, 4: 5, 8: 6}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Rowwise:
     step is: ops.rowwise.
 
     Args:
-        bits: 8, 4, 3 or 2; fewer is smaller and coarser.
+        bits: 8, 4 or 2; fewer is smaller and coarser.
         rounding: `nearest`, or `stochastic`: UNBIASED and noisier.
         nonfinite: `keep`: NaN, +inf and -inf arrive as such, and their row has 3 codes fewer for
             its other values. `raise`: they raise an UnencodableError.
@@ -63,7 +63,7 @@ class Rowwise:
 
     @property
     def wire_id(self) -> int:
-        """Id in the frame: 4, 23, 5 or 6 for 2, 3, 4 or 8 bits."""
+        """Id in the frame: 4, 5 or 6 for 2, 4 or 8 bits."""
         return _WIRE_IDS[self.bits]
 
     def for_values(self, dtype: torch.dtype) -> "Rowwise":

@@ -25,7 +25,7 @@ class Config:
 
     Args:
         embedding: rules of the embedding exchanges, kept as a tuple. For each table the first rule
-            with a pattern that matches holds. A rule that earlier ones hide is an error. Without
+            with a pattern that matches holds. Without
             any rule all tables are sent as float32.
         dense: rule of the gradients of the replicated part, or rules for parameters by name, kept
             as a tuple: for each parameter the first rule with a pattern that matches holds, and
@@ -56,7 +56,6 @@ class Config:
         if not isinstance(rules, Sequence) or not all(isinstance(r, TableRule) for r in rules):
             raise ValueError("embedding: expected a list of rules")
         object.__setattr__(self, "embedding", tuple(rules))
-        self._tables.check_reached()
         if self.dense is not None:
             check_dense_rules(self.dense)
             if not isinstance(self.dense, GradientRule):

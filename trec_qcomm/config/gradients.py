@@ -228,4 +228,3 @@ def check_dense_rules(rules: object) -> None:
                     f"dense[{number}].{name}: {other!r}, but dense[0] has {first!r}; parameters "
                     "of several rules travel in one message, so all rules must have the same"
                 )
-    parameter_patterns(tuple(listed)).check_reached()

@@ -3,11 +3,9 @@
 Knows: shell patterns, places in a config. Does not know: what rules say.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-
-from trec_qcomm.config.patterns import covers, is_glob
 
 
 def patterns_of(patterns: object, name: str = "tables") -> tuple[str, ...]:
@@ -70,25 +68,6 @@ class PatternRules:
             )
         return number
 
-    def check_reached(self) -> None:
-        """Raise ValueError at a rule whose patterns match only what earlier ones match.
-
-        That is as much as can be said before the names are known (`check_names`).
-        """
-        number_of: dict[str, int] = {}  # of each pattern, the first rule that has it
-        globs: list[str] = []
-        for number, patterns in enumerate(self.patterns):
-            by = {pattern: _covering(pattern, number_of, globs) for pattern in patterns}
-            if None not in by.values():
-                reasons = (f"{p!r} by {self.place(number_of[str(c)])} {c!r}" for p, c in by.items())
-                raise ValueError(
-                    f"{self.place(number)}.{self.key}: hidden by rules before it: "
-                    f"{', '.join(reasons)}; the first rule that matches a {self.noun} holds"
-                )
-            for pattern in patterns:
-                number_of.setdefault(pattern, number)
-            globs += filter(is_glob, patterns)
-
     def check_names(self, names: Iterable[str], source: str) -> None:
         """Raise ValueError at a pattern without a name, or a rule whose names others take.
 
@@ -112,9 +91,3 @@ class PatternRules:
                     f"{source}: {self.place(number)}.{self.key}: {by} before it takes all its "
                     f"{self.noun}s: {', '.join(taken)}"
                 )
-
-
-def _covering(pattern: str, earlier: Container[str], globs: Sequence[str]) -> str | None:
-    if pattern in earlier:
-        return pattern
-    return next((glob for glob in globs if covers(glob, pattern)), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-from trec_qcomm.codecs import Identity, Sign, Threshold
+from trec_qcomm.codecs import Identity, Threshold
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section, check_sections, section
 from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
@@ -24,7 +24,7 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
         codec = getattr(pair, name)
         if isinstance(codec, type) or not isinstance(codec, Codec):
             raise ValueError(f"{name}: expected a codec, got {codec!r}")
-    if isinstance(pair.forward, Sign | Threshold):
+    if isinstance(pair.forward, Threshold):
         raise ValueError(
             f"forward: {pair.forward.name} is for gradients only: of the rows themselves it keeps "
             "too little to train with"

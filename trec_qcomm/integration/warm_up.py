@@ -38,13 +38,11 @@ _ABOUT_S = {
     "identity": (1.0, 0.5),
     "rowwise": (3.5, 1.0),
     "float6": (1.5, 1.0),
-    "float4": (1.5, 1.0),
     "fbgemm": (1.3, 0.8),
     "error_bounded": (4.5, 2.0),
     "topk": (4.0, 2.0),
     "forward_mask": (1.5, 1.0),
     "threshold": (3.0, 1.5),
-    "sign": (0.8, 0.6),
 }
 _SUM_S = 3.0
 _WHOLE_S = 8.0  # of the encoders that need a whole segment

@@ -155,22 +155,6 @@ def power_of_two(n):
 
 
 @triton.jit
-def rows_of_block(
-    offsets, start, stride, num_segments, num_rows,
-    STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-):  # fmt: skip
-    """Return for each coded row of this program, [BLOCK_ROWS]: whether there is one, its segment,
-    its number in the segment, and where its values begin."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    live = row < num_rows
-    row = tl.minimum(row, num_rows - 1).to(tl.int64)
-    segment = segment_of(row, offsets, num_segments, STEPS)
-    i = row - tl.load(offsets + segment)
-    begin = tl.load(start + segment) + i * tl.load(stride + segment)
-    return live, segment, i, tl.multiple_of(begin, VECTOR)
-
-
-@triton.jit
 def note_first(flag, bad, segment):
     """Lower flag [1] to the first segment that is bad. -1 (none is) is the largest uint32."""
     if tl.max(bad.to(tl.int32), 0) > 0:
@@ -185,7 +169,6 @@ __all__ = [
     "no_segment",
     "note_first",
     "power_of_two",
-    "rows_of_block",
     "segment_of",
     "upload",
     "words",

@@ -70,6 +70,28 @@ def awkward_rows(dim: int) -> Tensor:
     return torch.stack(rows)
 
 
+def datasets(dim: int) -> list[tuple[Tensor, Segments]]:
+    """Return values and segments that tell kernels of a codec apart.
+
+    Awkward rows; rows of all scales, each of many magnitudes, in segments of one row; rows that lie
+    apart, with gaps of 3 and 4 values; any bits, in segments larger than one program's; no rows.
+    """
+    generator = torch.Generator().manual_seed(dim)
+    awkward, noise = awkward_rows(dim), torch.randn(20, dim, generator=generator)
+    noise *= 2.0 ** torch.randint(-20, 1, noise.shape, generator=generator)
+    scaled = (noise * 10.0 ** torch.linspace(-44, 38, 20)[:, None]).clamp(-3e38, 3e38)
+    bits = torch.randint(-(2**31), 2**31, (75, dim), generator=generator).to(torch.int32)
+    apart, aligned = (torch.randn(9, 3 * (dim + g), generator=generator) for g in (3, 4))
+    return [
+        (awkward, Segments.packed([0, len(awkward) - 1, 0, 1], dim)),
+        (scaled, Segments.packed([1] * 20, dim)),
+        (apart, interleaved_segments(9, 3, dim)),
+        (aligned, interleaved_segments(9, 3, dim, gap=4)),
+        (bits.view(torch.float32), Segments.packed([2, 50, 0, 1, 22], dim)),
+        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
+    ]
+
+
 def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> None:
     """Check the sizes, places, determinism and contract of a codec, on plain and awkward rows.
 

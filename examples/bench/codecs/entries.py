@@ -34,12 +34,10 @@ from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
     Fbgemm,
-    Float4,
     Float6,
     ForwardMask,
     Identity,
     Rowwise,
-    Sign,
     Threshold,
     TopK,
 )
@@ -149,18 +147,16 @@ def _codecs(workload: Workload, bound: float) -> Iterator[CompressorEntry]:
         "rowwise 8": Rowwise(8),
         "rowwise 4": Rowwise(4),
         "rowwise 4 stochastic": Rowwise(4, "stochastic"),
-        "rowwise 3": Rowwise(3),
         "rowwise 2": Rowwise(2),
         "float6": Float6(),
         "float6 stochastic": Float6("e4m1", "stochastic"),
-        "float4 stochastic": Float4(),
     }
     codecs |= _of_fbgemm(workload.dim)
     codecs |= {f"error_bounded {e}": ErrorBounded(bound, encoder=e) for e in ENCODERS}
     codecs["topk 10 %"] = TOP
     if workload.forward is not None:
         codecs["forward_mask 10 %"] = ForwardMask(TOP.values)
-    codecs |= {"threshold 1 %": Threshold(_smallest_kept(workload), "int8"), "sign": Sign()}
+    codecs |= {"threshold 1 %": Threshold(_smallest_kept(workload), "int8")}
     for name, codec in codecs.items():
         yield CompressorEntry(
             name,

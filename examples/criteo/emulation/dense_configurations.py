@@ -28,7 +28,6 @@ from trec_qcomm import (
     GradientRule,
     Identity,
     Rowwise,
-    Sign,
     TableRule,
     Threshold,
     TopK,
@@ -70,7 +69,6 @@ def configurations() -> dict[str, Config]:
         ("int4", Rowwise(4), False),
         ("int4_feedback", Rowwise(4), True),
         ("int4_stochastic", Rowwise(4, "stochastic"), False),
-        ("sign_feedback", Sign(), True),
     ):
         configs[f"two_shot_{name}"] = _dense(codec, "two_shot", feedback)
     for name, rule in (

@@ -14,18 +14,15 @@ from tests.ext.fbgemm.fbgemm_round_trips import (
     decoded_by_fbgemm,
     fbgemm_round_trip,
 )
-from tests.ops.backends import BACKENDS, assert_equal, device_of
-from tests.ops.interpreter import fast_interpreter
 from tests.virtual.dry_run import GPU, dry_run
 from trec_qcomm import Contract, Fbgemm, GradientRule, UnencodableError
 from trec_qcomm.comm.frames.plan import plan_frames
 from trec_qcomm.config import codec_from_dict, codec_to_dict
-from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ext import fbgemm
 from trec_qcomm.ext.fbgemm import operators
 from trec_qcomm.ext.fbgemm.codec import Precision
 from trec_qcomm.testing import (
-    awkward_rows,
     check_codec,
     check_frame,
     encode,
@@ -91,41 +88,6 @@ def test_every_dim_is_refused_or_equals_fbgemm(precision):
             assert not encoded.payload[at + len(coded) : at + nbytes].any()
             assert torch.equal(segments.block(decoded, s), fbgemm_round_trip(precision, rows))
     assert refused == [dim for dim in range(1, 513) if dim % MULTIPLE[precision]]
-
-
-# Coded rows of 16, 10, 5, 6 and 16 bytes: moved as words of 4, 2 and 1 byte; segments that fill
-# multiples of 8 bytes, and others.
-WIDTHS = [("int8", 8), ("int4", 12), ("mx4", 8), ("fp16", 3), ("bf16", 8)]
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize(("precision", "dim"), WIDTHS)
-def test_all_backends_write_the_same_bytes_and_read_them(precision, dim):
-    for rows, segments in (
-        (torch.randn(9, 3 * (dim + 4)), interleaved_segments(9, 3, dim, gap=4)),
-        (awkward_rows(dim), Segments.packed([0, 14, 0, 1], dim)),
-        (torch.randn(600, dim), Segments.packed([1, 598, 1], dim)),
-        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
-    ):
-        sizes = fbgemm.nbytes(segments, precision)
-        at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []
-        for fill, backend in enumerate(BACKENDS):
-            payload = torch.full((int(sizes.sum()) + 3,), fill, dtype=torch.uint8)
-            payload = payload.to(device_of(backend))
-            with fast_interpreter():
-                where = (rows.to(payload.device), segments, payload, at)
-                fbgemm.encode(*where, precision=precision, backend=backend)
-            assert payload[-3:].tolist() == [fill] * 3
-            payloads.append(payload[:-3])
-        for backend in BACKENDS:
-            out = torch.full_like(rows, 9.0, device=device_of(backend))
-            encoded = Encoded(payloads[0].to(out.device), at, sizes)
-            with fast_interpreter():
-                fbgemm.decode(encoded, segments, out, precision=precision, backend=backend)
-            outs.append(out.view(torch.int32))
-        if not torch.cuda.is_available():  # FBGEMM's kernels for GPUs may round differently
-            assert_equal(payloads)
-            assert_equal(outs)
 
 
 SPECIAL = torch.tensor([-1.0, 3, 0.5, 0, 2, 2, 1, -0.5])

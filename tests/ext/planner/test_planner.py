@@ -10,6 +10,11 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.constants import BATCHED_COPY_PERF_FACTOR
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -27,7 +32,6 @@ import trec_qcomm
 from trec_qcomm import Cast, ErrorBounded, Identity, QComm, Rowwise, Throughput
 from trec_qcomm.config import Config, TableRule, config_from_dict
 from trec_qcomm.ext.planner.cost_model import measure_throughput, wire_nbytes
-from trec_qcomm.integration.registry_adapter import codecs_registry
 
 WORLD, NODE, BATCH, DIM = 16, 8, 512, 64
 NUM_NODES = WORLD // NODE
@@ -277,7 +281,7 @@ def test_a_table_that_no_pattern_matches_is_an_error() -> None:
 
 def test_codecs_that_torchrec_prices_already_are_refused() -> None:
     where = topology()
-    registry = codecs_registry(qcomm(Cast("fp16")).config)
+    registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
     with pytest.raises(ValueError, match=r"sharders: .* has a qcomm_codecs_registry"):
         perfs(
             qcomm(Identity()).estimator(where, throughput=FREE),

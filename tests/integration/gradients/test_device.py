@@ -25,7 +25,6 @@ from trec_qcomm import (
     GradientRule,
     Identity,
     Rowwise,
-    Sign,
     Threshold,
     TopK,
 )
@@ -159,7 +158,7 @@ def test_gradients_and_residuals_are_those_of_the_cpu(ranks):
 
 
 def test_what_a_gpu_cannot_do_is_refused():
-    for codec in (Identity(), Cast("bf16"), Float6(), Rowwise(4), Sign(), TopK(density=0.1)):
+    for codec in (Identity(), Cast("bf16"), Float6(), Rowwise(4), TopK(density=0.1)):
         check_on_gpu("codec", codec, BOTH)
         check_on_gpu("codec", codec, "cuda:nccl")
     for codec in (Threshold(0.1), TopK(threshold=0.1), ErrorBounded(0.01, encoder="rans")):

@@ -70,7 +70,7 @@ def test_a_jump_may_be_smaller_once_the_running_mean_knows_more():
         ({"rms_drift": 9.0}, {"num_values": 3}),  # few values may be small by chance
         ({"lost_share": 0.9}, {"codec": "TopK(density=0.1)"}),  # drops them by design
         ({"lost_share": 0.9}, {"codec": "Threshold(threshold=1.0)"}),
-        ({"num_clipped_rows": 5}, {"codec": "Sign()"}),
+        ({"num_clipped_rows": 5}, {"codec": "Float6()"}),
     ],
 )
 def test_what_a_codec_does_by_design_is_no_finding(change, shared):

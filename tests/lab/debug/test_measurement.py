@@ -14,7 +14,6 @@ from trec_qcomm import (
     ForwardMask,
     Identity,
     Rowwise,
-    Sign,
     Threshold,
     TopK,
 )
@@ -31,13 +30,12 @@ CODECS = [
     Identity(),
     Cast("fp16"),
     Cast("bf16"),
-    *(Rowwise(bits) for bits in (8, 4, 3, 2)),
+    *(Rowwise(bits) for bits in (8, 4, 2)),
     ErrorBounded(0.01),
     ErrorBounded(0.3, mode="abs", encoder="rans"),
     ErrorBounded(0.05, encoder="vector_lz"),
     Float6(),
     Float6("e3m2"),
-    Sign(),
     TopK(density=0.25),
     TopK(threshold=0.5, values="int8"),
     Threshold(0.5),
@@ -154,8 +152,6 @@ def codes(codec, y, data):
     n, first, behind, width = len(y), 0, 0, None
     if isinstance(codec, Rowwise):
         first, width = 8 + 4 * n, codec.bits
-    elif isinstance(codec, Sign):
-        first, width = 4 * n, 1
     elif isinstance(codec, Float6):
         first, width = n, 6
     elif isinstance(codec, Fbgemm) and codec.precision not in ("fp16", "bf16"):

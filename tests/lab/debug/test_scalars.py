@@ -37,11 +37,11 @@ def test_every_figure_is_written_once() -> None:
 
 
 def test_shadows_are_written_if_asked() -> None:
-    shadow = dataclasses.replace(OF_RANK_0[0], is_shadow=True, codec="Sign()")
+    shadow = dataclasses.replace(OF_RANK_0[0], is_shadow=True, codec="Float6()")
     for wanted in (False, True):
         written = Written()
         DebugScalars(written, figures=["snr_db"], shadows=wanted).add([OF_RANK_0[0], shadow])
-        tags = ["debug_forward_snr_db/t_0", "debug_forward_snr_db/t_0 Sign()"]
+        tags = ["debug_forward_snr_db/t_0", "debug_forward_snr_db/t_0 Float6()"]
         assert [tag for tag, *_ in written] == tags[: 1 + wanted]
 
 

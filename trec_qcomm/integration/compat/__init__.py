@@ -81,10 +81,8 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import (
     Awaitable,
-    CommOp,
     ModuleSharder,
     ParameterSharding,
-    QuantizedCommCodec,
     QuantizedCommCodecs,
     ShardedModule,
     ShardingEnv,
@@ -112,7 +110,6 @@ __all__ = [
     "BaseEmbeddingSharder",
     "BaseSparseFeaturesDist",
     "CollectiveType",
-    "CommOp",
     "CwPooledEmbeddingSharding",
     "CwSequenceEmbeddingSharding",
     "DefaultDataParallelWrapper",
@@ -149,7 +146,6 @@ __all__ = [
     "ModuleSharder",
     "ParameterConstraints",
     "ParameterSharding",
-    "QuantizedCommCodec",
     "QuantizedCommCodecs",
     "Request",
     "RwPooledEmbeddingSharding",

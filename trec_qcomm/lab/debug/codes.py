@@ -1,6 +1,6 @@
 """Codes of encoded segments: their entropy, and the share of values that were sent verbatim.
 
-A code is what stands for one value: of rowwise, float6, float4, sign and FBGEMM's 8, 4 and 2 bits
+A code is what stands for one value: of rowwise, float6 and FBGEMM's 8, 4 and 2 bits
 the integer on the wire, which a row's own parameters turn into a value; of others the decoded value
 itself, as within a segment equal codes are equal values.
 
@@ -9,18 +9,16 @@ Shapes: n rows of D values, N = n D.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float4, Float6, Identity, Rowwise, Sign
+from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.ops.error_bound.reference import RAW
-from trec_qcomm.ops.minifloat.reference import unpack as unpack_minifloat
-from trec_qcomm.ops.rowwise.reference import HEADER_NBYTES
-from trec_qcomm.ops.rowwise.reference import unpack as unpack_rowwise
+from trec_qcomm.ops.float6.reference import unpack as unpack_float6
+from trec_qcomm.ops.rowwise.reference import HEADER_NBYTES, unpack
 
 _BITS = {"int8": 8, "fp8": 8, "fp8_e5m2": 8, "int4": 4, "int2": 2}  # of FBGEMM's codes
 
@@ -55,10 +53,8 @@ def _reader(codec: Codec) -> Reader | None:
     if isinstance(codec, Rowwise):
         bits = codec.bits
         return lambda data, n, dim: _packed(data[HEADER_NBYTES + 4 * n :], n, dim, bits)
-    if isinstance(codec, Sign):
-        return lambda data, n, dim: _packed(data[4 * n :], n, dim, 1)
-    if isinstance(codec, Float6 | Float4):
-        return partial(_minifloat, bits=codec.bits)
+    if isinstance(codec, Float6):
+        return _float6
     if isinstance(codec, Fbgemm) and codec.precision in _BITS:
         width = _BITS[codec.precision]
         overhead = 8 if width == 8 else 4
@@ -73,19 +69,13 @@ def _packed(data: Tensor, num_rows: int, dim: int, bits: int, overhead: int = 0)
     """
     width = -(-dim * bits // 8)
     rows = data[: num_rows * (width + overhead)].view(num_rows, width + overhead)[:, :width]
-    if bits == 8:
-        return rows
-    if bits == 3:  # codes that span bytes
-        return unpack_rowwise(rows.cpu(), bits=bits, dim=dim).to(data.device)
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
-    codes: Tensor = (rows[:, :, None] >> shifts) & (2**bits - 1)
-    return codes.flatten(1)[:, :dim]
+    return unpack(rows, bits=bits, dim=dim)
 
 
-def _minifloat(data: Tensor, num_rows: int, dim: int, bits: int) -> Tensor:
-    width = -(-bits * dim // 8)
+def _float6(data: Tensor, num_rows: int, dim: int) -> Tensor:
+    width = -(-6 * dim // 8)
     packed = data[num_rows : num_rows * (1 + width)].view(num_rows, width)
-    return unpack_minifloat(packed.cpu(), dim, bits)
+    return unpack_float6(packed.cpu(), dim)
 
 
 def _entropy(codes: Tensor) -> float:

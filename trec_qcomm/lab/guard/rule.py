@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trec_qcomm.codecs import Sign, Threshold
+from trec_qcomm.codecs import Threshold
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import TableRule
@@ -73,7 +73,7 @@ class GuardRule(GuardLimits, Section):
                 raise ValueError(f"{name}[{n}]: expected a codec, got {codec!r}")
             if mask_use(codec) is MaskUse.READS:
                 raise ValueError(f"{name}[{n}]: {codec.name} needs the columns that forward kept")
-            if name == "ladder" and isinstance(codec, Sign | Threshold):
+            if name == "ladder" and isinstance(codec, Threshold):
                 raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only")
         check_order(name, ladder)
 

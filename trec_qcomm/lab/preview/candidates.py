@@ -5,7 +5,7 @@ Gradients are rounded stochastically, as the shipped configurations do.
 
 from collections.abc import Mapping, Sequence
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Float4, Float6, Identity, Rowwise
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.config import codec_from_dict, parse_yaml
 from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
 
@@ -28,7 +28,6 @@ CODECS: Mapping[str, Mapping[str, Codec]] = {
         "int8": Rowwise(8),
         "float6": Float6(rounding="stochastic"),
         "int4": Rowwise(4, rounding="stochastic"),
-        "float4": Float4(),
         "int2": Rowwise(2, rounding="stochastic"),
     },
 }

@@ -12,11 +12,9 @@ from typing import Any, Literal
 from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
-    Float4,
     Float6,
     Identity,
     Rowwise,
-    Sign,
     Threshold,
     TopK,
 )
@@ -26,7 +24,6 @@ from trec_qcomm.core.codec import Codec, MaskUse, check_dim, mask_use
 from trec_qcomm.core.registry import codec_names, codec_type
 from trec_qcomm.lab.search.losses.options import EXACT, ROWS, Direction, Option
 
-GRADIENTS_ONLY = (Sign, Threshold)
 BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 _BOUNDED = tuple(ErrorBounded(b, encoder=e) for b in BOUNDS for e in ("bitpack", "rans"))
 _DEFAULTS: Mapping[str, Mapping[Direction, Sequence[Codec]]] = {
@@ -40,7 +37,6 @@ _DEFAULTS: Mapping[str, Mapping[Direction, Sequence[Codec]]] = {
     "error_bounded": {"forward": _BOUNDED, "backward": _BOUNDED},
     "topk": {"forward": (TopK(0.5),), "backward": (TopK(0.5), TopK(0.25, values="int8"))},
     "fbgemm": {},  # the same values as rowwise and cast, in no fewer bytes
-    "sign": {},  # loses what Adagrad divides by
     "threshold": {},  # its number is in the unit of the gradients, which nobody knows before
 }
 ALGORITHM: Literal["two_shot"] = (
@@ -51,7 +47,7 @@ _DENSE = (
     GradientRule(codec=Cast("bf16"), algorithm=ALGORITHM),
     *(
         GradientRule(codec=codec, algorithm=ALGORITHM)
-        for codec in (Rowwise(8, "stochastic"), _FLOAT6, Float4())
+        for codec in (Rowwise(8, "stochastic"), _FLOAT6)
     ),
     *(
         GradientRule(codec=_FLOAT6, algorithm=ALGORITHM, low_rank=LowRank(rank=rank))
@@ -89,8 +85,7 @@ class Candidates:
             groups: patterns of `dense`; None: dense gradients are not searched, or, where `given`
                 has candidates for them, all of them are one group.
         Raises: ValueError: another direction, no codec, one that is given twice, one that does
-            not code rows (forward), or codes the columns that another codec kept; patterns of
-            which one hides another.
+            not code rows (forward), or codes the columns that another codec kept.
         """
         if isinstance(given, Candidates):
             return given
@@ -110,7 +105,7 @@ class Candidates:
         )
         if groups is None and "dense" not in given:
             return cls(forward, backward)
-        patterns = _checked_groups("*" if groups is None else groups)
+        patterns = patterns_of("*" if groups is None else groups, "dense")
         return cls(forward, backward, _checked_dense(given.get("dense", _DENSE)), patterns)
 
     def __getitem__(self, direction: Direction) -> tuple[Option, ...]:
@@ -168,13 +163,6 @@ def _checked(direction: Direction, given: object) -> tuple[Codec, ...]:
     return tuple(dict.fromkeys((Identity(), *codecs)))
 
 
-def _checked_groups(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return patterns. Raises ValueError: none, or one that another hides."""
-    patterns = patterns_of(given, "dense")
-    PatternRules("dense", "groups", "parameter", [(group,) for group in patterns]).check_reached()
-    return patterns
-
-
 def _checked_dense(given: object) -> tuple[GradientRule, ...]:
     """Return rules of dense gradients, the exact one first."""
     where = "candidates.dense"
@@ -230,7 +218,7 @@ def _codec(entry: object, where: str) -> Codec:
 def _reason_against(direction: Direction, codec: Codec) -> str | None:
     if mask_use(codec) is MaskUse.READS:
         return "codes the columns that another codec kept, not rows"
-    if direction == "forward" and isinstance(codec, GRADIENTS_ONLY):
+    if direction == "forward" and isinstance(codec, Threshold):
         return "is for gradients only"
     return None
 

@@ -1,4 +1,4 @@
-"""Row-wise quantization to 8, 4, 3 or 2 bits. Wire: FORMAT.md, "rowwise".
+"""Row-wise quantization to 8, 4 or 2 bits. Wire: FORMAT.md, "rowwise".
 
 Each row has a scale and a low, both float16. Each segment is first multiplied by an exact power of
 two, so that float16 can hold them whatever the segment's magnitude. Any dim >= 1. Rows of float16
@@ -20,11 +20,11 @@ from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments
 from trec_qcomm.ops.dispatch import Backend, arrays, check_buffers, gpu_kernels, num_parts_of
 from trec_qcomm.ops.rowwise import cpu, cpu_16_bit, cpu_sum, reference
 
-BITS = (8, 4, 3, 2)
+BITS = (8, 4, 2)
 
 
 def nbytes(segments: Segments, bits: int) -> Tensor:
-    """Return [S] int64, the exact size of each segment in bytes. bits: 8, 4, 3 or 2."""
+    """Return [S] int64, the exact size of each segment in bytes. bits: 8, 4 or 2."""
     row = 4 + -(-segments.dim * bits // 8)
     return segments.nbytes_of_rows(row, header_nbytes=reference.HEADER_NBYTES)
 
@@ -43,7 +43,7 @@ def encode(
     """Encode the rows. Arguments: core.codec.Codec.encode, and those below.
 
     Args:
-        bits: 8, 4, 3 or 2.
+        bits: 8, 4 or 2.
         stochastic: round by the dither of `seed` instead of to nearest.
     Returns: the bytes, and the first segment that holds NaN or inf, or -1. On a GPU the second is
         [1] int32, which nothing has waited for.

@@ -11,7 +11,6 @@ import numpy as np
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
 from trec_qcomm.ops.float16 import half_bits_down, half_bits_up, half_value
-from trec_qcomm.ops.rowwise.cpu_packing import pack, unpack
 from trec_qcomm.ops.rowwise.flushed import coarsest_ordinary, count_flushed
 
 MIN_EXPONENT, MAX_EXPONENT = -114, 162
@@ -119,6 +118,42 @@ def quantize_stochastic(
         q[d] = np.uint8(min(np.int32(t), top))
 
 
+@inner(forceinline=True)
+def pack(q, bits, packed, at, width):
+    """Write a row's codes, lowest bits first. q: codes, zero-padded to whole bytes."""
+    if bits == 8:
+        for j in range(width):
+            packed[at + np.uint64(j)] = q[j]
+    elif bits == 4:
+        for j in range(width):
+            packed[at + np.uint64(j)] = q[2 * j] | np.uint8(q[2 * j + 1] << np.uint8(4))
+    else:
+        for j in range(width):
+            low = q[4 * j] | np.uint8(q[4 * j + 1] << np.uint8(2))
+            high = q[4 * j + 2] | np.uint8(q[4 * j + 3] << np.uint8(2))
+            packed[at + np.uint64(j)] = low | np.uint8(high << np.uint8(4))
+
+
+@inner(forceinline=True)
+def unpack(packed, at, width, bits, q):
+    """Read a row's codes into q, which has room for a multiple of 4."""
+    if bits == 8:
+        for j in range(width):
+            q[j] = packed[at + np.uint64(j)]
+    elif bits == 4:
+        for j in range(width):
+            byte = packed[at + np.uint64(j)]
+            q[2 * j] = byte & np.uint8(15)
+            q[2 * j + 1] = byte >> np.uint8(4)
+    else:
+        for j in range(width):
+            byte = packed[at + np.uint64(j)]
+            q[4 * j] = byte & np.uint8(3)
+            q[4 * j + 1] = (byte >> np.uint8(2)) & np.uint8(3)
+            q[4 * j + 2] = (byte >> np.uint8(4)) & np.uint8(3)
+            q[4 * j + 3] = byte >> np.uint8(6)
+
+
 @inner
 def mark_nonfinite(values, at, dim, top, q):
     """Write the codes of a row's NaN and inf."""
@@ -203,7 +238,7 @@ def _codes(
     """
     top = (1 << bits) - 1
     width = (dim * bits + 7) // 8
-    q = np.zeros(dim + 8, np.uint8)  # zero beyond dim: the padding of a row's last byte
+    q = np.zeros(dim + 4, np.uint8)  # zero beyond dim: the padding of a row's last byte
     for i in range(lows.shape[1]):
         for t in range(start.size):
             begin, place = np.uint64(start[t] + i * stride), np.uint64(codes_at[t] + i * width)
@@ -344,7 +379,7 @@ def decode(payload, at, offsets, start, stride, dim, out, bits):
     most_segments, _ = largest_group(offsets, start, stride, dim)
     factors, clamp = np.empty((most_segments, 2), np.float32), np.empty(most_segments, np.bool_)
     halves = payload[: payload.size // 2 * 2].view(np.uint16)
-    q = np.empty(dim + 8, np.uint8)
+    q = np.empty(dim + 4, np.uint8)
     begin = 0
     while begin < start.size:
         end = group_end(begin, offsets, start, stride, dim)

@@ -16,12 +16,12 @@ from trec_qcomm.ops.rowwise.cpu import (
     grids,
     key_range,
     mark_nonfinite,
+    pack,
     quantize,
     quantize_stochastic,
     scaling,
     value_of,
 )
-from trec_qcomm.ops.rowwise.cpu_packing import pack
 from trec_qcomm.ops.rowwise.flushed import count_flushed
 
 _HALF_MAX = np.float32(65504)
@@ -91,7 +91,7 @@ def encode(
     all_finite, x, q = (
         np.empty(most, np.bool_),
         np.empty(dim, np.float32),
-        np.zeros(dim + 8, np.uint8),
+        np.zeros(dim + 4, np.uint8),
     )
     width, top, first_nonfinite = (dim * bits + 7) // 8, (1 << bits) - 1, -1
     for s in range(start.size):
@@ -136,7 +136,7 @@ def encode(
 def decode(payload, at, offsets, start, stride, dim, out, is_half, bits):
     """Write the rows; return the first segment with an exponent that no encoder writes, or -1."""
     halves = payload[: payload.size // 2 * 2].view(np.uint16)
-    x, q, factors = np.empty(dim, np.float32), np.empty(dim + 8, np.uint8), np.empty(2, np.float32)
+    x, q, factors = np.empty(dim, np.float32), np.empty(dim + 4, np.uint8), np.empty(2, np.float32)
     width = (dim * bits + 7) // 8
     for s in range(start.size):
         is_good, factors[0], factors[1], clamp = scaling(halves, at[s])

@@ -81,7 +81,7 @@ def decode_sum(payload, at, offsets, start, stride, dim, out, bits, held_at):
             if not is_good:
                 return p * num_segments + s
     most_segments, _ = largest_group(offsets, start, stride, dim)
-    q, x = np.empty(dim + 8, np.uint8), np.empty(dim, np.float32)
+    q, x = np.empty(dim + 4, np.uint8), np.empty(dim, np.float32)
     held = np.empty(max(_STRETCH, most_segments * dim) if held_at > 0 else 0, np.float32)
     begin = 0
     while begin < num_segments:

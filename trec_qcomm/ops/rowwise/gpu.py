@@ -3,7 +3,7 @@
 Encoding reads the rows twice, in two launches: the largest magnitude of each segment, then the
 rows, where the program of a segment's first rows writes its header, too. Decoding is one launch. A
 program takes BLOCK_ROWS whole rows of one segment. Codes are moved in words of 32 bits where a row
-fills them, else byte by byte. Codes of 3 bits go byte by byte, 8 codes as 3 bytes.
+fills them, else byte by byte.
 """
 
 import torch
@@ -78,8 +78,8 @@ def decode_sum(
 
 
 def _fills_words(segments: Segments, bits: int) -> bool:
-    """Return whether a row's codes are whole words of 32 bits, none of which has part of a code."""
-    return bits != 3 and segments.dim * bits % 32 == 0
+    """Return whether a row's codes are whole words of 32 bits."""
+    return segments.dim * bits % 32 == 0
 
 
 @triton.jit
@@ -192,8 +192,8 @@ def _scales(x, inside, first, second, BITS: tl.constexpr):
 
 @triton.jit
 def _pack(q, BITS: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """Return codes as words of 32 bits, or as bytes; those of 3 bits as words of 24."""
-    PER: tl.constexpr = 8 if BITS == 3 else (32 if WORDS else 8) // BITS
+    """Return codes as words of 32 bits, or as bytes."""
+    PER: tl.constexpr = (32 if WORDS else 8) // BITS
     EACH: tl.constexpr = PER if PER < DIM else DIM  # both are powers of two
     parts = tl.reshape(q, (ROWS, DIM // EACH, EACH))
     return tl.sum(parts << (tl.arange(0, EACH) * BITS)[None, None, :], 2)
@@ -244,11 +244,6 @@ def _quantize(
         j, width_in_words = tl.arange(0, BLOCK_DIM * BITS // 32)[None, :], dim * BITS // 32
         to = words + at_codes // 4 + i * width_in_words + ((row * width_in_words)[:, None] + j)
         tl.store(to, codes, mask=live[:, None] & (j < width_in_words))
-    elif BITS == 3:
-        for byte in tl.static_range(3):
-            j = 3 * tl.arange(0, (BLOCK_DIM + 7) // 8)[None, :] + byte
-            to = payload + at_codes + i * width + ((row * width)[:, None] + j)
-            tl.store(to, (codes >> (8 * byte)).to(tl.uint8), mask=live[:, None] & (j < width))
     else:
         j = tl.arange(0, (BLOCK_DIM * BITS + 7) // 8)[None, :]
         to = payload + at_codes + i * width + ((row * width)[:, None] + j)
@@ -272,16 +267,6 @@ def _codes(
         source = words + at_codes // 4 + i * width + ((row * width)[:, None] + j)
         word = tl.load(source, mask=live[:, None] & (j < width), other=0)
         parts = word[:, :, None] >> (tl.arange(0, PER) * BITS)[None, None, :]
-        q = tl.reshape(parts, (ROWS, DIM)) & TOP
-    elif BITS == 3:
-        EACH: tl.constexpr = 8 if DIM >= 8 else DIM
-        width, word = (dim * BITS + 7) // 8, tl.zeros([ROWS, DIM // EACH], tl.int32)
-        for t in tl.static_range(3):
-            j = 3 * tl.arange(0, DIM // EACH)[None, :] + t
-            source = payload + at_codes + i * width + ((row * width)[:, None] + j)
-            byte = tl.load(source, mask=live[:, None] & (j < width), other=0)
-            word |= byte.to(tl.int32) << (8 * t)
-        parts = word[:, :, None] >> (tl.arange(0, EACH) * BITS)[None, None, :]
         q = tl.reshape(parts, (ROWS, DIM)) & TOP
     else:
         d, width = tl.arange(0, DIM)[None, :], (dim * BITS + 7) // 8

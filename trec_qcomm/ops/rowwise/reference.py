@@ -136,19 +136,17 @@ def count_flushed(x: Tensor, y: Tensor, scale: Tensor) -> int:
 
 def pack(q: Tensor, *, bits: int) -> Tensor:
     """[n, D] codes -> [n, ceil(D * bits / 8)] uint8, lowest bits first, rows padded with 0."""
-    places = torch.arange(bits, dtype=torch.int32)
-    stream = torch.bitwise_right_shift(q.to(torch.int32)[:, :, None], places).flatten(1) & 1
-    stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 8))
-    octets = stream.view(q.shape[0], stream.shape[1] // 8, 8)
-    return (octets << torch.arange(8, dtype=torch.int32)).sum(2).to(torch.uint8)
+    per_byte, dim = 8 // bits, q.shape[1]
+    q = torch.nn.functional.pad(q.to(torch.int32), (0, -dim % per_byte))
+    q = q.view(len(q), q.shape[1] // per_byte, per_byte)
+    return (q << torch.arange(0, 8, bits, dtype=torch.int32)).sum(2).to(torch.uint8)
 
 
 def unpack(packed: Tensor, *, bits: int, dim: int) -> Tensor:
     """Return [n, dim] uint8 codes: the inverse of `pack`."""
-    places = torch.arange(8, dtype=torch.int32)
-    stream = torch.bitwise_right_shift(packed.to(torch.int32)[:, :, None], places).flatten(1) & 1
-    by_code = stream[:, : dim * bits].reshape(packed.shape[0], dim, bits)
-    return (by_code << torch.arange(bits, dtype=torch.int32)).sum(2).to(torch.uint8)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    codes: Tensor = (packed[:, :, None] >> shifts) & (2**bits - 1)
+    return codes.flatten(1)[:, :dim]
 
 
 def encode(

@@ -1,8 +1,8 @@
 """Blocks of rows: how the kernels of this op divide all rows of a batch among programs.
 
 A block is as many rows as one warp holds, whatever segments they belong to, so no warp waits for
-another. Like `rows_of_block` of ops.device, with a shortcut: where all rows of a program belong to
-one segment, as in most programs, that segment is searched for once.
+another. Where all rows of a program belong to one segment, as in most programs, that segment is
+searched for once.
 """
 
 # mypy: ignore-errors

@@ -4,22 +4,19 @@ import pytest
 import torch
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
-from tests.ops.interpreter import interpreter_for
-from trec_qcomm import Contract, Float4, Float6
+from trec_qcomm import Contract, Float6
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ops import minifloat
+from trec_qcomm.ops import float6
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
     check_frame,
     check_unbiased,
-    interleaved_segments,
     round_trip,
 )
 
-DIMS = (1, 2, 3, 7, 16, 33, 128)
-NEAREST = [Float6("e4m1"), Float6("e3m2"), Float4("nearest")]
+NEAREST = [Float6("e4m1"), Float6("e3m2")]
 STOCHASTIC = [replace(codec, rounding="stochastic") for codec in NEAREST]
 ALL = NEAREST + STOCHASTIC
 ROUNDING = 1 + 2.0**-23  # t + u is rounded to float32
@@ -36,7 +33,7 @@ def spread_rows(dim: int) -> torch.Tensor:
 
 def parameters(codec) -> tuple[int, int]:
     """Return M and F of FORMAT.md."""
-    return {12: (1, 15), 13: (2, 7), 22: (0, 6)}[codec.wire_id]
+    return {12: (1, 15), 13: (2, 7)}[codec.wire_id]
 
 
 def grid_of(codec) -> torch.Tensor:
@@ -104,16 +101,8 @@ def test_small_values_beside_large_ones_keep_their_size():
     assert round_trip(Float6("e3m2"), row, Segments.packed([1], 3))[0, 1] == 0
 
 
-def test_128_values_take_97_or_65_bytes():
+def test_128_values_take_97_bytes():
     assert Float6().max_nbytes(Segments.packed([8, 1], 128)).tolist() == [776, 104]
-    assert Float4().max_nbytes(Segments.packed([8, 1], 128)).tolist() == [520, 72]
-
-
-def test_four_bits_are_powers_of_two():
-    row = torch.tensor([[4.0, -2.0, 0.5, 0.25, 0.0, torch.nan, -torch.inf]])
-    decoded = round_trip(Float4(), row, Segments.packed([1], 7))
-    assert torch.equal(decoded[~decoded.isnan()], row[~row.isnan()])
-    assert decoded.isnan().tolist() == row.isnan().tolist()
 
 
 @pytest.mark.parametrize("fields", [{"format": "e2m3"}, {"rounding": "up"}])
@@ -121,60 +110,14 @@ def test_bad_fields_are_named(fields):
     (name,) = fields
     with pytest.raises(ValueError, match=f"float6.{name}"):
         Float6(**fields)
-    with pytest.raises(ValueError, match=r"float4.rounding: 'up'"):
-        Float4("up")
 
 
 def test_the_op_refuses_what_it_does_not_know():
     where = (torch.zeros(1, 4), Segments.packed([1], 4), torch.zeros(8, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"bits, exponent_bits: \(4, 4\) is not one of"):
-        minifloat.encode(*where, torch.tensor([0]), bits=4, exponent_bits=4)
+    with pytest.raises(ValueError, match=r"exponent_bits: 5 is not one of \(4, 3\)"):
+        float6.encode(*where, torch.tensor([0]), exponent_bits=5)
     with pytest.raises(ValueError, match="seed"):
-        minifloat.encode(*where, torch.tensor([0]), bits=6, exponent_bits=4, seed=-1)
-
-
-def datasets(dim):
-    """Return rows and segments: one-row and empty segments, rows that lie apart, more rows than one
-    program takes, any bits."""
-    generator = torch.Generator().manual_seed(dim)
-    wide = torch.randn(9, 3 * (dim + 4), generator=generator)
-    bits = torch.randint(-(2**31), 2**31, (75, dim), generator=generator).to(torch.int32)
-    awkward = awkward_rows(dim)
-    return [
-        (awkward, Segments.packed([0, len(awkward) - 1, 0, 1], dim)),
-        (spread_rows(dim), Segments.packed([1] * 8 + [4] * 8, dim)),
-        (wide, interleaved_segments(9, 3, dim, gap=4)),
-        (bits.view(torch.float32), Segments.packed([2, 50, 0, 1, 22], dim)),
-        (torch.empty(0, dim), Segments.packed([0, 0], dim)),
-    ]
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("codec", NEAREST, ids=repr)
-def test_all_backends_write_the_same_bytes_and_read_them(codec, dim):
-    """The two ways to round take turns, so that every codec and every dim has both."""
-    stochastic = (NEAREST.index(codec) + DIMS.index(dim)) % 2 == 1
-    seed = 2**63 - 1  # the numbers that are hashed wrap
-    form = {"bits": codec.bits, "exponent_bits": codec.exponent_bits}
-    options = form | {"stochastic": stochastic, "seed": seed}
-    for rows, segments in datasets(dim):
-        sizes = minifloat.nbytes(segments, codec.bits)
-        at, payloads, outs = exclusive_cumsum(sizes)[:-1], [], []
-        for fill, backend in enumerate(BACKENDS):
-            values = rows.to(device_of(backend))
-            payload = torch.full((int(sizes.sum()),), fill, dtype=torch.uint8, device=values.device)
-            with interpreter_for(segments):
-                minifloat.encode(values, segments, payload, at, backend=backend, **options)
-            payloads.append(payload)
-        assert_equal(payloads)
-        for backend in BACKENDS:
-            out = torch.full_like(rows, 9.0, device=device_of(backend))
-            encoded = Encoded(payloads[0].to(out.device), at, sizes)
-            with interpreter_for(segments):
-                minifloat.decode(encoded, segments, out, backend=backend, **form)
-            outs.append(out.view(torch.int32))
-        assert_equal(outs)
+        float6.encode(*where, torch.tensor([0]), exponent_bits=4, seed=-1)
 
 
 @pytest.mark.triton
@@ -184,7 +127,7 @@ def test_any_codes_are_read_alike(dim, codec):
     """Every exponent but 0 is tried, with codes that no encoder writes and bits after the rows."""
     generator = torch.Generator().manual_seed(dim)
     segments = Segments.packed([253, 2], dim)
-    sizes = minifloat.nbytes(segments, codec.bits)
+    sizes = float6.nbytes(segments)
     payload = torch.randint(256, (int(sizes.sum()),), generator=generator).to(torch.uint8)
     at, outs = exclusive_cumsum(sizes)[:-1], []
     payload[:253] = torch.arange(1, 254).to(torch.uint8)
@@ -192,8 +135,8 @@ def test_any_codes_are_read_alike(dim, codec):
     for backend in BACKENDS:
         outs.append(torch.zeros(255, dim, device=device_of(backend)))
         encoded = Encoded(payload.to(outs[-1].device), at, sizes)
-        form = {"bits": codec.bits, "exponent_bits": codec.exponent_bits}
-        minifloat.decode(encoded, segments, outs[-1], backend=backend, **form)
+        options = {"exponent_bits": codec.exponent_bits, "backend": backend}
+        float6.decode(encoded, segments, outs[-1], **options)
     assert_equal(out.view(torch.int32) for out in outs)
 
 
@@ -205,8 +148,8 @@ def test_an_exponent_of_zero_is_refused(backend):
     payload = torch.ones(16, dtype=torch.uint8)
     out = torch.zeros(3, 3, device=device)
     encoded = Encoded(payload.to(device), torch.tensor([0, 8, 8]), sizes)
-    minifloat.decode(encoded, segments, out, bits=6, exponent_bits=4, backend=backend)
+    float6.decode(encoded, segments, out, exponent_bits=4, backend=backend)
     encoded.payload[9] = 0
     with pytest.raises(CorruptFrameError, match="an exponent of 0") as raised:
-        minifloat.decode(encoded, segments, out, bits=6, exponent_bits=4, backend=backend)
+        float6.decode(encoded, segments, out, exponent_bits=4, backend=backend)
     assert raised.value.segment == 2

@@ -9,15 +9,14 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INF = np.int32(0x7F800000)
 _FLT_MAX = np.float32(3.4028234663852886e38)
 _BIAS = 127
+_SIGN = np.int32(32)
 _1, _2 = np.uint64(1), np.uint64(2)
 
 
 @inner
-def _parameters(bits, exponent_bits):
-    """Return M, F and the bit of the sign, as reference.parameters does."""
-    mantissa_bits = np.int32(bits - 1 - exponent_bits)
-    top = np.int32((1 << exponent_bits) - (1 if mantissa_bits > 0 else 2))
-    return mantissa_bits, top, np.int32(1 << (bits - 1))
+def _parameters(exponent_bits):
+    """Return M and F, as reference.parameters does."""
+    return np.int32(5 - exponent_bits), np.int32((1 << exponent_bits) - 1)
 
 
 @inner(forceinline=True)
@@ -40,7 +39,7 @@ def _largest_finite(words, at, dim):
 
 
 @inner(forceinline=True)
-def _code(x, first, second, u, mantissa_bits, top, sign):
+def _code(x, first, second, u, mantissa_bits, top):
     """Return the code of a finite value, as reference.quantize defines it."""
     bits = np.float32(np.float32(x * first) * second).view(np.int32)
     magnitude = np.int32(bits & _MAGNITUDE)
@@ -48,37 +47,21 @@ def _code(x, first, second, u, mantissa_bits, top, sign):
     inverse = np.int32((np.int32(127) + mantissa_bits + top - f) << np.int32(23)).view(np.float32)
     t = np.float32(magnitude.view(np.float32) * inverse)
     code = np.int32((f - np.int32(1)) << mantissa_bits) + np.int32(np.float32(t + u))
-    return code + (sign if (bits < 0) & (code > 0) else np.int32(0))
+    return code + (_SIGN if (bits < 0) & (code > 0) else np.int32(0))
 
 
 @inner
-def _mark_nonfinite(values, at, dim, infinite, sign, q):
+def _mark_nonfinite(values, at, dim, infinite, q):
     for d in range(dim):
         value = values[at + np.uint64(d)]
         if np.isnan(value):
-            q[d] = np.uint8(sign)
+            q[d] = np.uint8(_SIGN)
         elif np.isinf(value):
-            q[d] = np.uint8(infinite if value > 0 else infinite + sign)
+            q[d] = np.uint8(infinite if value > 0 else infinite + _SIGN)
 
 
 @inner(forceinline=True)
-def _pack4(q, packed, at, width):
-    """Write a row's codes in 4 bits each. q: codes, zero-padded to a multiple of 4."""
-    for j in range(width):
-        packed[at + np.uint64(j)] = q[2 * j] | (q[2 * j + 1] << np.uint8(4))
-
-
-@inner(forceinline=True)
-def _unpack4(packed, at, width, q):
-    """Read a row's codes into q, which has room for a multiple of 4."""
-    for j in range(width):
-        both = packed[at + np.uint64(j)]
-        q[2 * j] = both & np.uint8(15)
-        q[2 * j + 1] = both >> np.uint8(4)
-
-
-@inner(forceinline=True)
-def _pack6(q, packed, at, width):
+def _pack(q, packed, at, width):
     """Write a row's codes in 6 bits each. q: codes, zero-padded to a multiple of 4."""
     whole = width // 3
     for j in range(whole):
@@ -96,7 +79,7 @@ def _pack6(q, packed, at, width):
 
 
 @inner(forceinline=True)
-def _unpack6(packed, at, width, q):
+def _unpack(packed, at, width, q):
     """Read a row's codes into q, which has room for a multiple of 4. Codes after the last column
     are arbitrary."""
     whole = width // 3
@@ -118,15 +101,15 @@ def _unpack6(packed, at, width, q):
 
 @kernel
 def encode(
-    values, offsets, start, stride, dim, payload, at, nbytes, bits, exponent_bits, stochastic,
-    numbers, seed_low, seed_high,
+    values, offsets, start, stride, dim, payload, at, nbytes, exponent_bits, stochastic, numbers,
+    seed_low, seed_high,
 ):  # fmt: skip
     """Write the segments.
 
     Args: nbytes, numbers: [S], the size of each, and the number of its first value for the dither.
     """
-    mantissa_bits, top, sign = _parameters(bits, exponent_bits)
-    words, width = values.view(np.int32), (bits * dim + 7) // 8
+    mantissa_bits, top = _parameters(exponent_bits)
+    words, width = values.view(np.int32), (6 * dim + 7) // 8
     q = np.zeros(dim + 4, np.uint8)
     for s in range(start.size):
         n = offsets[s + 1] - offsets[s]
@@ -146,52 +129,49 @@ def encode(
                 for d in range(dim):
                     u = dither(number + np.uint32(d), seed_low, seed_high)
                     x = values[begin + np.uint64(d)]
-                    q[d] = np.uint8(_code(x, first, second, u, mantissa_bits, top, sign))
+                    q[d] = np.uint8(_code(x, first, second, u, mantissa_bits, top))
             else:
                 half = np.float32(0.5)
                 for d in range(dim):
                     x = values[begin + np.uint64(d)]
-                    q[d] = np.uint8(_code(x, first, second, half, mantissa_bits, top, sign))
+                    q[d] = np.uint8(_code(x, first, second, half, mantissa_bits, top))
             if not finite:
-                _mark_nonfinite(values, begin, dim, (top << mantissa_bits) + 1, sign, q)
-            if bits == 6:
-                _pack6(q, payload, np.uint64(codes_at + i * width), width)
-            else:
-                _pack4(q, payload, np.uint64(codes_at + i * width), width)
+                _mark_nonfinite(values, begin, dim, (top << mantissa_bits) + 1, q)
+            _pack(q, payload, np.uint64(codes_at + i * width), width)
 
 
 @inner(forceinline=True)
-def _value(code, mantissa_bits, top, sign):
+def _value(code, mantissa_bits, top):
     """Return the value of a finite value's code under e = 0.
 
     The bits of the code are moved to where float32 has them. Exponent bits of 0 are first read as
     if they were 1; what that adds is then subtracted.
     """
-    magnitude = np.int32(code & (sign - np.int32(1)))
+    magnitude = np.int32(code & (_SIGN - np.int32(1)))
     subnormal = (magnitude >> mantissa_bits) == 0
     bias = np.int32((np.int32(127) - top + subnormal) << np.int32(23))
     value = np.int32((magnitude << (np.int32(23) - mantissa_bits)) + bias).view(np.float32)
     value -= bias.view(np.float32) if subnormal else np.float32(0)
-    return -value if code >= sign else value
+    return -value if code >= _SIGN else value
 
 
 @inner
-def _unmark_nonfinite(q, dim, largest, sign, out, at):
+def _unmark_nonfinite(q, dim, largest, out, at):
     """Write the values that are not finite: the code largest + 1 is inf; those above it and the
     negative zero are NaN."""
     for d in range(dim):
-        magnitude = q[d] & (sign - 1)
+        magnitude = q[d] & (_SIGN - 1)
         if magnitude == largest + 1:
-            out[at + np.uint64(d)] = np.inf if q[d] < sign else -np.inf
-        elif magnitude > largest or q[d] == sign:
+            out[at + np.uint64(d)] = np.inf if q[d] < _SIGN else -np.inf
+        elif magnitude > largest or q[d] == _SIGN:
             out[at + np.uint64(d)] = np.nan
 
 
 @kernel
-def decode(payload, at, offsets, start, stride, dim, out, bits, exponent_bits):
+def decode(payload, at, offsets, start, stride, dim, out, exponent_bits):
     """Write the rows; return the first segment with an exponent byte of 0, or -1."""
-    mantissa_bits, top, sign = _parameters(bits, exponent_bits)
-    largest, width = top << mantissa_bits, (bits * dim + 7) // 8
+    mantissa_bits, top = _parameters(exponent_bits)
+    largest, width = top << mantissa_bits, (6 * dim + 7) // 8
     q = np.zeros(dim + 4, np.uint8)
     for s in range(start.size):
         n = offsets[s + 1] - offsets[s]
@@ -201,20 +181,17 @@ def decode(payload, at, offsets, start, stride, dim, out, bits, exponent_bits):
                 return s
             e = np.int64(exponent) - _BIAS
             first, second = factors_of(e)
-            if bits == 6:
-                _unpack6(payload, np.uint64(at[s] + n + i * width), width, q)
-            else:
-                _unpack4(payload, np.uint64(at[s] + n + i * width), width, q)
+            _unpack(payload, np.uint64(at[s] + n + i * width), width, q)
             begin, finite = np.uint64(start[s] + i * stride[s]), True
             for d in range(dim):
                 code = np.int32(q[d])
-                x = np.float32(_value(code, mantissa_bits, top, sign) * first) * second
+                x = np.float32(_value(code, mantissa_bits, top) * first) * second
                 out[begin + np.uint64(d)] = x
-                finite &= ((code & (sign - np.int32(1))) <= largest) & (code != sign)
+                finite &= ((code & (_SIGN - np.int32(1))) <= largest) & (code != _SIGN)
             if e == 128:  # a value may have been rounded up to 2^128, which is no float32
                 for d in range(dim):
                     x = out[begin + np.uint64(d)]
                     out[begin + np.uint64(d)] = min(max(x, -_FLT_MAX), _FLT_MAX)
             if not finite:
-                _unmark_nonfinite(q, dim, largest, sign, out, begin)
+                _unmark_nonfinite(q, dim, largest, out, begin)
     return -1
