@@ -11,9 +11,8 @@ from trec_qcomm.jit.once import compile_once
 ERROR_BOUNDED = {"codec": "error_bounded", "bound": 0.01}
 PAIRS = (  # forward, backward
     (ERROR_BOUNDED | {"encoder": "rans"}, ERROR_BOUNDED),
-    ({"codec": "topk", "density": 0.1}, "forward_mask"),
     ({"codec": "rowwise", "bits": 4}, {"codec": "rowwise", "bits": 2}),
-    ({"codec": "cast", "dtype": "fp16"}, {"codec": "threshold", "threshold": 0.1}),
+    ({"codec": "cast", "dtype": "fp16"}, "identity"),
     ({"codec": "fbgemm", "precision": "int8"}, "float6"),
 )
 CONFIG = config_from_dict(

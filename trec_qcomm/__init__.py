@@ -18,15 +18,10 @@ from typing import TYPE_CHECKING, Any
 from trec_qcomm.codecs import (
     Cast,
     ErrorBounded,
-    Fbgemm,
     Float6,
-    ForwardMask,
     Identity,
     Rowwise,
-    Threshold,
-    TopK,
 )
-from trec_qcomm.codecs.activation import sparsified_nbytes, sparsify_activation
 from trec_qcomm.config import (
     Config,
     GradientRule,
@@ -87,6 +82,11 @@ __all__ = [
 
 
 _WHEN_USED = {
+    **dict.fromkeys(
+        ("ForwardMask", "Threshold", "TopK", "sparsified_nbytes", "sparsify_activation"),
+        "trec_qcomm.ext.dct",
+    ),
+    "Fbgemm": "trec_qcomm.ext.fbgemm.codec",
     "QComm": "trec_qcomm.qcomm",
     "Throughput": "trec_qcomm.ext.planner.cost_model",
     "emulate": "trec_qcomm.lab.ranks.model",

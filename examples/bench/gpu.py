@@ -31,11 +31,12 @@ from torch import Tensor
 from examples.bench import formats
 from examples.bench.codecs.table import break_even_gb_s
 from examples.bench.formats import Format
-from trec_qcomm.codecs import Cast, ErrorBounded, Fbgemm, Float6, Rowwise, Threshold, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Rowwise
 from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ext.dct import Threshold, TopK
 from trec_qcomm.ext.fbgemm import is_installed
-from trec_qcomm.ext.fbgemm.codec import Precision
+from trec_qcomm.ext.fbgemm.codec import Fbgemm, Precision
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import BenchRecord, Environment
 from trec_qcomm.ops.batch.unique import unique_bags

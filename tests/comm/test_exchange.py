@@ -6,14 +6,14 @@ import torch
 from tests.comm.grid_codec import Grid
 from tests.fuzz import receivers
 from tests.ops.fake_gpu import fake_gpu
-from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, Threshold, TopK
-from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
+from trec_qcomm.ext.dct import ForwardMask, Threshold, TopK
 
 LAYOUT = Layout(
     ((FeatureShard("a", "f1", 0, 4), FeatureShard("b", "f2", 0, 4), FeatureShard("c", "f3", 0, 7)),)

@@ -8,8 +8,8 @@ import pytest
 
 from trec_qcomm import Config, GradientRule, HopCodecs, TableGradientRule, TableRule
 from trec_qcomm.config import IdRule, Link, LowRank, config_from_dict, parse_yaml
-from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.registry import codec_names, codec_type
+from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
 from trec_qcomm.ext.dual_level.schedule import Schedule
 from trec_qcomm.ext.fbgemm import LAYOUTS

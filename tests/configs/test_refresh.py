@@ -5,7 +5,7 @@ import yaml
 
 from trec_qcomm.config import config_from_dict, config_to_dict
 from trec_qcomm.config.differences import changes_of, config_text
-from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.ext.dual_level.schedule import Exponential
 
 SCHEDULE = {"kind": "exponential", "start": 25, "end_step": 57}

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.frames import CODECS
-from trec_qcomm.codecs import Cast, Fbgemm, Float6, Identity, TopK
-from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.codecs import Cast, Float6, Identity
 from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
@@ -25,7 +24,8 @@ from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Masks
-from trec_qcomm.ext.fbgemm.codec import Precision
+from trec_qcomm.ext.dct import ForwardMask, TopK
+from trec_qcomm.ext.fbgemm.codec import Fbgemm, Precision
 from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.testing import reseal
 

@@ -9,19 +9,11 @@ from typing import get_args
 
 import torch
 
-from trec_qcomm.codecs import (
-    Cast,
-    ErrorBounded,
-    Fbgemm,
-    Float6,
-    Identity,
-    Rowwise,
-    Threshold,
-    TopK,
-)
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import Codec
+from trec_qcomm.ext.dct import Threshold, TopK
 from trec_qcomm.ext.fbgemm import is_installed
-from trec_qcomm.ext.fbgemm.codec import Precision
+from trec_qcomm.ext.fbgemm.codec import Fbgemm, Precision
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame

@@ -10,7 +10,7 @@ from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table
 from tests.integration.sharded_models.training import shard, train
 from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule, TopK
-from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
 from trec_qcomm.ext.dual_level.schedule import Drop, Exponential
 from trec_qcomm.integration.checkpoint import rank_key

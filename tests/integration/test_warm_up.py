@@ -96,7 +96,8 @@ def test_a_debugger_and_its_shadows_are_compiled_ahead():
 def test_jobs_are_those_of_the_config(name):
     config = load_preset(name)
     names = {job.name for job in warm_up.jobs(config)}
-    codecs = {codec.name for codec in warm_up._codecs(config)} - {"identity"}
+    used = [codec for codec in warm_up._codecs(config) if codec.name != "identity"]
+    codecs = {codec.name for codec in used if ".ext." not in type(codec).__module__}  # no kernels
     assert {job.partition(":")[0].split()[0] for job in names if ":" in job} >= codecs
     assert ("bags int64" in names) == any(rule.unique_bags for rule in config.embedding)
     assert ("rows" in names) == bool(config.embedding)

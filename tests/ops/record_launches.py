@@ -11,19 +11,10 @@ from unittest import mock
 import torch
 
 from tests.ops.interpreter import fast_interpreter
-from trec_qcomm.codecs import (
-    Cast,
-    ErrorBounded,
-    Fbgemm,
-    Float6,
-    Identity,
-    Rowwise,
-    Threshold,
-    TopK,
-)
-from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import SummingCodec
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.ops.batch import packed_ids
 from trec_qcomm.ops.batch.rank_sum import rank_sum
@@ -43,10 +34,6 @@ CODECS = (
     ErrorBounded(0.01, mode="abs"),
     ErrorBounded(0.01, encoder="rans"),
     ErrorBounded(0.01, mode="abs", encoder="rans"),
-    *(TopK(density=0.1, values=values) for values in ("fp32", "fp16", "int8")),
-    TopK(threshold=1.0),
-    *(ForwardMask(values) for values in ("fp32", "fp16", "int8")),
-    *(Threshold(1.0, values=values) for values in ("fp32", "fp16", "int8")),
     Float6("e4m1", "stochastic"),
     Float6("e3m2"),
     *FBGEMM,

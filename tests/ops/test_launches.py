@@ -11,20 +11,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.ops.backends import device_of
 from tests.ops.interpreter import fast_interpreter
-from trec_qcomm.codecs import (
-    Cast,
-    ErrorBounded,
-    Fbgemm,
-    Float6,
-    Identity,
-    Rowwise,
-    Threshold,
-    TopK,
-)
-from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
+from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.ops.dispatch import default_backend
 
@@ -40,10 +31,6 @@ COSTS = {
     Rowwise(2): (2, 0, 1, 0),
     ErrorBounded(0.01): (5, 1, 4, 0),
     ErrorBounded(0.01, encoder="rans"): (9, 1, 4, 0),
-    TopK(density=0.25): (4, 0, 3, 0),
-    TopK(threshold=0.5): (4, 1, 3, 0),
-    ForwardMask("int8"): (4, 1, 3, 0),
-    Threshold(0.5, values="fp16"): (5, 1, 4, 0),
     Float6("e4m1", "stochastic"): (1, 0, 1, 0),
 }
 if is_installed():

@@ -8,12 +8,13 @@ import torch
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of
 from tests.ops.interpreter import fast_interpreter, interpreter_for
-from trec_qcomm.codecs import Cast, ErrorBounded, Fbgemm, Float6, Identity, Rowwise
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.registry import decoder
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.fbgemm import LAYOUTS
+from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ops import cast, rowwise
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend

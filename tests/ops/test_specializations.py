@@ -29,7 +29,6 @@ KNOWN = {
     "error_bound.gpu.encode_rans.lay_out_rans": {"BLOCK"},
     "fbgemm.gpu._copy": {"BLOCK", "VECTOR"},
     "rank_sum.gpu._rank_sum": {"VECTOR"},
-    "threshold.gpu.": {"CHUNK", "SEVERAL", "CONTIGUOUS", "VECTOR"},
 }
 DRY = [codec for codec in CODECS if getattr(codec, "precision", "") != "mx4"]  # FBGEMM runs that
 

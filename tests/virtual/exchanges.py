@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.virtual.dry_run import GPU, Counted, Group, dry_run
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise, TopK
-from trec_qcomm.codecs.topk import ForwardMask
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
@@ -35,7 +34,6 @@ ROW_CODECS = {
     "cast": (Cast("bf16"), Cast("bf16")),
     "rowwise": (Rowwise(8), Rowwise(4)),
     "error_bounded": (ErrorBounded(0.01), ErrorBounded(0.01, encoder="rans")),
-    "topk": (TopK(density=0.1), ForwardMask("fp16")),
     "float6": (Float6(), Float6()),
 }
 COLLECTIVES = {
@@ -56,9 +54,7 @@ MLP = {
 
 
 def row_names() -> list[str]:
-    """Return all pairs but one: masks differ by rank, so forward_mask's rows cannot be summed."""
-    names = [f"{collective} {codecs}" for collective in COLLECTIVES for codecs in ROW_CODECS]
-    return [name for name in names if name != "reduce-scatter topk"]
+    return [f"{collective} {codecs}" for collective in COLLECTIVES for codecs in ROW_CODECS]
 
 
 def dense_names() -> list[str]:

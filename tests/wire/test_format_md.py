@@ -6,8 +6,10 @@ from importlib.resources import files
 import pytest
 import torch
 
-from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Rowwise, Threshold
+from trec_qcomm.codecs import ErrorBounded, Float6, Rowwise
+from trec_qcomm.ext.dct import Threshold
 from trec_qcomm.ext.fbgemm import is_installed
+from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire.ids.messages import pack, unpack

@@ -132,7 +132,7 @@ class GradientRule(AllReduceRule):
     block: int = 128
     min_numel: int = 256
     error_feedback: bool = False
-    refresh: Section | None = section("trec_qcomm.control.threshold:ThresholdRefresh")
+    refresh: Section | None = section("trec_qcomm.ext.dct.refresh:ThresholdRefresh")
     scope: Scope = "layer"
     low_rank: LowRank | None = None
     on_resize: OnResize = "sum"

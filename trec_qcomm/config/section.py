@@ -68,6 +68,17 @@ class Section:
         """
         return None
 
+    def gradient_tolerances(self, rules: Any, chunks: Any, sites: Any) -> Any:
+        """Return what sets the tolerances of all parameters on one rank, for a section of a rule
+        of gradients (comm.dense.coder.GradientTolerances); None: nothing does.
+
+        Args:
+            rules: all rules, whose numbers are the parameters' `coding`.
+            chunks: all parameters as if in one bucket (comm.dense.chunks.BucketChunks).
+            sites: the places where the algorithm encodes on this rank.
+        """
+        return None
+
     def table_tolerance(self) -> Any:
         """Return what sets the tolerance of one table's forward codec, step by step, for a section
         of a table's rule (integration.tolerances.TableTolerance); None: nothing does."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-from trec_qcomm.codecs import Identity, Threshold
+from trec_qcomm.codecs import Identity
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section, check_sections, section
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use, only_for_gradients
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -24,7 +24,7 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
         codec = getattr(pair, name)
         if isinstance(codec, type) or not isinstance(codec, Codec):
             raise ValueError(f"{name}: expected a codec, got {codec!r}")
-    if isinstance(pair.forward, Threshold):
+    if only_for_gradients(pair.forward):
         raise ValueError(
             f"forward: {pair.forward.name} is for gradients only: of the rows themselves it keeps "
             "too little to train with"
@@ -81,7 +81,7 @@ class TableRule:
     intra: HopCodecs = field(default=HopCodecs())
     unique_bags: UniqueBagsChoice = False
     classes: Section | None = section("trec_qcomm.ext.dual_level.error_bound:OnlineClasses")
-    refresh: Section | None = section("trec_qcomm.control.threshold:ThresholdRefresh")
+    refresh: Section | None = section("trec_qcomm.ext.dct.refresh:ThresholdRefresh")
     schedule: Section | None = section("trec_qcomm.ext.dual_level.schedule:Schedule")
     error_feedback: Section | None = section("trec_qcomm.ext.feedback.rule:RowFeedback")
 

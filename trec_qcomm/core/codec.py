@@ -128,6 +128,14 @@ def has_gpu_kernels(codec: Codec) -> bool:
     return bool(getattr(codec, "has_gpu_kernels", False))
 
 
+def only_for_gradients(codec: Codec) -> bool:
+    """Return whether the codec keeps too little of rows themselves to train with.
+
+    Such a codec has an attribute `only_for_gradients`.
+    """
+    return bool(getattr(codec, "only_for_gradients", False))
+
+
 def keeps_nonfinite(codec: Codec) -> bool:
     """Return whether NaN and inf arrive, as they do unless an attribute `keeps_nonfinite` is False.
 

@@ -1,5 +1,10 @@
-"""Registry of codecs: name -> class (for YAML), wire id -> decoder (for frames)."""
+"""Registry of codecs: name -> class (for YAML), wire id -> decoder (for frames).
 
+The codecs of an extension are known by name and wire id. Their module is imported, and registers
+them, when a config names one or a frame of one arrives.
+"""
+
+from importlib import import_module
 from typing import TypeVar
 
 from trec_qcomm.core.codec import Codec
@@ -8,6 +13,14 @@ _BY_NAME: dict[str, type[Codec]] = {}
 _DECODERS: dict[int, Codec] = {}
 CodecType = TypeVar("CodecType", bound=type[Codec])
 
+# {module: names and wire ids of the codecs that it registers}
+_EXTENSIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "trec_qcomm.ext.dct.codecs": (("topk", "forward_mask", "threshold"), (8, 9, 10)),
+    "trec_qcomm.ext.fbgemm.codec": (("fbgemm",), (14, 15, 16, 17, 18, 19, 20, 21)),
+}
+_MODULE_OF_NAME = {name: module for module, (names, _) in _EXTENSIONS.items() for name in names}
+_MODULE_OF_WIRE_ID = {id_: module for module, (_, ids) in _EXTENSIONS.items() for id_ in ids}
+
 
 def register_codec(codec_type: CodecType, *decoders: Codec) -> CodecType:
     """Make a codec known by its name, and each decoder by its wire id.
@@ -15,19 +28,22 @@ def register_codec(codec_type: CodecType, *decoders: Codec) -> CodecType:
     Args: codec_type: the class.  decoders: an instance for each wire id that the class may write.
     Raises: ValueError: a name or a wire id that is taken or out of range.
     """
-    if codec_type.name in _BY_NAME:
-        raise ValueError(f"codec name {codec_type.name!r} is taken")
+    name, module = codec_type.name, codec_type.__module__
+    if name in _BY_NAME or _MODULE_OF_NAME.get(name, module) != module:
+        raise ValueError(f"codec name {name!r} is taken")
     for decoder in decoders:
-        if not 1 <= decoder.wire_id <= 255 or decoder.wire_id in _DECODERS:
-            raise ValueError(f"wire id {decoder.wire_id} of {decoder} is taken or not 1..255")
-        _DECODERS[decoder.wire_id] = decoder
-    _BY_NAME[codec_type.name] = codec_type
+        wire_id = decoder.wire_id
+        is_taken = wire_id in _DECODERS or _MODULE_OF_WIRE_ID.get(wire_id, module) != module
+        if not 1 <= wire_id <= 255 or is_taken:
+            raise ValueError(f"wire id {wire_id} of {decoder} is taken or not 1..255")
+        _DECODERS[wire_id] = decoder
+    _BY_NAME[name] = codec_type
     return codec_type
 
 
 def codec_names() -> list[str]:
-    """Return the registered names, sorted."""
-    return sorted(_BY_NAME)
+    """Return the registered names and those of extensions, sorted."""
+    return sorted({*_BY_NAME, *_MODULE_OF_NAME})
 
 
 def codecs_of_16_bit_rows() -> list[str]:
@@ -37,6 +53,8 @@ def codecs_of_16_bit_rows() -> list[str]:
 
 def codec_type(name: str) -> type[Codec]:
     """Return the class of that name. Raises ValueError naming the allowed names."""
+    if name not in _BY_NAME and name in _MODULE_OF_NAME:
+        import_module(_MODULE_OF_NAME[name])
     if name not in _BY_NAME:
         raise ValueError(f"unknown codec {name!r}; allowed: {', '.join(codec_names())}")
     return _BY_NAME[name]
@@ -44,4 +62,6 @@ def codec_type(name: str) -> type[Codec]:
 
 def decoder(wire_id: int) -> Codec | None:
     """Return the codec that decodes that wire id; None where no codec has it."""
+    if wire_id not in _DECODERS and wire_id in _MODULE_OF_WIRE_ID:
+        import_module(_MODULE_OF_WIRE_ID[wire_id])
     return _DECODERS.get(wire_id)

@@ -31,6 +31,12 @@ def mask_nbytes(dim: int) -> int:
     return (dim + 7) // 8
 
 
+def unpack_bits(packed: Tensor) -> Tensor:
+    """[..] uint8 -> [.., 8] bool, lowest bits first."""
+    powers = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return (packed[..., None] >> powers) & 1 == 1
+
+
 def int64_tensor(numbers: Iterable[int]) -> Tensor:
     """Return [n] int64 of n ints. torch.tensor takes a microsecond for each of them."""
     memory = array("q", numbers)
@@ -221,6 +227,26 @@ class Segments:
         """
         nbytes = self.num_rows.numpy() * row_nbytes + (header_nbytes + ALIGNMENT - 1)
         return torch.from_numpy(nbytes & -ALIGNMENT)
+
+    def sums_of_rows(self, numbers: Tensor) -> Tensor:
+        """Return [S], the sum over the rows of each segment. numbers: [R] integers, any device."""
+        ends = torch.nn.functional.pad(numbers.cumsum(0), (1, 0))
+        return ends[self.offsets.to(numbers.device)].diff()
+
+    def masked_columns(self) -> Tensor:
+        """Return [R, D] bool, in the memory of the masks: which columns of each row they keep."""
+        assert self.masks is not None
+        bits, width = self.masks.bits, mask_nbytes(self.dim)
+        first = (self.masks.at - self.offsets[:-1] * width).to(bits.device)
+        num_rows = int(self.offsets[-1])
+        segment = torch.repeat_interleave(self.num_rows.to(bits.device), output_size=num_rows)
+        place = first[segment] + torch.arange(num_rows, device=bits.device) * width
+        packed = bits[place[:, None] + torch.arange(width, device=bits.device)]
+        return unpack_bits(packed).flatten(1)[:, : self.dim]
+
+    def num_masked(self) -> Tensor:
+        """Return [S] int64, in the memory of the masks: how many columns each segment keeps."""
+        return self.sums_of_rows(self.masked_columns().sum(1))
 
     def subset(self, which: Tensor) -> "Segments":
         """Return some segments, in that order. Args: which: [T] int64, their numbers."""

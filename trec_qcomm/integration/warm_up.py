@@ -9,7 +9,6 @@ Knows: config, codecs, ops, frames. Does not know: TorchRec, process groups.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor
 from trec_qcomm.codecs import ErrorBounded, Identity
 from trec_qcomm.config import AllReduceRule, Config, GradientRule, HopCodecs, TableRule
 from trec_qcomm.config.section import sections_of
-from trec_qcomm.core.codec import Codec, SummingCodec, for_values, mask_use
+from trec_qcomm.core.codec import Codec, SummingCodec, for_values
 from trec_qcomm.core.registry import codecs_of_16_bit_rows
-from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments, exclusive_cumsum
 from trec_qcomm.jit.once import Job, compile_once, missing
 from trec_qcomm.ops.batch import rows, unique
 from trec_qcomm.ops.batch.packed_ids import Bags
@@ -31,8 +30,8 @@ from trec_qcomm.wire.ids.messages import pack, unpack
 
 logger = logging.getLogger("trec_qcomm")
 
-# Codecs of this package, and what one core of a server takes to compile them, roughly: encode,
-# decode. The codec of a user's module compiles what it has when it is first used.
+# Codecs that have numba kernels, and what one core of a server takes to compile them, roughly:
+# encode, decode. The codec of a user's module compiles what it has when it is first used.
 _ABOUT_S = {
     "cast": (1.0, 0.5),
     "identity": (1.0, 0.5),
@@ -40,9 +39,6 @@ _ABOUT_S = {
     "float6": (1.5, 1.0),
     "fbgemm": (1.3, 0.8),
     "error_bounded": (4.5, 2.0),
-    "topk": (4.0, 2.0),
-    "forward_mask": (1.5, 1.0),
-    "threshold": (3.0, 1.5),
 }
 _SUM_S = 3.0
 _WHOLE_S = 8.0  # of the encoders that need a whole segment
@@ -180,7 +176,7 @@ def _16_bit_jobs(codec: Codec) -> Sequence[Job]:
 
 
 def _use_16_bit(codec: Codec) -> None:
-    values, segments = _small_rows(codec)
+    values, segments = _small_rows()
     values, codec = values.half(), for_values(codec, torch.float16)
     codec.decode(_encode(codec, values, segments), segments, torch.empty_like(values))
 
@@ -196,25 +192,22 @@ def _is_of_this_package(codec: Codec) -> bool:
     return codec.name in _ABOUT_S and type(codec).__module__.partition(".")[0] == "trec_qcomm"
 
 
-def _small_rows(codec: Codec) -> tuple[Tensor, Segments]:
+def _small_rows() -> tuple[Tensor, Segments]:
     """Return rows of two segments, some of which repeat."""
     segments = Segments.packed([48, 16], 16)
     values = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
     values[8:40] = values[:8].repeat(4, 1)
-    if mask_use(codec) is not None:
-        dims = torch.full_like(segments.num_rows, 16)
-        segments = replace(segments, masks=Masks.of_all_columns(segments.num_rows, dims))
     return values, segments
 
 
 def _use_encoder(codec: Codec) -> None:
-    values, segments = _small_rows(codec)
+    values, segments = _small_rows()
     _encode(codec, values, segments)
 
 
 def _use_decoder(codec: Codec) -> None:
     """Decode what the reference wrote, so that no encoder is compiled."""
-    values, segments = _small_rows(codec)
+    values, segments = _small_rows()
     with default_backend("reference"):
         encoded = _encode(codec, values, segments)
     codec.decode(encoded, segments, torch.empty_like(values))
@@ -222,7 +215,7 @@ def _use_decoder(codec: Codec) -> None:
 
 def _use_sums(codec: SummingCodec) -> None:
     """Add up what the reference wrote, so that no encoder is compiled."""
-    values, segments = _small_rows(codec)
+    values, segments = _small_rows()
     with default_backend("reference"):
         encoded = _encode(codec, values, segments)
     twice = Encoded(encoded.payload, encoded.at.repeat(2), encoded.nbytes.repeat(2))

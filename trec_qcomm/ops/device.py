@@ -117,10 +117,6 @@ class DeviceSegments:
         """Number of programs that go through all rows, BLOCK_ROWS each."""
         return -(-self.num_rows // self.tiling["BLOCK_ROWS"])
 
-    def num_blocks_of(self, size: int) -> int:
-        """Return the number of programs that go through all segments, `size` each."""
-        return -(-self.num_segments // size)
-
     @property
     def layout(self) -> Sequence[Any]:
         """Arguments that every kernel takes, in this order: offsets, start, stride, at,

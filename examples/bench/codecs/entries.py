@@ -30,20 +30,11 @@ from examples.bench.codecs.compressors import Compressor
 from examples.bench.codecs.workload import TableGroup, Workload
 from examples.bench.formats import Format
 from trec_qcomm import Contract
-from trec_qcomm.codecs import (
-    Cast,
-    ErrorBounded,
-    Fbgemm,
-    Float6,
-    ForwardMask,
-    Identity,
-    Rowwise,
-    Threshold,
-    TopK,
-)
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import Codec, MaskUse, check_dim, keeps_nonfinite, mask_use
 from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
-from trec_qcomm.ext.fbgemm.codec import Precision
+from trec_qcomm.ext.dct import ForwardMask, Threshold, TopK
+from trec_qcomm.ext.fbgemm.codec import Fbgemm, Precision
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import error_bounds, max_error_in_bounds
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, ForwardMask, Identity, Rowwise, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS, AllReduceOptions, Reduction
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
 from trec_qcomm.comm.rounds import play
@@ -28,6 +28,7 @@ from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.ext.dct import ForwardMask, TopK
 from trec_qcomm.ops.dispatch import default_backend
 
 DIMS = (64, 16, 7)  # of a rank's tables; 7 puts rows of all tables at odd addresses

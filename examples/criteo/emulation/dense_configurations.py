@@ -32,10 +32,10 @@ from trec_qcomm import (
     Threshold,
     TopK,
 )
-from trec_qcomm.codecs import ForwardMask
 from trec_qcomm.config import config_to_dict
-from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.codec import Codec
+from trec_qcomm.ext.dct import ForwardMask
+from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 
 BITS = (8, 4, 2)
 THRESHOLD_DENSITIES = (0.01, 0.001)

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from tests.ops.backends import device_of
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
-from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.ext.dct import ForwardMask, TopK
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import interleaved_segments, round_trip, run_ranks
 from trec_qcomm.wire import frame

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trec_qcomm.codecs import Identity, Rowwise
-from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.comm.rows import autograd
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
@@ -16,7 +15,8 @@ from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.core.segments import Masks
-from trec_qcomm.ops.sparsify import reference
+from trec_qcomm.ext.dct import ForwardMask, TopK
+from trec_qcomm.ext.dct.values import keep_top_k
 from trec_qcomm.testing import run_ranks
 from trec_qcomm.wire.frame import overhead_nbytes
 
@@ -62,7 +62,7 @@ def kept(table: str, rows: Tensor, forward: TopK) -> Tensor:
         return torch.ones_like(rows, dtype=torch.bool)
     if forward.threshold is not None:
         return rows.abs() >= forward.threshold
-    return reference.keep_top_k(rows, forward.top_k(DIMS[table]))
+    return keep_top_k(rows, forward.top_k(DIMS[table]))
 
 
 def measured(op, start, gradient):

@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.gradients.test_device import net, train
 from trec_qcomm import Cast, ErrorBounded, GradientRule, Rowwise, compress_ddp
-from trec_qcomm.codecs import Threshold
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.config import (
     Config,
@@ -20,7 +19,8 @@ from trec_qcomm.config import (
     config_from_dict,
     config_to_dict,
 )
-from trec_qcomm.control.threshold import ThresholdRefresh
+from trec_qcomm.ext.dct import Threshold
+from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.integration.gradients import placement
 from trec_qcomm.integration.gradients.placement import ranks_per_node
 from trec_qcomm.lab.ranks.ranks import PlayedRanks

@@ -11,8 +11,8 @@ from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.config import Link, config_from_dict, config_to_dict, load_config
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
-from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
 
 NUMELS = {"a.weight": 1000, "a.bias": 30, "b.weight": 700, "b.bias": 40, "c.weight": 500}

@@ -4,19 +4,11 @@ from itertools import pairwise
 
 import pytest
 
-from trec_qcomm.codecs import (
-    Cast,
-    ErrorBounded,
-    Float6,
-    ForwardMask,
-    Identity,
-    Rowwise,
-    Threshold,
-    TopK,
-)
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.config import Config, TableRule, config_from_dict, config_to_dict
+from trec_qcomm.ext.dct import ForwardMask, Threshold, TopK
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
-from trec_qcomm.lab.guard.ladders import ALL_COLUMNS, bits_a_value, is_finer
+from trec_qcomm.lab.guard.ladders import all_columns, bits_a_value, is_finer
 from trec_qcomm.lab.guard.rule import GuardRule
 
 EMBEDDING = [{"tables": "*", "forward": {"codec": "rowwise", "bits": 4}, "backward": "identity"}]
@@ -154,10 +146,10 @@ def test_derived_rungs_begin_with_the_rule_s_codec():
 
 def test_forward_keeps_columns_where_backward_needs_them():
     masked = rule(TopK(density=0.2), ForwardMask())
-    wanted = [TopK(density=0.2), TopK(density=0.4), TopK(density=0.8), ALL_COLUMNS]
+    wanted = [TopK(density=0.2), TopK(density=0.4), TopK(density=0.8), all_columns()]
     assert rungs(GuardRule(), masked) == (wanted, 0, 0)
     given = GuardRule(ladder=[Rowwise(4), TopK(density=0.5), Cast("bf16")])
-    assert rungs(given, masked)[0] == [TopK(density=0.2), TopK(density=0.5), ALL_COLUMNS]
+    assert rungs(given, masked)[0] == [TopK(density=0.2), TopK(density=0.5), all_columns()]
     assert rungs(given, masked, "backward")[0] == [ForwardMask(), Cast("bf16"), Identity()]
 
 

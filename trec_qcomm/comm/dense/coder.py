@@ -5,7 +5,7 @@ Shapes: N ranks; E values of a bucket of P parameters; W bytes of a frame.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -45,6 +45,14 @@ class GradientTolerances(Protocol):
             site: the place of the algorithm that encodes, see error_feedback.
             step: number of the step, the same on all ranks.
         """
+        ...
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return what a checkpoint keeps of this rank, on CPU."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue from `state`, as far as parameters, sites and number of ranks are the same."""
         ...
 
 

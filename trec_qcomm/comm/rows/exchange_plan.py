@@ -14,7 +14,6 @@ from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
 from trec_qcomm.core.codec import MaskUse, mask_use
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.core.transfer import Download
-from trec_qcomm.ops.sparsify import kept_counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +87,7 @@ class CountedMasks:
                 if mask_use(group.codec) is MaskUse.READS:
                     segments = replace(group.segments, masks=masks.subset(group.members))
                     self._members.append((side, group.members))
-                    counts.append(kept_counts(segments))
+                    counts.append(segments.num_masked())
         self._counts = Download(torch.cat(counts))
 
     def wait(self) -> list[Masks]:

@@ -42,7 +42,6 @@ from trec_qcomm.integration.gradients.placement import (
     device_of,
     make_transport,
 )
-from trec_qcomm.integration.gradients.thresholds import ThresholdsByRule
 
 State = dict[str, Any]
 Bucket = Any  # torch.distributed.GradBucket, which has no types
@@ -205,7 +204,7 @@ class GradientAllReduce(ABC):
                 state["residuals"] = state.get("residuals", {})
                 state["residuals"] |= self._reduction.matrices.residuals()
                 state["low_rank"] = self._reduction.matrices.right_factors()
-        if isinstance(self._reduction.tolerances, ThresholdsByRule):
+        if self._reduction.tolerances is not None:
             state["thresholds"] = self._reduction.tolerances.state_dict()
         return {rank_key(self._reduction.rank, self._reduction.world_size): state}
 
@@ -243,7 +242,7 @@ class GradientAllReduce(ABC):
         any_state = next(iter(self._loaded.values()))
         reduction.num_steps = int((state or any_state)["num_steps"])
         reduction.num_calls = reduction.num_steps  # ranks that loaded other steps are told apart
-        if isinstance(reduction.tolerances, ThresholdsByRule) and state is not None:
+        if reduction.tolerances is not None and state is not None:
             reduction.tolerances.load_state_dict(state.get("thresholds", {}))
         with side_stream(device, use="gradients"):
             residuals = self._loaded_residuals(reduction, shapes, state)

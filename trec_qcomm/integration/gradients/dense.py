@@ -3,18 +3,19 @@
 Parameters of several rules travel in the same messages, where each is a segment with the codec of
 its rule. So a bucket takes as many messages as with one rule.
 
-Knows: DDP, rules of the config, thresholds. Does not know: TorchRec, algorithms.
+Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trec_qcomm.comm.dense.all_reduce import Reduction
-from trec_qcomm.comm.dense.chunks import BucketChunks, ParameterShape
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.config import GradientRule
@@ -22,7 +23,6 @@ from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.reduction import make_coding, make_reduction, sent_shapes
-from trec_qcomm.integration.gradients.thresholds import ThresholdsByRule
 
 Rules = GradientRule | Sequence[GradientRule]
 
@@ -152,11 +152,7 @@ def make_dense_reduction(
         those of `make_reduction`.
     """
     listed = rules_of(rules)
-
-    def make_thresholds(chunks: BucketChunks, sites: Sequence[str]) -> ThresholdsByRule:
-        return ThresholdsByRule(listed, chunks, sites)
-
-    needs_thresholds = any(rule.refresh is not None for rule in listed)
+    refresh = next((rule.refresh for rule in listed if rule.refresh is not None), None)
     return make_reduction(
         listed[0],
         parameters,
@@ -165,6 +161,6 @@ def make_dense_reduction(
         traffic,
         codings=[make_coding(rule) for rule in listed],
         matrices=matrices,
-        make_tolerances=make_thresholds if needs_thresholds else None,
+        make_tolerances=None if refresh is None else partial(refresh.gradient_tolerances, listed),
         **options,
     )

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.codecs import ErrorBounded, Fbgemm, Float6, Identity, Rowwise
+from trec_qcomm.codecs import ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import Codec
+from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ops.error_bound.reference import RAW
 from trec_qcomm.ops.float6.reference import unpack as unpack_float6
 from trec_qcomm.ops.rowwise.reference import HEADER_NBYTES, unpack

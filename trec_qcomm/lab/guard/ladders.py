@@ -16,9 +16,10 @@ from math import log2
 
 import torch
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise, TopK
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.config.tables import TableRule
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
+from trec_qcomm.core.registry import codec_type
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
 from trec_qcomm.lab.guard.decisions import Direction, Ladder
@@ -26,7 +27,6 @@ from trec_qcomm.lab.guard.decisions import Direction, Ladder
 _DIM, _ROWS = 128, 64
 _UNKNOWN_BITS = 16.0  # of a codec whose bits the values alone decide: fewer than float32's
 _NEXT_BOUNDS = (4, 16)  # what a derived ladder divides an error bound by
-ALL_COLUMNS = TopK(density=1.0, values="fp32")  # exact, and notes the columns for forward_mask
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ class CodecLadder:
         """Names and sizes of the rungs, for the policy."""
         names = tuple(repr(codec) for codec in self.codecs)
         return Ladder(names=names, start=self.start, lowest=self.lowest, bits=_sizes(self.codecs))
+
+
+def all_columns() -> Codec:
+    """Return a codec that is exact and notes all columns for forward_mask."""
+    return codec_type("topk")(density=1.0, values="fp32")  # type: ignore[call-arg]
 
 
 def bits_a_value(codec: Codec) -> float:
@@ -116,7 +121,7 @@ def ladder_of(rule: TableRule, direction: Direction, ladder: Sequence[Codec] | N
     """
     configured: Codec = getattr(rule, direction)
     keeps_masks = direction == "forward" and mask_use(rule.backward) is MaskUse.READS
-    exact: Codec = ALL_COLUMNS if keeps_masks else Identity()
+    exact: Codec = all_columns() if keeps_masks else Identity()
     rungs = list(_derived(rule, direction)) if ladder is None else list(ladder)
     if keeps_masks:  # another codec would leave backward without columns
         rungs = [rung for rung in rungs if mask_use(rung) is MaskUse.WRITES]
@@ -138,10 +143,10 @@ def _derived(rule: TableRule, direction: Direction) -> Iterator[Codec]:
         if isinstance(rule.classes, OnlineClasses):
             tightest = min(tightest, rule.classes.tight)
         yield from (replace(configured, bound=tightest / divisor) for divisor in _NEXT_BOUNDS)
-    elif isinstance(configured, TopK) and configured.density is not None:
+    elif (density := getattr(configured, "density", None)) is not None:
         for factor in (2, 4):
-            if factor * configured.density < 1:
-                yield replace(configured, density=factor * configured.density)
+            if factor * density < 1:
+                yield replace(configured, density=factor * density)  # type: ignore[type-var]
     elif mask_use(configured) is MaskUse.READS:
         yield Cast("bf16")
     else:
@@ -154,7 +159,9 @@ def _derived(rule: TableRule, direction: Direction) -> Iterator[Codec]:
 
 
 def _is_exact(codec: Codec) -> bool:
-    return codec.contract is Contract.EXACT or codec == ALL_COLUMNS
+    if mask_use(codec) is MaskUse.WRITES:
+        return codec == all_columns()
+    return codec.contract is Contract.EXACT
 
 
 def _fineness(codec: Codec) -> tuple[str, float]:

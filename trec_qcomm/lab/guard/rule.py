@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from trec_qcomm.codecs import Threshold
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import TableRule
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse, mask_use, only_for_gradients
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.jit.once import Job
 from trec_qcomm.lab.debug.rule import TALLY
@@ -73,7 +72,7 @@ class GuardRule(GuardLimits, Section):
                 raise ValueError(f"{name}[{n}]: expected a codec, got {codec!r}")
             if mask_use(codec) is MaskUse.READS:
                 raise ValueError(f"{name}[{n}]: {codec.name} needs the columns that forward kept")
-            if name == "ladder" and isinstance(codec, Threshold):
+            if name == "ladder" and only_for_gradients(codec):
                 raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only")
         check_order(name, ladder)
 

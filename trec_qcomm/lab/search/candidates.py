@@ -9,19 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-from trec_qcomm.codecs import (
-    Cast,
-    ErrorBounded,
-    Float6,
-    Identity,
-    Rowwise,
-    Threshold,
-    TopK,
-)
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.config import GradientRule, LowRank, codec_from_dict, config_from_dict
 from trec_qcomm.config.matching import PatternRules, patterns_of
 from trec_qcomm.core.codec import Codec, MaskUse, check_dim, mask_use
 from trec_qcomm.core.registry import codec_names, codec_type
+from trec_qcomm.ext.dct import Threshold, TopK
 from trec_qcomm.lab.search.losses.options import EXACT, ROWS, Direction, Option
 
 BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import Masks, Segments
+from trec_qcomm.ext.dct.codecs import ForwardMask, TopK
 
 
 def sparsify_activation(

@@ -9,8 +9,8 @@ import torch
 from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
-from trec_qcomm.control.threshold import ThresholdRefresh
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.ext.dual_level.schedule import Constant, Exponential
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trec_qcomm.control.threshold import SampledThreshold, ThresholdRefresh, quantile
+from trec_qcomm.ext.dct.refresh import SampledThreshold, ThresholdRefresh, quantile
 from trec_qcomm.ext.dual_level.schedule import Exponential, Schedule
 
 

@@ -5,12 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.backends import assert_equal, device_of
 from trec_qcomm.codecs import Identity, Rowwise
-from trec_qcomm.codecs.topk import ForwardMask, TopK
 from trec_qcomm.config import HopCodecs, TableRule, codec_from_dict, codec_to_dict
 from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
-from trec_qcomm.ops.dispatch import default_backend
+from trec_qcomm.ext.dct import ForwardMask, TopK
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
@@ -56,7 +54,7 @@ def largest(rows: Tensor, k: int) -> Tensor:
 
 
 def allowed_error(x: Tensor, values: str) -> Tensor:
-    """Return the error that ops.sparsify allows the values of one segment, plus the rounding of a
+    """Return the error that ext.dct.values allows the values of one segment, plus the rounding of a
     product that is subnormal (2^-150)."""
     top = x.double().abs().max()
     if values == "fp32":
@@ -205,34 +203,6 @@ def test_forward_mask_sends_what_topk_kept(stored):
         kept = segments.block(keep.float(), s).bool()
         error = (x[kept].double() - y[kept].double()).abs()
         assert bool((error <= allowed_error(x[kept], stored)).all())
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize("codec", [TopK(density=0.2), TopK(threshold=1.0)], ids=repr)
-def test_masks_stay_on_the_device(codec):
-    """On a device, forward_mask sends what topk kept there: the same as on a CPU."""
-    generator, backward_codec, ends = torch.Generator().manual_seed(0), ForwardMask("int8"), []
-    rows, gradients = (torch.randn(7, 20, generator=generator) for _ in range(2))
-    for backend in ("cpu", "gpu"):
-        device, segments = torch.device(device_of(backend)), Segments.packed([3, 0, 4], 20)
-        dims = torch.full_like(segments.num_rows, 20)
-        with default_backend(backend):
-            masks = Masks.of_all_columns(segments.num_rows, dims, device)
-            segments = replace(segments, masks=masks)
-            forward = encode_and_decode(codec, rows.to(device), segments)
-            backward = encode_and_decode(backward_codec, gradients.to(device), segments)
-            ends.append((forward, masks.bits, backward))
-    for cpu, gpu in zip(*ends, strict=True):
-        assert_equal([cpu, gpu])
-
-
-def encode_and_decode(codec, values, segments):
-    """Return decode(encode(values)), on the CPU."""
-    most, out = codec.max_nbytes(segments), torch.full_like(values, math.nan)
-    payload = torch.zeros(int(most.sum()), dtype=torch.uint8, device=values.device)
-    encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1])
-    codec.decode(encoded, segments, out)
-    return out.cpu()
 
 
 def test_forward_mask_cannot_work_alone():

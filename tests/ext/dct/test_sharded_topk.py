@@ -1,7 +1,8 @@
-"""topk and forward_mask through TorchRec: rows and gradients have the kept columns only."""
+"""DCT on two real ranks: topk and forward_mask through TorchRec, and the presets by their YAML."""
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import (
@@ -21,7 +22,7 @@ from tests.integration.sharded_models.expected import (
     uses_of,
 )
 from tests.integration.sharded_models.training import run, shard
-from trec_qcomm import Config, ForwardMask, QComm, Rowwise, TableRule, TopK
+from trec_qcomm import Config, ForwardMask, QComm, Rowwise, TableRule, TopK, compress_ddp
 from trec_qcomm.testing import run_ranks
 
 DENSITY = 0.25
@@ -67,7 +68,24 @@ def everything():
             results[sharding, backward.name] = "accepted"
         except ValueError as error:
             results[sharding, backward.name] = str(error)
+    sent = run(CASES["table_wise"][0], QComm.from_preset("dct"), 2, linear=True).stats
+    results["dct"] = {d: sent[f"embedding_{d}"] for d in ("forward", "backward")}
+    results["dense_dct"] = dense_dct()
     return results
+
+
+def dense_dct():
+    """Return the gradient of a layer in each step, and what was sent."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(torch.nn.Linear(200, 200))
+    handle = compress_ddp(ddp, "dense_dct")
+    gradients = []
+    for step in range(11):
+        ddp.zero_grad()
+        inputs = torch.randn(8, 200, generator=torch.Generator().manual_seed(step))
+        ddp(inputs).square().sum().backward()
+        gradients.append(ddp.module.weight.grad.clone())
+    return gradients, handle.stats().to_dict()["dense"]
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +130,21 @@ def test_row_wise_refuses_forward_mask_when_it_is_built(ranks):
     for results in ranks:
         assert "needs a table- or column-wise sharding" in results[RW, "forward_mask"]
         assert results[RW, "rowwise"] == results[CW, "forward_mask"] == "accepted"
+
+
+@pytest.mark.dist
+def test_the_preset_dct_sends_a_tenth(ranks):
+    for results in ranks:
+        for sent in results["dct"].values():
+            assert sent["raw_nbytes"] > 4 * sent["wire_nbytes"] > 0
+
+
+@pytest.mark.dist
+def test_the_preset_dense_dct_sends_a_hundredth(ranks):
+    """In steps 0 and 10, which find thresholds, each owner keeps about 1 % of the sums: in 8 bits
+    some are equal, and some round to 0."""
+    (gradients, sent), (others, _) = (results["dense_dct"] for results in ranks)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, others, strict=True))
+    for step in (0, 10):
+        assert 200 < int((gradients[step] != 0).sum()) <= 600
+    assert sent["raw_nbytes"] > 20 * (sent["wire_nbytes"] + sent["header_nbytes"]) > 0

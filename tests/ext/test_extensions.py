@@ -1,0 +1,46 @@
+"""An extension is imported when a config names it or one of its frames arrives, and not before."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+import trec_qcomm
+from trec_qcomm.core import registry
+{first}
+def loaded():
+    return [name for name in sys.modules if name.startswith("trec_qcomm.ext.")]
+assert not loaded(), loaded()
+{then}
+assert "trec_qcomm.ext.{name}" in loaded(), loaded()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "then"),
+    [
+        ("dct", "registry.codec_names(); trec_qcomm.load_preset('int8')", "trec_qcomm.TopK"),
+        ("dct", "import trec_qcomm.qcomm", "trec_qcomm.load_preset('dct')"),
+        ("dct", "", "assert registry.decoder(10).name == 'threshold'"),
+    ],
+)
+def test_it_is_imported_when_it_is_named(name, first, then):
+    program = PROGRAM.format(name=name, first=first, then=then)
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_its_names_and_wire_ids_are_taken():
+    program = """
+from trec_qcomm import Identity, register_codec
+for name, wire_id in (("topk", 200), ("mine", 10)):
+    kind = type("Mine", (Identity,), {"name": name, "wire_id": wire_id})
+    try:
+        register_codec(kind, kind())
+    except ValueError as error:
+        assert "is taken" in str(error)
+    else:
+        raise AssertionError(name)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,1 +1,0 @@
-"""Rules that set tolerances and choose codecs. They know no process groups and no TorchRec."""
