@@ -54,7 +54,7 @@ demo: $(RUN)  ## Train the Criteo example with each of CONFIGS and compare
 bench-net: $(RUN)  ## Measure bytes and step time on emulated networks (root, iproute2; ARGS='--rate 1gbit')
 	$(PY) -m examples.bench.net $(ARGS)
 
-bench-codec: $(RUN)  ## Measure all codecs beside other compressors on rows and gradients (ARGS='--rows FILE.pt')
+bench-codec: $(RUN)  ## Measure all codecs beside FBGEMM's and casts on rows and gradients (ARGS='--rows FILE.pt')
 	$(ONE_THREAD) $(PY) -m examples.bench.codecs $(ARGS)
 
 report: $(DEV)  ## Draw the README's records on one page, runs/report.html (ARGS='runs/my.jsonl')

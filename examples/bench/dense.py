@@ -18,7 +18,6 @@ and appends a record a configuration to --out.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -37,6 +36,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import trange
 
+from examples.bench.command import build_parser, positive
+from examples.bench.tables import markdown
 from trec_qcomm import compress_ddp
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import BenchRecord, Environment
@@ -190,17 +191,12 @@ def record_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = build_parser(__doc__)
     add = parser.add_argument
     add("--configs", nargs="*", default=[], help="YAML files of trec_qcomm with `dense`")
-    add("--batch-size", type=int, default=256, help="samples a rank (default 256)")
-    add("--steps", type=int, default=20, help="steps of every configuration (default 20)")
-    add("--out", type=Path, default=None, metavar="FILE", help="append the records to this file")
+    add("--batch-size", type=positive, default=256, help="samples a rank (default 256)")
+    add("--steps", type=positive, default=20, help="steps of every configuration (default 20)")
     arguments = parser.parse_args()
-    if min(arguments.batch_size, arguments.steps) < 1:
-        parser.error("batch-size and steps must be positive")
     interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     configurations = [make(name) for name in (*PLAIN, *arguments.configs)]
@@ -218,19 +214,16 @@ def main() -> None:
 
 
 def format_table(made: Sequence[BenchRecord]) -> str:
-    """Return markdown, a line a configuration; shares are those of ddp."""
-    base = next(r.figures for r in made if r.configuration == "ddp")
-    lines = ["| configuration | step, ms (p20 to p80) | of ddp's | KB sent | of ddp's | error |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for record in made:
-        figures = record.figures
+    """Return a line a configuration; shares are those of ddp."""
+    base, rows = next(r.figures for r in made if r.configuration == "ddp"), []
+    for name, figures in ((record.configuration, record.figures) for record in made):
         p20, p50, p80 = (1e3 * figures[f"step_s_p{q}"] for q in (20, 50, 80))
         time_share, byte_share = (figures[n] / base[n] for n in ("step_s_p50", "sent_nbytes"))
-        lines.append(
-            f"| {record.configuration} | {p50:.0f} ({p20:.0f} to {p80:.0f}) | {time_share:.2f} | "
-            f"{figures['sent_nbytes'] / 1e3:.1f} | {byte_share:.3f} | {figures['error']:.2g} |"
-        )
-    return "\n".join(lines)
+        sent = f"{figures['sent_nbytes'] / 1e3:.1f}"
+        cells = [f"{p50:.0f} ({p20:.0f} to {p80:.0f})", f"{time_share:.2f}", sent]
+        rows.append([name, *cells, f"{byte_share:.3f}", f"{figures['error']:.2g}"])
+    head = ["configuration", "step, ms (p20 to p80)", "of ddp's", "KB sent", "of ddp's", "error"]
+    return markdown(head, rows)
 
 
 if __name__ == "__main__":

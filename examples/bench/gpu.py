@@ -1,7 +1,7 @@
 """Every codec's GPU kernels: checks them, then times them, beside what others offer.
 
   python -m examples.bench.gpu --out gpu.jsonl                  on a machine with a CUDA device
-  python -m examples.bench.gpu --rows 262144 --dim 128 --data gradients --codecs rowwise4 fp16
+  python -m examples.bench.gpu --rows 262144 --dim 128 --data gradients --codecs 'rowwise 4'
   TRITON_INTERPRET=1 python -m examples.bench.gpu --check-only --rows 32 --tables 2 --device cpu
 
 Rows lie as a lookup leaves them, [rows of all tables side by side], and are coded as an all-to-all
@@ -13,7 +13,7 @@ between device events, over several inputs in turn so that none is found in the 
   B*        GB/s of a link below which coding pays: (1 - 1/ratio) / (1/encode + 1/decode)
 A codec that decodes wrongly is named and not timed, and the exit status is 1. Wrong are other bytes
 or rows than the CPU's; of fbgemm, whose kernels are not ours, an error above 1.01 of the CPU's.
-What is not installed (FBGEMM, nvidia-nvcomp) or does not take --dim is named and left out.
+What is not installed (FBGEMM) or does not take --dim is named and left out.
 """
 
 from __future__ import annotations
@@ -21,44 +21,43 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from examples.bench import formats
-from examples.bench.codecs.table import break_even_gb_s
-from examples.bench.formats import Format
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Rowwise
-from trec_qcomm.core.codec import Codec, check_dim
+from examples.bench.codecs import formats
+from examples.bench.codecs.entries import (
+    CodecCompressor,
+    Compressor,
+    FormatCompressor,
+    break_even_gb_s,
+    format_mistake,
+    our_codecs,
+    same_bits,
+    smallest_kept,
+)
+from examples.bench.command import build_parser, device_environment, show
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ext.dct import Threshold, TopK
-from trec_qcomm.ext.fbgemm import is_installed
-from trec_qcomm.ext.fbgemm.codec import Fbgemm, Precision
+from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.lab import records
-from trec_qcomm.lab.records import BenchRecord, Environment
+from trec_qcomm.lab.records import BenchRecord, Scalar
 from trec_qcomm.ops.batch.unique import unique_bags
 from trec_qcomm.ops.dispatch import default_backend
 
-CODECS: dict[str, Codec] = {
-    "fp16": Cast("fp16"),
-    "bf16": Cast("bf16"),
-    "rowwise8": Rowwise(8),
-    "rowwise4": Rowwise(4),
-    "rowwise4_stochastic": Rowwise(4, "stochastic"),
-    "rowwise2": Rowwise(2),
-    "float6": Float6(),
-    "error_bounded": ErrorBounded(0.01),
-    "error_bounded_rans": ErrorBounded(0.01, encoder="rans"),
-    "topk": TopK(0.1, values="fp16"),
-    "threshold": Threshold(0.05, values="int8"),
-}
-if is_installed():
-    CODECS |= {f"fbgemm_{precision}": Fbgemm(precision) for precision in get_args(Precision)}
-BOUND = 0.01  # of error_bounded, and of the indices that nvCOMP gets
-Closure = Callable[[], object]
+BOUND = 0.01  # of error_bounded, a fraction of each table's range
+CPU_ONLY = "error_bounded vector_lz"
+Calls = Sequence[Callable[[], object]]
+
+
+def codecs_of(dim: int, rows: Tensor) -> dict[str, Codec]:
+    """Return the codecs with GPU kernels that take the dim, by name."""
+    codecs = our_codecs(dim, BOUND, smallest_kept([rows]))
+    return {name: codec for name, codec in codecs.items() if name != CPU_ONLY}
+
+
+CODECS = tuple(codecs_of(32, torch.ones(1, 32)))  # names of all; every one takes dim 32
 
 
 def make_rows(kind: str, rows: int, width: int, seed: int) -> Tensor:
@@ -89,63 +88,25 @@ def segments_of(rows: int, dim: int, tables: int, ranks: int) -> Segments:
     return Segments(offsets, dim, start, torch.full_like(start, width))
 
 
-class Coded:
-    """One codec on some inputs, with memory for its output."""
-
-    def __init__(self, codec: Codec, inputs: list[Tensor], segments: Segments) -> None:
-        self.codec, self.inputs, self.segments = codec, inputs, segments
-        most = codec.max_nbytes(segments)
-        self.at = exclusive_cumsum(most)[:-1]
-        device = inputs[0].device
-        size = int(most.sum())
-        self.payloads = [torch.empty(size, dtype=torch.uint8, device=device) for _ in inputs]
-        self.out = torch.empty_like(inputs[0])
-        self.encoded = [self.encode(i) for i in range(len(inputs))]
-
-    def encode(self, i: int) -> Encoded:
-        return self.codec.encode(self.inputs[i], self.segments, self.payloads[i], self.at, seed=i)
-
-    def decode(self, i: int) -> None:
-        self.codec.decode(self.encoded[i], self.segments, self.out)
-
-    def wrong(self) -> str | None:
-        """Return what differs from the CPU's kernels: bytes, or rows decoded from them."""
-        where = torch.empty_like(self.payloads[0], device="cpu")
-        for i, values in enumerate(self.inputs):
-            rows, decoded = values.cpu(), torch.empty_like(values, device="cpu")
-            with default_backend("cpu"):
-                there = self.codec.encode(rows, self.segments, where, self.at, seed=i)
-                self.codec.decode(there, self.segments, decoded)
-            if not torch.equal(there.nbytes, self.encoded[i].nbytes):
-                return "sizes differ from the CPU's"
-            if isinstance(self.codec, Fbgemm) and values.is_cuda:
-                self.decode(i)
-                if _is_further_off(rows, self.out.cpu(), decoded):
-                    return "is further off than on the CPU"
-                continue
-            written = _written(there)
-            if not torch.equal(where[written], self.payloads[i].cpu()[written]):
-                return "bytes differ from the CPU's"
-            self.out.fill_(float("nan"))
-            self.decode(i)
-            if not torch.equal(decoded.view(torch.int32), self.out.cpu().view(torch.int32)):
-                return "decodes other rows than the CPU"
-        return None
-
-    def closures(self) -> Iterator[tuple[str, list[Closure]]]:
-        every = range(len(self.inputs))
-        yield "encode", [lambda i=i: self.encode(i) for i in every]
-        yield "decode", [lambda i=i: self.decode(i) for i in every]
-
-    @property
-    def ratio(self) -> float:
-        raw = 4 * int(self.segments.offsets[-1]) * self.segments.dim
-        return raw * len(self.encoded) / sum(int(e.nbytes.sum()) for e in self.encoded)
-
-
-def _is_further_off(rows: Tensor, made: Tensor, expected: Tensor) -> bool:
-    within = (made - rows).abs() <= 1.01 * (expected - rows).abs().max()
-    return not bool(within.all())
+def codec_mistake(coded: CodecCompressor) -> str | None:
+    """Return what differs from the CPU's kernels: bytes, or rows decoded from them."""
+    ours, rows = coded.encoded, coded.rows.cpu()
+    cpu = CodecCompressor(coded.codec, rows, coded.segments)
+    with default_backend("cpu"):
+        cpu.encode()
+        cpu.decode()
+    if not torch.equal(cpu.encoded.nbytes, ours.nbytes):
+        return "sizes differ from the CPU's"
+    coded.out.fill_(float("nan"))
+    coded.decode()
+    decoded = coded.out.cpu()
+    if isinstance(coded.codec, Fbgemm) and coded.rows.is_cuda:
+        within = (decoded - rows).abs() <= 1.01 * (cpu.out - rows).abs().max()
+        return None if bool(within.all()) else "is further off than on the CPU"
+    written = _written(cpu.encoded)
+    if not torch.equal(cpu.payload[written], coded.payload.cpu()[written]):
+        return "bytes differ from the CPU's"
+    return None if same_bits(cpu.out, decoded) else "decodes other rows than the CPU"
 
 
 def _written(encoded: Encoded) -> Tensor:
@@ -157,38 +118,13 @@ def _written(encoded: Encoded) -> Tensor:
     return change.cumsum(0)[:-1] > 0
 
 
-class FormatCoded:
-    """A format of others on the same rows, contiguous."""
-
-    def __init__(self, format: Format, inputs: list[Tensor]) -> None:
-        self.format, self.inputs = format, inputs
-        self.prepared = [format.prepare(rows) for rows in inputs]
-        self.coded = [format.encode(prepared) for prepared in self.prepared]
-
-    def wrong(self) -> str | None:
-        for rows, coded in zip(self.inputs, self.coded, strict=True):
-            made = self.format.restore(self.format.decode(coded), rows)
-            if bool(((made - rows).abs() > self.format.allowed(rows)).any()):
-                return "is further off than its format allows"
-        return None
-
-    def closures(self) -> Iterator[tuple[str, list[Closure]]]:
-        yield "encode", [lambda x=x: self.format.encode(x) for x in self.prepared]
-        yield "decode", [lambda x=x: self.format.decode(x) for x in self.coded]
-
-    @property
-    def ratio(self) -> float:
-        raw = sum(4 * rows.numel() for rows in self.inputs)
-        return raw / sum(self.format.nbytes(coded) for coded in self.coded)
-
-
-def seconds(closures: list[Closure], repeats: int) -> float:
+def seconds(calls: Calls, repeats: int) -> float:
     """Return the median of calls in turn, between device events, after a warm-up."""
-    for call in closures * 2:
+    for call in [*calls, *calls]:
         call()
     times = []
     for _ in range(repeats):
-        for call in closures:
+        for call in calls:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             call()
@@ -201,24 +137,23 @@ def seconds(closures: list[Closure], repeats: int) -> float:
 def copy_bandwidth(inputs: list[Tensor], repeats: int) -> float:
     """Return the bytes that a copy of the rows reads and writes a second."""
     target = torch.empty_like(inputs[0])
-    closures: list[Closure] = [lambda x=x: target.copy_(x) for x in inputs]
-    return 2 * target.numel() * 4 / seconds(closures, repeats)
+    calls: Calls = [lambda x=x: target.copy_(x) for x in inputs]  # type: ignore[misc]
+    return 2 * target.numel() * 4 / seconds(calls, repeats)
 
 
-def figures(case: Coded | FormatCoded, copy: float, raw: int, repeats: int) -> dict[str, float]:
-    """Return the figures of a line of the table."""
-    ratio, line = case.ratio, {"ratio": round(case.ratio, 2)}
-    gb_s = {}
-    for name, closures in case.closures():
-        gb_s[name] = raw / seconds(closures, repeats) / 1e9
-        ceiling = copy / (1 + 1 / ratio) / 1e9
-        line |= {f"{name}_gb_s": round(gb_s[name], 1)}
-        line |= {f"{name}_of_ceiling": round(gb_s[name] / ceiling, 3)}
-    line["break_even_gb_s"] = round(break_even_gb_s(ratio, **gb_s), 1)
-    return line
+def speeds(members: Sequence[Compressor], raw: int, copy: float, repeats: int) -> dict[str, Scalar]:
+    """Return ratio and speed of a codec. Args: raw: bytes of an input. copy: copy_bandwidth."""
+    ratio = raw * len(members) / sum(member.nbytes() for member in members)
+    line, gb_s, ceiling = {"ratio": round(ratio, 2)}, {}, copy / (1 + 1 / ratio) / 1e9
+    for name in ("encode", "decode"):
+        gb_s[name] = raw / seconds([getattr(m, name) for m in members], repeats) / 1e9
+        line[f"{name}_gb_s"] = round(gb_s[name], 1)
+        line[f"{name}_of_ceiling"] = round(gb_s[name] / ceiling, 3)
+    break_even = round(break_even_gb_s(ratio, **gb_s), 1)
+    return line | {"break_even_gb_s": break_even, "copy_gb_s": round(copy / 1e9)}
 
 
-def unique_columns(device: torch.device, columns: int = 26, ids: int = 65536) -> Closure:
+def unique_columns(device: torch.device, columns: int = 26, ids: int = 65536) -> Calls:
     """Return the call that makes one-hot columns distinct, of ids drawn as unevenly as real ones.
 
     Raises: RuntimeError: the CPU's result is another one.
@@ -232,52 +167,45 @@ def unique_columns(device: torch.device, columns: int = 26, ids: int = 65536) ->
     for name in ("counts", "first", "inverse"):
         if not torch.equal(getattr(there, name), getattr(here, name).cpu()):
             raise RuntimeError(f"unique: {name} differ from the CPU's, not timed")
-    return lambda: unique_bags(*on_device, *where)
+    return [lambda: unique_bags(*on_device, *where)]
 
 
-def installed_formats() -> Iterator[Format]:
-    """Yield the formats that are installed; print which are not."""
-    yield formats.copy()
-    yield from formats.casts()
-    for name, make in (
-        ("fbgemm-gpu", formats.fbgemm),
-        ("nvidia-nvcomp-cu13", lambda: formats.nvcomp(BOUND)),
-    ):
-        try:
-            yield from make()
-        except ImportError as error:
-            print(f"left out: {name} ({error}); pip install {name}")
-
-
-def run(data: str, device: torch.device, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield a line for each case on rows of this kind."""
+def run(
+    data: str, device: torch.device, options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Scalar]]]:
+    """Yield the name and the figures of each codec and format on rows of this kind."""
     batch, width = max(1, options.rows // options.tables), options.tables * options.dim
     segments = segments_of(batch, options.dim, options.tables, options.ranks)
     inputs = [make_rows(data, batch, width, seed).to(device) for seed in range(options.inputs)]
     copy = 0.0 if options.check_only else copy_bandwidth(inputs, options.repeats)
 
-    def cases() -> Iterator[tuple[str, Coded | FormatCoded]]:
-        for name in options.codecs:
-            try:
-                check_dim(CODECS[name], options.dim, "--dim")
-            except ValueError as error:
-                print(f"left out: {name}: {error}")
-                continue
-            yield name, Coded(CODECS[name], inputs, segments)
-        if device.type == "cuda":
-            contiguous = [x.view(-1, options.dim) for x in inputs]
-            for format in installed_formats():
-                yield format.name, FormatCoded(format, contiguous)
+    def line(members: Sequence[Compressor], mistakes: list[str | None]) -> dict[str, Scalar]:
+        wrong = [mistake for mistake in mistakes if mistake is not None]
+        if wrong:
+            return {"wrong": wrong[0]}
+        raw = 4 * inputs[0].numel()
+        return {} if options.check_only else speeds(members, raw, copy, options.repeats)
 
-    for name, case in cases():
-        line: dict[str, Any] = {"codec": name, "data": data}
-        reason = case.wrong()
-        if reason is not None:
-            line["wrong"] = reason
-        elif not options.check_only:
-            line |= figures(case, copy, 4 * inputs[0].numel(), options.repeats)
-            line["copy_gb_s"] = round(copy / 1e9)
-        yield line
+    codecs, out = codecs_of(options.dim, inputs[0]), torch.empty_like(inputs[0])
+    for name in options.codecs:
+        if name not in codecs:
+            print(f"left out: {name}: does not take rows of {options.dim}")
+            continue
+        members = [CodecCompressor(codecs[name], x, segments, out) for x in inputs]
+        for member in members:
+            member.encode()
+        yield name, line(members, [codec_mistake(member) for member in members])
+    if device.type != "cuda":
+        return
+    known, missing = formats.installed()
+    for reason in missing:
+        print(f"left out: {reason}")
+    for one in known:
+        others = [FormatCompressor(one, x.view(-1, options.dim)) for x in inputs]
+        for other in others:
+            other.encode()
+            other.decode()
+        yield one.name, line(others, [format_mistake(one, o.rows, o.out) for o in others])
 
 
 def main() -> int:
@@ -288,45 +216,33 @@ def main() -> int:
         sys.exit("no CUDA device; TRITON_INTERPRET=1 with --device cpu --check-only checks without")
     if device.type == "cpu" and not options.check_only:
         sys.exit("--device cpu: only with --check-only; timings are of a GPU")
-    lines: list[dict[str, Any]] = []
+    lines: list[tuple[str, str, dict[str, Scalar]]] = []
     with default_backend("gpu"):
         for data in options.data:
-            for line in run(data, device, options):
-                lines.append(line)
-                print("  ".join(f"{k} {v}" for k, v in line.items()), flush=True)
+            for name, figures in run(data, device, options):
+                lines.append((name, data, figures))
+                show(f"{name}, {data}", figures)
     if not options.check_only:
-        took = round(seconds([unique_columns(device)], options.repeats) * 1e3, 3)
-        lines.append({"codec": "unique", "data": "26 columns of 65536 ids", "ms": took})
-        print(f"unique: 26 columns of 65536 ids in {took} ms")
+        took = {"ms": round(seconds(unique_columns(device), options.repeats) * 1e3, 3)}
+        lines.append(("unique", "26 columns of 65536 ids", took))
+        show(*lines[-1][::2])
     if options.out is not None:
-        records.append(options.out, *_records(lines, device, options))
-    failed = sum("wrong" in line for line in lines)
+        environment = device_environment(device)
+        case = {n: getattr(options, n) for n in ("rows", "dim", "tables", "ranks", "repeats")}
+        made = [
+            BenchRecord(configuration=name, bench="gpu", environment=environment,
+                        case=case | {"data": data}, figures=figures)
+            for name, data, figures in lines
+        ]  # fmt: skip
+        records.append(options.out, *made)
+    failed = sum("wrong" in figures for _, _, figures in lines)
     done = "checked" if options.check_only else "timed"
     print(f"{len(lines) - failed} {done}, {failed} wrong; {options.out or 'no --out'}")
     return 1 if failed else 0
 
 
-def _records(
-    lines: list[dict[str, Any]], device: torch.device, options: argparse.Namespace
-) -> Iterator[BenchRecord]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "none, interpreted"
-    environment = Environment.current(hardware={"gpu": name})
-    case = {n: getattr(options, n) for n in ("rows", "dim", "tables", "ranks", "repeats")}
-    for line in lines:
-        figures = {k: v for k, v in line.items() if k not in ("codec", "data")}
-        yield BenchRecord(
-            configuration=line["codec"],
-            bench="gpu",
-            environment=environment,
-            case=case | {"data": line["data"]},
-            figures=figures,
-        )
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = build_parser(__doc__)
     add = parser.add_argument
     add("--rows", type=int, default=2**20, help="rows of all tables together (default 2^20)")
     add("--dim", type=int, default=64)
@@ -334,13 +250,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, default=8, help="ranks that each table's rows go to (default 8)")
     kinds = ("trained", "gradients")
     add("--data", nargs="+", choices=kinds, default=kinds, help="default: both")
-    add("--codecs", nargs="+", choices=tuple(CODECS), default=tuple(CODECS), metavar="NAME",
-        help=f"some of {', '.join(CODECS)} (default all)")  # fmt: skip
+    add("--codecs", nargs="+", choices=CODECS, default=CODECS, metavar="NAME",
+        help=f"some of {', '.join(CODECS).replace('%', '%%')} (default all)")  # fmt: skip
     add("--inputs", type=int, default=3, help="number of inputs, taken in turn (default 3)")
     add("--repeats", type=int, default=50, help="repeats of each input (default 50)")
     add("--device", default="cuda")
     add("--check-only", action="store_true", help="time nothing")
-    add("--out", type=Path, metavar="FILE", help="append the records to this file")
     return parser
 
 

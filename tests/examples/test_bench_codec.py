@@ -1,44 +1,26 @@
-"""bench-codec: what takes part, what is refused, what is written, and what goes on.
-
-The other compressors need not be installed: two of them copy here.
-"""
+"""bench-codec: what takes part, what is refused, what is written, and what goes on."""
 
 import re
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from options import build_parser, check_options
 
+from examples.bench import command
 from examples.bench.codecs import __main__ as bench
-from examples.bench.codecs import compressors, entries, timing, workload
-from examples.bench.codecs.table import break_even_gb_s
+from examples.bench.codecs import entries, workload
 from trec_qcomm.core.registry import codec_names, codec_type
-from trec_qcomm.lab.records import Environment
+from trec_qcomm.lab.records import CodecRecord, Environment
 from trec_qcomm.testing import frame_of
 from trec_qcomm.wire import frame
 
-COPY, ZSTD = "zstd-1", compressors.BASELINE
 DIM = 16
-
-
-def copying(*_):
-    return (lambda x: x.tobytes()), bytes
-
-
-@pytest.fixture(autouse=True)
-def no_other_installed(monkeypatch):
-    for module in compressors.PIP:
-        monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setitem(compressors._LOSSLESS, COPY, ("numpy", copying))
-    monkeypatch.setitem(compressors._BOUNDED, ZSTD, ("numpy", compressors.Quantized, copying))
+FORMATS = {"torch fp16", "torch bf16", "FBGEMM INT8", "FBGEMM INT4", "FBGEMM MX4"}
 
 
 @pytest.fixture
@@ -61,12 +43,12 @@ def run(dumped, monkeypatch, capsys):
     out = dumped.parent / "codec.jsonl"
 
     def call(*words):
-        command = ["run.py", "--rows", str(dumped), "--samples", "40", "--repeats", "2"]
-        monkeypatch.setattr(sys, "argv", [*command, "--out", str(out), *words])
+        line = ["run.py", "--rows", str(dumped), "--samples", "40", "--repeats", "2"]
+        monkeypatch.setattr(sys, "argv", [*line, "--out", str(out), *words])
         status = bench.main()
-        return status, capsys.readouterr(), bench._read(out)
+        return status, capsys.readouterr(), command.read_so_far(out, CodecRecord)
 
-    monkeypatch.setattr(timing, "LEAST_S", 1e-6)
+    monkeypatch.setattr(bench, "LEAST_S", 1e-6)
     return call
 
 
@@ -79,21 +61,16 @@ def find(case, name):
     return next(e for e in entries.entries(case, 0.01) if e.name == name)
 
 
-def mistake_of(entry, groups):
-    """Return what is wrong with an entry's round trip."""
-    with timing.threads(len(groups)) as pool:
-        return timing.mistake(entry, timing.round_trip(entry, groups, pool), groups)
-
-
-def test_every_codec_is_measured(run):
-    status, said, records = run("--threads", "1", "2")
+def test_every_codec_is_measured(run, dumped):
+    """Bytes are those of frames but for headers."""
+    status, said, records = run()
     assert status == 0, said.err
     for r in records:
         assert (r.error_over_bound is not None) == bool(r.bound)
         assert r.is_ours == (r.config is not None)
         assert r.raw_nbytes == 30 * DIM * 4  # rows of distinct ids
         assert r.ratio == r.raw_nbytes / r.wire_nbytes
-        assert (r.setup, r.seed, r.dim) == ({"data": "small.pt"}, 5, DIM)
+        assert (r.setup, r.seed, r.dim, r.threads) == ({"data": "small.pt"}, 5, DIM, 1)
         for rate in (r.encode_gb_s, r.decode_gb_s):
             assert 0 < rate.p20 <= rate.p50 <= rate.p80
         # On that link sending raw rows takes as long as coding them and sending less.
@@ -106,21 +83,12 @@ def test_every_codec_is_measured(run):
     shipped = {n for n in codec_names() if codec_type(n).__module__.startswith("trec_qcomm.")}
     ours = {yaml.safe_load(r.config)["codec"] for r in records if r.is_ours}
     assert ours == shipped  # tests have others
-    theirs = {r.configuration: r.bound for r in records if not r.is_ours}
-    assert {name for name in theirs if theirs[name] is not None} == {COPY, ZSTD}
-    assert {"torch fp16", "FBGEMM INT8", "FBGEMM INT4", "FBGEMM MX4"} <= set(theirs)
-    assert {(r.values, r.threads) for r in records} == {
-        (kind, t) for kind in ("rows", "gradients") for t in (1, 2)
-    }
-    assert "left out: zfp: pip install zfpy (" in said.err
+    assert {r.configuration for r in records if not r.is_ours} == FORMATS
     assert said.out.splitlines()[-1].startswith(f"{len(records)} measurements, {len(records)} of ")
+    assert "| `forward_mask 10 %` |  |  |  |  |  | " in said.out  # of gradients only
 
-
-def test_bytes_are_those_of_frames(run, dumped):
-    """Bytes are those of frames but for headers, and as many on two threads as on one."""
-    _, _, records = run("--threads", "1", "2")
-    wire = {(r.configuration, r.values, r.threads): r.wire_nbytes for r in records}
-    for kind in ("rows", "gradients"):
+    wire = {(r.configuration, r.values): r.wire_nbytes for r in records}
+    for kind in bench.KINDS:
         case = workload_of(dumped, kind)
         sizes = [len(rows) for rows in case.tables.values()]
         for one in entries.entries(case, 0.01):
@@ -128,36 +96,35 @@ def test_bytes_are_those_of_frames(run, dumped):
                 continue
             sealed, segments = frame_of(one.codec, torch.cat([*case.tables.values()]), sizes)
             expected = sealed.numel() - frame.overhead_nbytes(segments.num_segments)
-            assert wire[one.name, kind, 1] == wire[one.name, kind, 2] == expected
+            assert wire[one.name, kind] == expected
 
 
 def test_forward_mask_sends_what_topk_kept(dumped):
     case = workload_of(dumped, "gradients")
-    (group,) = workload.deal(case, 1)
+    group = workload.grouped(case)
     one, top = (find(case, name).make(group) for name in ("forward_mask 10 %", "topk 10 %"))
     top.rows = group.forward
     for member in (one, top):
         member.encode()
         member.decode()
-    assert torch.equal(one.decoded != 0, top.decoded != 0)
+    assert torch.equal(one.out != 0, top.out != 0)
     assert 0 < one.nbytes() < top.nbytes()
 
 
-def test_break_even():
-    assert break_even_gb_s(2.0, encode=4.0, decode=4.0) == 1.0
-    assert break_even_gb_s(4.0, 3.0, 6.0) == 1.5
-    assert break_even_gb_s(1.0, 3.0, 6.0) == 0.0
-    assert break_even_gb_s(0.5, 3.0, 6.0) < 0
+def test_rows_are_of_distinct_ids_and_gradients_summed(dumped):
+    batch = workload.load(dumped, 40)
+    distinct = workload.merged(batch)
+    for tables in (distinct.rows, distinct.gradients):
+        assert {t: len(rows) for t, rows in tables.items()} == {"t20": 20, "t3": 3, "t7": 7}
+    assert torch.equal(distinct.rows["t20"], batch.rows["t20"][:20])
+    gradients = batch.gradients["t20"]
+    assert torch.equal(distinct.gradients["t20"], gradients[:20] + gradients[20:])
 
 
 def test_what_is_there_is_not_measured_again(run):
-    few = ("--threads", "1", "--codecs", "identity", "error_bounded bitpack", "torch fp16")
+    few = ("--codecs", "identity", "error_bounded bitpack", "torch fp16")
     _, _, first = run(*few)
-    assert [r.configuration for r in first] == [
-        "identity",
-        "error_bounded bitpack",
-        "torch fp16",
-    ] * 2
+    assert [r.configuration for r in first] == [*few[1:]] * 2
     status, said, again = run(*few)
     assert (status, again) == (0, first)
     assert "`error_bounded bitpack`" in said.out
@@ -165,13 +132,10 @@ def test_what_is_there_is_not_measured_again(run):
     _, _, more = run(*few, "--bound", "0.03")
     assert more[:6] == first
     assert [(r.configuration, r.bound) for r in more[6:]] == [("error_bounded bitpack", 0.03)] * 2
-    _, said, more = run("--threads", "2", *few[2:], "--kind", "rows")
-    assert [(r.threads, r.values) for r in more[8:]] == [(2, "rows")] * 3
-    assert "3 measurements, 3 of them new" in said.out
 
 
 def test_speeds_of_other_versions_and_commits_are_not_shown_as_new(run, monkeypatch):
-    few = ("--threads", "1", "--codecs", "identity", "float6", "--kind", "rows")
+    few = ("--codecs", "identity", "rowwise 4", "--kind", "rows")
     now = Environment(commit="now", versions={"numba": "0.2"}, hardware={"num_cpus": 2})
     others = [now, replace(now, commit="later"), replace(now, versions={"numba": "0.1"})]
     environments = iter(others)
@@ -187,43 +151,26 @@ def test_speeds_of_other_versions_and_commits_are_not_shown_as_new(run, monkeypa
     assert [r.environment.versions for r in again[2:]] == [{"numba": "0.1"}] * 2
 
 
-def test_an_interrupted_run_goes_on(run, dumped):
-    few = ("--threads", "1", "--codecs", "identity", "float6", "--kind", "rows")
+def test_an_interrupted_run_goes_on(run, dumped, monkeypatch):
+    few = ("--codecs", "identity", "rowwise 4", "--kind", "rows")
     _, _, both = run(*few)
     out = dumped.parent / "codec.jsonl"
     out.write_text(out.read_text().splitlines(keepends=True)[0])
     _, _, again = run(*few)
     assert again[0] == both[0]
-    assert [r.configuration for r in again] == ["identity", "float6"]
+    assert [r.configuration for r in again] == ["identity", "rowwise 4"]
     out.write_text(out.read_text()[:-20])
     with pytest.raises(SystemExit, match=r"error: .*codec\.jsonl, line 2: .*cut short"):
         run(*few)
-    out.write_text(out.read_text().splitlines(keepends=True)[0] + "7\n")
-    with pytest.raises(SystemExit, match=r"codec\.jsonl, line 2: expected an object"):
-        run(*few)
 
-
-def test_ctrl_c_says_how_to_go_on(run, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(timing, "in_turn", interrupt)
-    status, said, records = run("--threads", "1", "--codecs", "identity")
-    assert (status, records) == (bench.INTERRUPTED, [])
+    out.unlink()
+    monkeypatch.setattr(bench, "in_turn", interrupt)
+    status, said, records = run(*few)
+    assert (status, records) == (command.INTERRUPTED, [])
     assert "the same command goes on with" in said.err
-
-
-def test_what_breaks_its_bound_is_not_timed(run, monkeypatch):
-    def forgets(*_):
-        return (lambda q: (q // 2 * 2).tobytes()), bytes
-
-    monkeypatch.setitem(compressors._BOUNDED, ZSTD, ("numpy", compressors.Quantized, forgets))
-    status, said, records = run("--threads", "1", "--codecs", ZSTD, "identity", "--kind", "rows")
-    assert status == 1
-    assert [r.configuration for r in records] == ["identity"]
-    last = said.out.splitlines()[-1]
-    assert f"REFUSED: {ZSTD} (rows, dim 16, threads 1): an error of " in last
-    assert "times the bound; not timed" in said.err
 
 
 class Damaged:
@@ -235,103 +182,69 @@ class Damaged:
 
     def decode(self):
         self.sound.decode()
-        self.out = self.damage(self.sound.out.copy())
+        self.out = self.damage(self.sound.out.clone())
 
 
-def far(x):
-    x[5] += 1e3
-    return x
+def with_value(value, where):
+    def damage(x):
+        x.view(-1)[where] = value
+        return x
+
+    return damage
 
 
 DAMAGE = {
-    "far": (far, "bits|bound|definition|allow"),
-    "short": (lambda x: x[:-1], "479 float32 for 480 values"),
-    "double": (lambda x: x.astype(np.float64), "480 float64 for 480 values"),
-    "unwritten": (lambda x: np.where(np.arange(480) == 7, np.nan, x), "bits|bound|def|allow"),
-    "no nan": (lambda x: np.where(np.isnan(x), np.float32(0), x), "NaN is lost"),
+    "far": (with_value(1e3, 5), "bits|bound|definition|allow"),
+    "short": (lambda x: x[:-1], r"\[29, 16\] torch.float32 for \[30, 16\]"),
+    "double": (lambda x: x.double(), r"\[30, 16\] torch.float64 for \[30, 16\]"),
+    "unwritten": (with_value(torch.nan, 7), "bits|bound|def|allow"),
+    "no nan": (lambda x: x.nan_to_num(0.0), "NaN is lost"),
 }
-SOME = ("identity", "rowwise 4", "error_bounded rans", "topk 10 %", "float6", COPY, "torch bf16")
+SOME = ("identity", "rowwise 4", "error_bounded rans", "topk 10 %", "torch bf16")
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", SOME)
 def test_a_wrong_round_trip_is_named(name, damage, dumped):
     case = workload_of(dumped, "rows")
-    groups, sound = workload.deal(case, 1), find(case, name)
-    assert mistake_of(sound, groups) is None
+    group, sound = workload.grouped(case), find(case, name)
+    assert bench.mistake(sound, bench.round_trip(sound, group), group) is None
     happens, reason = DAMAGE[damage]
     broken = replace(sound, make=lambda group: Damaged(sound.make(group), happens))
-    assert re.search(reason, mistake_of(broken, groups) or "nothing")
+    assert re.search(reason, bench.mistake(broken, bench.round_trip(broken, group), group) or "")
 
 
-def test_tables_are_dealt_whole(dumped):
-    case = workload_of(dumped, "rows")
-    assert [len(p.rows) for p in workload.deal(case, 2)] == [20, 10]
-    many = workload.deal(case, 64)
-    assert [p.segments.num_rows.tolist() for p in many] == [[20], [7], [3]]
-    (one,) = workload.deal(case, 1)
-    assert torch.equal(one.rows, torch.cat([case.tables[t] for t in ("t20", "t7", "t3")]))
+def test_what_breaks_its_bound_is_not_timed(run, monkeypatch):
+    decode = entries.CodecCompressor.decode
 
+    def forgets(self):
+        decode(self)
+        if self.codec.name == "error_bounded":
+            self.out += 0.1
 
-def test_members_work_at_the_same_time():
-    class Meets:
-        def __init__(self, door):
-            self.door = door
-
-        def encode(self):
-            self.door.wait(timeout=30)
-
-    door = threading.Barrier(3)
-    with timing.threads(3) as pool:
-        assert timing.Workers([Meets(door) for _ in range(3)], pool).seconds("encode", 2) >= 0
-
-
-class Idle:
-    def encode(self):
-        pass
-
-
-def test_waiting_for_a_core_is_left_out(tmp_path, monkeypatch):
-    """A call of 500 ms in which the kernel's count of waiting grows by 300 ms."""
-
-    class Waits:
-        def encode(self):
-            timing.SCHEDSTAT.write_text("9 302000000 9")
-
-    clock = iter((10.0, 10.5))
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(timing, "SCHEDSTAT", tmp_path / "schedstat")
-    timing.SCHEDSTAT.write_text("5 2000000 7")
-    with timing.threads(1) as pool:
-        assert timing.Workers([Waits()], pool).seconds("encode") == pytest.approx(0.2)
-    timing.SCHEDSTAT.unlink()
-    assert timing.waited_s() == 0
-
-
-def test_waiting_just_before_a_call_does_not_count(monkeypatch):
-    """A time below 0 would end in calls without end: what is taken off must have been timed."""
-    clock = iter((10.0, 10.5))
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    left = []
-    monkeypatch.setattr(timing, "waited_s", lambda: left.append(clock.__length_hint__()) or 0.0)
-    with timing.threads(1) as pool:
-        assert timing.Workers([Idle()], pool).seconds("encode") == 0.5
-    assert left == [1, 1]  # both after the clock's first look and before its second
+    monkeypatch.setattr(entries.CodecCompressor, "decode", forgets)
+    wrong = "error_bounded bitpack"
+    status, said, records = run("--codecs", wrong, "identity", "--kind", "rows")
+    assert status == 1
+    assert [r.configuration for r in records] == ["identity"]
+    last = said.out.splitlines()[-1]
+    assert f"REFUSED: {wrong} (rows, dim 16): an error of " in last
+    assert "times the bound; not timed" in said.err
 
 
 def test_without_rows_a_training_makes_them(tmp_path, monkeypatch):
     commands = []
 
-    def pretend(command, **_):
-        commands.append(command)
-        Path(command[-1]).write_text("rows")
+    def pretend(words, **_):
+        commands.append(words)
+        Path(words[-1]).write_text("rows")
 
     monkeypatch.setattr(subprocess, "run", pretend)
     for _ in range(2):
         path = workload.train(tmp_path, 16, 3)
         assert path.read_text() == "rows"
-    (command,) = commands
-    options = build_parser().parse_args(command[2:])
+    (words,) = commands
+    options = build_parser().parse_args(words[2:])
     check_options(options)
     assert (options.embedding_dim, options.seed, options.ranks) == (16, 3, 1)
     assert options.dump_rows != path
@@ -357,21 +270,3 @@ def test_what_makes_no_sense_is_refused(words, message, run, capsys):
     with pytest.raises(SystemExit):
         run(*words.split())
     assert message in capsys.readouterr().err
-
-
-def test_the_table_says_what_was_measured(run):
-    _, said, records = run("--threads", "1", "2", "--codecs", "identity", "rowwise 4", "topk 10 %",
-                           "error_bounded bitpack", "forward_mask 10 %")  # fmt: skip
-    lines = {line.split(" | ")[0].strip("| `"): line for line in said.out.splitlines()}
-    head = "dim 16 | rows: ratio | encode | decode | break-even | error | gradients: ratio"
-    assert lines["dim 16"].startswith(f"| {head}")
-    assert "| none, none | 0 |" in lines["identity"]
-    assert lines["forward_mask 10 %"].startswith("| `forward_mask 10 %` |  |  |  |  |  | ")
-    assert lines["error_bounded bitpack"].count(" of 1 % |") == 2
-    one, two = (r for r in records if (r.configuration, r.values) == ("rowwise 4", "rows"))
-    assert (one.threads, two.threads) == (1, 2)
-    cells = lines["rowwise 4"].split(" | ")
-    assert cells[1] == f"{one.ratio:.2f}"
-    for cell, what in zip(cells[2:4], ("encode_gb_s", "decode_gb_s"), strict=True):
-        shown = [float(word) for word in cell.split(", ")]
-        assert shown == pytest.approx([getattr(r, what).p50 for r in (one, two)], rel=0.5, abs=0.01)

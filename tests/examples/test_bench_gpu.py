@@ -10,22 +10,27 @@ import torch
 from tests.commands import run as run_command
 
 ROOT = Path(__file__).parents[2]
+SMALL = ("--check-only", "--device", "cpu", "--rows", "40", "--dim", "16", "--ranks", "2")
+# Few segments, as kernels are interpreted.
+SMALL = (*SMALL, "--tables", "4", "--inputs", "1", "--data", "trained")
 
 
 def run(*options, code=""):
     command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "examples.bench.gpu"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
     return run_command(
         [*command, *options],
         cwd=ROOT,
-        env=environment,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
 
 
-SMALL = ("--check-only", "--device", "cpu", "--rows", "40", "--dim", "16", "--ranks", "2")
-SMALL = (*SMALL, "--tables", "4")  # few segments, as kernels are interpreted
+def check(options, last, code=""):
+    done = run(*options, code=code)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == last
+    return done.stdout
 
 
 @pytest.mark.triton
@@ -35,36 +40,28 @@ def test_checks_every_codec():
     code = """
 from examples.bench import gpu
 from tests.ops.interpreter import fast_interpreter
-slow = {name for name in gpu.CODECS if name.startswith("fbgemm_")} - {"fbgemm_int8"}
-for name in slow | {"error_bounded_rans"}:
-    del gpu.CODECS[name]
+slow = {name for name in gpu.CODECS if name.startswith("fbgemm ")} - {"fbgemm int8"}
+gpu.CODECS = tuple(n for n in gpu.CODECS if n not in slow | {"error_bounded rans"})
 with fast_interpreter():
     raise SystemExit(gpu.main())
 """
-    done = run(*SMALL, "--inputs", "2", "--data", "trained", code=code)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "11 checked, 0 wrong; no --out"
+    check((*SMALL, "--inputs", "2"), "13 checked, 0 wrong; no --out", code)
 
 
 @pytest.mark.triton
 @pytest.mark.slow
 def test_a_codec_that_does_not_take_the_dim_is_left_out():
-    few = ("--check-only", "--device", "cpu", "--rows", "4", "--tables", "2", "--ranks", "1")
-    options = ("--dim", "12", "--inputs", "1", "--codecs", "fbgemm_int2", "fbgemm_int4")
-    done = run(*few, *options, "--data", "trained")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "left out: fbgemm_int2: --dim: codec fbgemm, precision int2: rows of 12" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 checked, 0 wrong; no --out"
+    options = ("--rows", "4", "--ranks", "1", "--dim", "12", "--codecs", "fbgemm int2")
+    said = check((*SMALL, *options, "fbgemm int4"), "1 checked, 0 wrong; no --out")
+    assert "left out: fbgemm int2: does not take rows of 12" in said
 
 
 @pytest.mark.triton
 @pytest.mark.slow
 def test_checks_rans():
     """Check rANS alone, with few segments: it takes long to interpret."""
-    few = ("--tables", "2", "--rows", "16", "--data", "gradients", "--inputs", "1")
-    done = run(*SMALL, *few, "--codecs", "error_bounded_rans")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "1 checked, 0 wrong; no --out"
+    few = ("--tables", "2", "--rows", "16", "--data", "gradients", "--codecs", "error_bounded rans")
+    check((*SMALL, *few), "1 checked, 0 wrong; no --out")
 
 
 @pytest.mark.triton
@@ -82,10 +79,10 @@ def wrong(values, segments, payload, at, **options):
 kernels.encode = wrong
 raise SystemExit(gpu.main())
 """
-    done = run(*SMALL, "--codecs", "rowwise8", "fp16", code=code)
+    done = run(*SMALL, "--codecs", "rowwise 8", "cast fp16", code=code)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "wrong bytes differ from the CPU's" in done.stdout
-    assert done.stdout.splitlines()[-1] == "2 checked, 2 wrong; no --out"
+    assert done.stdout.splitlines()[-1] == "1 checked, 1 wrong; no --out"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from examples.bench.gpu_evidence import __main__ as gpu_evidence
-from examples.bench.gpu_evidence import collectives, stress, trace
-from examples.bench.gpu_evidence.parts import Part
+from examples.bench.gpu_evidence import collectives, ranks
+from examples.bench.gpu_evidence.__main__ import Part
 from trec_qcomm.lab import records
+from trec_qcomm.lab.records import Environment
 from trec_qcomm.testing import run_ranks
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about other machines")
@@ -79,17 +80,19 @@ def small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def part(name: str, then: str, **options: object) -> Part:
         code = f"open({str(ran)!r}, 'a').write({name + ' '!r}); {then}"
         command = (sys.executable, "-c", code)
-        return Part(name=name, about="", command=command, **{"budget_s": 30, **options})
+        fields = {"budget_s": 30, "command": command, **options}
+        return Part(name=name, about="", **fields)
 
     parts = [
         part("good", "print('all is well')"),
         part("bad", "raise SystemExit(3)"),
         part("slow", "import time; time.sleep(60)", budget_s=1),
-        part("no tool", "", tools=("no-such-tool",), modules={"no_such_module": "no-such"}),
+        part("no tool", "", command=("no-such-tool",), modules={"no_such_module": "no-such"}),
     ]
     monkeypatch.setattr(gpu_evidence, "all_parts", lambda *_, **options: parts)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    there = Environment(hardware={"gpu": "a GPU"})
+    monkeypatch.setattr(gpu_evidence, "device_environment", lambda *_: there)
     return ran
 
 
@@ -127,11 +130,11 @@ def test_finished_parts_are_not_run_again(
     assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["bad", "30", "s", "failed"]
 
 
-def stressed(options: Namespace) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+def stressed(options: Namespace) -> tuple[dict[str, dict], dict[str, dict]]:
     """Return the lines of a stress, and of one in which a value of rows and gradients differs."""
     collectives.ROW_CODECS = {n: collectives.ROW_CODECS[n] for n in ("identity", "int8")}
     collectives.SUMMED = ("int8",)
-    lines = stress.results(options, CPU)
+    lines = dict(ranks.stress(options, CPU))
     for kind in (collectives.Rows, collectives.Dense):
         finish = kind.finish
 
@@ -141,19 +144,18 @@ def stressed(options: Namespace) -> tuple[list[dict[str, object]], list[dict[str
             return results
 
         kind.finish = damaged
-    return lines, stress.results(options, CPU)
+    return lines, dict(ranks.stress(options, CPU))
 
 
 @pytest.mark.dist
 def test_a_stress_of_two_ranks_compares_all_collectives() -> None:
     options = Namespace(seed=0, steps=6, seconds=0, chunk=64)
     lines, damaged = run_ranks(stressed, 2, options)[0]
-    names = [line["collective"] for line in lines]
-    assert len(names) == 3 + 3 + 2  # rows, gradients, offsets
-    assert all(line["right"] and not line["wrong"] for line in lines)
+    assert len(lines) == 3 + 3 + 2  # rows, gradients, offsets
+    assert all(line["right"] and not line["wrong"] for line in lines.values())
     # One column of a rank may be empty, but not of all batches.
-    assert all(line["wrong"] for line in damaged[:6])
+    assert all(line["wrong"] for line in list(damaged.values())[:6])
 
 
 def test_covered_time_is_that_of_the_union() -> None:
-    assert trace._covered([(0, 4), (1, 2), (3, 6), (8, 9)]) == 7
+    assert ranks.covered([(0, 4), (1, 2), (3, 6), (8, 9)]) == 7

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import in_turn
@@ -16,17 +15,11 @@ import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size
 
 from examples.bench.net import __main__ as bench
-from examples.bench.net import hosts, plans_section, section, tables
+from examples.bench.net import hosts
 from tests.commands import run as run_command
+from tests.examples.test_bench_tables import record
 from trec_qcomm.lab import records
-from trec_qcomm.lab.records import (
-    TRAFFIC_KINDS,
-    Environment,
-    NetworkRecord,
-    Percentiles,
-    TrafficBytes,
-    TrainingRecord,
-)
+from trec_qcomm.lab.records import TrainingRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "best.yaml"
@@ -36,76 +29,50 @@ LACKS = " and ".join(hosts.missing())
 emulated = pytest.mark.skipif(bool(LACKS), reason=f"needs {LACKS}")
 
 
-def record(name, sent, counted=None, p50=1.0, rate="none"):
-    """Return a record of two hosts. Args: counted: bytes of dense gradients by our count."""
-    host = {kind: TrafficBytes(wire_nbytes=0.0) for kind in TRAFFIC_KINDS}
-    host["dense"] = TrafficBytes(wire_nbytes=counted or 0.0)
-    return NetworkRecord(
-        configuration=name,
-        config="one",
-        setup={"plan": "table_wise", "batch_size": 8, "dim": 8},
-        environment=Environment(
-            commit="abc1234", versions={"torch": "2"}, hardware={"num_cpus": 2, "cpu": "x86_64"}
-        ),
-        num_hosts=2,
-        rate=rate,
-        num_steps=2,
-        step_s=Percentiles(p20=p50, p50=p50, p80=p50),
-        sent_nbytes=(sent, sent),
-        sent_packets=(1.0, 1.0),
-        traffic=None if counted is None else (host, host),
-        metrics={"ne": 0.9},
-    )
-
-
-def test_counts_that_disagree_are_told():
-    headers = 66.0  # of its one packet
-    assert tables.apart(record("a", 1000.0 + headers, 990.0)) == pytest.approx(0.01)
-    assert tables.apart(record("a", 1000.0 + headers, 1020.0)) > tables.MOST_APART
-
-
-def test_tables_compare_with_stock():
-    measured = [record("stock", 4e6, p50=2.0), record("best", 1e6, 1e6, p50=0.5)]
-    line = next(r for r in tables.format_table(measured).splitlines() if r.startswith("| best"))
-    assert "| 4.00 | 1000 | 4.0 | 0, 0, 1000, 0 |" in line
-    said = tables.verdict([measured])
-    assert "best on 2 hosts" in said
-    assert "4.0x fewer bytes and 4.0x the speed of stock" in said
-
-
 def test_only_the_same_measurement_counts_as_done(tmp_path):
     config = tmp_path / "a.yaml"
     config.write_text("one")
-    done = [record("a", 1.0), replace(record("stock", 1.0), config=None)]
-    names, setup = [str(config), "stock"], dict(done[0].setup)
-    asked = argparse.Namespace(delay=None, steps=2, ranks_per_host=1)
-    of_network = bench.of_network(done, 2, "none", asked, [setup])
-    assert bench.missing_configs(of_network, names, [setup]) == []
-    longer = argparse.Namespace(delay=None, steps=3, ranks_per_host=1)
-    assert bench.of_network(done, 2, "none", longer, [setup]) == []
-    assert bench.of_network(done, 2, "none", asked, [setup | {"batch_size": 9}]) == []
+    out = tmp_path / "net.jsonl"
+    names, setup = [str(config), "stock"], {"plan": "table_wise", "batch_size": 8, "dim": 8}
+    records.append(out, record("a", 1.0), record("stock", 1.0, config=None))
+    asked = argparse.Namespace(delay=None, steps=2, ranks_per_host=1, out=out)
+    measured = bench.network_records(2, "none", asked, [setup])
+    assert bench.missing_configs(measured, names, [setup]) == []
+    longer = argparse.Namespace(**vars(asked) | {"steps": 3})
+    assert bench.network_records(2, "none", longer, [setup]) == []
+    assert bench.network_records(2, "none", asked, [setup | {"batch_size": 9}]) == []
     # With --plans each config has a record of each plan.
     plans = [setup, setup | {"plan": "row_wise"}]
-    assert bench.of_network(done, 2, "none", asked, plans) == of_network
-    assert bench.missing_configs(of_network, names, plans) == names
+    assert bench.network_records(2, "none", asked, plans) == measured
+    assert bench.missing_configs(measured, names, plans) == names
     config.write_text("two")
-    assert bench.missing_configs(done, names, [setup]) == [str(config)]
+    assert bench.missing_configs(measured, names, [setup]) == [str(config)]
+    # Measured again, the config's last record counts.
+    again = record("a", 2.0, config="two")
+    records.append(out, again)
+    assert again in bench.network_records(2, "none", asked, [setup])
+    assert len(bench.network_records(2, "none", asked, [setup])) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        ("--tensorboard", "tensorboard"),
-        ("--dump-rows rows.pt", "dump_rows"),
-        ("--eval-codec off", "eval_codec"),
-    ],
-)
-def test_options_that_would_do_nothing_are_refused(words, name, monkeypatch, capfd):
+@pytest.fixture
+def refused(monkeypatch, capfd):
+    """Return a function that calls the command where hosts seem to be there; what it says."""
     monkeypatch.setattr(bench, "missing", list)
     monkeypatch.setattr(subprocess, "run", run_command)
-    monkeypatch.setattr(sys, "argv", ["net", "--rate", "none", *words.split()])
-    assert bench.main() == 2
-    assert f"{name}: an option that bench-net does not have" in capfd.readouterr().err
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["net", *map(str, words)])
+        with pytest.raises(SystemExit):
+            sys.exit(bench.main())
+        return capfd.readouterr().err
+
+    return call
+
+
+@pytest.mark.parametrize("words", ["--tensorboard", "--dump-rows rows.pt", "--eval-codec off"])
+def test_options_that_would_do_nothing_are_refused(words, refused):
+    name = words.split()[0].strip("-").replace("-", "_")
+    assert f"{name}: an option that bench-net does not have" in refused(*words.split())
 
 
 def test_bytes_that_could_not_be_told_are_refused_before_the_first_network(tmp_path):
@@ -137,111 +104,49 @@ def test_hosts_that_the_ranks_do_not_fill_are_refused(ranks_per_host, tmp_path):
     assert f"ranks_per_host {ranks_per_host}: 4 ranks do not fill such hosts" in done.stderr
 
 
-def test_the_command_refuses_them_before_it_builds_a_network(tmp_path, monkeypatch, capsys):
-    config = tmp_path / "mine.yaml"
+def test_the_command_refuses_them_before_it_builds_a_network(tmp_path, refused):
+    config, out = tmp_path / "mine.yaml", tmp_path / "net.jsonl"
     config.write_text("dense: {codec: {codec: cast, dtype: bf16}}")
-    monkeypatch.setattr(bench, "missing", list)
-    monkeypatch.setattr(subprocess, "run", run_command)
-    words = ["--hosts", "2", "--ranks-per-host", "2", "--configs", str(config)]
-    monkeypatch.setattr(sys, "argv", ["net", *words, "--out", str(tmp_path / "net.jsonl")])
-    with pytest.raises(SystemExit):
-        bench.main()
-    said = capsys.readouterr().err
+    said = refused("--ranks-per-host", 2, "--hosts", 2, "--configs", config, "--out", out)
     assert "mine.yaml: dense: algorithm: auto: which one was taken is not recorded" in said
     assert "[1/" not in said
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("config", {"config": "another"}),
-        ("batch_size", {"setup": {"plan": "table_wise", "batch_size": 9, "dim": 8}}),
-        ("num_steps", {"num_steps": 3}),
-        ("delay", {"delay": "1ms"}),
-    ],
-)
-def test_a_line_of_the_readme_is_of_one_measurement(name, change):
-    """A change between the records of two rates is named."""
-    slow, fast = (record("best", 1e6, rate=rate) for rate in ("100mbit", "1gbit"))
-    assert "| `best` |" in section.table([slow, fast])
-    with pytest.raises(ValueError, match=f"best at 1gbit: another {name} than at 100mbit"):
-        section.table([slow, replace(fast, **change)])
-
-
-def test_hosts_of_several_ranks_have_a_table_of_their_own():
-    one = record("best", 1e6)
-    two = replace(one, ranks_per_host=2, sent_nbytes=(3e6, 3e6))
-    made = section.section([one, two])
-    assert made.index("| 2 hosts, table_wise |") < made.index("1.00 MB")
-    assert made.index("| 2 hosts of 2 ranks, table_wise |") < made.index("3.00 MB")
-    with pytest.raises(ValueError, match="records of 2 hosts and of 2 hosts of 2 ranks"):
-        section.table([one, two])
-
-
-def test_plans_of_several_numbers_of_hosts_have_no_table():
-    several = [record("best", 1e6), replace(record("best", 1e6), num_hosts=4)]
-    with pytest.raises(ValueError, match=r"records of \[2, 4\] hosts"):
-        plans_section.section(several)
-
-
-def test_a_rate_that_one_configuration_lacks_is_an_empty_cell():
-    measured = [record("stock", 4e6, rate=rate) for rate in ("100mbit", "1gbit")]
-    table = section.table([*measured, record("best", 1e6, rate="1gbit")])
-    assert "| `best` | 1.00 MB, 4.0x less |  | 1000 ms, 1.0x | 0.9000 |" in table
-
-
-def test_a_file_that_is_no_record_of_a_network_is_told(tmp_path, monkeypatch, capsys):
+def test_a_file_that_is_no_record_of_a_network_is_told(tmp_path, refused):
     out = tmp_path / "net.jsonl"
-    monkeypatch.setattr(bench, "missing", list)
-    monkeypatch.setattr(subprocess, "run", run_command)
-    monkeypatch.setattr(sys, "argv", ["net", "--configs", "stock", "--out", str(out)])
     records.append(out, TrainingRecord(configuration="a", steps=1))
-    with pytest.raises(SystemExit):
-        bench.main()
-    assert "net.jsonl, line 1: a record of kind training, not network" in capsys.readouterr().err
+    said = refused("--configs", "stock", "--out", out)
+    assert "net.jsonl, line 1: a record of kind training, not network" in said
     out.write_text(out.read_text() + '{"hosts": 2, "ra')
-    with pytest.raises(SystemExit):
-        bench.main()
-    assert "net.jsonl, line 2: " in capsys.readouterr().err
+    assert "net.jsonl, line 2: " in refused("--configs", "stock", "--out", out)
 
 
 @emulated
 def test_a_link_is_as_slow_as_told(tmp_path):
-    code = (
-        "import os, socket, sys, time\n"
-        "rank = int(os.environ['RANK'])\n"
-        "if rank == 0:\n"
-        "    server = socket.create_server(('0.0.0.0', 7000))\n"
-        "    peer, _ = server.accept()\n"
-        "    peer.sendall(bytes(4_000_000))\n"
-        "else:\n"
-        "    for _ in range(100):\n"
-        "        try:\n"
-        "            s = socket.create_connection((os.environ['MASTER_ADDR'], 7000), timeout=30)\n"
-        "            break\n"
-        "        except OSError:\n"
-        "            time.sleep(.05)\n"
-        "    begin, n = time.perf_counter(), 0\n"
-        "    while n < 4_000_000:\n"
-        "        n += len(s.recv(1 << 16))\n"
-        "    open(sys.argv[1], 'w').write(str(time.perf_counter() - begin))\n"
-    )
+    code = """
+import os, socket, sys, time
+if os.environ["RANK"] == "0":
+    peer, _ = socket.create_server(("0.0.0.0", 7000)).accept()
+    peer.sendall(bytes(4_000_000))
+    peer.recv(1)
+else:
+    for _ in range(100):
+        try:
+            s = socket.create_connection((os.environ["MASTER_ADDR"], 7000), timeout=30)
+            break
+        except OSError:
+            time.sleep(.05)
+    begin, n = time.perf_counter(), 0
+    while n < 4_000_000:
+        n += len(s.recv(1 << 16))
+    open(sys.argv[1], "w").write(str(time.perf_counter() - begin))
+"""
     with hosts.Hosts(2, "40mbit") as network:
         network.run([sys.executable, "-c", code, str(tmp_path / "s")], timeout_s=60)
     seconds = float((tmp_path / "s").read_text())
     assert 0.5 < seconds < 2.0  # .8 s, less what the bucket lets through at once
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert network._tag not in names.stdout
-
-
-def test_plan_files_of_one_sharding_are_told_apart():
-    one, other = (f"Plan(sharding='planned', cluster={n})" for n in (1, 2))
-    plans = ("row_wise", one, other, one)
-    records = [replace(record("a", 1.0), setup={"plan": plan}) for plan in plans]
-    names = ["a, row_wise", "a, planned 1", "a, planned 2", "a, planned 1"]
-    assert tables.names_of(records) == names
-    assert tables.names_of(records[1::2]) == ["a", "a"]
-    assert tables.names_of(records[:2]) == ["a, row_wise", "a, planned"]
 
 
 def test_overlapping_spans_cover_their_union():
@@ -300,6 +205,6 @@ def test_measures_and_goes_on(tmp_path):
     assert max(best.sent_nbytes) < min(half.sent_nbytes) < min(stock.sent_nbytes)
     assert min(best.breakdown_s[part] for part in ("encode", "lookup", "dense", "optimizer")) > 0
     assert all(record.breakdown_s["all-to-all"] > 0 for record in measured)
-    assert "| ms | lookup |" in done.stdout
+    assert "| lookup [ms] |" in done.stdout
     assert best.losses[0] == pytest.approx(stock.losses[0], rel=1e-3)
     assert "best on 2 hosts at none" in done.stdout

@@ -1,51 +1,61 @@
-"""All codecs, and what PyPI and FBGEMM offer beside them, on rows and gradients of a training.
+"""All codecs, and casts and FBGEMM's quantizers beside them, on rows and gradients of a training.
 
   python -m examples.bench.codecs                             two dims, of a training made here
   python -m examples.bench.codecs --rows rows64.pt rows16.pt  files of train.py --dump-rows
-  python -m examples.bench.codecs --kind gradients --threads 1 --codecs 'rowwise 4' zstd-1
-  pip install zstandard lz4 blosc2 pcodec zfpy pysz           the others; missing ones are left out
+  python -m examples.bench.codecs --kind gradients --codecs 'rowwise 4' 'FBGEMM INT4'
 
 Coded are the rows of the distinct ids of one batch of --samples, or their gradients, summed over
-equal ids; a segment a table. On several threads each table goes to one of them, whole, and every
-thread calls the codec on its tables (timing.py; our kernels let go of the GIL); with more threads
-than tables some have none. Repeats of all codecs are interleaved.
+equal ids; a segment a table. All run on one thread, and repeats of all codecs are interleaved.
+Times are CPU time of that thread, so that other work on the machine is left out.
 
-  GB/s        of float32 rows, p20, p50 and p80 of --repeats, without waiting for a core (timing.py)
+  GB/s        of float32 rows, p20, p50 and p80 of --repeats
   bound       fraction of each table's range that an error may have; 0: lossless; none: none stated
   break-even  GB/s of a link below which coding pays: (1 - 1/ratio) / (1/encode + 1/decode)
 
 A codec whose round trip is wrong (entries.py says what that is) is named and not timed, and the
-exit status is 1. One record a codec, kind, dim and number of threads in --out; what is there
-already, by the same versions of packages on the same machine, is not measured again, so the same
-command goes on after Ctrl-C. The last line tells how many are of other commits: after a change of a
-kernel give another --out.
+exit status is 1. One record a codec, kind and dim in --out; what is there already, by the same
+versions of packages on the same machine, is not measured again, so the same command goes on after
+Ctrl-C. The last line tells how many are of other commits: after a change of a kernel give another
+--out.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import yaml
+from tqdm import tqdm
 
-from examples.bench.codecs import compressors, timing
-from examples.bench.codecs.entries import CompressorEntry, entries, example
-from examples.bench.codecs.table import break_even_gb_s, table
-from examples.bench.codecs.workload import Workload, deal, read_workloads, train
+from examples.bench import command
+from examples.bench.codecs import formats
+from examples.bench.codecs.entries import (
+    Compressor,
+    CompressorEntry,
+    break_even_gb_s,
+    entries,
+    entry_names,
+    error_over_bound,
+)
+from examples.bench.codecs.workload import TableGroup, Workload, grouped, read_workloads, train
+from examples.bench.command import fraction, positive
+from examples.bench.tables import codec_table
 from trec_qcomm.config import codec_to_dict
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import CodecRecord, Environment, Percentiles
 
 KINDS = ("rows", "gradients")
-PACKAGES = ("torch", "numpy", "numba", "fbgemm-gpu", "fbgemm-gpu-cpu", *compressors.PIP.values())
-INTERRUPTED = 130
+CALLS = ("encode", "decode")
+PACKAGES = ("torch", "numpy", "numba", "fbgemm-gpu", "fbgemm-gpu-cpu")
+LEAST_S, MOST_CALLS = 5e-3, 1000  # a repeat is as many calls as take so long
 
 
 def main() -> int:
@@ -53,24 +63,21 @@ def main() -> int:
     options = _parser().parse_args()
     torch.set_num_threads(1)
     environment, started = Environment.current(PACKAGES), time.monotonic()
-    if not timing.SCHEDSTAT.exists():
-        print(f"no {timing.SCHEDSTAT}: times hold waiting for a core, too", file=sys.stderr)
+    for reason in formats.installed()[1]:
+        print(f"left out: {reason}", file=sys.stderr)
     try:
-        num_before = len(_read(options.out))
-        for entry in entries(example(), options.bound):
-            if entry.missing and entry.name in options.codecs:
-                print(f"left out: {entry.name}: {entry.missing}", file=sys.stderr)
+        num_before = len(command.read_so_far(options.out, CodecRecord))
         shown, refused = _measure_all(options, environment)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on with {options.out}", file=sys.stderr)
-        return INTERRUPTED
+        return command.INTERRUPTED
     for setup in dict.fromkeys((r.setup_key, r.dim) for r in shown):
-        print(table([r for r in shown if (r.setup_key, r.dim) == setup]) + "\n")
+        print(codec_table([r for r in shown if (r.setup_key, r.dim) == setup]) + "\n")
     told = f"; REFUSED: {'; '.join(refused)}" if refused else ""
-    new, took = len(_read(options.out)) - num_before, time.monotonic() - started
-    old = _other_commits(shown, environment.commit)
+    new = len(command.read_so_far(options.out, CodecRecord)) - num_before
+    old, took = _other_commits(shown, environment.commit), time.monotonic() - started
     print(f"{len(shown)} measurements, {new} of them new{old}, {took:.0f} s; {options.out}{told}")
     return int(bool(refused))
 
@@ -82,26 +89,18 @@ def _measure_all(
     shown: list[CodecRecord] = []
     refused: list[str] = []
     for workload in _workloads(options):
-        for threads in options.threads:
-            chosen = {
-                identity(identity_fields(workload, threads, entry, environment)): entry
-                for entry in entries(workload, options.bound)
-                if entry.name in options.codecs and not entry.missing
-            }
-            done = {identity(vars(record)) for record in _read(options.out)}
-            todo = [entry for key, entry in chosen.items() if key not in done]
-            refused += _measure(workload, threads, todo, options, environment)
-            shown += [r for r in _read(options.out) if identity(vars(r)) in chosen]
+        chosen = {
+            identity(identity_fields(workload, entry, environment)): entry
+            for entry in entries(workload, options.bound)
+            if entry.name in options.codecs
+        }
+        so_far = command.read_so_far(options.out, CodecRecord)
+        done = {identity(vars(record)) for record in so_far}
+        todo = [entry for key, entry in chosen.items() if key not in done]
+        refused += _measure(workload, todo, options, environment)
+        so_far = command.read_so_far(options.out, CodecRecord)
+        shown += [r for r in so_far if identity(vars(r)) in chosen]
     return shown, refused
-
-
-def _read(path: Path) -> list[CodecRecord]:
-    """Return the records so far. Raises ValueError: a line that is no record of a codec."""
-    read = records.read(path) if path.exists() else []
-    for record in read:
-        if not isinstance(record, CodecRecord):
-            raise ValueError(f"{record.origin}: a record of kind {record.kind}, not codec")
-    return read
 
 
 def _workloads(options: argparse.Namespace) -> Iterator[Workload]:
@@ -117,7 +116,6 @@ def _workloads(options: argparse.Namespace) -> Iterator[Workload]:
 
 def _measure(
     workload: Workload,
-    threads: int,
     todo: Sequence[CompressorEntry],
     options: argparse.Namespace,
     environment: Environment,
@@ -126,34 +124,86 @@ def _measure(
 
     Returns: what is wrong with the others.
     """
-    where = f"{workload.kind}, dim {workload.dim}, threads {threads}"
-    running, refused, groups = {}, [], deal(workload, threads)
-    with timing.threads(threads) as pool:
-        for entry in todo:
-            workers = timing.round_trip(entry, groups, pool)
-            mistake = timing.mistake(entry, workers, groups)
-            if mistake is None:
-                running[entry.name] = entry, workers
-            else:
-                refused.append(f"{entry.name} ({where}): {mistake}")
-                print(f"refused: {refused[-1]}; not timed", file=sys.stderr, flush=True)
-        by_name = {name: workers for name, (_, workers) in running.items()}
-        seconds = timing.in_turn(by_name, options.repeats, where) if running else {}
-        made = []
-        for name, (entry, workers) in running.items():
-            largest, over_bound = timing.errors(entry, workers, groups)
-            fields = identity_fields(workload, threads, entry, environment)
-            fields |= rates(
-                workload.raw_nbytes, workers.nbytes, {c: seconds[name, c] for c in timing.CALLS}
-            )
-            made.append(CodecRecord(**fields, max_error=largest, error_over_bound=over_bound))
-    if made:
-        records.append(options.out, *made)
+    where, group = f"{workload.kind}, dim {workload.dim}", grouped(workload)
+    running, refused = {}, []
+    for entry in todo:
+        compressor = round_trip(entry, group)
+        reason = mistake(entry, compressor, group)
+        if reason is None:
+            running[entry.name] = entry, compressor
+        else:
+            refused.append(f"{entry.name} ({where}): {reason}")
+            print(f"refused: {refused[-1]}; not timed", file=sys.stderr, flush=True)
+    seconds = in_turn({name: c for name, (_, c) in running.items()}, options.repeats, where)
+    made = []
+    for name, (entry, compressor) in running.items():
+        error = float((group.rows.double() - compressor.out.double()).abs().max())
+        over = error_over_bound(entry.bound, group, compressor.out) if entry.bound else None
+        fields = identity_fields(workload, entry, environment)
+        fields |= rates(
+            workload.raw_nbytes, compressor.nbytes(), {c: seconds[name, c] for c in CALLS}
+        )
+        made.append(CodecRecord(**fields, max_error=error, error_over_bound=over))
+    records.append(options.out, *made)
     return refused
 
 
+def round_trip(entry: CompressorEntry, group: TableGroup) -> Compressor:
+    """Return a compressor that has encoded and decoded once."""
+    compressor = entry.make(group)
+    compressor.encode()
+    compressor.decode()
+    return compressor
+
+
+def mistake(entry: CompressorEntry, compressor: Compressor, group: TableGroup) -> str | None:
+    """Return what is wrong with the decoded rows, or with NaN where the entry keeps them."""
+    made = compressor.out
+    if made.dtype != torch.float32 or made.shape != group.rows.shape:
+        return f"{list(made.shape)} {made.dtype} for {list(group.rows.shape)}"
+    reason = entry.mistake(group, made)
+    if reason is not None or not entry.keeps_nan:
+        return reason
+    poisoned = replace(group, rows=group.rows.clone())  # a NaN at the start of every table
+    poisoned.rows[group.segments.offsets[:-1], 0] = math.nan
+    decoded = round_trip(entry, poisoned).out
+    return None if bool(decoded.isnan()[poisoned.rows.isnan()].all()) else "NaN is lost"
+
+
+def in_turn(
+    compressors: Mapping[str, Compressor], num_repeats: int, label: str
+) -> dict[tuple[str, str], list[float]]:
+    """Return (name, call) -> CPU seconds of each repeat.
+
+    All take turns in every repeat, so that drift hits all alike. A repeat is several calls in a
+    row where one is short.
+
+    Args:
+        compressors: what to time, by name.
+        num_repeats: number of repeats.
+        label: text of the progress on stderr.
+    """
+    times = {
+        (name, call): min(MOST_CALLS, math.ceil(LEAST_S / _seconds(compressor, call)))
+        for name, compressor in compressors.items()
+        for call in CALLS
+    }
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in times}
+    for _ in tqdm(range(num_repeats), desc=label, unit="repeat", disable=not times):
+        for (name, call), number in times.items():
+            seconds[name, call].append(_seconds(compressors[name], call, number))
+    return seconds
+
+
+def _seconds(compressor: Compressor, call: str, times: int = 1) -> float:
+    begin = time.thread_time()
+    for _ in range(times):
+        getattr(compressor, call)()
+    return max(time.thread_time() - begin, 1e-9) / times
+
+
 def identity_fields(
-    workload: Workload, threads: int, entry: CompressorEntry, environment: Environment
+    workload: Workload, entry: CompressorEntry, environment: Environment
 ) -> dict[str, Any]:
     """Return the fields of a record that are known before anything is measured."""
     config = None if entry.codec is None else codec_to_dict(entry.codec)
@@ -167,7 +217,7 @@ def identity_fields(
         "is_ours": config is not None,
         "values": workload.kind,
         "dim": workload.dim,
-        "threads": threads,
+        "threads": 1,
         "bound": entry.bound,
         "raw_nbytes": workload.raw_nbytes,
     }
@@ -205,36 +255,19 @@ def _other_commits(shown: Sequence[CodecRecord], now: str | None) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.build_parser(__doc__, out="runs/codec.jsonl")
     add = parser.add_argument
     add("--rows", type=Path, nargs="+", default=[], metavar="FILE.pt", help="from --dump-rows")
-    add("--samples", type=_positive, default=2048, help="the first of --rows (default 2048)")
+    add("--samples", type=positive, default=2048, help="the first of --rows (default 2048)")
     add("--kind", choices=KINDS, nargs="+", default=list(KINDS), help="default: both")
-    cores = sorted({1, os.cpu_count() or 1})
-    add("--threads", type=_positive, nargs="+", default=cores, help="default: 1, and all cores")
-    names = [entry.name for entry in entries(example(), 0.01)]
+    names = entry_names()
     add("--codecs", nargs="+", choices=names, default=names, metavar="NAME",
         help=f"some of {', '.join(names).replace('%', '%%')} (default: all)")  # fmt: skip
-    add("--bound", type=_fraction, default=0.01, help="error bound / range (default 0.01)")
-    add("--repeats", type=_positive, default=21, help="repeats of each call (default 21)")
-    add("--dims", type=_positive, nargs="+", default=[64, 16], help="without --rows (64 16)")
+    add("--bound", type=fraction, default=0.01, help="error bound / range (default 0.01)")
+    add("--repeats", type=positive, default=21, help="repeats of each call (default 21)")
+    add("--dims", type=positive, nargs="+", default=[64, 16], help="without --rows (64 16)")
     add("--seed", type=int, default=0, help="seed of the training made here (default 0)")
-    add("--out", type=Path, default=Path("runs/codec.jsonl"), help="default runs/codec.jsonl")
     return parser
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
-    return int(text)
-
-
-def _fraction(text: str) -> float:
-    if not 0 < float(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected more than 0 and less than 1")
-    return float(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benches of codecs code: rows and gradients of a dump, dealt out to threads.
+"""What the benches of codecs code: rows and gradients of a dump.
 
 Knows: the files of `train.py --dump-rows`. Does not know: codecs, times.
 Shapes: n samples, R rows of several tables, D values a row.
@@ -62,7 +62,7 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class TableGroup:
-    """Some tables one behind the other, for one thread.
+    """Tables one behind the other.
 
     Args:
         rows: [R, D] float32.
@@ -75,17 +75,14 @@ class TableGroup:
     forward: Tensor | None = None
 
 
-def load(path: Path, num_samples: int, num_ranks: int) -> list[Batch]:
-    """Return one batch a rank. Raises ValueError: a file with too few samples."""
+def load(path: Path, num_samples: int) -> Batch:
+    """Return the first samples of a dump. Raises ValueError: a file with fewer."""
     dump = torch.load(path, weights_only=True)
     available = len(next(iter(dump["ids"].values())))
-    if available < num_samples * num_ranks:
-        raise ValueError(f"{path}: {available} samples, {num_ranks} x {num_samples} are needed")
-    slices = [slice(r * num_samples, (r + 1) * num_samples) for r in range(num_ranks)]
+    if available < num_samples:
+        raise ValueError(f"{path}: {available} samples, {num_samples} are needed")
     kinds = ("rows", "gradients", "ids")
-    return [
-        Batch(*({t: x[one] for t, x in dump[kind].items()} for kind in kinds)) for one in slices
-    ]
+    return Batch(*({t: x[:num_samples] for t, x in dump[kind].items()} for kind in kinds))
 
 
 def merged(batch: Batch) -> Batch:
@@ -110,7 +107,7 @@ def read_workloads(path: Path, kinds: Sequence[str], num_samples: int) -> Iterat
     meta = torch.load(path, weights_only=True, mmap=True).get("meta", {})
     if "seed" not in meta:
         raise ValueError(f"{path}: no meta.seed; expected a file of train.py --dump-rows")
-    batch = merged(load(path, num_samples, 1)[0])
+    batch = merged(load(path, num_samples))
     for kind in kinds:
         tables = getattr(batch, kind)
         forward = batch.rows if kind == "gradients" else None
@@ -142,24 +139,13 @@ def train(folder: Path, dim: int, seed: int) -> Path:
     return path
 
 
-def deal(workload: Workload, num_groups: int) -> list[TableGroup]:
-    """Deal whole tables to groups, the largest first, each to the group with the fewest rows.
-
-    There are fewer groups where there are fewer tables.
-    """
-    hands: list[list[str]] = [[] for _ in range(min(num_groups, len(workload.tables)))]
-    num_rows = [0] * len(hands)
-    for name, rows in sorted(workload.tables.items(), key=lambda item: -len(item[1])):
-        least = num_rows.index(min(num_rows))
-        hands[least].append(name)
-        num_rows[least] += len(rows)
-    return [_group(workload, hand) for hand in hands]
-
-
-def _group(workload: Workload, names: Sequence[str]) -> TableGroup:
-    segments = Segments.packed([len(workload.tables[name]) for name in names], workload.dim)
-    rows = torch.cat([workload.tables[name] for name in names]).contiguous()
+def grouped(workload: Workload) -> TableGroup:
+    """Return all tables, one behind the other, as the compressors take them."""
+    tables = list(workload.tables.values())
+    segments = Segments.packed([len(rows) for rows in tables], workload.dim)
     forward = workload.forward
-    if forward is not None:
-        return TableGroup(rows, segments, torch.cat([forward[name] for name in names]))
-    return TableGroup(rows, segments)
+    return TableGroup(
+        torch.cat(tables).contiguous(),
+        segments,
+        None if forward is None else torch.cat([forward[name] for name in workload.tables]),
+    )

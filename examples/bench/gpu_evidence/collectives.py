@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from examples.bench.codecs.entries import same_bits
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS, AllReduceOptions, Reduction
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
@@ -44,13 +45,6 @@ ROW_CODECS: dict[str, tuple[Codec, Codec]] = {
 SUMMED = tuple(name for name in ROW_CODECS if name != "topk")
 NUMELS = (70_003, 7, 4096)
 _Transport = Transport | DeviceTransport
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two float32 tensors are equal bit for bit."""
-    return a.shape == b.shape and torch.equal(
-        a.contiguous().view(torch.int32), b.contiguous().view(torch.int32)
-    )
 
 
 class Rows:

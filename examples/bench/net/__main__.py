@@ -7,17 +7,17 @@
   python -m examples.bench.net --hosts 2 --model dcn --scale 0.5 --multi-hot --batch-size 512
   python -m examples.bench.net --hosts 4 --ranks-per-node 2 --plans table_wise two_level planned
   python -m examples.bench.net --hosts 2 --ranks-per-host 2 --configs configs/by_node.yaml
-  python -m examples.bench.net --workload sequences --hosts 2 --rate 25mbit --configs stock best
 
 Hosts are network namespaces of this machine whose links are as slow as told (hosts.py; needs root
-and iproute2). Each host trains all configs in turn, step by step (examples/criteo/in_turn.py, or
-sequences.py here for the model of examples/sequences); with --plans, each config with each plan.
+and iproute2). Each host trains all configs in turn, step by step (examples/criteo/in_turn.py); with
+--plans, each config with each plan.
 Options that are not listed here are those of the example's train.py, but for --tensorboard,
 --dump-rows, --eval-codec, --epochs and checkpoints. One record a network, config and plan in --out;
 networks that are there already are not run again, so the same command goes on after Ctrl-C.
 
-The last column holds the kernel's count of the bytes, without headers of packets, against ours. If
-they are more than 1 % apart for any config the exit status is 1.
+Shown are the tables of the README, then one for each network with all else that was measured. If
+the kernel's count of the bytes, without headers of packets, and ours are more than 1 % apart for
+any config the exit status is 1.
 """
 
 from __future__ import annotations
@@ -33,18 +33,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from examples.bench import command, tables
+from examples.bench.command import positive
 from examples.bench.net.hosts import Hosts, missing
-from examples.bench.net.tables import MOST_APART, apart, format_breakdown, format_table, verdict
 from trec_qcomm.config import config_from_dict, parse_yaml
-from trec_qcomm.lab import records
 from trec_qcomm.lab.records import NetworkRecord
 from trec_qcomm.lab.simulate.between_hosts import host_shares
 
 ROOT = Path(__file__).resolve().parents[3]
-TRAININGS = {
-    "criteo": str(ROOT / "examples" / "criteo" / "in_turn.py"),
-    "sequences": str(ROOT / "examples" / "bench" / "net" / "sequences.py"),
-}
+TRAINING = ROOT / "examples" / "criteo" / "in_turn.py"
 CONFIGURATIONS = ["stock", "stock_fp16", "stock_int8", "stock_powersgd"] + [
     str(ROOT / "configs" / f"{name}.yaml")
     for name in ("int8", "int4", "unique_int4", "dual_level", "dct", "best")
@@ -52,24 +49,20 @@ CONFIGURATIONS = ["stock", "stock_fp16", "stock_int8", "stock_powersgd"] + [
 # The model whose traffic the README is about; each option may be given again.
 CRITEO = {"--batch-size": "2048", "--embedding-dim": "64", "--min-count": "1", "--rows": "131072"}
 RATES = ["100mbit", "1gbit", "10gbit", "none"]  # none: no limit
-INTERRUPTED = 130
 
 
 def main() -> int:
     """Run what is missing in --out, and show all of it."""
     parser = _parser()
     arguments, rest = parser.parse_known_args()
-    if arguments.ranks_per_host < 1:
-        parser.error(f"ranks_per_host {arguments.ranks_per_host}: must be positive")
     lacks = missing()
     if lacks:
         print(
             f"bench-net cannot emulate hosts here: it needs {' and '.join(lacks)}", file=sys.stderr
         )
         return 1
-    if arguments.workload == "criteo":
-        given = {*rest, *(("--embedding-dim",) if "--scale" in rest else ())}
-        rest = [w for name, v in CRITEO.items() if name not in given for w in (name, v)] + rest
+    given = {*rest, *(("--embedding-dim",) if "--scale" in rest else ())}
+    rest = [w for name, v in CRITEO.items() if name not in given for w in (name, v)] + rest
     checked = subprocess.run(
         [*_command(arguments, arguments.configs, rest), "--check"],
         env=os.environ
@@ -82,17 +75,13 @@ def main() -> int:
     )
     if checked.returncode:
         return checked.returncode
-    setups = json.loads(checked.stdout)
-    try:
-        check_counts(arguments, setups)
-    except ValueError as error:
-        parser.error(str(error))
-    started = time.monotonic()
+    setups, started = json.loads(checked.stdout), time.monotonic()
     networks = [(num_hosts, rate) for num_hosts in arguments.hosts for rate in arguments.rate]
     try:
+        check_counts(arguments, setups)
         for number, (num_hosts, rate) in enumerate(networks, start=1):
             print(f"[{number}/{len(networks)}] {num_hosts} hosts, {rate}", file=sys.stderr)
-            measured = of_network(_read(arguments.out), num_hosts, rate, arguments, setups)
+            measured = network_records(num_hosts, rate, arguments, setups)
             configs = missing_configs(measured, arguments.configs, setups)
             if configs:
                 _measure(arguments, num_hosts, rate, configs, rest)
@@ -100,15 +89,18 @@ def main() -> int:
         parser.error(str(error))
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on with {arguments.out}", file=sys.stderr)
-        return INTERRUPTED
-    shown = [of_network(_read(arguments.out), *network, arguments, setups) for network in networks]
+        return command.INTERRUPTED
+    shown = [network_records(*network, arguments, setups) for network in networks]
     try:
-        print("\n\n".join(f"{format_table(n)}\n\n{format_breakdown(n)}" for n in shown))
-        differ = any(apart(r) > MOST_APART for network in shown for r in network if r.traffic)
+        print(tables.networks([record for network in shown for record in network]))
+        print("\n\n".join(map(tables.network_details, shown)))
+        differ = any(
+            tables.apart(r) > tables.MOST_APART for network in shown for r in network if r.traffic
+        )
     except ValueError as error:  # of what only the records tell, such as the choice of a planner
         print(f"{error}; the records are in {arguments.out}", file=sys.stderr)
         return 1
-    print(f"{verdict(shown)}; {time.monotonic() - started:.0f} s; {arguments.out}")
+    print(f"{tables.verdict(shown)}; {time.monotonic() - started:.0f} s; {arguments.out}")
     return int(differ)
 
 
@@ -123,20 +115,20 @@ def check_counts(arguments: argparse.Namespace, setups: Sequence[Mapping[str, An
             raise ValueError(f"{path}: {error}") from error
 
 
-def of_network(
-    read: Sequence[NetworkRecord],
+def network_records(
     num_hosts: int,
     rate: str,
     arguments: argparse.Namespace,
     setups: Sequence[Mapping[str, Any]],
 ) -> list[NetworkRecord]:
-    """Return the records of one network, of the same model, options and number of steps."""
+    """Return the last record in --out of each config on a network, of these setups and steps."""
     asked = (num_hosts, arguments.ranks_per_host, rate, arguments.delay, arguments.steps)
-    of_it = [
-        r for r in read
-        if (r.num_hosts, r.ranks_per_host, r.rate, r.delay, r.num_steps) == asked
-    ]  # fmt: skip
-    return [r for r in of_it if dict(r.setup) in setups]
+    last = {}
+    for r in command.read_so_far(arguments.out, NetworkRecord):
+        theirs = (r.num_hosts, r.ranks_per_host, r.rate, r.delay, r.num_steps)
+        if theirs == asked and dict(r.setup) in setups:
+            last[r.configuration, r.setup_key] = r
+    return list(last.values())
 
 
 def missing_configs(
@@ -150,15 +142,6 @@ def missing_configs(
     return [c for c in configs if any((Path(c).stem, now[c], s) not in done for s in setups)]
 
 
-def _read(path: Path) -> list[NetworkRecord]:
-    """Return the records so far. Raises ValueError: a line that is no record of a network."""
-    read = records.read(path) if path.exists() else []
-    for record in read:
-        if not isinstance(record, NetworkRecord):
-            raise ValueError(f"{record.origin}: a record of kind {record.kind}, not network")
-    return read
-
-
 def _measure(
     arguments: argparse.Namespace,
     num_hosts: int,
@@ -167,13 +150,13 @@ def _measure(
     rest: Sequence[str],
 ) -> None:
     """Train on one network; host 0 appends the records to --out."""
-    command = [*_command(arguments, configs, rest), "--rate", rate]
-    command += [] if arguments.delay is None else ["--delay", arguments.delay]
-    command += ["--ranks-per-host", str(arguments.ranks_per_host)]
+    words = [*_command(arguments, configs, rest), "--rate", rate]
+    words += [] if arguments.delay is None else ["--delay", arguments.delay]
+    words += ["--ranks-per-host", str(arguments.ranks_per_host)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would talk over the progress
     with Hosts(num_hosts, rate, arguments.delay, ranks=arguments.ranks_per_host) as hosts:
-        hosts.run(command, timeout_s=arguments.network_timeout)
+        hosts.run(words, timeout_s=arguments.network_timeout)
 
 
 def _command(
@@ -181,23 +164,18 @@ def _command(
 ) -> list[str]:
     """Return the command of one host; `rest` are options of train.py."""
     ours = ["--steps", str(arguments.steps), "--out", str(arguments.out)]
-    training = TRAININGS[arguments.workload]
-    return [sys.executable, training, "--configs", *configs, *ours, *rest]
+    return [sys.executable, str(TRAINING), "--configs", *configs, *ours, *rest]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.build_parser(__doc__, out="runs/net.jsonl")
     add = parser.add_argument
     add("--hosts", type=_numbers, default=[2, 4], help="default 2,4")
-    add("--ranks-per-host", type=int, default=1, help="beside one another, no link (default 1)")
+    add("--ranks-per-host", type=positive, default=1, help="ranks without a link (default 1)")
     add("--rate", type=_words, default=RATES, help=f"as tc writes it (default {','.join(RATES)})")
     add("--delay", default=None, help="one way, such as 1ms")
-    add("--workload", choices=TRAININGS, default="criteo", help="default criteo")
     add("--configs", nargs="+", default=CONFIGURATIONS, help="as train.py's --config (ten)")
     add("--steps", type=int, default=25, help="timed steps of each config (default 25)")
-    add("--out", type=Path, default=Path("runs/net.jsonl"), help="default runs/net.jsonl")
     add("--network-timeout", type=float, default=3600.0, metavar="SECONDS", help="default 3600")
     return parser
 
