@@ -8,8 +8,6 @@ from typing import Any
 from tests.lab.debug.made_runs import made_run
 from trec_qcomm.lab.records import (
     TRAFFIC_KINDS,
-    BreakEvenRecord,
-    CodecRecord,
     Environment,
     GuardProbeRecord,
     GuardRecord,
@@ -21,7 +19,6 @@ from trec_qcomm.lab.records import (
     SearchRecord,
     SeedTraining,
     StudyRecord,
-    TableTraffic,
     TrafficByKind,
     TrafficBytes,
     TrainingRecord,
@@ -79,7 +76,7 @@ def both_hosts(
 
 
 def training(configuration: str = "fp32", ne: float = 0.9, **changes: Any) -> TrainingRecord:
-    """A training with two tables: of `small` one bag in four was sent, `large` has no bound."""
+    """A training of which a quarter of all bags was sent."""
     record = TrainingRecord(
         configuration=configuration,
         config=INT4,
@@ -90,22 +87,9 @@ def training(configuration: str = "fp32", ne: float = 0.9, **changes: Any) -> Tr
         losses=(0.7, 0.6, 0.5),
         metrics={"ne": ne},
         traffic=traffic(embedding_forward=(8e6, 2e6, 5e5)),
-        tables={
-            "small": TableTraffic(
-                forward=_bytes(2560.0, 640.0, 80.0), backward=_bytes(0.0, 0.0, 0.0),
-                num_bags=40, num_sent=10, tolerances=(0.01, 0.03),
-            ),
-            "large": TableTraffic(
-                forward=_bytes(None, 320.0, 320.0), backward=_bytes(None, 320.0, 160.0)
-            ),
-        },
         run="run",
-    )  # fmt: skip
+    )
     return dataclasses.replace(record, **changes)
-
-
-def _bytes(raw: float | None, distinct: float, wire: float) -> TrafficBytes:
-    return TrafficBytes(raw_nbytes=raw, distinct_nbytes=distinct, wire_nbytes=wire)
 
 
 def study(
@@ -126,28 +110,8 @@ def study(
     return dataclasses.replace(record, **changes)
 
 
-def codec(
-    configuration: str = "ours", is_ours: bool = True, encode: float = 2.0, **changes: Any
-) -> CodecRecord:
-    """A codec that decodes at 3 GB/s."""
-    record = CodecRecord(
-        configuration=configuration,
-        environment=ENVIRONMENT,
-        is_ours=is_ours,
-        values="rows",
-        dim=64,
-        threads=1,
-        ratio=8.0,
-        error_over_bound=0.75,
-        break_even_gb_s=1.5,
-        encode_gb_s=Percentiles(p20=encode / 2, p50=encode, p80=encode * 2),
-        decode_gb_s=Percentiles(p20=1.0, p50=3.0, p80=5.0),
-    )
-    return dataclasses.replace(record, **changes)
-
-
 def simulated() -> list[Record]:
-    """A prediction 10 % off and one 50 % off; steps and break-even of two configurations."""
+    """A prediction 10 % off and one 50 % off, and steps of two configurations."""
     predictions = (("stock", 1.1, False), ("int4", 1.5, False), ("b", 1, True))
     records: list[Record] = [
         ValidationRecord(
@@ -164,14 +128,6 @@ def simulated() -> list[Record]:
             )
             for n in (8, 64)
         ]  # fmt: skip
-    limits: list[tuple[int, Any, float | None]] = [(8, "below", 300.0), (64, "always", None)]
-    records += [
-        BreakEvenRecord(
-            configuration="int4", against="stock", num_gpus=n, plan="tw", pays=pays,
-            network_gbit_s=speed, assumed={"overlap": 0.5},
-        )
-        for n, pays, speed in limits
-    ]  # fmt: skip
     return records
 
 
@@ -191,7 +147,7 @@ def everything() -> list[Record]:
     ]
     for seed in range(5):
         records += [study("fp32", seed, 1.0), study("int4", seed, 1.01 + seed / 1e4, INT4)]
-    records += [training(), codec(), codec("theirs", False, 1.0)]
+    records.append(training())
     return [*records, *debugged(), *guarded(), *searched(), *simulated()]
 
 

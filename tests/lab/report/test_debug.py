@@ -10,7 +10,7 @@ from tests.lab.report import sample_records
 from trec_qcomm.lab.debug.recorded.noise import noisiest, tried_of
 from trec_qcomm.lab.debug.recorded.run import DebugRun
 from trec_qcomm.lab.records import Origin
-from trec_qcomm.lab.report.figures.debug import build, distributions, heat, shadows
+from trec_qcomm.lab.report.figures import debug
 
 GOOD = made_run()
 
@@ -24,45 +24,41 @@ def test_the_noisiest_come_first():
     assert line.decibels[STEPS.index(45) :] == pytest.approx(tuple(3 + n / 2 for n in range(11)))
     assert line.least == pytest.approx(3.0)
     assert [line.median for line in lines] == sorted(line.median for line in lines)
-    (figure,) = heat.build(run, title="", suffix="")
+    figure = debug.signal_to_noise(run)
     row = next(row for row in figure.rows if row[:2] == ("t_1", "forward"))
     assert row[5:8] == (pytest.approx(3.0), 45, pytest.approx(8.0))
-    assert f"{lines[0].place} {lines[0].median:.1f} dB" in figure.findings[-1].text
 
 
-def test_nan_is_told_with_its_first_step_even_of_an_exact_run():
+def test_nan_is_counted_even_in_an_exact_run():
     run = made_run(planted("t_2", "backward", 15, num_nan=2), exact=True)
-    (figure,) = heat.build(run, title="", suffix="")
+    figure = debug.signal_to_noise(run)
     assert [row[:2] for row in figure.rows] == [("t_2", "backward")]
-    (finding,) = figure.findings
-    assert finding.text == "NaN or inf first in step 15: t_2, backward."
-    assert finding.mark == "does not hold"
-    assert heat.build(made_run(exact=True), title="", suffix="") == []
+    assert figure.rows[0][-1] == 2 * 2 * len(STEPS[STEPS.index(15) :])  # from there, of two ranks
+    assert debug.signal_to_noise(made_run(exact=True)) is None
 
 
 def test_many_steps_and_places_are_cut_and_told():
-    assert heat.columns_of(range(7)) == [range(n, n + 1) for n in range(7)]
-    columns = heat.columns_of(range(130))
-    assert len(columns) <= heat.MOST_COLUMNS
+    assert debug.columns_of(range(7)) == [range(n, n + 1) for n in range(7)]
+    columns = debug.columns_of(range(130))
+    assert len(columns) <= debug.MOST_COLUMNS
     assert [n for column in columns for n in column] == list(range(130))
     many = [
         dataclasses.replace(r, name=f"{r.name}_{n}")
         for r in made_run(steps=range(0, 10, 5)).records if r.direction == "forward"
         for n in range(20)
     ]  # fmt: skip
-    (figure,) = heat.build(DebugRun("many", many), title="", suffix="")
+    figure = debug.signal_to_noise(DebugRun("many", many))
     assert len(figure.rows) == 60
-    assert "Drawn are the noisiest 40 of 60; the table has all." in figure.notes
 
 
 def test_histograms_are_those_of_all_ranks():
     run = made_run(planted("t_0", "forward", 0, error_histogram=lambda r: (r.rank + 1,) * 26))
     place = next(place for place in run.by_place if str(place) == "t_0, forward")
-    assert distributions.histogram(run.by_place[place][0]) == [3] * 26
-    (figure,) = distributions.build(run, title="", suffix="")
+    assert debug.histogram(run.by_place[place][0]) == [3] * 26
+    figure = debug.distributions(run)
     rows = [row for row in figure.rows if row[:2] == ("t_0", "forward")]
     assert {row[2] for row in rows} <= {0, 50, 95}
-    joined = distributions.norms(run.by_place[place][0])
+    joined = debug.norms(run.by_place[place][0])
     ranks = [record.norm_quantiles for record in run.by_place[place][0]]
     assert joined == pytest.approx([sum(q) / 2 for q in zip(*ranks, strict=True)])
 
@@ -77,9 +73,9 @@ def test_shadow_curves_are_medians_over_steps():
     assert len(codecs) == 4
     four = codecs["Rowwise(bits=4)"]
     assert (four.bits, four.decibels, four.is_used) == (6.0, pytest.approx(24.0), False)
-    (figure,) = shadows.build(run, title="", suffix="")
+    figure = debug.shadows(run)
     assert {row[1] for row in figure.rows} == {"forward"}
-    assert shadows.build(GOOD, title="", suffix="") == []
+    assert debug.shadows(GOOD) is None
     exact = dataclasses.replace(run.records[0], is_shadow=True, codec="Identity()", snr_db=None)
     only = DebugRun("exact", [*GOOD.records, exact])
     assert all(c.decibels < math.inf for codecs in tried_of(only).values() for c in codecs)
@@ -91,7 +87,7 @@ def test_each_folder_is_a_run():
         for folder in ("runs/good", "runs/bad")
         for record in GOOD.records
     ]
-    figures = build(records)
+    figures = debug.debug_runs(records)
     assert [figure.key for figure in figures] == [
         "debug", "debug-distributions", "debug-2", "debug-distributions-2",
     ]  # fmt: skip

@@ -7,18 +7,11 @@ from typing import Any
 import pytest
 
 from tests.lab.simulate import sample_records
-from trec_qcomm.lab.records import (
-    BreakEvenRecord,
-    BytesRecord,
-    ScaleRecord,
-    ValidationRecord,
-    read,
-)
+from trec_qcomm.lab.records import BreakEvenRecord, BytesRecord, ScaleRecord, ValidationRecord, read
 from trec_qcomm.lab.simulate.command import main
 from trec_qcomm.lab.simulate.measured import load_steps
 from trec_qcomm.lab.simulate.options import MLPERF_DENSE_VALUES
 from trec_qcomm.lab.simulate.report import limit_cell
-from trec_qcomm.lab.simulate.step import BreakEven
 from trec_qcomm.lab.simulate.validation import FIT_CONFIGURATIONS, validate
 
 RESULTS = Path(__file__).resolve().parents[2] / "examples" / "bench" / "results"
@@ -37,16 +30,8 @@ def test_the_command_says_and_writes_all(
 ) -> None:
     source = COMMITTED if committed else [sample_path]
     out = tmp_path / "simulate.jsonl"
-    words = [
-        "--records",
-        *map(str, source),
-        "--out",
-        str(out),
-        "--gpus",
-        "8,64",
-        "--plans",
-        "tw,twrw",
-    ]
+    words = ["--records", *map(str, source), "--out", str(out), "--gpus", "8,64"]
+    words += ["--plans", "tw,twrw"]
     words += ["--network-gbit-s", "100,400"]
     assert main(words) == 0
     printed = capsys.readouterr().out
@@ -79,16 +64,8 @@ def test_the_command_says_and_writes_all(
 
 def test_at_the_break_even_steps_are_equal(sample_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.jsonl"
-    words = [
-        "--records",
-        str(sample_path),
-        "--gpus",
-        "64",
-        "--plans",
-        "tw",
-        "--configs",
-        "stock,int8",
-    ]
+    words = ["--records", str(sample_path), "--gpus", "64", "--plans", "tw"]
+    words += ["--configs", "stock,int8"]
     assert main([*words, "--out", str(out)]) == 0
     limit = read(out)[-1]
     assert isinstance(limit, BreakEvenRecord)
@@ -185,9 +162,12 @@ def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path, capsys:
 
 
 def test_a_limit_beyond_any_link_is_not_told() -> None:
-    limits = [BreakEven(pays="below", gb_s=gb_s) for gb_s in (50.0, 1250.0, 1251.0, 45000.0)]
-    cells = ["400", "10000", ">10000", ">10000", "never"]
-    assert [limit_cell(f) for f in [*limits, BreakEven(pays="never")]] == cells
+    common = {"configuration": "best", "against": "stock", "num_gpus": 8, "plan": "tw"}
+    speeds = {400.0: "400", 10_000.0: "10000", 10_008.0: ">10000", 360_000.0: ">10000"}
+    for gbit_s, cell in speeds.items():
+        limit = BreakEvenRecord(pays="below", network_gbit_s=gbit_s, **common)
+        assert limit_cell(limit) == cell
+    assert limit_cell(BreakEvenRecord(pays="never", **common)) == "never"
 
 
 def test_an_output_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:

@@ -182,7 +182,7 @@ def test_metrics_may_be_better_when_higher_and_compared_by_their_difference(tmp_
     assert result.verdicts["good"].passed
     assert result.verdicts["bad"].changes["auc"].mean == pytest.approx(0.1)
     assert result.table().startswith("| config | seeds | auc | training gate |")
-    line = intervals.build(result.records)[0]
+    line = intervals(result.records)[0]
     assert "auc (difference), mean" in line.columns
 
 
@@ -210,7 +210,7 @@ def test_the_plot_shows_the_limits(tmp_path):
 
 def test_the_report_judges_by_the_limits_of_the_records(tmp_path):
     result = study(tmp_path)
-    (figure,) = intervals.build(result.records)
+    (figure,) = intervals(result.records)
     assert figure.columns[1] == "loss, seeds"
     assert [row[0] for row in figure.rows] == ["null", "bad", "good"]
     assert figure.rows[2][-2] == "PASS"

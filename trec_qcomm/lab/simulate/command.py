@@ -36,7 +36,16 @@ from statistics import fmean
 
 from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
-from trec_qcomm.lab.records import NetworkRecord, Record, TableSizesRecord, append, read
+from trec_qcomm.lab.records import (
+    BreakEvenRecord,
+    NetworkRecord,
+    Record,
+    Scalar,
+    ScaleRecord,
+    TableSizesRecord,
+    append,
+    read,
+)
 from trec_qcomm.lab.simulate import report
 from trec_qcomm.lab.simulate.counted import bytes_records, counted_text, predict_counted
 from trec_qcomm.lab.simulate.links import Cluster
@@ -57,14 +66,17 @@ from trec_qcomm.lab.simulate.options import (
 )
 from trec_qcomm.lab.simulate.own_tables import OwnTables, own_tables, read_sizes
 from trec_qcomm.lab.simulate.plans import Model
-from trec_qcomm.lab.simulate.report import GBIT_S, Case, Limit
-from trec_qcomm.lab.simulate.step import Configuration, Device, Replicas, break_even, simulate
+from trec_qcomm.lab.simulate.report import GBIT_S
+from trec_qcomm.lab.simulate.step import Configuration, Device, Replicas, Step, break_even, simulate
 from trec_qcomm.lab.simulate.validation import validate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """All of a case but configuration, plan, number of GPUs and speed of the network, checked."""
+    """All of a case but configuration, plan, number of GPUs and speed of the network, checked.
+
+    Args: assumed: options that were not measured.
+    """
 
     model: Model
     device: Device
@@ -74,6 +86,7 @@ class Setting:
     configurations: tuple[Configuration, ...]
     replicas: Replicas = field(default_factory=Replicas)
     own_tables: Mapping[str, OwnTables] = field(default_factory=dict)
+    assumed: Mapping[str, Scalar | None] = field(default_factory=dict)
 
     def at(self, configuration: Configuration, plan: str, num_gpus: int) -> Configuration:
         """Return the configuration with the ratios of this plan and number of GPUs."""
@@ -85,45 +98,43 @@ class Setting:
 
     def cluster(self, num_gpus: int, gb_s: float) -> Cluster:
         """Return a cluster. Args: gb_s: GB/s of a GPU's link between nodes."""
+        inter = Link(latency_s=self.latency_s, gb_s=gb_s)
         return Cluster(
-            num_gpus=num_gpus,
-            gpus_per_node=self.gpus_per_node,
-            intra=self.intra,
-            inter=Link(latency_s=self.latency_s, gb_s=gb_s),
+            num_gpus=num_gpus, gpus_per_node=self.gpus_per_node, intra=self.intra, inter=inter
         )
 
-    def step_s(self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float) -> float:
-        """Return the seconds of one step. Args: gb_s: GB/s of a GPU's link between nodes."""
-        return self.case(configuration, plan, num_gpus, gb_s).step.step_s
-
-    def case(self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float) -> Case:
+    def step(self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float) -> Step:
         """Return one step. Args: gb_s: GB/s of a GPU's link between nodes."""
         cluster = self.cluster(num_gpus, gb_s)
-        step = simulate(configuration, plan, self.model, cluster, self.device, self.replicas)
-        return Case(
-            configuration=configuration.name,
-            num_gpus=num_gpus,
-            plan=plan,
-            network_gbit_s=gb_s * GBIT_S,
-            step=step,
-        )
+        return simulate(configuration, plan, self.model, cluster, self.device, self.replicas)
 
-    def limit(self, configuration: Configuration, plan: str, num_gpus: int) -> Limit:
+    def case(
+        self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float
+    ) -> ScaleRecord:
+        """Return the record of one step. Args: gb_s: GB/s of a GPU's link between nodes."""
+        step = self.step(self.at(configuration, plan, num_gpus), plan, num_gpus, gb_s)
+        return ScaleRecord(
+            configuration=configuration.name, num_gpus=num_gpus, plan=plan,
+            network_gbit_s=gb_s * GBIT_S, step_s=step.step_s, parts_s=step.parts_s,
+            communication_share=step.communication_share, assumed=self.assumed,
+            extrapolated=report.extrapolated(step),
+        )  # fmt: skip
+
+    def limit(self, configuration: Configuration, plan: str, num_gpus: int) -> BreakEvenRecord:
         """Return the link speed from which a configuration does not pay."""
-
         base = self.at(self.configurations[0], plan, num_gpus)
         here = self.at(configuration, plan, num_gpus)
 
         def saved_s(gb_s: float) -> float:
-            base_s = self.step_s(base, plan, num_gpus, gb_s)
-            return base_s - self.step_s(here, plan, num_gpus, gb_s)
+            base_s = self.step(base, plan, num_gpus, gb_s).step_s
+            return base_s - self.step(here, plan, num_gpus, gb_s).step_s
 
-        return Limit(
-            configuration=configuration.name,
-            num_gpus=num_gpus,
-            plan=plan,
-            break_even=break_even(saved_s),
-        )
+        even = break_even(saved_s)
+        return BreakEvenRecord(
+            configuration=configuration.name, against=base.name, num_gpus=num_gpus, plan=plan,
+            pays=even.pays, network_gbit_s=None if even.gb_s is None else even.gb_s * GBIT_S,
+            assumed=self.assumed,
+        )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -148,7 +159,7 @@ def run(arguments: argparse.Namespace) -> str:
     counted = predict_counted(_networks(arguments.records), sizes)
     clusters = [(plan, num) for plan in arguments.plans for num in arguments.gpus]
     cases = [
-        setting.case(setting.at(configuration, plan, num), plan, num, speed / GBIT_S)
+        setting.case(configuration, plan, num, speed / GBIT_S)
         for speed in arguments.network_gbit_s
         for plan, num in clusters
         for configuration in configurations
@@ -157,7 +168,8 @@ def run(arguments: argparse.Namespace) -> str:
         setting.limit(configuration, plan, num)
         for plan, num in clusters for configuration in configurations[1:]
     ]  # fmt: skip
-    base, assumed = configurations[0].name, assumptions(arguments)
+    base = configurations[0].name
+    assumed = ", ".join(f"{name} {value}" for name, value in setting.assumed.items())
     texts = [
         *([counted_text(counted)] if counted else []),
         report.validation_text(fit, predictions),
@@ -166,7 +178,7 @@ def run(arguments: argparse.Namespace) -> str:
         *([report.parts_text(cases)] if arguments.parts else []),
         report.limits_text(limits, base),
         report.choice_text(cases, base),
-        f"{report.ASSUMED}: {', '.join(f'{name} {value}' for name, value in assumed.items())}",
+        f"{report.ASSUMED}: {assumed}",
     ]
     print("\n\n".join(texts))
     if arguments.out is not None:
@@ -174,8 +186,8 @@ def run(arguments: argparse.Namespace) -> str:
             arguments.out,
             *bytes_records(counted),
             *report.validation_records(fit, predictions),
-            *report.scale_records(cases, assumed),
-            *report.limit_records(limits, base, assumed),
+            *cases,
+            *limits,
         )
     return report.last_line(predictions, cases, base)
 
@@ -231,6 +243,7 @@ def read_setting(
             touched_share=arguments.touched_share or 1.0,
         ),
         own_tables={name: table for name, table in tables.items() if table is not None},
+        assumed=assumptions(arguments),
     )
 
 

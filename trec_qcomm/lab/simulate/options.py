@@ -19,6 +19,73 @@ MOST_GPUS = 2**20
 T = TypeVar("T")
 
 
+def _list(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Return a parser of a,b,c. Its name is what argparse calls an invalid value."""
+
+    def values(text: str) -> tuple[T, ...]:
+        return tuple(kind(word) for word in text.split(","))
+
+    values.__name__ = f"list of {kind.__name__}"
+    return values
+
+
+Option = tuple[str, Any, Any, str]  # name, kind, default, help; of kind bool it takes no value
+_OPTIONS: dict[str, tuple[Option, ...]] = {  # by the title of their group
+    "": (
+        ("--sizes", Path, None, "of python -m trec_qcomm sizes: bytes are predicted and "
+         "set against the records', and the model is that of the sizes"),
+        ("--out", Path, None, "write all as JSON lines"),
+        ("--force", bool, False, "overwrite --out"),
+        ("--configs", _list(str), ("stock", "stock_fp16", "int8", "best"), "as the records name "
+         "them; the first is what others are set against (default stock,stock_fp16,int8,best: "
+         "fp32, FP16, INT8, best)"),
+        ("--distinct-share", float, None, "share of bags that is sent where equal ones merge "
+         "(default: measured)"),
+        ("--fit-configs", _list(str), FIT_CONFIGURATIONS,
+         f"default {','.join(FIT_CONFIGURATIONS)}"),
+        ("--gpus", _list(int), (8, 16, 64, 256, 1024, 4096), "default 8,16,64,256,1024,4096"),
+        ("--parts", bool, False, "print the parts of every step"),
+        ("--gpus-per-node", int, 8, "default 8"),
+        ("--plans", _list(str), tuple(PLANS), f"default {','.join(PLANS)}"),
+        ("--network-gbit-s", _list(float), (100.0, 200.0, 400.0), "between nodes, a GPU (default "
+         "100,200,400)"),
+        ("--nvlink-gb-s", float, 450.0, "inside a node, a GPU (default 450)"),
+    ),
+    "assumed, of a GPU": (
+        ("--encode-gb-s", float, 400.0, "of float32 rows (default 400)"),
+        ("--decode-gb-s", float, 400.0, "of float32 rows (default 400)"),
+        ("--tflop-s", float, 100.0, "of dense layers (default 100)"),
+        ("--compute-ms", float, None, "of a step without embeddings, in place of tflop-s"),
+        ("--memory-gb-s", float, 2039.0, "of lookups (default 2039, A100)"),
+        ("--nvlink-latency-us", float, 1.0, "a message (default 1)"),
+        ("--network-latency-us", float, 2.0, "a message (default 2)"),
+        ("--overlap", float, None, "share of compute beside dense (default: as fitted)"),
+        ("--pipeline", bool, False, "ids travel beside the rest of compute"),
+    ),
+    "2D parallelism, extrapolated": (
+        ("--replica-groups", int, 1, "groups with all tables each (default 1)"),
+        ("--sync-every", int, 1, "steps from sync to sync (default 1)"),
+        ("--table-rows", int, None, "rows of all tables (default: those of --sizes)"),
+        ("--touched-share", float, None, "share of the rows that a group touches from sync to "
+         "sync"),
+    ),
+    "the model (default MLPerf's DLRM, or that of --sizes)": (
+        ("--ids", _list(float), None, "ids of a bag, by table: 3,2,1,..."),
+        ("--dim", int, None, "of all tables (default 128)"),
+        ("--batch-size", int, None, "samples a GPU (default 2048)"),
+        ("--dense-values", int, None, "of dense layers (default 16,044,545; with --sizes those of "
+         "the records)"),
+    ),
+}  # fmt: skip
+_ASSUMED = (
+    "encode_gb_s", "decode_gb_s", "tflop_s", "compute_ms", "memory_gb_s", "nvlink_gb_s",
+    "nvlink_latency_us", "network_latency_us", "overlap", "pipeline", "distinct_share",
+    "replica_groups", "sync_every", "touched_share",
+)  # fmt: skip
+_POSITIVE = ("nvlink_gb_s", "encode_gb_s", "decode_gb_s", "tflop_s", "memory_gb_s")
+_NOT_NEGATIVE = ("nvlink_latency_us", "network_latency_us", "compute_ms")
+
+
 def build_parser(description: str | None) -> argparse.ArgumentParser:
     """Return the parser of the command line. Args: description: text above the options."""
     parser = argparse.ArgumentParser(
@@ -26,116 +93,24 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add(
-        "--records",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="NET.jsonl",
+    parser.add_argument(
+        "--records", type=Path, nargs="+", required=True, metavar="NET.jsonl",
         help="make bench-net's, of one model; plans may differ",
-    )
-    add(
-        "--sizes",
-        type=Path,
-        metavar="SIZES.jsonl",
-        help="of python -m trec_qcomm sizes: bytes are predicted and set against the "
-        "records', and the model is that of the sizes",
-    )
-    add("--out", type=Path, metavar="FILE.jsonl", help="write all as JSON lines")
-    add("--force", action="store_true", help="overwrite --out")
-    add(
-        "--configs",
-        type=_list(str),
-        default=("stock", "stock_fp16", "int8", "best"),
-        help="as the records name them; the first is what others are set against "
-        "(default stock,stock_fp16,int8,best: fp32, FP16, INT8, best)",
-    )
-    add(
-        "--distinct-share",
-        type=float,
-        help="share of bags that is sent where equal ones merge (default: measured)",
-    )
-    add(
-        "--fit-configs",
-        type=_list(str),
-        default=FIT_CONFIGURATIONS,
-        help=f"default {','.join(FIT_CONFIGURATIONS)}",
-    )
-    add(
-        "--gpus",
-        type=_list(int),
-        default=(8, 16, 64, 256, 1024, 4096),
-        help="default 8,16,64,256,1024,4096",
-    )
-    add("--parts", action="store_true", help="print the parts of every step")
-    add("--gpus-per-node", type=int, default=8, help="default 8")
-    add("--plans", type=_list(str), default=tuple(PLANS), help=f"default {','.join(PLANS)}")
-    add(
-        "--network-gbit-s",
-        type=_list(float),
-        default=(100.0, 200.0, 400.0),
-        help="between nodes, a GPU (default 100,200,400)",
-    )
-    add("--nvlink-gb-s", type=float, default=450.0, help="inside a node, a GPU (default 450)")
-    cluster = parser.add_argument_group("assumed, of a GPU").add_argument
-    cluster("--encode-gb-s", type=float, default=400.0, help="of float32 rows (default 400)")
-    cluster("--decode-gb-s", type=float, default=400.0, help="of float32 rows (default 400)")
-    cluster("--tflop-s", type=float, default=100.0, help="of dense layers (default 100)")
-    cluster("--compute-ms", type=float, help="of a step without embeddings, in place of tflop-s")
-    cluster("--memory-gb-s", type=float, default=2039.0, help="of lookups (default 2039, A100)")
-    cluster("--nvlink-latency-us", type=float, default=1.0, help="a message (default 1)")
-    cluster("--network-latency-us", type=float, default=2.0, help="a message (default 2)")
-    cluster("--overlap", type=float, help="share of compute beside dense (default: as fitted)")
-    cluster("--pipeline", action="store_true", help="ids travel beside the rest of compute")
-    replicas = parser.add_argument_group("2D parallelism, extrapolated").add_argument
-    replicas(
-        "--replica-groups", type=int, default=1, help="groups with all tables each (default 1)"
-    )
-    replicas("--sync-every", type=int, default=1, help="steps from sync to sync (default 1)")
-    replicas("--table-rows", type=int, help="rows of all tables (default: those of --sizes)")
-    replicas(
-        "--touched-share",
-        type=float,
-        help="share of the rows that a group touches from sync to sync",
-    )
-    model = parser.add_argument_group(
-        "the model (default MLPerf's DLRM, or that of --sizes)"
-    ).add_argument
-    model("--ids", type=_list(float), help="ids of a bag, by table: 3,2,1,...")
-    model("--dim", type=int, help="of all tables (default 128)")
-    model("--batch-size", type=int, help="samples a GPU (default 2048)")
-    model(
-        "--dense-values",
-        type=int,
-        help="of dense layers (default 16,044,545; with --sizes those of the records)",
-    )
+    )  # fmt: skip
+    for title, options in _OPTIONS.items():
+        add = (parser.add_argument_group(title) if title else parser).add_argument
+        for name, kind, default, text in options:
+            if kind is bool:
+                add(name, action="store_true", help=text)
+            else:
+                metavar = "FILE.jsonl" if kind is Path else None
+                add(name, type=kind, default=default, help=text, metavar=metavar)
     return parser
 
 
 def assumptions(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what was not measured, by option."""
-    names = (
-        "encode_gb_s",
-        "decode_gb_s",
-        "tflop_s",
-        "compute_ms",
-        "memory_gb_s",
-        "nvlink_gb_s",
-        "nvlink_latency_us",
-        "network_latency_us",
-        "overlap",
-        "pipeline",
-        "distinct_share",
-        "replica_groups",
-        "sync_every",
-        "touched_share",
-    )
-    return {name: getattr(arguments, name) for name in names}
-
-
-_POSITIVE = ("nvlink_gb_s", "encode_gb_s", "decode_gb_s", "tflop_s", "memory_gb_s")
-_NOT_NEGATIVE = ("nvlink_latency_us", "network_latency_us")
+    return {name: getattr(arguments, name) for name in _ASSUMED}
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -144,7 +119,7 @@ def check(arguments: argparse.Namespace) -> None:
         if not 0 < getattr(arguments, name) < math.inf:
             _refuse(name, getattr(arguments, name), "a finite number > 0")
     for name in _NOT_NEGATIVE:
-        if not 0 <= getattr(arguments, name) < math.inf:
+        if not 0 <= (getattr(arguments, name) or 0.0) < math.inf:
             _refuse(name, getattr(arguments, name), "a finite number >= 0")
     for speed in arguments.network_gbit_s:
         if not 0 < speed < math.inf:
@@ -161,8 +136,6 @@ def check(arguments: argparse.Namespace) -> None:
     share = arguments.distinct_share
     if share is not None and not 0 < share <= 1:
         _refuse("distinct_share", share, "a number in (0, 1]")
-    if arguments.compute_ms is not None and not 0 <= arguments.compute_ms < math.inf:
-        _refuse("compute_ms", arguments.compute_ms, "a finite number >= 0")
     if arguments.overlap is not None and not 0 <= arguments.overlap <= 1:
         _refuse("overlap", arguments.overlap, "a number in [0, 1]")
     _check_replicas(arguments)
@@ -209,13 +182,3 @@ def _check_out(out: Path, *, force: bool) -> None:
 
 def _refuse(name: str, value: object, expected: str) -> None:
     raise ValueError(f"{name.replace('_', '-')}: {value!r} is not {expected}")
-
-
-def _list(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """Return a parser of a,b,c. Its name is what argparse calls an invalid value."""
-
-    def values(text: str) -> tuple[T, ...]:
-        return tuple(kind(word) for word in text.split(","))
-
-    values.__name__ = f"list of {kind.__name__}"
-    return values

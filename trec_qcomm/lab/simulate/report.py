@@ -1,10 +1,10 @@
 """Output of the simulation: tables, a last line, records."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 
-from trec_qcomm.lab.records import BreakEvenRecord, Scalar, ScaleRecord, ValidationRecord
-from trec_qcomm.lab.simulate.step import PARTS, BreakEven, Configuration, Step
+from trec_qcomm.lab.records import BreakEvenRecord, ScaleRecord, ValidationRecord
+from trec_qcomm.lab.simulate.step import PARTS, Configuration, Step
 from trec_qcomm.lab.simulate.validation import WITHIN, Fit, Prediction
 
 GBIT_S = 8.0  # a GB/s
@@ -16,27 +16,6 @@ ASSUMED = (
 )
 EXTRAPOLATED = "EXTRAPOLATED"  # the mark of what no run has tested
 UNTESTED = ("seconds", "hop inside a node", "more ranks than 8")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One simulated step. Args: network_gbit_s: Gbit/s of a GPU's link between nodes."""
-
-    configuration: str
-    num_gpus: int
-    plan: str
-    network_gbit_s: float
-    step: Step
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """The link speed from which a configuration does not pay, on one cluster."""
-
-    configuration: str
-    num_gpus: int
-    plan: str
-    break_even: BreakEven
 
 
 def validation_text(fit: Fit, predictions: Sequence[Prediction]) -> str:
@@ -87,7 +66,7 @@ def configurations_text(configurations: Sequence[Configuration]) -> str:
     return f"Measured ratios, of what is left of the bags\n{table(lines)}"
 
 
-def scale_text(cases: Sequence[Case]) -> str:
+def scale_text(cases: Sequence[ScaleRecord]) -> str:
     """Return a table for each link between nodes: steps in ms and shares of communication."""
     names = list(dict.fromkeys(case.configuration for case in cases))
     texts = []
@@ -95,63 +74,60 @@ def scale_text(cases: Sequence[Case]) -> str:
         at = [case for case in cases if case.network_gbit_s == speed]
         lines: list[tuple[str, ...]] = [("plan", "GPUs", *names)]
         for plan, num in dict.fromkeys((case.plan, case.num_gpus) for case in at):
-            row = {c.configuration: c.step for c in at if (c.plan, c.num_gpus) == (plan, num)}
-            lines.append((plan, str(num), *(_cell(row[name]) for name in names)))
+            row = {c.configuration: c for c in at if (c.plan, c.num_gpus) == (plan, num)}
+            cells = (f"{1e3 * c.step_s:.2f}, {c.communication_share:.0%}" for c in row.values())
+            lines.append((plan, str(num), *cells))
         title = f"{EXTRAPOLATED}, {speed:g} Gbit/s between nodes: step [ms], communication's share"
         texts.append(f"{title}\n{table(lines)}")
     return "\n\n".join(texts)
 
 
-def _cell(step: Step) -> str:
-    return f"{1e3 * step.step_s:.2f}, {step.communication_share:.0%}"
-
-
-def parts_text(cases: Sequence[Case]) -> str:
+def parts_text(cases: Sequence[ScaleRecord]) -> str:
     """Return a table for each case of plan, GPUs and link: ms of each part of a step."""
     texts = []
     for where in dict.fromkeys((c.network_gbit_s, c.plan, c.num_gpus) for c in cases):
         at = [c for c in cases if (c.network_gbit_s, c.plan, c.num_gpus) == where]
         lines: list[tuple[str, ...]] = [("", *PARTS, "step")]
         for c in at:
-            cells = (f"{1e3 * c.step.parts_s[part]:.3f}" for part in PARTS)
-            lines.append((c.configuration, *cells, f"{1e3 * c.step.step_s:.3f}"))
+            cells = (f"{1e3 * c.parts_s[part]:.3f}" for part in PARTS)
+            lines.append((c.configuration, *cells, f"{1e3 * c.step_s:.3f}"))
         speed, plan, num = where
         title = f"{EXTRAPOLATED}, parts of a step [ms]: {plan}, {num} GPUs, {speed:g} Gbit/s"
         texts.append(f"{title}\n{table(lines)}")
     return "\n\n".join(texts)
 
 
-def choice_text(cases: Sequence[Case], base: str) -> str:
+def choice_text(cases: Sequence[ScaleRecord], base: str) -> str:
     """Return what to take: the shortest step, and how much shorter than the baseline's shortest."""
     lines: list[tuple[str, ...]] = [("link", "GPUs", "shortest", f"shortest of {base}", "gain")]
     for speed, num in dict.fromkeys((c.network_gbit_s, c.num_gpus) for c in cases):
         at = [c for c in cases if (c.network_gbit_s, c.num_gpus) == (speed, num)]
-        best = min(at, key=lambda c: c.step.step_s)
-        plain = min((c for c in at if c.configuration == base), key=lambda c: c.step.step_s)
-        gain = plain.step.step_s / best.step.step_s
-        words = [f"{c.configuration} {c.plan}, {1e3 * c.step.step_s:.2f} ms" for c in (best, plain)]
+        best = min(at, key=lambda c: c.step_s)
+        plain = min((c for c in at if c.configuration == base), key=lambda c: c.step_s)
+        gain = plain.step_s / best.step_s
+        words = [f"{c.configuration} {c.plan}, {1e3 * c.step_s:.2f} ms" for c in (best, plain)]
         lines.append((f"{speed:g} Gbit/s", str(num), *words, f"{gain:.2f}x"))
     return f"{EXTRAPOLATED}: what to take, of these plans and configurations\n{table(lines)}"
 
 
-def limits_text(limits: Sequence[Limit], base: str) -> str:
+def limits_text(limits: Sequence[BreakEvenRecord], base: str) -> str:
     """Return a line for each plan and number of GPUs, a column for each configuration."""
     names = list(dict.fromkeys(limit.configuration for limit in limits))
     lines: list[tuple[str, ...]] = [("plan", "GPUs", *names)]
     for plan, num in dict.fromkeys((limit.plan, limit.num_gpus) for limit in limits):
-        row = {m.configuration: m.break_even for m in limits if (m.plan, m.num_gpus) == (plan, num)}
-        lines.append((plan, str(num), *(limit_cell(row[name]) for name in names)))
+        row = [limit_cell(m) for m in limits if (m.plan, m.num_gpus) == (plan, num)]
+        lines.append((plan, str(num), *row))
     limit = "link between nodes [Gbit/s] above which a step is no shorter than"
     title = f"{EXTRAPOLATED}: {limit} {base}'s"
     return f"{title}\n{table(lines)}"
 
 
-def limit_cell(break_even: BreakEven) -> str:
+def limit_cell(limit: BreakEvenRecord) -> str:
     """Return a speed, or a word: it pays on any link between nodes (`always`), or on none."""
-    if break_even.gb_s is None:
-        return break_even.pays
-    gbit_s = break_even.gb_s * GBIT_S
-    return f">{MOST_GBIT_S}" if gbit_s > MOST_GBIT_S else f"{gbit_s:.0f}"
+    if limit.network_gbit_s is None:
+        return limit.pays
+    is_told = limit.network_gbit_s <= MOST_GBIT_S
+    return f"{limit.network_gbit_s:.0f}" if is_told else f">{MOST_GBIT_S}"
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
@@ -163,9 +139,9 @@ def table(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def last_line(predictions: Sequence[Prediction], cases: Sequence[Case], base: str) -> str:
+def last_line(predictions: Sequence[Prediction], cases: Sequence[ScaleRecord], base: str) -> str:
     """Return the validation, and in how many cases each configuration makes a step shorter."""
-    steps = {(c.configuration, c.num_gpus, c.plan, c.network_gbit_s): c.step.step_s for c in cases}
+    steps = {(c.configuration, c.num_gpus, c.plan, c.network_gbit_s): c.step_s for c in cases}
     text = validation_line(predictions)
     for name in dict.fromkeys(c.configuration for c in cases if c.configuration != base):
         keys = [key for key in steps if key[0] == name]
@@ -178,56 +154,14 @@ def validation_records(fit: Fit, predictions: Sequence[Prediction]) -> list[Vali
     """Return the records of the predictions."""
     return [
         ValidationRecord(
-            configuration=p.step.configuration,
-            num_hosts=p.step.num_hosts,
-            ranks_per_host=p.step.ranks_per_host,
-            rate=p.step.rate,
-            predicted_s=p.predicted_s,
-            measured_s=p.step.step_s,
-            is_fitted=p.is_fitted,
-            fit=asdict(fit),
-            plan=p.step.plan,
+            configuration=p.step.configuration, num_hosts=p.step.num_hosts,
+            ranks_per_host=p.step.ranks_per_host, rate=p.step.rate, predicted_s=p.predicted_s,
+            measured_s=p.step.step_s, is_fitted=p.is_fitted, fit=asdict(fit), plan=p.step.plan,
         )
         for p in predictions
-    ]
-
-
-def scale_records(cases: Sequence[Case], assumed: Mapping[str, Scalar | None]) -> list[ScaleRecord]:
-    """Return the records of the simulated steps."""
-    return [
-        ScaleRecord(
-            configuration=c.configuration,
-            num_gpus=c.num_gpus,
-            plan=c.plan,
-            network_gbit_s=c.network_gbit_s,
-            step_s=c.step.step_s,
-            communication_share=c.step.communication_share,
-            parts_s=c.step.parts_s,
-            assumed=assumed,
-            extrapolated=extrapolated(c.step),
-        )
-        for c in cases
-    ]
+    ]  # fmt: skip
 
 
 def extrapolated(step: Step) -> tuple[str, ...]:
     """Return what of a step no run has tested."""
     return (*UNTESTED, "sync") if step.parts_s["sync"] else UNTESTED
-
-
-def limit_records(
-    limits: Sequence[Limit], base: str, assumed: Mapping[str, Scalar | None]
-) -> list[BreakEvenRecord]:
-    """Return the records of the break-even links. Args: base: name of the baseline."""
-    return [
-        BreakEvenRecord(
-            configuration=m.configuration,
-            against=base,
-            num_gpus=m.num_gpus,
-            plan=m.plan,
-            pays=m.break_even.pays,
-            network_gbit_s=None if m.break_even.gb_s is None else m.break_even.gb_s * GBIT_S,
-            assumed=assumed,
-        )
-        for m in limits
-    ]

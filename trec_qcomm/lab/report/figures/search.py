@@ -1,166 +1,94 @@
 """Search: what plans of a search cost a model, expected and verified, over the bytes they send."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from trec_qcomm.lab.records import Record, SearchRecord
-from trec_qcomm.lab.report.figure import Cell, Figure, Finding, short
-from trec_qcomm.lab.report.figures.quality.studies import StudySetup
+from trec_qcomm.lab.report import style
+from trec_qcomm.lab.report.figure import Cell, Figure, short
+from trec_qcomm.lab.report.figures.quality import study_title
 from trec_qcomm.lab.report.runs import grouped
-from trec_qcomm.lab.report.style import BAND, INK, MUTED, OURS, grid, label_points, plain_ticks
 
-_VERIFIED = "#d55e00"
 _LINEAR = 0.01  # percent; beyond, the axis is logarithmic
-_TICKS = (-1, -0.1, -0.01, 0, 0.01, 0.1, 1, 10)
 
 
-@dataclass(frozen=True)
-class PlanPoint:
-    """A plan of a search.
-
-    Args:
-        name: name of the plan.
-        nbytes: bytes of all that was searched, of a rank and step.
-        budget: loss in percent that it was made for; 0 for one that was not searched.
-        expected, error: expected change in percent, and its standard error.
-        verified: measured change by metric: mean, low, high.
-        num_seeds: seeds of the verification.
-    """
-
-    name: str
-    nbytes: float
-    budget: float
-    expected: float
-    error: float
-    verified: Mapping[str, tuple[float, float | None, float | None]]
-    num_seeds: int
-
-    @classmethod
-    def from_record(cls, record: SearchRecord) -> PlanPoint:
-        """Return the point of a record of stage "plan"."""
-        figures = record.figures
-        verified = {
-            name.removesuffix(" mean"): (
-                value,
-                figures.get(name.removesuffix("mean") + "low"),
-                figures.get(name.removesuffix("mean") + "high"),
-            )
-            for name, value in figures.items()
-            if name.endswith(" mean")
-        }
-        return cls(
-            record.configuration, figures["nbytes"], figures["budget"], figures["expected"],
-            figures["error"], verified, int(figures.get("num_seeds", 0)),
-        )  # fmt: skip
-
-
-def build(records: Sequence[Record]) -> list[Figure]:
-    """Return a figure for each search."""
-    plans = [r for r in records if isinstance(r, SearchRecord) and r.stage == "plan"]
+def plans(records: Sequence[Record]) -> list[Figure]:
+    """Return a figure for each search: the last record of each plan."""
+    every = [r for r in records if isinstance(r, SearchRecord) and r.stage == "plan"]
     figures: list[Figure] = []
-    for setup, group in grouped(
-        plans, lambda record: StudySetup(record.num_ranks, record.setup_key)
-    ).items():
+    for group in grouped(every, lambda record: (record.num_ranks, record.setup_key)).values():
         latest = {record.configuration: record for record in group}
-        points = sorted(map(PlanPoint.from_record, latest.values()), key=lambda p: -p.nbytes)
-        key = "search" if not figures else f"search-{len(figures) + 1}"
-        figures.append(_figure(key, str(setup), points, group[-1].figures["float32_nbytes"]))
+        points = sorted(latest.values(), key=lambda record: -record.figures["nbytes"])
+        key = f"search-{len(figures) + 1}" if figures else "search"
+        figures.append(_figure(key, study_title(group[0].num_ranks, group[0].setup), points))
     return figures
 
 
-def _figure(key: str, title: str, points: Sequence[PlanPoint], float32_nbytes: float) -> Figure:
-    metrics = list(dict.fromkeys(metric for point in points for metric in point.verified))
+def _metrics(record: SearchRecord) -> list[str]:
+    """Return the metrics by which a plan was verified."""
+    return [name.removesuffix(" mean") for name in record.figures if name.endswith(" mean")]
+
+
+def _figure(key: str, title: str, points: Sequence[SearchRecord]) -> Figure:
+    metrics = list(dict.fromkeys(metric for point in points for metric in _metrics(point)))
+    float32_nbytes = points[-1].figures["float32_nbytes"]
+    rows: list[Sequence[Cell]] = []
+    for point in points:
+        f = point.figures
+        row: list[Cell] = [
+            point.configuration, f["budget"], f["nbytes"] / 1e3, 100 * f["nbytes"] / float32_nbytes,
+            f["expected"], f["error"], int(f.get("num_seeds", 0)) or None,
+        ]  # fmt: skip
+        rows.append([*row, *(f.get(f"{m} {w}") for m in metrics for w in ("mean", "low", "high"))])
     return Figure(
         key=key,
         title=f"Plans of a search: {title}",
-        caption=(
-            "Each blue dot is the plan of fewest bytes for a budget of loss, at the change that "
-            "the search expects; the band is its standard error. Left is cheaper, up is worse. "
-            "Orange bars are changes of paired trainings with a plan, 95 % intervals. Grey squares "
-            "are configurations that were not searched, at the change that the same model expects."
-        ),
-        alt="; ".join(
-            f"{p.name}: {p.nbytes / 1e3:.1f} kB, expected {p.expected:+.4f} %" for p in points
-        ),
         columns=(
             "plan", "budget [%]", "sent [kB a rank and step]", "share of float32 [%]",
             "expected [%]", "standard error [%]", "seeds",
             *(f"{metric}, {what} [%]" for metric in metrics for what in ("mean", "low", "high")),
         ),
-        rows=[_row(point, metrics, float32_nbytes) for point in points],
+        rows=rows,
         draw=lambda canvas: _draw(canvas, points),
         size=(9.2, 4.2),
-        notes=[
-            "Rows and gradients, and dense gradients where these were searched; float32 sends "
-            f"{float32_nbytes / 1e3:.1f} kB.",
-            f"The axis of changes is linear up to {_LINEAR} % and logarithmic beyond.",
-        ],
-        findings=_findings(points, float32_nbytes),
+        caption="Blue: plans of fewest bytes for a budget of loss, with the standard error of the "
+        "expected change. Orange: changes of paired trainings with a plan, 95 % intervals. "
+        f"Float32 sends {float32_nbytes / 1e3:.1f} kB of what was searched.",
     )  # fmt: skip
 
 
-def _row(point: PlanPoint, metrics: Sequence[str], float32_nbytes: float) -> list[Cell]:
-    cells: list[Cell] = [
-        point.name, point.budget, point.nbytes / 1e3, 100 * point.nbytes / float32_nbytes,
-        point.expected, point.error, point.num_seeds or None,
-    ]  # fmt: skip
-    for metric in metrics:
-        cells += point.verified.get(metric, (None, None, None))
-    return cells
-
-
-def _findings(points: Sequence[PlanPoint], float32_nbytes: float) -> list[Finding]:
-    findings = []
-    for point in points:
-        if point.verified:
-            changes = ", ".join(f"{m} {mean:+.3f} %" for m, (mean, _, _) in point.verified.items())
-            findings.append(
-                Finding(
-                    f"The plan {point.name} sends {point.nbytes / float32_nbytes:.1%} of float32's "
-                    f"bytes of rows and gradients; expected {point.expected:+.3f} %, verified over "
-                    f"{point.num_seeds} seeds: {changes}."
-                )
-            )
-    return findings
-
-
-def _draw(canvas: Any, points: Sequence[PlanPoint]) -> None:
+def _draw(canvas: Any, points: Sequence[SearchRecord]) -> None:
     axes = canvas.subplots()
-    grid(axes)
-    axes.axhline(0, color=INK, linewidth=1)
-    front = [point for point in points if point.budget]
-    others = [point for point in points if not point.budget]
-    x = [point.nbytes / 1e3 for point in front]
-    low, high = ([p.expected + sign * p.error for p in front] for sign in (-1, 1))
-    axes.fill_between(x, low, high, color=BAND, linewidth=0, zorder=0)
-    axes.plot(x, [p.expected for p in front], "o-", color=OURS, label="expected of plans")
-    axes.plot(
-        [p.nbytes / 1e3 for p in others], [p.expected for p in others], "s", color=MUTED,
-        label="expected, not searched",
-    )  # fmt: skip
-    has_label = False
+    style.grid(axes)
+    axes.axhline(0, color=style.INK, linewidth=1)
+    front = [point.figures for point in points if point.figures["budget"]]
+    x, expected = [f["nbytes"] / 1e3 for f in front], [f["expected"] for f in front]
+    low, high = ([f["expected"] + sign * f["error"] for f in front] for sign in (-1, 1))
+    axes.fill_between(x, low, high, color=style.BAND, linewidth=0, zorder=0)
+    axes.plot(x, expected, "o-", color=style.OURS, label="expected of plans")
+    for number, point in enumerate(p for p in points if not p.figures["budget"]):
+        marker, name = "sDv^PXp<>"[number % 9], short(point.configuration, 24)
+        at = point.figures["nbytes"] / 1e3
+        axes.plot(
+            at, point.figures["expected"], marker, color=style.MUTED, label=f"{name}, not searched"
+        )
     for point in points:
-        for number, (mean, lowest, highest) in enumerate(point.verified.values()):
-            at = point.nbytes / 1e3 * 1.012 ** (number + 1)
-            if lowest is not None and highest is not None:
-                axes.plot([at, at], [lowest, highest], color=_VERIFIED, linewidth=1.6)
-            label = None if has_label else f"verified: {', '.join(point.verified)}"
-            axes.plot([at], [mean], "D", color=_VERIFIED, markersize=5, label=label)
-            has_label = True
+        for number, metric in enumerate(_metrics(point)):
+            at = point.figures["nbytes"] / 1e3 * 1.012 ** (number + 1)
+            ends = [point.figures.get(f"{metric} {what}") for what in ("low", "high")]
+            if None not in ends:
+                axes.plot([at, at], ends, color=style.WARNING, linewidth=1.6)
+            mean = point.figures[f"{metric} mean"]
+            axes.plot([at], [mean], "D", color=style.WARNING, markersize=5, label="verified, 95 %")
+        if _metrics(point):
+            axes.annotate(
+                short(point.configuration, 24), (point.figures["nbytes"] / 1e3, 0.02),
+                xycoords=("data", "axes fraction"), rotation=90, ha="right", fontsize=8.5,
+            )  # fmt: skip
     axes.set_xscale("log")
-    axes.set_yscale("symlog", linthresh=_LINEAR)
-    low_end, high_end = axes.get_ylim()
-    inside = [tick for tick in _TICKS if low_end <= tick <= high_end]
-    axes.set_yticks(inside, labels=[f"{tick:g}" for tick in inside])
-    plain_ticks(axes.xaxis)
+    axes.margins(x=0.1)
+    style.signed_log(axes, "y", _LINEAR)
+    style.plain_ticks(axes.xaxis)
     axes.set_xlabel("rows and gradients that a rank sends in a step [kB]")
     axes.set_ylabel("change of the loss [%]")
-    axes.margins(x=0.1)
-    axes.legend(loc="best")
-    canvas.draw_without_rendering()
-    named = [(p.nbytes / 1e3, p.expected, short(p.name, 24), MUTED) for p in (*others, *front)
-             if p.verified or not p.budget]  # fmt: skip
-    label_points(axes, named)
+    style.legend_beside(axes)

@@ -1,1 +1,0 @@
-"""Quality: what a config costs a model, with its interval, and over the bytes that it saves."""
