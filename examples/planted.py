@@ -21,7 +21,6 @@ from trec_qcomm.lab.search import search
 
 PLANTED = "history"
 OFFSETS = torch.linspace(-3, 3, study.DIM)  # of each column
-EXACT = {"codec": "identity"}
 CANDIDATES = {
     "forward": [Cast("bf16"), *(Rowwise(bits) for bits in (8, 4))],
     "backward": [Identity()],
@@ -86,12 +85,6 @@ def train(config, seed, perturbation):
     loss, progressive = sum(emulated.run(partial(study.train_rank, batch=batch))) / 2
     metrics = {"loss": loss.item(), "progressive_loss": progressive.item()}
     return PlantedModel(config, emulated, metrics)
-
-
-def coarse(feature):
-    """Return a config that sends 2 bits a value of one feature's rows, and the others exactly."""
-    rules = {f"t_{feature}": {"codec": "rowwise", "bits": 2}, "*": EXACT}
-    return {"embedding": [{"tables": t, "forward": c, "backward": EXACT} for t, c in rules.items()]}
 
 
 def find(path, rounds=1):

@@ -73,7 +73,7 @@ def format_table(trainings: Sequence[TrainingRecord]) -> str:
     kinds = (f"{group} [KB/step]" for group in TRAFFIC_GROUPS)
     lines = [["config", "AUC", "logloss", "NE", *kinds, "p50 [ms]"]]
     lines += [_cells(training, trainings[0]) for training in trainings]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in lines
@@ -86,14 +86,14 @@ def format_verdict(trainings: Sequence[TrainingRecord], elapsed_s: float) -> str
     counted = [training for training in trainings if training.traffic is not None]
     if not counted:
         return f"{done}: none of them counts its bytes"
-    least = min(counted, key=lambda training: sum(_nbytes(training, 1).values()))
-    raw, wire = _nbytes(least, 0), _nbytes(least, 1)
-    in_all = sum(raw.values()) / 1e3, sum(wire.values()) / 1e3
-    rows = [(sizes["forward"] + sizes["backward"]) / 1e3 for sizes in (raw, wire)]
+    least = min(counted, key=lambda training: sum(wire for _, wire in _kb(training).values()))
+    sent = _kb(least)
+    raw, wire = (sum(column) for column in zip(*sent.values(), strict=True))
+    rows = [sum(sent[group][k] for group in ("forward", "backward")) for k in (0, 1)]
     change, first = _change(least, trainings[0]), trainings[0].configuration
     return (
-        f"{done}: {least.configuration} sends {in_all[0] / in_all[1]:.1f}x fewer bytes a step than "
-        f"float32 ({in_all[0]:.0f} -> {in_all[1]:.0f} KB in all, {rows[0]:.0f} -> {rows[1]:.0f} "
+        f"{done}: {least.configuration} sends {raw / wire:.1f}x fewer bytes a step than "
+        f"float32 ({raw:.0f} -> {wire:.0f} KB in all, {rows[0]:.0f} -> {rows[1]:.0f} "
         f"KB of embeddings); NE {change} against {first} (one seed; noise alone moves it by about "
         "0.1 %)"
     )
@@ -102,27 +102,22 @@ def format_verdict(trainings: Sequence[TrainingRecord], elapsed_s: float) -> str
 def _cells(training: TrainingRecord, first: TrainingRecord) -> list[str]:
     metrics = _metrics(training)
     auc = f"{metrics['auc']:.4f}" if "auc" in metrics else "n/a"
-    cells = [training.configuration, auc, f"{metrics['logloss']:.4f}"]
-    cells.append(_change(training, first))
+    cells = [training.configuration, auc, f"{metrics['logloss']:.4f}", _change(training, first)]
     if training.traffic is None:
         cells += ["-"] * len(TRAFFIC_GROUPS)
     else:
-        raw, wire = (_nbytes(training, i) for i in (0, 1))
-        cells += [f"{raw[group] / 1e3:.1f} -> {wire[group] / 1e3:.1f}" for group in TRAFFIC_GROUPS]
+        cells += [f"{raw:.1f} -> {wire:.1f}" for raw, wire in _kb(training).values()]
     return [*cells, f"{1e3 * training.step_s.p50:.1f}" if training.step_s else "-"]
 
 
-def _nbytes(training: TrainingRecord, which: int) -> dict[str, float]:
-    """Return bytes a step by group of traffic. Args: which: 0 for float32 rows, 1 for the wire."""
-    traffic = training.traffic or {}
-    return {
-        group: sum(
-            (traffic[k].raw_nbytes or 0, traffic[k].wire_nbytes)[which]
-            for k in kinds
-            if k in traffic
-        )
-        for group, kinds in TRAFFIC_GROUPS.items()
-    }
+def _kb(training: TrainingRecord) -> dict[str, tuple[float, float]]:
+    """Return KB a step by group of traffic: as float32, and as sent."""
+    kb = {}
+    for group, kinds in TRAFFIC_GROUPS.items():
+        sent = [traffic for k in kinds if (traffic := (training.traffic or {}).get(k))]
+        raw, wire = sum(t.raw_nbytes or 0 for t in sent), sum(t.wire_nbytes for t in sent)
+        kb[group] = raw / 1e3, wire / 1e3
+    return kb
 
 
 def _metrics(training: TrainingRecord) -> records.Metrics:

@@ -9,38 +9,31 @@ import argparse
 import os
 from pathlib import Path
 
-from data.source import check_source
-from loop.pipelines import PIPELINES, choose_pipeline
+from data.convert import check_source
 from model import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS, MODELS, ModelConfig
-from plans.files import load_plan, plan_names
-from report.scalars import check_installed
+from plans import load_plan, plan_names
 from stock import NAMES as STOCK_NAMES
 from stock import POWERSGD
 from torchrec.distributed.comm import get_local_size
+from trainer import PIPELINES, choose_pipeline
 
 from trec_qcomm.config import load_config, preset_path, presets
 
-FAILED, INTERRUPTED = 1, 130  # exit status
 # The options that decide what is trained, and how: two runs are compared only where they agree. A
 # checkpoint is resumed only by a run that agrees in all but the last four.
 SETUP = (
     "plan", "data", "rows", "min_count", "hash_buckets", "num_embeddings", "batch_size",
     "embedding_dim", "dense_arch", "over_arch", "embedding_optimizer", "dense_optimizer", "lr",
-    "dense_lr", "init_scale", "multi_hot", "model", "cross_layers", "cross_rank", "mixed_dims",
-    "scale", "dense_precision", "clip_grad_norm", "warmup_steps", "epochs", "steps", "device",
+    "dense_lr", "init_scale", "multi_hot", "model", "scale", "epochs", "steps", "device",
     "pipeline",
 )  # fmt: skip
 NOT_OF_A_CHECKPOINT = ("epochs", "steps", "device", "pipeline")
 # Options that records have only where they are not these, as older records do not have them.
-_LATER = {
-    "pipeline": "none", "model": "dlrm", "mixed_dims": False, "dense_precision": "float32",
-}  # fmt: skip
-_OF_DCN = ("cross_layers", "cross_rank", "mixed_dims", "scale")
-_SCALED = ("embedding_dim", "dense_arch", "over_arch", "cross_layers", "cross_rank")
+_LATER = {"pipeline": "none", "model": "dlrm"}
+_SCALED = ("embedding_dim", "dense_arch", "over_arch")
 _POSITIVE = (
     "rows", "min_count", "hash_buckets", "batch_size", "epochs", "steps", "embedding_dim", "ranks",
-    "ranks_per_node", "checkpoint_every", "log_every", "timeout", "cross_layers", "cross_rank",
-    "warmup_steps",
+    "ranks_per_node", "checkpoint_every", "log_every", "timeout",
 )  # fmt: skip
 
 
@@ -49,8 +42,10 @@ def build_parser(description: str | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for add in (_add_run_options, _add_data_options, _add_model_options, _add_checkpoint_options):
-        add(parser)
+    _add_run_options(parser.add_argument_group("run"))
+    _add_data_options(parser.add_argument_group("data"))
+    _add_model_options(parser.add_argument_group("model and optimizers"))
+    _add_checkpoint_options(parser.add_argument_group("checkpoints"))
     return parser
 
 
@@ -62,8 +57,6 @@ def setup_of(options: argparse.Namespace) -> dict[str, str | int | float | bool]
     """
     setup = {name: getattr(options, name) for name in SETUP}
     setup |= {name: getattr(ModelConfig.from_options(options), name) for name in _SCALED}
-    if options.model != "dcn":
-        setup |= dict.fromkeys(_OF_DCN)
     setup["pipeline"] = choose_pipeline(options.pipeline, options.device)
     setup["data"] = options.data.name if options.data else None
     for name in ("dense_arch", "over_arch", "num_embeddings"):
@@ -88,219 +81,129 @@ def check_options(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} {value}: must be positive")
-    if options.clip_grad_norm is not None and not options.clip_grad_norm > 0:
-        raise ValueError(f"clip_grad_norm {options.clip_grad_norm}: must be positive")
+    _check_config(options)
+    _check_model(options)
     if options.hash_buckets is not None and options.min_count is not None:
         raise ValueError("hash_buckets and min_count exclude one another")
-    if options.allow_changed_config and not options.resume:
-        raise ValueError("allow_changed_config needs resume")
-    for name in ("checkpoint_every", "checkpoint_async", "resume"):
-        if options.checkpoint_dir is None and getattr(options, name):
-            raise ValueError(f"{name}: needs checkpoint_dir")
-    if options.checkpoint_dir is not None and options.config == POWERSGD:
-        raise ValueError(f"checkpoint_dir: {POWERSGD} has state that no checkpoint would hold")
-    if not is_stock(options.config) and not Path(options.config).is_file():
-        names = ", ".join((*STOCK_NAMES, *presets()))
-        raise ValueError(f"config {options.config}: neither a file nor one of {names}")
-    if not is_stock(options.config):
-        load_config(options.config)  # whose errors name file and field
-    choose_pipeline(options.pipeline, options.device)
-    _check_model(options)
     if options.data is not None:
         choice = (options.min_count, options.hash_buckets, options.num_embeddings)
         check_source(options.data, *choice)
-    if options.multi_hot is not None and not 0 <= options.multi_hot <= 1:
-        raise ValueError(f"multi_hot {options.multi_hot}: expected a share from 0 to 1")
-    if options.data is None and options.num_embeddings is not None:
+    elif options.num_embeddings is not None:
         raise ValueError("num_embeddings needs data")
     if options.dump_rows is not None and options.dump_rows.is_dir():
         raise ValueError(f"dump_rows {options.dump_rows}: is a folder; expected a file to write")
-    if options.tensorboard is not None:
-        if options.tensorboard.is_file():
-            raise ValueError(f"tensorboard {options.tensorboard}: is a file; expected a folder")
-        check_installed()
     load_plan(options.plan)
     world_size = int(os.environ.get("WORLD_SIZE", options.ranks))
     if options.ranks_per_node is not None and world_size % options.ranks_per_node:
         raise ValueError(f"ranks_per_node {options.ranks_per_node}: {world_size} ranks do not fill")
 
 
+def _check_config(options: argparse.Namespace) -> None:
+    if options.allow_changed_config and not options.resume:
+        raise ValueError("allow_changed_config needs resume")
+    for name in ("checkpoint_every", "resume"):
+        if options.checkpoint_dir is None and getattr(options, name):
+            raise ValueError(f"{name}: needs checkpoint_dir")
+    if options.checkpoint_dir is not None and options.config == POWERSGD:
+        raise ValueError(f"checkpoint_dir: {POWERSGD} has state that no checkpoint would hold")
+    if is_stock(options.config):
+        return
+    if not Path(options.config).is_file():
+        names = ", ".join((*STOCK_NAMES, *presets()))
+        raise ValueError(f"config {options.config}: neither a file nor one of {names}")
+    load_config(options.config)  # whose errors name file and field
+
+
 def _check_model(options: argparse.Namespace) -> None:
-    default = build_parser().get_default
-    changed = [name for name in (*_OF_DCN, *_SCALED) if getattr(options, name) != default(name)]
-    for name in changed:
-        if name in _OF_DCN and options.model != "dcn":
-            raise ValueError(f"{name}: only for --model dcn")
-        if name in _SCALED and options.scale is not None:
-            raise ValueError(f"{name}: scale sets it; give one of them")
-    if options.scale is not None and not 0 < options.scale <= 1:
+    if options.multi_hot is not None and not 0 <= options.multi_hot <= 1:
+        raise ValueError(f"multi_hot {options.multi_hot}: expected a share from 0 to 1")
+    if options.scale is None:
+        return
+    if options.model != "dcn":
+        raise ValueError("scale: only for --model dcn")
+    if not 0 < options.scale <= 1:
         raise ValueError(f"scale {options.scale}: expected a number above 0, at most 1")
-    if options.mixed_dims and options.dump_rows is not None:
-        raise ValueError("dump_rows: its files have one dim; leave out mixed_dims")
+    for name in _SCALED:
+        if getattr(options, name) != build_parser().get_default(name):
+            raise ValueError(f"{name}: scale sets it; give one of them")
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("run").add_argument
-    add(
-        "--config",
-        type=_config,
-        required=True,
+def _add_run_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--config", type=config_path, required=True,
         help="a trec_qcomm YAML file, or the name of one that ships, such as best; or stock, "
-        "stock_fp16, stock_int8, stock_powersgd: without the plugin",
-    )
+        "stock_fp16, stock_int8, stock_powersgd: without the plugin")  # fmt: skip
     add("--plan", default="table_wise", help=f"{', '.join(plan_names())}, or a YAML file like them")
     add("--ranks", type=int, default=2, help="processes to start (default 2)")
-    add(
-        "--ranks-per-node",
-        type=int,
-        default=None,
-        help="ranks that two-level plans take for one node (default: all ranks of a machine)",
-    )
-    add(
-        "--pipeline",
-        choices=PIPELINES,
-        default=None,
-        help="TorchRec's train pipeline: sparse_dist sends the next ids while this batch "
-        "is trained; prefetch (cuda) fills caches of tables in host memory, too. Losses are equal. "
-        "Default: none on cpu, where it gains little, as all runs on the same cores (README); "
-        "sparse_dist on cuda",
-    )
+    add("--ranks-per-node", type=int,
+        help="ranks that two-level plans take for a node (default: all of a machine)")  # fmt: skip
+    add("--pipeline", choices=PIPELINES,
+        help="TorchRec's train pipeline: sparse_dist sends the next ids while this batch is "
+        "trained; losses are equal. Default: none on cpu, where all runs on the same cores; "
+        "sparse_dist on cuda")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     add("--eval-codec", choices=("on", "off", "both"), default="on", help="score with the codec on")
     add("--seed", type=int, default=0, help="seed of the weights and the synthetic rows")
     add("--out", type=Path, default=Path("runs"), help="folder of the JSON lines (default runs)")
-    add("--name", default=None, help="file in --out (default: config, plan and seed)")
-    add(
-        "--tensorboard",
-        type=Path,
-        nargs="?",
-        const=Path("runs/tensorboard"),
-        metavar="FOLDER",
+    add("--name", help="file in --out (default: config, plan and seed)")
+    add("--tensorboard", type=Path, nargs="?", const=Path("runs/tensorboard"), metavar="FOLDER",
         help="scalars each --log-every steps, in FOLDER/NAME (default runs/tensorboard); needs the "
-        "package tensorboard",
-    )
+        "package tensorboard")  # fmt: skip
     add("--log-every", type=int, default=50, metavar="STEPS", help="default 50")
-    add(
-        "--dump-rows",
-        type=Path,
-        default=None,
-        metavar="FILE.pt",
-        help="rows and gradients of the trained model, to choose codecs by",
-    )
+    add("--dump-rows", type=Path, metavar="FILE.pt",
+        help="rows and gradients of the trained model, to choose codecs by")  # fmt: skip
     add("--timeout", type=float, default=300.0, help="seconds until a lost rank is an error")
 
 
-def _add_data_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("data").add_argument
-    add(
-        "--data",
-        type=Path,
-        default=None,
-        help="a folder of preprocess.py or of TorchRec's .npy files, or a TSV; default: synthetic",
-    )
+def _add_data_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--data", type=Path,
+        help="a folder of preprocess.py or of TorchRec's .npy files, or a TSV; default: "
+        "synthetic")  # fmt: skip
     add("--rows", type=int, default=131_072, help="number of synthetic rows (default 131072)")
-    add("--min-count", type=int, default=None, help="rarer categories become id 0 (default 2)")
-    add("--hash-buckets", type=int, default=None, help="hash instead of a vocabulary")
-    add(
-        "--multi-hot",
-        type=float,
-        nargs="?",
-        const=1.0,
-        default=None,
-        metavar="SHARE",
+    add("--min-count", type=int, help="rarer categories become id 0 (default 2)")
+    add("--hash-buckets", type=int, help="hash instead of a vocabulary")
+    add("--multi-hot", type=float, nargs="?", const=1.0, metavar="SHARE",
         help="several ids of a feature, as many as MLPerf's DLRMv2 has; of a SHARE of the samples "
-        "(default all, as MLPerf) the first id decides on the others, else all are drawn anew",
-    )
-    add(
-        "--num-embeddings",
-        type=_sizes,
-        default=None,
-        metavar="N,N,...",
+        "(default all, as MLPerf) the first id decides on the others, else all are drawn "
+        "anew")  # fmt: skip
+    add("--num-embeddings", type=_sizes, metavar="N,N,...",
         help="rows of the 26 tables, or of all, for a folder without dataset.json: ids are taken "
-        "modulo these (default: as the largest ids need)",
-    )
+        "modulo these (default: as the largest ids need)")  # fmt: skip
 
 
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("model and optimizers").add_argument
+def _add_model_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     layers = {"type": _layers, "help": "sizes of its hidden layers"}
     add("--model", choices=MODELS, default="dlrm", help="dcn: DLRM-DCNv2 (default dlrm)")
-    add(
-        "--scale",
-        type=float,
-        default=None,
-        metavar="0..1",
+    add("--scale", type=float, metavar="0..1",
         help="dcn with all sizes of MLPerf's DLRMv2 times this: dim 128, layers of 512-256 and "
-        "1024-1024-512-256, cross rank 512; tables keep the rows that the data give them",
-    )
-    add("--cross-layers", type=int, default=3, help="of a dcn (default 3)")
-    add("--cross-rank", type=int, default=64, help="rank of their matrices (default 64)")
-    add(
-        "--mixed-dims",
-        action="store_true",
-        default=False,
-        help="dcn whose tables have 6 rows^(1/4) columns, at most --embedding-dim",
-    )
+        "1024-1024-512-256, cross rank 512; tables keep the rows that the data give "
+        "them")  # fmt: skip
     add("--batch-size", type=int, default=256, help="samples a rank (default 256)")
     add("--epochs", type=int, default=1, help="in the same order of rows (default 1)")
-    add("--steps", type=int, default=None, help="stop after so many steps in all")
+    add("--steps", type=int, help="stop after so many steps in all")
     add("--embedding-dim", type=int, default=16, help="columns of every table (default 16)")
     add("--dense-arch", default=(512, 256), metavar="512-256", **layers)
     add("--over-arch", default=(512, 512, 256), metavar="512-512-256", **layers)
-    add(
-        "--embedding-optimizer",
-        choices=EMBEDDING_OPTIMIZERS,
-        default="rowwise_adagrad",
-        help="in the embedding kernels (default rowwise_adagrad)",
-    )
+    add("--embedding-optimizer", choices=EMBEDDING_OPTIMIZERS, default="rowwise_adagrad",
+        help="in the embedding kernels (default rowwise_adagrad)")  # fmt: skip
     add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help="default adam")
     add("--lr", type=float, default=0.02, help="learning rate of the embeddings (default 0.02)")
     add("--dense-lr", type=float, default=0.001, help="default 0.001")
-    add(
-        "--warmup-steps",
-        type=int,
-        default=None,
-        metavar="STEPS",
-        help="steps in which both learning rates rise to these, in a line (default none)",
-    )
-    add(
-        "--clip-grad-norm",
-        type=float,
-        default=None,
-        metavar="NORM",
-        help="largest norm of the dense layers' gradients; tables are updated within backward, and "
-        "never clipped",
-    )
-    add(
-        "--dense-precision",
-        choices=("float32", "bf16"),
-        default="float32",
-        help="of the dense layers' products, by autocast; parameters, lookups and what is sent "
-        "stay as they are (default float32)",
-    )
     add("--init-scale", type=float, default=0.01, help="embeddings start uniform in +- this")
 
 
-def _add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("checkpoints").add_argument
-    add("--checkpoint-dir", type=Path, default=None, help="a folder that all ranks see")
-    add("--checkpoint-every", type=int, default=None, metavar="STEPS", help="and at the end")
-    add(
-        "--checkpoint-async",
-        action="store_true",
-        default=False,
-        help="write them from a copy of the model while the training goes on",
-    )
-    add("--resume", action="store_true", default=False, help="from the last one in the folder")
-    add(
-        "--allow-changed-config",
-        action="store_true",
-        default=False,
-        help="resume with another --config than the checkpoint's",
-    )
+def _add_checkpoint_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--checkpoint-dir", type=Path, help="a folder that all ranks see")
+    add("--checkpoint-every", type=int, metavar="STEPS", help="and at the end")
+    add("--resume", action="store_true", help="from the last one in the folder")
+    add("--allow-changed-config", action="store_true",
+        help="resume with another --config than the checkpoint's")  # fmt: skip
 
 
-def _config(text: str) -> str:
+def config_path(text: str) -> str:
     """Return the path of a config that ships; what else is named stays as it is."""
     return str(preset_path(text)) if text in presets() and not Path(text).is_file() else text
 

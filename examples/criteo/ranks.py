@@ -1,8 +1,9 @@
-"""The ranks of a training: started on this machine, or joined as a launcher has set them up.
+"""The ranks of a training: started here or by a launcher, their errors and signals, agreement.
 
 Knows: processes, signals, the process group. Does not know: what a rank does.
 Where RANK and WORLD_SIZE are set (torchrun, or a launcher on several hosts) this process is that
-rank; else it starts --ranks processes itself and passes Ctrl-C and SIGTERM on to them.
+rank; else it starts --ranks processes itself and passes Ctrl-C and SIGTERM on to them. A rank that
+fails says so in one line; its traceback goes to OUT/errors.log. Warnings are those of rank 0.
 """
 
 from __future__ import annotations
@@ -15,24 +16,28 @@ import os
 import signal
 import socket
 import sys
-import tempfile
+import time
+import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from failures import EveryRankError, Once, show_warnings, tell
-from options import FAILED, INTERRUPTED
-from torch._C._distributed_c10d import _dump_fr_trace_json
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
+T = TypeVar("T")
 Run = Callable[[argparse.Namespace], bool]  # what each rank does; False if it was interrupted
+FAILED, INTERRUPTED = 1, 130  # exit status
 # Modules that take seconds to import, and compute nothing when they are.
 _PRELOAD = ["torchrec.models.dlrm", "torchrec.metrics.ne", "trec_qcomm.qcomm"]
+
+
+class EveryRankError(ValueError):
+    """Error that every rank raises with the same words."""
 
 
 def run_ranks(run: Run, options: argparse.Namespace) -> int:
@@ -48,45 +53,41 @@ def run_ranks(run: Run, options: argparse.Namespace) -> int:
     return _start_ranks(run, options)
 
 
-def join(run: Run, options: argparse.Namespace, *, share_stderr: bool = False) -> int:
-    """Join the process group that the environment describes, and run; return the exit status.
-
-    Args: share_stderr: whether all ranks have one stderr, where the first to fail says why for all.
-    """
+def join(run: Run, options: argparse.Namespace) -> int:
+    """Join the process group that the environment describes, and run; return the exit status."""
     os.environ.setdefault("MASTER_PORT", "29500")
     if options.ranks_per_node is not None:
         os.environ["LOCAL_WORLD_SIZE"] = str(options.ranks_per_node)  # what TorchRec calls a node
-    once = Once()
     try:
-        once.store = _join_group(options)
-        show_warnings(once)
+        if options.device == "cuda":
+            _set_gpu()
+        backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, timeout=timedelta(seconds=options.timeout))
+        level = "WARNING" if dist.get_rank() == 0 else "ERROR"
+        logging.basicConfig(format="%(message)s", level=level, force=True)
+        logging.captureWarnings(True)
         silence_start()
         return 0 if run(options) else INTERRUPTED
     except Exception as error:
-        if isinstance(error, RuntimeError) and dist.is_initialized():  # a lost peer, for one
-            error.add_note(f"The last collectives of this rank: {_write_collectives()}")
-        tell(error, once if share_stderr else Once(), options.out)
+        _tell(error, options.out)
         return FAILED
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _join_group(options: argparse.Namespace) -> dist.Store:
-    """Initialize the process group; return a store that all ranks share."""
-    timeout = timedelta(seconds=options.timeout)
-    if options.device == "cuda":
-        _set_gpu()
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives that torch remembers
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-    dist.init_process_group(
-        "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl",
-        timeout=timeout,
-        store=dist.PrefixStore("default_pg", store),
-        rank=rank,
-        world_size=world_size,
-    )
-    return dist.PrefixStore("said", store)
+def _tell(error: Exception, out: Path) -> None:
+    """Say on stderr why this rank failed; what all ranks raise is said once on each machine."""
+    rank, log = os.environ["RANK"], out / "errors.log"
+    out.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        details = "".join(traceback.format_exception(error))
+        file.write(f"{time.ctime()}, rank {rank}: {' '.join(sys.argv)}\n{details}\n")
+    is_shared = isinstance(error, EveryRankError)
+    if not is_shared or local_rank() == 0:
+        who = "" if is_shared else f"rank {rank}: "
+        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        print(f"error: {who}{what} (traceback: {log})", file=sys.stderr, flush=True)
 
 
 def _set_gpu() -> None:
@@ -98,17 +99,6 @@ def _set_gpu() -> None:
             f"--device cuda: {needed} ranks on this machine need a GPU each, there are {there}"
         )
     torch.cuda.set_device(local_rank())
-
-
-def _write_collectives() -> Path:
-    """Write what torch's flight recorder has and return the file.
-
-    With NCCL torch writes such a file itself at a timeout; with gloo nobody does. There it knows
-    when each collective was started, but not whether it ended.
-    """
-    file = Path(tempfile.gettempdir()) / f"collectives_{os.getpid()}_rank{dist.get_rank()}.json"
-    file.write_bytes(_dump_fr_trace_json())
-    return file
 
 
 def local_rank() -> int:
@@ -146,19 +136,10 @@ def _start_ranks(run: Run, options: argparse.Namespace) -> int:
     except ProcessExitedException as error:
         was_stopped = signals and (error.exit_code != FAILED or not options.checkpoint_dir)
         if not was_stopped:
-            _tell_how_it_ended(error, children)
+            if error.exit_code != FAILED:  # a signal ended it; a rank that failed has said why
+                print(f"error: rank {error.error_index}: {error}", file=sys.stderr, flush=True)
             return FAILED
     return INTERRUPTED if signals else 0
-
-
-def _tell_how_it_ended(error: ProcessExitedException, children: Any) -> None:
-    """Say which ranks a signal ended; one that failed by itself has said why."""
-    for rank, process in enumerate(children.processes):
-        code = process.exitcode or 0
-        if code < 0 and (code != -signal.SIGTERM or rank == error.error_index):
-            name = signal.Signals(-code).name
-            hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-            print(f"error: rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
 
 
 def _start_children(run: Run, options: argparse.Namespace) -> Any:
@@ -173,36 +154,68 @@ def _start_children(run: Run, options: argparse.Namespace) -> Any:
     method = "spawn" if options.device == "cuda" else "forkserver"
     if method == "forkserver":
         multiprocessing.get_context(method).set_forkserver_preload(_PRELOAD)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     start: Any = start_processes  # torch leaves it untyped
     resource_tracker.ensure_running()  # or the server starts it, which unblocks signals
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    children = start(
-        _rank_process,
-        (run, options, _free_port()),
-        nprocs=options.ranks,
-        join=False,
-        start_method=method,
-    )
+    how = {"nprocs": options.ranks, "join": False, "start_method": method}
+    children = start(_rank_process, (run, options, port), **how)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return children
 
 
 def _rank_process(rank: int, run: Run, options: argparse.Namespace, port: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see _start_children
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(options.ranks),
-        "LOCAL_WORLD_SIZE": str(options.ranks),  # unless --ranks-per-node, see join
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    if join(run, options, share_stderr=True) == FAILED:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["LOCAL_WORLD_SIZE"] = str(options.ranks)  # unless --ranks-per-node, see join
+    if join(run, options) == FAILED:
         sys.exit(FAILED)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+class StopRequest:
+    """Ctrl-C or SIGTERM asks for a stop after the step; a third one stops at once."""
+
+    def __init__(self) -> None:
+        self.num_signals = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._count)
+
+    def _count(self, number: int, frame: Any) -> None:
+        self.num_signals += 1
+        if self.num_signals >= 3:
+            raise KeyboardInterrupt
+
+    def agreed(self) -> bool:
+        """Return whether any rank was asked to stop. Collective, and nobody waits for a GPU."""
+        flag = torch.tensor(self.num_signals, dtype=torch.int32)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
+
+
+def agreed(call: Callable[[], T]) -> T:
+    """Return what the call returns, or raise on all ranks if it fails on one. Collective.
+
+    Else the other ranks would wait for the one that failed until the timeout.
+    Raises: EveryRankError: the call raised a ValueError or an OSError on some rank.
+    """
+    result, failure = None, None
+    try:
+        result = call()
+    except (ValueError, OSError) as error:
+        failure = error
+    messages = gather(None if failure is None else str(failure))
+    for rank, message in enumerate(messages):
+        if message is not None:
+            where = "" if set(messages) == {message} else f"rank {rank}: "
+            raise EveryRankError(f"{where}{message}") from failure
+    return result  # type: ignore[return-value]
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the value of every rank, in rank order. Collective."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -42,25 +42,17 @@ class PowerSGDWrapper(DefaultDataParallelWrapper):
         # Not the DDPs of data-parallel tables, whose gradients stay as they are.
         ddps = [m for m in dmp.modules() if isinstance(m, DistributedDataParallel)]
         (ddp,) = [ddp for ddp in ddps if ddp.module is dmp.module]
-        register_powersgd(ddp)
-
-
-def register_powersgd(ddp: DistributedDataParallel) -> None:
-    """Let a DDP of one bucket all-reduce by torch's PowerSGD. Collective.
-
-    The hook starts its second and third all-reduce from the thread in which the one before ended,
-    so among other collectives, and those of other buckets, their order may differ between ranks.
-    That is why it gets a process group of its own, and why the DDP should have one bucket, as
-    TorchRec's has up to 25 MB.
-    """
-    state = PowerSGDState(
-        dist.new_group(dist.get_process_group_ranks(ddp.process_group)),
-        matrix_approximation_rank=RANK,
-        start_powerSGD_iter=FIRST_STEP,
-        use_error_feedback=True,
-        warm_start=True,
-    )
-    ddp.register_comm_hook(state, powerSGD_hook)
+        # The hook starts its second and third all-reduce from the thread in which the one before
+        # ended, so among other collectives, and those of other buckets, their order may differ
+        # between ranks: it gets a process group of its own, and TorchRec's DDP has one bucket.
+        state = PowerSGDState(
+            dist.new_group(dist.get_process_group_ranks(ddp.process_group)),
+            matrix_approximation_rank=RANK,
+            start_powerSGD_iter=FIRST_STEP,
+            use_error_feedback=True,
+            warm_start=True,
+        )
+        ddp.register_comm_hook(state, powerSGD_hook)
 
 
 def arguments(name: str, fused_params: dict[str, Any]) -> dict[str, Any]:
@@ -69,9 +61,5 @@ def arguments(name: str, fused_params: dict[str, Any]) -> dict[str, Any]:
     if name in COMMS:
         comms = QCommsConfig(forward_precision=COMMS[name], backward_precision=COMMS[name])
         registry = get_qcomm_codecs_registry(comms)
-    arguments: dict[str, Any] = {
-        "sharders": [EmbeddingBagCollectionSharder(fused_params, registry)]
-    }
-    if name == POWERSGD:
-        arguments["data_parallel_wrapper"] = PowerSGDWrapper()
-    return arguments
+    wrapper = {"data_parallel_wrapper": PowerSGDWrapper()} if name == POWERSGD else {}
+    return {"sharders": [EmbeddingBagCollectionSharder(fused_params, registry)]} | wrapper

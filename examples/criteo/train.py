@@ -23,34 +23,19 @@ from typing import Any
 import stock
 import torch
 import torch.distributed as dist
-from checkpoints import Saver
-from data.dataset import Batches, Dataset, prepare
+from data.convert import DEFAULT_MIN_COUNT, load
+from data.dataset import Batches, BatchReader, Dataset, prepare
 from data.multi_hot import with_bags
-from data.source import DEFAULT_MIN_COUNT, load
 from data.synthetic import generate
-from failures import EveryRankError, agreed, check_equal
-from loop.pipelines import choose_pipeline, keep_in_host_memory
-from loop.training import evaluate, train
 from model import ModelConfig, build_model, build_optimizer, init_embeddings
-from options import (
-    INTERRUPTED,
-    NOT_OF_A_CHECKPOINT,
-    build_parser,
-    check_options,
-    is_stock,
-    setup_of,
-)
-from plans.files import build_plan, load_plan
-from plans.planned import make_plan
-from ranks import local_rank, run_ranks
-from report.metrics import mean_traffic, table_records
-from report.row_dump import check_pooling, dump_rows
-from report.run import Report
+from options import NOT_OF_A_CHECKPOINT, build_parser, check_options, is_stock, setup_of
+from plans import Place, build_plan, load_plan, plan_by_planner
+from ranks import INTERRUPTED, EveryRankError, StopRequest, agreed, gather, local_rank, run_ranks
+from report import Report, score, traffic_fields
+from row_dump import check_pooling, dump_rows
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm import get_local_size
-from torchrec.distributed.types import ShardingPlan
-from torchrec.models.dlrm import DLRMTrain
-from trainer import PRECISIONS, Trainer, open_checkpoints
+from trainer import Trainer, choose_pipeline, open_checkpoints
 
 from trec_qcomm import QComm
 
@@ -72,7 +57,9 @@ def main() -> int:
 def run(options: argparse.Namespace) -> bool:
     """Train and score on this rank, in an initialized process group; False if interrupted."""
     dataset = agreed(lambda: load_dataset(options))
-    check_equal("rows (number, ids of each table)", (len(dataset.rows), dataset.num_embeddings))
+    sizes = gather((len(dataset.rows), dataset.num_embeddings))
+    if len(set(map(str, sizes))) > 1:
+        raise EveryRankError(f"ranks have different rows or tables: {sizes}")
     if options.dump_rows is not None:
         check_pooling(dataset.pooling)
     trainer = build_trainer(options, dataset.num_embeddings)
@@ -87,25 +74,54 @@ def run(options: argparse.Namespace) -> bool:
         if not train(trainer, batches, num_steps, options, report):
             report.interrupted(trainer)
             return False
-        traffic, tables = mean_traffic(trainer), table_records(trainer)  # before it evaluates
+        sent = traffic_fields(trainer)  # before it evaluates
         tests = batches_of(dataset, options, is_test=True)
-        report.finish(trainer, traffic, tables, evaluate(trainer, tests, options))
+        report.finish(trainer, sent, evaluate(trainer, tests, options))
         if options.dump_rows is not None:
             meta = {"config": options.config, "seed": options.seed, "steps": trainer.step}
             dump_rows(trainer, batches, options.dump_rows, meta)
     return True
 
 
+def train(
+    trainer: Trainer, batches: Batches, num_steps: int, options: argparse.Namespace, report: Report
+) -> bool:
+    """Train up to step `num_steps`; False if a signal stopped it, after the step's checkpoint.
+
+    Signals are heeded only where there is a checkpoint directory: the ranks then agree after each
+    step, by 4 bytes, whether one of them was told to stop.
+    """
+    stop = StopRequest() if options.checkpoint_dir else None
+    stopped, pin = False, trainer.device.type == "cuda"
+    with BatchReader(batches, trainer.step, num_steps, pin=pin) as feed:
+        while trainer.step < num_steps and not stopped:
+            trainer.train_next(feed)
+            report.add_step(trainer)
+            stopped = stop is not None and stop.agreed()
+            due = options.checkpoint_every and trainer.step % options.checkpoint_every == 0
+            if options.checkpoint_dir and (stopped or due or trainer.step == num_steps):
+                trainer.save(options.checkpoint_dir)
+    return not stopped
+
+
+def evaluate(
+    trainer: Trainer, tests: Batches, options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Return metrics by mode, the codec "on" or "off"; TorchRec alone has "off". Collective."""
+    modes = ("on", "off") if options.eval_codec == "both" else (options.eval_codec,)
+    if trainer.qcomm is None:
+        modes = ("off",)
+    return {mode: score(*trainer.predict(tests, exact=mode == "off")) for mode in modes}
+
+
 def batches_of(dataset: Dataset, options: argparse.Namespace, *, is_test: bool = False) -> Batches:
     """Return the batches of this rank. Raises EveryRankError: too few rows to train on."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if is_test:
-        return Batches(dataset.test, options.batch_size, rank, world_size, drop_last=False)
-    batches = Batches(dataset.train, options.batch_size, rank, world_size, drop_last=True)
-    if not len(batches):
-        rows = f"{len(dataset.train)} training rows"
-        size = options.batch_size * world_size
-        raise EveryRankError(f"{rows} are less than one global batch of {size}")
+    where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    rows = dataset.test if is_test else dataset.train
+    batches = Batches(rows, options.batch_size, drop_last=not is_test, **where)
+    if not is_test and not len(batches):
+        size = options.batch_size * dist.get_world_size()
+        raise EveryRankError(f"{len(rows)} training rows are less than one global batch of {size}")
     return batches
 
 
@@ -117,21 +133,15 @@ def identity_of(options: argparse.Namespace) -> dict[str, str]:
 
 def load_dataset(options: argparse.Namespace) -> Dataset:
     """Return the rows of --data, or synthetic ones; with --multi-hot, of several ids a feature."""
-    dataset = _load_rows(options)
+    choice = {"min_count": options.min_count, "hash_buckets": options.hash_buckets}
+    if options.data is not None:
+        dataset = load(options.data, num_embeddings=options.num_embeddings, **choice)
+    else:
+        choice["min_count"] = options.min_count or DEFAULT_MIN_COUNT
+        dataset = prepare(generate(options.rows, seed=options.seed), **choice)
     if options.multi_hot is None:
         return dataset
     return with_bags(dataset, fixed_share=options.multi_hot, seed=options.seed)
-
-
-def _load_rows(options: argparse.Namespace) -> Dataset:
-    buckets = options.hash_buckets
-    if options.data is not None:
-        sizes = options.num_embeddings
-        choice = {"min_count": options.min_count, "hash_buckets": buckets, "num_embeddings": sizes}
-        return load(options.data, **choice)
-    min_count = options.min_count or DEFAULT_MIN_COUNT
-    rows = generate(options.rows, seed=options.seed)
-    return prepare(rows, min_count=min_count, hash_buckets=buckets)
 
 
 def build_trainer(options: argparse.Namespace, num_embeddings: list[int]) -> Trainer:
@@ -149,54 +159,27 @@ def shard(options: argparse.Namespace, num_embeddings: list[int], qcomm: QComm |
     device = torch.device(options.device if options.device == "cpu" else f"cuda:{local_rank()}")
     model = build_model(config, num_embeddings)
     pipeline = choose_pipeline(options.pipeline, options.device)
-    prefetch = {"prefetch_pipeline": True} if pipeline == "prefetch" else {}
-    arguments = _codec_arguments(qcomm, options.config, config.fused_params | prefetch)
-    plan = _make_plan(model, options, device.type, qcomm, arguments["sharders"])
-    if prefetch:
-        keep_in_host_memory(plan)
-    dmp = DistributedModelParallel(module=model, device=device, plan=plan, **arguments)
+    arguments = _codec_arguments(qcomm, options.config, config.fused_params)
+    plan, world_size = load_plan(options.plan), dist.get_world_size()
+    place = Place(world_size, get_local_size(world_size), device.type)
+    if plan.cluster is None:
+        sharding = build_plan(model, plan, place)
+    else:
+        how = {"sharders": arguments["sharders"], "batch_size": options.batch_size}
+        how["pipeline"] = pipeline != "none"
+        sharding = plan_by_planner(model, plan, place, qcomm=qcomm, **how)
+    dmp = DistributedModelParallel(module=model, device=device, plan=sharding, **arguments)
     init_embeddings(dmp, config)
-    return Trainer(
-        dmp,
-        build_optimizer(dmp, config),
-        device,
-        qcomm,
-        pipeline=pipeline,
-        precision=PRECISIONS[options.dense_precision],
-        warm_up_steps=options.warmup_steps or 0,
-        saver=Saver() if options.checkpoint_async else None,
-    )
+    return Trainer(dmp, build_optimizer(dmp, config), device, qcomm, pipeline)
 
 
 def _codec_arguments(
     qcomm: QComm | None, config: str, fused_params: dict[str, Any]
 ) -> dict[str, Any]:
     """Return all that the plugin changes in a call of DistributedModelParallel."""
-    if qcomm is not None:
-        return {
-            "sharders": qcomm.sharders(fused_params=fused_params),
-            "data_parallel_wrapper": qcomm.data_parallel_wrapper(),
-        }
-    return stock.arguments(config, fused_params)
-
-
-def _make_plan(
-    model: DLRMTrain,
-    options: argparse.Namespace,
-    device_type: str,
-    qcomm: QComm | None,
-    sharders: list[Any],
-) -> ShardingPlan:
-    plan, world_size = load_plan(options.plan), dist.get_world_size()
-    ranks = {"world_size": world_size, "ranks_per_node": get_local_size(world_size)}
-    if plan.cluster is None:
-        return build_plan(model, plan, device_type=device_type, **ranks)
-    network = {"sharders": sharders, "qcomm": qcomm, "batch_size": options.batch_size}
-    prices = {
-        "measured": plan.measured_path,
-        "pipeline": choose_pipeline(options.pipeline, options.device) != "none",
-    }
-    return make_plan(model, plan.cluster, device_type=device_type, **network, **ranks, **prices)
+    if qcomm is None:
+        return stock.arguments(config, fused_params)
+    return qcomm.dmp_arguments(fused_params=fused_params)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Training steps, the evaluation, what a checkpoint holds: what a user would write by hand.
 
-Knows: a sharded model, batches, pipelines, QComm's public methods. Does not know: options, records,
-how ranks were started. Every rank calls the functions that are marked "Collective".
+Knows: a sharded model, batches, TorchRec's train pipelines, QComm's public methods. Does not know:
+options, records, how ranks were started. Every rank calls the functions marked "Collective".
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from checkpoints import Saver, has_checkpoint, newest_sound, read_json, save, write_json
+from checkpoints import has_checkpoint, newest_sound, read_json, save, write_json
 from data.dataset import Batches
-from failures import EveryRankError, agreed
-from loop.pipelines import build_pipeline
-from loop.warm_up import WarmUp
+from ranks import EveryRankError, agreed, gather
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+# TorchRec's pipeline reads batches ahead: `sparse_dist` sends the ids of the next batch while this
+# one is trained. Each batch is looked up only after the step before has updated the tables, so
+# losses stay as they are; a resumed training reads again what was read ahead.
+PIPELINES = ("none", "sparse_dist")
 
 
 @dataclass
@@ -39,10 +41,7 @@ class Trainer:
 
     Args:
         qcomm: the communication; None is plain TorchRec's.
-        pipeline: one of loop.pipelines.PIPELINES.
-        precision: dtype of the dense layers' products, by autocast; parameters stay float32.
-        warm_up_steps: number of steps in which the learning rates rise.
-        saver: a writer of checkpoints beside the training; None: the training waits for them.
+        pipeline: one of PIPELINES.
     """
 
     dmp: DistributedModelParallel
@@ -50,19 +49,16 @@ class Trainer:
     device: torch.device
     qcomm: Any = None
     pipeline: str = "none"
-    precision: torch.dtype = torch.float32
-    warm_up_steps: int = 0
-    saver: Saver | None = None
     step: int = 0  # steps done
     _losses: list[float] = field(default_factory=list)
     _step_s: list[float] = field(default_factory=list)
     _unread: list[Tensor] = field(default_factory=list)  # losses of the last steps
     _unread_since: float = 0.0
+    _steps: Any = None
 
     def __post_init__(self) -> None:
-        parts = (self.dmp, self.optimizer, self.device, self.forward)
-        self._steps = build_pipeline(self.pipeline, *parts)
-        self._warm_up = WarmUp(self.optimizer, self.warm_up_steps)
+        if self.pipeline == "sparse_dist":
+            self._steps = TrainPipelineSparseDist(self.dmp, self.optimizer, self.device)
 
     @property
     def losses(self) -> list[float]:
@@ -72,8 +68,7 @@ class Trainer:
 
     @property
     def step_s(self) -> list[float]:
-        """Seconds of the same steps. On a GPU steps whose losses are read together took equally
-        long."""
+        """Seconds of the same steps; on a GPU the mean of those whose losses are read together."""
         self._read_losses()
         return self._step_s
 
@@ -85,24 +80,27 @@ class Trainer:
                 self._step_s += [seconds / num_steps] * num_steps
             self._unread.clear()
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Any]:
-        """Return loss and (loss, logits, labels) of a batch on the device. Collective."""
-        if self.precision is torch.float32:
-            return self.dmp(batch)
-        with torch.autocast(self.device.type, self.precision):
-            return self.dmp(batch)
-
     def train_next(self, feed: Iterator[Batch]) -> None:
         """Take one step on the next batch of `feed`; a pipeline reads more of them. Collective."""
         begin = time.perf_counter()
         if not self._unread:
             self._unread_since = begin
-        self._warm_up.set_rates(self.step)
-        loss = self._steps.progress(feed)[0]
-        self._unread.append(loss)
+        self._unread.append(self._take_step(feed))
         if self.device.type == "cpu":
             self._step_s.append(time.perf_counter() - begin)
         self.step += 1
+
+    def _take_step(self, feed: Iterator[Batch]) -> Tensor:
+        """Return the loss of a step, on the device."""
+        if self._steps is not None:
+            loss: Tensor = self._steps.progress(feed)[0]
+            return loss
+        batch = next(feed).to(self.device)
+        self.optimizer.zero_grad()
+        loss, output = self.dmp(batch)
+        loss.backward()
+        self.optimizer.step()
+        return output[0]
 
     def train_step(self, batches: Batches) -> None:
         """Take one step on the batch of its number, without reading ahead. Collective.
@@ -117,34 +115,18 @@ class Trainer:
         With `exact` the codec is bypassed: float32 on the wire.
         """
         outputs: list[tuple[Tensor, Tensor]] = []
-        self._steps.detach()
+        if self._steps is not None:
+            self._steps.detach()
         self.dmp.eval()
         with torch.no_grad(), self.qcomm.bypass() if self.qcomm and exact else nullcontext():
             for index in range(len(batches)):
-                _, (_, logits, labels) = self.forward(batches[index].to(self.device))
-                outputs.append((logits.float().cpu(), labels.cpu()))
+                _, (_, logits, labels) = self.dmp(batches[index].to(self.device))
+                outputs.append((logits.cpu(), labels.cpu()))
         self.dmp.train()
-        logits, labels = _gather([torch.cat(column) for column in zip(*outputs, strict=True)])
+        columns = [torch.cat(column).numpy() for column in zip(*outputs, strict=True)]
+        by_column = zip(*gather(columns), strict=True)  # joined in rank order; lengths may differ
+        logits, labels = (torch.from_numpy(np.concatenate(parts)) for parts in by_column)
         return torch.sigmoid(logits.double()), labels.double()
-
-    def go_on_from(self, other: Trainer) -> None:
-        """Continue where the trainer of an equal model has come, whatever its codecs. Collective.
-
-        Args: other: a trainer with a qcomm; it must not train on.
-        """
-        self._init_optimizers()
-        self.dmp.load_state_dict(other.dmp.state_dict())
-        self.optimizer.load_state_dict(other.optimizer.state_dict())
-        steps = other.qcomm.state_dict()["steps"]
-        self.qcomm.load_state_dict(self.qcomm.state_dict() | {"steps": steps})
-        self.step, self._losses = other.step, list(other.losses)
-        self._step_s = list(other.step_s)
-
-    def _init_optimizers(self) -> None:
-        """Let Adam have its state, which is loaded in place, before its first step."""
-        for _, part in self.optimizer.optimizers:
-            if isinstance(part, (KeyedOptimizerWrapper, OptimizerWrapper)):
-                part.init_state()
 
     def state(self) -> dict[str, Any]:
         """Return all that a checkpoint holds."""
@@ -153,13 +135,7 @@ class Trainer:
 
     def save(self, directory: Path) -> None:
         """Write directory/step_N. Collective; the directory is one that all ranks see."""
-        write = save if self.saver is None else self.saver.save
-        write(self.state(), directory, self.step)
-
-    def finish_saving(self) -> None:
-        """Return when the last checkpoint is whole. Collective."""
-        if self.saver is not None:
-            self.saver.wait()
+        save(self.state(), directory, self.step)
 
     def resume(self, directory: Path, *, allow_changed_config: bool) -> None:
         """Continue from the last checkpoint that is whole. Collective.
@@ -167,13 +143,23 @@ class Trainer:
         Raises: ValueError: there is none, or it is of another config and that is not allowed.
         """
         folder = newest_sound(directory)
-        self._init_optimizers()
+        for _, part in self.optimizer.optimizers:
+            if isinstance(part, KeyedOptimizerWrapper):  # Adam has no state before a step, and
+                part.init_state()  # state is loaded in place
         state = self.state()
         if allow_changed_config and self.qcomm is not None:
             state.pop("trec_qcomm")
             self.qcomm.load_resized(folder, allow_changed_config=True)
         load(state, checkpoint_id=folder)
         self.step = int(state["step"])
+
+
+def choose_pipeline(name: str | None, device: str) -> str:
+    """Return the pipeline that --pipeline and --device ask for: without a name the usual one.
+
+    On a CPU that is `none`: the ids' exchange and the training run on the same cores.
+    """
+    return name or ("sparse_dist" if device == "cuda" else "none")
 
 
 def open_checkpoints(
@@ -201,10 +187,3 @@ def open_checkpoints(
     if changed:
         raise EveryRankError(f"{file}: resumed with other options: {', '.join(changed)}")
     trainer.resume(directory, allow_changed_config=allow_changed_config)
-
-
-def _gather(columns: list[Tensor]) -> list[Tensor]:
-    """Join each rank's [n, ...] in rank order; n may differ."""
-    per_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(per_rank, [column.numpy() for column in columns])
-    return [torch.from_numpy(np.concatenate(parts)) for parts in zip(*per_rank, strict=True)]

@@ -30,8 +30,8 @@ from trec_qcomm.config import load_preset, read_config
 
 sys.path[:0] = [str(EXAMPLES / "criteo")]  # whose scripts import by name
 
-from emulation.client import EmulatedTrainer  # noqa: E402
 from stock import STOCK  # noqa: E402
+from studies.emulation import EmulatedTrainer  # noqa: E402
 from train import shard  # noqa: E402
 
 FOUR = Path(__file__).with_name("four_shardings.yaml")

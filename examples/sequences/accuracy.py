@@ -18,13 +18,7 @@ from pathlib import Path
 
 import torch
 
-from examples.sequences.options import (
-    SETUP,
-    build_parser,
-    check_options,
-    load_sequences,
-    setup_of,
-)
+from examples.sequences.options import SETUP, build_parser, check_options, load_sequences, setup_of
 from examples.sequences.trainer import Trainer, silence_start
 from trec_qcomm import Config, QComm, played_ranks, quality
 

@@ -2,7 +2,10 @@
 
 Knows: files, users, time order. Does not know: models, ranks that run. Of each user the last item
 is the test's, the one before the validation's, all others train (leave-one-out, as in SASRec).
-Shapes: U users, I items, N interactions of all users.
+Synthetic users have a planted structure that popularity does not know: the clusters of a user's
+items are a Markov chain; each cluster has a few successors, and among these a user's taste chooses.
+Within a cluster popularity is Zipf's. A user sees an item hardly ever twice, as with ratings.
+Shapes: U users, I items, C clusters, N interactions of all users.
 """
 
 from __future__ import annotations
@@ -21,6 +24,12 @@ from torchrec import KeyedJaggedTensor
 Ints = NDArray[np.int64]
 MIN_COUNT = 5  # users and items with fewer interactions are left out
 PLACES = {"validation": 2, "test": 1}  # place of the item to predict, from a user's end
+CLUSTER_SIZE = 50  # items
+NUM_SUCCESSORS = 4
+CHAINED = 0.8  # share of steps that follow the chain; the others go where a user's taste leads
+TASTE = 1.5  # standard deviation of the logarithm of a user's weight of a cluster
+REDRAWS = 8  # of an item that the user has seen
+SHORTEST, LONGEST = 20, 80  # items of a user
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,59 @@ def read_movielens(path: Path) -> Sequences:
 def _is_frequent(values: Ints) -> NDArray[np.bool_]:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return counts[inverse] >= MIN_COUNT
+
+
+def generate(num_users: int, num_items: int, *, seed: int) -> Sequences:
+    """Return sequences of 20 to 80 items; equal arguments give equal ones.
+
+    Raises: ValueError: no users, or fewer items than two clusters have.
+    """
+    if num_users < 1:
+        raise ValueError(f"users {num_users}: must be positive")
+    if num_items < 2 * CLUSTER_SIZE:
+        raise ValueError(f"items {num_items}: must be {2 * CLUSTER_SIZE} or more")
+    random = np.random.default_rng(seed)
+    num_clusters = num_items // CLUSTER_SIZE
+    order = random.random((num_clusters, num_clusters)).argsort(axis=1).argsort(axis=1)
+    successors = (order < NUM_SUCCESSORS).astype(np.float64)  # [C, C], which may follow which
+    tastes = np.exp(random.normal(0, TASTE, (num_users, num_clusters)))
+    members = np.array_split(random.permutation(num_items), num_clusters)
+    lengths = random.integers(SHORTEST, LONGEST + 1, num_users)
+    clusters = _draw(random, tastes)
+    seen = np.zeros((num_users, num_items), bool)
+    sequences = np.zeros((num_users, LONGEST), np.int64)
+    for step in range(LONGEST):
+        sequences[:, step] = _items(random, members, clusters, seen)
+        seen[np.arange(num_users), sequences[:, step]] = True
+        is_chained = random.random(num_users) < CHAINED
+        weights = np.where(is_chained[:, None], tastes * successors[clusters], tastes)
+        clusters = _draw(random, weights)
+    is_kept = np.arange(LONGEST) < lengths[:, None]
+    return Sequences(sequences[is_kept], np.cumsum([0, *lengths]), num_items)
+
+
+def _draw(random: np.random.Generator, weights: NDArray[np.float64]) -> Ints:
+    """Return [U], a column of each row of [U, C] with chances in proportion to the weights."""
+    sums = weights.cumsum(axis=1)
+    return (sums < random.random((len(weights), 1)) * sums[:, -1:]).sum(axis=1)
+
+
+def _items(
+    random: np.random.Generator, members: list[Ints], clusters: Ints, seen: NDArray[np.bool_]
+) -> Ints:
+    """Return [U], an item of each user's cluster that the user has not seen, if draws find one."""
+    sizes = np.array([len(cluster) for cluster in members])
+    table = np.zeros((len(members), sizes.max()), np.int64)
+    for row, cluster in zip(table, members, strict=True):
+        row[: len(cluster)] = cluster
+    ranks = np.arange(1, sizes.max() + 1)
+    popularity = np.where(ranks <= sizes[:, None], 1 / ranks, 0)
+    users = np.arange(len(clusters))
+    items = table[clusters, _draw(random, popularity[clusters])]
+    for _ in range(REDRAWS):
+        again = users[seen[users, items]]
+        items[again] = table[clusters[again], _draw(random, popularity[clusters[again]])]
+    return items
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
@@ -122,11 +121,7 @@ class Block(nn.Module):
 
 
 def shard(
-    config: ModelConfig,
-    num_items: int,
-    plan: str,
-    device: torch.device,
-    arguments: dict[str, Any],
+    config: ModelConfig, num_items: int, plan: str, arguments: dict[str, Any]
 ) -> DistributedModelParallel:
     """Return the sharded model with weights from the seed. Collective.
 
@@ -136,24 +131,23 @@ def shard(
         torch.manual_seed(config.seed)
         model = SASRec(config, num_items)
     world_size = torch.distributed.get_world_size()
-    kernel = {"compute_kernel": EmbeddingComputeKernel.FUSED.value}
-    generators: dict[str, Callable[[], Any]] = {
-        "row_wise": lambda: row_wise(**kernel),
-        "column_wise": lambda: column_wise(ranks=list(range(world_size)), **kernel),
-        "table_wise": lambda: table_wise(rank=0, **kernel),
+    generators: dict[str, Callable[..., Any]] = {
+        "row_wise": row_wise,
+        "column_wise": partial(column_wise, ranks=list(range(world_size))),
+        "table_wise": partial(table_wise, rank=0),
     }
     # The dense kernel, which is taken if nobody says fused, pools rows on a CPU.
     (sharder,) = [s for s in arguments["sharders"] if s.module_type is EmbeddingCollection]
     of_items = construct_module_sharding_plan(
         model.items,
-        {TABLE: generators[plan]()},
+        {TABLE: generators[plan](compute_kernel="fused")},
         sharder=sharder,
         world_size=world_size,
         local_size=world_size,
-        device_type=device.type,
+        device_type="cpu",
     )
-    sharding = ShardingPlan({"items": of_items})
-    dmp = DistributedModelParallel(module=model, device=device, plan=sharding, **arguments)
+    plans = {"device": torch.device("cpu"), "plan": ShardingPlan({"items": of_items})}
+    dmp = DistributedModelParallel(module=model, **plans, **arguments)
     _init_items(dmp, config, num_items)
     return dmp
 
@@ -177,11 +171,3 @@ def build_optimizer(dmp: DistributedModelParallel, config: ModelConfig) -> Combi
     )
     dense.init_state()  # Adam has no state before a step, and a checkpoint is loaded in place
     return CombinedOptimizer([dmp.fused_optimizer, dense])
-
-
-def stock_arguments(codecs: dict[str, Any] | None, fused_params: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of DistributedModelParallel for plain TorchRec.
-
-    Args: codecs: TorchRec's own registry of codecs, None for float32.
-    """
-    return {"sharders": [EmbeddingCollectionSharder(fused_params, codecs)]}

@@ -12,9 +12,8 @@ from typing import Any
 
 from torchrec.distributed.fbgemm_qcomm_codec import CommType
 
-from examples.sequences.data import PLACES, Sequences, read_movielens
+from examples.sequences.data import PLACES, Sequences, generate, read_movielens
 from examples.sequences.model import SHARDINGS, TABLE
-from examples.sequences.synthetic import generate
 from trec_qcomm import load_config, presets
 from trec_qcomm.config import preset_path
 from trec_qcomm.lab import records
@@ -33,36 +32,17 @@ def setup_of(options: argparse.Namespace) -> dict[str, records.Scalar]:
     """Return the options that must be equal for two runs to be compared, without unset ones."""
     setup = {name: getattr(options, name) for name in SETUP}
     setup["data"] = options.data.name if options.data else "synthetic"
-    setup["pipeline"] = "sparse_dist" if is_pipelined(options) else None
+    setup["pipeline"] = None if options.pipeline == "none" else options.pipeline
     return {name: value for name, value in setup.items() if value is not None}
-
-
-def is_pipelined(options: argparse.Namespace) -> bool:
-    """Return whether ids are sent ahead; by default on CUDA, as a CPU gains nothing."""
-    usual = "sparse_dist" if options.device == "cuda" else "none"
-    return (options.pipeline or usual) == "sparse_dist"
 
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError, naming the option, for what argparse alone cannot refuse."""
-    for name in ("users", "items", "ranks", "batch_size", "length", "negatives", "dim", "blocks",
-                 "heads", "epochs", "steps", "timeout"):  # fmt: skip
-        value = getattr(options, name)
-        if value is not None and value < 1:
+    for name, value in vars(options).items():
+        if type(value) in (int, float) and name != "seed" and value <= 0:
             raise ValueError(f"{name} {value}: must be positive")
     if options.dim % options.heads:
         raise ValueError(f"heads {options.heads}: does not divide dim {options.dim}")
-    if options.device == "cuda" and "RANK" not in os.environ:
-        raise ValueError("device cuda: start the ranks by torchrun")
-    _check_checkpoints(options)
-    if options.config not in STOCK:
-        if not Path(options.config).is_file():
-            names = ", ".join((*STOCK, *presets()))
-            raise ValueError(f"config {options.config}: neither a file nor one of {names}")
-        load_config(options.config).check_patterns([TABLE])  # errors name file and field
-
-
-def _check_checkpoints(options: argparse.Namespace) -> None:
     folder = options.checkpoint_dir
     if options.resume and folder is None:
         raise ValueError("resume needs checkpoint_dir")
@@ -71,6 +51,11 @@ def _check_checkpoints(options: argparse.Namespace) -> None:
         if not options.resume:
             told = "a training is here; --resume it or take another"
         raise ValueError(f"checkpoint_dir {folder}: {told}")
+    if options.config not in STOCK:
+        if not Path(options.config).is_file():
+            names = ", ".join((*STOCK, *presets()))
+            raise ValueError(f"config {options.config}: neither a file nor one of {names}")
+        load_config(options.config).check_patterns([TABLE])  # errors name file and field
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -107,41 +92,32 @@ def build_parser(description: str | None = None) -> argparse.ArgumentParser:
 
 
 def _add_run_options(add: Any) -> None:
-    add(
-        "--config",
-        type=_config,
-        required=True,
+    add("--config", type=_config, required=True,
         help="a trec_qcomm YAML file, or the name of one that ships, such as best; or "
-        f"{', '.join(STOCK)}: without the plugin",
-    )
+        f"{', '.join(STOCK)}: without the plugin")  # fmt: skip
     add("--plan", choices=SHARDINGS, default="row_wise", help="default row_wise")
-    add(
-        "--pipeline",
-        choices=PIPELINES,
-        default=None,
-        help="TorchRec's train pipeline: sparse_dist sends the next ids while this batch trains "
-        "(default: sparse_dist on cuda, none on cpu)",
-    )
+    add("--pipeline", choices=PIPELINES, default="none",
+        help="TorchRec's train pipeline: sparse_dist sends the next ids while this batch "
+        "trains (default none)")  # fmt: skip
     add("--ranks", type=int, default=2, help="processes to start (default 2)")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs torchrun; default cpu")
     add("--part", choices=PLACES, default="test", help="what is scored (default test)")
     add("--seed", type=int, default=0, help="seed of weights, batches and synthetic users")
     add("--out", type=Path, default=Path("runs"), help="folder of the records (default runs)")
-    add("--name", default=None, help="file in --out (default: config, plan and seed)")
-    add("--checkpoint-dir", type=Path, default=None, help="a folder that all ranks see")
+    add("--name", help="file in --out (default: config, plan and seed)")
+    add("--checkpoint-dir", type=Path, help="a folder that all ranks see")
     add("--resume", action="store_true", help="from the last checkpoint in the folder")
     add("--timeout", type=float, default=86400.0, help="seconds until a lost rank is an error")
 
 
 def _add_model_options(add: Any) -> None:
-    add("--data", type=Path, default=None, help="ratings.dat or ratings.csv; default: synthetic")
+    add("--data", type=Path, help="ratings.dat or ratings.csv; default: synthetic")
     add("--users", type=int, default=4000, help="number of synthetic users (default 4000)")
     add("--items", type=int, default=2000, help="number of synthetic items (default 2000)")
     add("--batch-size", type=int, default=32, help="users a rank (default 32)")
     add("--length", type=int, default=50, help="last items that are looked at (default 50)")
     add("--negatives", type=int, default=4, help="random items a user, for its batch (default 4)")
     add("--epochs", type=int, default=5, help="default 5")
-    add("--steps", type=int, default=None, help="instead of --epochs")
+    add("--steps", type=int, help="instead of --epochs")
     add("--dim", type=int, default=32, help="columns of all tables (default 32)")
     add("--blocks", type=int, default=2, help="default 2")
     add("--heads", type=int, default=1, help="of the attention (default 1)")

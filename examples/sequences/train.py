@@ -17,14 +17,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from examples.sequences.data import HeldOutBatches, Sequences
-from examples.sequences.metrics import metrics_of, ranks_of
 from examples.sequences.model import TABLE
 from examples.sequences.options import (
     STOCK,
@@ -33,12 +31,10 @@ from examples.sequences.options import (
     load_sequences,
     setup_of,
 )
-from examples.sequences.trainer import Trainer, gather, silence_start
+from examples.sequences.trainer import Trainer, metrics_of, ranks_of, silence_start
 from trec_qcomm import QComm
 from trec_qcomm.lab import records
 from trec_qcomm.testing import run_ranks
-
-NBYTES, BAGS = ("raw_nbytes", "distinct_nbytes", "wire_nbytes"), ("num_bags", "num_sent")
 
 
 def main() -> int:
@@ -51,8 +47,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if "RANK" in os.environ:
-        backend = "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend)
+        dist.init_process_group("gloo")
         run(options, sequences)
         dist.destroy_process_group()
         return 0
@@ -72,11 +67,14 @@ def run(options: argparse.Namespace, sequences: Sequences) -> None:
     if options.resume:
         trainer.resume(options.checkpoint_dir)
     trainer.train(show_progress=dist.get_rank() == 0)
-    sent = sent_of(trainer)
-    losses, metrics = trainer.mean_losses(), trainer.score()
+    losses, stats = trainer.mean_losses(), None if qcomm is None else qcomm.stats()
+    metrics = trainer.score()
     exact = {} if qcomm is None else trainer.score(exact=True)
     if dist.get_rank() == 0:
-        path = options.out / f"{name_of(options)}.jsonl"
+        name = f"{Path(options.config).stem}-{options.plan}-seed{options.seed}"
+        path = options.out / f"{options.name or name}.jsonl"
+        timed = trainer.step_s[10:] or trainer.step_s
+        seconds = {f"p{q}": float(np.percentile(timed, q)) for q in (20, 50, 80) if timed}
         record = records.TrainingRecord.from_qcomm(
             qcomm,
             name=Path(options.config).stem,
@@ -86,37 +84,17 @@ def run(options: argparse.Namespace, sequences: Sequences) -> None:
             setup=setup_of(options),
             seed=options.seed,
             progressive_logloss=float(np.mean(losses)) if losses else None,
-            step_s=records.Percentiles(**percentiles(trainer.step_s)) if losses else None,
+            step_s=records.Percentiles(**seconds) if seconds else None,
             steps=trainer.step,
             shardings={options.plan: 1},
-            **sent,
+            traffic=None if stats is None else records.traffic_of(stats, len(losses)),
         )
         records.append(path, record)
+        bags = None if stats is None else stats.bags.tables[TABLE]
+        if bags is not None and losses:
+            ids = f"{bags.num_sent / len(losses):.0f} of {bags.num_bags / len(losses):.0f}"
+            print(f"  distinct ids         {ids} a step")
         print_result(record, popularity_metrics(options, sequences), path)
-
-
-def sent_of(trainer: Trainer) -> dict[str, Any]:
-    """Return the fields `traffic` and `tables` of a record, the means over ranks. Collective.
-
-    They are empty without the plugin, or without a step.
-    """
-    if trainer.qcomm is None or not trainer.losses:
-        return {}
-    steps, stats = len(trainer.losses), gather(trainer.qcomm.stats())
-    by_rank = [records.traffic_of(one, steps) for one in stats]
-    traffic = {k: _mean([vars(one[k]) for one in by_rank], len(stats)) for k in by_rank[0]}
-    divisor, rows = steps * len(stats), {}
-    for kind in ("forward", "backward"):
-        tables = [getattr(one, f"embedding_{kind}").tables for one in stats]
-        rows[kind] = _mean([vars(of_rank[TABLE]) for of_rank in tables if of_rank], divisor)
-    bags = {name: sum(getattr(one.bags, name) for one in stats) / divisor for name in BAGS}
-    return {"traffic": traffic, "tables": {TABLE: records.TableTraffic(**rows, **bags)}}
-
-
-def _mean(counted: list[dict[str, Any]], divisor: int) -> records.TrafficBytes:
-    """Return sums over ranks by a divisor; a count that some rank lacks is None."""
-    known = [name for name in NBYTES if all(one.get(name) is not None for one in counted)]
-    return records.TrafficBytes(**{n: sum(one[n] for one in counted) / divisor for n in known})
 
 
 def popularity_metrics(options: argparse.Namespace, sequences: Sequences) -> dict[str, float]:
@@ -132,28 +110,15 @@ def popularity_metrics(options: argparse.Namespace, sequences: Sequences) -> dic
 
 
 def print_result(record: records.TrainingRecord, popularity: dict[str, float], path: Path) -> None:
-    """Print bytes by kind of traffic, and a last line with the test."""
+    """Print bytes of rank 0 by kind of traffic, and a last line with the test."""
     for kind, traffic in (record.traffic or {}).items():
         if traffic.wire_nbytes:
             raw = traffic.raw_nbytes or traffic.distinct_nbytes or 0
-            sent = f"{raw / 1e3:.1f} -> {traffic.wire_nbytes / 1e3:.1f} KB a step"
-            print(f"  {kind:<20} {sent}")
-    table = (record.tables or {}).get(TABLE)
-    if table is not None and table.num_bags:
-        print(f"  distinct ids         {table.num_sent:.0f} of {table.num_bags:.0f} a step")
+            print(f"  {kind:<20} {raw / 1e3:.1f} -> {traffic.wire_nbytes / 1e3:.1f} KB a step")
     metrics, names = record.metrics, ("ndcg_10", "hit_rate_10")
     shown = ", ".join(f"{n} {metrics[n]:.4f} (popularity {popularity[n]:.4f})" for n in names)
     users, steps = int(metrics["num_users"]), record.steps
     print(f"{record.configuration}: {shown} of {users} users after {steps} steps; {path}")
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    timed = seconds[10:] or seconds
-    return {f"p{q}": float(np.percentile(timed, q)) for q in (20, 50, 80)}
-
-
-def name_of(options: argparse.Namespace) -> str:
-    return options.name or f"{Path(options.config).stem}-{options.plan}-seed{options.seed}"
 
 
 if __name__ == "__main__":

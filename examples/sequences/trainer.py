@@ -1,14 +1,14 @@
 """A training on one rank: steps, checkpoints, the test. What a user would write by hand.
 
 Knows: a sharded model, QComm's public methods. Does not know: records, how ranks were started.
-Every rank calls the functions that are marked "Collective".
+Every rank calls the functions that are marked "Collective". Shapes: B users, U of all ranks, I
+items.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -24,21 +24,17 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from tqdm import tqdm
 
 from examples.sequences.data import Batches, HeldOutBatches, Sequences
-from examples.sequences.metrics import metrics_of, ranks_of
-from examples.sequences.model import ModelConfig, build_optimizer, shard, stock_arguments
-from examples.sequences.options import (
-    NOT_OF_A_CHECKPOINT,
-    STOCK,
-    checkpoints,
-    is_pipelined,
-    setup_of,
-)
+from examples.sequences.model import ModelConfig, build_optimizer, shard
+from examples.sequences.options import NOT_OF_A_CHECKPOINT, STOCK, checkpoints, setup_of
 from trec_qcomm import QComm
+
+TOP = 10
 
 
 @dataclass
@@ -49,18 +45,12 @@ class Trainer:
     dmp: DistributedModelParallel
     optimizer: Any
     qcomm: QComm | None
-    device: torch.device
     batches: Batches
     tests: HeldOutBatches
     step: int = 0  # steps done
     losses: list[float] = field(default_factory=list)  # since the start or the resume
     step_s: list[float] = field(default_factory=list)
-
     _pipeline: Any = None
-
-    def _forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        loss = self.dmp(features)
-        return loss, loss.detach()
 
     @classmethod
     def build(
@@ -69,31 +59,28 @@ class Trainer:
         """Shard the model over the ranks of the process group. Collective."""
         values = vars(options)
         config = ModelConfig(**{f.name: values[f.name] for f in fields(ModelConfig)})
-        device = torch.device(options.device)
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-            torch.cuda.set_device(device)
         if qcomm is None:
-            arguments = stock_arguments(_stock_codecs(options.config), config.fused_params)
+            codecs = None
+            if STOCK[options.config] is not None:
+                comms = QCommsConfig(*2 * [STOCK[options.config]])
+                codecs = get_qcomm_codecs_registry(comms)
+            arguments = {"sharders": [EmbeddingCollectionSharder(config.fused_params, codecs)]}
         else:
             arguments = qcomm.dmp_arguments(fused_params=config.fused_params)
-        dmp = shard(config, sequences.num_items, options.plan, device, arguments)
+        dmp = shard(config, sequences.num_items, options.plan, arguments)
         ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
         sizes = {"batch_size": options.batch_size, "length": options.length}
         random = {"negatives": options.negatives, "seed": options.seed}
         batches = Batches(sequences, **sizes, **random, **ranks)
         tests = HeldOutBatches(sequences, **sizes, part=options.part, **ranks)
-        return cls(options, dmp, build_optimizer(dmp, config), qcomm, device, batches, tests)
+        return cls(options, dmp, build_optimizer(dmp, config), qcomm, batches, tests)
 
     def train(self, *, show_progress: bool = False) -> None:
         """Take the steps that are left, with a checkpoint after each epoch. Collective."""
         num_steps = self.options.steps or self.options.epochs * len(self.batches)
-        steps = range(self.step, num_steps)
-        bar = tqdm(
-            steps, initial=self.step, total=num_steps, unit="step", disable=not show_progress
-        )
+        steps, counts = range(self.step, num_steps), {"initial": self.step, "total": num_steps}
         feed = (self.batches[step] for step in steps)  # a pipeline reads some of them ahead
-        for step in bar:
+        for step in (bar := tqdm(steps, **counts, unit="step", disable=not show_progress)):
             self.train_next(feed)
             if step % 20 == 0:
                 bar.set_postfix_str(f"loss {self.losses[-1]:.4f}")
@@ -105,19 +92,23 @@ class Trainer:
     def train_next(self, feed: Iterator[KeyedJaggedTensor]) -> None:
         """Take one step on the next batch of `feed`; a pipeline reads more of them. Collective."""
         begin = time.perf_counter()
-        if is_pipelined(self.options):
+        if self.options.pipeline == "sparse_dist":
             if self._pipeline is None:
-                parts = (self.dmp, self.optimizer, self.device)
+                parts = (self.dmp, self.optimizer, torch.device("cpu"))
                 self._pipeline = TrainPipelineSparseDist(*parts, custom_model_fwd=self._forward)
             loss = self._pipeline.progress(feed)
         else:
             self.optimizer.zero_grad()
-            loss = self.dmp(next(feed).to(self.device))
+            loss = self.dmp(next(feed))
             loss.backward()
             self.optimizer.step()
         self.losses.append(loss.item())
         self.step_s.append(time.perf_counter() - begin)
         self.step += 1
+
+    def _forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        loss = self.dmp(features)
+        return loss, loss.detach()
 
     @torch.no_grad()
     def score(self, *, exact: bool = False) -> dict[str, float]:
@@ -136,7 +127,7 @@ class Trainer:
         with self.qcomm.bypass() if self.qcomm and exact else nullcontext():
             for index in range(len(self.tests)):
                 test = self.tests[index]
-                scores = self.dmp(test.features.to(self.device)).cpu()
+                scores = self.dmp(test.features)
                 right = scores.gather(1, test.targets[:, None])[:, 0]
                 ranks.append(ranks_of(scores, test.targets, test.seen))
                 losses.append(scores.logsumexp(dim=1) - right)
@@ -170,13 +161,37 @@ class Trainer:
         return [sum(losses) / len(losses) for losses in zip(*by_rank, strict=True)]
 
 
-def _stock_codecs(config: str) -> dict[str, Any] | None:
-    precision = STOCK[config]
-    if precision is None:
-        return None
-    comms = QCommsConfig(forward_precision=precision, backward_precision=precision)
-    codecs: dict[str, Any] = get_qcomm_codecs_registry(comms)
-    return codecs
+def ranks_of(scores: Tensor, targets: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
+    """Return [B] int64, the rank of each target among the items that its user has not seen.
+
+    The best rank is 1. Equal scores, and those that are NaN, count against the target.
+    Args:
+        scores: [B, I] float.
+        targets: [B] int64.
+        seen: users (0 to B - 1) and items that are not ranked; targets always are.
+    """
+    users = torch.arange(len(targets))
+    is_ahead = ~(scores < scores[users, targets][:, None])
+    is_ahead[seen] = False
+    is_ahead[users, targets] = True  # itself, for the first rank is 1
+    return is_ahead.sum(dim=1)
+
+
+def metrics_of(ranks: Tensor, losses: Tensor) -> dict[str, float]:
+    """Return the metrics of a test.
+
+    Args:
+        ranks: [U] int64, the rank of the item that came next, from 1.
+        losses: [U] float, minus the logarithm of its softmax over all items.
+    """
+    is_hit = ranks <= TOP
+    gains = is_hit / torch.log2(ranks.double() + 1)
+    return {
+        "loss": float(losses.double().mean()),
+        f"ndcg_{TOP}": float(gains.mean()),
+        f"hit_rate_{TOP}": float(is_hit.double().mean()),
+        "num_users": len(ranks),
+    }
 
 
 def gather(value: Any) -> list[Any]:

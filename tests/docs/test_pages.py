@@ -18,9 +18,10 @@ FOLDERS = (
     ROOT, PACKAGE, PACKAGE / "integration", PACKAGE / "integration" / "embedding",
     PACKAGE / "wire", PACKAGE / "comm" / "rows", ROOT / "configs", ROOT / "configs" / "plans",
     ROOT / "examples" / "bench", ROOT / "examples" / "criteo",
+    ROOT / "examples" / "criteo" / "studies",
     ROOT / "tests" / "integration" / "embedding",
 )  # fmt: skip
-NAMED = re.compile(r"(?<![\w/.*])((?:[a-z_]+/)*[A-Za-z_]+\.(?:py|md|yaml))(?![\w*])")
+NAMED = re.compile(r"(?<![\w/.*:])((?:[a-z_]+/)*[A-Za-z_]+\.(?:py|md|yaml))(?![\w*])")
 OF_A_USER = {"my.yaml"}
 OF_EVERY_OP = {"reference.py", "cpu.py", "gpu.py"}
 

@@ -7,11 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-import in_turn
-import measured_command
-import measured_steps
 import pytest
 import torch.distributed as dist
+from studies import in_turn, measured
 from torchrec.distributed.comm import get_local_size
 
 from examples.bench.net import __main__ as bench
@@ -95,7 +93,7 @@ def test_bytes_that_could_not_be_told_are_refused_before_the_first_network(tmp_p
 
 @pytest.mark.parametrize("ranks_per_host", ["0", "3"])
 def test_hosts_that_the_ranks_do_not_fill_are_refused(ranks_per_host, tmp_path):
-    command = [sys.executable, str(ROOT / "examples" / "criteo" / "in_turn.py")]
+    command = [sys.executable, str(ROOT / "examples" / "criteo" / "studies" / "in_turn.py")]
     command += ["--configs", "stock", "--out", str(tmp_path / "net.jsonl")]
     command += ["--ranks-per-host", ranks_per_host]
     env = os.environ | {"WORLD_SIZE": "4", "RANK": "0"}
@@ -150,8 +148,8 @@ else:
 
 
 def test_overlapping_spans_cover_their_union():
-    assert measured_steps.covered([]) == 0
-    assert measured_steps.covered([(5, 7), (0, 3), (1, 2), (2, 4), (7, 8)]) == 4 + 3
+    assert measured.covered([]) == 0
+    assert measured.covered([(5, 7), (0, 3), (1, 2), (2, 4), (7, 8)]) == 4 + 3
 
 
 @emulated
@@ -182,7 +180,7 @@ def test_ranks_per_node_is_what_torchrec_calls_a_node(tmp_path, monkeypatch):
         node_sizes.append(get_local_size(4))
         return []
 
-    measured_command.run("", in_turn.TRAIN_OPTIONS, measure)
+    measured.run("", in_turn.TRAIN_OPTIONS, measure)
     assert node_sizes == [2]
 
 

@@ -5,14 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import accuracy
 import pytest
 import torch
-import torch.distributed as dist
-from data.dataset import FEATURES, Batches
-from emulation import client
+from data.dataset import FEATURES
 from options import build_parser
-from train import build_trainer, load_dataset
+from studies import accuracy, emulation
+from train import batches_of, build_trainer, load_dataset
 from trainer import Trainer
 
 from tests.commands import run as run_command
@@ -80,8 +78,7 @@ def train_on_ranks(config: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     options = build_parser().parse_args(["--config", config, "--min-count", "1", *SMALL, *EXACT])
     dataset = load_dataset(options)
     trainer = build_trainer(options, dataset.num_embeddings)
-    where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)
+    batches = batches_of(dataset, options)
     for _ in range(NUM_STEPS):
         trainer.train_step(batches)
     return trainer.losses, tables_of(trainer)
@@ -208,7 +205,7 @@ def test_plans_are_played_and_are_part_of_the_setup():
     }
     losses, setups = {}, {}
     for name, words in plans.items():
-        trainer = client.EmulatedTrainer.from_words([*SMALL, *words, "--steps", "3"])
+        trainer = emulation.EmulatedTrainer.from_words([*SMALL, *words, "--steps", "3"])
         model = trainer(load_preset("fp32"), 0, 0.0)
         losses[name] = model.losses
         setups[name] = trainer.setup
@@ -221,7 +218,7 @@ def test_plans_are_played_and_are_part_of_the_setup():
 
 def test_rows_of_other_options_are_loaded_anew():
     datasets = [
-        client._load_dataset(client.EmulatedTrainer.from_words(["--rows", rows]).options)
+        emulation._load_dataset(emulation.EmulatedTrainer.from_words(["--rows", rows]).options)
         for rows in ("256", "512", "256")
     ]
     assert [len(dataset.rows) for dataset in datasets] == [256, 512, 256]

@@ -1,59 +1,49 @@
 """What a rank of the Criteo example says and leaves behind when it fails."""
 
-import json
-import logging
-import tempfile
 from argparse import Namespace
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from failures import EveryRankError, Once
 
 
 @pytest.fixture
 def options(tmp_path, monkeypatch):
     """Options of the only rank of a group, which a launcher has started: this process."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    where = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in (where | {"MASTER_PORT": str(ranks._free_port())}).items():
+    where = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in where.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(ranks, "show_warnings", lambda once: None)  # pytest has handlers of its own
+    monkeypatch.setattr(ranks.logging, "basicConfig", lambda **_: None)  # pytest has its own
+    monkeypatch.setattr(ranks.logging, "captureWarnings", lambda _: None)
     return Namespace(ranks_per_node=None, device="cpu", timeout=20, out=tmp_path / "runs")
 
 
-def test_a_rank_that_fails_writes_its_last_collectives(options, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("lost rank 1"), "rank 0: RuntimeError: lost rank 1"),
+        (ValueError("seed: no"), "rank 0: seed: no"),
+        (ranks.EveryRankError("rows.tsv: no rows"), "rows.tsv: no rows"),
+    ],
+)
+def test_a_rank_that_fails_says_so_in_a_line(options, tmp_path, capsys, error, said):
     def run(_options):
         dist.barrier()
-        raise RuntimeError("rank 0: lost rank 1")
+        raise error
 
     assert ranks.join(run, options) == ranks.FAILED
     log = tmp_path / "runs" / "errors.log"
-    said = capsys.readouterr().err
-    assert said == f"error: rank 0: RuntimeError: rank 0: lost rank 1 (traceback: {log})\n"
-    (file,) = tmp_path.glob("collectives_*_rank0.json")
-    assert f"The last collectives of this rank: {file}" in log.read_text()
-    names = [entry["profiling_name"] for entry in json.loads(file.read_text())["entries"]]
-    assert "gloo:barrier" in names
+    assert capsys.readouterr().err == f"error: {said} (traceback: {log})\n"
+    assert "in run\n    raise error" in log.read_text()
+    assert not dist.is_initialized()
 
 
-def test_a_user_s_error_comes_without_its_class(options, tmp_path, capsys):
-    def run(_options):
-        raise EveryRankError("rows.tsv: no rows")
-
-    assert ranks.join(run, options) == ranks.FAILED
-    assert capsys.readouterr().err.startswith("error: rows.tsv: no rows (traceback: ")
-    assert not list(tmp_path.glob("collectives_*"))
-
-
-def test_what_several_ranks_say_is_shown_once():
-    store = dist.HashStore()
-    ours, theirs = Once(store), Once(store)
-    record = logging.makeLogRecord({"msg": "%d lines", "args": (3,)})
-    assert [once.filter(record) for once in (ours, theirs, ours)] == [True, False, False]
-    assert theirs.is_first("4 lines")
-    assert Once().is_first("4 lines")
+def test_what_all_ranks_raise_is_said_by_the_first(options, capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for error, is_said in ((ranks.EveryRankError("no rows"), False), (ValueError("no"), True)):
+        ranks._tell(error, options.out)
+        assert bool(capsys.readouterr().err) == is_said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

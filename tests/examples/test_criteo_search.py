@@ -1,7 +1,7 @@
 """search.py of Criteo: what it hands to trec_qcomm.search, and what it refuses before training."""
 
 import pytest
-import search as criteo_search
+from studies import search as criteo_search
 
 from trec_qcomm.lab.search.command import main
 

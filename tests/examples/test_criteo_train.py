@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data.synthetic import generate, write_tsv
-from options import build_parser, check_options
+from data.synthetic import generate
+from model import mlperf_sizes
+from options import build_parser, check_options, setup_of
 
 from tests.commands import run as run_command
+from tests.examples.test_criteo_folder import write_tsv
 from trec_qcomm import load_config, load_preset
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import TrainingRecord
@@ -43,13 +45,13 @@ def run(script: str, *words: object, execute: Any = run_command) -> str:
 
 
 def fail(out: Path, *words: object) -> list[str]:
-    """Return the lines that a run of train.py writes to stderr; it must fail, and say so last."""
+    """Return what a run of train.py writes to stderr; it must fail, and say so in one line."""
     words = ("--out", out, *words)
     done = run_command(
         command("train.py", *words), env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 1
-    lines = done.stderr.splitlines()
+    lines = [line for line in done.stderr.splitlines() if line]
     assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
     return lines
 
@@ -164,7 +166,6 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, number: int
     """Ctrl-C, to train.py alone; SIGTERM to all its processes, as a scheduler sends it."""
     words = ("--checkpoint-dir", tmp_path, "--epochs", 1000, "--log-every", 5)
     words += ("--pipeline", "sparse_dist")  # which holds batches that are not trained yet
-    words += ("--checkpoint-async",)
     process = subprocess.Popen(
         command("train.py", "--config", "stock", "--name", "run", "--out", tmp_path, *words),
         env=environment(),
@@ -192,7 +193,7 @@ def test_a_file_is_scored_to_its_last_row(tmp_path: Path) -> None:
     assert record.metrics["num_rows"] == 129
 
 
-def test_errors_and_warnings_of_all_ranks_are_told_once(tmp_path: Path) -> None:
+def test_errors_of_all_ranks_are_told_once_and_warnings_are_those_of_rank_0(tmp_path: Path) -> None:
     """A folder of two days: one with a header, one that was cut short."""
     days = [tmp_path / "data" / name for name in ("day_0", "day_1.gz")]
     days[0].parent.mkdir()
@@ -200,13 +201,13 @@ def test_errors_and_warnings_of_all_ranks_are_told_once(tmp_path: Path) -> None:
         write_tsv(generate(200, seed=1), day)
     days[0].write_text("label,I1\n" + days[0].read_text())
     days[1].write_bytes(days[1].read_bytes()[:3000])
-    ready, warning, error = fail(tmp_path, "--config", "stock", "--data", days[0].parent)
-    assert ready.startswith(f"{days[0].parent}: made ready to train on, once, in {tmp_path}")
-    assert warning.startswith(f"{days[0]}: 1 of 201 lines malformed; line 1: looks like a header")
+    *said, error = fail(tmp_path, "--config", "stock", "--data", days[0].parent)
     assert error.startswith(f"error: {days[1]}: cannot be read to its end: Compressed file ended")
     log = tmp_path / "errors.log"
     assert error.endswith(f"(traceback: {log})")
-    assert "in read_parts" in log.read_text()
+    assert "in read_file" in log.read_text()
+    warning = f"{days[0]}: 1 of 201 lines malformed; line 1: 1 fields parted by tabs, expected 40"
+    assert said.count(warning) == 1
 
 
 @pytest.mark.slow
@@ -249,15 +250,15 @@ def check_tables(int8: Path, fp32: Path) -> None:
         ("--config bset", "config bset: neither a file nor one of"),
         ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
         ("--config stock --resume", "resume: needs checkpoint_dir"),
-        ("--config stock --checkpoint-async", "checkpoint_async: needs checkpoint_dir"),
-        ("--config stock --warmup-steps -1", "warmup_steps -1: must be positive"),
-        ("--config stock --clip-grad-norm 0", "clip_grad_norm 0.0: must be positive"),
         ("--config stock --allow-changed-config", "allow_changed_config needs resume"),
         ("--config stock --steps 0", "steps 0: must be positive"),
-        ("--config stock --pipeline prefetch", "pipeline prefetch: needs --device cuda; on cpu "),
         ("--config stock --plan rows", "plan 'rows': neither a file nor one of"),
         ("--config stock --data absent.tsv", "absent.tsv: no such file, or a directory without"),
         ("--config stock --ranks 4 --ranks-per-node 3", "ranks_per_node 3: 4 ranks do not fill"),
+        ("--config stock --scale 1", "scale: only for --model dcn"),
+        ("--config stock --model dcn --scale 2", r"scale 2\.0: expected a number above 0, at most"),
+        ("--config stock --model dcn --scale 1 --over-arch 8", "over_arch: scale sets it; give"),
+        ("--config stock --dump-rows .", r"dump_rows .*: is a folder; expected a file"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:
@@ -276,3 +277,27 @@ def test_a_config_that_ships_goes_by_its_name(
         assert Path(options.config).stem == "int8"  # in the names of records
     (tmp_path / "int8").write_text("dense: {codec: float6}")
     assert build_parser().parse_args(["--config", "int8"]).config == "int8"  # a file comes first
+
+
+def test_one_number_scales_mlperfs_sizes_and_records_have_them() -> None:
+    sizes = {"embedding_dim": 128, "dense_arch": (512, 256), "over_arch": (1024, 1024, 512, 256)}
+    assert mlperf_sizes(1.0) == sizes | {"cross_rank": 512}
+    assert mlperf_sizes(1e-9)["over_arch"] == (4,) * 4
+    words = "--config stock --model dcn --scale 0.125"
+    scaled = setup_of(build_parser().parse_args(words.split()))
+    assert (scaled["dense_arch"], scaled["embedding_dim"], scaled["scale"]) == ("64,32", 16, 0.125)
+    plain = setup_of(build_parser().parse_args(["--config", "stock"]))
+    assert {"model", "scale", "pipeline"}.isdisjoint(plain)  # older records lack them
+
+
+def test_tensorboard_shows_a_training(tmp_path: Path, straight: TrainingRecord) -> None:
+    module = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    words = ("--steps", 4, "--log-every", 2, "--tensorboard", tmp_path / "events")
+    record = train(tmp_path, *words, config=ROOT / "configs" / "int8.yaml")
+    events = module.EventAccumulator(str(tmp_path / "events" / "run")).Reload()
+    points = {t: {e.step: e.value for e in events.Scalars(t)} for t in events.Tags()["scalars"]}
+    assert list(points["train/loss"]) == list(points["train/step_ms"]) == [2, 4]
+    sent = points["sent_nbytes/embedding_forward"]
+    assert 0 < 2 * sent[2] == sent[4]
+    assert points["ratio/embedding_forward"][4] > 2
+    assert points["test_on/auc"] == {4: pytest.approx(record.metrics["auc"], rel=1e-6)}

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from examples.sequences.data import Batches, HeldOutBatches, Sequences, read_movielens
-from examples.sequences.metrics import metrics_of, ranks_of
-from examples.sequences.synthetic import generate
+from examples.sequences.data import (
+    Batches,
+    HeldOutBatches,
+    Sequences,
+    generate,
+    read_movielens,
+)
+from examples.sequences.trainer import metrics_of, ranks_of
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from data.dataset import Batches
 from options import build_parser
 from stock import FIRST_STEP, POWERSGD
-from train import build_trainer, load_dataset
+from train import batches_of, build_trainer, load_dataset
 
 from tests.integration.small_model import same_weights, weights
 from trec_qcomm.testing import run_ranks
@@ -24,8 +22,7 @@ def train_steps(config: str, num_steps: int = NUM_STEPS):
     dataset = load_dataset(options)
     trainer = build_trainer(options, dataset.num_embeddings)
     before = weights(trainer.dmp)
-    where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    batches = Batches(dataset.train, options.batch_size, drop_last=True, **where)
+    batches = batches_of(dataset, options)
     for _ in range(num_steps):
         trainer.train_step(batches)
     kinds = {how.sharding_type for how in trainer.dmp.plan.plan[table_path(trainer)].values()}

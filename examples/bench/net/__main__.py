@@ -9,7 +9,7 @@
   python -m examples.bench.net --hosts 2 --ranks-per-host 2 --configs configs/by_node.yaml
 
 Hosts are network namespaces of this machine whose links are as slow as told (hosts.py; needs root
-and iproute2). Each host trains all configs in turn, step by step (examples/criteo/in_turn.py); with
+and iproute2). Each host trains all configs in turn, step by step (criteo/studies/in_turn.py); with
 --plans, each config with each plan.
 Options that are not listed here are those of the example's train.py, but for --tensorboard,
 --dump-rows, --eval-codec, --epochs and checkpoints. One record a network, config and plan in --out;
@@ -41,7 +41,7 @@ from trec_qcomm.lab.records import NetworkRecord
 from trec_qcomm.lab.simulate.between_hosts import host_shares
 
 ROOT = Path(__file__).resolve().parents[3]
-TRAINING = ROOT / "examples" / "criteo" / "in_turn.py"
+TRAINING = ROOT / "examples" / "criteo" / "studies" / "in_turn.py"
 CONFIGURATIONS = ["stock", "stock_fp16", "stock_int8", "stock_powersgd"] + [
     str(ROOT / "configs" / f"{name}.yaml")
     for name in ("int8", "int4", "unique_int4", "dual_level", "dct", "best")

@@ -10,35 +10,26 @@ Nothing is read but what a batch takes.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from data.convert.run import MANIFEST, VERSION, WORK
-from data.dataset import Dataset
-from data.ids import LARGEST_ID, num_train_of
-from data.samples import Array, Columns, Samples
-from data.tsv import NUM_DENSE, NUM_SPARSE, Ints
+from data.dataset import LARGEST_ID, Array, Columns, Dataset, Samples, num_train_of
+from data.tsv import NUM_DENSE, NUM_SPARSE
 
-logger = logging.getLogger(__name__)
-
+MANIFEST, VERSION = "dataset.json", 1
 ONE_HOT, MULTI_HOT = "sparse.npy", "sparse_multi_hot.npz"
 _DAY = re.compile(r"day_(\d+)_dense\.npy")
 _CHUNK_ROWS = 1 << 20
-_LOCAL_HEADER_NBYTES = 30  # of a file in a zip, before its name and its extra field
 
 
 def is_preprocessed(path: Path) -> bool:
-    """Return whether this is a folder of arrays, or one that is to become it."""
-    if not path.is_dir():
-        return False
-    return (path / MANIFEST).exists() or (path / WORK).exists() or bool(list_days(path))
+    """Return whether this is a folder of arrays."""
+    return path.is_dir() and ((path / MANIFEST).exists() or bool(list_days(path)))
 
 
 def list_days(folder: Path) -> list[int]:
@@ -47,23 +38,21 @@ def list_days(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return what dataset.json says; None if there is none.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what dataset.json says; nothing if there is none.
 
-    Raises: ValueError: it is of another version, or the folder is not finished.
+    Raises: ValueError: it is damaged, or of another version.
     """
     file = folder / MANIFEST
     if not file.exists():
-        if (folder / WORK).exists():
-            raise ValueError(f"{folder}: not finished; run the same preprocess.py again")
-        return None
+        return {}
     try:
-        manifest = json.loads(file.read_text())
+        manifest: dict[str, Any] = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     if manifest.get("version") != VERSION:
         raise ValueError(f"{file}: version {manifest.get('version')}, expected {VERSION}")
-    return cast(dict[str, Any], manifest)
+    return manifest
 
 
 def load_folder(folder: Path, num_embeddings: Sequence[int] | None = None) -> Dataset:
@@ -73,102 +62,86 @@ def load_folder(folder: Path, num_embeddings: Sequence[int] | None = None) -> Da
         these, as TorchRec's reader does. Only where there is no dataset.json.
     Raises: ValueError: a file is missing, damaged or of another shape; the message names it.
     """
-    manifest = read_manifest(folder)
-    days = list_days(folder)
+    manifest, days = read_manifest(folder), list_days(folder)
     if not days:
         raise ValueError(f"{folder}: no files day_N_dense.npy")
     pieces = [_open_day(folder, day) for day in days]
-    for day, piece in zip(days, pieces, strict=True):
-        if piece.pooling != pieces[0].pooling:
-            raise ValueError(f"{folder}: days {days[0]} and {day} have different ids a sample")
-    samples = Samples([piece for piece in pieces if len(piece)])
-    if manifest is None:
-        return _foreign(folder, samples, num_embeddings)
-    if num_embeddings is not None:
-        raise ValueError(f"num_embeddings: {folder / MANIFEST} tells them")
     rows = [len(piece) for piece in pieces]
-    if rows != manifest["rows"]:
+    if len({tuple(each.shape[1] for each in piece.ids) for piece in pieces}) > 1:
+        raise ValueError(f"{folder}: days have different ids a sample")
+    if manifest and num_embeddings is not None:
+        raise ValueError(f"num_embeddings: {folder / MANIFEST} tells them")
+    if manifest and rows != manifest["rows"]:
         raise ValueError(f"{folder}: files of {rows} rows, {MANIFEST} has {manifest['rows']}")
-    return Dataset(samples, manifest["num_train"], manifest["num_embeddings"])
+    samples = Samples.of_pieces(pieces)
+    if manifest:
+        return Dataset(samples, manifest["num_train"], manifest["num_embeddings"])
+    if num_embeddings is None:
+        return Dataset(samples, num_train_of(len(samples)), scan_sizes(folder, pieces))
+    sizes = [*num_embeddings] * (NUM_SPARSE if len(num_embeddings) == 1 else 1)
+    if len(sizes) != NUM_SPARSE or min(sizes) < 1:
+        raise ValueError(f"num_embeddings {num_embeddings}: expected 1 or 26 positive numbers")
+    samples = Samples(pieces, 0, len(samples), lambda feature, ids, _: ids % sizes[feature])
+    return Dataset(samples, num_train_of(len(samples)), sizes)
 
 
-def scan_sizes(folder: Path, samples: Samples) -> list[int]:
+def scan_sizes(folder: Path, pieces: Sequence[Columns]) -> list[int]:
     """Return how many rows the tables need: the largest id of each feature, and one more.
 
     Raises: ValueError: an id is negative, or too large to be one.
     """
-    largest, smallest = np.zeros(NUM_SPARSE, np.int64), np.zeros(NUM_SPARSE, np.int64)
-    for piece in samples.pieces:
+    sizes = [1] * NUM_SPARSE
+    for piece in pieces:
         for at in range(0, len(piece), _CHUNK_ROWS):
-            part = piece.cut(at, at + _CHUNK_ROWS).ids
-            blocks = part if isinstance(part, tuple) else (part,)
-            most = [block.max(axis=0) for block in blocks]
-            least = [block.min(axis=0) for block in blocks]
-            if isinstance(part, tuple):
-                most, least = [[m.max() for m in most]], [[m.min() for m in least]]
-            largest, smallest = np.maximum(largest, most[0]), np.minimum(smallest, least[0])
-    for k in range(NUM_SPARSE):
-        if smallest[k] < 0 or largest[k] > LARGEST_ID:
-            value = smallest[k] if smallest[k] < 0 else largest[k]
-            raise ValueError(
-                f"{folder}: C{k + 1} has {value}, which is no row of a table; give "
-                "num_embeddings, and ids are taken modulo these"
-            )
-    return [int(most) + 1 for most in largest]
-
-
-def _foreign(folder: Path, samples: Samples, num_embeddings: Sequence[int] | None) -> Dataset:
-    """Return the data set of a folder that preprocess.py has not written."""
-    num_train = num_train_of(len(samples))
-    if num_embeddings is None:
-        return Dataset(samples, num_train, scan_sizes(folder, samples))
-    sizes = [*num_embeddings] * (NUM_SPARSE if len(num_embeddings) == 1 else 1)
-    if len(sizes) != NUM_SPARSE or min(sizes) < 1:
-        raise ValueError(f"num_embeddings {num_embeddings}: expected 1 or 26 positive numbers")
-    limits: Ints = np.array(sizes, np.int64)
-    pieces = [replace(piece, modulo=limits) for piece in samples.pieces]
-    return Dataset(Samples(pieces), num_train, sizes)
+            for k, ids in enumerate(piece.cut(at, at + _CHUNK_ROWS).ids):
+                least, most = int(ids.min()), int(ids.max())
+                if least < 0 or most > LARGEST_ID:
+                    raise ValueError(
+                        f"{folder}: C{k + 1} has {least if least < 0 else most}, which is no row "
+                        "of a table; give num_embeddings, and ids are taken modulo these"
+                    )
+                sizes[k] = max(sizes[k], most + 1)
+    return sizes
 
 
 def _open_day(folder: Path, day: int) -> Columns:
     """Map the files of one day."""
-    files = {name: folder / f"day_{day}_{name}" for name in (ONE_HOT, MULTI_HOT)}
-    there = [name for name, file in files.items() if file.exists()]
-    if len(there) != 1:
-        which = "both" if there else "neither"
+    one_hot, multi_hot = (folder / f"day_{day}_{name}" for name in (ONE_HOT, MULTI_HOT))
+    if one_hot.exists() == multi_hot.exists():
+        which = "both" if one_hot.exists() else "neither"
         raise ValueError(f"{folder}: day {day} has {which} of {ONE_HOT} and {MULTI_HOT}")
-    dense = _map_array(folder / f"day_{day}_dense.npy")
-    labels = _map_array(folder / f"day_{day}_labels.npy")
-    ids: Any
-    if there == [ONE_HOT]:
-        ids = _map_array(files[ONE_HOT])
-        _check(files[ONE_HOT], ids, len(dense), NUM_SPARSE)
-    else:
-        ids = tuple(map_npz(files[MULTI_HOT], [str(k) for k in range(NUM_SPARSE)]))
-        for each in ids:
-            _check(files[MULTI_HOT], each, len(dense), None)
-    _check(folder / f"day_{day}_dense.npy", dense, len(dense), NUM_DENSE)
-    labels = labels.reshape(-1) if labels.shape[1:] in ((), (1,)) else labels
-    if labels.shape != (len(dense),):
-        shape = f"shape {labels.shape}, expected [{len(dense)}, 1]"
-        raise ValueError(f"{folder / f'day_{day}_labels.npy'}: {shape}")
-    return Columns(labels, dense, ids)
+    dense = _map_array(folder / f"day_{day}_dense.npy", NUM_DENSE)
+    labels = _map_array(folder / f"day_{day}_labels.npy", 1, len(dense))[:, 0]
+    if one_hot.exists():
+        ids = _map_array(one_hot, NUM_SPARSE, len(dense))
+        return Columns(labels, dense, tuple(ids[:, k : k + 1] for k in range(NUM_SPARSE)))
+    bags = map_npz(multi_hot, [str(k) for k in range(NUM_SPARSE)])
+    for each in bags:
+        _check(multi_hot, each, None, len(dense))
+    return Columns(labels, dense, tuple(bags))
 
 
-def _check(file: Path, array: Array, num_rows: int, num_columns: int | None) -> None:
-    """Raise ValueError unless an array has rows of the right length."""
-    columns = array.shape[1] if array.ndim == 2 and num_columns is None else num_columns
-    if array.ndim != 2 or array.shape != (num_rows, columns):
-        expected = f"[{num_rows}, {num_columns or 'P'}]"
-        raise ValueError(f"{file}: shape {list(array.shape)}, expected {expected}")
-
-
-def _map_array(file: Path) -> Array:
+def _map_array(file: Path, num_columns: int, num_rows: int | None = None) -> Array:
     """Map a .npy file. Raises ValueError, with its name: it is missing, damaged or cut short."""
     try:
-        return cast(Array, np.load(file, mmap_mode="r"))
+        array = cast(Array, np.load(file, mmap_mode="r"))
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{file}: {error}") from error
+    if array.ndim == 1 and num_columns == 1:
+        array = array[:, None]
+    _check(file, array, num_columns, num_rows)
+    return array
+
+
+def _check(file: Path, array: Array, num_columns: int | None, num_rows: int | None) -> None:
+    """Raise ValueError unless an array has this shape; None is any number."""
+    expected = [num_rows, num_columns]
+    fits = array.ndim == 2 and all(
+        e in (None, n) for e, n in zip(expected, array.shape, strict=True)
+    )
+    if not fits:
+        shown = ", ".join("any" if number is None else str(number) for number in expected)
+        raise ValueError(f"{file}: shape {list(array.shape)}, expected [{shown}]")
 
 
 def map_npz(file: Path, names: Sequence[str]) -> list[Array]:
@@ -178,27 +151,21 @@ def map_npz(file: Path, names: Sequence[str]) -> list[Array]:
     """
     try:
         with zipfile.ZipFile(file) as archive, file.open("rb") as raw:
-            return [_map_member(file, archive, raw, f"{name}.npy") for name in names]
-    except (zipfile.BadZipFile, KeyError, OSError, EOFError) as error:
+            return [_map_member(file, archive.getinfo(f"{name}.npy"), raw) for name in names]
+    except (zipfile.BadZipFile, KeyError, OSError, EOFError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _map_member(file: Path, archive: zipfile.ZipFile, raw: Any, name: str) -> Array:
-    info = archive.getinfo(name)
+def _map_member(file: Path, info: zipfile.ZipInfo, raw: Any) -> Array:
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(
-            f"{file}: {name} is compressed and cannot be mapped; write it anew with "
+            f"{info.filename} is compressed and cannot be mapped; write it anew with "
             "numpy.savez(new, **numpy.load(old))"
         )
-    raw.seek(info.header_offset)
-    header = raw.read(_LOCAL_HEADER_NBYTES)
-    sizes = np.frombuffer(header[26:30], "<u2")  # of the name and of the extra field
-    raw.seek(info.header_offset + _LOCAL_HEADER_NBYTES + int(sizes.sum()))
-    try:
-        version = np.lib.format.read_magic(raw)
-        read: Any = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
-        shape, is_fortran, dtype = read(raw)
-        order: Any = "F" if is_fortran else "C"
-        return np.memmap(file, dtype, "r", raw.tell(), shape, order)
-    except (AttributeError, ValueError) as error:
-        raise ValueError(f"{file}: {name}: {error}") from error
+    raw.seek(info.header_offset + 26)  # where the header has the sizes of name and extra field
+    sizes = np.frombuffer(raw.read(4), "<u2")
+    raw.seek(int(sizes.sum()), 1)
+    version = np.lib.format.read_magic(raw)
+    read: Any = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
+    shape, is_fortran, dtype = read(raw)
+    return np.memmap(file, dtype, "r", raw.tell(), shape, "F" if is_fortran else "C")

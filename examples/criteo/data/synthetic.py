@@ -10,12 +10,6 @@ Shapes: N rows.
 
 from __future__ import annotations
 
-import gzip
-import lzma
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,20 +49,6 @@ def generate(num_rows: int, *, seed: int) -> Rows:
     rows["dense"] = np.where(rng.random(counts.shape) < 0.1, np.nan, counts)
     rows["categories"] = _hide_some(rng, _to_categories(drawn))
     return rows
-
-
-def write_tsv(rows: Rows, path: Path) -> None:
-    """Write rows as Criteo's TSV, compressed if the name ends in .gz or .xz."""
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    with openers.get(path.suffix, open)(path, "wt", newline="") as file:
-        file.writelines(_to_lines(rows))
-
-
-def _to_lines(rows: Rows) -> Iterator[str]:
-    for label, dense, categories in rows.tolist():
-        integers = ["" if np.isnan(x) else str(int(x)) for x in dense]
-        names = ["" if c == MISSING_CATEGORY else f"{c:08x}" for c in categories]
-        yield "\t".join([str(label), *integers, *names]) + "\n"
 
 
 def _zipf(rng: np.random.Generator, size: int, num_rows: int) -> Ints:

@@ -1,48 +1,135 @@
-"""Steps of several trainings in turn, measured: time, bytes that left the host, parts of a step.
+"""Trains several configs in turn and measures their steps: time, bytes sent, parts of a step.
 
-Knows: barriers, the counters of a network interface, torch's profiler. Does not know: the model,
-its options and its data.
+Knows: the command line of such a program, barriers, the counters of a network interface, torch's
+profiler. Does not know: which train.py it belongs to, its model and its data.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from ranks import gather
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
-from trec_qcomm import QComm
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import Environment, NetworkRecord, Percentiles
 
 WARM_STEPS = 3  # not timed: kernels compile, thresholds and buckets settle
 PROFILED_STEPS = 10  # of 3, the all-to-all's share differed by .15 between runs
+_NETWORK = ("rate", "delay", "ranks_per_host")  # options that a record has
+
+# Options of each training, those of the command line, the network interface -> a record each.
+Measure = Callable[[list[argparse.Namespace], argparse.Namespace, str], list[NetworkRecord]]
 
 
-class Feed(Protocol):
-    """Batches of this rank, and the seconds that were spent with waiting for them."""
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The options of a train.py, for a program that does not write what train.py writes.
 
-    waited_s: float
+    Args:
+        build_parser: maker of train.py's parser.
+        check: function that raises ValueError for options that make no sense.
+        setup_of: function that returns the options that must be equal for two records to be
+            compared.
+        unused: names of options that would do nothing, and are refused.
+        pipelines: choices of --pipeline.
+        defaults: words that come before those of the command line.
+    """
 
-    def __next__(self) -> Any: ...
+    build_parser: Callable[[], argparse.ArgumentParser]
+    check: Callable[[argparse.Namespace], None]
+    setup_of: Callable[[argparse.Namespace], dict[str, Any]]
+    unused: Sequence[str]
+    pipelines: Sequence[str]
+    defaults: Sequence[str] = ()
+
+    def parse(
+        self,
+        configs: Sequence[str],
+        rest: Sequence[str],
+        pipelines: Sequence[str] | None = None,
+        plans: Sequence[str] | None = None,
+    ) -> list[argparse.Namespace]:
+        """Return the options of each config with each pipeline and plan; None: those of `rest`.
+
+        Raises: ValueError: an option that does nothing here.
+        """
+        parser, given = self.build_parser(), [*self.defaults, *rest]
+        choices = [
+            [(option, value) for value in values]
+            for option, values in (("--pipeline", pipelines), ("--plan", plans))
+            if values
+        ]
+        words = [[*given, *itertools.chain(*chosen)] for chosen in itertools.product(*choices)]
+        every = [parser.parse_args(["--config", c, *more]) for c in configs for more in words]
+        for options in every:
+            for name in self.unused:
+                if getattr(options, name) != parser.get_default(name):
+                    raise ValueError(f"{name}: an option that bench-net does not have")
+            self.check(options)
+        return every
 
 
-class Trainer(Protocol):
-    """A sharded model that trains. `losses` are this rank's; `qcomm` is None for plain TorchRec."""
+def run(description: str | None, train_options: TrainOptions, measure: Measure) -> None:
+    """Measure as the command line says, and append rank 0's records. Every rank calls it once."""
+    parser = _parser(description, train_options)
+    arguments, rest = parser.parse_known_args()
+    num_ranks, ranks_per_host = int(os.environ["WORLD_SIZE"]), arguments.ranks_per_host
+    if arguments.num_steps < 1:
+        parser.error(f"steps {arguments.num_steps}: must be positive")
+    if ranks_per_host < 1 or num_ranks % ranks_per_host:
+        parser.error(f"ranks_per_host {ranks_per_host}: {num_ranks} ranks do not fill such hosts")
+    try:
+        every = train_options.parse(arguments.configs, rest, arguments.pipelines, arguments.plans)
+    except ValueError as error:
+        parser.error(str(error))
+    if arguments.check:
+        print(json.dumps([train_options.setup_of(options) for options in every]))
+        return
+    ranks_per_node = vars(every[0]).get("ranks_per_node")  # which not every training has
+    if ranks_per_node is not None:
+        os.environ["LOCAL_WORLD_SIZE"] = str(ranks_per_node)  # what TorchRec calls a node
+    interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=every[0].timeout))
+    try:
+        made = measure(every, arguments, interface)
+        dist.barrier()  # a thread of gloo that freed a Python tensor during exit would abort
+    finally:
+        dist.destroy_process_group()
+    if int(os.environ["RANK"]) == 0:
+        records.append(arguments.out, *made)
 
-    qcomm: QComm | None
-    losses: list[float]
 
-    def train_next(self, feed: Any) -> None:
-        """Take one step on the next batch. Collective."""
+def _parser(description: str | None, train_options: TrainOptions) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--configs", nargs="+", required=True, help="as train.py's --config")
+    each = "each config with each of these (default: that of train.py)"
+    add("--pipelines", nargs="+", choices=train_options.pipelines, help=each)
+    add("--plans", nargs="+", help=each)
+    add("--steps", type=int, default=25, dest="num_steps", help="timed steps of each (default 25)")
+    add("--ranks-per-host", type=int, default=1, help="for the records (default 1)")
+    add("--rate", default="none", help="rate of each link, for the records (default none)")
+    add("--delay", help="delay of each link, for the records")
+    add("--out", type=Path, required=True, help="file of records, appended to")
+    add("--check", action="store_true", help="print the setup of each training as JSON, no more")
+    return parser
 
 
 @dataclass
@@ -53,8 +140,9 @@ class MeasuredTraining:
         config: a config's file, or a name of plain TorchRec.
         setup: options that must be equal for two records to be compared.
         seed: seed of the training.
-        trainer: the sharded model.
-        feed: batches of all steps but those under the profiler.
+        trainer: the sharded model, with `train_next(feed)`, `losses` and `qcomm`.
+        feed: batches of all steps but those under the profiler, and `waited_s`, the seconds that
+            were spent with waiting for them.
     Derived:
         seconds, nbytes, packets: seconds of each timed step, and what this host sent in it.
         reader_s: seconds of the timed steps that passed with waiting for batches.
@@ -65,8 +153,8 @@ class MeasuredTraining:
     config: str
     setup: Mapping[str, Any]
     seed: int
-    trainer: Trainer
-    feed: Feed
+    trainer: Any
+    feed: Any
     seconds: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     packets: list[int] = field(default_factory=list)
@@ -113,7 +201,7 @@ def _take_step(training: MeasuredTraining, interface: str, *, timed: bool) -> No
         training.packets.append(after[1] - before[1])
 
 
-def _sent(interface: str) -> tuple[int, int]:
+def _sent(interface: str) -> tuple[int, ...]:
     """Return the bytes and packets that have left by this interface."""
     folder = Path(f"/sys/class/net/{interface}/statistics")
     return tuple(int((folder / f"tx_{what}").read_text()) for what in ("bytes", "packets"))
@@ -161,9 +249,7 @@ def _part_of(name: str) -> str | None:
         return "stock codec"
     if name.startswith("fbgemm::") and ("embedding" in name or "split" in name):
         return "lookup"
-    if name in _DENSE:
-        return "dense"
-    return None
+    return "dense" if name in _DENSE else None
 
 
 _GLOO_ALL_TO_ALL = "gloo:all_to_all"  # noted by the thread that runs it, from its start on
@@ -174,25 +260,14 @@ _DENSE = {f"aten::{n}" for n in (
 
 
 def record_of(
-    training: MeasuredTraining,
-    metrics: dict[str, float],
-    *,
-    rate: str,
-    delay: str | None,
-    ranks_per_host: int,
+    training: MeasuredTraining, metrics: dict[str, float], arguments: argparse.Namespace
 ) -> NetworkRecord:
-    """Return the record of one config. Collective.
-
-    Args:
-        rate: rate of each link, as tc writes it.
-        delay: delay of each link one way; None: none.
-        ranks_per_host: number of adjacent ranks that share a host and its network interface.
-    """
-    num_steps = len(training.seconds)
+    """Return the record of one config. Collective. Args: arguments: those of the command line."""
+    network = {name: getattr(arguments, name) for name in _NETWORK}
+    num_steps, ranks_per_host = len(training.seconds), arguments.ranks_per_host
     slowest = np.max(gather(training.seconds), axis=0)
     losses = np.mean(gather(training.trainer.losses[: WARM_STEPS + num_steps]), axis=0)
-    file = Path(training.config)
-    stats = training.stats
+    file, stats = Path(training.config), training.stats
     traffic = None if stats is None else tuple(gather(records.traffic_of(stats, num_steps)))
     counted = [gather(counts)[::ranks_per_host] for counts in (training.nbytes, training.packets)]
     sent_nbytes, sent_packets = (tuple(float(np.median(h)) for h in hosts) for hosts in counted)
@@ -204,9 +279,6 @@ def record_of(
         environment=Environment.current(repository=Path(__file__).parent),
         time=time.time(),
         num_hosts=dist.get_world_size() // ranks_per_host,
-        ranks_per_host=ranks_per_host,
-        rate=rate,
-        delay=delay,
         num_steps=num_steps,
         step_s=Percentiles(**{f"p{q}": float(np.percentile(slowest, q)) for q in (20, 50, 80)}),
         sent_nbytes=sent_nbytes,
@@ -216,6 +288,7 @@ def record_of(
         metrics=metrics,
         losses=tuple(losses.tolist()),
         progressive_logloss=float(losses.mean()),
+        **network,
     )
 
 
@@ -226,18 +299,12 @@ def _breakdown(training: MeasuredTraining, num_steps: int) -> dict[str, float]:
     rest; TorchRec's own codecs are in `stock codec`. reader is the wait for batches. all-to-all is
     the time in which one of gloo was under way, with ids or rows, whoever asked for it.
     """
-    seconds = dict(training.profiled)
     kinds = () if training.stats is None else training.stats.by_kind().values()
-    seconds["encode"] = sum(sum(kind.encode_s.values()) for kind in kinds) / num_steps
-    seconds["wire"] = sum(kind.wire_s for kind in kinds) / num_steps
-    seconds["decode"] = sum(sum(kind.decode_s.values()) for kind in kinds) / num_steps
-    seconds["reader"] = training.reader_s / num_steps
-    hosts = gather(seconds)
-    return {part: float(np.mean([host[part] for host in hosts])) for part in seconds}
-
-
-def gather(value: Any) -> list[Any]:
-    """Return the value of every rank, in rank order. Collective."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+    clocks = {
+        "encode": sum(sum(kind.encode_s.values()) for kind in kinds),
+        "wire": sum(kind.wire_s for kind in kinds),
+        "decode": sum(sum(kind.decode_s.values()) for kind in kinds),
+        "reader": training.reader_s,
+    }
+    hosts = gather(training.profiled | {name: s / num_steps for name, s in clocks.items()})
+    return {part: float(np.mean([host[part] for host in hosts])) for part in hosts[0]}

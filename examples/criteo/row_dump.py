@@ -17,18 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from data.dataset import FEATURES, Batches
-from dcn import DCN
-from failures import EveryRankError
+from ranks import EveryRankError
 from torch import Tensor
 from torchrec.datasets.utils import Batch
-from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.models.dlrm import DLRMTrain
 from trainer import Trainer
 
 from trec_qcomm.lab.debug.row_capture import write_rows
 
 DUMPED_SAMPLES = 8192  # the last ones, rounded up to whole batches; fewer where there are no more
-
-Columns = dict[str, Tensor]  # a table's name -> its values
 
 
 def check_pooling(pooling: Sequence[int]) -> None:
@@ -53,47 +50,31 @@ def dump_rows(trainer: Trainer, batches: Batches, path: Path, meta: Mapping[str,
     trainer.dmp.eval()
     parts = [_batch_rows(trainer, batches[index].to(trainer.device)) for index in last]
     trainer.dmp.train()
-    if dist.get_rank() == 0:
-        _save(path, parts, dict(meta) | {"batch": batches.batch_size})
+    if dist.get_rank() != 0:
+        return
+    rows, gradients, ids = (torch.cat(column).unbind(1) for column in zip(*parts, strict=True))
+    of_tables = [
+        {f"t_{name}": values.contiguous() for name, values in zip(FEATURES, columns, strict=True)}
+        for columns in (rows, gradients, ids)
+    ]
+    num_samples, dim = rows[0].shape
+    known = {"batch": batches.batch_size, "dim": dim, "num_samples": num_samples}
+    rows_of, gradients_of, ids_of = of_tables
+    write_rows(path, rows_of, gradients=gradients_of, ids=ids_of, meta=dict(meta) | known)
 
 
-def _batch_rows(trainer: Trainer, batch: Batch) -> tuple[Columns, Columns, Columns]:
-    """Return rows, gradients and ids of one batch, each by table. Collective: all ranks look up."""
-    model = _only(trainer.dmp, DLRMTrain)
-    dlrm = _only(model, (DLRM, DCN))
+def _batch_rows(trainer: Trainer, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows and gradients [B, 26, D] and ids [B, 26] of a batch. Collective."""
+    (model,) = (m for m in trainer.dmp.modules() if isinstance(m, DLRMTrain))
+    dlrm = model.model
     with torch.no_grad(), trainer.qcomm.bypass() if trainer.qcomm else nullcontext():
-        rows = dlrm.sparse_arch(batch.sparse_features)  # [B, tables, D] or, of a DCN, side by side
+        rows = dlrm.sparse_arch(batch.sparse_features)
     rows.requires_grad_()
     # The dense part alone, outside of DDP and of the fused optimizer: no weight gets a gradient.
     dense = dlrm.dense_arch(batch.dense_features)
     logits = dlrm.over_arch(dlrm.inter_arch(dense_features=dense, sparse_features=rows))
     loss = model.loss_fn(logits.squeeze(-1), batch.labels)
     (gradients,) = torch.autograd.grad(loss, rows)
-    ids = batch.sparse_features.to_dict()
-    features = dlrm.sparse_arch.sparse_feature_names
-    shape = (len(batch.labels), len(features), -1)
-    rows, gradients = rows.detach().reshape(shape), gradients.reshape(shape)
-    return (
-        {f"t_{name}": rows[:, at].cpu() for at, name in enumerate(features)},
-        {f"t_{name}": gradients[:, at].cpu() for at, name in enumerate(features)},
-        {f"t_{name}": ids[name].values().cpu() for name in FEATURES},
-    )
-
-
-def _save(path: Path, parts: list[tuple[Columns, Columns, Columns]], meta: dict[str, Any]) -> None:
-    rows, gradients, ids = ([part[k] for part in parts] for k in range(3))
-    joined = {table: torch.cat([columns[table] for columns in rows]) for table in rows[0]}
-    num_samples, dim = next(iter(joined.values())).shape
-    write_rows(
-        path,
-        joined,
-        gradients={t: torch.cat([columns[t] for columns in gradients]) for t in joined},
-        ids={t: torch.cat([columns[t] for columns in ids]) for t in joined},
-        meta=meta | {"dim": dim, "num_samples": num_samples},
-    )
-
-
-def _only(module: torch.nn.Module, kind: type[Any] | tuple[type[Any], ...]) -> Any:
-    """Return the one part of that class, wherever wrappers have put it."""
-    (part,) = (part for part in module.modules() if isinstance(part, kind))
-    return part
+    order = [dlrm.sparse_arch.sparse_feature_names.index(name) for name in FEATURES]
+    ids = batch.sparse_features.values().view(len(FEATURES), -1).T
+    return rows.detach()[:, order].cpu(), gradients[:, order].cpu(), ids.cpu()

@@ -1,7 +1,7 @@
 """Writes the configs of the study of quantized collectives and thresholds, one file each.
 
-  python examples/criteo/emulation/dense_configurations.py --out runs/configs
-  python examples/criteo/accuracy.py --configs runs/configs/*.yaml --seeds 16 --jobs 2 \\
+  python examples/criteo/studies/dense_configurations.py --out runs/configs
+  python examples/criteo/studies/accuracy.py --configs runs/configs/*.yaml --seeds 16 --jobs 2 \\
       --modes training --data train.txt --out runs/study
 
 The configs: all-to-all forward, backward or both at 8, 4 and 2 bits; all-reduce by ring or
@@ -23,7 +23,6 @@ import yaml
 from trec_qcomm import (
     Cast,
     Config,
-    ErrorBounded,
     Float6,
     GradientRule,
     Identity,
@@ -32,7 +31,7 @@ from trec_qcomm import (
     Threshold,
     TopK,
 )
-from trec_qcomm.config import config_to_dict
+from trec_qcomm.config import config_to_dict, load_preset
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.ext.dct import ForwardMask
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
@@ -41,14 +40,7 @@ BITS = (8, 4, 2)
 THRESHOLD_DENSITIES = (0.01, 0.001)
 DENSITIES = (0.5, 0.25, 0.125, 0.0625)
 EXACT = (TableRule(tables=("*",), forward=Identity(), backward=Identity()),)
-BEST = (  # the embedding rules of configs/fast.yaml, under its former name
-    TableRule(
-        tables=("*",),
-        forward=ErrorBounded(0.01),
-        backward=Rowwise(4, "stochastic"),
-        unique_bags="auto",
-    ),
-)
+BEST = load_preset("fast").embedding  # under its former name
 
 
 def configurations() -> dict[str, Config]:

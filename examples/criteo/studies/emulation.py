@@ -9,26 +9,25 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from data.dataset import FEATURES, Batches, Dataset
 from data.folder import is_preprocessed
 from options import SETUP, build_parser, check_options, setup_of
 from ranks import silence_start
-from report.metrics import score
+from report import score
 from stock import STOCK
-from train import load_dataset, shard
+from train import batches_of, load_dataset, shard
 from trainer import Trainer
 
 from trec_qcomm import Config, Identity, QComm, played_ranks
-from trec_qcomm.config import load_preset
 
 DEFAULTS = {"ranks": 4, "batch_size": 128}
 NO_OPTIONS = ("device", "pipeline")  # one process on a CPU takes one step after another
 USUAL_PLAN = "table_wise"  # that of records without a plan
+
+Program = Callable[[Trainer, Batches, int], None]  # the trainer of this rank, its batches, steps
 
 
 @dataclass
@@ -67,20 +66,17 @@ class EmulatedModel:
             if self._exact is None:
                 self._exact = self._score(self.trainers, exact=True)
             return self._exact
-        return self._score(self.trainers_with(config), exact=False)
-
-    def trainers_with(self, config: Config) -> list[Trainer]:
-        """Return the trainer of each rank with the codecs of a config, its own or others."""
-        if config == self.trained_with:
-            return self.trainers
-        configs = [config] * len(self.trainers)
-        return self.ranks.run(self._with_codecs_of, configs, self.trainers)
+        trainers = self.trainers
+        if config != self.trained_with:
+            configs = [config] * len(trainers)
+            trainers = self.ranks.run(self._with_codecs_of, configs, trainers)
+        return self._score(trainers, exact=False)
 
     def _score(self, trainers: list[Trainer], *, exact: bool) -> dict[str, float]:
         """Return the metrics of the test rows."""
 
         def predict(trainer: Trainer) -> Any:
-            tests = batches(self.dataset, self.options, is_test=True)
+            tests = batches_of(self.dataset, self.options, is_test=True)
             return trainer.predict(tests, exact=exact)
 
         predictions, labels = self.ranks.run(predict, trainers)[0]
@@ -95,7 +91,7 @@ class EmulatedModel:
         """
         trainer = shard(self.options, self.dataset.num_embeddings, QComm(config))
         trainer.dmp.load_state_dict(trained.dmp.state_dict())
-        first = batches(self.dataset, self.options, is_test=True)[0]
+        first = batches_of(self.dataset, self.options, is_test=True)[0]
         trainer.dmp(first)  # with gradients, or nothing would be measured
         state = trainer.qcomm.state_dict()
         trainer.qcomm.load_state_dict(state | {"steps": trained.qcomm.state_dict()["steps"]})
@@ -106,9 +102,6 @@ def train_steps(trainer: Trainer, rows: Batches, num_steps: int) -> None:
     """Take so many steps on this rank."""
     for _ in range(num_steps):
         trainer.train_step(rows)
-
-
-Program = Callable[[Trainer, Batches, int], None]  # the trainer of this rank, its batches, steps
 
 
 @dataclass(frozen=True)
@@ -154,37 +147,22 @@ class EmulatedTrainer:
         return self.run(config, seed, perturbation)
 
     def run(
-        self,
-        config: Config,
-        seed: int,
-        perturbation: float,
-        program: Program = train_steps,
-        change_rows: Callable[[Dataset], Dataset] = lambda dataset: dataset,
-        exact_steps: int = 0,
+        self, config: Config, seed: int, perturbation: float, program: Program = train_steps
     ) -> EmulatedModel:
-        """Return the model that a training of one's own gives, which `program` is.
+        """Return the model that a training of one's own gives.
 
-        Args:
-            program: what each rank runs after sharding.
-            change_rows: what to do with the rows before they are trained on and scored.
-            exact_steps: number of steps in float32 before `program`, which goes on from there.
+        Args: program: what each rank runs after sharding.
         """
         torch.set_num_threads(1)
         silence_start()
         scale = self.options.init_scale * (1 + perturbation)
         options = argparse.Namespace(**vars(self.options) | {"seed": seed, "init_scale": scale})
-        dataset = change_rows(_load_dataset(options))
+        dataset = _load_dataset(options)
         ranks = played_ranks(options.ranks, ranks_per_node=options.ranks_per_node)
 
         def train() -> Trainer:
             trainer = self.shard(options, dataset.num_embeddings, config)
-            rows = batches(dataset, options, is_test=False)
-            if not len(rows):
-                raise ValueError(f"{len(dataset.train)} training rows are less than a global batch")
-            if exact_steps:
-                exact = shard(options, dataset.num_embeddings, QComm(load_preset("fp32")))
-                train_steps(exact, rows, exact_steps)
-                trainer.go_on_from(exact)
+            rows = batches_of(dataset, options)
             program(trainer, rows, min(options.epochs * len(rows), options.steps or sys.maxsize))
             return trainer
 
@@ -196,52 +174,10 @@ class EmulatedTrainer:
         """Return the sharded model of this rank. Collective."""
         return shard(options, num_embeddings, QComm(config))
 
-    @property
-    def global_batch(self) -> int:
-        """Number of samples of a step, of all ranks."""
-        return int(self.options.ranks * self.options.batch_size)
-
-    @property
-    def num_batches(self) -> int:
-        """Number of global batches of an epoch."""
-        return len(_load_dataset(self.options).train) // self.global_batch
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps of a training."""
-        return min(self.options.epochs * self.num_batches, self.options.steps or sys.maxsize)
-
-    def on_first(self, num_steps: int) -> FirstPart:
-        """Return trainings that know the rows of the first steps alone."""
-        return FirstPart(self, num_steps * self.global_batch)
-
-
-@dataclass(frozen=True)
-class FirstPart:
-    """Callback of a search that knows the first rows only: 6/7 of them train, 1/7 is the test.
-
-    Args: trainer: trainings on all rows.  num_rows: number of rows.
-    """
-
-    trainer: EmulatedTrainer
-    num_rows: int
-
-    def __call__(self, config: Config, seed: int, perturbation: float) -> EmulatedModel:
-        """Return the model that a config gives from a seed."""
-        first = partial(Dataset.first, num_rows=self.num_rows)
-        return self.trainer.run(config, seed, perturbation, change_rows=first)
-
 
 def tables() -> list[str]:
     """Return the names of the tables."""
     return [f"t_{feature}" for feature in FEATURES]
-
-
-def batches(dataset: Dataset, options: argparse.Namespace, *, is_test: bool) -> Batches:
-    """Return the batches of this rank."""
-    where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    rows = dataset.test if is_test else dataset.train
-    return Batches(rows, options.batch_size, drop_last=not is_test, **where)
 
 
 _loaded: dict[tuple[object, ...], Dataset] = {}  # the data set that this process loaded last
@@ -249,10 +185,10 @@ _loaded: dict[tuple[object, ...], Dataset] = {}  # the data set that this proces
 
 def _load_dataset(options: argparse.Namespace) -> Dataset:
     """Load real rows once a process, synthetic ones once a seed, equal to train.py --seed's."""
-    synthetic = (options.rows, options.seed) if options.data is None else ()
-    ids = (options.min_count, options.hash_buckets, options.num_embeddings)
-    bags = () if options.multi_hot is None else (options.multi_hot, options.seed)
-    key = (options.data, *synthetic, *ids, *bags)
+    names = ("data", "min_count", "hash_buckets", "num_embeddings", "multi_hot")
+    key = tuple(getattr(options, name) for name in names)
+    if options.data is None or options.multi_hot is not None:
+        key += (options.rows, options.seed)
     if key not in _loaded:
         _loaded.clear()
         _loaded[key] = load_dataset(options)

@@ -1,7 +1,7 @@
 """Trains with several configs in turn, step by step, and measures each step: what bench-net runs.
 
-  torchrun --nproc-per-node 2 examples/criteo/in_turn.py --configs stock configs/int8.yaml \\
-      --out net.jsonl
+  torchrun --nproc-per-node 2 examples/criteo/studies/in_turn.py --out net.jsonl \\
+      --configs stock configs/int8.yaml
 
 Every rank runs this once. All configs train at the same time, each its own model on the same
 batches: a step of the first, a step of the second, and so on, so that whatever else the machine
@@ -18,36 +18,37 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch.distributed as dist
-from data.dataset import Batches
-from data.reader import BatchReader
-from loop.pipelines import PIPELINES
-from measured_command import TrainOptions, network_of, run
-from measured_steps import (
+from data.dataset import BatchReader
+from options import build_parser, check_options, setup_of
+from ranks import silence_start
+from report import score
+from tqdm import tqdm
+from train import batches_of, build_trainer, load_dataset
+from trainer import PIPELINES
+
+from studies.measured import (
     PROFILED_STEPS,
     WARM_STEPS,
     MeasuredTraining,
+    TrainOptions,
     profile_steps,
     record_of,
+    run,
     take_steps,
 )
-from options import build_parser, check_options, setup_of
-from ranks import silence_start
-from report.metrics import score
-from tqdm import tqdm
-from train import build_trainer, load_dataset
-
 from trec_qcomm.lab.records import NetworkRecord
 
 # Options of train.py that would do nothing here.
 UNUSED = (
-    "tensorboard", "dump_rows", "eval_codec", "checkpoint_dir", "checkpoint_every",
-    "checkpoint_async", "resume",
+    "tensorboard", "dump_rows", "eval_codec", "checkpoint_dir", "checkpoint_every", "resume",
     "allow_changed_config", "epochs",
 )  # fmt: skip
-
-
 TRAIN_OPTIONS = TrainOptions(
     build_parser=build_parser,
     check=check_options,
@@ -61,31 +62,21 @@ def measure(
     every: list[argparse.Namespace], arguments: argparse.Namespace, interface: str
 ) -> list[NetworkRecord]:
     """Return one record a config. Collective."""
-    dataset = load_dataset(every[0])
-    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    batches = Batches(dataset.train, every[0].batch_size, drop_last=True, **ranks)
-    if not len(batches):
-        size = every[0].batch_size * dist.get_world_size()
-        raise ValueError(f"batch_size {every[0].batch_size}: no {size} rows to train on")
-    num_steps = WARM_STEPS + arguments.num_steps
-    trainings = [
-        MeasuredTraining(
-            o.config,
-            setup_of(o),
-            o.seed,
-            build_trainer(copy.copy(o), dataset.num_embeddings),
-            BatchReader(batches, 0, num_steps),
-        )
-        for o in every
-    ]
+    dataset, num_steps = load_dataset(every[0]), WARM_STEPS + arguments.num_steps
+    batches = batches_of(dataset, every[0])
+    trainings = []
+    for options in every:
+        trainer = build_trainer(copy.copy(options), dataset.num_embeddings)
+        feed = BatchReader(batches, 0, num_steps)
+        trained = (options.config, setup_of(options), options.seed)
+        trainings.append(MeasuredTraining(*trained, trainer, feed))
     take_steps(trainings, arguments.num_steps, interface)
-    tests = Batches(dataset.test, every[0].batch_size, drop_last=False, **ranks)
-    made = []
+    tests, made = batches_of(dataset, every[0], is_test=True), []
     for training in tqdm(trainings, desc="scores and profiles", disable=dist.get_rank() != 0):
         metrics = score(*training.trainer.predict(tests, exact=False))
         with BatchReader(batches, num_steps, num_steps + PROFILED_STEPS) as feed:
             profile_steps(training, feed)
-        made.append(record_of(training, metrics, **network_of(arguments)))
+        made.append(record_of(training, metrics, arguments))
     return made
 
 

@@ -1,15 +1,15 @@
 """A codec for every table of the Criteo model, within a budget of loss: trec_qcomm.search.
 
-  python examples/criteo/search.py --data train.txt --budget-ne 0.02 --out plan.yaml
-  python examples/criteo/search.py --data train.txt --link-gb-s 0.0125 --verification-seeds 0
-  python examples/criteo/search.py --data train.txt --dense '*dense_arch*' '*' --unique-bags search
+  python examples/criteo/studies/search.py --data train.txt --budget-ne 0.02 --out plan.yaml
+  python examples/criteo/studies/search.py --data train.txt --link-gb-s 0.0125
+  python examples/criteo/studies/search.py --data train.txt --dense '*dense_arch*' '*'
 
 Trainings are those of accuracy.py: emulated ranks, 4 x 128, every category kept. What is not
 searched is from --base (default best, so without --dense these gradients are those of best).
 Records are in --path; after Ctrl-C give the command again. Seeds are from 1000 on: accuracy.py's 0
 to 49 are left to judge the plan by:
 
-  python examples/criteo/accuracy.py --configs plan.yaml --data train.txt --out runs/gate
+  python examples/criteo/studies/accuracy.py --configs plan.yaml --data train.txt --out runs/gate
 
 The options of data and model are those of accuracy.py.
 """
@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from emulation.client import EmulatedTrainer, tables
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from model import ModelConfig
 
+from studies.emulation import EmulatedTrainer, tables
 from trec_qcomm.lab.search.command import main
 from trec_qcomm.lab.study import EVALUATION
 
@@ -34,8 +37,6 @@ def criteo(words: Sequence[str]) -> dict[str, Any]:
     Raises: ValueError naming the option that is wrong.
     """
     train = EmulatedTrainer.from_words(words)
-    if train.options.mixed_dims:
-        raise ValueError("mixed_dims: a search needs tables of one dim")
     return {
         "train": train,
         "metrics": ["logloss", "progressive_logloss"],

@@ -1,1 +1,0 @@
-"""The training loop: a step, TorchRec's pipelines, learning rates, signals, a whole training."""

@@ -1,1 +1,0 @@
-"""Replicas of all tables on played ranks: the model of replicas.py."""

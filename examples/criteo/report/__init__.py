@@ -1,1 +1,0 @@
-"""Results of a training: metrics, records, TensorBoard, dumped rows."""

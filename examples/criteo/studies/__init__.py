@@ -1,0 +1,1 @@
+"""Studies of the example's training: does a codec cost accuracy, which one for which table."""
