@@ -67,7 +67,7 @@ pictures: $(DEV)  ## Draw the pictures of the documents again
 	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/
 
 accuracy: $(RUN)  ## Run the quality gate over configs/ as its table has it (hours; resumes; ARGS='--data FILE')
-	$(ONE_THREAD) $(PY) examples/criteo/studies/accuracy.py --configs $(filter-out configs/fp32.yaml,$(wildcard configs/*.yaml)) --jobs $(JOBS) $(ARGS)
+	$(ONE_THREAD) $(PY) examples/criteo/studies/accuracy.py --configs $(filter-out configs/fp32.yaml,$(wildcard configs/*.yaml configs/papers/*.yaml)) --jobs $(JOBS) $(ARGS)
 
 test: $(DEV)  ## Run all tests (ARGS goes to pytest)
 	$(ONE_THREAD) $(PY) -m pytest $(WORKERS) $(ARGS)

@@ -70,4 +70,4 @@ def train(config, seed, perturbation):
 
 if __name__ == "__main__":
     limits = {"loss": LIMITS, "progressive_loss": LIMITS}
-    print(quality.study(train, ["int8", "int2"], 10, limits=limits, path="runs/study.jsonl"))
+    print(quality.study(train, ["int8", "papers/int2"], 10, limits=limits, path="runs/study.jsonl"))

@@ -14,7 +14,7 @@ import trec_qcomm
 from trec_qcomm.config import load_preset
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+PRESETS = trec_qcomm.presets()
 LOAD = """
 import trec_qcomm
 print(trec_qcomm.__file__)
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory):
 def test_a_wheel_has_every_config_and_every_module(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     presets = [name for name in names if name.startswith("trec_qcomm/presets/")]
-    assert presets == [f"trec_qcomm/presets/{name}" for name in CONFIGS]
+    assert set(presets) == {f"trec_qcomm/presets/{name}.yaml" for name in PRESETS}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "trec_qcomm").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == modules
     assert wheel.name.startswith(f"trec_qcomm-{trec_qcomm.__version__}-")
@@ -63,5 +63,5 @@ def test_an_installed_wheel_loads_presets_without_the_checkout(wheel, tmp_path):
     )
     file, presets, config = done.stdout.splitlines()
     assert Path(file).is_relative_to(tmp_path)
-    assert presets.split() == [name.removesuffix(".yaml") for name in CONFIGS]
+    assert tuple(presets.split()) == PRESETS
     assert config == repr(load_preset("best"))

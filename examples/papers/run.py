@@ -147,7 +147,7 @@ def _repeated(place: str, words: list[str]) -> Values:
     """
     ranks, plan = place.split(" ranks, ")
     words = ["--ranks", ranks, "--ranks-per-node", "1", "--plan", plan, *words]
-    equal = {name: _equal_bits(words, load_preset(name)) for name in presets()}
+    equal = {Path(name).name: _equal_bits(words, load_preset(name)) for name in presets()}
     seeds = {digest(words, load_preset("fp32"), seed=seed) for seed in (0, 1)}
     return equal | {"another_seed": float(len(seeds) == 2)}
 

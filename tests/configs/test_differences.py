@@ -34,7 +34,7 @@ def test_a_config_by_keys():
     }
 
 
-@pytest.mark.parametrize("name", ["best", "dual_level", "dense_dct"])
+@pytest.mark.parametrize("name", ["best", "papers/dual_level", "papers/dense_dct"])
 def test_equal_configs_have_no_changes(name):
     config = load_preset(name)
     assert changes_of(config_text(config), config) == {}

@@ -68,7 +68,7 @@ def everything():
             results[sharding, backward.name] = "accepted"
         except ValueError as error:
             results[sharding, backward.name] = str(error)
-    sent = run(CASES["table_wise"][0], QComm.from_preset("dct"), 2, linear=True).stats
+    sent = run(CASES["table_wise"][0], QComm.from_preset("papers/dct"), 2, linear=True).stats
     results["dct"] = {d: sent[f"embedding_{d}"] for d in ("forward", "backward")}
     results["dense_dct"] = dense_dct()
     return results
@@ -78,7 +78,7 @@ def dense_dct():
     """Return the gradient of a layer in each step, and what was sent."""
     torch.manual_seed(0)
     ddp = DistributedDataParallel(torch.nn.Linear(200, 200))
-    handle = compress_ddp(ddp, "dense_dct")
+    handle = compress_ddp(ddp, "papers/dense_dct")
     gradients = []
     for step in range(11):
         ddp.zero_grad()
