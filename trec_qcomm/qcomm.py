@@ -36,7 +36,7 @@ TOOLS = {
     "debug": "trec_qcomm.lab.debug.inspection",
     "debug_summary": "trec_qcomm.lab.debug.inspection",
     "estimator": "trec_qcomm.lab.sizes.prices",
-    "guard": "trec_qcomm.lab.guard.guarding",
+    "guard": "trec_qcomm.lab.guard.extension",
     "preview": "trec_qcomm.lab.preview.live",
     "sync": "trec_qcomm.ext.replicas.extension",
 }

@@ -1,4 +1,4 @@
-"""A preset that configs/README.md calls passed has records that pass the gate, of its own settings."""
+"""A preset that configs/README.md calls passed has records of its own settings that pass the gate."""
 
 from pathlib import Path
 
@@ -27,14 +27,11 @@ RECORDS = {  # {preset: (file, name of the configuration in it)}
 NOT_TRAINED = ("data_parallel", "ids")  # tables of a table-wise plan have none; ids are exact
 
 
-def _rows_of(name):
-    lines = (ROOT / "configs" / "README.md").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line.startswith(f"| `{name}.yaml`")]
-
-
 def test_every_preset_that_is_said_to_have_passed_names_its_records():
     page = (ROOT / "configs" / "README.md").read_text(encoding="utf-8").splitlines()
-    said = [line.split("`")[1].removesuffix(".yaml") for line in page if line.endswith("| passed |")]
+    said = [
+        line.split("`")[1].removesuffix(".yaml") for line in page if line.endswith("| passed |")
+    ]
     assert sorted(said) == sorted(RECORDS)
 
 

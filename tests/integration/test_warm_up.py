@@ -80,16 +80,11 @@ def test_the_size_of_the_batch_chooses_no_kernel():
     assert signatures() == warm
 
 
-def test_a_debugger_and_its_shadows_are_compiled_ahead():
+def test_shadows_of_a_debugger_are_compiled_ahead():
     before = {job.name for job in warm_up.jobs(load_preset("int8"))}
     config = replace(load_preset("int8"), debug=DebugRule(shadow=[ErrorBounded(0.1)]))
     added = [job for job in warm_up.jobs(config) if job.name not in before]
-    assert {job.name for job in added} == {
-        "debugger", "error_bounded: encode", "error_bounded: decode",
-    }  # fmt: skip
-    next(job for job in added if job.name == "debugger").run()
-    warm = {name for name, _ in signatures()}
-    assert warm >= {f"trec_qcomm.lab.debug.tally_cpu.{name}" for name in ("add_rows", "squares")}
+    assert {job.name for job in added} == {"error_bounded: encode", "error_bounded: decode"}
 
 
 @pytest.mark.parametrize("name", presets())

@@ -43,8 +43,7 @@ from trec_qcomm.lab.simulate.between_hosts import host_shares
 ROOT = Path(__file__).resolve().parents[3]
 TRAINING = ROOT / "examples" / "criteo" / "studies" / "in_turn.py"
 CONFIGURATIONS = ["stock", "stock_fp16", "stock_int8", "stock_powersgd"] + [
-    str(ROOT / "configs" / f"{name}.yaml")
-    for name in ("int8", "int4", "unique_int4", "best")
+    str(ROOT / "configs" / f"{name}.yaml") for name in ("int8", "int4", "unique_int4", "best")
 ]
 # The model whose traffic the README is about; each option may be given again.
 CRITEO = {"--batch-size": "2048", "--embedding-dim": "64", "--min-count": "1", "--rows": "131072"}

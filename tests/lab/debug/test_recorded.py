@@ -10,7 +10,6 @@ import pytest
 from tests.lab.debug.made_runs import (
     BACKWARD,
     PARAMETER,
-    STEPS,
     TABLES,
     made_run,
     planted,
@@ -19,10 +18,10 @@ from tests.lab.debug.made_runs import (
 from trec_qcomm.lab.debug.command import main
 from trec_qcomm.lab.debug.recorded.compare import RECEIVED, compare
 from trec_qcomm.lab.debug.recorded.run import DebugRun, joined_figures, read_run
-from trec_qcomm.lab.debug.recorded.show import wrong_of
+from trec_qcomm.lab.debug.recorded.text import wrong_of
 from trec_qcomm.lab.records import DebugRecord, TrainingRecord, append
 
-GOOD, NULL = made_run(), made_run(seed=1)
+GOOD = made_run()
 SCALED = planted(
     "t_1", "forward", 40, rms=lambda r: 1000 * r.rms,
     rms_drift=lambda r: math.log2(1000) / (1 + (r.step - 40) / 5),
@@ -53,13 +52,12 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("null", [NULL, None], ids=["null run", "fixed limits"])
 @pytest.mark.parametrize(("fault", "step", "name", "direction", "field"), FAULTS)
 def test_a_planted_fault_is_named_by_place_and_first_step(
-    fault: Any, step: int, name: str, direction: str, field: str, null: DebugRun | None
+    fault: Any, step: int, name: str, direction: str, field: str
 ) -> None:
     bad = made_run(fault, seed=2)
-    first, *others = compare(GOOD, bad, null).first
+    first, *others = compare(GOOD, bad).first
     assert others == []
     # The residual grows by 20 % a step, so that it is told a step later than it began.
     assert first.step == step or (direction == "residual" and first.step <= step + 5)
@@ -67,18 +65,11 @@ def test_a_planted_fault_is_named_by_place_and_first_step(
     assert first.field == field
     assert first.size > first.limit
     assert first.advice
-
-
-@pytest.mark.parametrize(("fault", "step", "name", "direction", "field"), FAULTS)
-def test_show_names_a_planted_fault_by_place_and_first_step(
-    fault: Any, step: int, name: str, direction: str, field: str
-) -> None:
+    # A residual stands out from four times a gradient on.
     (wrong,) = wrong_of(made_run(fault))
-    # A residual counts from four times a gradient on.
-    assert wrong.first.step == step or (direction == "residual" and wrong.first.step <= step + 15)
+    assert wrong.first.step == step or (direction == "residual" and wrong.first.step <= step + 10)
     assert (wrong.first.name, wrong.first.direction) == (name, direction)
     assert wrong.ranks == ((1,) if fault in (NAN, DOUBLED) else (0, 1))
-    assert field
 
 
 def test_ranks_that_show_the_same_are_one_line_since_the_first() -> None:
@@ -88,40 +79,25 @@ def test_ranks_that_show_the_same_are_one_line_since_the_first() -> None:
 
 
 def test_nothing_stands_out_in_a_good_run() -> None:
-    for run in (GOOD, NULL, made_run(exact=True)):
+    for run in (GOOD, made_run(seed=1), made_run(exact=True)):
         assert wrong_of(run) == []
 
 
 def test_of_several_faults_the_first_comes_first() -> None:
     bad = made_run(SCALED, NAN, DOUBLED, seed=2)
-    assert [d.step for d in compare(GOOD, bad, NULL).first] == [15, 40, 55]
+    assert [d.step for d in compare(GOOD, bad).first] == [15, 40, 55]
 
 
-def test_runs_that_differ_by_chance_do_not_differ() -> None:
-    """20 pairs of seeds, with the null run and with fixed limits; also of few steps."""
-    for steps in (STEPS, range(0, 30, 5)):
-        a, null = (made_run(seed=seed, steps=steps) for seed in (0, 1))
-        for seed in range(2, 22):
-            b = made_run(seed=seed, steps=steps)
-            assert compare(a, b, null).first == []
-            assert compare(a, b).first == []
-    assert compare(GOOD, GOOD, GOOD).first == []
-
-
-def test_a_null_run_tells_more_than_fixed_limits() -> None:
-    """40 % more is far beyond chance at t_0, whose scatter is 2 %, and within a factor of 2."""
-    bad = made_run(planted("t_0", "forward", 40, rms=lambda r: 1.4 * r.rms), seed=2)
-    (first,) = compare(GOOD, bad, NULL).first
-    assert (first.step, first.place.name, first.field) == (40, "t_0", "rms")
-    assert compare(GOOD, bad).first == []
+def test_runs_that_differ_by_little_do_not_differ() -> None:
+    for seed in range(2, 12):
+        assert compare(GOOD, made_run(seed=seed)).first == []
 
 
 def test_what_a_codec_is_meant_to_lose_is_no_difference_to_an_exact_run() -> None:
-    exact, null = made_run(exact=True), made_run(exact=True, seed=1)
-    for chance in (null, None):
-        assert compare(exact, made_run(seed=2), chance).first == []
-        differs = compare(exact, made_run(SCALED, NAN, LOOSE, seed=2), chance).first
-        assert [(d.step, d.place.name) for d in differs] == [(15, "t_2"), (40, "t_1")]
+    exact = made_run(exact=True)
+    assert compare(exact, made_run(seed=2)).first == []
+    differs = compare(exact, made_run(SCALED, NAN, LOOSE, seed=2)).first
+    assert [(d.step, d.place.name) for d in differs] == [(15, "t_2"), (40, "t_1")]
 
 
 def test_ranks_are_joined_as_if_they_were_one() -> None:
@@ -151,16 +127,16 @@ def test_ranks_are_joined_as_if_they_were_one() -> None:
 
 
 def test_a_wrong_scale_behind_the_decoder_names_both_ends() -> None:
-    (first,) = compare(GOOD, made_run(DOUBLED, seed=2), NULL).first
+    (first,) = compare(GOOD, made_run(DOUBLED, seed=2)).first
     assert first.what == "rank 1 uses 2 times what rank 0 sent, in norm"
-    assert compare(made_run(DOUBLED), made_run(DOUBLED, seed=2), NULL).first == []
+    assert compare(made_run(DOUBLED), made_run(DOUBLED, seed=2)).first == []
 
 
 def test_a_rank_that_ends_with_another_mean_is_named() -> None:
     off = planted(
         PARAMETER, "dense", 10, received_squares=lambda r: (0.25 if r.rank == 0 else 0.26,)
     )
-    differs = compare(GOOD, made_run(off, seed=2), NULL).first
+    differs = compare(GOOD, made_run(off, seed=2)).first
     assert [(d.step, d.place.direction, d.field) for d in differs] == [(10, "dense", RECEIVED)]
 
 
@@ -174,26 +150,25 @@ def test_a_rank_without_records_is_told(tmp_path: Path, capsys: Any) -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, Path]:
-    runs = {"good": GOOD, "null": NULL, "bad": made_run(SCALED, NAN, seed=2)}
+    runs = {"good": GOOD, "bad": made_run(SCALED, NAN, seed=2)}
     return {name: write_run(tmp_path / name, run) for name, run in runs.items()}
 
 
 def test_the_command_ends_with_the_first_difference(folders: dict[str, Path], capsys: Any) -> None:
-    good, bad, null = (str(folders[name]) for name in ("good", "bad", "null"))
-    assert main(["compare", good, bad, "--null", null]) == 1
+    good, bad = (str(folders[name]) for name in ("good", "bad"))
+    assert main(["compare", good, bad]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"A     {good}: 2 ranks, steps 0 to 95 (20 measured), 4 tables")
     assert lines[-2] == "First difference: step 15, t_2, backward: NaN 0 in A, 1 in B."
     assert lines[-1].startswith("What to do: ")
-    assert "20 steps in common" in lines[4]
-    rows = [line.split() for line in lines[7:11:2]]
+    assert "20 steps in common" in lines[3]
+    rows = [line.split() for line in lines[6:10:2]]
     assert [row[:3] for row in rows] == [["15", "t_2,", "backward"], ["40", "t_1,", "forward"]]
     assert main(["compare", good, bad, "--top", "1"]) == 1
     printed = capsys.readouterr().out
     assert "1 more places differ later or less; --top 2" in printed
-    assert "No null run: fixed limits hold" in printed
     assert main(["compare", good, good]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "No difference beyond chance."
+    assert capsys.readouterr().out.splitlines()[-1] == "No difference beyond the limits."
 
 
 def test_show_ends_with_the_first_and_the_worst(tmp_path: Path, capsys: Any) -> None:
@@ -226,10 +201,8 @@ def test_lines_that_were_recorded_again_count_once(folders: dict[str, Path]) -> 
     for record in again:
         append(folders["good"] / f"debug-rank{record.rank}.jsonl", record)
     run = read_run(folders["good"])
-    assert run.num_repeated == len(again)
     assert len(run.records) == len(GOOD.records)
     assert compare(GOOD, run).first[0].step == 40
-    assert f"{len(again)} lines recorded again, the last counts" in str(run)
 
 
 def test_mistakes_name_the_folder(folders: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
@@ -240,7 +213,6 @@ def test_mistakes_name_the_folder(folders: dict[str, Path], tmp_path: Path, caps
         ([str(other), str(other)], f"{other}: no debug record in it"),
         ([str(tmp_path / "absent"), str(other)], "absent: no such file or folder"),
         ([str(folders["good"]), str(late)], f"{late}: measured none of the steps of"),
-        ([str(folders["good"]), str(folders["bad"]), "--null", str(late)], f"{late}: measured"),
         ([str(folders["good"]), str(folders["bad"]), "--top", "0"], "top: 0 is not an integer"),
     ]
     for words, message in cases:
@@ -257,9 +229,7 @@ def test_places_that_one_run_lacks_are_told(folders: dict[str, Path], capsys: An
     assert differs.first == []
     folder = write_run(folders["good"].parent / "fewer", fewer)
     main(["compare", str(folders["good"]), str(folder)])
-    assert "B lacks, so fixed or no limits hold: t_0, forward; t_0, backward." in (
-        capsys.readouterr().out
-    )
+    assert "B lacks: t_0, forward; t_0, backward." in (capsys.readouterr().out)
 
 
 def test_shadows_are_not_compared() -> None:

@@ -13,6 +13,9 @@ from trec_qcomm.lab.guard.rule import GuardRule
 
 EMBEDDING = [{"tables": "*", "forward": {"codec": "rowwise", "bits": 4}, "backward": "identity"}]
 
+INT8, INT4 = ({"codec": "rowwise", "bits": bits} for bits in (8, 4))
+ABSOLUTE = {"codec": "error_bounded", "bound": 0.1, "mode": "abs"}
+
 
 def rule(forward, backward=None, **fields):
     return TableRule(tables="*", forward=forward, backward=backward or Identity(), **fields)
@@ -73,23 +76,12 @@ def _with(guard):
             r"guard: ladder\[0\]: threshold is for gradients only",
         ),
         ({"backward_ladder": ["forward_mask"]}, r"backward_ladder\[0\]: forward_mask needs the"),
+        ({"ladder": [INT8, INT4]}, r"guard: ladder\[1\]: Rowwise\(bits=4.* is not finer than Row"),
         (
-            {"ladder": [{"codec": "rowwise", "bits": 8}, {"codec": "rowwise", "bits": 4}]},
-            r"guard: ladder\[1\]: Rowwise\(bits=4.* is not finer than Rowwise\(bits=8",
+            {"ladder": ["identity", INT4]},
+            r"guard: ladder\[1\]: Rowwise.* is not finer than Identity",
         ),
-        (
-            {"ladder": ["identity", {"codec": "rowwise", "bits": 4}]},
-            r"guard: ladder\[1\]: Rowwise\(bits=4.* is not finer than Identity",
-        ),
-        (
-            {
-                "ladder": [
-                    {"codec": "error_bounded", "bound": 0.1, "mode": "abs"},
-                    {"codec": "rowwise", "bits": 4},
-                ]
-            },
-            r"guard: ladder\[1\]: Rowwise.* and ErrorBounded.* before it do not compare",
-        ),
+        ({"ladder": [ABSOLUTE, INT4]}, r"ladder\[1\]: Rowwise.* and ErrorBounded.* do not compare"),
     ],
 )
 def test_errors_name_the_field(guard, message):

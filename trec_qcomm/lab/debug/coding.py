@@ -14,12 +14,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.comm.frames.coding import group_seed
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import download
 from trec_qcomm.lab.debug.tally import finite_range
+from trec_qcomm.ops.error_bound.reference import RAW
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +37,7 @@ class PackedRows:
         seed: the seed that it uses.
         tolerances: [S] float64, the tolerance of each as the codec gets it; None: it has none.
         configured: [S] float64, the same before it is divided among summands; NaN: it has none.
-        divisors: [S] float64, what the tolerance of a BOUNDED codec is divided by here.
+        num_summands: number of summands that share the tolerance of a BOUNDED codec here.
     """
 
     x: Tensor
@@ -46,7 +48,7 @@ class PackedRows:
     seed: int
     tolerances: Tensor | None
     configured: Tensor
-    divisors: Tensor
+    num_summands: int
 
     def tolerances_of(self, codec: Codec) -> Tensor | None:
         """Return [S] float64, the tolerances of another codec by its own config; None: it has none.
@@ -56,7 +58,7 @@ class PackedRows:
         if codec.tolerance is None:
             return None
         tolerances = torch.full((len(self.frame),), codec.tolerance, dtype=torch.float64)
-        return tolerances / self.divisors if codec.contract is Contract.BOUNDED else tolerances
+        return tolerances / (self.num_summands if codec.contract is Contract.BOUNDED else 1)
 
     def blocks(self) -> Iterator[tuple[str, slice, slice]]:
         """Yield each table or parameter with its segments and its rows."""
@@ -136,7 +138,7 @@ def pack(
             group_seed(seed, number, group),
             None if group.codec.tolerance is None else to_encode[members],
             configured[members],
-            torch.full((len(members),), float(plan.num_summands), dtype=torch.float64),
+            plan.num_summands,
         )
 
 
@@ -175,3 +177,18 @@ def _bounds(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> Tensor
     ends = pairwise(rows.segments.offsets.tolist())
     ranges = [finite_range(rows.x[begin:end]) for begin, end in ends]
     return tolerances * torch.tensor(ranges, dtype=torch.float64)
+
+
+def num_verbatim(codec: Codec, data: Tensor, num_values: int) -> int | None:
+    """Return how many values of a segment were sent unchanged, as they do not fit the codec.
+
+    None for codecs that send none so, all but error_bounded (wire/FORMAT.md).
+
+    Args: data: [W] uint8, the segment's bytes.  num_values: number of its values.
+    """
+    if not isinstance(codec, ErrorBounded):
+        return None
+    if not num_values:
+        return 0
+    word = int(data[4:8].cpu().view(torch.int32)) & 0xFFFFFFFF
+    return num_values if word & 15 == RAW else word >> 7

@@ -3,7 +3,6 @@
 examples:
   python -m trec_qcomm debug show runs/debug
   python -m trec_qcomm debug compare runs/exact runs/coded
-  python -m trec_qcomm debug compare runs/good runs/bad --null runs/good_other_seed
   python -m trec_qcomm report runs/debug
 
 A folder holds debug-rank0.jsonl, debug-rank1.jsonl and so on, which `debug:` in a config or
@@ -19,8 +18,7 @@ from pathlib import Path
 
 from trec_qcomm.lab.debug.recorded.compare import compare
 from trec_qcomm.lab.debug.recorded.run import read_run
-from trec_qcomm.lab.debug.recorded.show import show_text, wrong_of
-from trec_qcomm.lab.debug.recorded.text import compare_text
+from trec_qcomm.lab.debug.recorded.text import compare_text, show_text, wrong_of
 
 _SHOW = """What stands out in one run, since which step, and what to do; and the noisiest tables.
 
@@ -28,11 +26,10 @@ NaN, codecs that break their promise, rows that arrive otherwise than they were 
 jump, residuals that grow without end, values lost beside larger ones, tables far noisier than
 others. Of all ranks, whose files must be in the folder.
 """
-_COMPARE = """Where run B differs from run A by more than chance: first step and place.
+_COMPARE = """Where run B differs from run A: the first step and place.
 
 A and B are a good and a bad run, or an exact and a coded one, with the same seed and `every`. A
-null run is A once more with another seed: what differs between the two is chance. Without one,
-fixed limits hold: a factor of 2, or 6 dB.
+difference counts from a factor of 2, 6 dB or a quarter of all values on.
 """
 
 
@@ -44,18 +41,16 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="show | compare")
+    raw = argparse.RawDescriptionHelpFormatter
     one = commands.add_parser(
-        "show", description=_SHOW, help="what is wrong in one run",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "show", description=_SHOW, help="what is wrong in one run", formatter_class=raw
+    )
     one.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the run")
     both = commands.add_parser(
-        "compare", description=_COMPARE, help="where two runs differ",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "compare", description=_COMPARE, help="where two runs differ", formatter_class=raw
+    )
     both.add_argument("a", type=Path, metavar="A", help="folder of the good or exact run")
     both.add_argument("b", type=Path, metavar="B", help="folder of the bad or coded run")
-    both.add_argument("--null", type=Path, metavar="C", help="folder of A with another seed")
     for command in (one, both):
         command.add_argument(
             "--top", type=int, default=10, metavar="N", help="lines to show (default 10)"
@@ -72,13 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"top: {arguments.top} is not an integer >= 1")
     if arguments.command == "show":
         shown = read_run(arguments.folder)
-        wrong = wrong_of(shown)
-        print(show_text(shown, wrong, top=arguments.top))
-        return int(bool(wrong))
+        print(show_text(shown, top=arguments.top))
+        return int(bool(wrong_of(shown)))
     a, b = read_run(arguments.a), read_run(arguments.b)
-    null = None if arguments.null is None else read_run(arguments.null)
-    comparison = compare(a, b, null)
-    print(compare_text(a, b, null, comparison, top=arguments.top))
+    comparison = compare(a, b)
+    print(compare_text(a, b, comparison, top=arguments.top))
     return int(bool(comparison.first))
 
 

@@ -4,29 +4,38 @@ It looks at values before they are encoded, encodes them once more into memory o
 at what was received before it is used. It sends nothing, draws no noise and changes no state, so a
 training goes on bit by bit as without it. On a GPU a measured step waits for the device.
 
-Knows: collectives of rows, all-reduces of gradients, rules. Does not know: TorchRec.
+Knows: sessions, collectives of rows, all-reduces of gradients. Does not know: TorchRec.
 """
 
-from collections.abc import Mapping
+import math
 from dataclasses import replace
-from typing import cast
+from fnmatch import fnmatchcase
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan, Piece
+from trec_qcomm.comm.dense.low_rank.matrices import parameter_of
 from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.core.codec import check_dim
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
+from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.coding import pack
-from trec_qcomm.lab.debug.gradients import GradientDebugger
 from trec_qcomm.lab.debug.measurement import Measurement, received_squares
+from trec_qcomm.lab.debug.recorded.run import DebugRun
+from trec_qcomm.lab.debug.recorded.text import show_text
 from trec_qcomm.lab.debug.recorder import Recorder
 from trec_qcomm.lab.debug.rule import DebugRule
-from trec_qcomm.lab.debug.summary import summary
-from trec_qcomm.lab.records import DebugRecord, Direction, Scalar
+from trec_qcomm.lab.debug.tally import Tally, segment_squares
+from trec_qcomm.lab.records import DebugRecord, Direction
 
 Call = tuple[RowCollective, str, int]  # with direction and step
+MOST_SHOWN = 5  # lines of a summary
+NAME = "debug"  # of the extension
 
 
 class Debugger:
@@ -41,7 +50,6 @@ class Debugger:
         *,
         configuration: str,
         seed: int,
-        setup: Mapping[str, Scalar] | None = None,
         from_first_step: bool = False,
     ) -> None:
         """Prepare; the collectives call it from then on.
@@ -50,13 +58,10 @@ class Debugger:
             rule: what to measure.
             configuration: name of the configuration, for the records.
             seed: the config's seed.
-            setup: all that must be equal for two runs to be compared, for the records.
             from_first_step: whether steps are counted from the first one that is seen, not from 0.
         """
         self.rule = rule
-        self.recorder = Recorder(
-            configuration=configuration, folder=rule.folder, setup=setup or {}, seed=seed
-        )
+        self.recorder = Recorder(configuration=configuration, folder=rule.folder, seed=seed)
         self._first: int | None = None if from_first_step else 0
         self._matches: dict[str, bool] = {}
         self._waiting: dict[Call, list[DebugRecord]] = {}  # for what is received
@@ -69,7 +74,13 @@ class Debugger:
 
     def summary(self) -> str:
         """Return what stands out in the latest records, and what to do about it, as text."""
-        return summary(self.records, self.recorder.cost())
+        if not self.recorder.latest:
+            return "debug: nothing was measured so far"
+        run = DebugRun(f"rank {self.records[0].rank}", self.records)
+        measured_s, elapsed_s = self.recorder.cost()
+        share = f", {measured_s / elapsed_s:.2%} of the time" if len(run.steps) > 1 else ""
+        cost = f"Measuring took {measured_s:.2f} s{share}."
+        return f"{show_text(run, top=MOST_SHOWN)}\n{cost}"
 
     def add(self, collective: RowCollective, module: str) -> None:
         """Observe a collective from now on.
@@ -104,8 +115,7 @@ class Debugger:
         for shape in gradients.shapes:
             if self.matches(shape.name):
                 self.check_dim(shape.block, f"block of {shape.name!r}")
-        arguments = self.rule, self.recorder, direction, self.is_due, self.matches
-        gradients.set_observer(GradientDebugger(*arguments))
+        gradients.set_observer(GradientDebugger(self, direction))
 
     def check_dim(self, dim: int, where: str) -> None:
         """Raise ValueError where a shadow does not take rows of `dim` values."""
@@ -140,7 +150,7 @@ class Debugger:
         """Measure rows that are about to be sent; their records wait for what is received."""
         if not self.is_due(step):
             return
-        with self.recorder.timed(step):
+        with self.recorder.timed():
             plan = placed.plan
             measurement = Measurement(self.rule.shadow)
             names = self._names(plan)
@@ -151,13 +161,9 @@ class Debugger:
             )
 
     def _records(
-        self,
-        collective: RowCollective,
-        direction: str,
-        step: int,
-        measurement: Measurement,
+        self, collective: RowCollective, direction: str, step: int, measurement: Measurement,
         fan_out: int,
-    ) -> list[DebugRecord]:
+    ) -> list[DebugRecord]:  # fmt: skip
         named = direction_of(collective, direction)
         module, squares = self._modules[collective], measurement.sent_squares
         made = []
@@ -187,7 +193,7 @@ class Debugger:
         placed: PlacedFrames,
     ) -> None:
         """Add to the records what was received, and write them."""
-        with self.recorder.timed(step):
+        with self.recorder.timed():
             plan = placed.plan
             squares = received_squares(values, placed, self._names(plan))
             done = []
@@ -220,3 +226,181 @@ class Debugger:
 def direction_of(collective: RowCollective, direction: str) -> Direction:
     """Return the direction of a record: that of the exchange, and whether it is inside a node."""
     return cast(Direction, f"intra_{direction}" if collective.intra else direction)
+
+
+class GradientDebugger:
+    """Observer of the all-reduces of one DDP; see comm.dense.hooks.GradientObserver.
+
+    On a CPU an all-reduce runs in a thread of its own, and so does what is measured here.
+
+    Args: debugger: the debugger.  direction: "dense" or "data_parallel".
+    """
+
+    def __init__(self, debugger: Debugger, direction: Direction) -> None:
+        self.debugger, self.direction = debugger, direction
+
+    def matches(self, name: str) -> bool:
+        """Return whether a parameter is measured, or the one of which this is a factor."""
+        return self.debugger.matches(parameter_of(name))
+
+    def begin(self, chunks: BucketChunks, step: int) -> "BucketDebugger | None":
+        """Return an onlooker of one bucket, or None if this step is not measured."""
+        return BucketDebugger(self, chunks, step) if self.debugger.is_due(step) else None
+
+
+class BucketDebugger:
+    """Onlooker of the all-reduce of one bucket; see comm.dense.hooks.GradientMeasurement."""
+
+    def __init__(self, observer: GradientDebugger, chunks: BucketChunks, step: int) -> None:
+        self._chunks, self._step = chunks, step
+        self._recorder, self._matches = observer.debugger.recorder, observer.matches
+        self._shadows, self._direction = observer.debugger.rule.shadow, observer.direction
+        codecs = {p.name: chunks.coding_of(n).codec for n, p in enumerate(chunks.parameters)}
+        self._codecs = codecs  # by parameter
+        self._coded = {(codecs[p.name], p.block) for p in chunks.parameters}
+        self._sent: dict[str, Measurement] = {}  # by site
+        self._kept: dict[tuple[str, str], Tally] = {}  # by site and parameter
+        self._gradient_squares: dict[tuple[str, str], float] = {}
+
+    def sent(
+        self, values: Tensor, span: ChunkSpan, site: str, *, seed: int, tolerances: Tensor | None
+    ) -> None:
+        """Measure what is about to be sent."""
+        with self._recorder.timed():
+            plan, parameters = span.placed.plan, self._chunks.names
+            segment_names = [parameters[p] for p in plan.table.tolist()]
+            names = [name if self._matches(name) else None for name in segment_names]
+            measurement = self._sent.setdefault(site, Measurement(self._shadows))
+            for rows in pack(values, span.placed, seed=seed, tolerances=tolerances, names=names):
+                is_coded = (rows.codec, rows.segments.dim) in self._coded
+                measurement.add(rows, len(plan.segments_per_frame), with_shadows=is_coded)
+
+    def kept(self, gradient: Tensor, residual: Tensor, span: ChunkSpan, site: str) -> None:
+        """Measure what the codec kept back of coded values."""
+        with self._recorder.timed():
+            for piece in self._chunks.pieces:
+                inside = span.begin <= piece.start < span.end and piece.coded
+                if inside and self._matches(piece.name):
+                    part = slice(piece.start - span.begin, piece.end - span.begin)
+                    self._add_kept(gradient[part], residual[part], piece, site)
+
+    def _add_kept(self, gradient: Tensor, residual: Tensor, piece: Piece, site: str) -> None:
+        rows = residual.view(-1, self._chunks.parameters[piece.parameter].block)
+        key = site, piece.name
+        self._kept.setdefault(key, Tally()).add(rows, rows)
+        self._gradient_squares[key] = self._gradient_squares.get(key, 0.0) + _squares(gradient)
+
+    def end(self, values: Tensor) -> None:
+        """Write the records of the bucket."""
+        with self._recorder.timed():
+            means = dict.fromkeys(filter(self._matches, self._chunks.names), 0.0)
+            for piece in self._chunks.pieces:
+                if piece.name in means:
+                    means[piece.name] += _squares(values[piece.start : piece.end])
+            self._recorder.add([*self._records_of_sent(means), *self._records_of_kept()])
+
+    def _records_of_sent(self, means: dict[str, float]) -> list[DebugRecord]:
+        return [
+            self._recorder.record(
+                self._step, key.name, self._direction, key.codec, figures,
+                is_shadow=key.is_shadow, site=site,
+                received_squares=() if key.is_shadow else (means[key.name],),
+            )
+            for site, measurement in self._sent.items()
+            for key, figures in measurement.figures()
+        ]  # fmt: skip
+
+    def _records_of_kept(self) -> list[DebugRecord]:
+        made = []
+        for (site, name), tally in self._kept.items():
+            gradient = self._gradient_squares[site, name]
+            ratio = math.sqrt(tally.sums()["xx"] / gradient) if gradient > 0 else None
+            made.append(
+                self._recorder.record(
+                    self._step, name, "residual", repr(self._codecs[name]), tally.figures_of_x(),
+                    site=site, residual_over_gradient=ratio,
+                )
+            )  # fmt: skip
+        return made
+
+
+def _squares(values: Tensor) -> float:
+    """Return the sum of squares of the finite ones of [n] values."""
+    return float(segment_squares(values, Segments.packed([1], len(values))))
+
+
+class AttachedDebugger(Extension):
+    """The latest debugger of a session, and whether it is at work: at most one at a time.
+
+    Args: session: the session of a QComm.
+    Derived: latest: the debugger, which may have stopped; None before the first.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.latest: Debugger | None = None
+        self._at_work: Debugger | None = None
+
+    def start(self, rule: DebugRule, **options: Any) -> Debugger:
+        """Measure from the next call on what codecs do.
+
+        Args:
+            rule: what to measure.
+            options: from_first_step of Debugger.
+        Raises: ValueError: a debugger is at work, a pattern without a table or parameter, or a
+            shadow that does not take rows of their length.
+        """
+        if self._at_work is not None:
+            raise ValueError("debug: a debugger is at work already")
+        session, config = self._session, self._session.config
+        debugger = Debugger(rule, configuration=config.source, seed=config.seed, **options)
+        self._at_work = debugger
+        try:
+            for module, collective in session.collectives.by_module():
+                self.add_collective(collective, module)
+            for name, gradients in session.gradients.items():
+                self.add_gradients(name, gradients)
+            if session.is_whole:
+                self.check_names()
+        except ValueError:
+            self.stop()
+            raise
+        self.latest = debugger
+        return debugger
+
+    def add_collective(self, collective: RowCollective, module: str) -> None:
+        if self._at_work is not None:
+            self._at_work.add(collective, module)
+
+    def add_gradients(self, name: str, gradients: GradientAllReduce) -> None:
+        if self._at_work is not None:
+            self._at_work.watch(gradients, "dense" if name == "dense" else "data_parallel")
+
+    def check_names(self) -> None:
+        if self._at_work is None:
+            return
+        session = self._session
+        names = session.tables | {s.name for g in session.gradients.values() for s in g.shapes}
+        for pattern in self._at_work.rule.tables:
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(
+                    f"debug.tables: {pattern!r} matches no table and no dense parameter; there "
+                    f"are: {', '.join(sorted(names))}"
+                )
+
+    def stop(self) -> None:
+        """End what `start` began; `latest` keeps its records."""
+        if self._at_work is not None:
+            for collective in self._session.collectives:
+                self._at_work.remove(collective)
+            self._at_work.close()
+        for gradients in self._session.gradients.values():
+            gradients.set_observer(None)
+        self._at_work = None
+
+
+def debugger_of(session: Session) -> AttachedDebugger:
+    """Return the debugger of a session, which gets one here if it has none."""
+    attached = session.extensions.setdefault(NAME, AttachedDebugger(session))
+    assert isinstance(attached, AttachedDebugger)
+    return attached

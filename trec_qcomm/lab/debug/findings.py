@@ -29,7 +29,6 @@ SNR_GAP_DB = 12.0  # below the median of the tables with such a codec: 4 times t
 GROWTH, LEAST_RESIDUAL = 1.3, 4.0
 SAME_SQUARES = 1e-6  # float64 sums in another order differ by less
 _DROPS_BY_DESIGN = ("TopK", "Threshold", "ForwardMask")
-_CLAMPS = ("Cast", "Fbgemm")
 
 Series = Sequence[DebugRecord]  # of one table, direction, codec and rank, by step
 
@@ -40,10 +39,9 @@ class Finding:
 
     Args:
         kind: the rule that it breaks: "nan", "promise", "received", "broken", "drift", "residual",
-            "lost", "bias", "snr", "clipped" or "zero".
+            "lost", "bias" or "snr".
         severity: higher is worse; of one kind and direction all are equal.
         rank, step, name, direction, site: place of the first record that shows it.
-        time: time of that record, which orders findings of one step.
         what: what stands out, in words.
         advice: what to do about it.
     """
@@ -55,9 +53,55 @@ class Finding:
     name: str
     direction: str
     site: str | None
-    time: float
     what: str
     advice: str
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What the first record of a series that `holds` is told as. The words are format strings."""
+
+    kind: str
+    severity: int
+    holds: Callable[[DebugRecord], bool]
+    what: str
+    advice: str
+
+
+_RULES = (
+    _Rule(
+        "nan", 100, lambda r: bool((r.num_nan or 0) + (r.num_inf or 0)),
+        "{r.num_nan} NaN and {r.num_inf} inf before the codec",
+        "they are the model's: look at what makes this value, at the learning rate and at the step "
+        "before",
+    ),
+    _Rule(
+        "promise", 95, lambda r: (r.error_over_bound or 0.0) > 1,
+        "an error of {r.error_over_bound:.3g} times the bound",
+        "the codec breaks its promise: report it with the rows (qcomm.capture_rows)",
+    ),
+    _Rule(
+        "broken", 85, lambda r: bool(r.num_broken),
+        "{r.num_broken} values are finite on one side of the codec only",
+        "values beyond its range: take bf16 in place of fp16, rowwise, float6 or error_bounded",
+    ),
+)  # fmt: skip
+# Error feedback makes up for these two.
+_RULES_WITHOUT_RESIDUAL = (
+    _Rule(
+        "lost", 60,
+        lambda r: not r.codec.startswith(_DROPS_BY_DESIGN) and (r.lost_share or 0.0) >= LOST_SHARE,
+        "{r.lost_share:.0%} of the values arrive no better than 0 would (a row's largest value is "
+        "{peak:.2g} times its rms)",
+        "few large values make the step coarse: take more bits, or float6, which keeps small "
+        "values beside large ones",
+    ),
+    _Rule(
+        "bias", 45, lambda r: abs(r.bias or 0.0) >= BIAS,
+        "errors do not cancel: their mean is {r.bias:.2g} of the mean |x|",
+        "take stochastic rounding or more bits, or error feedback for dense gradients",
+    ),
+)  # fmt: skip
 
 
 def findings(records: Iterable[DebugRecord]) -> list[Finding]:
@@ -67,15 +111,16 @@ def findings(records: Iterable[DebugRecord]) -> list[Finding]:
     has_residual = {(r.rank, r.name) for r in used if r.direction == "residual"}
     every: list[Finding] = []
     for one in series:
-        rules = _RESIDUAL_RULES if one[0].direction == "residual" else _RULES
-        for rule in rules:
-            every += rule(one)
-        if (one[0].rank, one[0].name) not in has_residual:  # which makes up for both
-            every += _lost(one)
-            every += _bias(one)
+        if one[0].direction == "residual":
+            every += _growing_residual(one)
+            continue
+        is_made_up_for = (one[0].rank, one[0].name) in has_residual
+        rules = _RULES if is_made_up_for else _RULES + _RULES_WITHOUT_RESIDUAL
+        every += [finding for rule in rules if (finding := _first_of(one, rule))]
+        every += _drift(one)
     every += _coarser_than_others(used)
     every += _received(used)
-    return sorted(every, key=lambda f: (-f.severity, f.step, f.time))
+    return sorted(every, key=lambda f: (-f.severity, f.step))
 
 
 def _series(records: Iterable[DebugRecord]) -> list[Series]:
@@ -88,95 +133,30 @@ def _series(records: Iterable[DebugRecord]) -> list[Series]:
 def _finding(record: DebugRecord, kind: str, severity: int, what: str, advice: str) -> Finding:
     return Finding(
         kind=kind, severity=severity, rank=record.rank, step=record.step, name=record.name,
-        direction=record.direction, site=record.site, time=record.time or 0.0, what=what,
-        advice=advice,
+        direction=record.direction, site=record.site, what=what, advice=advice,
     )  # fmt: skip
 
 
-def _first(series: Series, holds: Callable[[DebugRecord], bool]) -> DebugRecord | None:
-    return next((record for record in series if holds(record)), None)
-
-
-def _not_finite(series: Series) -> Iterator[Finding]:
-    if r := _first(series, lambda r: bool((r.num_nan or 0) + (r.num_inf or 0))):
-        yield _finding(
-            r, "nan", 100, f"{r.num_nan} NaN and {r.num_inf} inf before the codec",
-            "they are the model's: look at what makes this value, at the learning rate and at the "
-            "step before",
-        )  # fmt: skip
-
-
-def _promise(series: Series) -> Iterator[Finding]:
-    if r := _first(series, lambda r: (r.error_over_bound or 0.0) > 1):
-        yield _finding(
-            r, "promise", 95, f"an error of {r.error_over_bound:.3g} times the bound",
-            "the codec breaks its promise: report it with the rows (qcomm.capture_rows)",
-        )  # fmt: skip
-
-
-def _broken(series: Series) -> Iterator[Finding]:
-    if r := _first(series, lambda r: bool(r.num_broken)):
-        yield _finding(
-            r, "broken", 85, f"{r.num_broken} values are finite on one side of the codec only",
-            "values beyond its range: take bf16 in place of fp16, rowwise, float6 or error_bounded",
-        )  # fmt: skip
+def _first_of(series: Series, rule: _Rule) -> Finding | None:
+    record = next((r for r in series if rule.holds(r)), None)
+    if record is None:
+        return None
+    is_row = rule.kind == "lost" and record.direction == "forward"
+    severity = 30 if is_row else rule.severity  # rows of rare ids are small at first
+    what = rule.what.format(r=record, peak=record.peak or math.nan)
+    return _finding(record, rule.kind, severity, what, rule.advice)
 
 
 def _drift(series: Series) -> Iterator[Finding]:
     if max(r.num_values or 0 for r in series) < LEAST_VALUES:
         return
-    early = series[:EARLY_STEPS]
-
-    def jumps(r: DebugRecord) -> bool:
-        return abs(r.rms_drift or 0.0) >= (EARLY_DRIFT if r in early else DRIFT)
-
-    if r := _first(series, jumps):
+    limits = [EARLY_DRIFT] * EARLY_STEPS + [DRIFT] * len(series)
+    jumps = (r for r, limit in zip(series, limits, strict=False) if abs(r.rms_drift or 0) >= limit)
+    if r := next(jumps, None):
         assert r.rms_drift is not None
         yield _finding(
             r, "drift", 75, f"values are {2**r.rms_drift:.3g} times their running mean",
             "look at what changed at this step: learning rate, data, a loaded checkpoint",
-        )  # fmt: skip
-
-
-def _lost(series: Series) -> Iterator[Finding]:
-    codec = series[0].codec
-    if codec.startswith(_DROPS_BY_DESIGN):
-        return
-    if r := _first(series, lambda r: (r.lost_share or 0.0) >= LOST_SHARE):
-        what = f"{r.lost_share:.0%} of the values arrive no better than 0 would"
-        peak = "" if r.peak is None else f" (a row's largest value is {r.peak:.2g} times its rms)"
-        severity = 30 if r.direction == "forward" else 60  # rows of rare ids are small at first
-        yield _finding(
-            r, "lost", severity, what + peak,
-            "few large values make the step coarse: take more bits, or float6, which keeps small "
-            "values beside large ones",
-        )  # fmt: skip
-
-
-def _bias(series: Series) -> Iterator[Finding]:
-    if r := _first(series, lambda r: abs(r.bias or 0.0) >= BIAS):
-        yield _finding(
-            r, "bias", 45, f"errors do not cancel: their mean is {r.bias:.2g} of the mean |x|",
-            "take stochastic rounding or more bits, or error feedback for dense gradients",
-        )  # fmt: skip
-
-
-def _clipped(series: Series) -> Iterator[Finding]:
-    if not series[0].codec.startswith(_CLAMPS):
-        return
-    if r := _first(series, lambda r: bool(r.num_clipped_rows)):
-        yield _finding(
-            r, "clipped", 50, f"{r.num_clipped_rows} rows are beyond the range of the codec",
-            "take a codec with a scale of its own: rowwise, float6 or error_bounded",
-        )  # fmt: skip
-
-
-def _zero(series: Series) -> Iterator[Finding]:
-    if len(series) < 2 or series[0].direction == "forward":
-        return
-    if all(r.num_values and r.zero_share == 1 for r in series):
-        yield _finding(
-            series[0], "zero", 20, "all gradients are 0", "does the loss depend on it?"
         )  # fmt: skip
 
 
@@ -195,10 +175,6 @@ def _growing_residual(series: Series) -> Iterator[Finding]:
         f"{known[-1].step}",
         "it never gets through: take a higher density, a lower threshold or more bits",
     )  # fmt: skip
-
-
-_RULES = (_not_finite, _promise, _broken, _drift, _clipped, _zero)
-_RESIDUAL_RULES = (_growing_residual,)
 
 
 def _coarser_than_others(records: Iterable[DebugRecord]) -> Iterator[Finding]:
@@ -239,7 +215,7 @@ def _received(records: Sequence[DebugRecord]) -> Iterator[Finding]:
     }
     means: dict[tuple[object, ...], DebugRecord] = {}
     told = set()
-    for r in sorted(records, key=lambda r: (r.step, r.time or 0.0)):
+    for r in sorted(records, key=lambda r: r.step):
         key = r.name, r.direction, r.site, r.module
         for scale, sender in _scales(r, sent, means):
             if (key, r.rank) not in told and abs(scale - 1) > SAME_SQUARES:

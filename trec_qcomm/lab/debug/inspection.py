@@ -1,22 +1,63 @@
 """The methods of a QComm that look at values: capture, debugger, attribution. They change nothing.
 
 `QComm` takes them from here when they are first used (qcomm.TOOLS).
-Knows: sessions. Does not know: how values are observed.
+Knows: sessions. Does not know: models, TorchRec, how values are observed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.lab.debug.attached import debugger_of
-from trec_qcomm.lab.debug.attribution import Attribution, LossFunction, attribute_loss
-from trec_qcomm.lab.debug.debugger import Debugger
+from trec_qcomm.integration.session import Session
+from trec_qcomm.lab.debug.debugger import Debugger, debugger_of
 from trec_qcomm.lab.debug.row_capture import CAPTURED_NBYTES, RowCapture
 from trec_qcomm.lab.debug.rule import DebugRule
-from trec_qcomm.lab.records import Scalar
 from trec_qcomm.qcomm import QComm
+
+LossFunction = Callable[[Any], Tensor | float]
+
+
+@dataclass(frozen=True)
+class TableEffect:
+    """What the forward codec of one table adds to the loss.
+
+    Args:
+        table: name of the table.
+        added_loss: the loss with all codecs, minus that with all but this one.
+    """
+
+    table: str
+    added_loss: float
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What the forward codecs add to the loss of one batch, the mean over ranks.
+
+    Args:
+        loss: the loss with all codecs on.
+        exact_loss: the loss with all of them off.
+        tables: effects of all tables whose forward codec is not exact, the largest magnitude first:
+            on one batch the sign is often chance. Their sum is not `loss` minus `exact_loss`:
+            codecs act together.
+    """
+
+    loss: float
+    exact_loss: float
+    tables: tuple[TableEffect, ...]
+
+    def __str__(self) -> str:
+        lines = [f"loss {self.loss:.6g}, with exact rows {self.exact_loss:.6g}; of this, by table:"]
+        lines += [f"{effect.added_loss:+12.3e}  {effect.table}" for effect in self.tables]
+        return "\n".join(lines)
 
 
 def capture_rows(
@@ -40,17 +81,7 @@ def capture_rows(
     Raises: ValueError: the model is not sharded yet, rows are captured already, or too little
         memory for a row of each table.
     """
-    session = qcomm.session
-    return RowCapture(
-        session.collectives,
-        session.tables,
-        steps=steps,
-        gradients=gradients,
-        max_nbytes=max_nbytes,
-        source=session.config.source,
-        bags=session.bags,
-        num_rows=session.table_rows,
-    )
+    return RowCapture(qcomm.session, steps=steps, gradients=gradients, max_nbytes=max_nbytes)
 
 
 @contextmanager
@@ -61,7 +92,6 @@ def debug(
     every: int = 100,
     tables: str | Sequence[str] = "*",
     shadow: Sequence[Codec] = (),
-    setup: Mapping[str, Scalar] | None = None,
 ) -> Iterator[Debugger]:
     """Measure inside the block what codecs do to each table and dense gradient.
 
@@ -81,19 +111,14 @@ def debug(
             is measured.
         tables: patterns on names of tables and dense parameters; others are left out.
         shadow: codecs to try on the same values; what they make of them is thrown away.
-        setup: all that must be equal for two runs to be compared, for the records.
 
     Raises: ValueError: a debugger is at work, a pattern matches nothing, or a shadow does not
         take these rows.
     """
-    rule = DebugRule(
-        every=every,
-        tables=tables,
-        shadow=shadow,
-        folder=None if folder is None else str(folder),
-    )
+    path = None if folder is None else str(folder)
+    rule = DebugRule(every=every, tables=tables, shadow=shadow, folder=path)
     attached = debugger_of(qcomm.session)
-    debugger = attached.start(rule, setup=setup, from_first_step=True)
+    debugger = attached.start(rule, from_first_step=True)
     try:
         yield debugger
     finally:
@@ -103,7 +128,8 @@ def debug(
 def debug_summary(qcomm: QComm) -> str:
     """Return what stands out in what the debugger measured on this rank, as text.
 
-    These are the five worst, the first step and what to do about each, and what measuring took.
+    These are up to five places with the first step and what to do about each, the first first, the
+    noisiest places, and what measuring took.
     """
     debugger = debugger_of(qcomm.session).latest
     return "debug: off; see QComm.debug" if debugger is None else debugger.summary()
@@ -126,4 +152,41 @@ def attribute(qcomm: QComm, loss_fn: LossFunction, batch: Any) -> Attribution:
 
     Raises: ValueError: the model is not sharded yet, or all forward codecs are exact.
     """
-    return attribute_loss(qcomm.session, loss_fn, batch)
+    session = qcomm.session
+    tables = session.collectives.lossy_tables()
+    if not tables:
+        raise ValueError("attribute: no table is sharded yet, or all forward codecs are exact")
+    losses = []
+    with torch.no_grad(), leaving_no_trace(session) as same_randomness:
+        for exact in (set[str](), set(session.tables), *({table} for table in tables)):
+            with same_randomness(), session.collectives.exact_tables(exact):
+                losses.append(float(loss_fn(batch)))
+    on, off, *without = _mean_over_ranks(losses)
+    effects = [TableEffect(t, on - loss) for t, loss in zip(tables, without, strict=True)]
+    ordered = sorted(effects, key=lambda effect: -abs(effect.added_loss))
+    return Attribution(loss=on, exact_loss=off, tables=tuple(ordered))
+
+
+@contextmanager
+def leaving_no_trace(session: Session) -> Iterator[Callable[[], Any]]:
+    """Restore counters at the end; yield a context in which random numbers are always the same."""
+    objects: list[Any] = [*session.counters.values(), session.bags]
+    saved = [deepcopy(counter.__dict__) for counter in objects]
+    try:
+        yield torch.random.fork_rng
+    finally:
+        for counter, attributes in zip(objects, saved, strict=True):
+            counter.__dict__ |= attributes
+
+
+def _mean_over_ranks(losses: list[float]) -> list[float]:
+    total = torch.tensor(losses, dtype=torch.float64, device=summing_device())
+    dist.all_reduce(total)
+    means: list[float] = (total / dist.get_world_size()).tolist()
+    return means
+
+
+def summing_device() -> torch.device:
+    """Return the device whose tensors all ranks can add up."""
+    is_gpu = "nccl" in dist.get_backend()
+    return torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")

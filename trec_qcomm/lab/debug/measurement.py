@@ -15,7 +15,6 @@ from torch import Tensor
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.errors import UnencodableError
-from trec_qcomm.lab.debug.codes import entropy, num_verbatim
 from trec_qcomm.lab.debug.coding import CodedRows, PackedRows, code
 from trec_qcomm.lab.debug.tally import Figures, Tally, segment_squares
 
@@ -32,22 +31,14 @@ class Key(NamedTuple):
 class _Entry:
     tally: Tally = field(default_factory=Tally)
     nbytes: int = 0
-    num_values: int = 0
-    verbatim: int | None = None
-    code_bits: float | None = None
-    flushed: int | None = None
     tolerance: float | None = None
-    has_bound: bool = False
 
     def figures(self) -> Figures:
-        n = self.num_values
-        return self.tally.figures(has_bound=self.has_bound) | {
-            "tolerance": self.tolerance,
-            "verbatim_share": None if self.verbatim is None else self.verbatim / n,
-            "num_flushed": self.flushed,
-            "bits": 8 * self.nbytes / n,
-            "entropy": None if self.code_bits is None else self.code_bits / n,
-        }
+        if self.tally.is_empty:
+            return {}
+        figures = self.tally.figures()
+        bits = 8 * self.nbytes / figures["num_values"]
+        return figures | {"tolerance": self.tolerance, "bits": bits}
 
 
 class Measurement:
@@ -97,38 +88,20 @@ class Measurement:
         *,
         is_shadow: bool,
     ) -> None:
-        num_rows, flushed = rows.segments.num_rows, coded.encoded.flushed
-        counts_flushed = getattr(codec, "name", "") in ("rowwise", "error_bounded")
+        num_rows, nbytes = rows.segments.num_rows, coded.encoded.nbytes
         for name, segments, part in rows.blocks():
             entry = self._entries.setdefault(Key(name, repr(codec), is_shadow), _Entry())
             bounds = None
             if coded.bounds is not None:
                 bounds = torch.repeat_interleave(coded.bounds[segments], num_rows[segments])
             entry.tally.add(rows.x[part], coded.y[part], bounds)
-            entry.has_bound = bounds is not None
             entry.tolerance = tolerances[segments.start]
-            entry.num_values += rows.x[part].numel()
-            if counts_flushed and rows.x.is_cpu:
-                number = 0 if flushed is None else int(flushed[segments].sum())
-                entry.flushed = (entry.flushed or 0) + number
-            self._add_bytes(entry, rows, codec, coded, range(segments.start, segments.stop))
-
-    def _add_bytes(
-        self, entry: _Entry, rows: PackedRows, codec: Codec, coded: CodedRows, segments: range
-    ) -> None:
-        for s in segments:
-            y, data = rows.segments.block(coded.y, s), coded.data(s)
-            entry.nbytes += len(data)
-            bits, verbatim = entropy(codec, data, y), num_verbatim(codec, data, y.numel())
-            if bits is not None:
-                entry.code_bits = (entry.code_bits or 0.0) + bits * y.numel()
-            if verbatim is not None:
-                entry.verbatim = (entry.verbatim or 0) + verbatim
+            entry.nbytes += int(nbytes[segments].sum())
 
     def figures(self) -> Iterator[tuple[Key, Figures]]:
         """Yield the figures of each table and codec; none where a shadow refuses the values."""
         for key, entry in self._entries.items():
-            yield key, {} if entry.tally.is_empty else entry.figures()
+            yield key, entry.figures()
 
     @property
     def sent_squares(self) -> dict[str, list[float]]:
@@ -147,18 +120,11 @@ def received_squares(
         names: S names of tables; None leaves a segment out.
     """
     plan = placed.plan
-    squares: dict[str, Tensor] = {}
+    squares: dict[str, list[float]] = {}
     for group in placed.groups:
-        members = group.members.tolist()
-        chosen = [s for s, member in enumerate(members) if names[member] is not None]
-        if not chosen:
-            continue
-        sums = segment_squares(values, group.segments.subset(torch.tensor(chosen))).tolist()
-        for s, total in zip(chosen, sums, strict=True):
-            member = members[s]
-            num_frames = len(plan.segments_per_frame)
-            of_table = squares.setdefault(
-                str(names[member]), torch.zeros(num_frames, dtype=torch.float64)
-            )
-            of_table[int(plan.frame[member])] += total
-    return {name: of_table.tolist() for name, of_table in squares.items()}
+        sums = segment_squares(values, group.segments).tolist()
+        for member, total in zip(group.members.tolist(), sums, strict=True):
+            if (name := names[member]) is not None:
+                by_frame = squares.setdefault(name, [0.0] * len(plan.segments_per_frame))
+                by_frame[int(plan.frame[member])] += total
+    return squares

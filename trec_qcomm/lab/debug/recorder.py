@@ -1,45 +1,28 @@
 """Recorder: makes records of figures, keeps the latest and appends all to a file.
 
-Knows: records, running means, what measuring costs. Does not know: collectives, values.
+The running mean of a table's size, which its drift is told from, is of logarithms and begins anew
+in a resumed run: it is no part of its state.
+
+Knows: records, what measuring costs. Does not know: collectives, values.
 """
 
+import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, time
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
 from trec_qcomm.lab import records
-from trec_qcomm.lab.debug.drift import RunningMeans
 from trec_qcomm.lab.debug.tally import Figures
-from trec_qcomm.lab.records import DebugRecord, Direction, Scalar
+from trec_qcomm.lab.records import DebugRecord, Direction
 
 KEPT_RECORDS = 20_000  # 30 MB or less, if lists are short
-
-
-class Cost(NamedTuple):
-    """Time that measuring took.
-
-    Args:
-        measured_s: seconds of the measurements, in whichever thread.
-        elapsed_s: seconds from the begin of the first one to the end of the last.
-        num_steps: number of measured steps.
-        num_steps_passed: number of steps from the first measured one to the last, both included.
-    """
-
-    measured_s: float
-    elapsed_s: float
-    num_steps: int
-    num_steps_passed: int
-
-    @property
-    def share(self) -> float:
-        """Share of the time from measured step to measured step that measuring took."""
-        return self.measured_s / self.elapsed_s if self.elapsed_s else 0.0
+_LEAST_WEIGHT = 0.1  # of the newest number in a running mean; the first ones are averaged evenly
 
 
 class Recorder:
@@ -48,75 +31,58 @@ class Recorder:
     Args:
         configuration: name of the configuration, for the records.
         folder: folder of the file; None keeps records in memory alone.
-        setup: all that must be equal for two runs to be compared, for the records.
         seed: the config's seed.
     """
 
-    def __init__(
-        self,
-        *,
-        configuration: str,
-        folder: str | Path | None,
-        setup: Mapping[str, Scalar],
-        seed: int,
-    ) -> None:
+    def __init__(self, *, configuration: str, folder: str | None, seed: int) -> None:
         self.latest: deque[DebugRecord] = deque(maxlen=KEPT_RECORDS)
         self._shared: dict[str, Any] = {
-            "configuration": configuration, "setup": dict(setup), "seed": seed,
+            "configuration": configuration, "seed": seed,
         }  # fmt: skip
         self._folder = None if folder is None else Path(folder)
         self._lock = threading.Lock()
-        self._means = RunningMeans()
-        self._measured_s, self._steps = 0.0, set[int]()
-        self._begin: float | None = None
-        self._end = 0.0
+        self._means: dict[Hashable, tuple[int, float]] = {}  # numbers so far, and their mean
+        self._measured_s, self._begin, self._end = 0.0, math.inf, 0.0
 
     @contextmanager
-    def timed(self, step: int) -> Iterator[None]:
-        """Count the time of this block as the cost of measuring a step."""
+    def timed(self) -> Iterator[None]:
+        """Count the time of this block as the cost of measuring."""
         begin = perf_counter()
         try:
             yield
         finally:
             end = perf_counter()
             with self._lock:
-                self._begin = begin if self._begin is None else self._begin
-                self._end = end
+                self._begin, self._end = min(self._begin, begin), end
                 self._measured_s += end - begin
-                self._steps.add(step)
 
-    def cost(self) -> Cost:
-        """Return what measuring took so far."""
+    def cost(self) -> tuple[float, float]:
+        """Return the seconds of all measurements, and those from the first one to the last."""
         with self._lock:
-            elapsed = 0.0 if self._begin is None else self._end - self._begin
-            passed = max(self._steps) - min(self._steps) + 1 if self._steps else 0
-            return Cost(self._measured_s, elapsed, len(self._steps), passed)
+            return self._measured_s, max(self._end - self._begin, 0.0)
 
     def record(
-        self,
-        step: int,
-        name: str,
-        direction: Direction,
-        codec: str,
-        figures: Figures,
+        self, step: int, name: str, direction: Direction, codec: str, figures: Figures,
         **fields: Any,
-    ) -> DebugRecord:
+    ) -> DebugRecord:  # fmt: skip
         """Return the record of one table or parameter, with its drift unless it is a shadow's."""
         if figures and not fields.get("is_shadow"):
             key = (name, direction, fields.get("site"), fields.get("module"), codec)
-            with self._lock:
-                figures = figures | self._means.drifts(key, figures)
+            figures = figures | {"rms_drift": self._drift(key, figures["rms"] or 0.0)}
         return DebugRecord(
-            rank=dist.get_rank(),
-            step=step,
-            name=name,
-            direction=direction,
-            codec=codec,
-            time=time(),
-            **self._shared,
-            **figures,
-            **fields,
-        )
+            rank=dist.get_rank(), step=step, name=name, direction=direction, codec=codec,
+            time=time(), **self._shared, **figures, **fields,
+        )  # fmt: skip
+
+    def _drift(self, key: Hashable, number: float) -> float | None:
+        """Return log2 of a number over its running mean, and add it; 0 has no logarithm."""
+        if number <= 0:
+            return None
+        with self._lock:
+            count, mean = self._means.get(key, (0, 0.0))
+            drift = math.log2(number) - mean
+            self._means[key] = count + 1, mean + drift * max(1 / (count + 1), _LEAST_WEIGHT)
+        return drift if count else None
 
     def add(self, added: Sequence[DebugRecord]) -> None:
         """Keep records and write them to the file."""

@@ -3,7 +3,7 @@
 Rows are kept before they are coded, so they are exact. A block is what one rank sends one rank for
 one table and column shard in a step, itself included; of row-wise tables these are partial sums.
 
-Knows: collectives of rows, process groups. Does not know: TorchRec, how the rows are judged.
+Knows: sessions, process groups. Does not know: TorchRec, how the rows are judged.
 """
 
 import io
@@ -22,6 +22,7 @@ from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.core.counters import BagCounts
+from trec_qcomm.integration.session import Session
 
 CAPTURED_NBYTES = 2**28
 FLOAT32_NBYTES = 4
@@ -75,24 +76,14 @@ class RowCapture:
 
     def __init__(
         self,
-        collectives: Iterable[RowCollective],
-        tables: Iterable[str],
+        session: Session,
         *,
         steps: int,
         gradients: bool,
         max_nbytes: int,
-        source: str,
-        bags: BagCounts,
-        num_rows: Mapping[str, int],
     ) -> None:
-        """Begin. The arguments are those of QComm.capture_rows, and:
-
-        Args:
-            source: name of the config.
-            bags: counter of the bags of this rank's batches, which goes on.
-            num_rows: rows of each table.
-        """
-        observed = [c for c in collectives if not c.intra]
+        """Begin. The arguments are those of QComm.capture_rows, and the session."""
+        observed = [c for c in session.collectives if not c.intra]
         if type(steps) is not int or steps < 1:
             raise ValueError(f"capture_rows: steps: {steps!r} is not an integer >= 1")
         if not observed:
@@ -105,7 +96,7 @@ class RowCapture:
             )
         if any(isinstance(o, RowCapture) for c in observed for o in c.observers):
             raise ValueError("capture_rows: rows are captured already; stop() ends that")
-        self.steps, self.tables, self._source = steps, sorted(tables), source
+        self.steps, self.tables, self._source = steps, sorted(session.tables), session.config.source
         self._max_nbytes = max_nbytes
         self._first_steps = {collective: collective.step for collective in observed}
         sent = {s.table for c in observed for s in c.layout.shards_by_rank[c.rank]}
@@ -119,8 +110,8 @@ class RowCapture:
         if share < widest * FLOAT32_NBYTES:
             least = -(-widest * FLOAT32_NBYTES * max_nbytes // max(share, 1))
             raise ValueError(f"capture_rows: max_nbytes: {max_nbytes!r}: give {least} or more")
-        self._bags, self._first_bags = bags, _bags_by_table(bags)
-        self._num_rows = num_rows
+        self._bags, self._first_bags = session.bags, _bags_by_table(session.bags)
+        self._num_rows = session.table_rows
         sums = [c for c in observed if isinstance(c, PooledReduceScatter)]
         self._partial = {table for c in sums for table in c.layout.tables()}
         for collective in observed:

@@ -8,15 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
-
 from trec_qcomm.config.gradients import parameter_patterns
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
-from trec_qcomm.core.segments import Segments
-from trec_qcomm.jit.once import Job
-from trec_qcomm.lab.debug.tally import Tally, segment_squares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +55,8 @@ class DebugRule(Section):
     def codecs(self) -> Iterator[Codec]:
         yield from self.shadow
 
-    def jobs(self) -> Iterator[Job]:
-        yield TALLY
-
     def extension(self, session: Any) -> Any:
-        from trec_qcomm.lab.debug.attached import AttachedDebugger  # which needs rules itself
+        from trec_qcomm.lab.debug.debugger import AttachedDebugger  # which needs rules itself
 
         attached = AttachedDebugger(session)
         attached.start(self)
@@ -78,12 +70,3 @@ class DebugRule(Section):
             place = parameter_patterns(config.dense).place(number)
             debugger.check_dim(rule.block, f"{place}.block")
         return debugger
-
-
-def _use_tally() -> None:
-    rows = torch.zeros(1, 4)
-    Tally().add(rows, rows)
-    segment_squares(rows, Segments.packed([1], 4))
-
-
-TALLY = Job("debugger", _use_tally, 1.5)  # its kernels, which a guard has, too

@@ -13,7 +13,7 @@ Knows: records of the debugger and of guards. Does not know: TensorBoard; any ob
 `add_scalar` will do.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from trec_qcomm.lab.records import DebugRecord, GuardProbeRecord, Record
@@ -34,22 +34,13 @@ class ScalarWriter(Protocol):
 class DebugScalars:
     """Writer of debug records as scalars "debug_DIRECTION_FIGURE/NAME": tables stand together.
 
-    A place of an all-reduce follows the name, and the codec of a shadow.
+    A place of an all-reduce follows the name. Shadows are left out.
 
-    Args:
-        writer: TensorBoard's SummaryWriter, or what has its `add_scalar`.
-        figures: fields of DebugRecord to write; one that a record has none of is left out.
-        shadows: whether to write what shadows give, too.
-    Raises: ValueError: a figure that is no number of DebugRecord.
+    Args: writer: TensorBoard's SummaryWriter, or what has its `add_scalar`.
     """
 
-    def __init__(
-        self, writer: ScalarWriter, *, figures: Sequence[str] = FIGURES, shadows: bool = False
-    ) -> None:
-        for figure in figures:
-            if figure not in _NUMBERS:
-                raise ValueError(f"figures: {figure!r} is not one of {', '.join(sorted(_NUMBERS))}")
-        self._writer, self._figures, self._shadows = writer, tuple(figures), shadows
+    def __init__(self, writer: ScalarWriter) -> None:
+        self._writer = writer
         self._written: set[tuple[Any, ...]] = set()
 
     def add(self, records: Iterable[DebugRecord]) -> None:
@@ -57,21 +48,23 @@ class DebugScalars:
 
         Args: records: records of one rank, such as the latest of `with qcomm.debug()`.
         """
-        given = {_key(record): record for record in records}
+        given = {(r.rank, r.step, *_tag(r)): r for r in records if not r.is_shadow}
         for key, record in given.items():
-            if key not in self._written and (self._shadows or not record.is_shadow):
+            if key not in self._written:
                 self._add(record)
         self._written = set(given)  # records that are gone do not come back
 
     def _add(self, record: DebugRecord) -> None:
-        name = " ".join(
-            filter(None, (record.name, record.site, record.codec if record.is_shadow else None))
-        )
-        for figure in self._figures:
+        direction, name, site, _ = _tag(record)
+        for figure in FIGURES:
             value = getattr(record, figure)
             if value is not None:
-                tag = f"debug_{record.direction}_{figure}/{name}"
+                tag = f"debug_{direction}_{figure}/{name}" + (f" {site}" if site else "")
                 self._writer.add_scalar(tag, float(value), record.step)
+
+
+def _tag(record: DebugRecord) -> tuple[str, str, str | None, str | None]:
+    return record.direction, record.name, record.site, record.module
 
 
 class GuardScalars:
@@ -103,17 +96,3 @@ class GuardScalars:
             for table, rung in rungs.items():
                 tag = f"guard_rung_{direction}/{table}"
                 self._writer.add_scalar(tag, float(rung), record.step)
-
-
-def _key(record: DebugRecord) -> tuple[Any, ...]:
-    return (
-        record.rank, record.step, record.name, record.direction, record.codec, record.is_shadow,
-        record.site, record.module,
-    )  # fmt: skip
-
-
-_NUMBERS = {
-    name
-    for name, hint in DebugRecord.__annotations__.items()
-    if hint in ("float | None", "int | None")
-}

@@ -1,29 +1,34 @@
 """Guard: watches what codecs add to the loss of a training, and changes them; see docs/GUARD.md.
 
 In most steps it counts and returns. When a probe is due, all ranks run the same forward passes and
-one small all-reduce, and decide by the same numbers (control.guard), so that they change the same
+one small all-reduce, and decide by the same numbers (decisions), so that they change the same
 codecs at the same step without asking each other.
 
-Knows: sessions, ladders, decisions. Does not know: TorchRec, models, how codecs are changed.
+Knows: sessions, configs, ladders, decisions. Does not know: TorchRec, models.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from trec_qcomm.config import Config
+from trec_qcomm.config.tables import Direction
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.errors import GuardError
 from trec_qcomm.integration.agreement import check_equal
-from trec_qcomm.lab.debug.attribution import LossFunction
-from trec_qcomm.lab.guard.decisions import Decision, Direction, Event, GuardPolicy
+from trec_qcomm.lab.debug.inspection import LossFunction
+from trec_qcomm.lab.guard.decisions.events import Decision, Event
+from trec_qcomm.lab.guard.decisions.ladder import Key
+from trec_qcomm.lab.guard.decisions.policy import GuardPolicy
 from trec_qcomm.lab.guard.journal import Journal
+from trec_qcomm.lab.guard.ladders import CodecLadder
 from trec_qcomm.lab.guard.probe import Probe, gathered
 from trec_qcomm.lab.guard.rule import GuardRule
-from trec_qcomm.lab.guard.rungs import GuardedTables
 from trec_qcomm.lab.guard.signals import signals_of
 from trec_qcomm.lab.records import Record, Scalar
 
@@ -63,9 +68,9 @@ class Guard:
         _check_batches(batches, parts)
         self._session, self._extension, self._every = session, extension, rule.every
         self._signals = extension.signals
-        self._tables = GuardedTables(config, session.collectives)
-        self._keys = self._tables.keys
-        self._policy = GuardPolicy(rule, self._tables.ladders)
+        self._ladders = _guarded(config, rule, session.collectives.tables())
+        self._keys = list(self._ladders)
+        self._policy = GuardPolicy(rule, {k: ladder.rungs for k, ladder in self._ladders.items()})
         self._probe = Probe(session, loss_fn, batches, parts)
         self._journal = Journal(config, file=file, setup=setup, run=run)
         self._num_steps = 0
@@ -85,7 +90,19 @@ class Guard:
     @property
     def codecs(self) -> dict[str, dict[Direction, Codec]]:
         """The codecs of the guarded tables in the next step, {table: {direction: codec}}."""
-        return self._tables.codecs(self._policy.rungs)
+        return self._codecs(self._policy.rungs)
+
+    def _codecs(self, rungs: Mapping[Key, int]) -> dict[str, dict[Direction, Codec]]:
+        codecs: dict[str, dict[Direction, Codec]] = {}
+        for (table, direction), rung in rungs.items():
+            codec = self._ladders[table, direction].codecs[rung]
+            codecs.setdefault(table, {})[direction] = codec
+        return codecs
+
+    def _use(self, rungs: Mapping[Key, int]) -> None:
+        """Let tables have these rungs from the next step on. On all ranks alike."""
+        if rungs:
+            self._session.collectives.use_codecs(self._codecs(rungs))
 
     def step(self) -> tuple[Event, ...]:
         """Count an optimizer step, and probe where one is due. Call it on all ranks alike.
@@ -137,7 +154,7 @@ class Guard:
 
     def _act(self, events: Sequence[Event]) -> tuple[Event, ...]:
         decision = Decision(events=tuple(events))
-        self._tables.use(decision.moves)
+        self._use(decision.moves)
         moved = [table for table, direction in decision.moves if direction == "forward"]
         self._extension.follow_ranges(moved)
         self._journal.tell(events)
@@ -173,7 +190,7 @@ class Guard:
         state = json.loads(text)
         self._num_steps = state["num_steps"]
         self._journal.tell(self._policy.load_state_dict(state["policy"]))
-        self._tables.use(self._policy.rungs)
+        self._use(self._policy.rungs)
         self._arm()
 
 
@@ -204,3 +221,48 @@ def _percent(loss: float, other: float, base: float) -> float:
         return -inf
     difference = loss - other
     return 100 * difference / abs(base) if base else (inf if difference > 0 else 0.0)
+
+
+def _guarded(config: Config, rule: GuardRule, tables: Sequence[str]) -> dict[Key, CodecLadder]:
+    """Return the ladders of the tables that the guard watches, in the same order on all ranks.
+
+    Raises: ValueError: no table is exchanged, or a pattern of `guard.tables` matches none.
+    """
+    if not tables:
+        raise ValueError("guard: no table is sharded yet, or none is sent")
+    for pattern in rule.tables:
+        if not any(fnmatchcase(table, pattern) for table in tables):
+            raise ValueError(
+                f"{config.source}: guard.tables: {pattern!r} matches no table that is sent; "
+                f"there are: {', '.join(tables)}"
+            )
+    ladders: dict[Key, CodecLadder] = {
+        (table, direction): ladder
+        for table in filter(rule.matches, tables)
+        for direction, ladder in rule.ladders(config.rule_for(table)).items()
+    }
+    return dict(sorted(ladders.items(), key=lambda item: item[0]))
+
+
+def codecs_of_state(text: str, config: Config) -> dict[str, dict[Direction, Codec]]:
+    """Return the codecs that tables have in a guard's state, {table: {direction: codec}}.
+
+    Rungs that the config's ladders do not have are left out. Args: text: see Guard.state_text.
+    Raises: ValueError: no such text.
+    """
+    guard = config.guard
+    if not text or not isinstance(guard, GuardRule):
+        return {}
+    try:
+        saved = json.loads(text)["codecs"]
+        names = {table: dict(of_table) for table, of_table in saved.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"state: guard: no state of a guard: {error!r}") from error
+    codecs: dict[str, dict[Direction, Codec]] = {}
+    for table in filter(guard.matches, names):
+        for direction, ladder in guard.ladders(config.rule_for(table)).items():
+            by_name = {repr(codec): codec for codec in ladder.codecs}
+            name = names[table].get(direction)
+            if name in by_name:
+                codecs.setdefault(table, {})[direction] = by_name[name]
+    return codecs

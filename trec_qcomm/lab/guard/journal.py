@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from trec_qcomm.config import Config
 from trec_qcomm.lab import records
-from trec_qcomm.lab.guard.decisions import Decision, Direction, Event, GuardPolicy, Key
+from trec_qcomm.lab.guard.decisions.events import Decision, Event
+from trec_qcomm.lab.guard.decisions.policy import GuardPolicy
 from trec_qcomm.lab.records import GuardProbeRecord, GuardRecord, Scalar
 
 _log = logging.getLogger("trec_qcomm.guard")
@@ -58,25 +59,24 @@ class Journal:
         self._write([self._record(event) for event in events])
 
     def _record(self, event: Event) -> GuardRecord:
-        return GuardRecord(
-            step=event.step,
-            probe=event.probe,
-            event=event.kind,
-            reason=event.reason,
-            message=event.message,
-            table=event.table,
-            direction=event.direction,
-            rung_before=event.before,
-            rung_after=event.after,
-            codec_before=event.name_before,
-            codec_after=event.name_after,
-            change=event.change,
-            low=event.low,
-            high=event.high,
-            figures=dict(event.figures),
-            time=time(),
-            **self._shared,
+        names = (
+            "step",
+            "probe",
+            "reason",
+            "message",
+            "table",
+            "direction",
+            "change",
+            "low",
+            "high",
         )
+        return GuardRecord(
+            event=event.kind,
+            rung_before=event.before, rung_after=event.after,
+            codec_before=event.name_before, codec_after=event.name_after,
+            figures=dict(event.figures), time=time(),
+            **{name: getattr(event, name) for name in names}, **self._shared,
+        )  # fmt: skip
 
     def read(
         self,
@@ -98,33 +98,17 @@ class Journal:
         before = rungs | {key: moved[key] for key in rungs if key in moved}
         change = fsum(changes) / len(changes) if all(map(isfinite, changes)) else None
 
-        self._write(
-            [
-                GuardProbeRecord(
-                    step=step,
-                    probe=policy.probe,
-                    limit_ne=policy.limits.limit_ne,
-                    change=change,
-                    mean=decision.change,
-                    low=decision.low,
-                    high=decision.high,
-                    forward=_rungs_of(before, "forward"),
-                    backward=_rungs_of(before, "backward"),
-                    num_rungs={f"{t} {d}": x.top + 1 for (t, d), x in policy.ladders.items()},
-                    wire_nbytes=wire_nbytes,
-                    time=time(),
-                    **self._shared,
-                )
-            ]
-        )
+        record = GuardProbeRecord(
+            step=step, probe=policy.probe, limit_ne=policy.limits.limit_ne,
+            change=change, mean=decision.change, low=decision.low, high=decision.high,
+            forward={table: rung for (table, d), rung in before.items() if d == "forward"},
+            backward={table: rung for (table, d), rung in before.items() if d == "backward"},
+            num_rungs={f"{t} {d}": x.top + 1 for (t, d), x in policy.ladders.items()},
+            wire_nbytes=wire_nbytes, time=time(), **self._shared,
+        )  # fmt: skip
+        self._write([record])
 
     def _write(self, made: Sequence[records.Record]) -> None:
         self.latest.extend(made)
         if self._file is not None and made:
             records.append(self._file, *made)
-
-
-def _rungs_of(rungs: Mapping[Key, int], direction: Direction) -> dict[str, int]:
-    return {
-        table: rung for (table, own_direction), rung in rungs.items() if own_direction == direction
-    }

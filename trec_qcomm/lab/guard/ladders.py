@@ -17,12 +17,12 @@ from math import log2
 import torch
 
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
-from trec_qcomm.config.tables import TableRule
+from trec_qcomm.config.tables import Direction, TableRule
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.registry import codec_type
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
-from trec_qcomm.lab.guard.decisions import Direction, Ladder
+from trec_qcomm.lab.guard.decisions.ladder import Ladder
 
 _DIM, _ROWS = 128, 64
 _UNKNOWN_BITS = 16.0  # of a codec whose bits the values alone decide: fewer than float32's

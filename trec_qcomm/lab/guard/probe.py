@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.lab.debug.attribution import LossFunction, leaving_no_trace
+from trec_qcomm.lab.debug.inspection import LossFunction, leaving_no_trace, summing_device
 
 if TYPE_CHECKING:
     from trec_qcomm.integration.session import Session
@@ -53,7 +53,7 @@ class Probe:
             for variant in variants:
                 with _random_numbers_of(self._session.config.seed + step), variant(step):
                     losses += [_means(self._loss_fn(batch), self.parts) for batch in self.batches]
-        device = _device()
+        device = summing_device()
         return torch.cat([loss.to(device) for loss in losses]).view(len(variants), -1)
 
     @contextmanager
@@ -119,11 +119,3 @@ def _random_numbers_of(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices):
         torch.manual_seed((seed + dist.get_rank()) % 2**63)
         yield
-
-
-def _device() -> torch.device:
-    """Return the device whose tensors all ranks can add up."""
-    everyone = dist.group.WORLD
-    assert everyone is not None
-    is_gpu = "nccl" in dist.get_backend(everyone)
-    return torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")

@@ -13,12 +13,11 @@ import torch
 
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section
-from trec_qcomm.config.tables import TableRule
+from trec_qcomm.config.tables import DIRECTIONS, Direction, TableRule
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use, only_for_gradients
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.jit.once import Job
-from trec_qcomm.lab.debug.rule import TALLY
-from trec_qcomm.lab.guard.decisions import DIRECTIONS, Direction, GuardLimits
+from trec_qcomm.lab.guard.decisions.ladder import GuardLimits
 from trec_qcomm.lab.guard.ladders import CodecLadder, check_order, ladder_of
 from trec_qcomm.ops.error_bound.ranges import segment_ranges
 
@@ -94,7 +93,6 @@ class GuardRule(GuardLimits, Section):
             yield from ((direction, codec) for codec in ladder.codecs)
 
     def jobs(self) -> Iterator[Job]:
-        yield TALLY
         if self.hold is not None:
             yield Job("ranges", _use_ranges, 0.8)
 

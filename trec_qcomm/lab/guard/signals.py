@@ -18,11 +18,12 @@ from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.config.tables import DIRECTIONS, Direction
 from trec_qcomm.core.errors import UnencodableError
-from trec_qcomm.lab.debug.codes import num_verbatim
-from trec_qcomm.lab.debug.coding import CodedRows, PackedRows, code, pack
+from trec_qcomm.lab.debug.coding import CodedRows, PackedRows, code, num_verbatim, pack
 from trec_qcomm.lab.debug.tally import Tally
-from trec_qcomm.lab.guard.decisions import DIRECTIONS, Direction, Key, Signals
+from trec_qcomm.lab.guard.decisions.ladder import Key
+from trec_qcomm.lab.guard.decisions.values import Signals
 from trec_qcomm.lab.guard.rule import GuardRule
 
 FIELDS = (
@@ -122,7 +123,8 @@ class SignalSums:
         for key, tally in self._tallies.items():
             sums = self._sums_of(key)
             for name, value in tally.sums().items():
-                sums[name] += value
+                if name in sums:
+                    sums[name] += value
         self._tallies.clear()
         nothing = dict.fromkeys(FIELDS, 0.0)
         rows = [[self._sums.get(key, nothing)[name] for name in FIELDS] for key in keys]

@@ -47,11 +47,8 @@ class DebugRecord(Record, kind="debug"):
         num_broken: number of values that are finite on one side only, or whose inf has changed its
             sign or become NaN.
         rms: root mean square of x.
-        mean: mean of x.
         snr_db: signal to noise, 10 log10(sum x^2 / sum e^2); None where either sum is 0.
         bias: mean of e over mean of |x|; None where all x are 0.
-        cosine: cosine of the angle between x and y; None where either is 0.
-        max_error: the largest |e|.
         tolerance: the codec's error bound or threshold in this step as its config has it (a
             relative bound is a fraction), before it is divided among summands; None without one.
         error_over_bound: the largest |e| over the error bound that its segment was encoded with;
@@ -59,27 +56,17 @@ class DebugRecord(Record, kind="debug"):
         error_histogram: HISTOGRAM_BINS counts of log2(|e| / r), r being max - min of the row. Bin 0
             is below -24, zero included; bin i is [i - 25, i - 24); the last one is 0 and above.
             Rows with r = 0 are left out.
-        num_zero_range: number of rows whose finite values are all equal.
-        verbatim_share: share of values that an error-bounded codec sent unchanged, because they do
-            not fit it.
         lost_share: share of the x that are not 0 of which nothing useful arrives: |e| >= |x|, so 0
             in their place would have been as good.
-        num_clipped_rows: number of rows whose largest |x| is above 9/8 of the largest |y| of all
-            rows, so that the codec's range does not hold them; 0 where all y are 0.
-        num_flushed: number of values that the encoder counted as flushed (core.stats.TableStats);
-            None where it does not count.
         bits: bits a value really sent, headers of segments and padding included, without headers of
             frames.
-        entropy: bits a value that an ideal coder of single codes would send: the entropy of the
-            codes of this table in this step; None where the codec has no codes (float32).
         peak: median over rows of the largest |x| over the row's root mean square. 1 is a flat row,
             the root of the dim a row with one value; normal values at dim 64 have about 2.5.
         zero_share: share of x that are 0.
-        zero_row_share: share of rows whose values are all 0.
         range_quantiles: quantiles QUANTILES of max - min over the rows.
         norm_quantiles: quantiles QUANTILES of the Euclidean norm over the rows.
-        rms_drift, range_drift, norm_drift: log2 of the rms, and of the median range and norm, over
-            their running mean (of logarithms) at the measured steps before; None at the first.
+        rms_drift: log2 of the rms over its running mean (of logarithms) at the measured steps
+            before; None at the first.
         residual_over_gradient: norm of the residual over the norm of the gradient of this step; for
             direction residual.
         peers: the ranks that the next two have a number for.
@@ -104,29 +91,18 @@ class DebugRecord(Record, kind="debug"):
     num_inf: int | None = None
     num_broken: int | None = None
     rms: float | None = None
-    mean: float | None = None
     snr_db: float | None = None
     bias: float | None = None
-    cosine: float | None = None
-    max_error: float | None = None
     tolerance: float | None = None
     error_over_bound: float | None = None
     error_histogram: tuple[int, ...] = ()
-    num_zero_range: int | None = None
-    verbatim_share: float | None = None
     lost_share: float | None = None
-    num_clipped_rows: int | None = None
-    num_flushed: int | None = None
     bits: float | None = None
-    entropy: float | None = None
     peak: float | None = None
     zero_share: float | None = None
-    zero_row_share: float | None = None
     range_quantiles: tuple[float, ...] = ()
     norm_quantiles: tuple[float, ...] = ()
     rms_drift: float | None = None
-    range_drift: float | None = None
-    norm_drift: float | None = None
     residual_over_gradient: float | None = None
     peers: tuple[int, ...] = ()
     sent_squares: tuple[float, ...] = ()

@@ -2,7 +2,9 @@
 
 import random
 
-from trec_qcomm.lab.guard.decisions import GuardLimits, GuardPolicy, Ladder, Signals
+from trec_qcomm.lab.guard.decisions.ladder import GuardLimits, Ladder
+from trec_qcomm.lab.guard.decisions.policy import GuardPolicy
+from trec_qcomm.lab.guard.decisions.values import Signals
 
 LADDER = Ladder(names=("2", "4", "8", "32"), start=1, bits=(2, 4, 8, 32))
 TABLES = ("a", "b", "c")

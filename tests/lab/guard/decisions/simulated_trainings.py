@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from trec_qcomm.lab.guard.decisions.by_loss.readings import Readings
+from trec_qcomm.lab.guard.decisions.readings import Readings
 
 LIMIT = 1.0
 

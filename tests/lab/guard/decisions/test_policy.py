@@ -14,7 +14,9 @@ from tests.lab.guard.decisions.policies import (
     read_all,
     tripped,
 )
-from trec_qcomm.lab.guard.decisions import GuardLimits, GuardPolicy, Ladder, Signals
+from trec_qcomm.lab.guard.decisions.ladder import GuardLimits, Ladder
+from trec_qcomm.lab.guard.decisions.policy import GuardPolicy
+from trec_qcomm.lab.guard.decisions.values import Signals
 
 
 def test_a_jump_trips_and_the_table_that_explains_it_is_moved():

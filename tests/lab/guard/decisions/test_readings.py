@@ -15,7 +15,7 @@ from tests.lab.guard.decisions.simulated_trainings import (
     first_trip,
     simulated,
 )
-from trec_qcomm.lab.guard.decisions.by_loss.readings import LONGEST, Readings, Variance
+from trec_qcomm.lab.guard.decisions.readings import LONGEST, Readings, Variance
 from trec_qcomm.lab.study.student_t import t_quantile_of_tail
 
 LATER = ("batches for good, 3", "probes, 1", "probes with a memory, 1")

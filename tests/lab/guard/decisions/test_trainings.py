@@ -16,7 +16,9 @@ from tests.lab.guard.decisions.policies import (
     tripped,
 )
 from tests.lab.guard.decisions.simulated_trainings import NOISES, simulated
-from trec_qcomm.lab.guard.decisions import GuardLimits, GuardPolicy, Ladder, Signals
+from trec_qcomm.lab.guard.decisions.ladder import GuardLimits, Ladder
+from trec_qcomm.lab.guard.decisions.policy import GuardPolicy
+from trec_qcomm.lab.guard.decisions.values import Signals
 
 
 class Training:

@@ -4,7 +4,7 @@ Knows: debug records. Does not know: what is right or wrong.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,15 +49,12 @@ class DebugRun:
     def __init__(self, folder: str, records: Iterable[DebugRecord]) -> None:
         self.folder = folder
         unique: dict[tuple[object, ...], DebugRecord] = {}
-        num_records = 0
         for record in records:
             place = place_of(record)
             unique[record.rank, record.step, place, record.codec, record.is_shadow] = record
-            num_records += 1
         if not unique:
             raise ValueError(f"{folder}: no debug record in it; `debug:` in a config makes them")
         self.records = tuple(unique.values())
-        self.num_repeated = num_records - len(self.records)
 
     @property
     def ranks(self) -> list[int]:
@@ -98,10 +95,9 @@ class DebugRun:
         steps = self.steps
         span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
         names = {place.name for place in self.by_place}
-        again = f"; {self.num_repeated} lines recorded again, the last counts"
         return (
             f"{self.folder}: {len(self.ranks)} ranks, {span} ({len(steps)} measured), "
-            f"{len(names)} tables and parameters{again if self.num_repeated else ''}"
+            f"{len(names)} tables and parameters"
         )
 
 
@@ -128,14 +124,13 @@ def joined_figures(records: Sequence[DebugRecord]) -> Figures:
     """
     records = [record for record in records if record.num_values]
     figures: dict[str, float] = {}
-    for name in ("num_values", "num_nan", "num_inf", "num_broken", "num_flushed"):
-        figures |= _joined(name, [getattr(record, name) for record in records], sum)
-    for name in ("tolerance", "error_over_bound", "residual_over_gradient", "max_error"):
-        figures |= _joined(name, [getattr(record, name) for record in records], max)
-    for name in ("bits", "entropy", "lost_share", "zero_share", "verbatim_share", "bias", "cosine"):
+    for name in ("num_values", "num_nan", "num_inf", "num_broken"):
+        figures |= _joined(name, records, sum)
+    for name in ("tolerance", "residual_over_gradient"):
+        figures |= _joined(name, records, max)
+    for name in ("bits", "lost_share", "zero_share"):
         figures |= _mean(name, [(getattr(r, name), r.num_values or 0) for r in records])
-    for name in ("zero_row_share", "peak"):
-        figures |= _mean(name, [(getattr(r, name), r.num_rows or 0) for r in records])
+    figures |= _mean("peak", [(r.peak, r.num_rows or 0) for r in records])
     for name in ("range", "norm"):
         quantiles = [(getattr(r, f"{name}_quantiles"), r.num_rows or 0) for r in records]
         medians = [(q[MEDIAN] if q else None, num_rows) for q, num_rows in quantiles]
@@ -143,9 +138,11 @@ def joined_figures(records: Sequence[DebugRecord]) -> Figures:
     return figures | _powers(records)
 
 
-def _joined(name: str, values: Iterable[float | None], join: object) -> dict[str, float]:
-    known = [value for value in values if value is not None]
-    return {name: float(join(known))} if known else {}  # type: ignore[operator]
+def _joined(
+    name: str, records: Iterable[DebugRecord], join: Callable[[list[float]], float]
+) -> dict[str, float]:
+    known = [value for r in records if (value := getattr(r, name)) is not None]
+    return {name: float(join(known))} if known else {}
 
 
 def _mean(name: str, values: Iterable[tuple[float | None, int]]) -> dict[str, float]:

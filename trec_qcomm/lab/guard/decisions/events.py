@@ -1,35 +1,14 @@
 """Event, what a guard did or told at a probe, and Decision, all that it wants after a reading.
 
-Knows: rungs as numbers. Does not know: codecs, records.
+Knows: rungs as numbers. Does not know: codecs, files.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from trec_qcomm.config.tables import Direction
 from trec_qcomm.lab.guard.decisions.ladder import Key
-
-EventKind = Literal[
-    "trip",  # the loss is shown to be above the limit: an episode begins
-    "raise",  # a table got a finer codec
-    "lower",  # a table got a coarser codec
-    "warn",  # nothing was changed
-    "error",  # the configuration asks for an error
-    "calm",  # an episode has ended
-]
-Reason = Literal[
-    "loss",  # codecs add more to the loss than the limit
-    "calm",  # the loss was below the limit for long
-    "nan",  # values are NaN or infinite before they are coded
-    "unencodable",  # the codec refuses values, or does not carry them
-    "pointless",  # coded bytes are more than float32's
-    "snr",  # signal to noise is below least_snr_db
-    "drift",  # the codec does much worse than it did
-    "no_table_left",  # the loss is above the limit, and no table has a finer codec
-    "undecidable",  # the loss without codecs is NaN or infinite
-    "resumed",  # a checkpoint does not fit: a table or its rung is new or gone
-]
+from trec_qcomm.lab.records.guard import GuardEvent, GuardReason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +29,8 @@ class Event:
         figures: further numbers, by name: signals, and effects of tables ("effect t_C3").
     """
 
-    kind: EventKind
-    reason: Reason
+    kind: GuardEvent
+    reason: GuardReason
     step: int
     probe: int
     table: str | None = None

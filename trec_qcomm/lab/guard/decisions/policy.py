@@ -20,19 +20,17 @@ from dataclasses import asdict, replace
 from math import fsum, inf, isfinite, isnan
 from typing import Any
 
-from trec_qcomm.lab.guard.decisions.by_loss.effects import (
+from trec_qcomm.lab.guard.decisions.events import Decision, Event
+from trec_qcomm.lab.guard.decisions.ladder import GuardLimits, Key, Ladder, Rungs
+from trec_qcomm.lab.guard.decisions.readings import (
+    Readings,
     choose,
     explain,
     mean_effect,
     missing_bits,
 )
-from trec_qcomm.lab.guard.decisions.by_loss.readings import Readings
-from trec_qcomm.lab.guard.decisions.by_values.alarms import Alarm, Alarms
-from trec_qcomm.lab.guard.decisions.by_values.signals import Signals, Suspects
-from trec_qcomm.lab.guard.decisions.events import Decision, Event, EventKind, Reason
-from trec_qcomm.lab.guard.decisions.ladder import Key, Ladder
-from trec_qcomm.lab.guard.decisions.limits import GuardLimits
-from trec_qcomm.lab.guard.decisions.rungs import Rungs
+from trec_qcomm.lab.guard.decisions.values import Alarm, Alarms, Signals, Suspects
+from trec_qcomm.lab.records.guard import GuardEvent, GuardReason
 
 MOST_EVENTS = 1000  # that the history keeps
 CALM_SHARE = 0.5  # of the limit, which the mean must not exceed before a table is moved down
@@ -55,7 +53,7 @@ class GuardPolicy:
         self._probe, self._step = -1, 0
         self._calm = 0  # readings in a row that were not above the limit
         self._is_episode = False
-        self._told: set[Reason] = set()  # of the whole model, and still so
+        self._told: set[GuardReason] = set()  # of the whole model, and still so
         self._alarms = Alarms(limits)
         self._readings = Readings(limits.raise_after)
         self._suspects = Suspects()
@@ -228,13 +226,13 @@ class GuardPolicy:
         estimate = self._readings.estimate()
         if estimate.mean > CALM_SHARE * limit or estimate.upper > limit:
             return []
-        key = self._rungs.to_lower(self._probe, signals)
+        key = self._rungs.to_lower(self._probe, {k: s.num_values for k, s in signals.items()})
         return (
             [] if key is None else [self._move(key, self._rungs.now[key] - 1, "lower", "calm", {})]
         )
 
     def _move(
-        self, key: Key, to: int, kind: EventKind, reason: Reason, figures: Mapping[str, float]
+        self, key: Key, to: int, kind: GuardEvent, reason: GuardReason, figures: Mapping[str, float]
     ) -> Event:
         """Give a table another rung."""
         event = self._event(kind, reason, key=key, after=to, figures=figures)
@@ -243,7 +241,7 @@ class GuardPolicy:
         self._suspects.forget_codec(key)
         return event
 
-    def _tell_once(self, reason: Reason) -> list[Event]:
+    def _tell_once(self, reason: GuardReason) -> list[Event]:
         if reason in self._told:
             return []
         self._told.add(reason)
@@ -251,8 +249,8 @@ class GuardPolicy:
 
     def _event(
         self,
-        kind: EventKind,
-        reason: Reason,
+        kind: GuardEvent,
+        reason: GuardReason,
         *,
         key: Key | None = None,
         after: int | None = None,
@@ -265,22 +263,13 @@ class GuardPolicy:
         after = before if after is None else after
         names = () if key is None else self.ladders[key].names
         event = Event(
-            kind=kind,
-            reason=reason,
-            step=self._step,
-            probe=self._probe,
-            table=table,
-            direction=direction,
-            before=before,
-            after=after,
+            kind=kind, reason=reason, step=self._step, probe=self._probe,
+            table=table, direction=direction, before=before, after=after,
             name_before=None if before is None else names[before],
             name_after=None if after is None else names[after],
-            change=change,
-            low=low,
-            high=high,
-            limit_ne=self.limits.limit_ne,
+            change=change, low=low, high=high, limit_ne=self.limits.limit_ne,
             figures=dict(figures or {}),
-        )
+        )  # fmt: skip
         self.history = [*self.history[1 - MOST_EVENTS :], event]
         return event
 
