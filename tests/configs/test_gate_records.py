@@ -1,4 +1,4 @@
-"""A preset that configs/README.md calls passed has records of its own settings that pass the gate."""
+"""Presets that configs/README.md calls passed have records of their own settings that pass."""
 
 from pathlib import Path
 
