@@ -11,6 +11,7 @@ from trec_qcomm.jit.once import compile_once
 ERROR_BOUNDED = {"codec": "error_bounded", "bound": 0.01}
 PAIRS = (  # forward, backward
     (ERROR_BOUNDED | {"encoder": "rans"}, ERROR_BOUNDED),
+    (ERROR_BOUNDED | {"encoder": "vector_lz"}, ERROR_BOUNDED),
     ({"codec": "rowwise", "bits": 4}, {"codec": "rowwise", "bits": 2}),
     ({"codec": "cast", "dtype": "fp16"}, "identity"),
     ({"codec": "fbgemm", "precision": "int8"}, "float6"),
