@@ -62,9 +62,7 @@ def device_environment(device: torch.device, packages: Iterable[str] = ()) -> En
     if device.type == "cuda":
         hardware = {"gpu": torch.cuda.get_device_name(device)}
         hardware["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return Environment.current(
-        (*records.environment.PACKAGES, "triton", *packages), hardware=hardware
-    )
+    return Environment.current((*records.PACKAGES, "triton", *packages), hardware=hardware)
 
 
 def show(name: str, figures: Mapping[str, Scalar]) -> None:

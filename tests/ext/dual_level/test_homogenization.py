@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from trec_qcomm.ext.dual_level.homogenization import (
     count_distinct,
     homogenization_index,
-    mean_index,
 )
 
 
@@ -57,7 +56,6 @@ def test_rows_near_one_another_become_one() -> None:
     rows = torch.cat([torch.linspace(-0.01, 0.01, 9)[:, None].expand(9, 4), torch.ones(1, 4)])
     assert homogenization_index(rows, bound=0.03) == 0.2
     assert homogenization_index(rows, bound=1e-6) == 1
-    assert mean_index([rows, rows[-1:]], bound=0.03) == 0.6
 
 
 @pytest.mark.parametrize(
@@ -95,8 +93,3 @@ def test_what_is_not_quantized_stays_apart(rows, bound, index) -> None:
 def test_bad_rows_are_refused(rows, bound, message) -> None:
     with pytest.raises(ValueError, match=message):
         homogenization_index(rows, bound=bound)
-
-
-def test_a_mean_needs_a_batch() -> None:
-    with pytest.raises(ValueError, match="batches: expected one or more"):
-        mean_index([], bound=0.03)

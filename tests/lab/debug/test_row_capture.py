@@ -16,9 +16,9 @@ from tests.integration.small_model import (
 from trec_qcomm import QComm, Rowwise
 from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.preview import measure
-from trec_qcomm.lab.preview.captured import load_captured
 from trec_qcomm.lab.preview.command import main
-from trec_qcomm.lab.preview.selector import Measurement
+from trec_qcomm.lab.preview.measure import Measurement
+from trec_qcomm.lab.preview.previews import load_captured
 from trec_qcomm.testing import run_ranks
 
 STEPS, MAX_NBYTES = 2, 600

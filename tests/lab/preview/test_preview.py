@@ -11,17 +11,19 @@ from torch import Tensor
 from trec_qcomm import load_config, load_preset
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.core.segments import Segments
-from trec_qcomm.ext.dual_level.error_bound import BoundClass, BoundClasses
 from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.preview import choices, measure
-from trec_qcomm.lab.preview.candidates import CODECS, NAMES, candidates
-from trec_qcomm.lab.preview.captured import load_captured
-from trec_qcomm.lab.preview.choices import Options, TableBound, choose
-from trec_qcomm.lab.preview.command import build_parser, main
-from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, preview_table
-from trec_qcomm.lab.preview.previews import make_preview
-from trec_qcomm.lab.preview.selector import Measurement
-from trec_qcomm.lab.preview.text import direction_text, link_text
+from trec_qcomm.lab.preview.candidates import CODECS, candidates
+from trec_qcomm.lab.preview.choices import Options, choose
+from trec_qcomm.lab.preview.command import main
+from trec_qcomm.lab.preview.measure import (
+    CodecPreview,
+    Measurement,
+    TablePreview,
+    preview_table,
+)
+from trec_qcomm.lab.preview.previews import load_captured, make_preview
+from trec_qcomm.lab.preview.text import direction_text
 from trec_qcomm.lab.sizes.rows import distinct
 from trec_qcomm.testing import round_trip
 from trec_qcomm.testing.codecs import encode
@@ -62,23 +64,15 @@ def file(tmp_path: Path) -> Path:
     return saved(tmp_path, content)
 
 
-def some_rows(num_rows: int, *, spread: float, seed: int) -> Tensor:
-    """[num_rows, 8]: far apart by `spread` of the range that two outer rows make, -1 to 1."""
-    rows = torch.rand(num_rows, 8, generator=torch.Generator().manual_seed(seed)) * spread
-    rows[0], rows[1] = -1, 1
-    return rows
-
-
 @pytest.fixture
-def classes(tmp_path: Path) -> Path:
-    """Three tables that belong to the three classes, looked up with repeats; 2 batches of 50."""
-    # The base bound makes steps of 0.12 here: what lies within half of one becomes one row.
-    few = some_rows(5, spread=2.0, seed=1)
-    still = some_rows(30, spread=0.01, seed=2)
-    wide = some_rows(20, spread=1.0, seed=3)
-    wide[2:4] = 0.001 * wide[2:4]  # 2 of 20 become 1
-    at = torch.arange(100)
-    rows = {"few": few[at % 5], "still": still[at % 30], "t[x]*": wide[at % 50 % 20]}
+def repeated(tmp_path: Path) -> Path:
+    """Three tables, looked up with repeats; 2 batches of 50."""
+    draw = torch.Generator().manual_seed(1)
+    sizes = {"few": 5, "still": 30, "t[x]*": 20}
+    rows = {
+        name: torch.rand(n, 8, generator=draw)[torch.arange(100) % 50 % n]
+        for name, n in sizes.items()
+    }
     return saved(tmp_path, {"rows": rows, "meta": {"dim": 8}})
 
 
@@ -213,41 +207,25 @@ def test_a_file_without_steps_is_told_in_batches(tmp_path: Path, capsys: Any) ->
     assert "No gradients: capture_rows(steps, gradients=True) keeps them." in printed
 
 
-@pytest.mark.parametrize(
-    ("gb_s", "text"), [(0.0, "no link"), (0.125, "1.0 Gbit/s"), (0.0125, "100 Mbit/s")]
-)
-def test_links_are_told_in_bits(gb_s: float, text: str) -> None:
-    assert link_text(gb_s) == text
-
-
-def test_help_has_examples_and_every_name() -> None:
-    text = build_parser().format_help()
-    assert "python -m trec_qcomm preview rows.pt\n" in text
-    assert all(name in text.replace("\n", "") for name in NAMES)
-
-
 # What is written.
 
 
-def test_each_table_gets_the_codec_of_its_class(classes: Path, capsys: Any) -> None:
-    bounds = {"few": 0.05, "still": 0.01, "t[x]*": 0.03}
-    config = load_config(write(classes, "--bounds", "0.01,0.03,0.05"))
-    config.check_patterns(bounds)
-    for table, bound in bounds.items():
+def test_each_table_gets_an_encoder(repeated: Path, capsys: Any) -> None:
+    config = load_config(write(repeated))
+    config.check_patterns(["few", "still", "t[x]*"])
+    for table in ("few", "still", "t[x]*"):
         rule = config.rule_for(table)
-        assert rule.forward in {ErrorBounded(bound, encoder=e) for e in choices.ENCODERS}
+        assert rule.forward in {ErrorBounded(0.01, encoder=e) for e in choices.ENCODERS}
         assert rule.backward == Rowwise(4, rounding="stochastic")
         assert rule.unique_bags == "auto"
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-6].split()[:5] == ["table", "rows", "index", "class", "bound"]
-    assert [line.split()[:8] for line in lines[-5:-2]] == [
-        ["few", "5", "of", "50", "1.000", "loose", "0.05", "1.000"],
-        ["still", "30", "of", "50", "0.100", "tight", "0.01", "0.100"],
-        ["t[x]*", "20", "of", "50", "0.950", "base", "0.03", "0.950"],
-    ]
+    assert [line.split()[:4] for line in lines[-6:-2]] == [
+        ["table", "rows", "encoder", "ratio"], ["few", "5", "of", "50"],
+        ["still", "30", "of", "50"], ["t[x]*", "20", "of", "50"],
+    ]  # fmt: skip
     assert lines[-1].startswith("3 tables, a batch: 4.8 KB of rows -> ")
     assert f"(distinct rows {150 / 55:.2f}x, " in lines[-1]
-    out = classes.parent / "mine.yaml"
+    out = repeated.parent / "mine.yaml"
     assert lines[-1].endswith(f"; wrote {out}")
     comments = [line.removeprefix("# ") for line in out.read_text().splitlines() if line[0] == "#"]
     assert comments[0] == 'Made by python -m trec_qcomm preview from "rows.pt".'
@@ -255,16 +233,16 @@ def test_each_table_gets_the_codec_of_its_class(classes: Path, capsys: Any) -> N
 
 
 @pytest.mark.usefixtures("untimed")
-def test_bounds_are_those_that_pass_the_quality_gate(classes: Path) -> None:
-    (rule,) = load_config(write(classes, "--encoders", "rans")).embedding
+def test_bounds_are_those_that_pass_the_quality_gate(repeated: Path) -> None:
+    (rule,) = load_config(write(repeated, "--encoders", "rans")).embedding
     best = load_preset("best").embedding[0].forward
     assert rule.forward == ErrorBounded(0.01, encoder="rans") == best
     assert len(rule.tables) == 3
 
 
 @pytest.mark.usefixtures("untimed")
-def test_float32_is_kept_where_codecs_lose_time(classes: Path, capsys: Any) -> None:
-    (rule,) = load_config(write(classes, link_gb_s=1e6)).embedding
+def test_float32_is_kept_where_codecs_lose_time(repeated: Path, capsys: Any) -> None:
+    (rule,) = load_config(write(repeated, link_gb_s=1e6)).embedding
     assert (rule.forward, rule.backward, rule.unique_bags) == (Identity(), Identity(), "auto")
     *lines, _, last = capsys.readouterr().out.splitlines()[-5:]
     assert [line.split()[-5] for line in lines] == ["identity"] * 3
@@ -275,13 +253,13 @@ def test_float32_is_kept_where_codecs_lose_time(classes: Path, capsys: Any) -> N
 
 
 @pytest.mark.usefixtures("untimed")
-def test_options_reach_the_config(classes: Path) -> None:
-    words = ["--bounds", "0.001,0.002,0.004", "--thresholds", "0,0", "--backward", "bf16"]
-    (rule,) = load_config(write(classes, *words, "--all-rows", "--encoders", "vector_lz")).embedding
-    assert rule.forward == ErrorBounded(0.004, encoder="vector_lz")  # all are loose now
+def test_options_reach_the_config(repeated: Path) -> None:
+    words = ["--bound", "0.004", "--backward", "bf16", "--all-rows", "--encoders", "vector_lz"]
+    (rule,) = load_config(write(repeated, *words)).embedding
+    assert rule.forward == ErrorBounded(0.004, encoder="vector_lz")
     assert (rule.backward, rule.unique_bags) == (Cast("bf16"), False)
     for name, codec in CODECS["backward"].items():
-        config = load_config(write(classes, "--force", "--backward", name))
+        config = load_config(write(repeated, "--force", "--backward", name))
         assert {rule.backward for rule in config.embedding} == {codec}
 
 
@@ -310,18 +288,14 @@ def test_the_fastest_encoder_over_the_link_is_chosen(monkeypatch: pytest.MonkeyP
     figures = TablePreview(
         table="t", dim=4, num_rows=1, num_sent=1, num_nonfinite=0, codecs=previews
     )
-    bound = TableBound(index=1.0, bound_class=BoundClass.LOOSE, bound=0.01, kept=1.0)
     bounded = {e: ErrorBounded(0.01, encoder=e) for e in ("bitpack", "rans")}
     # The codec of gradients has a speed-up of 1 at 12/7 GB/s, bitpack at 3.
     for link_gb_s, expected, gradients in (
         (0.01, bounded["rans"], "rowwise"), (1.7, bounded["bitpack"], "rowwise"),
         (1.8, bounded["bitpack"], "identity"), (3.1, Identity(), "identity"),
     ):  # fmt: skip
-        options = Options(
-            encoders=tuple(bounded), link_gb_s=link_gb_s, classes=BoundClasses(),
-            backward=Rowwise(4),
-        )  # fmt: skip
-        choice = choose(figures, [torch.eye(4)], bound, options)
+        options = Options(encoders=tuple(bounded), link_gb_s=link_gb_s, backward=Rowwise(4))
+        choice = choose(figures, [torch.eye(4)], options)
         assert (choice.forward, choice.backward.name) == (expected, gradients)
         assert (choice.speed_up > 1) == (expected != Identity())
         assert choice.sent.codec == ("float32" if link_gb_s > 3 else figures_name(expected))
@@ -332,14 +306,14 @@ def figures_name(codec: Any) -> str:
 
 
 @pytest.mark.usefixtures("untimed")
-def test_nothing_is_overwritten_without_force(classes: Path, capsys: Any) -> None:
-    out = classes.parent / "mine.yaml"
+def test_nothing_is_overwritten_without_force(repeated: Path, capsys: Any) -> None:
+    out = repeated.parent / "mine.yaml"
     out.write_text("mine")
     with pytest.raises(SystemExit):
-        write(classes)
+        write(repeated)
     assert f"out {out}: exists; --force overwrites it" in capsys.readouterr().err
     assert out.read_text() == "mine"
-    assert load_config(write(classes, "--force"))
+    assert load_config(write(repeated, "--force"))
 
 
 # Mistakes.
@@ -392,11 +366,7 @@ def test_a_bad_file_is_named_with_its_field(tmp_path: Path, content: Any, messag
         ("--link-gb-s 0", "link_gb_s: 0.0 is not a finite number > 0"),
         ("--link-gb-s nan", "link_gb_s: nan is not"),
         ("--encoders auto", "encoders: 'auto' is not one of ('bitpack'"),
-        ("--bounds 0.01,x,1", "argument --bounds: invalid numbers value"),
-        ("--bounds 0.01,0.03", "bounds: expected one number or three"),
-        ("--bounds 0.05,0.03,0.01", "expected 0 < tight <= base <= loose < 1"),
-        ("--thresholds 0.5", "thresholds: expected two numbers"),
-        ("--thresholds 0.9,0.5", "expected 0 <= tight_below <= loose_from <= 1"),
+        ("--bound x --out mine.yaml", "argument --bound: invalid float value"),
         ("--backward int3", "invalid choice: 'int3'"),
     ],
 )

@@ -16,7 +16,7 @@ from trec_qcomm.lab.records import (
     traffic_of,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_training_with_the_plugin_says_what_it_sent(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ DIM = 16
 ROWS = {"a": 400, "b": 300, "c": 200, "d": 20}  # of a step
 FORWARD = {"a": 0.02, "b": 5.0, "c": 0.02, "d": 0.2}  # percent a unit of relative noise
 BACKWARD = {"a": 0.01, "b": 0.3, "c": 0.01, "d": 0.05}
-REPEATED = {False: {"a": 2, "d": 2}, True: {"c": 0.9}}  # rows over those with auto
 VALUES = {"dense_arch.weight": 640, "over_arch.weight": 6400}  # of dense parameters
 DENSE = {"dense_arch.weight": 0.4, "over_arch.weight": 0.04}
 SPREAD = 1e-4  # of a training, a share of its loss
@@ -100,17 +99,15 @@ def train(config: Config, seed: int, perturbation: float) -> Model:
                 rule = config.rule_for(table)
                 for direction, used in (("forward", rule.forward), ("backward", rule.backward)):
                     for codec in (used, *debug.shadow):
-                        rows = ROWS[table] * REPEATED.get(rule.unique_bags, {}).get(table, 1)
                         shadow = codec is not used
-                        lines.append(_record(step, table, direction, codec, shadow, int(rows)))
+                        lines.append(_record(step, table, direction, codec, shadow))
             lines += _dense_records(config, step)
         records.append(Path(debug.folder) / "debug-rank0.jsonl", *lines)
     return Model(config, seed)
 
 
-def _record(
-    step: int, table: str, direction: str, codec: Codec, is_shadow: bool, rows: int
-) -> DebugRecord:
+def _record(step: int, table: str, direction: str, codec: Codec, is_shadow: bool) -> DebugRecord:
+    rows = ROWS[table]
     return DebugRecord(
         configuration="planted", rank=0, step=step, name=table, direction=direction,
         codec=repr(codec), is_shadow=is_shadow, num_rows=rows,

@@ -37,13 +37,12 @@ def run(model, name, *words):
 
 def test_a_factory_gets_the_words_and_the_plans_are_written(model, capsys):
     planted.CALLS.clear()
-    words = ("--data", "rows", "--rounds", "1", "--random", "2", "--resume")
+    words = ("--data", "rows", "--rounds", "1")
     assert run(model, "make", *words) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("4 tables, ")
     assert out.splitlines()[-1].endswith("Training: PASS; wrote plan.yaml")
-    names = ("plan", "plan-half", "plan-twice", "plan-random01", "plan-random02")
-    for name in names:
+    for name in ("plan", "plan-half", "plan-twice"):
         load_config(model.parent / f"{name}.yaml").check_patterns(planted.ROWS)
     calls = len(planted.CALLS)
     assert run(model, "make", *words) == 0

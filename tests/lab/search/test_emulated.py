@@ -8,10 +8,9 @@ import trec_qcomm
 from tests.lab.ranks import two_towers
 from trec_qcomm import Config, Identity, Rowwise
 from trec_qcomm.core.stats import Stats
-from trec_qcomm.lab.search import Candidates
-from trec_qcomm.lab.search.losses.dense import DenseProbes
-from trec_qcomm.lab.search.losses.probes import COARSE, Probes
-from trec_qcomm.lab.search.progress import Progress
+from trec_qcomm.lab.search.candidates import Candidates
+from trec_qcomm.lab.search.probes import COARSE, DenseProbes, Probes
+from trec_qcomm.lab.study.progress import Progress
 
 INT2 = Rowwise(2, "stochastic")
 INT2_RULE = {"codec": "rowwise", "bits": 2, "rounding": "stochastic"}
@@ -37,7 +36,7 @@ def test_a_probe_of_two_ranks_has_the_bytes_of_both(tmp_path):
         seeds=[0], path=tmp_path / "probes.jsonl", metrics=["loss"], unique_bags="auto", every=1,
         setup={}, num_ranks=2,
     )  # fmt: skip
-    noise = probes.run(Progress(show=False)).noise
+    noise = probes.run(Progress("search", show=False)).noise
     assert {table for table, _, _ in noise} == {"user", "history", "item", "words", "clicks"}
     for (_, direction, codec), each in noise.items():
         assert each.dim == two_towers.DIM
@@ -62,7 +61,7 @@ def test_bytes_of_dense_gradients_are_those_that_are_sent(tmp_path, algorithm, m
     arguments = {"path": tmp_path / "dense.jsonl", "every": 1, "setup": {}, "num_ranks": 2}
     SENT.clear()
     probes = DenseProbes(train=train, candidates=candidates, seed=0, **arguments)
-    noise = probes.run(Progress(show=False))
+    noise = probes.run(Progress("search", show=False))
     for option, stats in zip(candidates.dense, SENT, strict=True):
         sent = (stats.dense.wire_nbytes - stats.dense.header_nbytes) / 2  # of two steps
         # Half of what goes to all ranks stays here; frames are padded.

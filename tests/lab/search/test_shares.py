@@ -3,11 +3,17 @@
 import pytest
 
 from trec_qcomm import Identity, Rowwise
-from trec_qcomm.lab.search.losses.model import LossModel
-from trec_qcomm.lab.search.losses.noise import ALL as ALL_TABLES
-from trec_qcomm.lab.search.losses.noise import Measured, Noise
-from trec_qcomm.lab.search.losses.probes import COARSE
-from trec_qcomm.lab.search.losses.shares import Change, Rest, cheaper_half, corrected, guessed
+from trec_qcomm.lab.search.losses import (
+    Change,
+    LossModel,
+    Rest,
+    cheaper_half,
+    corrected,
+    guessed,
+)
+from trec_qcomm.lab.search.noise import ALL as ALL_TABLES
+from trec_qcomm.lab.search.noise import Measured, Noise
+from trec_qcomm.lab.search.probes import COARSE
 
 INT4, INT8 = Rowwise(4), Rowwise(8)
 RELATIVE = {Identity(): 0.0, INT8: 4e-5, INT4: 0.01, COARSE: 0.1}

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from trec_qcomm.config import config_from_dict
-from trec_qcomm.lab.records import read
-from trec_qcomm.lab.records.sizes import TableSizesRecord
+from trec_qcomm.lab.records import TableSizesRecord, read
 from trec_qcomm.lab.sizes import load_measured, measure_sizes
 from trec_qcomm.lab.sizes.command import main
 

@@ -136,7 +136,7 @@ def test_evaluation_switches_codecs_on_for_the_model_of_float32(tmp_path):
     ("changes", "message"),
     [
         ({"train": lambda config, seed: {}}, r"train\(config, seed, perturbation\)"),
-        ({"train": "train.py"}, "train: expected a function, got str"),
+        ({"train": "train.py"}, "train: expected .*'train.py' is not a callable"),
         ({"configs": "int8"}, "configs: expected a list or a mapping"),
         ({"configs": ["int8", "some/int8.yaml"]}, "configs: int8 is given twice"),
         ({"configs": ["int9"]}, "configs, int9: config: 'int9' is neither a file nor a preset"),
@@ -221,10 +221,9 @@ def test_progress_says_what_is_left(monkeypatch):
     now = iter([0.0, 10.0, 20.0])
     monkeypatch.setattr("trec_qcomm.lab.study.progress.time.monotonic", lambda: next(now))
     file = io.StringIO()
-    progress = Progress("mine", may_stop_early=True, file=file)
-    record = records.StudyRecord(configuration="int8", seed=3, num_ranks=1)
-    progress.ran(record, 30)
-    progress.ran(record, 3)
+    progress = Progress("mine", most="at most ", file=file)
+    progress.step("seed 3, int8", 30)
+    progress.step("seed 3, int8", 3)
     assert file.getvalue().splitlines() == [
         "mine: seed 3, int8; 1 done, at most 30 left, at most 5 min",
         "mine: seed 3, int8; 2 done, at most 3 left, at most 30 s",

@@ -13,8 +13,6 @@ Source: SC'24 (Feng, Zhang et al.); the quantizer is that of its artefact, round
 Shapes: n rows of D values. Unit: a bound is a fraction of max - min of the batch.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -45,13 +43,6 @@ def homogenization_index(rows: Tensor, *, bound: float) -> float:
         )
     before = count_distinct(_bits(rows))
     return min(count_distinct(_codes(rows, bound)), before) / before
-
-
-def mean_index(batches: Sequence[Tensor], *, bound: float) -> float:
-    """Return the mean index of batches [n_i, D] of one table. Raises ValueError: no batch."""
-    if not batches:
-        raise ValueError("batches: expected one or more")
-    return sum(homogenization_index(rows, bound=bound) for rows in batches) / len(batches)
 
 
 def count_distinct(codes: Tensor) -> int:

@@ -1,10 +1,11 @@
-"""A bound and an encoder for each table, chosen by what was measured of its rows.
+"""An encoder for each table, chosen by what was measured of its rows, and the config of all.
 
-The bound is that of the table's class: tight where quantization makes many of its rows equal. The
-encoder is the fastest one over a link, as SC'24 (Feng, Zhang et al.) chooses it by table.
+The encoder is the fastest one over a link, as SC'24 (Feng, Zhang et al.) chooses it by table.
 Shapes: blocks of [n, D] float32; a block is what one rank sends one peer for the table.
 """
 
+import glob
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +15,15 @@ from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded, Identity
 from trec_qcomm.codecs.error_bounded import Encoder
+from trec_qcomm.config import Config, TableRule, UniqueBagsChoice, config_to_dict, write_yaml
+from trec_qcomm.core.aligned import aligned
 from trec_qcomm.core.codec import Codec, check_choice
-from trec_qcomm.ext.dual_level.error_bound import BoundClass, BoundClasses
-from trec_qcomm.ext.dual_level.homogenization import mean_index
 from trec_qcomm.lab.preview.candidates import BASELINE
-from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview
-from trec_qcomm.lab.preview.selector import measure, select
+from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, measure
 from trec_qcomm.lab.sizes.rows import distinct
 
 ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
+_HEAD = ("table", "rows", "encoder", "ratio", "speed-up", "backward", "speed-up")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +33,14 @@ class Options:
     Args:
         encoders: encoders to choose from.
         link_gb_s: GB/s that a rank can send.
-        classes: bounds, and thresholds of the index.
+        bound: relative error bound of the rows.
         unique_bags: whether a row that repeats in a block is sent once.
         backward: codec of the gradients.
     """
 
     encoders: tuple[Encoder, ...] = ENCODERS
     link_gb_s: float = 0.125
-    classes: BoundClasses
+    bound: float = 0.01
     unique_bags: bool = True
     backward: Codec
 
@@ -49,37 +50,12 @@ class Options:
         if not 0 < self.link_gb_s < math.inf:
             raise ValueError(f"link_gb_s: {self.link_gb_s} is not a finite number > 0")
 
-
-@dataclass(frozen=True, kw_only=True)
-class TableBound:
-    """Class and bound of one table.
-
-    Args:
-        index: homogenization index under the base bound.
-        bound: relative error bound of `bound_class`.
-        kept: homogenization index under `bound`.
-    """
-
-    index: float
-    bound_class: BoundClass
-    bound: float
-    kept: float
-
-    @staticmethod
-    def of_rows(blocks: Sequence[Tensor], classes: BoundClasses) -> "TableBound":
-        """Return the bound of a table that sends these rows."""
-        unique = [distinct(rows) for rows in blocks]
-        index = mean_index(unique, bound=classes.base)
-        bound_class = classes.of_index(index)
-        bound = classes.bound(bound_class)
-        kept = mean_index(unique, bound=bound)
-        return TableBound(index=index, bound_class=bound_class, bound=bound, kept=kept)
-
-    def codecs(self, options: Options) -> dict[str, Codec]:
-        """Return the codecs to choose from, by the names that candidates.py has for them."""
+    @property
+    def forward(self) -> dict[str, Codec]:
+        """Codecs of rows to choose from, by the names that candidates.py has for them."""
         name = f"bound{100 * self.bound:g}%"
-        names = {"bitpack": name, "vector_lz": f"{name}-vector_lz", "rans": f"{name}-rans"}
-        return {names[e]: ErrorBounded(self.bound, encoder=e) for e in options.encoders}
+        codecs = (ErrorBounded(self.bound, encoder=encoder) for encoder in self.encoders)
+        return {name if c.encoder == "bitpack" else f"{name}-{c.encoder}": c for c in codecs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +64,6 @@ class TableChoice:
 
     Args:
         figures: what was measured of its rows.
-        bound: class and bound of its rows.
         forward: codec of the rows: error_bounded, or identity where all encoders lose time.
         sent: figures of that codec.
         speed_up: speed-up over float32 of the fastest encoder.
@@ -97,7 +72,6 @@ class TableChoice:
     """
 
     figures: TablePreview
-    bound: TableBound
     forward: Codec
     sent: CodecPreview
     speed_up: float
@@ -105,27 +79,98 @@ class TableChoice:
     backward_speed_up: float
 
 
-def choose(
-    figures: TablePreview, blocks: Sequence[Tensor], bound: TableBound, options: Options
-) -> TableChoice:
+def choose(figures: TablePreview, blocks: Sequence[Tensor], options: Options) -> TableChoice:
     """Choose the codecs of one table.
 
     The codec of gradients is timed on the rows: its size and speed do not depend on the values.
 
-    Args: figures: measured of the blocks, with all of `bound.codecs(options)`.
+    Args: figures: measured of the blocks, with all of `options.forward`.
     """
-    codecs = bound.codecs(options)
     by_name = {preview.codec: preview for preview in figures.codecs}
-    measured = {name: by_name[name].measurement for name in codecs}
-    best = select(measured, link_gb_s=options.link_gb_s)
+    link = options.link_gb_s
+    speed_ups = {name: by_name[name].measurement.speed_up(link) for name in options.forward}
+    best = max(speed_ups, key=lambda name: speed_ups[name])
+    pays = speed_ups[best] > 1
     rows = [distinct(block) for block in blocks] if options.unique_bags else blocks
-    backward_speed_up = measure(options.backward, rows).speed_up(options.link_gb_s)
+    backward_speed_up = measure(options.backward, rows).speed_up(link)
     return TableChoice(
         figures=figures,
-        bound=bound,
-        forward=codecs[best.name] if best.speed_up > 1 else Identity(),
-        sent=by_name[best.name if best.speed_up > 1 else BASELINE],
-        speed_up=best.speed_up,
+        forward=options.forward[best] if pays else Identity(),
+        sent=by_name[best if pays else BASELINE],
+        speed_up=speed_ups[best],
         backward=options.backward if backward_speed_up > 1 else Identity(),
         backward_speed_up=backward_speed_up,
+    )
+
+
+def config_text(
+    choices: Sequence[TableChoice],
+    options: Options,
+    *,
+    source: str,
+    without_rows: Sequence[str] = (),
+) -> str:
+    """Return a complete config: one rule for all tables of equal codecs, tables by name.
+
+    Args: source: name of the file of rows.  without_rows: tables of which it has none.
+    """
+    notes = [
+        f"Made by python -m trec_qcomm preview from {json.dumps(source, ensure_ascii=False)}.",
+        "ratio: of the rows that are sent, without frame headers.",
+        f"Each codec is the fastest over a link of {options.link_gb_s:g} GB/s.",
+        *choices_text(choices).split("\n"),
+    ]
+    data = config_to_dict(config_of(choices, options, without_rows))
+    return "".join(f"# {note}\n" for note in notes) + write_yaml(data)
+
+
+def config_of(
+    choices: Sequence[TableChoice], options: Options, without_rows: Sequence[str]
+) -> Config:
+    """Return the config: rules of equal codecs, and a last one for tables without rows."""
+    groups: dict[tuple[Codec, Codec], list[str]] = {}
+    for choice in choices:
+        tables = groups.setdefault((choice.forward, choice.backward), [])
+        tables.append(glob.escape(choice.figures.table))
+    merged: UniqueBagsChoice = "auto" if options.unique_bags else False
+    rules = [
+        TableRule(tables=tables, forward=forward, backward=backward, unique_bags=merged)
+        for (forward, backward), tables in groups.items()
+    ]
+    if without_rows:
+        names = [glob.escape(table) for table in without_rows]
+        rules.append(TableRule(tables=names, forward=Identity(), backward=Identity()))
+    return Config(embedding=tuple(rules))
+
+
+def choices_text(choices: Sequence[TableChoice]) -> str:
+    """Return a line a table: encoder, codec of gradients, their speed-up.
+
+    A choice of identity is beside the speed-up, below 1, of what would have been chosen.
+    """
+    lines = [_HEAD]
+    for choice in choices:
+        figures, codec = choice.figures, choice.forward
+        lines.append((
+            figures.table if figures.table.isprintable() else repr(figures.table),
+            f"{figures.num_sent:.0f} of {figures.num_rows:.0f}",
+            codec.encoder if isinstance(codec, ErrorBounded) else codec.name,
+            f"{choice.sent.sent_nbytes / choice.sent.wire_nbytes:.2f}", f"{choice.speed_up:.2f}",
+            choice.backward.name, f"{choice.backward_speed_up:.2f}",
+        ))  # fmt: skip
+    return aligned(lines)
+
+
+def summary(choices: Sequence[TableChoice], unit: str) -> str:
+    """Return the bytes before and after, and how many tables stay float32."""
+    raw, sent, encoded = (
+        sum(getattr(choice.sent, field) for choice in choices)
+        for field in ("raw_nbytes", "sent_nbytes", "wire_nbytes")
+    )
+    num_slow = sum(choice.speed_up <= 1 for choice in choices)
+    warning = f"; {num_slow} stay float32, which is faster on this link" if num_slow else ""
+    return (
+        f"{len(choices)} tables, {unit}: {raw / 1e3:.1f} KB of rows -> {encoded / 1e3:.1f} KB, "
+        f"{raw / encoded:.1f}x (distinct rows {raw / sent:.2f}x, encoding {sent / encoded:.2f}x)"
+        f"{warning}"
     )

@@ -5,7 +5,6 @@ examples:
   python -m trec_qcomm preview rows.pt --codecs int4,int2,bound1% --top 30
   python -m trec_qcomm preview rows.pt --codec '{codec: topk, density: 0.1}'
   python -m trec_qcomm preview rows.pt --out mine.yaml --link-gb-s 1.25 --backward int8
-  python -m trec_qcomm preview rows.pt --out mine.yaml --bounds 0.01,0.03,0.05 --force
 
 FILE.pt is what QComm.capture_rows(steps, gradients=True) saved, or {"rows": {table: [n, dim]
 float32, or a list of batches}} written by torch.save. Where it has gradients, they are shown, too.
@@ -22,10 +21,9 @@ float32, or a list of batches}} written by torch.save. Where it has gradients, t
 A codec is timed on its table alone, 1 MiB or more in a call, and nothing overlaps with it.
 
 --out is a config for QComm.from_yaml, with what was measured in comments. It has, for each table,
-an error bound and the encoder that is fastest over the link, by its bytes and its time on these
-rows; where float32 is faster, it has identity. With three bounds a table whose rows quantization
-makes equal gets the tight one, and a table whose rows all stay apart the loose one. Bounds above
-0.01 cost quality on Criteo's rows. A GPU has no vector_lz: --encoders bitpack,rans.
+the encoder that is fastest over the link, by its bytes and its time on these rows; where float32 is
+faster, it has identity. Bounds above 0.01 cost quality on Criteo's rows. A GPU has no vector_lz:
+--encoders bitpack,rans.
 """
 
 import argparse
@@ -34,12 +32,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from trec_qcomm.ext.dual_level.error_bound import BoundClasses
 from trec_qcomm.lab.preview.candidates import CODECS, NAMES, candidates
-from trec_qcomm.lab.preview.captured import load_captured
-from trec_qcomm.lab.preview.choices import ENCODERS, Options, TableBound, choose
-from trec_qcomm.lab.preview.previews import make_preview
-from trec_qcomm.lab.preview.written import choices_text, config_text, summary
+from trec_qcomm.lab.preview.choices import (
+    ENCODERS,
+    Options,
+    choices_text,
+    choose,
+    config_text,
+    summary,
+)
+from trec_qcomm.lab.preview.previews import load_captured, make_preview
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,14 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--link-gb-s", type=float, default=0.125, help="GB/s a rank can send (default 0.125)")
     add("--encoders", type=names, default=ENCODERS, metavar="A,B", help="default: all")
     add("--backward", choices=CODECS["backward"], default="int4", help="codec of gradients")
-    add(
-        "--bounds", type=numbers, default=(0.01,), metavar="B or T,B,L",
-        help="relative bound, or three: tight, base, loose (default 0.01)",
-    )  # fmt: skip
-    add(
-        "--thresholds", type=numbers, default=(0.9, 0.98), metavar="T,L",
-        help="of the index: tight below T, loose from L on (default 0.9,0.98)",
-    )  # fmt: skip
+    add("--bound", type=float, default=0.01, help="relative bound of rows (default 0.01)")
     return parser
 
 
@@ -90,12 +85,10 @@ def run(arguments: argparse.Namespace) -> str:
     if out is not None and out.exists() and not arguments.force:
         raise ValueError(f"out {out}: exists; --force overwrites it")
     captured = load_captured(arguments.rows, batch=arguments.batch)
-    rows = {} if out is None else captured.blocks["forward"]
-    bounds = {t: TableBound.of_rows(blocks, options.classes) for t, blocks in rows.items()}
     preview = make_preview(
         captured,
         {d: candidates(d, names=arguments.codecs, more=arguments.codec) for d in captured.blocks},
-        forward_of_table={table: bound.codecs(options) for table, bound in bounds.items()},
+        more_forward={} if out is None else options.forward,
         distinct_rows=options.unique_bags,
         progress=partial(print, file=sys.stderr, flush=True),
     )
@@ -106,7 +99,7 @@ def run(arguments: argparse.Namespace) -> str:
             f"python -m trec_qcomm preview {arguments.rows} --out mine.yaml --link-gb-s 0.125"
         )
     choices = [
-        choose(figures, rows[figures.table], bounds[figures.table], options)
+        choose(figures, captured.blocks["forward"][figures.table], options)
         for figures in preview.tables["forward"]
     ]
     text = config_text(
@@ -122,16 +115,10 @@ def read_options(arguments: argparse.Namespace) -> Options:
     for option in ("top", "batch"):
         if getattr(arguments, option) < 1:
             raise ValueError(f"{option}: {getattr(arguments, option)} is not an integer >= 1")
-    if len(arguments.bounds) not in (1, 3):
-        raise ValueError("bounds: expected one number or three, as in 0.01,0.03,0.05")
-    if len(arguments.thresholds) != 2:
-        raise ValueError("thresholds: expected two numbers, as in 0.9,0.98")
-    limits = arguments.bounds * (3 // len(arguments.bounds)) + arguments.thresholds
-    fields = ("tight", "base", "loose", "tight_below", "loose_from")
     return Options(
         encoders=arguments.encoders,
         link_gb_s=arguments.link_gb_s,
-        classes=BoundClasses(**dict(zip(fields, limits, strict=True))),
+        bound=arguments.bound,
         unique_bags=not arguments.all_rows,
         backward=CODECS["backward"][arguments.backward],
     )
@@ -151,11 +138,6 @@ def main(words: Sequence[str] | None = None) -> int:
 def names(text: str) -> tuple[str, ...]:
     """a,b -> ("a", "b"). What argparse calls an invalid value it calls by the function's name."""
     return tuple(text.split(","))
-
-
-def numbers(text: str) -> tuple[float, ...]:
-    """0.1,2 -> (0.1, 2.0). Raises ValueError: what is no number."""
-    return tuple(float(number) for number in text.split(","))
 
 
 if __name__ == "__main__":

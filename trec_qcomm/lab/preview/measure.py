@@ -1,9 +1,19 @@
 """Measurements of codecs on one table's rows: bytes, decibels, seconds, the link that breaks even.
 
+    speed-up = 1 / (1/CR + B (1/Tc + 1/Td))
+
+is the time to send float32 rows, divided by the time to encode, send and decode them. CR is the
+compression ratio, B the link, Tc and Td the throughputs of the encoder and the decoder, all three
+in GB/s of float32 rows. Below 1 a codec costs more time than it saves. In this model nothing
+overlaps with encoding, so the real speed-up of a codec may be larger.
+
 Shapes: blocks of [n, D] float32; a block is what one rank sends one peer for the table.
+Source: SC'24 (Feng, Zhang et al.), choice of the encoder by table.
 """
 
 import math
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +22,28 @@ from torch import Tensor
 
 from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
-from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES, Throughput
-from trec_qcomm.lab.preview.selector import Measurement, measure
+from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES, MEASURED_REPEATS, Throughput
 from trec_qcomm.lab.sizes.rows import distinct
+
+_TIMED_NBYTES = 2**20  # least bytes of float32 rows: below, the call itself takes most of the time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Ratio and speed of one codec on the rows of one table.
+
+    Args:
+        compression_ratio: float32 bytes / encoded bytes, frame headers excluded, > 0.
+        throughput: speed of encoding and decoding; math.inf if the codec takes no time.
+    """
+
+    compression_ratio: float
+    throughput: Throughput
+
+    def speed_up(self, link_gb_s: float) -> float:
+        """Return the speed-up over float32 on a link of so many GB/s."""
+        codec_s = 1 / self.throughput.encode_gb_s + 1 / self.throughput.decode_gb_s
+        return 1 / (1 / self.compression_ratio + link_gb_s * codec_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +81,7 @@ class CodecPreview:
 
     @property
     def measurement(self) -> Measurement:
-        """Ratio and speed, which control.selector compares."""
+        """Ratio and speed."""
         raw_gb = self.sent_nbytes / 1e9
         speed = Throughput(encode_gb_s=raw_gb / self.encode_s, decode_gb_s=raw_gb / self.decode_s)
         return Measurement(compression_ratio=self.sent_nbytes / self.wire_nbytes, throughput=speed)
@@ -177,3 +206,45 @@ def of_all_tables(tables: Sequence[TablePreview]) -> list[tuple[CodecPreview, st
         db = worst.signal_to_noise_db
         sums.append((CodecPreview(codec=name, signal_to_noise_db=db, **total), where))
     return sorted(sums, key=lambda pair: pair[0].wire_nbytes)
+
+
+def measure(codec: Codec, batches: Sequence[Tensor]) -> Measurement:
+    """Measure the codec on one thread of this machine's CPU, each batch as one segment.
+
+    The ratio is that of all batches together, and is repeatable. The throughput is the median of 7
+    calls for all of them. If they are less than 1 MiB, a call codes as many copies as make 1 MiB,
+    since in training, too, small tables share their calls with others.
+
+    Args: codec: the codec.  batches: one or more of [n_i >= 1, D >= 1] float32 on CPU, of one D.
+    """
+    rows = torch.cat(list(batches))
+    copies = -(-_TIMED_NBYTES // (FLOAT32_NBYTES * rows.numel()))
+    segments = Segments.packed([len(batch) for batch in batches] * copies, rows.shape[1])
+    rows = rows.repeat(copies, 1)
+    encoded_nbytes, encode_s, decode_s = _time(codec, rows, segments)
+    raw_nbytes = FLOAT32_NBYTES * rows.numel()
+    return Measurement(
+        compression_ratio=raw_nbytes / encoded_nbytes,
+        throughput=Throughput(
+            encode_gb_s=raw_nbytes / 1e9 / encode_s, decode_gb_s=raw_nbytes / 1e9 / decode_s
+        ),
+    )
+
+
+def _time(codec: Codec, rows: Tensor, segments: Segments) -> tuple[int, float, float]:
+    """Return the encoded bytes, and the median seconds of encoding and of decoding."""
+    room = codec.max_nbytes(segments)
+    at = exclusive_cumsum(room)[:-1]
+    payload = torch.empty(int(room.sum()), dtype=torch.uint8)
+    out = torch.empty_like(rows)
+    encoded = codec.encode(rows, segments, payload, at)  # this call and the next compile
+    codec.decode(encoded, segments, out)
+    encode_s, decode_s = [], []
+    for _ in range(MEASURED_REPEATS):
+        begin = time.perf_counter()
+        encoded = codec.encode(rows, segments, payload, at)
+        middle = time.perf_counter()
+        codec.decode(encoded, segments, out)
+        encode_s.append(middle - begin)
+        decode_s.append(time.perf_counter() - middle)
+    return int(encoded.nbytes.sum()), statistics.median(encode_s), statistics.median(decode_s)

@@ -1,21 +1,71 @@
-"""Preview, the figures of every codec on the rows of a few steps.
-
-LivePreview is that of a training that runs: of the rows that this rank sends.
-"""
+"""Preview: the figures of every codec on the rows and gradients of a few steps."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.lab.debug.row_capture import RowCapture
-from trec_qcomm.lab.preview.candidates import candidates
-from trec_qcomm.lab.preview.captured import CapturedRows
 from trec_qcomm.lab.preview.measure import TablePreview, preview_table
 from trec_qcomm.lab.preview.text import direction_text
+from trec_qcomm.lab.sizes.rows import Blocks, blocks_by_table, read_content, without_rows
 
-SHOWN_TABLES = 10  # by LivePreview
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedRows:
+    """Blocks [n, D] float32 by direction ("forward", "backward") and table.
+
+    Args:
+        num_steps: number of steps that they are of; None where it is not known, so that a block is
+            a batch.
+        num_left_out: number of rows for which the capture had no room.
+        without_rows: tables of which nothing was sent.
+        whose: whose rows they are, in words.
+    """
+
+    blocks: Mapping[str, Blocks]
+    num_steps: int | None = None
+    num_left_out: int = 0
+    without_rows: Sequence[str] = field(default=())
+    whose: str = "all ranks"
+
+    @property
+    def unit(self) -> str:
+        """What a number of bytes is of."""
+        return "a batch" if self.num_steps is None else f"a step of {self.whose}"
+
+
+def load_captured(path: Path, *, batch: int) -> CapturedRows:
+    """Return the rows of a file, and the gradients where it has some.
+
+    Args:
+        path: file that QComm.capture_rows saved, or another one that lab.sizes.rows tells of.
+        batch: number of rows in a batch, into which a tensor is cut.
+    Raises: ValueError naming file and field.
+    """
+    content = read_content(path)
+    blocks = {"forward": blocks_by_table(path, content, "rows", batch=batch)}
+    if content.get("gradients"):
+        blocks["backward"] = blocks_by_table(path, content, "gradients", batch=batch)
+    meta = content.get("meta", {})
+    if not isinstance(meta, dict):
+        raise ValueError(f"{path}: meta: expected a dict, as QComm.capture_rows saves it")
+    of_capture = "num_left_out" in meta  # in other files, steps may be those of the training
+    return CapturedRows(
+        blocks=blocks,
+        num_steps=_count(path, meta, "steps", least=1) if of_capture else None,
+        num_left_out=_count(path, meta, "num_left_out", least=0) or 0,
+        without_rows=without_rows(path, content),
+    )
+
+
+def _count(path: Path, meta: Mapping[str, Any], name: str, *, least: int) -> int | None:
+    value = meta.get(name)
+    if value is not None and (type(value) is not int or value < least):
+        raise ValueError(f"{path}: meta.{name}: {value!r} is not an integer >= {least}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +106,7 @@ def make_preview(
     captured: CapturedRows,
     codecs: Mapping[str, Mapping[str, Codec]],
     *,
-    forward_of_table: Mapping[str, Mapping[str, Codec]] | None = None,
+    more_forward: Mapping[str, Codec] | None = None,
     distinct_rows: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Preview:
@@ -65,7 +115,7 @@ def make_preview(
     Args:
         captured: the rows.
         codecs: codecs by direction and name; each direction that was captured.
-        forward_of_table: further codecs of the rows of single tables, by table and name.
+        more_forward: further codecs of rows, by name.
         distinct_rows: whether a row that repeats in a block is sent once; gradients always are
             taken as they are.
         progress: function that is told which table is next.
@@ -80,7 +130,7 @@ def make_preview(
             for number, (table, blocks) in enumerate(blocks_by_table.items(), start=1):
                 first = "; kernels are compiled once on a machine, about a minute" * (number == 1)
                 progress(f"{direction}, {number} of {len(blocks_by_table)}: {table}{first}")
-                further = (forward_of_table or {}).get(table, {}) if is_forward else {}
+                further = (more_forward or {}) if is_forward else {}
                 preview = preview_table(
                     table,
                     blocks,
@@ -92,48 +142,3 @@ def make_preview(
     finally:
         torch.set_num_threads(num_threads)
     return Preview(captured=captured, tables=tables)
-
-
-class LivePreview:
-    """Preview of the next steps of a training; `QComm.preview` makes it.
-
-    Its text is the tables, measured when it is first asked for once the steps are over. No
-    collective: each rank has its own rows. `capture.save("rows.pt")`, on all ranks, writes those of
-    all, for `python -m trec_qcomm preview rows.pt`.
-
-    Args: capture: the rows of these steps.
-    """
-
-    def __init__(self, capture: RowCapture) -> None:
-        self.capture = capture
-        self._complete: Preview | None = None
-
-    def __str__(self) -> str:
-        """Return the tables of all steps so far, with a line that says how many these are."""
-        num_steps = self.capture.num_steps
-        if not num_steps:
-            return f"Preview: 0 of {self.capture.steps} steps so far; train, and print it again"
-        head = f"Preview of {num_steps} of {self.capture.steps} steps, rows of this rank alone"
-        return f"{head}\n\n{self.preview().text(top=SHOWN_TABLES)}"
-
-    def preview(self) -> Preview:
-        """Return the figures of the steps so far. Raises ValueError: nothing was sent yet."""
-        if self._complete is not None:
-            return self._complete
-        num_steps = self.capture.num_steps
-        blocks = {"forward": self.capture.rows, "backward": self.capture.gradients}
-        blocks = {direction: tables for direction, tables in blocks.items() if tables}
-        if not num_steps:
-            raise ValueError("preview: no training step yet")
-        captured = CapturedRows(
-            blocks=blocks,
-            num_steps=num_steps,
-            num_left_out=self.capture.num_left_out,
-            whose="this rank",
-        )
-        codecs = {direction: candidates(direction) for direction in blocks}
-        measured = make_preview(captured, codecs)
-        if num_steps == self.capture.steps:
-            self.capture.stop()
-            self._complete = measured
-        return measured

@@ -117,13 +117,6 @@ class Emulated:
         Raises: ValueError: another number of items than ranks. What the first rank that fails
             raises; after that the ranks are out of step, and cannot be used any more.
         """
-        for number, column in enumerate(columns):
-            if len(column) != self.num_ranks:
-                name = getattr(function, "__qualname__", repr(function))
-                raise ValueError(
-                    f"argument {number + 2} of {name}: {len(column)} items for {self.num_ranks} "
-                    "ranks; give one a rank"
-                )
         return self._ranks.run(function, self.models, *columns)
 
 

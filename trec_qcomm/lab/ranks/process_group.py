@@ -4,26 +4,104 @@ A collective is done by the rank that comes last, for all of them. All-to-alls a
 asynchronous, as TorchRec waits for them in Python. The others have ended when they return: DDP
 waits for an all-reduce in C++, where the baton cannot be passed on.
 
+Private names of torch's process groups are in this file alone. `torch.distributed` keeps what it
+knows of groups in one object of the module, `_world`, which its text calls an extension point. Each
+played rank has one of its own. Written against torch 2.13.
+
 Knows: the baton, torch's interface of process groups. Does not know: TorchRec, frames.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.futures import Future
 
+from trec_qcomm.comm.peers import Peers
+from trec_qcomm.comm.rounds import Rounds
+from trec_qcomm.comm.transport import drive, run_round
 from trec_qcomm.lab.ranks import PLAYED, collectives
 from trec_qcomm.lab.ranks.baton import Baton
-from trec_qcomm.lab.ranks.private import finished_work
-from trec_qcomm.lab.ranks.transport import PlayedTransport
 
+T = TypeVar("T")
 _NO_TIMEOUT = timedelta(0)
 _SUM = dist.ReduceOp(dist.ReduceOp.SUM)
+_c: Any = torch._C._distributed_c10d  # whose stubs lack what is used here
+WORLD: tuple[ModuleType, str] = (distributed_c10d, "_world")
+
+
+class RankWorld(distributed_c10d._World):
+    """What torch knows of the process groups of one played rank; empty at first."""
+
+    pg_map: Any = None
+    pg_names: Any = None
+    pg_group_ranks: Any = None
+    pg_backend_config: Any = None
+    tags_to_pg: Any = None
+    pg_to_tag: Any = None
+    group_count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pg_map, self.pg_names, self.pg_group_ranks = {}, {}, {}
+        self.pg_backend_config, self.tags_to_pg, self.pg_to_tag = {}, {}, {}
+
+
+@contextmanager
+def names_by_thread() -> Iterator[None]:
+    """Let every thread that runs meanwhile have process groups of its own under equal names."""
+    _c._set_thread_isolation_mode(True)
+    try:
+        yield
+    finally:
+        _c._set_thread_isolation_mode(False)
+
+
+def is_registered(backend: str) -> bool:
+    """Return whether torch knows a backend of process groups that is not its own."""
+    return backend.upper() in dist.Backend._plugins
+
+
+def _finished(result: T) -> Future[T]:
+    future: Future[T] = torch.futures.Future()
+    future.set_result(result)
+    return future
+
+
+def finished_work(result: list[Tensor]) -> dist.Work:
+    """Return the handle of a collective that is over, for C++ to wait for."""
+    work: dist.Work = _c._create_work_from_future(_finished(result))
+    return work
+
+
+class PlayedTransport:
+    """Runner of collectives on a played rank: `Transport` without a thread of its own.
+
+    DDP waits for the future in C++, where no other rank could run.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup) -> None:
+        self._peers = Peers(pg)
+
+    def start(
+        self,
+        rounds: Rounds,
+        result: Tensor,
+        on_wire_s: Callable[[float], None],
+        name: str = "all-reduce",
+    ) -> Future[Tensor]:
+        """Run the rounds and return a future of `result`, as `Transport.start` does."""
+        drive(rounds, partial(run_round, self._peers, name=name), on_wire_s)
+        return _finished(result)
 
 
 @dataclass(eq=False)

@@ -21,8 +21,14 @@ import torch.distributed as dist
 
 from trec_qcomm.lab.ranks import PLAYED
 from trec_qcomm.lab.ranks.baton import Baton
-from trec_qcomm.lab.ranks.private import WORLD, RankWorld, is_registered, names_by_thread
-from trec_qcomm.lab.ranks.process_group import Meetings, PlayedGroup
+from trec_qcomm.lab.ranks.process_group import (
+    WORLD,
+    Meetings,
+    PlayedGroup,
+    RankWorld,
+    is_registered,
+    names_by_thread,
+)
 
 Attribute = tuple[ModuleType, str]
 _BARRIER = "TORCH_DIST_INIT_BARRIER"  # a barrier over a store, where no baton is passed on
@@ -90,9 +96,10 @@ class PlayedRanks:
         """
         for number, column in enumerate(columns):
             if len(column) != self.num_ranks:
+                name = getattr(function, "__qualname__", repr(function))
                 raise ValueError(
-                    f"argument {number + 1} of {_name(function)}: {len(column)} items for "
-                    f"{self.num_ranks} ranks"
+                    f"argument {number + 1} of {name}: {len(column)} items for {self.num_ranks} "
+                    "ranks; give one a rank"
                 )
         rows = zip(*columns, strict=True) if columns else [()] * self.num_ranks
         return self._run([partial(function, *row) for row in rows])
@@ -203,7 +210,3 @@ def _call(num_threads: int, with_gradients: bool, job: Callable[[], Any]) -> Any
         torch.set_num_threads(num_threads)
     with torch.set_grad_enabled(with_gradients):
         return job()
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", repr(function))

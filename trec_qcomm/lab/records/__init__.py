@@ -11,25 +11,31 @@ Any training can write one; `python -m trec_qcomm report runs/mine.jsonl` draws 
 
 Two records are comparable if their `setup` is equal; whoever measures says what belongs to it. A
 file of another version, of an unknown kind or with an unknown field is an error that names the
-line. record.py has the fields that all kinds share, trainings.py, benches.py, predictions.py,
-sizes.py, debug.py and guard.py the kinds. Knows: JSON, files. Does not know: torch, configs,
-options of any program that measures.
+line. record.py has the fields that all kinds share, trainings.py, debug.py and kinds.py the kinds.
+Knows: JSON, files. Does not know: configs, options of any program that measures.
 """
 
 from trec_qcomm.core.stats import TRAFFIC_GROUPS, TRAFFIC_KINDS
-from trec_qcomm.lab.records.benches import BenchRecord, CodecRecord
 from trec_qcomm.lab.records.debug import DebugRecord, Direction
-from trec_qcomm.lab.records.environment import Environment
-from trec_qcomm.lab.records.guard import GuardProbeRecord, GuardRecord
 from trec_qcomm.lab.records.json_lines import append, check_whole, read, read_all
-from trec_qcomm.lab.records.predictions import (
+from trec_qcomm.lab.records.kinds import (
+    BenchRecord,
     BreakEvenRecord,
     BytesRecord,
+    CodecRecord,
+    GuardProbeRecord,
+    GuardRecord,
     ScaleRecord,
+    SearchRecord,
+    SegmentSizes,
+    TableSizes,
+    TableSizesRecord,
     ValidationRecord,
 )
 from trec_qcomm.lab.records.record import (
+    PACKAGES,
     SCHEMA_VERSION,
+    Environment,
     Origin,
     Percentiles,
     Record,
@@ -37,8 +43,6 @@ from trec_qcomm.lab.records.record import (
     TrafficByKind,
     TrafficBytes,
 )
-from trec_qcomm.lab.records.search import SearchRecord
-from trec_qcomm.lab.records.sizes import SegmentSizes, TableSizes, TableSizesRecord
 from trec_qcomm.lab.records.trainings import (
     Limits,
     LimitsByMetric,
@@ -54,43 +58,11 @@ from trec_qcomm.lab.records.trainings import (
 )
 
 __all__ = [
-    "SCHEMA_VERSION",
-    "TRAFFIC_GROUPS",
-    "TRAFFIC_KINDS",
-    "BenchRecord",
-    "BreakEvenRecord",
-    "BytesRecord",
-    "CodecRecord",
-    "DebugRecord",
-    "Direction",
-    "Environment",
-    "GuardProbeRecord",
-    "GuardRecord",
-    "Limits",
-    "LimitsByMetric",
-    "Metrics",
-    "NetworkRecord",
-    "Origin",
-    "Percentiles",
-    "ProgressRecord",
-    "Record",
-    "Scalar",
-    "ScaleRecord",
-    "SearchRecord",
-    "SeedEvaluation",
-    "SeedTraining",
-    "SegmentSizes",
-    "StudyRecord",
-    "TableSizes",
-    "TableSizesRecord",
-    "TableTraffic",
-    "TrafficByKind",
-    "TrafficBytes",
-    "TrainingRecord",
-    "ValidationRecord",
-    "append",
-    "check_whole",
-    "read",
-    "read_all",
-    "traffic_of",
-]
+    "PACKAGES", "SCHEMA_VERSION", "TRAFFIC_GROUPS", "TRAFFIC_KINDS", "BenchRecord",
+    "BreakEvenRecord", "BytesRecord", "CodecRecord", "DebugRecord", "Direction", "Environment",
+    "GuardProbeRecord", "GuardRecord", "Limits", "LimitsByMetric", "Metrics", "NetworkRecord",
+    "Origin", "Percentiles", "ProgressRecord", "Record", "Scalar", "ScaleRecord", "SearchRecord",
+    "SeedEvaluation", "SeedTraining", "SegmentSizes", "StudyRecord", "TableSizes",
+    "TableSizesRecord", "TableTraffic", "TrafficByKind", "TrafficBytes", "TrainingRecord",
+    "ValidationRecord", "append", "check_whole", "read", "read_all", "traffic_of",
+]  # fmt: skip

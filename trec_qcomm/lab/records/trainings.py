@@ -6,25 +6,23 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+import torch.distributed as dist
 
 from trec_qcomm.core.stats import Stats
-from trec_qcomm.lab.records.environment import Environment
-from trec_qcomm.lab.records.record import Percentiles, Record, Scalar, TrafficByKind, TrafficBytes
+from trec_qcomm.lab.records.record import (
+    Environment,
+    Percentiles,
+    Record,
+    Scalar,
+    TrafficByKind,
+    TrafficBytes,
+)
 
 HEADERS_NBYTES = 66  # Ethernet, IP and TCP of a packet, which the kernel counts and we do not
 
 Metrics = Mapping[str, float]  # by name: ne (normalized entropy), logloss, auc, ...
-
-
-class Measured(Protocol):
-    """The methods of a `QComm` that a record calls."""
-
-    def stats(self) -> Stats:
-        """Return the traffic since the last reset."""
-
-    def to_yaml(self) -> str:
-        """Return the config as YAML text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ class TrainingRecord(Record, kind="training"):
     @classmethod
     def from_qcomm(
         cls,
-        qcomm: Measured | None,
+        qcomm: Any,
         *,
         name: str,
         losses: Sequence[float] = (),
@@ -115,14 +113,10 @@ class TrainingRecord(Record, kind="training"):
         fields.setdefault("environment", Environment.current())
         fields.setdefault("time", time.time())
         return cls(
-            configuration=name,
-            steps=steps,
-            losses=tuple(float(loss) for loss in losses),
+            configuration=name, steps=steps, losses=tuple(map(float, losses)),
             metrics={key: float(value) for key, value in (metrics or {}).items()},
-            setup=dict(setup or {}),
-            seed=seed,
-            **fields,
-        )
+            setup=dict(setup or {}), seed=seed, **fields,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,20 +275,13 @@ def traffic_of(stats: Stats, num_steps: int) -> dict[str, TrafficBytes]:
         stats: what `QComm.stats()` returned.
         num_steps: number of steps that it counted; 0 counts as 1.
     """
+    names = ("raw_nbytes", "distinct_nbytes", "wire_nbytes")
     return {
-        kind: TrafficBytes(
-            raw_nbytes=kind_stats.raw_nbytes / max(num_steps, 1),
-            distinct_nbytes=kind_stats.distinct_nbytes / max(num_steps, 1),
-            wire_nbytes=kind_stats.wire_nbytes / max(num_steps, 1),
-        )
-        for kind, kind_stats in stats.by_kind().items()
+        kind: TrafficBytes(**{name: getattr(counted, name) / max(num_steps, 1) for name in names})
+        for kind, counted in stats.by_kind().items()
     }
 
 
 def _num_ranks() -> int:
     """Return the world size of torch.distributed; 1 where it is not in use."""
-    try:
-        import torch.distributed as dist
-    except ImportError:
-        return 1
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

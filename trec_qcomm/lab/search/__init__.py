@@ -20,32 +20,24 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from trec_qcomm.config import Config, UniqueBagsChoice
+from trec_qcomm.core.codec import check_choice
 from trec_qcomm.lab.records import LimitsByMetric, Scalar
-from trec_qcomm.lab.search.candidates import Candidates, Given, default_candidates
+from trec_qcomm.lab.search.candidates import Candidates, Given, Option, is_exact
 from trec_qcomm.lab.search.engine import NotDecidableError, Search
-from trec_qcomm.lab.search.losses.model import LossModel
-from trec_qcomm.lab.search.losses.options import Option, is_exact
+from trec_qcomm.lab.search.losses import LossModel
 from trec_qcomm.lab.search.plans import Plan, Planner
-from trec_qcomm.lab.search.progress import Progress
 from trec_qcomm.lab.search.text import codecs_text, config_text, table_text
-from trec_qcomm.lab.study.configurations import AnyConfig, configs_by_name
+from trec_qcomm.lab.study import AnyConfig, configs_by_name
 from trec_qcomm.lab.study.engine import Train
+from trec_qcomm.lab.study.progress import Progress
 
 FAR = 1000  # from the seeds of one stage to those of the next
 
-__all__ = [
-    "Candidates",
-    "NotDecidableError",
-    "Plan",
-    "SearchResult",
-    "default_candidates",
-    "search",
-]
+__all__ = ["NotDecidableError", "Plan", "SearchResult", "search"]
 
 
 @dataclass(frozen=True)
@@ -72,31 +64,23 @@ class SearchResult:
         """The config of the plan of the budget."""
         return self.search.config(self.plan)
 
-    def random_plans(self, count: int, seed: int = 0) -> dict[str, Plan]:
-        """Return plans of random candidates that cost as much as the plan, to compare it with."""
-        random = Random(seed)
-        names = [f"random{number:02}" for number in range(1, count + 1)]
-        return {name: self._planner.random_plan(name, self.plan.cost, random) for name in names}
-
     def text(self, name: str = "plan") -> str:
         """Return the config of a plan as YAML, with the reasons in comments."""
-        return config_text(self.plans[name], self.model, self.search.base, self.search.merging)
+        plan = self.plans[name]
+        return config_text(plan, self.model, self.search.config(plan))
 
     def write(self, path: str | Path, name: str = "plan") -> None:
         """Write the config of a plan."""
         Path(path).write_text(self.text(name), encoding="utf-8")
 
     def __str__(self) -> str:
-        return f"{codecs_text(self.plan, self.model)}\n\n{table_text(self.plans, self._planner)}"
-
-    @property
-    def _planner(self) -> Planner:
-        return Planner(self.model, self.search.candidates, self.search.link_gb_s)
+        planner = Planner(self.model, self.search.candidates, self.search.link_gb_s)
+        return f"{codecs_text(self.plan, self.model)}\n\n{table_text(self.plans, planner)}"
 
 
 def search(
     train: Train,
-    candidates: Candidates | Given | None = None,
+    candidates: Given | None = None,
     budget: float = 0.02,
     *,
     path: str | Path,
@@ -105,14 +89,13 @@ def search(
     base: AnyConfig | None = None,
     baseline: AnyConfig = "fp32",
     dense: str | Sequence[str] | None = None,
-    unique_bags: UniqueBagsChoice | Literal["search"] = "auto",
+    unique_bags: UniqueBagsChoice = "auto",
     link_gb_s: float | None = None,
     first_seed: int = 1000,
     probe_seeds: int = 3,
     calibration_seeds: int = 4,
     verification_seeds: int = 30,
     rounds: int = 3,
-    verify_all: bool = False,
     use: float = 0.5,
     every: int = 50,
     dims: Mapping[str, int] | None = None,
@@ -129,7 +112,7 @@ def search(
     Args:
         train: your training, see quality.study; all of its config goes to QComm.
         candidates: codecs by direction ("forward", "backward", "dense"), as codecs, mappings as in
-            YAML, or names; None and what is not named: `default_candidates`.
+            YAML, or names; what is not named has the default ones.
         budget: limit of the verified mean, in percent of each metric.
         path: folder of the records.
         metrics: metrics of the trainings that have to keep the budget; smaller is better.
@@ -137,14 +120,13 @@ def search(
         base: config from which all that is not searched is taken.
         baseline: exact config that the verification compares with.
         dense: patterns on names of dense parameters, each a group that gets a rule; None: as base.
-        unique_bags: choice of a rule, for all tables; "search": the one of fewest rows for each.
+        unique_bags: whether equal bags are sent once, for all tables.
         link_gb_s: GB/s that a rank can send: fewest seconds are looked for; None: fewest bytes.
         first_seed: seeds are taken from here on. Judge the result by others.
         probe_seeds: trainings in float32, with all candidates tried on the side.
         calibration_seeds: seeds of the trainings with one coarse codec for all tables.
         verification_seeds: most seeds of each verification.
         rounds: most verifications; 0 for none.
-        verify_all: whether plans of half and twice the budget are verified, too, in the first.
         use: share of the budget that expected losses may add up to; the rest is for what they miss.
         every: steps from one measured step of a probe to the next.
         dims: dim of every table, to refuse candidates that do not fit before any training.
@@ -161,8 +143,7 @@ def search(
         raise ValueError("candidates: all are identity; expected something to choose")
     if not callable(train):
         raise ValueError(f"train: expected a function, got {type(train).__name__}")
-    if unique_bags not in (True, False, "auto", "search"):
-        raise ValueError(f"unique_bags: {unique_bags!r} is not one of true, false, auto, search")
+    check_choice("unique_bags", unique_bags, (True, False, "auto"))
     _check_numbers(
         budget=(budget, 0), link_gb_s=(1 if link_gb_s is None else link_gb_s, 0),
         probe_seeds=(probe_seeds, 0), calibration_seeds=(calibration_seeds, 1),
@@ -173,28 +154,24 @@ def search(
         raise ValueError(f"metrics: expected a list of names, got {metrics!r}")
     configs = configs_by_name({"base": "fp32" if base is None else base, "baseline": baseline})
     starts = (first_seed + FAR * number for number in range(1, rounds + 1))
-    return _run(Search(
-        train=train, candidates=chosen, budget=budget, folder=Path(path), metrics=list(metrics),
-        evaluation=dict(evaluation or {}), base=configs["base"],
-        baseline=configs["baseline"], unique_bags=unique_bags, link_gb_s=link_gb_s,
+    settings = Search(
+        candidates=chosen, budget=budget, folder=Path(path), metrics=list(metrics),
+        evaluation=dict(evaluation or {}), base=configs["base"], baseline=configs["baseline"],
+        unique_bags=unique_bags, link_gb_s=link_gb_s, use=use, every=every,
         probe_seeds=range(first_seed, first_seed + probe_seeds),
         calibration_seeds=range(first_seed, first_seed + calibration_seeds),
         verification_seeds=[range(start, start + verification_seeds) for start in starts],
-        verify_all=verify_all, use=use, every=every, jobs=jobs, setup=dict(setup or {}),
-        num_ranks=num_ranks, progress=Progress(show=show_progress), show_progress=show_progress,
-    ))  # fmt: skip
-
-
-def _run(settings: Search) -> SearchResult:
-    measured = settings.measure()
-    settings.candidates.check_dims(
-        {table: noise.dim for (table, _, _), noise in measured.noise.items()}
-    )
+        study_options={
+            "train": train, "setup": dict(setup or {}), "num_ranks": num_ranks, "jobs": jobs,
+            "show_progress": show_progress,
+        },
+    )  # fmt: skip
+    progress = Progress("search", show=show_progress)
+    measured = settings.measure(progress)
+    chosen.check_dims({table: noise.dim for (table, _, _), noise in measured.noise.items()})
     model = settings.fit(measured)
-    planner = Planner(model, settings.candidates, settings.link_gb_s)
-    plans = settings.plans(planner)
-    if settings.verification_seeds:
-        plans = settings.verify(planner, plans)
+    planner = Planner(model, chosen, link_gb_s)
+    plans = settings.verify(planner, settings.plans(planner), progress)
     settings.write_plans(planner, plans.values())
     return SearchResult(settings, model, plans)
 

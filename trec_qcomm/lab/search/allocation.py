@@ -4,67 +4,54 @@ Items are independent: costs and losses add up (a multiple-choice knapsack). Los
 to STEPS parts of the budget, so what is chosen keeps it, and what is missed is at most what a
 budget smaller by one part for each item would miss. Time and memory are items x options x STEPS.
 
-Knows: numbers and names. Does not know: tables, codecs, what a cost or a loss is.
+Knows: numbers. Does not know: tables, codecs, what a cost or a loss is.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import inf, isfinite
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 STEPS = 10_000
+Item = TypeVar("Item")
+Option = TypeVar("Option")
 
 
-@dataclass(frozen=True)
-class Option:
-    """One of the options of an item.
+class Priced(NamedTuple):
+    """What an option costs and loses; the loss is not negative."""
 
-    Args: cost, loss: finite numbers; the loss is not negative.
-    """
-
-    name: str
     cost: float
     loss: float
 
-    def __post_init__(self) -> None:
-        if not (isfinite(self.cost) and isfinite(self.loss) and self.loss >= 0):
-            raise ValueError(f"{self.name}: cost {self.cost}, loss {self.loss}: expected numbers")
 
-
-Options = Mapping[str, Sequence[Option]]  # by item
-Chosen = dict[str, Option]  # by item
-
-
-def allocate(options: Options, budget: float) -> Chosen:
+def allocate(options: Mapping[Item, Mapping[Option, Priced]], budget: float) -> dict[Item, Option]:
     """Return the options of least cost, one for each item, whose losses add up to the budget.
 
     Args: options: one or more for each item.  budget: greatest sum of losses.
-    Raises: ValueError: an item without options, or the budget is below the least sum of losses.
+    Raises: ValueError: the budget is below the least sum of losses.
     """
-    for item, of_item in options.items():
-        if not of_item:
-            raise ValueError(f"{item}: expected one option or more")
-    least = sum(min(option.loss for option in of_item) for of_item in options.values())
+    safest = {item: min(priced, key=lambda o: priced[o].loss) for item, priced in options.items()}
+    least = sum(options[item][option].loss for item, option in safest.items())
     if not least <= budget < inf:
         raise ValueError(f"budget {budget:g}: the options of least loss add up to {least:g}")
     best = np.zeros(STEPS + 1)  # by parts of the budget: least cost
     picks = []
-    for of_item in options.values():
-        costs = np.stack([_shifted(best, option, budget) for option in of_item])
+    for priced in options.values():
+        costs = np.stack([_shifted(best, option, budget) for option in priced.values()])
         picks.append(costs.argmin(axis=0))
         best = costs.min(axis=0)
     if not isfinite(float(best[-1])):  # only by rounding up
-        return {item: min(o, key=lambda option: option.loss) for item, o in options.items()}
+        return safest
     chosen, left = {}, STEPS
-    for (item, of_item), pick in reversed(list(zip(options.items(), picks, strict=True))):
-        chosen[item] = of_item[int(pick[left])]
-        left -= _parts(chosen[item].loss, budget)
+    for (item, priced), pick in reversed(list(zip(options.items(), picks, strict=True))):
+        chosen[item] = list(priced)[int(pick[left])]
+        left -= _parts(priced[chosen[item]].loss, budget)
     return {item: chosen[item] for item in options}
 
 
-def price(chosen: Option, finer: Option) -> float:
+def price(chosen: Priced, finer: Priced) -> float:
     """Return the loss that a chosen option takes for each unit of cost it saves against a finer.
 
     It is infinite where the finer one costs no more.
@@ -73,10 +60,11 @@ def price(chosen: Option, finer: Option) -> float:
     return lost / saved if saved > 0 else inf
 
 
-def next_finer(options: Sequence[Option], chosen: Option) -> Option | None:
+def next_finer(options: Mapping[Option, Priced], chosen: Option) -> Option | None:
     """Return the option that takes back most loss for each unit of cost; None where none does."""
-    finer = [option for option in options if option.loss < chosen.loss]
-    return max(finer, key=lambda option: price(chosen, option), default=None)
+    now = options[chosen]
+    finer = [option for option, priced in options.items() if priced.loss < now.loss]
+    return max(finer, key=lambda option: price(now, options[option]), default=None)
 
 
 def _parts(loss: float, budget: float) -> int:
@@ -87,7 +75,7 @@ def _parts(loss: float, budget: float) -> int:
     return min(-int(-exact // 1), STEPS)
 
 
-def _shifted(best: NDArray[np.float64], option: Option, budget: float) -> NDArray[np.float64]:
+def _shifted(best: NDArray[np.float64], option: Priced, budget: float) -> NDArray[np.float64]:
     """Return the least costs if an item takes an option, by parts of the budget."""
     parts = _parts(option.loss, budget)
     costs = np.full_like(best, inf)

@@ -1,54 +1,90 @@
 """Candidates of a search: codecs that are tried on every table, rules on every dense gradient.
 
-Knows: codecs, the registry, rules. Does not know: tables, trainings.
+Knows: codecs, rules. Does not know: tables, trainings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
 
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
-from trec_qcomm.config import GradientRule, LowRank, codec_from_dict, config_from_dict
+from trec_qcomm.config import (
+    GradientRule,
+    LowRank,
+    codec_from_dict,
+    codec_to_dict,
+    config_from_dict,
+)
 from trec_qcomm.config.matching import PatternRules, patterns_of
 from trec_qcomm.core.codec import Codec, MaskUse, check_dim, mask_use
-from trec_qcomm.core.registry import codec_names, codec_type
 from trec_qcomm.ext.dct import Threshold, TopK
-from trec_qcomm.lab.search.losses.options import EXACT, ROWS, Direction, Option
 
+Direction = Literal["forward", "backward", "dense"]
+ROWS: tuple[Direction, ...] = ("forward", "backward")  # of a table; "dense" is of parameters
+Option = Codec | GradientRule  # a rule for dense gradients
+Item = tuple[str, Direction]  # a table or a group of parameters, and what is sent of it
+EXACT = Identity()
 BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
-_BOUNDED = tuple(ErrorBounded(b, encoder=e) for b in BOUNDS for e in ("bitpack", "rans"))
-_DEFAULTS: Mapping[str, Mapping[Direction, Sequence[Codec]]] = {
-    "identity": {"forward": (Identity(),), "backward": (Identity(),)},
-    "cast": {"forward": (Cast("bf16"),), "backward": (Cast("bf16"),)},
-    "rowwise": {
-        "forward": (Rowwise(8), Rowwise(4), Rowwise(2)),
-        "backward": tuple(Rowwise(bits, "stochastic") for bits in (8, 4, 2)),
-    },
-    "float6": {"forward": (Float6(),), "backward": (Float6(rounding="stochastic"),)},
-    "error_bounded": {"forward": _BOUNDED, "backward": _BOUNDED},
-    "topk": {"forward": (TopK(0.5),), "backward": (TopK(0.5), TopK(0.25, values="int8"))},
-    "fbgemm": {},  # the same values as rowwise and cast, in no fewer bytes
-    "threshold": {},  # its number is in the unit of the gradients, which nobody knows before
-}
-ALGORITHM: Literal["two_shot"] = (
-    "two_shot"  # of dense candidates that name none: it encodes a value only twice
+ALGORITHM: Literal["two_shot"] = "two_shot"  # of dense candidates that name none
+_BOUNDED: tuple[Codec, ...] = tuple(
+    ErrorBounded(b, encoder=e) for b in BOUNDS for e in ("bitpack", "rans")
 )
-_FLOAT6 = Float6(rounding="stochastic")
-_DENSE = (
-    GradientRule(codec=Cast("bf16"), algorithm=ALGORITHM),
-    *(
-        GradientRule(codec=codec, algorithm=ALGORITHM)
-        for codec in (Rowwise(8, "stochastic"), _FLOAT6)
+_ROWWISE: Mapping[str, tuple[Codec, ...]] = {
+    r: tuple(Rowwise(b, r) for b in (8, 4, 2)) for r in ("nearest", "stochastic")
+}
+_BF16, _FLOAT6 = Cast("bf16"), Float6(rounding="stochastic")
+DEFAULTS: Mapping[Direction, tuple[Codec, ...]] = {
+    "forward": (EXACT, _BF16, *_BOUNDED, Float6(), *_ROWWISE["nearest"], TopK(0.5)),
+    "backward": (
+        EXACT, _BF16, *_BOUNDED, _FLOAT6, *_ROWWISE["stochastic"], TopK(0.5),
+        TopK(0.25, values="int8"),
     ),
-    *(
-        GradientRule(codec=_FLOAT6, algorithm=ALGORITHM, low_rank=LowRank(rank=rank))
-        for rank in (32, 16, 8)
-    ),
-    GradientRule(codec=Cast("bf16"), algorithm=ALGORITHM, low_rank=LowRank(rank=16)),
+}  # fmt: skip
+_DENSE = tuple(
+    GradientRule(codec=codec, algorithm=ALGORITHM, low_rank=LowRank(rank=rank) if rank else None)
+    for codec, rank in (
+        *((codec, 0) for codec in (_BF16, Rowwise(8, "stochastic"), _FLOAT6)),
+        *((_FLOAT6, 32), (_FLOAT6, 16), (_FLOAT6, 8), (_BF16, 16)),
+    )
 )
 Given = Mapping[str, Iterable[Codec | GradientRule | Mapping[str, Any] | str]]
+T = TypeVar("T", Codec, GradientRule)
+
+
+def codec_of(option: Option) -> Codec:
+    """Return the codec of an option."""
+    return option.codec if isinstance(option, GradientRule) else option
+
+
+def is_low_rank(option: Option) -> bool:
+    """Return whether an option sends factors of low rank."""
+    return isinstance(option, GradientRule) and option.low_rank is not None
+
+
+def is_exact(option: Option) -> bool:
+    """Return whether an option changes no value."""
+    return codec_of(option) == EXACT and not is_low_rank(option)
+
+
+def kind_of(option: Option) -> str:
+    """Return what options have in common that differ in precision alone."""
+    return "low_rank " * is_low_rank(option) + codec_of(option).name
+
+
+def label(option: Option) -> str:
+    """Return the option's name and the fields that are not its defaults: rowwise_4_stochastic."""
+    codec = codec_of(option)
+    defaults = {field.name: field.default for field in fields(codec)}  # type: ignore[arg-type]
+    data = codec_to_dict(codec)
+    values = [data[name] for name, default in defaults.items() if data[name] != default]
+    parts = [codec.name, *(str(value) for value in values)]
+    if isinstance(option, GradientRule):
+        parts += [] if option.low_rank is None else [f"rank_{option.low_rank.rank}"]
+        parts += ["feedback"] * option.error_feedback
+        parts += [] if option.block == GradientRule.block else [f"block_{option.block}"]
+    return "_".join(parts)
 
 
 @dataclass(frozen=True)
@@ -68,7 +104,7 @@ class Candidates:
 
     @classmethod
     def from_lists(
-        cls, given: Given | Candidates | None, groups: str | Sequence[str] | None = None
+        cls, given: Given | None, groups: str | Sequence[str] | None = None
     ) -> Candidates:
         """Return candidates as a user gives them; None for the default ones.
 
@@ -80,31 +116,29 @@ class Candidates:
         Raises: ValueError: another direction, no codec, one that is given twice, one that does
             not code rows (forward), or codes the columns that another codec kept.
         """
-        if isinstance(given, Candidates):
-            return given
-        if given is None:
-            given = {}
+        given = {} if given is None else given
         if not isinstance(given, Mapping):
             raise ValueError(f"candidates: expected lists by direction, got {given!r:.60}")
         for name in given:
             if name not in (*ROWS, "dense"):
-                allowed = ", ".join((*ROWS, "dense"))
-                raise ValueError(f"candidates, {name}: expected one of {allowed}")
-        forward, backward = (
-            _checked(direction, given[direction])
-            if direction in given
-            else default_candidates(direction)
-            for direction in ROWS
+                raise ValueError(f"candidates, {name}: expected one of forward, backward, dense")
+        rows = (
+            _listed(f"candidates.{d}", given[d], _codec_of_rows(d)) if d in given else DEFAULTS[d]
+            for d in ROWS
         )
+        forward, backward = (tuple(dict.fromkeys((EXACT, *codecs))) for codecs in rows)
         if groups is None and "dense" not in given:
             return cls(forward, backward)
         patterns = patterns_of("*" if groups is None else groups, "dense")
-        return cls(forward, backward, _checked_dense(given.get("dense", _DENSE)), patterns)
+        rules = _listed("candidates.dense", given.get("dense", _DENSE), _rule)
+        for number, rule in enumerate(rules):
+            _check_rule(f"candidates.dense[{number}]", rule, rules[0])
+        exact = GradientRule(codec=EXACT, algorithm=rules[0].algorithm, link=rules[0].link)
+        return cls(forward, backward, tuple(dict.fromkeys((exact, *rules))), patterns)
 
     def __getitem__(self, direction: Direction) -> tuple[Option, ...]:
-        if direction == "dense":
-            return self.dense
-        return self.forward if direction == "forward" else self.backward
+        options: tuple[Option, ...] = getattr(self, direction)
+        return options
 
     @property
     def of_rows(self) -> tuple[Codec, ...]:
@@ -125,101 +159,61 @@ class Candidates:
                     check_dim(codec, dim, where)
 
 
-def default_candidates(direction: Direction) -> tuple[Codec, ...]:
-    """Return codecs to try in one direction: those of this package, and of other registered types
-    the one that needs no argument."""
-    codecs: list[Codec] = []
-    for name in codec_names():
-        if name in _DEFAULTS:
-            codecs += _DEFAULTS[name].get(direction, ())
-        elif (codec := _without_arguments(codec_type(name))) is not None:
-            codecs.append(codec)
-    codecs = [codec for codec in codecs if _reason_against(direction, codec) is None]
-    return tuple(sorted(codecs, key=lambda codec: codec != Identity()))
-
-
-def _checked(direction: Direction, given: object) -> tuple[Codec, ...]:
-    where = f"candidates.{direction}"
+def _listed(where: str, given: object, make: Callable[[object, str], T]) -> list[T]:
+    """Return the options of a list. Raises ValueError: no list, an empty one, or one twice."""
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
-        raise ValueError(f"{where}: expected a list of codecs, got {given!r:.60}")
-    codecs = []
+        raise ValueError(f"{where}: expected a list, got {given!r:.60}")
+    options: list[T] = []
     for number, entry in enumerate(given):
-        codec = _codec(entry, f"{where}[{number}]")
-        reason = _reason_against(direction, codec)
-        if reason is not None:
-            raise ValueError(f"{where}[{number}]: {codec!r} {reason}")
-        if codec in codecs:
-            raise ValueError(f"{where}[{number}]: {codec!r} is given twice")
-        codecs.append(codec)
-    if not codecs:
-        raise ValueError(f"{where}: expected one codec or more")
-    return tuple(dict.fromkeys((Identity(), *codecs)))
-
-
-def _checked_dense(given: object) -> tuple[GradientRule, ...]:
-    """Return rules of dense gradients, the exact one first."""
-    where = "candidates.dense"
-    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
-        raise ValueError(f"{where}: expected a list of rules, got {given!r:.60}")
-    rules: list[GradientRule] = []
-    for number, entry in enumerate(given):
-        rule = _rule(entry, f"{where}[{number}]")
-        if tuple(rule.parameters) != ("*",):
-            raise ValueError(f"{where}[{number}].parameters: groups are given apart, as dense")
-        if rule.algorithm == "hierarchical":
-            raise ValueError(
-                f"{where}[{number}].algorithm: hierarchical has two hops, which a search does not "
-                "price; allowed: auto, ring, recursive_doubling, two_shot"
-            )
-        for name in ("algorithm", "link"):
-            ours, first = getattr(rule, name), getattr(rules[0] if rules else rule, name)
-            if ours != first:
-                raise ValueError(f"{where}[{number}].{name}: {ours!r}, but {first!r} before")
-        if rule in rules:
-            raise ValueError(f"{where}[{number}]: {rule.codec!r} is given twice")
-        rules.append(rule)
-    if not rules:
-        raise ValueError(f"{where}: expected one rule or more")
-    exact = GradientRule(codec=EXACT, algorithm=rules[0].algorithm, link=rules[0].link)
-    return tuple(dict.fromkeys((exact, *rules)))
-
-
-def _rule(entry: object, where: str) -> GradientRule:
-    if isinstance(entry, GradientRule):
-        return entry
-    if isinstance(entry, str):
-        entry = {"codec": entry}
-    if isinstance(entry, Mapping):
-        try:
-            (rule,) = config_from_dict({"dense": {"algorithm": ALGORITHM, **entry}}).dense_rules
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        return rule
-    return GradientRule(codec=_codec(entry, where), algorithm=ALGORITHM)
+        option = make(entry, f"{where}[{number}]")
+        if option in options:
+            raise ValueError(f"{where}[{number}]: {codec_of(option)!r} is given twice")
+        options.append(option)
+    if not options:
+        raise ValueError(f"{where}: expected one or more")
+    return options
 
 
 def _codec(entry: object, where: str) -> Codec:
-    if isinstance(entry, str):
-        entry = {"codec": entry}
-    if isinstance(entry, Mapping):
-        return codec_from_dict(dict(entry), where=where)
+    if isinstance(entry, str | Mapping):
+        return codec_from_dict(entry, where=where)
     if isinstance(entry, type) or not isinstance(entry, Codec):
         raise ValueError(f"{where}: expected a codec, got {entry!r:.60}")
     return entry
 
 
-def _reason_against(direction: Direction, codec: Codec) -> str | None:
-    if mask_use(codec) is MaskUse.READS:
-        return "codes the columns that another codec kept, not rows"
-    if direction == "forward" and isinstance(codec, Threshold):
-        return "is for gradients only"
-    return None
+def _codec_of_rows(direction: Direction) -> Callable[[object, str], Codec]:
+    def make(entry: object, where: str) -> Codec:
+        codec = _codec(entry, where)
+        if mask_use(codec) is MaskUse.READS:
+            raise ValueError(f"{where}: {codec!r} codes columns that another codec kept, not rows")
+        if direction == "forward" and isinstance(codec, Threshold):
+            raise ValueError(f"{where}: {codec!r} is for gradients only")
+        return codec
+
+    return make
 
 
-def _without_arguments(kind: type[Codec]) -> Codec | None:
-    required = [
-        field.name
-        for field in fields(kind)  # type: ignore[arg-type]
-        if field.default is MISSING and field.default_factory is MISSING
-    ]
-    return None if required else kind()
+def _rule(entry: object, where: str) -> GradientRule:
+    if isinstance(entry, GradientRule):
+        return entry
+    if not isinstance(entry, str | Mapping):
+        return GradientRule(codec=_codec(entry, where), algorithm=ALGORITHM)
+    rule = {"codec": entry} if isinstance(entry, str) else entry
+    try:
+        (made,) = config_from_dict({"dense": {"algorithm": ALGORITHM, **rule}}).dense_rules
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return made
+
+
+def _check_rule(where: str, rule: GradientRule, first: GradientRule) -> None:
+    """Raise ValueError where a rule cannot be priced, or not beside the first one."""
+    if tuple(rule.parameters) != ("*",):
+        raise ValueError(f"{where}.parameters: groups are given apart, as dense")
+    if rule.algorithm == "hierarchical":
+        raise ValueError(f"{where}.algorithm: hierarchical has two hops, which have no price here")
+    for name in ("algorithm", "link"):
+        theirs, ours = getattr(first, name), getattr(rule, name)
+        if ours != theirs:
+            raise ValueError(f"{where}.{name}: {ours!r}, but {theirs!r} before")

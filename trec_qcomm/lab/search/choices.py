@@ -12,7 +12,7 @@ from functools import cache
 
 from trec_qcomm.config import Config, GradientRule, TableRule, UniqueBagsChoice, load_preset
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.lab.search.losses.options import EXACT, ROWS, Direction, Item, Option, is_exact
+from trec_qcomm.lab.search.candidates import EXACT, ROWS, Direction, Item, Option, is_exact
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Pair:
 
 Choice = Mapping[str, Pair]  # by table
 DenseChoice = Mapping[str, GradientRule]  # by group of parameters
-Merging = UniqueBagsChoice | Mapping[str, UniqueBagsChoice]  # for all tables, or by table
 
 
 @cache
@@ -39,14 +38,12 @@ def best() -> tuple[Pair, GradientRule]:
     return Pair(rule.forward, rule.backward), replace(dense, parameters=("*",))
 
 
-def groups_of(choice: Choice, merging: Merging) -> list[tuple[Pair, UniqueBagsChoice, list[str]]]:
-    """Return codecs and whether equal bags are merged with their tables, most tables first."""
-    tables: dict[tuple[Pair, UniqueBagsChoice], list[str]] = {}
+def groups_of(choice: Choice) -> list[tuple[Pair, list[str]]]:
+    """Return codecs with the tables that have them, those of most tables first."""
+    tables: dict[Pair, list[str]] = {}
     for table in sorted(choice):
-        merged = merging[table] if isinstance(merging, Mapping) else merging
-        tables.setdefault((choice[table], merged), []).append(table)
-    ordered = sorted(tables.items(), key=lambda group: (-len(group[1]), repr(group[0])))
-    return [(*key, names) for key, names in ordered]
+        tables.setdefault(choice[table], []).append(table)
+    return sorted(tables.items(), key=lambda group: (-len(group[1]), repr(group[0])))
 
 
 def dense_rules(dense: DenseChoice) -> tuple[GradientRule, ...] | None:
@@ -64,7 +61,7 @@ def dense_rules(dense: DenseChoice) -> tuple[GradientRule, ...] | None:
 
 
 def config_of(
-    choice: Choice, base: Config, merging: Merging, dense: DenseChoice | None = None
+    choice: Choice, base: Config, unique_bags: UniqueBagsChoice, dense: DenseChoice | None = None
 ) -> Config:
     """Return a config with these codecs; all else is from the base, and so is dense if None."""
     rules = [
@@ -72,9 +69,9 @@ def config_of(
             tables=tuple(map(glob.escape, names)),
             forward=pair.forward,
             backward=pair.backward,
-            unique_bags=merged,
+            unique_bags=unique_bags,
         )
-        for pair, merged, names in groups_of(choice, merging)
+        for pair, names in groups_of(choice)
     ]
     changed = base if not dense else replace(base, dense=dense_rules(dense))
     return replace(changed, embedding=tuple(rules), debug=None)

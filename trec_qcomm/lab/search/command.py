@@ -19,18 +19,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from trec_qcomm.config import read_yaml
-from trec_qcomm.lab.search import SearchResult, search
+from trec_qcomm.lab.search import search
 from trec_qcomm.lab.study import TrainingFailedError
 
 INTERRUPTED, FAILED = 130, 1  # exit status
-MERGING = {"auto": "auto", "on": True, "off": False, "search": "search"}
+MERGING = {"auto": "auto", "on": True, "off": False}
 Make = Callable[[list[str]], Mapping[str, Any]]  # words -> arguments of `search`
 
 
@@ -44,29 +43,31 @@ def main(
 
     Args:
         words: the command line; None for that of the process.
-        make: function that returns the model's arguments of `search`; None: --train names it.
+        make: function that returns the model's arguments of `search`, over which those of the
+            command line go; None: --train names it.
         description: text of --help.
     """
     parser = build_parser(description or __doc__, with_train=make is None)
     options, rest = parser.parse_known_args(words)
     try:
-        given = dict((make or _from_file(options.train))(rest))
-        arguments = _arguments(options) | {
-            name: value for name, value in given.items() if name not in _given(options)
-        }
+        given = make(rest) if make else _from_file(options.train)(rest)
+        arguments = {"path": Path("runs/search"), **given, **_arguments(options)}
         if "metrics" not in arguments:
             raise ValueError("--metrics: missing; name the losses that keep the budget")
         result = search(**arguments)
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on with {options.path}", file=sys.stderr)
+        print(f"interrupted; the same command goes on with {arguments['path']}", file=sys.stderr)
         return INTERRUPTED
     except TrainingFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     print(result)
-    write_plans(result, options.out, num_random=options.random)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for name in result.plans:
+        stem = options.out.stem if name == "plan" else f"{options.out.stem}-{name}"
+        result.write(options.out.with_stem(stem), name)
     plan = result.plan
     print(
         f"{len(plan.choice)} tables, {plan.nbytes:.0f} bytes a rank and step, expected "
@@ -75,81 +76,53 @@ def main(
     return 0
 
 
-def write_plans(result: SearchResult, path: Path, *, num_random: int) -> None:
-    """Write the plan, and beside it, by name, those of other budgets and random ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    others = result.random_plans(num_random)
-    everything = replace(result, plans={**result.plans, **others})
-    for name in everything.plans:
-        file = path if name == "plan" else path.with_stem(f"{path.stem}-{name}")
-        everything.write(file, name)
-
-
 def build_parser(description: str | None, *, with_train: bool) -> argparse.ArgumentParser:
     """Return the parser. Args: with_train: whether --train says what is trained."""
     parser = argparse.ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,  # `search` has the defaults
     )
     add = parser.add_argument
     if with_train:
         add("--train", required=True, metavar="FILE.py:NAME", help="function, or its factory")
+    add("--out", type=Path, default=Path("plan.yaml"), help="config to write (default plan.yaml)")
     add("--metrics", nargs="+", help="losses that keep the budget")
-    add("--budget-ne", type=float, default=0.02, help="percent of each metric (default 0.02)")
+    add("--budget-ne", dest="budget", type=float, help="percent of each metric (default 0.02)")
     add("--link-gb-s", type=float, help="GB/s a rank can send: fewest seconds, not fewest bytes")
-    add("--codecs", type=Path, metavar="FILE.yaml", help="candidates (default: all that fit)")
+    add("--codecs", dest="candidates", type=_codecs, metavar="FILE.yaml", help="candidates")
     add("--base", help="config with all that is not searched: a file or a preset")
     add("--dense", nargs="+", metavar="PATTERN", help="groups of dense parameters to search, too")
     add("--unique-bags", choices=MERGING, help="send equal bags once (default: auto)")
-    add("--out", type=Path, default=Path("plan.yaml"), help="config to write (default plan.yaml)")
-    add("--path", type=Path, default=Path("runs/search"), help="records (default runs/search)")
-    add("--resume", action="store_true", help="what is done anyway: go on with the records")
-    add("--first-seed", type=int, default=1000, help="seeds are from here on (default 1000)")
-    add("--probe-seeds", type=int, default=3, help="float32 trainings with probes (default 3)")
-    add("--calibration-seeds", type=int, default=4, help="seeds of coarse trainings (default 4)")
-    add("--verification-seeds", type=int, default=30, help="at most; 0: not (default 30)")
-    add("--rounds", type=int, default=3, help="verifications at most (default 3)")
-    add("--verify-all", action="store_true", help="half and twice the budget, too")
-    add("--use", type=float, default=0.5, help="share of the budget to plan with (default 0.5)")
-    add("--every", type=int, default=50, help="steps between probes (default 50)")
-    add("--random", type=int, default=0, metavar="N", help="random plans of equal cost, too")
-    add("--jobs", type=int, default=1, help="processes of one thread each (default 1)")
+    add("--path", type=Path, help="records (default runs/search)")
+    add("--first-seed", type=int, help="seeds are from here on (default 1000)")
+    add("--probe-seeds", type=int, help="float32 trainings with probes (default 3)")
+    add("--calibration-seeds", type=int, help="seeds of coarse trainings (default 4)")
+    add("--verification-seeds", type=int, help="at most; 0: not (default 30)")
+    add("--rounds", type=int, help="verifications at most (default 3)")
+    add("--use", type=float, help="share of the budget to plan with (default 0.5)")
+    add("--every", type=int, help="steps between probes (default 50)")
+    add("--jobs", type=int, help="processes of one thread each (default 1)")
     return parser
-
-
-_OPTIONAL = {
-    "metrics",
-    "base",
-    "dense",
-    "unique_bags",
-}  # the model may have its own
-
-
-def _given(options: argparse.Namespace) -> set[str]:
-    """Return the optional arguments that the command line has."""
-    return {name for name in _OPTIONAL if getattr(options, name) is not None}
 
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the command line says as arguments of `search`."""
-    arguments: dict[str, Any] = {
-        name: getattr(options, name)
-        for name in ("link_gb_s", "path", "first_seed", "probe_seeds", "calibration_seeds",
-                     "every", "jobs", "verify_all", "use")
-    }  # fmt: skip
-    verified = options.verification_seeds > 0
-    arguments["rounds"] = options.rounds if verified else 0
-    if verified:
-        arguments["verification_seeds"] = options.verification_seeds
-    if options.codecs is not None:
-        if not options.codecs.is_file():
-            raise ValueError(f"--codecs {options.codecs}: no such file")
-        arguments["candidates"] = read_yaml(options.codecs)
-    arguments |= {name: getattr(options, name) for name in _given(options)}
-    if "unique_bags" in arguments:
-        arguments["unique_bags"] = MERGING[arguments["unique_bags"]]
-    return arguments | {"budget": options.budget_ne}
+    words = {k: v for k, v in vars(options).items() if k not in ("train", "out")}
+    if words.get("verification_seeds") == 0:
+        words |= {"verification_seeds": 5, "rounds": 0}
+    if "unique_bags" in words:
+        words["unique_bags"] = MERGING[words["unique_bags"]]
+    return words
+
+
+def _codecs(path: str) -> object:
+    """Return the candidates of a file."""
+    try:
+        return read_yaml(path)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _from_file(name: str) -> Make:

@@ -7,30 +7,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trec_qcomm.config import Config, UniqueBagsChoice, config_to_dict, write_yaml
 from trec_qcomm.lab import records
 from trec_qcomm.lab import study as quality
-from trec_qcomm.lab.records import Environment, LimitsByMetric, Scalar, SearchRecord
+from trec_qcomm.lab.records import Environment, LimitsByMetric, SearchRecord
+from trec_qcomm.lab.search.calibration import Calibration, to_calibrate
 from trec_qcomm.lab.search.candidates import Candidates
-from trec_qcomm.lab.search.choices import Merging, Pair, best, config_of
-from trec_qcomm.lab.search.losses.calibration import Calibration, to_calibrate
-from trec_qcomm.lab.search.losses.dense import DenseProbes
-from trec_qcomm.lab.search.losses.merging import RowCounts, count_rows
-from trec_qcomm.lab.search.losses.model import LossModel
-from trec_qcomm.lab.search.losses.noise import Measured
-from trec_qcomm.lab.search.losses.probes import COARSE, Probes
-from trec_qcomm.lab.search.losses.shares import corrected, guessed
+from trec_qcomm.lab.search.choices import Pair, best, config_of
+from trec_qcomm.lab.search.losses import LossModel, corrected, guessed
+from trec_qcomm.lab.search.noise import Measured
 from trec_qcomm.lab.search.plans import Plan, Planner, cost_of
-from trec_qcomm.lab.search.progress import Progress
+from trec_qcomm.lab.search.probes import COARSE, DenseProbes, Probes
 from trec_qcomm.lab.study import Limits, StudyResult
-from trec_qcomm.lab.study.engine import Train
+from trec_qcomm.lab.study.progress import Progress
 
 UPPER = 2.5  # upper limit of a verified change over the limit of its mean, as in quality.TRAINING
 BUDGETS = {"half": 0.5, "plan": 1.0, "twice": 2.0}
@@ -45,7 +40,6 @@ class NotDecidableError(ValueError):
 class Search:
     """Settings of a search; `trec_qcomm.search` explains them and makes it."""
 
-    train: Train
     candidates: Candidates
     budget: float
     folder: Path
@@ -53,56 +47,28 @@ class Search:
     evaluation: LimitsByMetric
     base: Config
     baseline: Any
-    unique_bags: UniqueBagsChoice | Literal["search"]
+    unique_bags: UniqueBagsChoice
     link_gb_s: float | None
     probe_seeds: Sequence[int]
     calibration_seeds: Sequence[int]
     verification_seeds: Sequence[Sequence[int]]  # by round
-    verify_all: bool
     use: float
     every: int
-    jobs: int
-    setup: Mapping[str, Scalar]
-    num_ranks: int
-    progress: Progress = field(default_factory=Progress)
-    show_progress: bool = True
+    study_options: Mapping[str, Any]  # arguments of quality.study
 
-    @property
-    def merging(self) -> Merging:
-        """Whether equal bags are sent once in plans, by table if that was searched."""
-        return self._probed_bags if self._rows is None else self._rows.choices()
-
-    @cached_property
-    def _rows(self) -> RowCounts | None:
-        if self.unique_bags != "search":
-            return None
-        return count_rows(
-            self.train, self.probe_seeds[0], self.folder / "merging.jsonl", every=self.every,
-            setup=self.setup, num_ranks=self.num_ranks, progress=self.progress,
-        )  # fmt: skip
-
-    @property
-    def _probed_bags(self) -> UniqueBagsChoice:
-        """Choice with which all tables are measured."""
-        return "auto" if self.unique_bags == "search" else self.unique_bags
-
-    def measure(self) -> Measured:
+    def measure(self, progress: Progress) -> Measured:
         """Return what the probes show; run what is missing of them."""
-        shared: dict[str, Any] = {
-            "train": self.train, "candidates": self.candidates, "every": self.every,
-            "setup": self.setup, "num_ranks": self.num_ranks,
-        }  # fmt: skip
+        shared: dict[str, Any] = {"candidates": self.candidates, "every": self.every}
+        shared |= {name: self.study_options[name] for name in ("train", "setup", "num_ranks")}
         measured = Probes(
             **shared, seeds=self.probe_seeds, path=self.folder / "probes.jsonl",
-            metrics=self.metrics, unique_bags=self._probed_bags,
-        ).run(self.progress)  # fmt: skip
-        if self._rows is not None:
-            measured = measured.with_rows(self._rows.share)
-        if self.candidates.groups:
-            path, seed = self.folder / "dense.jsonl", self.probe_seeds[0]
-            dense = DenseProbes(**shared, seed=seed, path=path).run(self.progress)
-            measured = measured.with_dense(dense)
-        return measured
+            metrics=self.metrics, unique_bags=self.unique_bags,
+        ).run(progress)  # fmt: skip
+        if not self.candidates.groups:
+            return measured
+        path = self.folder / "dense.jsonl"
+        dense = DenseProbes(**shared, seed=self.probe_seeds[0], path=path).run(progress)
+        return measured.with_dense(dense)
 
     def fit(self, measured: Measured) -> LossModel:
         """Return the loss model; run what is missing of the calibration.
@@ -117,7 +83,7 @@ class Search:
             return LossModel(measured, shares, {})
         calibration = Calibration(
             measured, self.metrics, self.calibration_seeds, self.folder / "calibration.jsonl",
-            self._probed_bags, self._study_options(),
+            self.unique_bags, self.study_options,
         )  # fmt: skip
         changes = calibration.run({case: measured.names(case[0]) for case in cases})
         for seeds in self.verification_seeds[:1]:
@@ -134,29 +100,27 @@ class Search:
         budget = share * self.budget
         return planner.plan(name, budget, most=self.use * budget)
 
-    def verify(self, planner: Planner, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    def verify(
+        self, planner: Planner, plans: Mapping[str, Plan], progress: Progress
+    ) -> dict[str, Plan]:
         """Return the plans with what a joint verification showed, `plan` perhaps stepped back.
 
         Each round has seeds of its own and steps back from what failed before; what the last one
-        showed is returned in any case. Half and twice the budget are verified in the first, or not.
+        showed is returned in any case.
         """
-        made = dict(plans)
+        plan = plans["plan"]
         for number, seeds in enumerate(self.verification_seeds, start=1):
-            chosen = list(made) if self.verify_all and number == 1 else ["plan"]
-            path = self.folder / f"verification-{number}.jsonl"
-            result = self._study([made[name] for name in chosen], seeds, path)
-            made |= {name: self._with_result(made[name], result) for name in chosen}
-            plan = made["plan"]
-            study_name = self._study_name(plan)
-            if study_name in result.passed or number == len(self.verification_seeds):
+            result = self._study(plan, seeds, self.folder / f"verification-{number}.jsonl")
+            (verdict,), passed = result.verdicts.values(), bool(result.passed)
+            plan = _with_result(plan, result)
+            if passed or number == len(self.verification_seeds):
                 break
-            trained = result.verdicts[study_name].passed
-            back = planner.step_back(plan, only_forward=trained)
+            back = planner.step_back(plan, only_forward=verdict.passed)
             if back is None:
                 break
-            made["plan"] = back
-            self.progress.begin(f"not passed; stepped back from {back.blames[-1]}")
-        return made
+            plan = back
+            progress.begin(f"not passed; stepped back from {back.blames[-1]}")
+        return {**plans, "plan": plan}
 
     def write_plans(self, planner: Planner, plans: Iterable[Plan]) -> None:
         """Write plans as records, with those of other budgets and that of configs/best.yaml."""
@@ -181,48 +145,37 @@ class Search:
             figures["num_seeds"] = change.n
         return SearchRecord(
             configuration=plan.name, config=write_yaml(config_to_dict(self.config(plan))),
-            setup=self.setup, time=time.time(), num_ranks=self.num_ranks, stage="plan",
-            figures=figures,
+            time=time.time(), stage="plan", figures=figures,
+            **{name: self.study_options[name] for name in ("setup", "num_ranks")},
         )  # fmt: skip
 
     def config(self, plan: Plan) -> Config:
         """Return the config of a plan."""
-        return config_of(plan.choice, self.base, self.merging, plan.dense)
+        return config_of(plan.choice, self.base, self.unique_bags, plan.dense)
 
-    def _study(self, plans: Sequence[Plan], seeds: Sequence[int], path: Path) -> StudyResult:
+    def _study(self, plan: Plan, seeds: Sequence[int], path: Path) -> StudyResult:
         limits = Limits(mean=self.budget, upper=UPPER * self.budget, seeds=len(seeds))
         evaluation = {
             metric: limit and replace(limit, seeds=min(limit.seeds, len(seeds)))
             for metric, limit in self.evaluation.items()
         }
+        config = self.config(plan)  # a name that no other config has
+        name = f"{plan.name}-{sha256(write_yaml(config_to_dict(config)).encode()).hexdigest()[:6]}"
         return quality.study(
-            configs={self._study_name(plan): self.config(plan) for plan in plans}, seeds=seeds,
-            path=path, stop_early=True, limits=dict.fromkeys(self.metrics, limits),
-            evaluation=evaluation or None, baseline=self.baseline, name=path.stem,
-            **self._study_options(),
+            configs={name: config}, seeds=seeds, path=path, stop_early=True,
+            limits=dict.fromkeys(self.metrics, limits), evaluation=evaluation or None,
+            baseline=self.baseline, name=path.stem, **self.study_options,
         )  # fmt: skip
 
-    def _study_name(self, plan: Plan) -> str:
-        """Return the name of a plan in studies, which another config of this name has not."""
-        text = write_yaml(config_to_dict(self.config(plan)))
-        return f"{plan.name}-{sha256(text.encode()).hexdigest()[:6]}"
 
-    def _with_result(self, plan: Plan, result: StudyResult) -> Plan:
-        """Return a plan with the changes and verdicts of a study."""
-        name = self._study_name(plan)
-        verdict = result.verdicts[name]
-        verified, text = dict(verdict.changes), f"Training: {verdict.text}"
-        if name in result.evaluation_verdicts:
-            served = result.evaluation_verdicts[name]
-            text += f"; evaluation: {served.text}"
-            verified |= {f"eval-only {m}": change for m, change in served.changes.items()}
-        return replace(plan, verified=verified, verdict=text)
-
-    def _study_options(self) -> dict[str, Any]:
-        return {
-            "train": self.train, "setup": self.setup, "num_ranks": self.num_ranks,
-            "jobs": self.jobs, "show_progress": self.show_progress,
-        }  # fmt: skip
+def _with_result(plan: Plan, result: StudyResult) -> Plan:
+    """Return a plan with the changes and verdicts of a study."""
+    (verdict,) = result.verdicts.values()
+    verified, text = dict(verdict.changes), f"Training: {verdict.text}"
+    for served in result.evaluation_verdicts.values():
+        text += f"; evaluation: {served.text}"
+        verified |= {f"eval-only {m}": change for m, change in served.changes.items()}
+    return replace(plan, verified=verified, verdict=text)
 
 
 def check_decidable(budget: float, spread: Mapping[str, float], num_seeds: int) -> None:

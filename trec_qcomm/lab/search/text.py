@@ -13,20 +13,17 @@ import yaml
 
 from trec_qcomm.config import Config, config_from_dict, config_to_dict, parse_yaml, write_yaml
 from trec_qcomm.core.aligned import aligned
-from trec_qcomm.lab.search.choices import Merging, best, config_of, dense_rules, groups_of
-from trec_qcomm.lab.search.losses.model import LossModel
-from trec_qcomm.lab.search.losses.options import ROWS, Direction, Item, Option, label
+from trec_qcomm.lab.search.candidates import ROWS, Direction, Item, Option, is_low_rank, label
+from trec_qcomm.lab.search.choices import best, dense_rules, groups_of
+from trec_qcomm.lab.search.losses import LossModel
 from trec_qcomm.lab.search.plans import Plan, Planner
 
 
-def config_text(plan: Plan, model: LossModel, base: Config, merging: Merging) -> str:
-    """Return a complete config with comments: why each rule, and what the plan was shown to do."""
-    config = config_of(plan.choice, base, merging, plan.dense)
+def config_text(plan: Plan, model: LossModel, config: Config) -> str:
+    """Return a plan's config with comments: why each rule, and what the plan was shown to do."""
     data = config_to_dict(config)
     lines = [*_head(plan, model), "embedding:"]
-    for rule, (pair, _, tables) in zip(
-        data.pop("embedding"), groups_of(plan.choice, merging), strict=True
-    ):
+    for rule, (pair, tables) in zip(data.pop("embedding"), groups_of(plan.choice), strict=True):
         notes = [f"{len(tables)} tables"]
         notes += [f"{d}: {_note(pair[d], tables, d, model)}" for d in ROWS]
         lines += [*(f"  # {note}" for note in notes), *_rule_lines(rule)]
@@ -60,7 +57,7 @@ def _flow(value: Any) -> str:
 
 
 def _head(plan: Plan, model: LossModel) -> list[str]:
-    exact = _nbytes(model, exact_options(model))
+    exact = exact_nbytes(model)
     what = "Rows, their gradients and dense gradients" if plan.dense else "Rows and gradients"
     lines = [
         f"# Made by trec_qcomm.search to keep the loss within {plan.budget:g} %.",
@@ -75,13 +72,10 @@ def _head(plan: Plan, model: LossModel) -> list[str]:
     return lines
 
 
-def exact_options(model: LossModel) -> dict[Item, Option]:
-    """Return what is exact for every item."""
-    return {item: model.measured.exact(item) for item in model.measured.items}
-
-
-def _nbytes(model: LossModel, options: Mapping[Item, Option]) -> float:
-    return sum(model.measured.noise[*item, option].nbytes for item, option in options.items())
+def exact_nbytes(model: LossModel) -> float:
+    """Return the bytes of a step where every item is exact."""
+    measured = model.measured
+    return sum(measured.noise[*item, measured.exact(item)].nbytes for item in measured.items)
 
 
 def _note(option: Option, names: Sequence[str], direction: Direction, model: LossModel) -> str:
@@ -93,14 +87,14 @@ def _note(option: Option, names: Sequence[str], direction: Direction, model: Los
     losses = sum(model.loss(name, direction, option) or 0.0 for name in names)
     worst = max(n.relative for n in each)
     snr = f"{-10 * log10(worst):.1f} dB or more" if worst else "exact"
-    if getattr(option, "low_rank", None) is not None:
+    if is_low_rank(option):
         snr = "feedback of what factors leave out"
     return f"{nbytes:.0f} of {raw:.0f} bytes, {snr}, expected {losses:+.4f} %"
 
 
 def table_text(plans: Mapping[str, Plan], planner: Planner) -> str:
     """Return a line a plan: budget, bytes, expected and measured change, verdict."""
-    exact = _nbytes(planner.model, exact_options(planner.model))
+    exact = exact_nbytes(planner.model)
     pair = best()[0]
     of_best = planner.all_with("best", pair).nbytes if planner.has(pair) else 0.0
     metrics = list(dict.fromkeys(m for plan in plans.values() for m in plan.verified))

@@ -4,7 +4,6 @@ Knows: configs, files of rows, records. Does not know: TorchRec, shardings.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,18 +34,8 @@ from trec_qcomm.lab.sizes.rows import Blocks, blocks_by_table, distinct, read_co
 Measured = str | Path | TableSizesRecord | Sequence[Record]
 SizesOf = Callable[[str, Codec], Sizes]  # of a direction and its codec
 DIRECTIONS = {"forward": "rows", "backward": "gradients"}
+COUNTED = ("num_bags", "num_distinct", "num_rows", "num_joint", "num_joint_ranks")
 _BATCH = 2**31  # a tensor of rows is one batch
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What was counted of a table; see MeasuredTable."""
-
-    num_bags: float
-    num_distinct: float
-    num_rows: int | None = None
-    num_joint: float | None = None
-    num_joint_ranks: int = 1
 
 
 def load_measured(measured: Measured, config: Config) -> dict[str, MeasuredTable]:
@@ -82,12 +71,9 @@ def measure_sizes(path: Path, config: Config, **fields: Any) -> TableSizesRecord
         tables={
             name: TableSizes(
                 dim=table.dim,
-                num_rows=table.num_rows,
-                num_bags=table.num_bags,
-                num_distinct=table.num_distinct,
-                num_joint=table.num_joint,
-                num_joint_ranks=table.num_joint_ranks,
-                **{d: _recorded(getattr(table, d)) for d in DIRECTIONS},
+                forward=_recorded(table.forward),
+                backward=_recorded(table.backward),
+                **{field: getattr(table, field) for field in COUNTED},
             )
             for name, table in tables.items()
         },
@@ -128,37 +114,31 @@ def _table_of_rows(
         num_bags, num_distinct = num_sent * counts["num_bags"] / counts["num_distinct"], num_sent
     else:
         differ = [distinct(block) for block in rows]
-        num_bags, num_distinct = (
-            num_sent,
-            num_sent * fmean(map(len, differ)) / fmean(map(len, rows)),
-        )
+        num_bags = num_sent
+        num_distinct = num_sent * fmean(map(len, differ)) / fmean(map(len, rows))
         rows = differ if _merges(rule, num_distinct / num_bags) else rows
     sampled = {"forward": rows, "backward": blocks["backward"].get(table, [])}
 
     def sizes_of(direction: str, codec: Codec) -> Sizes:
         return _sizes(f"{where}: {DIRECTIONS[direction]}", codec, sampled[direction])
 
-    counted = Counted(num_bags, num_distinct, counts.get("num_rows"))
+    counted = {
+        "num_bags": num_bags, "num_distinct": num_distinct, "num_rows": counts.get("num_rows")
+    }  # fmt: skip
     if sets := counts.get("num_joint_sets", 0):
-        counted = replace(
-            counted,
-            num_joint=counts["num_joint"] / sets,
-            num_joint_ranks=round(counts["num_blocks"] / sets),
-        )
+        counted["num_joint"] = counts["num_joint"] / sets
+        counted["num_joint_ranks"] = round(counts["num_blocks"] / sets)
     return _measured_table(rule, rows[0].shape[1], counted, sizes_of)
 
 
 def _measured_table(
-    rule: TableRule,
-    dim: int,
-    counted: Counted,
-    sizes_of: SizesOf,
+    rule: TableRule, dim: int, counted: Mapping[str, Any], sizes_of: SizesOf
 ) -> MeasuredTable:
-    merges = _merges(rule, counted.num_distinct / counted.num_bags)
+    bags, differ = counted["num_bags"], counted["num_distinct"]
     return MeasuredTable(
         dim=dim,
-        **asdict(counted),
-        num_sent=counted.num_distinct if merges else counted.num_bags,
+        **counted,
+        num_sent=differ if _merges(rule, differ / bags) else bags,
         forward=sizes_of("forward", rule.forward),
         backward=sizes_of("backward", rule.backward),
         intra_forward=sizes_of("forward", rule.intra.forward),
@@ -224,7 +204,7 @@ def _table_of_record(
             {(c.dim, c.num_terms): SizeCurve(c.num_rows, c.nbytes) for c in curves}
         )
 
-    counted = Counted(**{field.name: getattr(table, field.name) for field in fields(Counted)})
+    counted = {field: getattr(table, field) for field in COUNTED}
     return _measured_table(rule, table.dim, counted, sizes_of)
 
 

@@ -22,18 +22,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
+from trec_qcomm.config import Config, read_config
 from trec_qcomm.lab.records import Limits, LimitsByMetric, Scalar
-from trec_qcomm.lab.study.configurations import AnyConfig, Configs, configs_by_name
 from trec_qcomm.lab.study.engine import Study, Train, Trained
 from trec_qcomm.lab.study.gates import EVALUATION, TRAINING, Verdict, looks_of
 from trec_qcomm.lab.study.processes import TrainingFailedError, check_picklable, run_all
 from trec_qcomm.lab.study.result import StudyResult
 from trec_qcomm.lab.study.verdicts import Rules
 
+AnyConfig = Config | Mapping[str, Any] | Path | str
+Configs = Mapping[str, AnyConfig] | Iterable[Path | str]
+
 __all__ = [
     "EVALUATION",
     "TRAINING",
+    "AnyConfig",
+    "Configs",
     "Limits",
     "Study",
     "StudyResult",
@@ -151,6 +157,40 @@ def plan(
     )  # fmt: skip
 
 
+def configs_by_name(configs: Configs) -> dict[str, Config]:
+    """Return configs by name.
+
+    Args:
+        configs: names of presets and paths of YAML files, which give the names; or a mapping from
+            a name to any of these, a Config, or a mapping as YAML has it.
+    Raises: ValueError: a config without a name, two of one name, or a config that is wrong.
+    """
+    if isinstance(configs, str | Path | Config):
+        raise ValueError(f"configs: expected a list or a mapping by name, got {configs!r:.60}")
+    if isinstance(configs, Mapping):
+        return {str(name): _read_one(str(name), config) for name, config in configs.items()}
+    by_name: dict[str, Config] = {}
+    for config in configs:
+        if not isinstance(config, str | Path):
+            raise ValueError(
+                f"configs: a {type(config).__name__} has no name; give a mapping from name to it"
+            )
+        name = Path(config).stem
+        if name in by_name:
+            raise ValueError(f"configs: {name} is given twice; give a mapping from name to config")
+        by_name[name] = _read_one(name, config)
+    return by_name
+
+
+def _read_one(name: str, config: AnyConfig) -> Config:
+    try:
+        return read_config(config)
+    except FileNotFoundError as error:
+        raise ValueError(f"configs, {name}: {error.filename}: no such file") from None
+    except ValueError as error:
+        raise ValueError(f"configs, {name}: {error}") from None
+
+
 def _seeds(seeds: int | Iterable[int]) -> list[int]:
     """Return the seeds in increasing order. Raises ValueError: none, or one twice."""
     numbers = list(range(seeds)) if isinstance(seeds, int) else sorted(seeds)
@@ -163,8 +203,6 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
 
 def _check_arguments(train: Train) -> None:
     """Raise ValueError where `train` does not take three arguments."""
-    if not callable(train):
-        raise ValueError(f"train: expected a function, got {type(train).__name__}")
     try:
         signature(train).bind("config", 0, 0.0)
     except TypeError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -180,7 +180,9 @@ class Study:
             raise ValueError(f"{path}: runs with other {', '.join(changed)}; give another path")
         name = record.configuration
         is_ours = name in (BASELINE, NULL) or name in self.configurations
-        if is_ours and config_id(record) != config_id(self._empty_record(name)):
+        if is_ours and config_id(record) != config_id(
+            replace(record, config=self._config_text(name))
+        ):
             raise ValueError(f"{path}: runs of another config {name}; give another path or name")
 
     def run_seed(self, seed: int, missing: Missing) -> Iterator[StudyRecord]:
@@ -243,33 +245,21 @@ class Study:
                 check_baseline(metric, seed, metrics[metric], limit)
         return {metric: float(value) for metric, value in metrics.items()}
 
-    def _empty_record(self, name: str) -> StudyRecord:
-        text = write_yaml(config_to_dict(self.config(name)))
-        return StudyRecord(configuration=name, config=text, num_ranks=self.num_ranks)
+    def _config_text(self, name: str) -> str:
+        return write_yaml(config_to_dict(self.config(name)))
 
     def _record(
-        self,
-        name: str,
-        seed: int,
-        started: float,
-        training: SeedTraining | None = None,
-        evaluation: SeedEvaluation | None = None,
-    ) -> StudyRecord:
+        self, name: str, seed: int, started: float,
+        training: SeedTraining | None = None, evaluation: SeedEvaluation | None = None,
+    ) -> StudyRecord:  # fmt: skip
         return StudyRecord(
-            configuration=name,
-            config=write_yaml(config_to_dict(self.config(name))),
-            setup=self.setup,
-            seed=seed,
-            environment=_environment(),
-            time=time.time(),
-            num_ranks=self.num_ranks,
-            training=training,
-            evaluation=evaluation,
+            configuration=name, config=self._config_text(name), setup=self.setup, seed=seed,
+            environment=_environment(), time=time.time(), num_ranks=self.num_ranks,
+            training=training, evaluation=evaluation,
             seconds=round(time.perf_counter() - started, 2),
-            limits=self.rules.training,
-            evaluation_limits=self.rules.evaluation,
+            limits=self.rules.training, evaluation_limits=self.rules.evaluation,
             looks=self.rules.looks,
-        )
+        )  # fmt: skip
 
 
 @functools.cache

@@ -48,11 +48,9 @@ def run_all(
         show_progress: whether to write progress to stderr.
     Raises:
         TrainingFailedError: a training in another process failed, or its process was lost.
-        ValueError: other processes cannot import `train`.
     """
-    progress = Progress(study.name, may_stop_early=bool(study.rules.looks))
-    if jobs > 1:
-        check_picklable(study, jobs)
+    most = "at most " * bool(study.rules.looks)
+    progress = Progress(study.name, most=most, show=show_progress)
     log = path.parent / "errors.log"
     source = _here(study, done) if jobs == 1 else _in_processes(study, done, jobs, log)
     try:
@@ -60,8 +58,8 @@ def run_all(
             records.append(path, record)
             done.append(record)
             if show_progress:
-                missing = study.missing(done).values()
-                progress.ran(record, sum(len(configurations) for configurations in missing))
+                missing = sum(map(len, study.missing(done).values()))
+                progress.step(f"seed {record.seed}, {record.configuration}", missing)
     finally:
         source.close()
         progress.close()

@@ -1,4 +1,4 @@
-"""Progress of a study on stderr: runs done, runs left at most, time left."""
+"""Progress of a study or a search on stderr: steps done, steps left, time left."""
 
 from __future__ import annotations
 
@@ -6,38 +6,44 @@ import sys
 import time
 from typing import TextIO
 
-from trec_qcomm.lab.records import StudyRecord
-
 
 class Progress:
-    """Line on stderr that says how far a study is.
+    """Lines on stderr that say how far it is; on a terminal one line is written over and over.
 
-    On a terminal it is written over and over; elsewhere there is one line a run.
+    Args: name: what they begin with.  most: "at most " where steps may be left out.
     """
 
-    def __init__(self, name: str, *, may_stop_early: bool, file: TextIO | None = None) -> None:
-        self._name, self._most = name, "at most " * may_stop_early
+    def __init__(
+        self, name: str, *, most: str = "", show: bool = True, file: TextIO | None = None
+    ) -> None:
+        self._name, self._most, self._show = name, most, show
         self._file = sys.stderr if file is None else file
-        self._started, self._done = time.monotonic(), 0
+        self._done, self._left, self._started = 0, 0, time.monotonic()
 
-    def ran(self, record: StudyRecord, num_missing: int) -> None:
-        """Say that a run is done, and how many are missing now."""
-        self._done += 1
-        left = (time.monotonic() - self._started) / self._done * num_missing
-        line = (
-            f"{self._name}: seed {record.seed}, {record.configuration}; {self._done} done, "
-            f"{self._most}{num_missing} left, {self._most}{duration(left)}"
-        )
-        end = "\033[K\r" if self._file.isatty() else "\n"
-        print(line, end=end, file=self._file, flush=True)
+    def begin(self, text: str, steps: int = 0) -> None:
+        """Say what begins. Args: steps: number of its steps."""
+        self._done, self._left, self._started = 0, steps, time.monotonic()
+        self._say(text, "\n")
+
+    def step(self, text: str, left: int | None = None) -> None:
+        """Say that a step is done. Args: left: number of steps that are left, if not one fewer."""
+        self._done, self._left = self._done + 1, self._left - 1 if left is None else left
+        seconds = (time.monotonic() - self._started) / self._done * self._left
+        counts = f"{self._done} done, {self._most}{self._left} left"
+        end = "\033[K\r" if self._file.isatty() and self._left else "\n"
+        self._say(f"{text}; {counts}, {self._most}{_duration(seconds)}", end)
 
     def close(self) -> None:
         """End the line on a terminal."""
-        if self._done and self._file.isatty():
+        if self._done and self._left and self._file.isatty() and self._show:
             print(file=self._file)
 
+    def _say(self, text: str, end: str) -> None:
+        if self._show:
+            print(f"{self._name}: {text}", end=end, file=self._file, flush=True)
 
-def duration(seconds: float) -> str:
+
+def _duration(seconds: float) -> str:
     """Return a duration in its largest unit: 40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -6,14 +6,14 @@ Knows: records. Does not know: trainings, what is chosen.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, stdev
 
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.lab.records import DebugRecord, SearchRecord
-from trec_qcomm.lab.search.losses.options import EXACT, ROWS, Direction, Item, Option, is_exact
+from trec_qcomm.lab.search.candidates import EXACT, ROWS, Direction, Item, Option, is_exact
 from trec_qcomm.lab.study.paired import percent
 
 ALL = "*"  # in the place of a table
@@ -74,21 +74,11 @@ class Measured:
         """Return the option of an item that changes nothing."""
         return next(option for *key, option in self.noise if (*key,) == item and is_exact(option))
 
-    def with_rows(self, share: Callable[[str], float]) -> Measured:
-        """Return the same where of the rows of each table a share is sent. Args: share: by table"""
-        noise = dict(self.noise)
-        for (name, direction, option), each in self.noise.items():
-            if direction != "dense":
-                nbytes, rows = (number * share(name) for number in (each.nbytes, each.rows))
-                noise[name, direction, option] = replace(each, nbytes=nbytes, rows=rows)
-        return replace(self, noise=noise)
-
     def with_dense(self, dense: Mapping[tuple[str, Option], Noise]) -> Measured:
         """Return the same with dense gradients. Args: dense: by group and option"""
         noise = dict(self.noise)
-        for (group, option), each in dense.items():
-            noise[group, "dense", option] = each
-        return replace(self, noise=noise)
+        noise |= {(group, "dense", option): each for (group, option), each in dense.items()}
+        return Measured(noise, self.effects)
 
     def different(self, direction: Direction, codecs: Iterable[Codec]) -> list[Codec]:
         """Return the codecs without EXACT, and of those that decode to equal values the first."""

@@ -2,7 +2,7 @@
 
 They show how noise, as the probes measure it, becomes loss: one table's codec is too small an
 effect for a few trainings, all tables' at once is not. One more a direction leaves the dearest
-tables out (shares.py).
+tables out (losses.py).
 
 Knows: studies. Does not know: budgets.
 """
@@ -19,12 +19,10 @@ from typing import Any
 
 from trec_qcomm.config import Config, UniqueBagsChoice
 from trec_qcomm.lab import study as quality
-from trec_qcomm.lab.search.candidates import Candidates
+from trec_qcomm.lab.search.candidates import ROWS, Candidates, Direction, Option, kind_of, label
 from trec_qcomm.lab.search.choices import Pair, config_of_all, config_of_some
-from trec_qcomm.lab.search.losses.model import NEGLIGIBLE
-from trec_qcomm.lab.search.losses.noise import Measured, Noise
-from trec_qcomm.lab.search.losses.options import ROWS, Direction, Option, kind_of, label
-from trec_qcomm.lab.search.losses.shares import Change, Rest, Shares, cheaper_half
+from trec_qcomm.lab.search.losses import NEGLIGIBLE, Change, Rest, Shares, cheaper_half
+from trec_qcomm.lab.search.noise import Measured, Noise
 from trec_qcomm.lab.study import StudyResult
 from trec_qcomm.lab.study.gates import BASELINE, NULL
 from trec_qcomm.lab.study.paired import percent

@@ -1,0 +1,284 @@
+"""Losses: what an option of one table or group is expected to cost the model, in percent.
+
+    loss = price of the option x share of the table x relative noise of the option on it
+
+- **Relative noise** is measured on the table's rows or gradients (noise.py, probes.py).
+- The **share** is what a table, or a group of dense parameters, is worth to the model.
+  Of rows: what COARSE on one table costs the trained float32 model, for each unit of relative
+  noise, drawn towards the mean of all tables as far as seeds disagree. No effect is negative: of
+  one with an error the expectation is taken. Of gradients of rows half of that, and half the same
+  for all tables. Of dense gradients the number of values: optimizers such as Adam let all steps be
+  as long. These are guesses of what a training feels, so a training tests them (`Rest`): a coarse
+  codec on the tables that together should cost less than half, and nothing on the dearest ones.
+  What it costs, beside the training in which all tables have this codec, says what the two parts
+  are worth; within a part the guesses stay. So a table that is spoilt by the coarse codec makes no
+  other one dear.
+- The **price** is from trainings in which all tables have one coarse codec of a kind (direction and
+  name of the codec). A finer codec of the kind is not dearer: loss grows faster than noise. Of rows
+  it is as much cheaper as it is for the float32 model, on which each candidate was scored.
+
+Where a float32 model is to be served with the codecs, too, the loss of rows is at least what the
+codec costs that model, with the shares that it shows. No price is negative: of a change with an
+error the expectation is taken, given that a codec improves nothing.
+
+Knows: measurements. Does not know: trainings, configs, budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import NormalDist, mean, median, variance
+
+from trec_qcomm.config import GradientRule
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.lab.search.candidates import Direction, Item, Option, kind_of
+from trec_qcomm.lab.search.noise import ALL, Measured, mean_and_error
+
+Shares = Mapping[Direction, Mapping[str, float]]  # by direction, then by table or group
+GUESSED = 0.25  # standard error of a guessed part of the loss, which is between 0 and 1
+LEAST = 1e-3  # of the loss: no part is free
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change of a metric in percent, and its standard error."""
+
+    mean: float
+    error: float
+
+    @property
+    def expected(self) -> float:
+        """Expectation of the true change, given that it is not negative."""
+        if self.error <= 0:
+            return max(self.mean, 0.0)
+        normal, z = NormalDist(), self.mean / self.error
+        if z < -6:
+            return self.error / -z  # the limit of what follows
+        return self.mean + self.error * normal.pdf(z) / normal.cdf(z)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What an option costs where the dearest tables (or groups) go without.
+
+    Args:
+        option: an option that was calibrated on all.
+        names: the tables or groups that had it; the others were exact.
+        all, rest: changes with all of them, and with these.
+    """
+
+    option: Option
+    names: frozenset[str]
+    all: Change
+    rest: Change
+
+    @property
+    def part(self) -> Change:
+        """Part of the loss that these cause, and its standard error."""
+        whole, some = (max(change.expected, 1e-9) for change in (self.all, self.rest))
+        errors = ((self.all.error / whole) ** 2, (self.rest.error / some) ** 2)
+        part = some / whole
+        return Change(min(part, 1.0), part * sqrt(sum(errors)))
+
+
+def guessed(measured: Measured, coarse: Codec) -> dict[Direction, dict[str, float]]:
+    """Return what tables and groups are worth as the probes say. Each direction adds up to 1."""
+    rows = _of_rows(measured, coarse)
+    equal = 1 / len(rows)
+    shares: dict[Direction, dict[str, float]] = {
+        "forward": rows,
+        "backward": {table: (share + equal) / 2 for table, share in rows.items()},
+    }
+    groups = measured.names("dense")
+    exact = (measured.noise[group, "dense", measured.exact((group, "dense"))] for group in groups)
+    sizes = {group: noise.rows * noise.dim for group, noise in zip(groups, exact, strict=True)}
+    if groups:
+        shares["dense"] = {group: size / sum(sizes.values()) for group, size in sizes.items()}
+    return shares
+
+
+def losses_by_name(
+    shares: Shares, measured: Measured, direction: Direction, option: Option
+) -> dict[str, float]:
+    """Return what an option costs on each table or group, in no unit: share x relative noise."""
+    there = {name: measured.noise.get((name, direction, option)) for name in shares[direction]}
+    return {n: shares[direction][n] * noise.relative for n, noise in there.items() if noise}
+
+
+def cheaper_half(
+    shares: Shares, measured: Measured, direction: Direction, option: Option
+) -> frozenset[str]:
+    """Return the tables or groups that are left when the dearest ones, with half of the expected
+    loss or more, are taken away; it may be none."""
+    losses = losses_by_name(shares, measured, direction, option)
+    names, left = sorted(losses, key=lambda name: (losses[name], name)), sum(losses.values())
+    rest: list[str] = []
+    taken = 0.0
+    for name in names:
+        taken += losses[name]
+        if taken > left / 2 or name == names[-1]:
+            break
+        rest.append(name)
+    return frozenset(rest)
+
+
+def corrected(
+    shares: Shares, measured: Measured, rests: Mapping[Direction, Rest]
+) -> dict[Direction, dict[str, float]]:
+    """Return shares that agree with what trainings of a part showed, as far as they are sure."""
+    result = {direction: dict(by_name) for direction, by_name in shares.items()}
+    for direction, rest in rests.items():
+        losses = losses_by_name(shares, measured, direction, rest.option)
+        guess = sum(losses[name] for name in rest.names) / sum(losses.values())
+        seen = rest.part
+        weights = 1 / max(seen.error, 1e-3) ** 2, 1 / GUESSED**2
+        part = (weights[0] * seen.mean + weights[1] * guess) / sum(weights)
+        part = min(max(part, LEAST), 1 - LEAST)
+        for name in result[direction]:
+            is_rest = name in rest.names
+            result[direction][name] *= part / guess if is_rest else (1 - part) / (1 - guess)
+    return result
+
+
+def _of_rows(measured: Measured, coarse: Codec) -> dict[str, float]:
+    """Return what tables are worth, which adds up to 1."""
+    worth: dict[str, Change] = {}
+    for table in measured.tables:
+        effects = measured.effects.get((table, coarse))
+        noise = measured.noise.get((table, "forward", coarse))
+        if effects and noise is not None and noise.relative:
+            center, error = (x / noise.relative for x in mean_and_error(effects))
+            worth[table] = Change(center, error)
+    if len(worth) < 2 or mean(change.mean for change in worth.values()) <= 0:
+        return {table: 1 / len(measured.tables) for table in measured.tables}
+    shares = _drawn_together(worth)
+    typical = mean(shares.values())
+    total = sum(shares.get(table, typical) for table in measured.tables)
+    return {table: shares.get(table, typical) / total for table in measured.tables}
+
+
+def _drawn_together(worth: Mapping[str, Change]) -> dict[str, float]:
+    """Return expectations of effects, given how far they are apart. None is below zero."""
+    typical = median(change.error**2 for change in worth.values())
+    errors = {name: (change.error**2 + typical) / 2 for name, change in worth.items()}  # squared
+    center = mean(change.mean for change in worth.values())
+    between = max(variance(c.mean for c in worth.values()) - mean(errors.values()), 0.0)
+    kept = {name: between / (between + e) if between else 0.0 for name, e in errors.items()}
+    drawn = {
+        name: Change(center + kept[name] * (change.mean - center), sqrt(kept[name] * errors[name]))
+        for name, change in worth.items()
+    }
+    return {name: max(change.expected, LEAST * center) for name, change in drawn.items()}
+
+
+Kind = tuple[Direction, str]  # and what kind of option
+NEGLIGIBLE = 1e-3  # relative noise (30 dB), with which a kind is not calibrated
+
+
+@dataclass(frozen=True)
+class LossModel:
+    """Expected losses of codecs.
+
+    Args:
+        measured: what the probes showed.
+        shares: what tables and groups are worth to a training, by direction.
+        changes: what trainings changed in which all tables (or groups) have one option in one
+            direction, and all else is exact.
+        served: what tables' rows are worth to the float32 model; None where nobody serves it with
+            codecs.
+    Derived:
+        prices: expected losses of a training for a relative noise of 1 in all tables.
+    """
+
+    measured: Measured
+    shares: Shares
+    changes: Mapping[tuple[Direction, Option], Change]
+    served: Mapping[str, float] | None = None
+    prices: Mapping[tuple[Direction, Option], float] = field(init=False)
+    _serving: Mapping[Option, float] = field(init=False)  # price of rows for the float32 model
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_serving", self._fit_serving())
+        probed = {(direction, option) for _, direction, option in self.measured.noise}
+        object.__setattr__(self, "prices", {case: self._price(*case) for case in probed})
+
+    def loss(self, name: str, direction: Direction, option: Option) -> float | None:
+        """Return the expected loss in percent; None where the codec refuses values of the table."""
+        noise = self.measured.noise.get((name, direction, option))
+        if noise is None:
+            return None
+        trained = self.prices[direction, option] * self.shares[direction][name] * noise.relative
+        if direction != "forward" or self.served is None or not self._serving:
+            return trained
+        price = self._serving.get(option, max(self._serving.values()))
+        return max(trained, price * self.served[name] * noise.relative)
+
+    def _price(self, direction: Direction, option: Option) -> float:
+        """Return the expected loss for a relative noise of 1 in all tables.
+
+        A kind that was not calibrated has the highest price of its direction.
+        """
+        weight = self.weighted_noise(direction, option)
+        trained = {c: self._trained_price(d, c) for d, c in self.changes if d == direction}
+        same = {c: p for c, p in trained.items() if kind_of(c) == kind_of(option)} or trained
+        weights = {c: self.weighted_noise(direction, c) for c in same}
+        coarser = [price for c, price in same.items() if weights[c] >= weight]
+        price = min(coarser) if coarser else max(same.values(), default=0.0)
+        if direction != "forward" or not self._serving:
+            return price
+        served = self._serving.get(option, max(self._serving.values()))
+        coarsest = max(same, key=lambda c: weights[c], default=None)
+        if coarsest is not None and self._serving.get(coarsest):
+            price = min(price, served * same[coarsest] / self._serving[coarsest])
+        return price
+
+    def error(self, options: Mapping[Item, Option]) -> float:
+        """Return the standard error of the expected loss of options, that of the prices alone."""
+        losses: dict[Kind, float] = {}
+        for (name, direction), option in options.items():
+            kind = direction, kind_of(option)
+            losses[kind] = losses.get(kind, 0.0) + (self.loss(name, direction, option) or 0.0)
+        shares = (loss * self._relative_error(kind) for kind, loss in losses.items())
+        return sqrt(sum(share**2 for share in shares))
+
+    def _relative_error(self, kind: Kind) -> float:
+        """Return the error of a kind's price over the price; the largest where not calibrated."""
+        errors: dict[Kind, float] = {}
+        for (direction, option), change in self.changes.items():
+            error = change.error / change.expected if change.expected else 0.0
+            kind_of_it = direction, kind_of(option)
+            errors[kind_of_it] = max(error, errors.get(kind_of_it, 0.0))
+        return errors.get(kind, max(errors.values(), default=0.0))
+
+    def _trained_price(self, direction: Direction, option: Option) -> float:
+        weight = self.weighted_noise(direction, option)
+        return self.changes[direction, option].expected / weight if weight else 0.0
+
+    def weighted_noise(self, direction: Direction, option: Option) -> float:
+        """Return the relative noise if all tables have an option, weighted by their shares."""
+        return sum(losses_by_name(self.shares, self.measured, direction, option).values())
+
+    def _fit_serving(self) -> dict[Option, float]:
+        """Return by forward codec its price for the float32 model, as the module says."""
+        effects = {
+            codec: Change(*mean_and_error(values)).expected
+            for (table, codec), values in self.measured.effects.items()
+            if table == ALL
+        }
+        prices: dict[Option, float] = {}
+        shares = self.shares if self.served is None else {**self.shares, "forward": self.served}
+        weights = {c: sum(losses_by_name(shares, self.measured, "forward", c).values())
+                   for _, d, c in self.measured.noise
+                   if d == "forward" and not isinstance(c, GradientRule)}  # fmt: skip
+        for codec in sorted(weights, key=lambda c: -weights[c]):
+            twin = next((c for c in effects if self._is_equal(c, codec)), None)
+            if twin is not None and weights[codec]:
+                coarser = [price for c, price in prices.items() if kind_of(c) == codec.name]
+                prices[codec] = min([effects[twin] / weights[codec], *coarser])
+        return prices
+
+    def _is_equal(self, one: Codec, other: Codec) -> bool:
+        """Return whether two codecs of rows decode to equal values."""
+        return not self.measured.different("forward", [one, other])[1:]

@@ -1,1 +1,0 @@
-"""What codecs cost a model: what is measured of it, and what is expected."""
