@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from trec_qcomm.config.tables import Direction
 from trec_qcomm.lab.guard.decisions.ladder import Key
-from trec_qcomm.lab.records.guard import GuardEvent, GuardReason
+from trec_qcomm.lab.records.kinds import GuardEvent, GuardReason
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from trec_qcomm.lab.guard.decisions.readings import (
     missing_bits,
 )
 from trec_qcomm.lab.guard.decisions.values import Alarm, Alarms, Signals, Suspects
-from trec_qcomm.lab.records.guard import GuardEvent, GuardReason
+from trec_qcomm.lab.records.kinds import GuardEvent, GuardReason
 
 MOST_EVENTS = 1000  # that the history keeps
 CALM_SHARE = 0.5  # of the limit, which the mean must not exceed before a table is moved down

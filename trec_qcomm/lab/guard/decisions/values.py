@@ -21,7 +21,7 @@ from math import inf, log2
 from typing import Any
 
 from trec_qcomm.lab.guard.decisions.ladder import GuardLimits, Handling, Key, Ladder
-from trec_qcomm.lab.records.guard import GuardReason
+from trec_qcomm.lab.records.kinds import GuardReason
 
 SNR_DROP_DB = 6.0  # below the running mean: noise of twice the amplitude
 DRIFT = 2.0  # in log2, of rms and range, in either direction: four times or a quarter
