@@ -84,10 +84,10 @@ gpu-evidence:  ## Run on a CUDA device what shows that all is right there, and h
 kernels: $(DEV)  ## Compile every GPU kernel in all its forms and look for spilled registers (minutes)
 	$(ONE_THREAD) $(PY) -m tests.ops.kernel_table --all
 
-fuzz: $(DEV)  ## Search for crashes in damaged frames and for broken error bounds (ARGS='--frames 1000')
+fuzz: $(DEV)  ## Search for crashes in damaged frames and for broken error bounds (ARGS='--pairs 1000')
 	$(ONE_THREAD) $(PY) -m tests.fuzz $(ARGS)
 
-chaos: $(DEV)  ## Inject faults into a training on emulated hosts (root; ARGS='faults --netlab PATH'), or watch a long one (ARGS=soak)
+chaos: $(DEV)  ## Inject faults into a training on emulated hosts (root; ARGS='--netlab PATH')
 	$(PY) -m tests.chaos $(ARGS)
 
 test-versions: $(DEV)  ## Run the parity tests on each TorchRec in .pins/versions.txt, or on VERSIONS

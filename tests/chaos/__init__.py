@@ -1,1 +1,1 @@
-"""Faults in a training on emulated hosts, and a long training: python -m tests.chaos."""
+"""Faults in a training on emulated hosts: python -m tests.chaos."""

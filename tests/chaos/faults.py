@@ -2,6 +2,8 @@
 
 Knows: the functions of examples/criteo and torch's writer of checkpoints, which it wraps. Does not
 know: other ranks. A mark is a line "SECONDS NAME" in a file of the rank.
+
+    python -m tests.chaos.faults MARKS FAULT PHASE [argument of train.py ...]
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 
 from tests.chaos.cases import FAULT_STEP
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "criteo"
 _Function = Callable[..., Any]
 LINK = "eth0"  # as netlab names a host's
 
@@ -140,3 +144,14 @@ def _after_forward(trainer: Any, phases: Phases, phase: str) -> None:
         phases.reach(phase)
 
     handle = trainer.dmp.register_forward_hook(hook)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(EXAMPLE))
+    import torchrec.metrics.ne  # noqa: F401  (what the evaluation imports)
+    import train
+
+    marks, fault, phase, *arguments = sys.argv[1:]
+    sys.argv = [str(EXAMPLE / "train.py"), *arguments]
+    install(Phases(Path(marks), None if fault == "none" else fault, phase))
+    sys.exit(train.main())

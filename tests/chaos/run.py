@@ -1,6 +1,6 @@
 """One case: a training with its fault, and what became of every rank; then a resumed one.
 
-Knows: cases, the process that forks ranks, the network. Does not know: what a rank computes.
+Knows: cases, the network. Does not know: what a rank computes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -16,13 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.cases import CHECKPOINT_EVERY, STEPS, Case
 from tests.chaos.faults import read_marks
-from tests.chaos.forks import Start
 from tests.chaos.network import Network
 
 ROOT = Path(__file__).parents[2]
@@ -78,68 +76,6 @@ class Outcome:
     seconds: float
 
 
-class Forks:
-    """The process that forks ranks. Call `close` at last."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.chaos.forks"]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
-        self._lines: list[bytes] = []
-        self._rest = b""
-        self.ended: dict[int, tuple[int, float]] = {}  # pid -> exit status, time
-        self._next_pid(timeout_s=300)
-
-    def start(self, start: Start) -> int:
-        """Start a rank; return its process id."""
-        self._process.stdin.write(json.dumps(asdict(start)).encode() + b"\n")
-        self._process.stdin.flush()
-        return self._next_pid(timeout_s=30)
-
-    def poll(self, timeout_s: float) -> None:
-        """Read what has ended, at most so long."""
-        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-        if ready:
-            data = os.read(self._process.stdout.fileno(), 1 << 16)
-            if not data:
-                raise RuntimeError("the process that forks ranks has ended")
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self._lines += lines
-
-    def _next_pid(self, timeout_s: float) -> int:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            self.poll(0.5)
-            self.reap()
-            if self._lines:
-                return int(json.loads(self._lines.pop(0))["pid"])
-        raise RuntimeError("the process that forks ranks does not answer")
-
-    def reap(self) -> None:
-        """Move what is known of ended ranks to `ended`."""
-        lines, self._lines = self._lines, []
-        for line in lines:
-            message = json.loads(line)
-            if "status" in message:
-                self.ended[message["pid"]] = (message["status"], message["time"])
-            else:
-                self._lines.append(line)
-
-    def wait(self, pids: Sequence[int], timeout_s: float) -> bool:
-        """Wait until ranks have ended; return whether all have."""
-        deadline = time.monotonic() + timeout_s
-        while not all(pid in self.ended for pid in pids) and time.monotonic() < deadline:
-            self.poll(0.1)
-            self.reap()
-        return all(pid in self.ended for pid in pids)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
-
-
 @dataclass(frozen=True)
 class Options:
     """What all cases share. folder: a scratch folder.  netlab: the command of the network."""
@@ -152,7 +88,7 @@ class Options:
 
 
 def run_case(
-    case: Case, options: Options, forks: Forks, reference: dict[str, Any] | None
+    case: Case, options: Options, reference: dict[str, Any] | None
 ) -> tuple[Outcome, dict[str, Any] | None]:
     """Run a case; return its outcome, and the record of its training if that came to the end.
 
@@ -164,14 +100,14 @@ def run_case(
     folder.mkdir(parents=True)
     loss = 1.0 if case.fault == "loss" else 0.0
     with Network(options.netlab, folder, hosts=case.hosts, loss=loss, rate=options.rate) as network:
-        ranks = [_start(forks, case, options, folder, rank, network) for rank in range(case.hosts)]
-        ends = _wait(case, options, forks, folder, ranks)
+        ranks = [_start_faulty(case, options, folder, rank, network) for rank in range(case.hosts)]
+        ends = _wait(case, options, folder, ranks)
         orphans = _end_tagged(folder)
     record = _record(folder / "faulty.jsonl")
     if record is not None and all(end.status == 0 for end in ends):
         resumed = "not needed" if reference is None else _difference(record, reference)
     else:
-        resumed = _resume(case, options, forks, folder, reference)
+        resumed = _resume(case, options, folder, reference)
     outcome = Outcome(
         name=case.name,
         config=options.config,
@@ -185,21 +121,38 @@ def run_case(
     return outcome, record
 
 
-def _start(
-    forks: Forks, case: Case, options: Options, folder: Path, rank: int, network: Network
-) -> int:
+def _start_faulty(
+    case: Case, options: Options, folder: Path, rank: int, network: Network
+) -> subprocess.Popen[bytes]:
     is_victim = rank == case.victim and case.fault not in ("none", "loss")
-    return forks.start(
-        Start(
-            arguments=_arguments(options, folder, "faulty"),
-            env=network.environment(rank) | {_TAG: str(folder)},
-            log=str(folder / f"rank{rank}.log"),
-            marks=str(folder / f"marks{rank}"),
-            network=network.placeholders[rank],
-            fault=case.fault if is_victim else None,
-            phase=case.phase,
-        )
+    return _start(
+        _arguments(options, folder, "faulty"),
+        network.environment(rank) | {_TAG: str(folder)},
+        log=folder / f"rank{rank}.log",
+        marks=folder / f"marks{rank}",
+        fault=case.fault if is_victim else "none",
+        phase=case.phase,
+        network=network.placeholders[rank],
     )
+
+
+def _start(
+    arguments: list[str],
+    env: dict[str, str],
+    *,
+    log: Path,
+    marks: Path,
+    fault: str = "none",
+    phase: str = "end",
+    network: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a rank, in the network of a process if one is given."""
+    command = [sys.executable, "-m", "tests.chaos.faults", str(marks), fault, phase, *arguments]
+    if network is not None:
+        command = ["nsenter", f"--net=/proc/{network}/ns/net", *command]
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | env
+    with log.open("ab") as file:
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=file)
 
 
 def _arguments(options: Options, folder: Path, name: str) -> list[str]:
@@ -210,37 +163,46 @@ def _arguments(options: Options, folder: Path, name: str) -> list[str]:
 
 
 def _wait(
-    case: Case, options: Options, forks: Forks, folder: Path, pids: Sequence[int]
+    case: Case, options: Options, folder: Path, ranks: Sequence[subprocess.Popen[bytes]]
 ) -> list[RankEnd]:
     """Wait until all ranks have ended, or no more of them can be expected to."""
     limit = 6 * options.timeout_s + 60
-    others = [pid for rank, pid in enumerate(pids) if rank != case.victim]
     deadline = time.monotonic() + limit + 120  # a start that hangs
     fault_at: float | None = None
-    while not all(pid in forks.ended for pid in pids) and time.monotonic() < deadline:
-        forks.poll(0.1)
-        forks.reap()
+    ended: dict[int, float] = {}  # rank -> time
+    while len(ended) < case.hosts and time.monotonic() < deadline:
+        time.sleep(0.1)
+        for rank, process in enumerate(ranks):
+            if process.poll() is not None:
+                ended.setdefault(rank, time.time())
         if fault_at is None:
             fault_at = read_marks(folder / f"marks{case.victim}").get("fault")
             if fault_at is not None:
                 deadline = time.monotonic() + limit
-        if case.fault == "stop" and all(pid in forks.ended for pid in others):
+        if case.fault == "stop" and ended.keys() >= {*range(case.hosts)} - {case.victim}:
             time.sleep(2)
             break
-    ends = [_end_of(forks, pid, rank, folder, fault_at) for rank, pid in enumerate(pids)]
-    for pid in pids:
-        if pid not in forks.ended:
-            os.kill(pid, signal.SIGKILL)  # a rank that was stopped, or hangs
-    forks.wait(pids, timeout_s=30)
+    ends = [
+        _end_of(process, rank, ended.get(rank), folder, fault_at)
+        for rank, process in enumerate(ranks)
+    ]
+    for process in ranks:
+        process.kill()  # a rank that was stopped, or hangs
+        process.wait(timeout=30)
     return ends
 
 
-def _end_of(forks: Forks, pid: int, rank: int, folder: Path, fault_at: float | None) -> RankEnd:
-    status, ended_at = forks.ended.get(pid, (None, None))
+def _end_of(
+    process: subprocess.Popen[bytes],
+    rank: int,
+    ended_at: float | None,
+    folder: Path,
+    fault_at: float | None,
+) -> RankEnd:
     has_both = ended_at is not None and fault_at is not None
     phases = [name for name in read_marks(folder / f"marks{rank}") if name != "fault"]
     return RankEnd(
-        status=status,
+        status=process.returncode,
         after_s=round(ended_at - fault_at, 1) if has_both else None,
         phase=phases[-1] if phases else "",
         words=last_error((folder / f"rank{rank}.log").read_text(errors="replace")),
@@ -269,13 +231,7 @@ def _end_tagged(folder: Path) -> int:
     return count
 
 
-def _resume(
-    case: Case,
-    options: Options,
-    forks: Forks,
-    folder: Path,
-    reference: dict[str, Any] | None,
-) -> str:
+def _resume(case: Case, options: Options, folder: Path, reference: dict[str, Any] | None) -> str:
     """Resume from the last checkpoint, on this machine; return how it compares."""
     if not list((folder / "checkpoints").glob("step_*/.metadata")):
         return "none"
@@ -283,28 +239,27 @@ def _resume(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(case.hosts)}
-    pids = [
-        forks.start(
-            Start(
-                arguments=[*_arguments(options, folder, "resumed"), "--resume"],
-                env=places
-                | {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-                | {_TAG: str(folder)},
-                log=str(folder / f"resumed{rank}.log"),
-                marks=str(folder / f"resumed-marks{rank}"),
-                network=None,
-                fault=None,
-                phase="",
-            )
+    places |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", _TAG: str(folder)}
+    ranks = [
+        _start(
+            [*_arguments(options, folder, "resumed"), "--resume"],
+            places | {"RANK": str(rank)},
+            log=folder / f"resumed{rank}.log",
+            marks=folder / f"resumed-marks{rank}",
         )
         for rank in range(case.hosts)
     ]
-    has_ended = forks.wait(pids, timeout_s=120)
+    deadline = time.monotonic() + 180
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    has_ended = all(process.poll() is not None for process in ranks)
     _end_tagged(folder)
+    for process in ranks:
+        process.wait(timeout=30)
     record = _record(folder / "resumed.jsonl")
     if record is None or not has_ended:
         words = [last_error((folder / f"resumed{r}.log").read_text()) for r in range(case.hosts)]
-        return f"failed: {'; '.join(filter(None, words)) or 'no end within 120 s'}"
+        return f"failed: {'; '.join(filter(None, words)) or 'no end within 180 s'}"
     return "same" if reference is None else _difference(record, reference)
 
 

@@ -3,16 +3,12 @@
 import importlib
 import os
 from dataclasses import asdict
-from itertools import pairwise
 
 import pytest
 
-from tests.chaos import soak
-from tests.chaos.cases import FAULTS, PHASES, all_cases
 from tests.chaos.faults import Phases, read_marks
 from tests.chaos.run import RankEnd, last_error
-from tests.chaos.soak import Sample
-from tests.chaos.table import problems, table
+from tests.chaos.verdict import problems
 
 LOG = """\
 [rank1]:   File "exchange.py", line 204, in wait
@@ -31,16 +27,6 @@ def outcome(*ends: RankEnd, name="2 hosts, kill rank 1 in training", orphans=0, 
 
 KILLED = RankEnd(status=-9, after_s=0.0, phase="training", words="")
 SURVIVOR = RankEnd(status=1, after_s=2.0, phase="training", words="RuntimeError: lost")
-
-
-def test_cases_have_names_of_their_own_and_follow_the_one_without_a_fault():
-    cases = all_cases([2, 4], list(FAULTS), list(PHASES))
-    assert len({case.name for case in cases}) == len(cases)
-    assert {case.fault for case in cases} == set(FAULTS)
-    assert {case.phase for case in cases if case.hosts == 2} == set(PHASES)
-    for before, case in pairwise(cases):
-        assert case.hosts == before.hosts or case.fault == "none"
-    assert [c.fault for c in all_cases([2], ["kill"], ["save"])] == ["none", "kill"]
 
 
 def test_the_words_are_those_of_the_last_error():
@@ -70,7 +56,6 @@ def test_the_words_are_those_of_the_last_error():
 )
 def test_what_is_not_as_it_should_be_is_said(changed, problem):
     assert problems(changed) == problem
-    assert table([changed]).count("\n") == 2
 
 
 def test_a_phase_is_marked_once_and_a_fault_comes_in_its_own_alone(tmp_path, monkeypatch):
@@ -90,28 +75,3 @@ def test_what_the_driver_wraps_is_there():
     trainer = importlib.import_module("trainer").Trainer
     assert callable(trainer.train_next)
     assert callable(trainer.predict)
-
-
-def samples(*rss_kb, threads=9, more_fds=0):
-    return [
-        Sample(0.0, 0, 1000 * (n + 1), kb, threads, 20 + more_fds * n)
-        for n, kb in enumerate(rss_kb)
-    ]
-
-
-def test_a_soak_finds_what_grows(capsys):
-    assert soak.kb_per_1000_steps(samples(100, 150, 200, 250)) == pytest.approx(50)
-    assert soak.verdict({0: samples(900_000, 900_064, 900_128)}) == []
-    (grows,) = soak.verdict({0: samples(900_000, 901_000, 902_000)})
-    assert "rank 0: memory grows by 1000.0 KB" in grows
-    (more,) = soak.verdict({0: samples(1, 1, 1, 1, more_fds=1)})
-    assert "fds grow: 20 -> 23" in more
-    assert soak.verdict({}) == ["no samples after the warm-up"]
-    assert "descriptors 20 -> 23" in capsys.readouterr().out
-
-
-def test_a_sample_is_of_a_living_process():
-    sample = soak.sample_of(os.getpid(), rank=0, step=100)
-    assert sample is not None
-    assert sample.rss_kb > 10_000
-    assert min(sample.threads, sample.fds) >= 1

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.comm.grid_codec import Grid
 from tests.fuzz import receivers
 from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
@@ -92,8 +91,8 @@ def test_a_mask_codec_is_refused_where_no_masks_are():
 def test_every_wire_id_decodes_or_is_refused_at_every_receiver():
     """Rows arrive as their sender's config decodes them, or a CorruptFrameError is raised."""
     num_pairs = len(receivers.PAIRS)
-    decoded, refused = receivers.search(num_pairs, seed=0)
-    assert decoded + refused >= num_pairs // receivers.NUM_TABLES
+    decoded, refused = receivers.search(num_pairs + 1, seed=0)  # sound frames, then damaged ones
+    assert decoded + refused >= 2 * (num_pairs // receivers.NUM_TABLES)
     assert min(decoded, refused) > 0
 
 
@@ -102,19 +101,6 @@ def test_unencodable_values_name_the_table():
     rows[2, 5] = torch.nan
     with pytest.raises(UnencodableError, match="table 'b': NaN or inf"):
         send(all_tables(Rowwise(4, nonfinite="raise")), rows)
-
-
-def test_measured_error_is_by_table():
-    _, traffic = send({"a": Identity(), "b": Rowwise(2), "c": Rowwise(8)}, measure=True)
-    exact, coarse, fine = traffic.max_abs_err.tolist()
-    assert exact == 0
-    assert 0 < fine < coarse < float(ROWS.max() - ROWS.min()) / 3
-
-
-def test_own_rows_are_no_traffic():
-    _, traffic = send(all_tables(Identity()))
-    assert traffic.num_calls == 1
-    assert int(traffic.wire_nbytes.sum()) + traffic.header_nbytes == 0
 
 
 def test_a_frame_for_all_ranks_is_encoded_once_and_counted_for_each():
@@ -155,31 +141,9 @@ def test_tolerances_replace_those_of_the_codecs_before_they_are_divided():
 
 
 def test_a_sum_of_bounded_values_needs_a_bound_to_divide():
-    class Unbounded(Grid):
+    class Unbounded(ErrorBounded):
         tolerance = None
 
-    codecs = {"a": Unbounded(), "b": Identity(), "c": Identity()}
+    codecs = {"a": Unbounded(0.1), "b": Identity(), "c": Identity()}
     with pytest.raises(ValueError, match=r"table 'a': .* is BOUNDED and has no tolerance"):
         send(codecs, num_summands=2)
-
-
-def test_lost_values_are_counted_by_table_and_told_once():
-    rows = ROWS.clone()
-    rows[2, 9] = 1e20  # of table c
-    _, traffic = send({"a": Rowwise(4), "b": Rowwise(4), "c": ErrorBounded(0.01)}, rows)
-    assert traffic.num_flushed.tolist() == [0, 0, 6 * 7 - 1]
-    assert kind_stats([traffic]).tables["c"].num_flushed == 6 * 7 - 1
-    assert traffic.newly_flushed == ["c"]
-    traffic.newly_flushed.clear()
-    traffic.reset()
-    assert traffic.num_flushed.tolist() == [0, 0, 0]
-    traffic.add_flushed(torch.tensor([2, 0, 1]), torch.tensor([3, 0, 4]))
-    assert traffic.newly_flushed == ["b"]
-    assert traffic.num_flushed.tolist() == [0, 4, 3]
-
-
-def test_ordinary_rows_lose_nothing():
-    codecs = {"a": Rowwise(4), "b": Rowwise(2), "c": ErrorBounded(0.05)}
-    _, traffic = send(codecs)
-    assert traffic.num_flushed.tolist() == [0, 0, 0]
-    assert traffic.newly_flushed == []

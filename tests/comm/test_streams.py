@@ -33,12 +33,6 @@ def given(noted):
     return mock.Mock(record_stream=lambda stream: noted.append("record"))
 
 
-def test_the_allocator_is_told_what_the_side_stream_reads(calls):
-    with streams.side_stream(torch.device("cuda", 0), given(calls), given(calls)):
-        calls.append("launch")
-    assert calls == ["wait for current", "enter", "launch", "leave", "record", "record"]
-
-
 def test_the_allocator_is_told_after_an_error_too(calls):
     side = streams.side_stream(torch.device("cuda", 0), given(calls))
     with pytest.raises(ValueError, match="within"), side:

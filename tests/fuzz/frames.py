@@ -1,16 +1,10 @@
-"""Search with damaged frames of every codec: a decoder gives rows or a CorruptFrameError.
-
-Three of four damaged frames get a new checksum, so that the damage reaches the decoders.
-"""
-
-from collections.abc import Callable
+"""Codecs whose frames are damaged, and damage to a message."""
 
 import torch
 from torch import Tensor
 
 from trec_qcomm import (
     Cast,
-    CorruptFrameError,
     ErrorBounded,
     Float6,
     Identity,
@@ -19,8 +13,7 @@ from trec_qcomm import (
     TopK,
 )
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.core.segments import Segments
-from trec_qcomm.testing import frame_of, open_frame, reseal
+from trec_qcomm.testing import reseal
 
 CODECS: tuple[Codec, ...] = (
     Identity(),
@@ -35,24 +28,13 @@ CODECS: tuple[Codec, ...] = (
     Threshold(0.8, values="int8"),
     Float6(),
 )
-SHAPES = (([5], 16), ([3, 0, 40], 7), ([200], 8))
-
-
-def subjects() -> list[tuple[Codec, Tensor, Segments]]:
-    """Return valid frames: plain rows, repeated rows, and some values that are sent verbatim."""
-    frames = []
-    for codec in CODECS:
-        for num_rows, dim in SHAPES:
-            generator = torch.Generator().manual_seed(dim)
-            rows = torch.randn(sum(num_rows), dim, generator=generator)
-            rows[len(rows) // 2 :] = rows[: len(rows) - len(rows) // 2].round()
-            rows[-1, 0] = torch.nan
-            frames.append((codec, *frame_of(codec, rows, num_rows)))
-    return frames
 
 
 def mutant(frame: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a damaged copy: one to four bytes changed, words swapped, cut, or longer."""
+    """Return a damaged copy: one to four bytes changed, words swapped, cut, or longer.
+
+    Three of four get a new checksum, so that the damage reaches the decoders.
+    """
 
     def below(limit: int) -> int:
         return int(torch.randint(limit, (1,), generator=generator))
@@ -75,23 +57,3 @@ def mutant(frame: Tensor, generator: torch.Generator) -> Tensor:
     if below(4):
         reseal(data)
     return data
-
-
-def search(num_frames: int, seed: int, progress: Callable[[int], object] = lambda _: None) -> int:
-    """Open `num_frames` damaged frames; return how many were refused.
-
-    Args: progress: called with the number of frames done since the last call.
-    Raises: whatever a decoder raises that is no CorruptFrameError.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    frames = subjects()
-    refused = 0
-    for n in range(num_frames):
-        codec, frame, segments = frames[n % len(frames)]
-        try:
-            open_frame(codec, mutant(frame, generator), segments)
-        except CorruptFrameError:
-            refused += 1
-        if n % 1000 == 999:
-            progress(1000)
-    return refused

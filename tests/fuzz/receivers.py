@@ -3,7 +3,7 @@
 A frame of three tables is sound, or has damage and its checksum made right again: payload bytes,
 or the wire id of a segment, registered or not. Some receivers keep masks and some do not.
 Promise: rows as the sender's own config decodes them (any rows, of a damaged frame), or a
-CorruptFrameError that names the sender.
+CorruptFrameError that names the sender; no value beside the rows is touched.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,7 @@ from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.testing import reseal
 
 DIMS = {"a": 4, "b": 16, "c": 7}
+GUARD, GUARD_VALUE = 64, -7.0625  # values before and after the rows
 NUM_TABLES, WIDTH, CALL, PEER = len(DIMS), sum(DIMS.values()), 3, 7
 LAYOUT = Layout((tuple(FeatureShard(name, f"of_{name}", 0, DIMS[name]) for name in DIMS),))
 EVERY: tuple[Codec, ...] = (
@@ -59,9 +60,14 @@ def _placed(codecs: list[Codec], num_rows: int) -> PlacedFrames:
 
 
 def _receive(frames: SealedFrames, placed: PlacedFrames, num_rows: int) -> Tensor:
-    out = torch.full((num_rows, WIDTH), torch.nan)
-    decode_frames(frames, placed, out, ranks=[PEER], traffic=_traffic())
-    return out
+    whole = torch.full((num_rows * WIDTH + 2 * GUARD,), GUARD_VALUE)
+    out = whole[GUARD:-GUARD].view(num_rows, WIDTH)
+    try:
+        decode_frames(frames, placed, out, ranks=[PEER], traffic=_traffic())
+    finally:
+        guards = torch.cat([whole[:GUARD], whole[-GUARD:]])
+        assert bool((guards == GUARD_VALUE).all()), "a decoder wrote where no row is"
+    return out.clone()
 
 
 def _traffic() -> Traffic:

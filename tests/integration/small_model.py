@@ -18,8 +18,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from trec_qcomm import Config, QComm, TableRule
+from tests.integration.sharded_models.training import dense_optimizer, qcomm_of
 
+__all__ = ["dense_optimizer", "qcomm_of"]
 CPU = torch.device("cpu")
 NUM_IDS = 10
 # (name, dim, features, pooling): a shared feature, two features, mean pooling, odd dim for DP.
@@ -41,20 +42,20 @@ OPTIMIZERS = {
 class Model(nn.Module):
     """Model of bags and one linear layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables=TABLES, num_ids=NUM_IDS) -> None:
         super().__init__()
         configs = [
             EmbeddingBagConfig(
                 name=name,
                 embedding_dim=dim,
-                num_embeddings=NUM_IDS,
+                num_embeddings=num_ids,
                 feature_names=list(features),
                 pooling=pooling,
             )
-            for name, dim, features, pooling in TABLES
+            for name, dim, features, pooling in tables
         ]
         self.ebc = EmbeddingBagCollection(device=CPU, tables=configs)
-        self.over = nn.Linear(sum(dim * len(features) for _, dim, features, _ in TABLES), 1)
+        self.over = nn.Linear(sum(dim * len(features) for _, dim, features, _ in tables), 1)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         return self.over(self.ebc(features).values())
@@ -70,11 +71,6 @@ def default_plan() -> dict:
         "cw_shared": column_wise(ranks=[0, last]),
         "dp": data_parallel(),
     }
-
-
-def qcomm_of(forward, backward=None, **options) -> QComm:
-    rule = TableRule(tables=("*",), forward=forward, backward=backward or forward)
-    return QComm(Config(embedding=(rule,), **options))
 
 
 def shard(
@@ -128,13 +124,6 @@ def batch_size(step: int) -> int:
     """Return an uneven batch size: less on the last rank, and 0 in every fourth step."""
     last = dist.get_rank() == dist.get_world_size() - 1 and dist.get_world_size() > 1
     return (0 if step % 4 == 3 else 2) if last else 6
-
-
-def dense_optimizer(dmp: DistributedModelParallel) -> torch.optim.Optimizer:
-    """Return SGD for all parameters that no fused optimizer trains."""
-    fused = {id(p) for group in dmp.fused_optimizer.param_groups for p in group["params"]}
-    fused |= {id(p) for p in dmp.fused_optimizer.params.values()}
-    return torch.optim.SGD([p for p in dmp.parameters() if id(p) not in fused], lr=0.1)
 
 
 def train(dmp, optimizer, steps: range) -> list[float]:

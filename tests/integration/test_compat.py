@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "trec_qcomm"
 COMPAT = PACKAGE / "integration" / "compat"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if COMPAT not in path.parents]
-OF_TORCH = PACKAGE / "comm" / "played" / "private.py"  # torch's private names, of process groups
+OF_TORCH = PACKAGE / "lab" / "ranks" / "private.py"  # torch's private names, of process groups
 OPERATORS = "_foreach_"  # torch's own, over lists of tensors
 BACKEND = {"_device_types", "_get_backend", "_timeout"}  # torch's own, of a process group
 OVERRIDDEN = {"_wait_impl", "_dedup_indices", "_create_input_dists"}
@@ -94,16 +94,3 @@ def imports_torchrec(path: Path) -> bool:
 
 def test_torchrec_is_imported_in_compat_alone():
     assert [str(path.relative_to(PACKAGE)) for path in FILES if imports_torchrec(path)] == []
-
-
-def test_a_foreign_private_attribute_is_seen(tmp_path):
-    source = tmp_path / "source.py"
-    source.write_text(
-        "from trec_qcomm.core.counters import Traffic\n"
-        "class C:\n"
-        "    def __init__(self, other):\n"
-        "        self._own_one = getattr(other, '_lookups')\n"
-        "        other._dist = self._own_one._pg\n"
-        "        self._theirs()\n"
-    )
-    assert foreign_uses(source) == ["4: _lookups", "5: _dist", "5: _pg", "6: _theirs"]

@@ -20,9 +20,9 @@ from tests.integration.sharded_models.cases import DP, MODULES, RW, Case, Table,
 from tests.integration.sharded_models.training import shard as shard_case
 from tests.integration.small_model import CPU, batch, qcomm_of, shard
 from trec_qcomm import (
-    Cast,
     Config,
     ErrorBounded,
+    Fbgemm,
     Float6,
     GradientRule,
     Identity,
@@ -30,7 +30,6 @@ from trec_qcomm import (
     Rowwise,
     TableGradientRule,
     TableRule,
-    TopK,
 )
 from trec_qcomm.integration.embedding.session_registry import _check_device
 from trec_qcomm.integration.session import Session
@@ -70,6 +69,12 @@ def switch_to_sync_collectives():
     dmp = shard(qcomm_of(Identity()))
     with sync_collectives():
         dmp(batch(0, 2))
+
+
+def shard_twice():
+    qcomm = qcomm_of(Identity())
+    for _ in range(2):
+        shard(qcomm)
 
 
 def ranks_that_differ():
@@ -200,6 +205,8 @@ def all_messages():
         "unsharded": message_of(lambda: shard(qcomm_of(Identity()), more_plans={"over": {}})),
         "sync": message_of(shard_with_sync_collectives),
         "switched": message_of(switch_to_sync_collectives),
+        "twice": message_of(shard_twice),
+        "narrow shards": message_of(lambda: shard(qcomm_of(Fbgemm("mx4")))),
         "differ": message_of(ranks_that_differ),
         "no such path": message_of(
             lambda: shard(qcomm_of(Identity()), more_plans={"tower.bags": {}})
@@ -253,6 +260,8 @@ def messages():
         ("unsharded", ["'over' is a Linear, for which no sharder was given"]),
         ("sync", ["use_sync_collectives"]),
         ("switched", ["use_sync_collectives"]),
+        ("twice", ["'ebc' is sharded already; one QComm"]),
+        ("narrow shards", ["codec fbgemm, precision mx4: rows of"]),
         ("no such path", ["plan: the model has no module 'tower.bags'; sharded is: ebc"]),
         ("no tables", ["'user*' matches no table; the model has: no tables"]),
         ("no wrapper", ["config: dense: no wrapper", "data_parallel_wrapper=qcomm.data_para"]),
@@ -326,19 +335,3 @@ def test_a_guard_that_a_gpu_cannot_have_is_refused(guard, message):
     extension.check_tables(["t"], torch.float32, torch.device("cpu"))
     with pytest.raises(ValueError, match=re.escape(message)):
         extension.check_tables(["t"], torch.float32, torch.device("cuda:0"))
-
-
-@pytest.mark.parametrize(
-    "codec",
-    [
-        Identity(),
-        Cast("fp16"),
-        Rowwise(2),
-        ErrorBounded(0.1),
-        ErrorBounded(0.1, encoder="rans"),
-        TopK(density=0.5),
-    ],
-)
-def test_codecs_with_kernels_are_not(codec):
-    rules = {"t": TableRule(tables=("*",), forward=codec, backward=codec)}
-    _check_device(torch.device("cuda:0"), rules)

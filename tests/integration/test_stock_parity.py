@@ -1,8 +1,7 @@
-"""With the identity codec a model trains bit for bit as with stock TorchRec; others train, too."""
+"""With the identity codec a model trains bit for bit as with stock TorchRec; bypass, statistics."""
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.integration.small_model import (
     OPTIMIZERS,
@@ -47,17 +46,14 @@ def everything():
         results[optimizer] = {
             "stock": run(None, optimizer),
             "identity": run(qcomm_of(Identity()), optimizer),
-            "int4": run(qcomm_of(Rowwise(4), Rowwise(4, "stochastic")), optimizer),
         }
     qcomm = qcomm_of(Rowwise(4), measure_error=True)
     dmp = shard(qcomm)
     train(dmp, dense_optimizer(dmp), range(2))
-    assert dist.get_world_size() == dmp._env.world_size
     return {
         "runs": results,
         "evaluations": evaluations(),
         "stats": qcomm.stats().to_dict(),
-        "state": qcomm.state_dict(),
     }
 
 
@@ -76,15 +72,6 @@ def test_identity_equals_stock_bit_for_bit(ranks, optimizer):
         for name, parts in runs["identity"][2].items():  # every table was really trained
             for before, after in zip(parts, runs["identity"][1][name], strict=True):
                 assert not torch.equal(before, after), name
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_int4_trains_nearly_alike_and_not_equally(ranks, optimizer):
-    runs = ranks[0]["runs"][optimizer]
-    stock, int4 = torch.tensor(runs["stock"][0]), torch.tensor(runs["int4"][0])
-    assert not torch.equal(stock, int4)
-    assert float((stock - int4).abs().max()) < 0.05 * float(stock.max())
 
 
 @pytest.mark.dist
@@ -117,10 +104,3 @@ def test_stats_name_every_coded_table(ranks):
     errors = [r["stats"]["embedding_forward"]["tables"]["tw_first"]["max_abs_err"] for r in ranks]
     assert errors[0] > 0  # its owner encodes it ...
     assert all(e is None for e in errors[1:])  # ... and no one else
-
-
-@pytest.mark.dist
-def test_state_counts_steps_by_name(ranks):
-    for results in ranks:
-        steps = {name: int(step) for name, step in results["state"]["steps"].items()}
-        assert steps == {"ebc": 2}

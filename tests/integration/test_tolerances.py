@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.integration.sharded_models.batches import batch
-from tests.integration.sharded_models.cases import CW, RW, TW, Case, Table
+from tests.integration.sharded_models.cases import RW, TW, Case, Table
 from tests.integration.sharded_models.training import shard, train
 from trec_qcomm import Config, ErrorBounded, Identity, QComm, TableRule, TopK
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
@@ -90,24 +90,11 @@ def _forward_nbytes(qcomm, dmp, case):
     return qcomm.stats().embedding_forward.wire_nbytes
 
 
-def kept_shares():
-    """Return the share of this rank's outputs that is not 0, step by step, and the threshold."""
-    case = Case(tables=TABLES[:1], sharding=CW, batch=(40,), max_length=1)
-    qcomm = qcomm_of(forward=TopK(threshold=1e-30), refresh=ThresholdRefresh(every=2, density=0.25))
-    outputs = train(shard(case, qcomm), case, 3, linear=True)
-    shares = []
-    for step, rows in enumerate(outputs):
-        lengths = batch(case, step, dist.get_rank())["a"].lengths()
-        shares.append(float((rows["a"][lengths > 0] != 0).float().mean()))
-    return shares, qcomm.state_dict()["params"]
-
-
 def everything():
     return {
         TW: errors_by_step(TW),
         RW: errors_by_step(RW),
         "classes": classes_found(),
-        "kept": kept_shares(),
     }
 
 
@@ -146,33 +133,6 @@ def test_each_rank_has_classes_of_its_own_which_survive_a_checkpoint(ranks):
         first, second = classes_of_rank["after"]
         assert first == second < classes_of_rank["tight"] / 2
         assert max(classes_of_rank["before"]) < classes_of_rank["tight"] / 2
-
-
-@pytest.mark.dist
-def test_a_threshold_is_a_quantile_of_what_was_sent(ranks):
-    """A quarter of all values is kept, which is half of those that are not zero.
-
-    Half of the one-hot bags are empty: their rows of zeros are in the sample. Steps 0 and 2 update
-    the threshold, and step 1 uses that of step 0.
-    """
-    for results in ranks:
-        shares, state = results["kept"]
-        assert all(0.3 < share < 0.7 for share in shares)
-        (by_collective,) = state.values()
-        (by_table,) = by_collective.values()
-        assert float(by_table["spread"]["threshold"]) > 1e-3
-
-
-def test_a_threshold_of_zero_is_measured_like_any_other():
-    """The measured value stands by itself: nothing is divided by the configured one."""
-    refresh = ThresholdRefresh(every=1, density=0.5)
-    rule = TableRule(
-        tables=("*",), forward=TopK(threshold=0.0), backward=Identity(), refresh=refresh
-    )
-    tolerances = ForwardTolerances({"t": rule}, ["t"])
-    assert tolerances.by_table(0) == {"t": 0.0}
-    tolerances.measure("t", torch.arange(1.0, 101.0).view(25, 4), 0)
-    assert 45.0 <= tolerances.by_table(1)["t"] <= 55.0
 
 
 def test_rows_have_the_density_of_the_step_that_looks():

@@ -94,11 +94,6 @@ def choose(monkeypatch):
     return choose
 
 
-def test_the_first_folder_that_can_be_written_is_taken(choose, tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert choose(first, second, writable=(second,)).parent == second
-
-
 def test_a_temporary_folder_takes_over_what_a_warm_up_left(choose, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     image = tmp_path / "image"

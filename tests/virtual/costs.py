@@ -2,7 +2,6 @@
 
 python -m tests.virtual.costs            print what is counted now, and how the table differs
 python -m tests.virtual.costs --write    write it to the table, also after a conflict
-python -m tests.virtual.costs --names "all-to-all rowwise"    what is launched in these rows
 """
 
 import argparse
@@ -50,15 +49,8 @@ def differences(table: dict[str, Costs], measured: dict[str, Costs]) -> list[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write costs.txt")
-    parser.add_argument("--names", metavar="ROW", help="what is launched in rows of this name")
     options = parser.parse_args()
-    counted = dict(runs())
-    if options.names:
-        for name, run in counted.items():
-            if options.names in name:
-                print(name, *(f"    {n} {kernel}" for kernel, n in run.names.items()), sep="\n")
-        return
-    measured = {name: run.costs for name, run in counted.items()}
+    measured = {name: run.costs for name, run in runs()}
     print(table_of(measured))
     if options.write:  # also over a table that cannot be read, as after a merge
         TABLE.write_text(table_of(measured))

@@ -11,7 +11,7 @@ import math
 import os
 import pkgutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
@@ -30,6 +30,7 @@ from trec_qcomm.comm import peers, streams
 from trec_qcomm.core import devices, transfer
 
 GPU = torch.device("meta")
+ALIGNMENT = 128  # bytes
 # Operations that launch nothing, besides views.
 FREE = {"aten::" + name for name in (
     "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "alias",
@@ -164,6 +165,8 @@ class DryRun(TorchDispatchMode):
         for tensor, name in ((out, "output_split_sizes"), (given, "input_split_sizes")):
             sizes = options.get(name)
             assert sizes is None or sum(sizes) == len(tensor), name
+            if tensor.device == GPU:
+                _check_alignment(torch.split(tensor, sizes or len(tensor)))
         if out.device != GPU:
             with self.uncounted():  # as if all peers sent what this rank does
                 out.copy_(given.repeat(math.ceil(len(out) / max(len(given), 1)))[: len(out)])
@@ -172,6 +175,7 @@ class DryRun(TorchDispatchMode):
 
     def batch(self, operations: list["PointToPoint"]) -> list["Work"]:
         sent, received = ([o.tensor for o in operations if o.kind == k] for k in ("send", "recv"))
+        _check_alignment([*sent, *received])
         return [self.collective("sends and receives", sent, received)]
 
     def all_reduce(self, tensor: Tensor, **_options: object) -> None:
@@ -267,6 +271,13 @@ def dry_run(kind: type[R] = DryRun) -> Iterator[R]:
         for patch in patches:
             stack.enter_context(patch)
         yield run
+
+
+def _check_alignment(pieces: Iterable[Tensor]) -> None:
+    """NCCL copies pieces that begin at no multiple of 128 bytes byte by byte."""
+    for piece in pieces:
+        begin = piece.storage_offset() * piece.element_size()
+        assert not piece.numel() or begin % ALIGNMENT == 0, f"a piece at byte {begin}"
 
 
 def _makes_new(func) -> bool:

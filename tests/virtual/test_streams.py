@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.comm.rows import test_device
 from tests.virtual import exchanges
 from tests.virtual.dry_run import GPU, Group, dry_run
 from tests.virtual.exchanges import dense_step, make, row_names, step_of
@@ -19,9 +18,7 @@ from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.autograd import RowExchange
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
-from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import BagCounts, Traffic
-from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
 from trec_qcomm.integration.ids import unique_bags
@@ -94,19 +91,6 @@ def test_planted_faults_are_found(fault):
     with patch, stream_run() as run:
         exchange()
     assert any(text in fault for fault in run.faults), run.faults
-
-
-def test_the_test_of_a_damaged_frame():
-    """The bytes that it changes are those that the side stream receives and decodes."""
-    world = SimpleNamespace(WORLD=Group(2))
-    error = CorruptFrameError("found in the first exchange")
-    with (
-        stream_run() as run,
-        mock.patch.object(test_device.dist, "group", world),
-        mock.patch.object(DeferredChecks, "raise_found", side_effect=[None, error]),
-    ):
-        assert test_device.damaged("meta") == ("", str(error))
-    assert run.faults == []
 
 
 def test_a_gradient_that_is_coded_is_not_added_to(monkeypatch):

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from tests.ops.backends import device_of
-from trec_qcomm.codecs import Identity
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.core.segments import Encoded, exclusive_cumsum
-from trec_qcomm.testing import frame_of
+from trec_qcomm.core.segments import Encoded
 from trec_qcomm.wire import frame
 
 pytestmark = pytest.mark.triton
@@ -91,14 +89,6 @@ def test_what_is_kept_serves_calls_of_another_number_and_payload():
         unseal(buffer, sizes, announced, fields | {"call": 4})
 
 
-def test_unseal_finds_what_was_announced():
-    buffer, sizes, announced, fields = sealed()
-    encoded, codecs = unseal(buffer, sizes, announced, fields)
-    assert torch.equal(encoded.at, frame.lay_out(announced.nbytes, SEGMENTS, 128)[0])
-    assert torch.equal(encoded.nbytes, announced.nbytes)
-    assert torch.equal(codecs, announced.codecs)
-
-
 @pytest.mark.parametrize(
     ("at", "message"),
     [
@@ -130,17 +120,6 @@ def test_another_batch_is_refused(segment, rank):
         unseal(buffer, sizes, announced, fields | {"num_rows": num_rows})
 
 
-def test_no_frame_at_all():
-    shape = {"layouts": [1], "call": 0, "num_rows": torch.empty(0, dtype=torch.int64)}
-    none = torch.empty(0, dtype=torch.int64)
-    buffer = torch.empty(0, dtype=torch.uint8, device=DEVICE)
-    frame.seal(buffer, [0], [0], codecs=none, nbytes=none, **shape)
-    encoded, _ = frame.unseal(
-        buffer, [0], [0], ranks=[0], announced=frame.Announced(none, none), **shape
-    )
-    assert len(encoded.at) == 0
-
-
 def test_compact_closes_gaps():
     most = torch.tensor([24, 16, 40_000, 8])
     nbytes = torch.tensor([16, 0, 33_000, 8])
@@ -152,20 +131,3 @@ def test_compact_closes_gaps():
     for s, size in enumerate(nbytes.tolist()):
         old, new = int(at[s]), int(compacted.at[s])
         assert torch.equal(payload[old : old + size], compacted.payload[new : new + size])
-
-
-def test_the_frame_of_a_codec_is_read(monkeypatch):
-    """What a CPU sealed."""
-    rows = torch.randn(6, 4)
-    with monkeypatch.context() as m:
-        m.setattr(frame, "is_on_gpu", lambda buffer: False)
-        data, segments = frame_of(Identity(), rows, [2, 0, 4])
-    nbytes = Identity().max_nbytes(segments)
-    announced = frame.Announced(torch.ones(3, dtype=torch.int64), nbytes)
-    encoded, _ = frame.unseal(
-        data.to(DEVICE), [data.numel()], [3], layouts=[0x1234], call=0,
-        num_rows=torch.tensor([2, 0, 4]), ranks=[0], announced=announced,
-    )  # fmt: skip
-    at = int(encoded.at[2])
-    assert torch.equal(data[at : at + 64].view(torch.float32), rows[2:].flatten())
-    assert encoded.at.tolist() == (exclusive_cumsum(nbytes)[:-1] + 72).tolist()

@@ -61,5 +61,17 @@ def played(ranks, numels, buckets):
     return results
 
 
+def watched(rounds, note):
+    """Pass rounds on, and call `note` with each."""
+    received = None
+    while True:
+        try:
+            wanted = rounds.send(received)
+        except StopIteration:
+            return
+        note(wanted)
+        received = yield wanted
+
+
 def same_bits(a, b):
     return torch.equal(a.view(torch.int32), b.view(torch.int32))

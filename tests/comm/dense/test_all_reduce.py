@@ -1,7 +1,6 @@
-"""All-reduce by three algorithms: equal bits, error, bytes; played in one process and on ranks."""
+"""All-reduce by three algorithms: equal bits, error, bytes. Played in one process."""
 
-import os
-from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from tests.comm.dense.reductions import (
     played,
     reductions,
     same_bits,
+    watched,
 )
 from trec_qcomm import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import (
@@ -25,7 +25,7 @@ from trec_qcomm.comm.dense.all_reduce import (
 from trec_qcomm.comm.dense.chunks import BucketChunks
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rounds import Round, play
-from trec_qcomm.comm.transport import Transport, run_round
+from trec_qcomm.comm.transport import run_round
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.testing import run_ranks
 
@@ -99,30 +99,24 @@ def test_messages_are_as_many_as_said(algorithm, world_size):
     numels = [1000]
     sent = [0] * world_size
 
-    def counted(rank, rounds):
-        arrived = None
-        while True:
-            try:
-                wanted = next(rounds) if arrived is None else rounds.send(arrived)
-            except StopIteration:
-                return
-            sent[rank] += len(wanted.sends)
-            arrived = yield wanted
+    def note(rank, wanted):
+        sent[rank] += len(wanted.sends)
 
     ranks = reductions(algorithm, world_size, Identity())
     buckets = gradients(numels, world_size)
     rounds = [r.start(parameters(numels), b) for r, b in zip(ranks, buckets, strict=True)]
-    play([counted(rank, rank_rounds) for rank, rank_rounds in enumerate(rounds)])
+    play([watched(r, partial(note, rank)) for rank, r in enumerate(rounds)])
     assert max(sent) == num_messages(algorithm, world_size)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("error_feedback", [False, True])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical"])
 def test_what_is_not_finite_reaches_all_ranks_and_no_residual(algorithm, error_feedback, value):
+    by_node = {"intra": Cast("bf16"), "ranks_per_node": 2} if algorithm == "hierarchical" else {}
     numels = [1000]
     for codec in (Rowwise(4), ErrorBounded(0.01), Cast("fp16")):
-        ranks = reductions(algorithm, 4, codec, error_feedback=error_feedback)
+        ranks = reductions(algorithm, 4, codec, error_feedback=error_feedback, **by_node)
         played(ranks, numels, gradients(numels, 4, step=1))
         if error_feedback:
             before = [r.error_feedback.state_dict() for r in ranks]
@@ -148,113 +142,7 @@ def test_wrong_gradients_are_refused(algorithm):
         reduction.start(parameters([4]), torch.zeros(3))
 
 
-def test_messages_that_nobody_sends_are_an_error():
-    def waits():
-        yield Round(sends=[], sources=[0], nbytes=[8], max_nbytes=[8])
-
-    with pytest.raises(RuntimeError, match="nobody sends"):
-        play([waits()])
-
-
 # On ranks.
-
-STEPS = 3
-
-
-def on_all_world_sizes():
-    """Return {(world size, algorithm, codec): (means of some steps, bytes sent)} of this rank."""
-    results = {}
-    for world_size in WORLD_SIZES:
-        pg = dist.new_group(range(world_size))
-        if dist.get_rank() >= world_size:
-            continue
-        transport = Transport(pg)
-        for algorithm in ALGORITHMS:
-            for codec in CODECS:
-                feedback = codec.contract is not Identity().contract
-                ours = reductions(algorithm, world_size, codec, error_feedback=feedback)[pg.rank()]
-                means = []
-                for step in range(STEPS):
-                    futures, buckets = [], []
-                    for k, numels in enumerate(BUCKETS):  # several in flight
-                        bucket = gradients(numels, world_size, step)[pg.rank()]
-                        rounds = ours.start(parameters(numels, f"b{k}"), bucket)
-                        futures.append(transport.start(rounds, bucket, lambda _s: None))
-                        buckets.append(bucket)
-                    for future, bucket in zip(futures, buckets, strict=True):
-                        assert future.wait() is bucket
-                    means += [bucket.clone() for bucket in buckets]
-                sent = int(ours.traffic.wire_nbytes) + ours.traffic.header_nbytes
-                results[world_size, algorithm, repr(codec)] = (torch.cat(means), sent)
-        transport.close()
-    return results
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return run_ranks(on_all_world_sizes, max(WORLD_SIZES), timeout_s=240)
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_ranks_end_with_the_bits_that_are_played(ranks, algorithm, world_size):
-    for codec in CODECS:
-        feedback = codec.contract is not Identity().contract
-        ours = reductions(algorithm, world_size, codec, error_feedback=feedback)
-        means = []
-        for step in range(STEPS):
-            for k, numels in enumerate(BUCKETS):
-                buckets = gradients(numels, world_size, step)
-                shapes = parameters(numels, f"b{k}")
-                play([r.start(shapes, b) for r, b in zip(ours, buckets, strict=True)])
-                means.append(buckets[0])
-        expected = torch.cat(means)
-        for rank in range(world_size):
-            result, sent = ranks[rank][world_size, algorithm, repr(codec)]
-            assert same_bits(result, expected), f"rank {rank}, {codec}"
-            assert sent == int(ours[rank].traffic.wire_nbytes) + ours[rank].traffic.header_nbytes
-
-
-def note_errors_of_a_lost_rank(folder):
-    """Rank 1 takes no part in the first group's all-reduces and is gone in the second's."""
-    silent = dist.new_group(timeout=timedelta(seconds=2))
-    gone = dist.new_group(timeout=timedelta(seconds=20))
-    errors = []
-    for pg in (silent, gone):
-        if dist.get_rank() == 1:
-            if pg is gone:
-                os._exit(0)
-            dist.barrier()
-            continue
-        transport = Transport(pg)
-        reduction = reductions("ring", 3, Identity())[pg.rank()]
-        buckets = [torch.zeros(100) for _ in range(2)]
-        futures = [
-            transport.start(reduction.start(parameters([100]), b), b, lambda _s: None)
-            for b in buckets
-        ]
-        for future in futures:
-            try:
-                future.wait()
-            except RuntimeError as error:
-                errors.append(str(error))
-        if pg is silent:
-            dist.barrier()
-    (folder / str(dist.get_rank())).write_text("\n".join(e.splitlines()[0] for e in errors))
-    os._exit(0)  # the default group cannot be left in order without rank 1
-
-
-@pytest.mark.dist
-def test_a_lost_rank_is_an_error_on_all_others(tmp_path):
-    with pytest.raises(RuntimeError, match="rank 1: ended without a result"):
-        run_ranks(note_errors_of_a_lost_rank, 3, tmp_path, timeout_s=60)
-    for rank in (0, 2):
-        errors = (tmp_path / str(rank)).read_text().splitlines()
-        assert ["before this one failed" in error for error in errors] == [False, True] * 2
-        assert f"LostPeerError: rank {rank}: rank 1 did not answer in 2" in errors[0]
-        assert "s: all-reduce: " in errors[0]
-        assert f"LostPeerError: rank {rank}: lost rank " in errors[2]
 
 
 def refuses_sizes():

@@ -3,27 +3,19 @@
 Without a GPU the kernels are interpreted, and tensors count as ones that the host cannot read.
 """
 
-from contextlib import nullcontext
-from datetime import timedelta
-from unittest import mock
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn import functional as F
 
 from tests.comm.dense.reductions import gradients, parameters, played, reductions, same_bits
 from tests.ops.fake_gpu import HostReads, fake_gpu
-from trec_qcomm import Cast, Float6, Identity, Rowwise
+from trec_qcomm import Cast, Float6, Rowwise
 from trec_qcomm.comm import touched_rows
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import ReceivedMessages, Round, play
 from trec_qcomm.comm.touched_rows import all_reduce_touched
-from trec_qcomm.comm.transport import DeviceTransport
 from trec_qcomm.core.checks import DeferredChecks, deferring
-from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.testing import run_ranks
 from trec_qcomm.wire.frame import DEVICE_ALIGNMENT
 
 NUMELS = [70, 7, 33]
@@ -219,139 +211,3 @@ def test_bits_of_touched_rows_are_those_of_the_cpu(num_rows):
         bits = touched_rows._packed(chosen.to(DEVICE))
         assert torch.equal(touched_rows._unpacked(bits, num_rows).cpu(), chosen)
     assert torch.equal(bits.cpu(), expected)
-
-
-# On ranks.
-
-
-def launched(transport, reduction, buckets):
-    """Return the means of buckets that are all in flight."""
-    buckets = [bucket.to(DEVICE) for bucket in buckets]
-    futures = [
-        transport.start(reduction.start(parameters(NUMELS, f"b{k}"), bucket), bucket, _ignored)
-        for k, bucket in enumerate(buckets)
-    ]
-    return [future.wait().cpu() for future in futures]
-
-
-def _ignored(_seconds):
-    pass
-
-
-def staged(ops):
-    """Do what batch_isend_irecv does with a GPU's tensors, on gloo: NCCL wants a GPU a rank."""
-    hosts = [op.tensor.cpu() for op in ops]
-    works = [
-        getattr(op.group, "send" if op.op is dist.isend else "recv")([host], op.group_peer, 0)
-        for op, host in zip(ops, hosts, strict=True)
-    ]
-    for work in works:
-        work.wait()
-    for op, host in zip(ops, hosts, strict=True):
-        if op.op is dist.irecv:
-            op.tensor.copy_(host)
-    return []
-
-
-def buckets_of(world_size, rank):
-    return [gradients(NUMELS, world_size, step)[rank] for step in range(2)]
-
-
-def on_ranks():
-    """Return {(world size, algorithm): the means of two buckets that were in flight}."""
-    means_by_case = {}
-    for world_size in (2, 3):
-        pg = dist.new_group(range(world_size))
-        if dist.get_rank() >= world_size:
-            continue
-        transport = DeviceTransport(pg, DEVICE, DeferredChecks())
-        for algorithm in ALGORITHMS:
-            ours = reductions(algorithm, world_size, Rowwise(4))[pg.rank()]
-            means = launched(transport, ours, buckets_of(world_size, pg.rank()))
-            means_by_case[world_size, algorithm] = means
-    return means_by_case
-
-
-def losing_a_rank():
-    """Return the errors of the other ranks' futures where rank 1 takes no part."""
-    dist.barrier()
-    pg = dist.new_group(timeout=timedelta(seconds=5))
-    transport, errors = DeviceTransport(pg, DEVICE, DeferredChecks()), []
-    reduction = reductions("ring", 3, Identity())[pg.rank()]
-    for _ in range(2) if pg.rank() != 1 else ():
-        try:
-            launched(transport, reduction, [torch.zeros(sum(NUMELS))])
-        except RuntimeError as error:
-            errors.append(str(error))
-    dist.barrier()
-    return errors
-
-
-def damaging_a_frame():
-    """Return the errors of two futures of rank 0 after a frame of rank 1 was changed."""
-    pg = dist.new_group([0, 1])
-    if dist.get_rank() > 1:
-        return None
-    transport = DeviceTransport(pg, DEVICE, DeferredChecks())
-    launch = transport._launch
-
-    def damage(wanted):
-        received = launch(wanted)
-        received.buffer[40] ^= 1
-        return received
-
-    if pg.rank() == 0:
-        transport._launch = damage
-    reduction = reductions("two_shot", 2, Rowwise(8))[pg.rank()]
-    launched(transport, reduction, [torch.ones(sum(NUMELS))])
-    if pg.rank() == 1:
-        return None
-    errors = []
-    for _ in range(2):
-        try:
-            launched(transport, reduction, [torch.ones(sum(NUMELS))])
-        except (CorruptFrameError, RuntimeError) as error:
-            errors.append(f"{type(error).__name__}: {error}")
-    return errors
-
-
-def everything():
-    staging = mock.patch.object(dist, "batch_isend_irecv", staged) if SHARED else nullcontext()
-    with staging, fake_gpu():
-        return {"damaged": damaging_a_frame(), "lost": losing_a_rank()} | on_ranks()
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return run_ranks(everything, 3, timeout_s=200)
-
-
-@pytest.mark.dist
-@pytest.mark.triton
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_ranks_end_with_the_bits_of_the_cpu(ranks, algorithm, world_size):
-    ours = reductions(algorithm, world_size, Rowwise(4))
-    buckets = [buckets_of(world_size, rank) for rank in range(world_size)]
-    for k, each in enumerate(zip(*buckets, strict=True)):
-        play([r.start(parameters(NUMELS, f"b{k}"), b) for r, b in zip(ours, each, strict=True)])
-        for rank in range(world_size):
-            assert same_bits(ranks[rank][world_size, algorithm][k], each[rank])
-
-
-@pytest.mark.dist
-@pytest.mark.triton
-def test_a_lost_rank_is_an_error_on_all_others(ranks):
-    errors = [ranks[rank]["lost"] for rank in (0, 2)]
-    assert any("imed out" in first for first, _ in errors)  # the other may see that one leave
-    for first, second in errors:
-        assert "before this one failed" in second
-        assert "before this one failed" not in first
-
-
-@pytest.mark.dist
-@pytest.mark.triton
-def test_a_damaged_frame_is_raised_by_the_next_all_reduce(ranks):
-    first, second = ranks[0]["damaged"]
-    assert first.startswith("CorruptFrameError: frame from rank 1")
-    assert "before this one failed: frame from rank 1" in second

@@ -1,21 +1,26 @@
-"""The all-reduce of two hops: equal bits, error, bytes of each hop, residuals; on ranks, too."""
+"""The all-reduce of two hops: equal bits, error, bytes of each hop, residuals. Played."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.comm.deflate_codec import Deflate
-from tests.comm.dense.reductions import gradients, parameters, played, reductions, same_bits
+from tests.comm.dense.reductions import (
+    gradients,
+    parameters,
+    played,
+    reductions,
+    same_bits,
+    watched,
+)
 from tests.comm.dense.test_device import DEVICE, together
 from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.rounds import play
-from trec_qcomm.comm.transport import Transport
 from trec_qcomm.core.checks import DeferredChecks, deferring
-from trec_qcomm.testing import run_ranks
 
 NOISY = Rowwise(2, rounding="stochastic")
 # Ranks, and ranks of a node.
@@ -74,26 +79,19 @@ def test_bytes_are_counted_by_hop_as_they_are_sent(world_size, per_node, codec):
     numels = [16 * 4 * world_size]  # chunks of equal size
     buckets, shapes = gradients(numels, world_size), parameters(numels)
 
-    def counted(generator, rank):
-        """Pass rounds on, and count what goes inside the node and to other nodes."""
-        arrived = None
-        while True:
-            try:
-                wanted = next(generator) if arrived is None else generator.send(arrived)
-            except StopIteration:
-                return
-            for peer, message in wanted.sends:
-                is_inside = rank // per_node == peer // per_node
-                sizes = 0 if wanted.nbytes is not None else 8 * bool(message.numel())
-                sent[rank, is_inside] += message.numel() + sizes
-            arrived = yield wanted
+    def note(rank, wanted):
+        """Count what goes inside the node and to other nodes."""
+        for peer, message in wanted.sends:
+            is_inside = rank // per_node == peer // per_node
+            sizes = 0 if wanted.nbytes is not None else 8 * bool(message.numel())
+            sent[rank, is_inside] += message.numel() + sizes
 
     between = {}
     for algorithm in ("hierarchical", "two_shot"):
         sent = Counter()
         ranks = reductions(algorithm, world_size, codec, ranks_per_node=per_node)
         rounds = [r.start(shapes, b.clone()) for r, b in zip(ranks, buckets, strict=True)]
-        play([counted(generator, rank) for rank, generator in enumerate(rounds)])
+        play([watched(r, partial(note, rank)) for rank, r in enumerate(rounds)])
         between[algorithm] = sum(sent[rank, False] for rank in range(world_size))
         if algorithm == "hierarchical":
             for rank, reduction in enumerate(ranks):
@@ -181,32 +179,6 @@ def test_what_was_sent_and_the_residuals_are_the_input(world_size, per_node):
     assert bool((torch.stack(kept_at).sum(0) <= 1).all())
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_finite_reaches_all_ranks_and_no_residual(value):
-    numels = [1000]
-    ranks = by_node(4, 2, Rowwise(4), intra=Cast("bf16"), error_feedback=True)
-    played(ranks, numels, gradients(numels, 4, step=1))
-    before = [r.error_feedback.state_dict() for r in ranks]
-    buckets = gradients(numels, 4, step=2)
-    buckets[2][500] = value
-    for result in played(ranks, numels, buckets):
-        assert int((~result.isfinite()).sum()) == 1
-        assert not bool(result[500].isfinite())
-    for rank, old in zip(ranks, before, strict=True):
-        for site, residual in rank.error_feedback.state_dict()["p0"].items():
-            assert torch.equal(residual, old["p0"][site])
-
-
-def test_residuals_of_another_form_are_not_taken_in_silence():
-    (rank, *_) = by_node(4, 2, NOISY, error_feedback=True)
-    for sites in ("contribution", "owner"), ("contribution of 3 nodes",):
-        assert not rank.error_feedback.takes(sites)
-        with pytest.raises(ValueError, match=r"residuals of .*: here are contribution of 2 nodes"):
-            rank.error_feedback.load_state_dict({"p": dict.fromkeys(sites, torch.ones(3))})
-    (flat, *_) = reductions("two_shot", 4, NOISY, error_feedback=True)
-    assert flat.error_feedback.takes(["contribution of 2 nodes"])
-
-
 # In a GPU's memory.
 
 
@@ -239,54 +211,3 @@ def test_no_rank_sends_before_another_receives(world_size, per_node):
     ranks = by_node(world_size, per_node, Rowwise(4))
     together([r.start(parameters(numels), b) for r, b in zip(ranks, buckets, strict=True)])
     assert all(map(same_bits, buckets, expected))
-
-
-# On ranks.
-
-CASES = {
-    (per_node, repr(codec), repr(intra)): (per_node, codec, intra)
-    for per_node in (1, 2)
-    for codec, intra in ((NOISY, None), (Deflate(), Cast("bf16")), (Deflate(), Deflate()))
-}
-
-
-def several_steps(per_node, codec, intra, start):
-    """Return the means of some steps. Args: start: function that runs one step of all buckets."""
-    ranks = by_node(4, per_node, codec, intra=intra, error_feedback=True)
-    means = []
-    for step in range(2):
-        for k, numels in enumerate(BUCKETS):
-            means.append(start(ranks, parameters(numels, f"b{k}"), gradients(numels, 4, step)))
-    return torch.cat(means), ranks
-
-
-def on_ranks():
-    """Return the means and the bytes that this rank sent, by case."""
-    transport, rank = Transport(dist.new_group()), dist.get_rank()
-
-    def start(ranks, shapes, buckets):
-        rounds = ranks[rank].start(shapes, buckets[rank])
-        return transport.start(rounds, buckets[rank], lambda _s: None).wait()
-
-    results = {}
-    for name, case in CASES.items():
-        means, ranks = several_steps(*case, start)
-        ours = ranks[rank]
-        results[name] = means, [sent_nbytes(t) for t in (ours.traffic, ours.intra_traffic)]
-    transport.close()
-    return results
-
-
-@pytest.mark.dist
-def test_ranks_end_with_the_bits_that_are_played():
-    def start(ranks, shapes, buckets):
-        play([r.start(shapes, b) for r, b in zip(ranks, buckets, strict=True)])
-        return buckets[0]
-
-    by_rank = run_ranks(on_ranks, 4)
-    for name, case in CASES.items():
-        means, ranks = several_steps(*case, start)
-        for rank, results in enumerate(by_rank):
-            ours = ranks[rank]
-            assert same_bits(results[name][0], means)
-            assert results[name][1] == [sent_nbytes(t) for t in (ours.traffic, ours.intra_traffic)]

@@ -112,10 +112,3 @@ def reseal(frames, placed):
         num_rows=placed.num_rows,
         nbytes=placed.max_nbytes,
     )
-
-
-def test_frames_of_different_rows_have_no_sum():
-    plan = LAYOUT.plan_frames([0, 0], 0, MIXED)
-    placed = plan.place(*in_matrix(plan, [5, 4], first_columns(plan), WIDTH))
-    with pytest.raises(ValueError, match="do not hold the same rows"):
-        placed.sums()

@@ -14,6 +14,7 @@ from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.errors import CorruptFrameError, LostPeerError, UnencodableError
+from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.testing import run_ranks
 
 DIMS = (4, 7, 16, 1, 4)
@@ -44,20 +45,19 @@ class SpiedCollective:
     """Counts what all_to_all_single is given, leaving out the rank's own part."""
 
     def __init__(self) -> None:
-        self.nbytes, self.calls = 0, []
+        self.nbytes = 0
         self._real = dist.all_to_all_single
 
-    def __call__(self, output, input, **options):
-        splits = options.get("input_split_sizes") or [len(input) // dist.get_world_size()] * (
-            dist.get_world_size()
-        )
-        self.calls.append(input.dtype)
-        self.nbytes += (sum(splits) - splits[dist.get_rank()]) * input.element_size()
-        return self._real(output, input, **options)
+    def __call__(self, output, input, output_split_sizes=None, input_split_sizes=None, **options):
+        splits = input_split_sizes
+        splits = splits or [len(input) // dist.get_world_size()] * dist.get_world_size()
+        row_nbytes = input.element_size() * input[:1].numel()
+        self.nbytes += (sum(splits) - splits[dist.get_rank()]) * row_nbytes
+        return self._real(output, input, output_split_sizes, input_split_sizes, **options)
 
 
 def run_case(layout, codecs, batch_sizes, pg=None):
-    """Return the rows and gradient received, the bytes and the dtypes sent, of one exchange."""
+    """Return the rows and gradient received, and the bytes sent, of one exchange."""
     rank = dist.get_rank()
     op = PooledAllToAll(
         pg or dist.group.WORLD,
@@ -77,8 +77,7 @@ def run_case(layout, codecs, batch_sizes, pg=None):
         int(t.wire_nbytes.sum()) + t.header_nbytes
         for t in (op.forward_traffic, op.backward_traffic)
     )
-    return {"out": out.detach(), "grad": rows.grad, "spied": spy.nbytes, "counted": sent,
-            "dtypes": spy.calls}  # fmt: skip
+    return {"out": out.detach(), "grad": rows.grad, "spied": spy.nbytes, "counted": sent}
 
 
 def expected(layout, batch_sizes, rank):
@@ -132,22 +131,6 @@ def test_counted_bytes_are_the_bytes_sent(ranks):
         for (name, _), result in results.items():
             assert result["counted"] == result["spied"], name
             assert len(ranks) > 1 or result["spied"] == 0
-
-
-@pytest.mark.dist
-def test_only_variable_sizes_are_exchanged(ranks):
-    if len(ranks) == 1:
-        assert all(result["dtypes"] == [] for result in ranks[0].values())
-        return
-    payload, sizes = torch.uint8, torch.int64
-    for results in ranks:
-        for (name, _), result in results.items():
-            expected = [payload, payload]
-            if name == "variable":
-                expected = [sizes, payload, sizes, payload]
-            elif name == "variable forward":
-                expected = [sizes, payload, payload]
-            assert result["dtypes"] == expected, name
 
 
 def on_a_group_that_torch_forgot(store):
@@ -265,15 +248,17 @@ def evaluating_while_the_other_trains():
     return texts
 
 
-@pytest.mark.dist
 def test_a_rank_that_evaluates_or_bypasses_while_others_train_is_seen():
-    for rank, texts in enumerate(run_ranks(evaluating_while_the_other_trains, 2, timeout_s=60)):
+    for rank, texts in enumerate(PlayedRanks(2).run(evaluating_while_the_other_trains)):
         words = f"frame from rank {1 - rank}: of another call: the ranks are out of step"
         assert texts == [words] * 3
 
 
 def noisy_rounds():
-    """Return the decoded rows of three evaluations and two training steps, all of equal rows."""
+    """Return the decoded rows of three evaluations and two training steps, all of equal rows.
+
+    Then the number of steps, and the gradients of two backward passes over the last graph.
+    """
     layout = Layout(((FeatureShard("a", "f", 0, 4), FeatureShard("b", "f", 0, 8)),))
     codecs = dict.fromkeys("ab", Rowwise(2, "stochastic"))
     pair = DirectionCodecs(codecs, codecs)
@@ -282,34 +267,18 @@ def noisy_rounds():
     outs = []
     for training in (False, False, True, False, True):
         with torch.set_grad_enabled(training):
-            outs.append(op.start(rows, [64]).wait().detach())
-    return outs, op.step
+            outs.append(op.start(rows, [64]).wait())
+    gradient = rows[:, :12].detach()
+    grads = [torch.autograd.grad(outs[-1], rows, gradient, retain_graph=True)[0] for _ in range(2)]
+    return [out.detach() for out in outs], op.step, grads
 
 
-@pytest.mark.dist
 def test_no_noise_is_drawn_twice():
-    ((outs, step),) = run_ranks(noisy_rounds, 1)
+    ((outs, step, grads),) = PlayedRanks(1).run(noisy_rounds)
+    assert not torch.equal(*grads)
     assert step == 2
     for i, out in enumerate(outs):
         for other in outs[i + 1 :]:
             assert not torch.equal(out, other)
         # Table a's 4 values and the first 4 of each of b's rows are equal before rounding.
         assert not torch.equal(out[:, :4].reshape(-1)[:128], out[:, 4:].reshape(-1)[:128])
-
-
-def gradients_of_one_graph():
-    """Return the gradients of two backward passes over the same graph."""
-    layout = Layout(((FeatureShard("a", "f", 0, 4),),))
-    codecs = {"a": Rowwise(2, "stochastic")}
-    pair = DirectionCodecs(codecs, codecs)
-    op = PooledAllToAll(dist.group.WORLD, layout, codecs=pair, exact=pair, name="test")
-    rows = torch.zeros(64, 4, requires_grad=True)
-    out = op.start(rows, [64]).wait()
-    gradient = torch.tensor([0.0, 0.2, 0.55, 1.0]).repeat(64, 1)
-    return [torch.autograd.grad(out, rows, gradient, retain_graph=True)[0] for _ in range(2)]
-
-
-@pytest.mark.dist
-def test_a_second_backward_draws_new_noise():
-    ((first, second),) = run_ranks(gradients_of_one_graph, 1)
-    assert not torch.equal(first, second)

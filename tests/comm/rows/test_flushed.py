@@ -54,16 +54,3 @@ def test_a_table_is_named_once_for_each_direction(collective, caplog):
     assert backward.startswith(f"table 'wild', backward, step 2: rank 0 loses {DIM - 1} values")
     assert collective.forward_traffic.num_flushed.tolist() == [0, 3 * rows_lost]
     assert collective.backward_traffic.num_flushed.tolist() == [0, 2 * (DIM - 1)]
-
-
-def test_evaluation_says_so_and_a_reset_does_not_repeat_it(collective, caplog):
-    caplog.set_level(logging.WARNING, logger="trec_qcomm")
-    rows = torch.ones(BATCH, DIM * len(TABLES)).cumsum(0)
-    rows[0, DIM] = 1e20
-    with torch.no_grad():
-        for _ in range(2):
-            collective.start(rows, [BATCH]).wait()
-            collective.forward_traffic.reset()
-    assert [message.partition(":")[0] for message in caplog.messages] == [
-        "table 'wild', forward, evaluation"
-    ]

@@ -12,9 +12,6 @@ from trec_qcomm.comm.rows import autograd
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
-from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
-from trec_qcomm.comm.rows.sequence import SequenceAllToAll
-from trec_qcomm.core.segments import Masks
 from trec_qcomm.ext.dct import ForwardMask, TopK
 from trec_qcomm.ext.dct.values import keep_top_k
 from trec_qcomm.testing import run_ranks
@@ -87,54 +84,6 @@ def pooled(forward, values="fp32", exact=False):
     return measured(op, (op.start(rows, SAMPLES, exact=exact), rows), gradient)
 
 
-def batch_of(table: str, rank: int) -> int:
-    return (3 * len(table) + 5 * rank + ord(table[0])) % 7
-
-
-def variable(forward):
-    op, rank = make(PooledAllToAll, forward), dist.get_rank()
-    sent = [[batch_of(t, r) for t in OWNED[rank]] for r in range(2)]
-    rows = [rows_of(t, r, batch_of(t, r), 1).view(-1) for r in range(2) for t in OWNED[rank]]
-    asked = [t for names in OWNED for t in names]
-    gradient = torch.cat([rows_of(t, rank, batch_of(t, rank), 2).view(-1) for t in asked])
-    flat = torch.cat(rows).requires_grad_()
-    received = [batch_of(t, rank) for t in asked]
-    return measured(op, (op.start_variable(flat, sent, received), flat), gradient)
-
-
-def sequence(forward):
-    """Return the results of a sequence all-to-all of tables a and c, which have one width."""
-    layout = Layout(((FeatureShard("a", "f_a", 0, 20),), (FeatureShard("c", "f_c", 0, 20),)))
-    op, rank = make(SequenceAllToAll, forward, layout=layout), dist.get_rank()
-    table = "ac"[rank]
-    rows = torch.cat([rows_of(table, r, batch_of(table, r), 1) for r in range(2)]).requires_grad_()
-    gradient = torch.cat([rows_of(t, rank, batch_of(t, rank), 2) for t in "ac"])
-    sent = torch.tensor([[batch_of(table, r) for r in range(2)]])
-    received = torch.tensor([batch_of(t, rank) for t in "ac"])
-    return measured(op, (op.start(rows, sent, received), rows), gradient)
-
-
-def without_gradients():
-    """Evaluation keeps no masks, and neither does a call whose codecs use none."""
-    made = []
-    op = make(PooledAllToAll)
-    rows = torch.randn(sum(SAMPLES), LAYOUT.dim_sum(op.rank))
-    real = Masks.of_all_columns
-    Masks.of_all_columns = classmethod(lambda cls, *shape: made.append(shape) or real(*shape))
-    try:
-        with torch.no_grad():
-            op.start(rows, SAMPLES).wait()
-        op.start(rows, SAMPLES, exact=True).wait()
-        plain = dict.fromkeys(DIMS, Rowwise(8))
-        coded = make(PooledAllToAll, codecs=DirectionCodecs(dict.fromkeys(DIMS, TOP), plain))
-        coded.start(rows, SAMPLES).wait()
-        before = len(made)
-        op.start(rows, SAMPLES).wait()
-    finally:
-        Masks.of_all_columns = real
-    return before, len(made)
-
-
 def another_codec_on_the_way():
     """A sender that codes its rows otherwise keeps all columns, and gets them all back."""
     rank = dist.get_rank()
@@ -159,34 +108,13 @@ def another_codec_on_the_way():
         autograd.start_exchange = real
 
 
-def reduce_scatters():
-    """The errors of forward_mask, and of topk alone, in row-wise sharding."""
-    size = dist.get_world_size()
-    layout = Layout(((FeatureShard("t", "f", 0, 8),),) * size)
-    messages = []
-    for backward in (ForwardMask(), Rowwise(4)):
-        codecs = DirectionCodecs({"t": TopK(density=0.25)}, {"t": backward})
-        try:
-            make(PooledReduceScatter, layout=layout, codecs=codecs)
-            messages.append("")
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
-
-
 def everything():
     return {
         "pooled": pooled(TOP),
         "pooled above": pooled(ABOVE),
         "fp16": pooled(TOP, "fp16"),
         "exact": pooled(TOP, exact=True),
-        "variable": variable(TOP),
-        "variable above": variable(ABOVE),
-        "sequence": sequence(TOP),
-        "sequence above": sequence(ABOVE),
-        "without": without_gradients(),
         "another": another_codec_on_the_way(),
-        "row-wise": reduce_scatters(),
     }
 
 
@@ -231,28 +159,6 @@ def test_pooled(ranks, case, forward):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("case", "forward"), [("variable", TOP), ("variable above", ABOVE)])
-def test_a_batch_size_of_its_own_for_every_feature(ranks, case, forward):
-    for rank, results in enumerate(ranks):
-        order = [(t, r) for r in range(2) for t in OWNED[rank]]
-        x = [rows_of(t, r, batch_of(t, r), 1) for t, r in order]
-        expected = [rows_of(t, r, batch_of(t, r), 2) for t, r in order]
-        tables = [t for t, _ in order]
-        masks = [kept(t, rows, forward) for t, rows in zip(tables, x, strict=True)]
-        check_gradients(results[case], expected, masks, tables)
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize(("case", "forward"), [("sequence", TOP), ("sequence above", ABOVE)])
-def test_sequence(ranks, case, forward):
-    for rank, results in enumerate(ranks):
-        table = "ac"[rank]
-        x = torch.cat([rows_of(table, r, batch_of(table, r), 1) for r in range(2)])
-        expected = torch.cat([rows_of(table, r, batch_of(table, r), 2) for r in range(2)])
-        check_gradients(results[case], [expected], [kept(table, x, forward)], [table])
-
-
-@pytest.mark.dist
 @pytest.mark.parametrize(("case", "nbytes"), [("pooled", 4), ("pooled above", 4), ("fp16", 2)])
 def test_bytes_sent_backward(ranks, case, nbytes):
     """8 bytes a segment and nbytes for each value kept, to the other rank; no sizes travel, though
@@ -279,21 +185,7 @@ def test_exact_communication_ignores_masks(ranks):
 
 
 @pytest.mark.dist
-def test_masks_are_made_where_they_are_needed_only(ranks):
-    for results in ranks:
-        assert results["without"] == (0, 2)
-
-
-@pytest.mark.dist
 def test_a_sender_of_another_codec_keeps_all_columns(ranks):
     expected = [torch.cat([rows_of(t, r, n, 2) for r, n in enumerate(SAMPLES)]) for t in OWNED[1]]
     for grad in ranks[1]["another"]["grads"]:
         assert torch.equal(grad, torch.cat(expected, 1))
-
-
-@pytest.mark.dist
-def test_row_wise_sharding_is_refused(ranks):
-    for results in ranks:
-        refused, allowed = results["row-wise"]
-        assert "test: table 't': backward forward_mask needs a table- or column-wise" in refused
-        assert not allowed

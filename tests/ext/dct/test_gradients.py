@@ -1,6 +1,5 @@
 """Thresholds of gradients: exact density where they are found, by layer and global, resumable."""
 
-import copy
 import math
 
 import pytest
@@ -11,7 +10,7 @@ from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
-from trec_qcomm.ext.dual_level.schedule import Constant, Exponential
+from trec_qcomm.ext.dual_level.schedule import Exponential
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
 
 WORLD_SIZE, DENSITY = 2, 0.05
@@ -111,54 +110,6 @@ def test_a_falling_density_is_that_of_the_last_step_that_looks():
         density = gradient_rule.refresh.density_at(step // 3 * 3)
         assert int((means["b"] != 0).sum()) == math.ceil(density * numel) * WORLD_SIZE
     assert density == DENSITY
-
-
-@pytest.mark.parametrize("scope", ["layer", "global"])
-def test_after_its_end_a_schedule_is_none(scope):
-    for first_step, schedule in ((6, FALLING), (0, Constant())):
-        plain, scheduled = ranks(rule(scope=scope)), ranks(rule(scope=scope, schedule=schedule))
-        for reduction in scheduled:  # a new number of ranks goes on so: the steps, no thresholds
-            reduction.num_steps = first_step
-        for step in range(4):
-            expected, means = reduced(plain, step), reduced(scheduled, step)
-            assert all(torch.equal(expected[name], means[name]) for name in expected)
-    early = reduced(ranks(rule(scope=scope, schedule=FALLING)), 0)
-    assert share(early["b"]) > share(reduced(ranks(rule(scope=scope)), 0)["b"])
-
-
-@pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize("schedule", [None, Exponential(start=8, end_step=12)])
-def test_resumed_thresholds_are_the_same(scope, schedule):
-    gradient_rule = rule(scope=scope, schedule=schedule, error_feedback=True)
-    straight, first = ranks(gradient_rule), ranks(gradient_rule)
-    for step in range(4):
-        reduced(straight, step)
-        reduced(first, step)
-    second, forgetful = ranks(gradient_rule), ranks(gradient_rule)
-    for before, after, without in zip(first, second, forgetful, strict=True):
-        assert before.tolerances.state_dict().keys() == after.tolerances.state_dict().keys()
-        after.tolerances.load_state_dict(copy.deepcopy(before.tolerances.state_dict()))
-        for r in (after, without):
-            r.num_steps = before.num_steps
-            r.error_feedback.load_state_dict(before.error_feedback.state_dict())
-    without_state = reduced(forgetful, 4)
-    for step in range(4, 7):
-        expected, means = reduced(straight, step), reduced(second, step)
-        assert all(torch.equal(expected[name], means[name]) for name in expected)
-        if step == 4:  # not a step that looks, but for those who have no threshold
-            assert not torch.equal(expected["b"], without_state["b"])
-
-
-def test_what_was_sent_and_the_residual_are_the_input():
-    reductions = ranks(rule(error_feedback=True))
-    given = torch.zeros(4000, dtype=torch.float64)
-    came = given.clone()
-    for step in range(20):
-        given += sum(gradients(step, rank)["a"].double() for rank in range(WORLD_SIZE)) / 2
-        came += reduced(reductions, step)["a"].double()
-    kept = sum(sum(r.error_feedback.state_dict()["a"].values()).double() for r in reductions)
-    assert float((given - came - kept).abs().max()) <= 20 * 2.0**-22
-    assert float((given - came).abs().max()) > 1
 
 
 @pytest.mark.parametrize(("density", "least"), [(0.01, 60), (0.001, 400)])

@@ -4,8 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from fbgemm_gpu.split_embedding_configs import SparseType
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
 from tests.ext.planner.test_planner import (
@@ -20,7 +18,7 @@ from tests.ext.planner.test_planner import (
     perfs,
     topology,
 )
-from trec_qcomm import Cast, QComm, Rowwise, Throughput
+from trec_qcomm import QComm, Rowwise, Throughput
 from trec_qcomm.config import config_from_dict, config_to_dict, write_yaml
 from trec_qcomm.ext.planner.cost_model import wire_nbytes
 from trec_qcomm.ext.planner.traffic import FixedSizes, SizeCurve, TouchedTable, reduced_nbytes
@@ -71,19 +69,6 @@ def test_distinct_bags_are_sent_and_looked_up_once() -> None:
     # Two-level, the rows of as many batches as there are nodes go to each rank of the node first.
     inside = wire_nbytes(codec, (DISTINCT * NUM_NODES,), DIM)
     two_level_ms = NODE * inside / INTRA + NUM_NODES * wire_nbytes(codec, (DISTINCT,), DIM) / INTER
-    assert ours["table_row_wise"].fwd_comms == pytest.approx(two_level_ms)
-
-
-def test_rows_of_16_bits_that_are_sent_as_they_are_have_two_bytes_a_value() -> None:
-    where, qcomm = topology(), qcomm_of(IDENTITY)
-    estimator = qcomm.estimator(where, throughput=FREE, measured=record_of(qcomm), pipeline=True)
-    half = EmbeddingBagCollectionSharder(fused_params={"output_dtype": SparseType.FP16})
-    ours = perfs(estimator, where, sharder=half)
-    inside, between = (
-        wire_nbytes(Cast("fp16"), (num_rows,), DIM) for num_rows in (DISTINCT * NUM_NODES, DISTINCT)
-    )
-    assert ours["table_wise"].fwd_comms == pytest.approx(WORLD * between / INTER)
-    two_level_ms = NODE * inside / INTRA + NUM_NODES * between / INTER
     assert ours["table_row_wise"].fwd_comms == pytest.approx(two_level_ms)
 
 

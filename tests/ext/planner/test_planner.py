@@ -28,10 +28,11 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-import trec_qcomm
 from trec_qcomm import Cast, ErrorBounded, Identity, QComm, Rowwise, Throughput
 from trec_qcomm.config import Config, TableRule, config_from_dict
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.planner.cost_model import measure_throughput, wire_nbytes
+from trec_qcomm.wire.frame import lay_out
 
 WORLD, NODE, BATCH, DIM = 16, 8, 512, 64
 NUM_NODES = WORLD // NODE
@@ -40,6 +41,7 @@ FREE = Throughput(encode_gb_s=math.inf, decode_gb_s=math.inf)
 RAW = BATCH * DIM * 4  # bytes of a batch
 UNTOUCHED = ("fwd_compute", "bwd_compute", "input_dist_comms", "prefetch_compute")
 COPY = WORLD * RAW * BATCHED_COPY_PERF_FACTOR / HBM
+CODECS = [Identity(), Cast("bf16"), Rowwise(8), Rowwise(4)]
 ALL_TYPES = [kind.value for kind in ShardingType]
 
 
@@ -108,7 +110,7 @@ def test_lookups_keep_their_price_and_data_parallel_all_of_it() -> None:
     assert ours["data_parallel"] == stock["data_parallel"]
 
 
-@pytest.mark.parametrize("codec", [Identity(), Cast("bf16"), Rowwise(8), Rowwise(4)], ids=repr)
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_each_hop_costs_its_wire_bytes(codec) -> None:
     """The rest is a local copy, and the identity inside a node."""
     where = topology()
@@ -262,12 +264,6 @@ def test_on_cpu_the_codec_is_measured_here() -> None:
     assert ours.fwd_comms == pytest.approx(wire_ms + seconds * 1e3)
 
 
-@pytest.mark.parametrize("throughput", [3.0, {}, {"rowwise": 3.0}, "fast"])
-def test_what_is_no_throughput_is_refused(throughput) -> None:
-    with pytest.raises(ValueError, match="throughput: expected a Throughput, or a mapping"):
-        qcomm(Identity()).estimator(topology(), throughput=throughput)
-
-
 def test_a_gpu_cannot_be_measured_on_a_cpu() -> None:
     with pytest.raises(ValueError, match=r"throughput: measuring is for cpu, .* of cuda"):
         qcomm(Identity()).estimator(topology())
@@ -311,5 +307,18 @@ def test_a_small_codec_changes_the_plan() -> None:
     assert chosen == {"fp32": "data_parallel", "int2": "table_row_wise"}
 
 
-def test_its_name_is_public() -> None:
-    assert trec_qcomm.Throughput is Throughput
+@pytest.mark.parametrize("codec", [*CODECS, Rowwise(2)], ids=repr)
+@pytest.mark.parametrize(("num_rows", "dim"), [((512,), 64), ((3, 0, 7), 5), ((1,), 1)])
+def test_a_frame_is_as_large_as_it_is_laid_out(codec, num_rows, dim) -> None:
+    segments = Segments.packed(num_rows, dim)
+    assert segments.num_rows.tolist() == list(num_rows)
+    _, frames = lay_out(codec.max_nbytes(segments), [len(num_rows)])
+    assert [wire_nbytes(codec, num_rows, dim)] == frames
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, True, "fast", None])
+@pytest.mark.parametrize("field", ["encode_gb_s", "decode_gb_s"])
+def test_a_throughput_is_a_number_above_zero(field, value) -> None:
+    values = {"encode_gb_s": 1.0, "decode_gb_s": 1.0} | {field: value}
+    with pytest.raises(ValueError, match=rf"throughput\.{field}: .* is not a number > 0"):
+        Throughput(**values)

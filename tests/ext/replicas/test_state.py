@@ -8,12 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.ext.replicas.fused_tables import INT4, fused
+from tests.ext.replicas.test_tables import INT4, fused
 from trec_qcomm import Config, QComm
-from trec_qcomm.ext.replicas import sync_state
 from trec_qcomm.ext.replicas.extension import sync_of
 from trec_qcomm.ext.replicas.sync import ReplicaSync
-from trec_qcomm.ext.replicas.whole import digests
 from trec_qcomm.lab.ranks.ranks import PlayedRanks
 
 NUM_ROWS = 6
@@ -171,30 +169,6 @@ def test_a_lookup_before_a_load_counts_for_the_average_after():
         replica.sync.check()
 
     PlayedRanks(2).run(program)
-
-
-def test_tables_are_as_they_were_after_a_comparison_that_fails(monkeypatch):
-    def fail(_tables):
-        raise MemoryError
-
-    def program():
-        replica, _, tables = saved_between_averages()
-        with pytest.raises(MemoryError):
-            replica.sync._state.digests(before=True)
-        return equal(replica.copies(), tables)
-
-    monkeypatch.setattr(sync_state, "digests", fail)
-    assert PlayedRanks(2).run(program) == [True] * 2
-
-
-def test_a_digest_of_chunks_tells_any_changed_bit():
-    table = torch.randn(3, 1 << 19, generator=torch.Generator().manual_seed(0))
-    changed = [table.clone() for _ in range(3)]
-    changed[0][0, 0].neg_()
-    changed[1][2, -1] = torch.nextafter(changed[1][2, -1], torch.tensor(9.0))
-    changed[2][0, 0], changed[2][2, 0] = table[2, 0], table[0, 0]  # of two chunks
-    assert digests([table.clone()]) == digests([table])
-    assert len({*digests([table]), *digests(changed)}) == 4
 
 
 def test_state_of_another_number_of_ranks_is_told(caplog):

@@ -112,24 +112,6 @@ def resumed(folder):
     )
 
 
-def early_lookup(_folder):
-    """Average between a batch's lookup and its backward; return whether replicas are equal at the
-    average after."""
-    qcomm = qcomm_of(codec=INT8)
-    dmp = collection(qcomm, "sgd")
-    sync = qcomm.sync(dmp)
-    sync.step()
-    for step in range(3):
-        loss = dmp(batch(step)).sum()
-        sync.step()
-        loss.backward()
-        sync.step()
-    sync.check()
-    with torch.no_grad():
-        dmp(batch(9))
-    return [len(touched.collect()[0]) for touched in sync._touched]
-
-
 def refused(_folder):
     """Return the errors of wrong calls."""
 
@@ -175,7 +157,6 @@ PROGRAMS = {
     "equals_stock": equals_stock,
     "coded": coded,
     "resumed": resumed,
-    "early_lookup": early_lookup,
     "refused": refused,
     "ddp_of_other_ranks": ddp_of_other_ranks,
 }
@@ -212,10 +193,6 @@ def test_a_resumed_run_goes_on_with_equal_bits(outcomes):
     for equal, touched_nbytes in results_of(outcomes["resumed"]):
         assert equal == [True] * 3
         assert touched_nbytes > 0
-
-
-def test_a_lookup_before_an_average_counts_for_the_next(outcomes):
-    assert results_of(outcomes["early_lookup"]) == [[0] * 3, [0] * 3, [0], [0]]
 
 
 def test_a_ddp_that_leaves_out_replicas_is_told(outcomes):

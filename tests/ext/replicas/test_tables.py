@@ -1,19 +1,46 @@
 """Banks of models with unusual places of tables, and averages of them by played replicas."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import nn
 from torchrec.distributed.itep_embeddingbag import ShardedITEPEmbeddingBagCollection
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 
-from tests.ext.replicas.fused_tables import INT4, collection, fused
-from trec_qcomm.ext.replicas.sync import ReplicaSync, _memory
+from trec_qcomm import QComm
+from trec_qcomm.ext.replicas.sync import ReplicaSync
 from trec_qcomm.ext.replicas.tables import kernels_and_banks
 from trec_qcomm.lab.ranks.ranks import PlayedRanks
+
+INT4 = QComm.from_dict({"sync": {"codec": {"codec": "rowwise", "bits": 4}}})
+
+
+def fused(num_rows: int = 6) -> SplitTableBatchedEmbeddingBagsCodegen:
+    """Make a kernel of one table."""
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        [(num_rows, 8, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    )
+
+
+def collection(*kernels: SplitTableBatchedEmbeddingBagsCodegen) -> nn.Module:
+    """Make what of a sharded collection is looked at: lookups of kernels, each of a table "t"."""
+    table = SimpleNamespace(name="t", local_metadata=None)
+    wrapped = [
+        SimpleNamespace(emb_module=k, config=SimpleNamespace(embedding_tables=[table]))
+        for k in kernels
+    ]
+    module = nn.Module()
+    module._lookups = [SimpleNamespace(_emb_modules=wrapped)]
+    return module
 
 
 def test_tables_of_a_collection_inside_another_are_in_one_bank():
@@ -22,13 +49,6 @@ def test_tables_of_a_collection_inside_another_are_in_one_bank():
     outer.inner._lookups = outer._lookups
     kernels, banks = kernels_and_banks(outer)
     assert (len(kernels), len(banks)) == (1, 1)
-
-
-def test_memory_of_tables_that_are_given_twice_counts_once():
-    """Neighbours are joined; each was once joined with the other's second copy, too."""
-    weights = torch.zeros(6, 8)
-    first, second = weights.split(3)
-    assert _memory([first, second, first, second]) == _memory([weights])
 
 
 def test_tables_with_one_name_have_shards_that_differ():

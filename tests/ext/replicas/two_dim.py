@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchrec.distributed.model_parallel as model_parallel
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DMPCollection
@@ -20,35 +20,16 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.small_model import CPU, OPTIMIZERS, dense_optimizer
+from tests.integration.small_model import CPU, OPTIMIZERS, Model, dense_optimizer
 from trec_qcomm import QComm
 
 Hook = Callable[[list[Tensor]], None]
 NUM_IDS, NUM_SAMPLES = 20, 4
 DIMS = {"a": 8, "b": 8, "c": 4, "rows": 8}  # a, b and c on the first rank, in one kernel
 FEATURES = list(DIMS)
-
-
-class Model(nn.Module):
-    """Bags of one feature a table, and one linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        tables = [
-            EmbeddingBagConfig(
-                name=name, embedding_dim=dim, num_embeddings=NUM_IDS, feature_names=[name]
-            )
-            for name, dim in DIMS.items()
-        ]
-        self.ebc = EmbeddingBagCollection(device=CPU, tables=tables)
-        self.over = nn.Linear(sum(DIMS.values()), 1)
-
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        return self.over(self.ebc(features).values())
 
 
 def batch(step: int) -> KeyedJaggedTensor:
@@ -78,7 +59,8 @@ def collection(qcomm: QComm, optimizer: str = "adagrad") -> DMPCollection:
     """Shard the small model over the two ranks of each group. Weights differ between groups."""
     run_on_cpu()
     torch.manual_seed(dist.get_rank())
-    model = Model()
+    tables = [(name, dim, [name], PoolingType.SUM) for name, dim in DIMS.items()]
+    model = Model(tables, NUM_IDS)
     plan = {name: table_wise(rank=0) for name in "abc"} | {"rows": row_wise()}
     module_plan = construct_module_sharding_plan(
         model.ebc, plan, sharder=EmbeddingBagCollectionSharder(), world_size=2, local_size=2,

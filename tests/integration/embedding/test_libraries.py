@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.integration.embedding import round_robin
 from tests.integration.sharded_models import training
@@ -66,18 +65,6 @@ class ForgetfulSharder(CodedEmbeddingBagCollectionSharder, round_robin.RoundRobi
     sharded_class = Forgotten
 
 
-class Plain(CodedShardedEmbeddingCollection, round_robin.ShardedRoundRobinSequences):
-    """Module that names the library's own sharding, which codes nothing."""
-
-    coded_shardings = {"row_wise": round_robin.RoundRobinSequenceSharding}  # noqa: RUF012
-
-
-class PlainSharder(CodedSequenceSharder):
-    """Sharder of it."""
-
-    sharded_class = Plain
-
-
 class MergingSharder(CodedSequenceSharder):
     """Sharder that promises what the library's module does not do."""
 
@@ -85,7 +72,7 @@ class MergingSharder(CodedSequenceSharder):
 
 
 def train(how):
-    """Return rows and weights of a training, how many ids were looked up, and stats."""
+    """Return the result of a training, and how many ids were looked up."""
     case, codec, kind, options = how
     round_robin.num_looked_up.zero_()
     qcomm = None if codec is None else training.qcomm_of(codec)
@@ -101,8 +88,9 @@ def train(how):
         sharders = qcomm.sharders(fused_params=fused, subclasses=[kind])
     dmp = training.shard_by(case, sharders=sharders)
     outputs = training.train(dmp, case, 3, linear=False)
-    stats = None if qcomm is None else qcomm.stats()
-    return outputs, training.weights(dmp, case), int(round_robin.num_looked_up), stats
+    stats = {} if qcomm is None else qcomm.stats().to_dict()
+    result = training.RankResult(outputs, training.weights(dmp, case), stats)
+    return result, int(round_robin.num_looked_up)
 
 
 CASES = {
@@ -130,47 +118,37 @@ def ranks():
     case = CASES[f"ebc/{RW}"]
     programs["forgotten"] = (case, Identity(), ForgetfulSharder, {})
     case = CASES[f"ec/{RW}"]
-    programs["plain"] = (case, Identity(), PlainSharder, {})
     programs["merging"] = (case, Identity(), MergingSharder, {"unique_bags": True})
     return run_programs(train, 2, programs)
-
-
-def are_equal(one, other) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(are_equal(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(are_equal, one, other))
-    return one == other
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", CASES)
 def test_identity_equals_the_library_bit_for_bit(ranks, name):
-    pairs = zip(
-        results_of(ranks[name, "library"]), results_of(ranks[name, "identity"]), strict=True
+    (theirs, num_ids), (ours, num_ours) = (
+        zip(*results_of(ranks[name, kind]), strict=True) for kind in ("library", "identity")
     )
-    for theirs, ours in pairs:
-        assert theirs[2] > 0  # its lookups ran, and each id was looked up
-        assert are_equal(theirs[:3], ours[:3])
-        assert ours[3].embedding_forward.raw_nbytes > 0
+    assert all(num_ids)  # its lookups ran
+    assert num_ids == num_ours  # and each id was looked up
+    training.assert_same(CASES[name], theirs, ours)
+    assert all(result.stats["embedding_forward"]["raw_nbytes"] > 0 for result in ours)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("module", ["ebc", "ec"])
 def test_rows_and_gradients_are_coded(ranks, module):
-    theirs = results_of(ranks[f"{module}/{RW}", "library"])
-    for plain, (outputs, _, num_ids, stats) in zip(
-        theirs, results_of(ranks[f"{module}/{RW}", "int8"]), strict=True
-    ):
-        assert num_ids == plain[2]
-        assert not are_equal(plain[0], outputs)
-        for key, rows in outputs[0].items():
-            error = (rows - plain[0][0][key]).abs().max()
-            assert error <= 0.02 * rows.abs().max(), key
-        for traffic in (stats.embedding_forward, stats.embedding_backward):
-            assert 0 < traffic.wire_nbytes - traffic.header_nbytes < traffic.raw_nbytes
+    theirs, ours = (results_of(ranks[f"{module}/{RW}", kind]) for kind in ("library", "int8"))
+    for (plain, expected_ids), (coded, num_ids) in zip(theirs, ours, strict=True):
+        assert num_ids == expected_ids
+        errors = []
+        for key, rows in coded.outputs[0].items():
+            errors.append(float((rows - plain.outputs[0][key]).abs().max()))
+            assert errors[-1] <= 0.02 * rows.abs().max(), key
+        assert any(errors)
+        for kind in ("embedding_forward", "embedding_backward"):
+            traffic = coded.stats[kind]
+            payload = traffic["wire_nbytes"] - traffic["header_nbytes"]
+            assert 0 < payload < traffic["raw_nbytes"]
 
 
 @pytest.mark.dist
@@ -205,12 +183,6 @@ def test_bases_in_the_other_order_are_refused(bases):
     type("Right", (ours, theirs), {})
     with pytest.raises(TypeError, match=f"Wrong: {theirs.__name__} comes before "):
         type("Wrong", bases, {})
-
-
-@pytest.mark.dist
-def test_a_plain_sharding_of_the_librarys_is_refused(ranks):
-    reason = ranks["plain"].reason
-    assert "Plain.coded_shardings['row_wise']: RoundRobinSequenceSharding: expected" in reason
 
 
 @pytest.mark.dist

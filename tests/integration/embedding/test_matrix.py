@@ -1,4 +1,4 @@
-"""The matrix: every sharding x codec x shape x direction, checked cell by cell, as a table.
+"""The matrix: every sharding x codec x shape x direction, checked cell by cell.
 
 One step of SGD on a loss that is linear in the outputs, so that gradients are no function of what
 the forward codec did. A cell passes if, with respect to a run with the identity codec,
@@ -7,8 +7,6 @@ the forward codec did. A cell passes if, with respect to a run with the identity
 - a direction, or a table, that is not coded is bit-equal;
 - QComm.stats() counts exactly the bytes that FORMAT.md gives for the plan (traffic.py); where they
   depend on the data, the rows.
-
-The table is written to `matrix/world_size_<n>.md` in pytest's cache, .pytest_cache/d/.
 """
 
 import math
@@ -252,7 +250,7 @@ def _verdicts(what: str, case: Case, hops: dict[str, Hops], moved: dict[Table, M
 
 
 @pytest.fixture(scope="module")
-def verdicts_of(pytestconfig):
+def verdicts_of():
     """Return a function from world size to the problems of each cell; it runs them once."""
 
     @cache
@@ -265,34 +263,9 @@ def verdicts_of(pytestconfig):
             plain = results[Cell(cell.row, cell.shape)]
             failed = [run.reason for run in (plain, results[cell]) if isinstance(run, Failed)]
             problems_of[cell] = failed or problems(cell, results[cell], plain)
-        folder = pytestconfig.cache.mkdir("matrix")
-        table = as_markdown(problems_of, world_size)
-        (folder / f"world_size_{world_size}.md").write_text(table)
         return problems_of
 
     return judged
-
-
-def as_markdown(judged: dict[Cell, list[str]], world_size: int) -> str:
-    """Return a table. Rows: sharding, shape, direction. Columns: codecs."""
-    lines = [
-        f"{world_size} ranks: {sum(not p for p in judged.values())} of {len(judged)} cells pass",
-        "",
-        f"| sharding | shape | coded | {' | '.join(CODECS)} |",
-        "|---" * (3 + len(CODECS)) + "|",
-    ]
-    for plain in plain_cells(world_size):
-        for direction in DIRECTIONS:
-            row = [judged.get(Cell(plain.row, plain.shape, codec, direction)) for codec in CODECS]
-            marks = [_mark(wrong) for wrong in row]
-            lines.append(f"| {plain.row} | {plain.shape} | {direction} | {' | '.join(marks)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _mark(wrong: list[str] | None) -> str:
-    if wrong is None:
-        return ""
-    return wrong[0].strip().splitlines()[-1] if wrong else "ok"
 
 
 def name_of(cell: Cell) -> str:

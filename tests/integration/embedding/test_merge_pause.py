@@ -101,13 +101,6 @@ def test_a_rank_without_samples_has_nothing_to_merge(searches):
     assert [number_of_searches(side, searches, none, none) for _ in range(2)] == [2, 0]
 
 
-def test_rows_chosen_after_the_lookup_pause_too(searches):
-    side, different, equal = emulated(fused=None), batch(DIFFERENT), batch(EQUAL)
-    steps = [(different, different)] * 3 + [(equal, equal)] * 2
-    counts = [number_of_searches(side, searches, *step) for step in steps]
-    assert counts == [4, 0, 0, 4, 4]  # both ranks search their batch and what they looked up
-
-
 @pytest.mark.parametrize(
     ("choice", "ids", "pooling", "expected"),
     [
@@ -153,15 +146,6 @@ def test_a_resumed_run_pauses_where_the_other_would(searches):
         for side in (first, resumed)
     ]
     assert counts == [[0, 2, 0]] * 2
-
-
-def test_state_that_is_none_is_refused():
-    def load(_, qcomm):
-        qcomm.load_state_dict(qcomm.state_dict() | {"merge_pauses": {"bags/table_wise": 3}})
-
-    side = emulated()
-    with pytest.raises(ValueError, match=r"merge_pauses: expected \[2\] int64, got 3"):
-        side.run(load, side.qcomms)
 
 
 def test_the_state_is_that_of_the_last_batch_that_was_looked_up(searches):

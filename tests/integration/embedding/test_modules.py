@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.integration.embedding.test_every_sharding import BY_NODE, assert_near
-from tests.integration.sharded_models import itep, towers
+from tests.integration.sharded_models import index_dedup, itep, towers
 from tests.integration.sharded_models.cases import (
     CW,
     DP,
@@ -68,6 +68,10 @@ def parity_cases(world_size=4):
         )
     for module in ("mc_ebc", "mc_ec"):
         cases[f"{module}/{RW}"] = Case(tables=NARROW_UNSHARED, sharding=RW, module=module)
+    for module, sharding in (("ec", TW), ("ec", CW), ("ec", RW), ("mc_ec", RW)):
+        cases[f"dedup_{module}/{sharding}"] = Case(
+            tables=NARROW_UNSHARED, sharding=sharding, module=module, dedup=True, batch=(8, 3)
+        )
     for sharding in (TW, CW, RW, TWRW):
         cases[f"itep_ebc/{sharding}"] = Case(
             tables=UNSHARED, sharding=sharding, module="itep_ebc", node_size=2
@@ -107,6 +111,8 @@ def run_program(program):
     if kind == "exact":
         return run(case, exact_qcomm(), 1, linear=True)
     qcomms = None, exact_qcomm()
+    if case.dedup:
+        index_dedup.run_on_cpu()
     if case.module.startswith("tower"):
         towers.run_on_cpu()
         return tuple(run(case, qcomm, 3, model=towers.TowerModel(case)) for qcomm in qcomms)

@@ -20,7 +20,6 @@ from torchrec.distributed.embedding_lookup import (
 )
 
 from tests.integration.sharded_models import cases
-from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import (
     CW,
     DP,
@@ -32,7 +31,7 @@ from tests.integration.sharded_models.cases import (
     Model,
     Table,
 )
-from tests.integration.sharded_models.training import assert_same, qcomm_of, run, shard
+from tests.integration.sharded_models.training import assert_same, qcomm_of, run
 from trec_qcomm import Identity, QComm
 from trec_qcomm.config import read_config
 from trec_qcomm.integration.embedding import sequences, shardings
@@ -106,13 +105,8 @@ def other_codings():
     for name, config in {
         "identity": qcomm_of(Identity(), measure_error=True).config,
         "fp16_bf16": read_config("fp16_bf16"),
-        "int4": read_config("int4"),
     }.items():
         results[name] = run(case, QComm(config), STEPS)
-    qcomm = QComm(read_config("int4"))
-    dmp = shard(case, qcomm)
-    with torch.no_grad(), qcomm.bypass():
-        results["bypass"] = dmp(batch(case, 0, dist.get_rank()))
     return results | {"float32": float32, "stock": run(case, None, STEPS)}
 
 
@@ -159,12 +153,7 @@ def test_codecs_of_16_bits_train():
     assert owner["max_abs_err"] == 0
     for (_, others), stock in zip(ranks, theirs, strict=True):
         for key, exact in stock.outputs[0].items():
-            assert torch.equal(others["bypass"][key], exact)
             assert torch.equal(others["fp16_bf16"].outputs[0][key], exact)  # FP16 sent as FP16
-            error = (others["int4"].outputs[0][key] - exact).abs()
-            step = (exact.amax(1) - exact.amin(1))[:, None] / 15
-            assert bool((error <= 0.6 * step + 2**-10 * exact.abs()).all())
-            assert bool((error > 0).any())
         for key, exact in stock.outputs[-1].items():  # after gradients that lost 3 bits
             coded = others["fp16_bf16"].outputs[-1][key]
             torch.testing.assert_close(coded, exact, rtol=2**-5, atol=2**-4)

@@ -1,10 +1,14 @@
-"""What a QComm keeps: names, counters and steps, whatever the plan and the modules are."""
+"""What a QComm keeps: names, counters and steps, whatever the plan and the modules are.
+
+And its sharders, which take the options of TorchRec's own for each type of module.
+"""
 
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
@@ -12,12 +16,19 @@ from torch import nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
+from tests.comm.rows.test_all_to_all import SpiedCollective
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import CPU, MODULES, RW, TW, Case, Model, Table, plan
 from tests.integration.sharded_models.training import fused_params, qcomm_of, shard, train
 from trec_qcomm import Config, Identity, QComm, Rowwise, TableRule
 from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.integration.embedding.sharders import (
+    CodedEmbeddingBagCollectionSharder,
+)
 from trec_qcomm.testing import run_ranks
 
 TABLES = (Table("a", 16, ("f1",)), Table("b", 16, ("f2",)))
@@ -100,18 +111,6 @@ def resharded_as_stock():
     }
 
 
-def calls_after_reset_in_inference_mode():
-    qcomm = qcomm_of(Identity())
-    case = Case(tables=TABLES, sharding=TW)
-    dmp = shard(case, qcomm)
-    train(dmp, case, 1, linear=True)
-    with torch.inference_mode():
-        qcomm.reset_stats()
-    assert qcomm.stats().embedding_forward.num_calls == 0
-    train(dmp, case, 2, linear=True)
-    return qcomm.stats().embedding_forward.num_calls
-
-
 def dense_bytes(**options):
     """Return (raw, wire) bytes of the dense all-reduce in one step."""
     case = Case(tables=TABLES, sharding=TW)
@@ -136,22 +135,14 @@ def ids_sent_and_counted():
     model = Model(case)
     model.sparse._return_remapped_features = True
     dmp = shard(case, qcomm, model)
-    sent, real = [0], dist.all_to_all_single
-
-    def spy(output, input, output_split_sizes=None, input_split_sizes=None, **options):
-        splits = input_split_sizes or [len(input) // dist.get_world_size()] * dist.get_world_size()
-        row_nbytes = input.element_size() * input[:1].numel()
-        sent[0] += (sum(splits) - splits[dist.get_rank()]) * row_nbytes
-        return real(output, input, output_split_sizes, input_split_sizes, **options)
-
-    dist.all_to_all_single = spy
+    spy = dist.all_to_all_single = SpiedCollective()
     try:
         with torch.no_grad():
             dmp(batch(case, 0, dist.get_rank()))
     finally:
-        dist.all_to_all_single = real
+        dist.all_to_all_single = spy._real
     stats = qcomm.stats().to_dict()
-    return sent[0], sum(stats[kind]["wire_nbytes"] for kind in ("input", "embedding_forward"))
+    return spy.nbytes, sum(stats[kind]["wire_nbytes"] for kind in ("input", "embedding_forward"))
 
 
 def errors_of_a_bad_frame():
@@ -182,11 +173,12 @@ def everything():
         "twins": steps_of_twins(),
         "replanned": steps_under_another_plan(),
         "resharded": resharded_as_stock(),
-        "reset": calls_after_reset_in_inference_mode(),
         "bad frame": errors_of_a_bad_frame(),
         "dense": dense_bytes(),
         "dense fp16": dense_bytes(allreduce_comm_precision="fp16"),
         "remapped ids": ids_sent_and_counted(),
+        "both": rates_and_types(),
+        "orders": [order_of_types(order) for order in ([TW, RW], [RW, TW])],
     }
 
 
@@ -221,11 +213,6 @@ def test_no_state_is_given_out_after_a_bad_frame(ranks):
 
 
 @pytest.mark.dist
-def test_counters_survive_a_reset_in_inference_mode(ranks):
-    assert all(results["reset"] == 2 for results in ranks)
-
-
-@pytest.mark.dist
 def test_torchrecs_own_precision_of_the_dense_part_is_counted(ranks):
     for results in ranks:
         raw, wire = results["dense"]
@@ -238,3 +225,125 @@ def test_returned_ids_of_managed_collisions_are_counted(ranks):
     for results in ranks:
         sent, counted = results["remapped ids"]
         assert sent == counted > 0
+
+
+BAGS, ROWS = Case(tables=TABLES, sharding=TW), Case(tables=TABLES, sharding=TW, module="ec")
+SGD = EmbOptimType.EXACT_SGD
+RATES = {
+    EmbeddingBagCollection: {"optimizer": SGD, "learning_rate": 0.5},
+    EmbeddingCollection: {"optimizer": SGD, "learning_rate": 0.25},
+}
+
+
+class RowWiseBags(CodedEmbeddingBagCollectionSharder):
+    """Sharder that lets TorchRec's planner choose row-wise only, which on CPU it does not offer."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [RW]
+
+
+class Both(nn.Module):
+    """Model of bags and of unpooled rows over the same features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.rows = MODULES["ebc"](BAGS), MODULES["ec"](ROWS)
+
+    def forward(self, features):
+        rows = self.rows(features)
+        return self.bags(features).values().sum() + sum(r.values().sum() for r in rows.values())
+
+
+def rates_and_types():
+    """Return what one step moved the rows by, and how the planner sharded each module."""
+    torch.manual_seed(0)
+    qcomm = qcomm_of(Identity())
+    arguments = qcomm.dmp_arguments(fused_params=RATES, subclasses=[RowWiseBags])
+    dmp = DistributedModelParallel(Both(), device=CPU, **arguments)
+    tables = [
+        (name.partition(".")[0], part.tensor)
+        for name, table in dmp.state_dict().items()
+        for part in table.local_shards()
+    ]
+    for _, rows in tables:
+        rows.zero_()
+    dmp(batch(BAGS, 0, 0)).backward()
+    moved = {"bags": set(), "rows": set()}
+    for module, rows in tables:
+        moved[module] |= {float(value) for value in rows[rows != 0].abs().unique()}
+    types = {
+        path: {p.sharding_type for p in module.values()} for path, module in dmp.plan.plan.items()
+    }
+    return moved, types, qcomm.stats().embedding_forward.num_calls
+
+
+def order_of_types(order):
+    """Return the sharding types of a module of two, in the order in which it goes through them."""
+    case = Case(tables=TABLES, sharding="sequence_mix")  # table-wise, then row-wise
+    model = nn.Module()
+    model.sparse = MODULES["ebc"](case)
+    dmp = DistributedModelParallel(
+        model,
+        device=CPU,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        plan=ShardingPlan({"sparse": plan(case, dist.get_world_size())}),
+        **qcomm_of(Identity()).dmp_arguments(sharded_module_order_overwrite=order),
+    )
+    return dmp.module.sparse._sharding_types
+
+
+@pytest.mark.dist
+def test_each_type_of_module_has_its_own_parameters(ranks):
+    """Ids are drawn alike on both ranks, so a row that is in n bags of each moves by n rates."""
+    moved = [rank["both"][0] for rank in ranks]
+    for module, rate in (("bags", 0.5), ("rows", 0.25)):
+        steps = set().union(*(rank[module] for rank in moved))
+        assert min(steps) == rate
+        assert all(step % rate == 0 for step in steps)
+
+
+@pytest.mark.dist
+def test_a_subclass_pins_the_sharding_types(ranks):
+    for _, types, calls in (rank["both"] for rank in ranks):
+        assert types["bags"] == {RW}
+        assert calls >= 2
+    bags, *_ = qcomm_of(Identity()).sharders()
+    assert RW not in bags.sharding_types("cpu")  # without the subclass
+
+
+@pytest.mark.dist
+def test_the_order_of_sharding_types_is_taken_over(ranks):
+    assert all(rank["orders"] == [[TW, RW], [RW, TW]] for rank in ranks)
+
+
+def test_a_module_around_a_collection_has_the_collections_parameters_or_its_own():
+    qcomm, special = qcomm_of(Rowwise(8)), {"learning_rate": 0.125}
+    with_its_own = {**RATES, FeatureProcessedEmbeddingBagCollection: special}
+    for params, expected in (
+        (RATES, RATES[EmbeddingBagCollection]),
+        (with_its_own, special),
+        (special,) * 2,
+    ):
+        sharders = {s.module_type: s for s in qcomm.sharders(fused_params=params)}
+        assert sharders[FeatureProcessedEmbeddingBagCollection].fused_params == expected
+    assert len(sharders) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"fused_params": {FusedEmbeddingBagCollection: {}}},
+            "'FusedEmbeddingBagCollection': expected one dict of parameters for each type of mod",
+        ),
+        ({"fused_params": {EmbeddingCollection: {}, "learning_rate": 1}}, "'learning_rate': expec"),
+        ({"subclasses": [Case]}, "Case'> extends none of CodedEmbeddingBagCollectionSharder, "),
+        (
+            {"subclasses": [RowWiseBags, type("Other", (RowWiseBags,), {})]},
+            "both extend CodedEmbeddingBagCollectionSharder",
+        ),
+    ],
+)
+def test_what_fits_no_sharder_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        qcomm_of(Identity()).sharders(**options)

@@ -1,5 +1,5 @@
-"""Modes of training: evaluation, checkpointed activations, gradient division, the training
-pipeline, data-parallel tables. With identity all equals stock bit for bit.
+"""Modes of training: evaluation, checkpointed activations, gradient division, torch.compile, the
+training pipeline, also over merged bags and packed ids. With identity all equals stock bit for bit.
 """
 
 from dataclasses import replace
@@ -11,26 +11,21 @@ from torch.utils.checkpoint import checkpoint
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
-from tests.integration.embedding.test_every_sharding import NARROW_TABLES, TABLES
+from tests.integration.embedding.test_every_sharding import NARROW_TABLES, SUM_TABLES, TABLES
+from tests.integration.embedding.test_packed_ids import qcomm_of as merging
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import (
     CPU,
     DP,
-    GRID,
-    LEARNING_RATE,
     MIX,
     RW,
-    SEQUENCE,
     SEQUENCE_MIX,
     TW,
-    TWRW,
     Case,
     Model,
     full_table,
-    local_tables,
-    output_keys,
 )
-from tests.integration.sharded_models.expected import assembled, incidence, updated
+from tests.integration.sharded_models.expected import assembled, updated
 from tests.integration.sharded_models.training import (
     RankResult,
     assert_same,
@@ -42,7 +37,7 @@ from tests.integration.sharded_models.training import (
     weights,
 )
 from tests.rank_programs import results_of, run_programs
-from trec_qcomm import Cast, Identity, Rowwise
+from trec_qcomm import Identity
 
 pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
 
@@ -95,27 +90,39 @@ def undivided(case, qcomm):
 
 
 class PipelineModel(Model):
-    """Model that returns (loss, outputs) and can be traced."""
+    """Model that returns (loss, outputs) and can be traced.
+
+    Where gradients are whole, all are 1 and scales stay as they are, so that sums are exact.
+    """
 
     def __init__(self, case):
         super().__init__(case)
-        self.sequence = case.sequence
+        self.sequence, self.whole = case.sequence, case.whole_gradients
 
     def forward(self, features):
         rows_by_key = self.sparse(features)
         outputs, loss = {}, torch.zeros(())
         for key, scale in self.scale.items():
             rows = rows_by_key[key].values() if self.sequence else rows_by_key[key]
+            if self.whole:
+                outputs[key], loss = rows, loss + rows.sum() + 0 * scale.sum()
+                continue
             outputs[key] = rows * scale
             loss = loss + (outputs[key] ** 2).sum() / 64
         return loss, outputs
 
 
-def pipelined(case, qcomm):
+def pipelined(case, qcomm, *, detach_before=None):
+    """Args: detach_before: a step before which the model is called beside the pipeline, once."""
     dmp = shard(case, qcomm, PipelineModel(case))
     pipeline = TrainPipelineSparseDist(dmp, dense_optimizer(dmp), CPU)
     batches = iter([batch(case, step, dist.get_rank()) for step in range(5)])
-    outputs = [pipeline.progress(batches) for _ in range(5)]
+    outputs = []
+    for step in range(5):
+        if step == detach_before:
+            with torch.no_grad():
+                pipeline.detach()(batch(case, step, dist.get_rank()))
+        outputs.append(pipeline.progress(batches))
     return RankResult([detached(rows) for rows in outputs], weights(dmp, case), stats_of(qcomm))
 
 
@@ -150,42 +157,43 @@ MODES = {
 
 
 def run_program(program):
-    mode, *arguments = program
-    if mode == "bf16":
-        return all_1e5(*arguments)
-    if mode == "stats":
-        return run(*arguments, qcomm_of(Rowwise(4)), 2).stats
-    (case,) = arguments
-    return MODES[mode](case, None), MODES[mode](case, qcomm_of(Identity()))
+    mode, case = program
+    if mode == "merged":
+        return merged(case)
+    train_in = compiled if mode == "compiled" else MODES[mode]
+    return train_in(case, None), train_in(case, qcomm_of(Identity()))
 
 
-def all_1e5(case):
-    """Every weight and every gradient is 1e5: infinite in fp16, 195 * 512 in bf16."""
-    dmp = shard(case, qcomm_of(Cast("bf16")))
-    for _, parts in local_tables(dmp.state_dict(), case):
-        for _, _, tensor in parts:
-            tensor.fill_(1e5)
-    outputs = dmp(batch(case, 0, dist.get_rank()))
-    sum((rows * 1e5).sum() for rows in outputs.values()).backward()
-    return RankResult([detached(outputs)], weights(dmp, case), {})
+def compiled(case, qcomm):
+    """Under torch.compile our collectives run outside of the graphs; stock sharders run eagerly."""
+    dmp = shard(case, qcomm)
+    model = dmp if qcomm is None else torch.compile(dmp, backend="eager")
+    return RankResult(train(model, case, 3, linear=False), weights(dmp, case), {})
 
 
-ONE_ID_TABLES = tuple(replace(table, features=(table.name,)) for table in NARROW_TABLES[:3])
-BF16 = {
-    f"{module} {sharding}": Case(
-        tables=ONE_ID_TABLES, sharding=sharding, module=module, node_size=1, max_length=1
-    )
-    for module, shardings in (("ebc", (TW, RW, TWRW, GRID)), ("ec", SEQUENCE))
-    for sharding in shardings
+def merged(case):
+    """Train with equal bags merged: by hand, in the pipeline, called beside it, and packed."""
+    return [
+        unpipelined(case, merging(merged=True, packed=False)),
+        pipelined(case, merging(merged=True, packed=False)),
+        pipelined(case, merging(merged=True, packed=False), detach_before=3),
+        pipelined(case, merging(merged=True, packed=True)),
+    ]
+
+
+MERGED = {
+    "pooled": replace(POOLED, tables=SUM_TABLES, batch=(40,), whole_gradients=True),
+    "sequence": replace(UNPOOLED, batch=(40,), whole_gradients=True),
 }
-STATS = {"data_parallel": replace(POOLED, sharding=DP), "mix": POOLED}
+COMPILED = {"pooled": replace(POOLED, sharding=RW), "sequence": replace(UNPOOLED, sharding=TW)}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def outcomes(request):
     jobs = {(mode, name): (mode, case) for mode in MODES for name, case in MODELS.items()}
-    jobs |= {("bf16", name): ("bf16", case) for name, case in BF16.items()}
-    jobs |= {("stats", name): ("stats", case) for name, case in STATS.items()}
+    if request.param == 2:
+        jobs |= {("merged", name): ("merged", case) for name, case in MERGED.items()}
+        jobs |= {("compiled", name): ("compiled", case) for name, case in COMPILED.items()}
     return run_programs(run_program, request.param, jobs, timeout_s=600)
 
 
@@ -220,32 +228,29 @@ def test_gradients_are_undivided_where_torchrec_is_told_so(outcomes, name):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", BF16)
-def test_bf16_is_no_fp16(outcomes, name):
-    case, runs = BF16[name], results_of(outcomes["bf16", name])
-    rounded = 195 * 512.0
-    batches = [batch(case, 0, rank) for rank in range(len(runs))]
-    uses = {table: torch.zeros(table.num_rows) for table in case.tables}
-    for key, table, feature in output_keys(case):
-        for result, features in zip(runs, batches, strict=True):
-            matrix = incidence(case, table, feature, features).float()
-            expected = (matrix.sum(1, keepdim=True) * rounded).expand(-1, table.dim)
-            assert torch.equal(result.outputs[0][key], expected)
-            uses[table] += matrix.sum(0)
-    for table in case.tables:
-        whole = assembled(table, [part for result in runs for part in result.weights[table.name]])
-        expected = 1e5 - LEARNING_RATE * uses[table] * rounded / len(runs)
-        assert torch.equal(whole, expected[:, None].expand(-1, table.dim))
+@pytest.mark.parametrize("name", MERGED)
+def test_a_pipeline_merges_and_packs_as_training_by_hand(outcomes, name):
+    if ("merged", name) not in outcomes:
+        pytest.skip("on two ranks only")
+    runs = zip(*results_of(outcomes["merged", name]), strict=True)
+    by_hand, in_pipeline, detached_once, packed = map(list, runs)
+    for results in (in_pipeline, detached_once, packed):
+        assert_same(MERGED[name], by_hand, results)
+    for plain, piped, small in zip(by_hand, in_pipeline, packed, strict=True):
+        nbytes, expected, fewer = (
+            {kind: counted["wire_nbytes"] for kind, counted in result.stats.items()}
+            for result in (piped, plain, small)
+        )
+        assert nbytes == expected
+        assert 0 < fewer["input"] < nbytes["input"]
+        assert fewer | {"input": nbytes["input"]} == nbytes
+        bags = piped.stats["input"]["bags"]
+        assert bags["num_sent"] < bags["num_bags"]
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", STATS)
-def test_data_parallel_tables_are_counted(outcomes, name):
-    case, stats = STATS[name], results_of(outcomes["stats", name])
-    numel = sum(t.num_rows * t.dim for t in case.tables if case.kind(t) == DP)
-    dense = sum(table.dim for _, table, _ in output_keys(case))
-    num_ranks, num_steps = len(stats), 2
-    for counted in stats:
-        for kind, values in (("data_parallel", numel), ("dense", dense)):
-            nbytes = num_steps * (2 * (num_ranks - 1) * values * 4 // num_ranks)
-            assert counted[kind]["wire_nbytes"] == counted[kind]["raw_nbytes"] == nbytes > 0
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_model_trains_as_stock(outcomes, name):
+    if ("compiled", name) not in outcomes:
+        pytest.skip("on two ranks only")
+    assert_same(COMPILED[name], *zip(*results_of(outcomes["compiled", name]), strict=True))

@@ -219,26 +219,6 @@ def test_raw_bytes_are_of_all_bags_where_batches_are_equal(outcomes, name):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("sharding", [TW, CW, RW])
-def test_raw_bytes_of_gradients_are_of_all_bags_whatever_the_batches(outcomes, sharding):
-    case = exact_cases()[f"{sharding}/uneven"]
-    runs = results_of(outcomes["exact", f"{sharding}/uneven"])
-    for rank, result in enumerate(runs):
-        nbytes = all_rows_nbytes(case, rank, len(runs))[BACKWARD]
-        assert result.stats[BACKWARD]["raw_nbytes"] == nbytes
-        ids = result.stats["input"]
-        assert ids["raw_nbytes"] > ids["distinct_nbytes"] == ids["wire_nbytes"]
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("sharding", SEQUENCE)
-def test_raw_bytes_of_unpooled_rows_count_repeated_ids(outcomes, sharding):
-    for _, result in results_of(outcomes["parity", f"sequence_{sharding}"]):
-        for kind in (FORWARD, BACKWARD):
-            assert result.stats[kind]["raw_nbytes"] > result.stats[kind]["distinct_nbytes"]
-
-
-@pytest.mark.dist
 def test_choices_by_table(outcomes):
     runs = results_of(outcomes["choices"])
     assert_near(CHOICES, runs)

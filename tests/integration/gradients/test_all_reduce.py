@@ -23,6 +23,7 @@ from trec_qcomm.ext.dual_level.schedule import Exponential
 from trec_qcomm.integration.checkpoint import rank_key
 from trec_qcomm.integration.gradients import all_reduce
 from trec_qcomm.integration.gradients.dense import DenseGradients, make_dense_reduction
+from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.testing import run_ranks
 
 BUCKET_MB = 0.01  # several buckets
@@ -141,8 +142,8 @@ def _what_ddp_can_do(algorithm):
 
 
 @pytest.mark.dist
-def test_the_identity_codec_does_what_ddp_does():
-    for by_algorithm in run_ranks(what_ddp_can_do, 2):
+def test_the_identity_codec_does_what_ddp_does(ranks):
+    for by_algorithm in (rank["as DDP"] for rank in ranks):
         for algorithm, cases in by_algorithm.items():
             assert cases == dict.fromkeys(cases, True), algorithm
             assert len(cases) == 5
@@ -182,13 +183,16 @@ def _telescoping(algorithm):
         "closed": float((exact - came - kept).abs().max()),
         "sizes": float(sizes.max()),
         "num_buckets": len(gradients._reduction.error_feedback._buckets),
+        "came": came,
     }
 
 
 @pytest.mark.dist
 def test_what_was_sent_and_the_residual_are_the_input():
-    for by_algorithm in run_ranks(telescoping, 3):
+    first, *others = run_ranks(telescoping, 3)
+    for by_algorithm in (first, *others):
         for algorithm, sums in by_algorithm.items():
+            assert torch.equal(sums["came"], first[algorithm]["came"])
             assert sums["num_buckets"] > 1
             # Each step rounds the division, the sum of residual and value and the sum over ranks.
             assert sums["closed"] <= 8 * 2.0**-24 * sums["sizes"], algorithm
@@ -208,8 +212,8 @@ def unused_parameter(num_steps):
 
 
 @pytest.mark.dist
-def test_a_parameter_without_gradient_keeps_its_residual():
-    for first, *later in run_ranks(unused_parameter, 2, 3):
+def test_a_parameter_without_gradient_keeps_its_residual(ranks):
+    for first, *later in (rank["unused"] for rank in ranks):
         assert all(bool(residual.any()) for residual in first.values())
         for residuals in later:
             assert all(torch.equal(residuals[site], first[site]) for site in first)
@@ -239,7 +243,7 @@ RESUMED = {
 
 
 def straight_and_resumed():
-    """Return {rule: (whether all is equal, with the state and without, and the state)}.
+    """Return {rule: whether all is equal, with the state and without}.
 
     DDP has one bucket in its first step and several later, so resumed runs have others in step 3.
     """
@@ -265,44 +269,29 @@ def _straight_and_resumed(dense_rule):
         pairs = [*zip(resumed, expected[3:], strict=True)]
         pairs += zip(second.parameters(), straight.parameters(), strict=True)
         is_equal.append(all(torch.equal(*pair) for pair in pairs))
-    return *is_equal, state[1]
+    return is_equal
+
+
+def everything():
+    differing_rules()
+    return {
+        "as DDP": what_ddp_can_do(),
+        "unused": unused_parameter(3),
+        "resumed": straight_and_resumed(),
+    }
 
 
 @pytest.fixture(scope="module")
-def resumed():
-    return run_ranks(straight_and_resumed, 2)
+def ranks():
+    return run_ranks(everything, 2)
 
 
 @pytest.mark.dist
-def test_resumed_training_is_the_same(resumed):
-    for results in resumed:
-        for name, (with_state, without_state, _) in results.items():
+def test_resumed_training_is_the_same(ranks):
+    for results in (rank["resumed"] for rank in ranks):
+        for name, (with_state, without_state) in results.items():
             assert with_state, name
             assert not without_state, name
-
-
-def owed_after_loading(state, on_resize):
-    """Return what one rank owes that has loaded the state of two, and the parameters' names."""
-    gradients = dense_gradients(error_feedback=True, on_resize=on_resize)
-    gradients.load_state_dict(state)
-    ddp = distributed(gradients)
-    return residual_sums(gradients, ddp), [name for name, _ in ddp.module.named_parameters()]
-
-
-@pytest.mark.dist
-def test_another_world_size_goes_on_with_the_sum_or_with_nothing(resumed):
-    states = [results["residuals"][-1] for results in resumed]
-    merged = states[0] | states[1]
-    assert list(merged) == [rank_key(0, 2), rank_key(1, 2)]
-    ((owed_now, names),) = run_ranks(owed_after_loading, 1, merged, "sum")
-    by_rank = [[sum(state["residuals"][n].values()) for n in names] for state in merged.values()]
-    expected = sum(torch.cat([r.flatten() for r in residuals]).double() for residuals in by_rank)
-    assert bool(expected.any())
-    assert bool(((owed_now - expected).abs() <= 2.0**-22 * expected.abs().max()).all())
-    ((owed_now, _),) = run_ranks(owed_after_loading, 1, merged, "reset")
-    assert not bool(owed_now.any())
-    with pytest.raises(RuntimeError, match="ValueError: state of 2 ranks, loaded by 1: rank1of2"):
-        run_ranks(owed_after_loading, 1, states[0], "sum")
 
 
 class OnDevice(torch.Tensor):
@@ -341,9 +330,8 @@ def loaded_from_a_device():
     assert not any(residual.any() for residual in residuals.values())  # of other sites
 
 
-@pytest.mark.dist
 def test_loaded_residuals_are_read_in_the_stream_of_who_loads_them():
-    run_ranks(loaded_from_a_device, 1)
+    PlayedRanks(1).run(loaded_from_a_device)
 
 
 # The choice of the algorithm.
@@ -402,6 +390,7 @@ def test_a_process_group_that_torch_has_forgotten_is_refused():
 
 
 def differing_rules():
+    """Check that ranks with different rules are refused."""
     bits = (4, 8)[dist.get_rank()]
     gradients = dense_gradients(codec=Rowwise(bits))
     for _ in range(2):
@@ -409,11 +398,6 @@ def differing_rules():
         with pytest.raises(ValueError, match=message):
             distributed(gradients)
         assert gradients.state_dict() == {}
-
-
-@pytest.mark.dist
-def test_ranks_with_different_rules_are_refused():
-    run_ranks(differing_rules, 2)
 
 
 @pytest.mark.dist

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from torchrec.distributed.sharding_plan import data_parallel
 
-from tests.integration import small_model
 from tests.integration.embedding.test_every_sharding import SUM_TABLES
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import MIX, Case
@@ -20,7 +18,6 @@ from trec_qcomm import (
     Rowwise,
     TableGradientRule,
     TableRule,
-    load_preset,
 )
 from trec_qcomm.testing import run_ranks
 
@@ -38,8 +35,8 @@ def qcomm_of(codec, algorithm="two_shot", **options):
     return QComm(Config(embedding=RULES, dense=dense, data_parallel=tables, **options))
 
 
-def stock_and_ours():
-    runs = {}
+def everything():
+    runs = {"rows": bytes_of_touched_rows(), "bypass": lossy_with_bypass()}
     for name, case in CASES.items():
         for algorithm in ALGORITHMS:
             ours = run(case, qcomm_of(Identity(), algorithm))
@@ -49,7 +46,7 @@ def stock_and_ours():
 
 @pytest.fixture(scope="module")
 def ranks():
-    return run_ranks(stock_and_ours, 2, timeout_s=200)
+    return run_ranks(everything, 2, timeout_s=200)
 
 
 @pytest.mark.dist
@@ -61,33 +58,6 @@ def test_identity_equals_stock_bit_for_bit(ranks, name, algorithm):
     for _, ours in pairs:
         dense = ours.stats["dense"]
         assert dense["wire_nbytes"] > dense["raw_nbytes"] > 0  # frames; the same values
-
-
-def fast_and_ddp():
-    """Train with the `data_parallel` of fast.yaml, and with DDP's own all-reduce in its place.
-
-    All else is exact in both, as it would only take time to compile.
-    """
-    fast = replace(load_preset("fast"), embedding=RULES, dense=None)
-    plan = small_model.default_plan() | {"tw_last": data_parallel()}
-    runs = []
-    for config in (fast, replace(fast, data_parallel=None)):
-        qcomm = QComm(config)
-        dmp = small_model.shard(qcomm, plan=plan, optimizer="dense")
-        losses = small_model.train(dmp, small_model.dense_optimizer(dmp), range(12))
-        runs.append((losses, small_model.weights(dmp), qcomm.stats().to_dict()["data_parallel"]))
-    return runs
-
-
-@pytest.mark.dist
-def test_fast_trains_data_parallel_tables_as_ddp_does_with_2_ranks():
-    """With more ranks the sums are added up in another order than gloo's."""
-    for fast, ddp in run_ranks(fast_and_ddp, 2):
-        (losses, weights, stats), (ddp_losses, ddp_weights, ddp_stats) = fast, ddp
-        assert small_model.same_weights(weights, ddp_weights)
-        assert losses == ddp_losses
-        assert all(torch.isfinite(w).all() for parts in weights.values() for w in parts)
-        assert stats["header_nbytes"] > 0 == ddp_stats["header_nbytes"]  # ours are frames
 
 
 def bytes_of_touched_rows():
@@ -107,8 +77,8 @@ def bytes_of_touched_rows():
 
 
 @pytest.mark.dist
-def test_rows_that_nobody_touched_are_not_sent():
-    for stats, values, all_values in run_ranks(bytes_of_touched_rows, 2):
+def test_rows_that_nobody_touched_are_not_sent(ranks):
+    for stats, values, all_values in (rank["rows"] for rank in ranks):
         assert stats["raw_nbytes"] == 4 * all_values
         # Two-shot over 2 ranks sends each touched row once; chunks differ by a row of each table.
         assert abs(stats["wire_nbytes"] - stats["header_nbytes"] - 4 * values) <= 4 * 7 * 52
@@ -132,8 +102,8 @@ def lossy_with_bypass():
 
 
 @pytest.mark.dist
-def test_codecs_of_gradients_are_used_and_bypassed():
-    for coded, exact in run_ranks(lossy_with_bypass, 2):
+def test_codecs_of_gradients_are_used_and_bypassed(ranks):
+    for coded, exact in (rank["bypass"] for rank in ranks):
         for kind in ("dense", "data_parallel"):
             assert coded[kind]["wire_nbytes"] < exact[kind]["wire_nbytes"]
             assert "Rowwise" in repr(coded[kind]["encode_s"])

@@ -103,11 +103,20 @@ def state_asked_for_after_a_step():
             return [error_of(step, ddp), error_of(gradients.state_dict)]
 
 
+def silent_on_rank_1():
+    """Return the error of a backward of rank 0, where rank 1 takes no part."""
+    _, ddp = registered()
+    error = error_of(step, ddp) if dist.get_rank() == 0 else ""
+    dist.barrier()
+    return error
+
+
 def everything():
     errors = {"cpu": damaged_on_rank_0()}
     with on_stand_ins():
         errors["state first"] = state_asked_for_first()
         errors["step first"] = state_asked_for_after_a_step()
+        errors["silent"] = silent_on_rank_1()
     return errors
 
 
@@ -141,6 +150,12 @@ def test_backward_says_that_it_waited_too_long(ranks):
 def test_each_call_after_a_bad_frame_on_a_gpu_says_so(ranks, case):
     for error in ranks[0][case]:
         assert error.startswith("CorruptFrameError: frame from rank 1: ")
+
+
+@pytest.mark.dist
+@pytest.mark.triton
+def test_backward_on_a_gpu_says_that_a_rank_is_silent(ranks):
+    assert "imed out" in ranks[0]["silent"]
 
 
 # A rank that ends.

@@ -9,13 +9,12 @@ from trec_qcomm.ext.planner.traffic import (
     MeasuredTable,
     Place,
     Sharded,
-    frame_header_nbytes,
     hops_of,
     sent_nbytes,
 )
 from trec_qcomm.ext.planner.traffic.ids import SEGMENT_NBYTES, bits_of_gap
 from trec_qcomm.ops.batch.packed_ids.reference import encode_message
-from trec_qcomm.wire.frame import SEGMENT_ENTRY_NBYTES, overhead_nbytes
+from trec_qcomm.wire.frame import SEGMENT_ENTRY_NBYTES
 
 DIM, BAGS, DISTINCT = 16, 100, 40
 FOUR = Place(num_ranks=4)
@@ -70,15 +69,6 @@ def test_partial_rows_are_sent_where_a_bag_has_an_id_in_the_shard() -> None:
         hops_of("data_parallel", FOUR, rows_share=1, num_ids=1)
     with pytest.raises(ValueError, match="4 ranks in nodes of 3"):
         Place(num_ranks=4, node_size=3)
-
-
-def test_headers_are_those_of_frames() -> None:
-    for segments in (2, 26):
-        entries = segments * SEGMENT_ENTRY_NBYTES
-        assert frame_header_nbytes(4, fixed_size=True) + 3 * entries == 3 * overhead_nbytes(
-            segments
-        )
-    assert frame_header_nbytes(4, fixed_size=False) - frame_header_nbytes(4, fixed_size=True) == 24
 
 
 @pytest.mark.parametrize(("num_rows", "num_ids"), [(1000, 900), (20_000, 500), (10**6, 300)])

@@ -1,4 +1,4 @@
-"""Outcomes of cases as text: a line each, or a table of Markdown.
+"""Verdict on the outcome of a case, in words.
 
 Knows: the fields of run.Outcome, read from JSON.
 """
@@ -6,23 +6,18 @@ Knows: the fields of run.Outcome, read from JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 # A survivor has to end within this many timeouts after the fault.
 MAX_TIMEOUTS = 3.0
 
 
-def is_good(outcome: dict[str, Any]) -> bool:
-    """Return whether every rank ended in time, none silently, nothing is left, and resume agrees.
-
-    A rank whose phase was the last may have ended well before it noticed; so may all of them.
-    """
-    return not problems(outcome)
-
-
 def problems(outcome: dict[str, Any]) -> list[str]:
-    """Return what is not as it should be."""
+    """Return what is not as it should be.
+
+    Every rank ends in time and none silently, nothing is left, and a resumed training agrees. A
+    rank whose phase was the last may have ended well before it noticed; so may all of them.
+    """
     victim = _victim(outcome)
     is_stopped = ", stop " in outcome["name"]
     said = []
@@ -53,23 +48,6 @@ def one_line(outcome: dict[str, Any]) -> str:
     return f"{outcome['name']}: {ends}; resume {outcome['resumed']}; {good}"
 
 
-def table(outcomes: Sequence[dict[str, Any]]) -> str:
-    """Return a table of Markdown, a row for each case."""
-    rows = ["| case | ends, seconds after the fault | words | resume | not good |"]
-    rows.append("|---|---|---|---|---|")
-    for outcome in outcomes:
-        ends = "; ".join(f"{rank}: {_end(end)}" for rank, end in enumerate(outcome["ranks"]))
-        by_words: dict[str, list[str]] = {}
-        for rank, end in enumerate(outcome["ranks"]):
-            if end["words"]:
-                by_words.setdefault(_shorter(end["words"]), []).append(str(rank))
-        words = "; ".join(f"{','.join(ranks)}: {text}" for text, ranks in by_words.items())
-        wrong = "; ".join(problems(outcome))
-        cells = (outcome["name"], ends, words.replace("|", "/"), outcome["resumed"], wrong)
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
 def _victim(outcome: dict[str, Any]) -> int | None:
     match = re.search(r" rank (\d+) in ", outcome["name"])
     return int(match[1]) if match else None
@@ -80,9 +58,3 @@ def _end(end: dict[str, Any]) -> str:
         return f"did not end ({end['phase']})"
     after = "" if end["after_s"] is None else f" after {end['after_s']} s"
     return f"status {end['status']}{after} ({end['phase']})"
-
-
-def _shorter(words: str) -> str:
-    """Leave out paths and addresses of a C++ error."""
-    words = re.sub(r"\[/?\S*/(\w+\.cc:\d+)\]", r"[\1]", words)
-    return words if len(words) <= 240 else words[:240] + " ..."
