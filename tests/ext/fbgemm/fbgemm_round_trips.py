@@ -4,14 +4,10 @@ FP8 rows, which FBGEMM codes on GPUs only, are ops.fbgemm's (test_fbgemm.py hold
 format).
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 import torch
 from torch import Tensor
 
-from trec_qcomm import Contract, Encoded, Identity, Segments, register_codec
 from trec_qcomm.ext.fbgemm import operators
 from trec_qcomm.ext.fbgemm.layouts import LAYOUTS
 
@@ -65,45 +61,3 @@ def decoded_by_fbgemm(precision: str, coded: Tensor, dim: int) -> Tensor:
 def fbgemm_round_trip(precision: str, rows: Tensor) -> Tensor:
     """Return [n, D] rows, coded and decoded."""
     return decoded_by_fbgemm(precision, coded_by_fbgemm(precision, rows), rows.shape[1])
-
-
-@dataclass(frozen=True)
-class RoundTrip:
-    """Codec that makes FBGEMM's round trip of each segment by itself and sends that as float32.
-
-    What its exchanges give is what those of codec fbgemm must give. It calls itself EXACT because
-    it sends no fewer bytes than float32, which no other codec may in an all-reduce.
-    """
-
-    precision: str
-
-    name: ClassVar[str] = "fbgemm_round_trip"
-    fixed_size: ClassVar[bool] = True
-    tolerance: ClassVar[None] = None
-    wire_id: ClassVar[int] = Identity.wire_id
-    contract: ClassVar[Contract] = Contract.EXACT
-
-    def max_nbytes(self, segments: Segments) -> Tensor:
-        return Identity().max_nbytes(segments)
-
-    def encode(
-        self,
-        values: Tensor,
-        segments: Segments,
-        payload: Tensor,
-        at: Tensor,
-        *,
-        seed: int = 0,
-        tolerances: Tensor | None = None,
-    ) -> Encoded:
-        made = values.detach().clone()
-        for s in range(segments.num_segments):
-            rows = segments.block(values.detach(), s).contiguous()
-            segments.block(made, s).copy_(fbgemm_round_trip(self.precision, rows))
-        return Identity().encode(made, segments, payload, at)
-
-    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        Identity().decode(encoded, segments, out)
-
-
-register_codec(RoundTrip)

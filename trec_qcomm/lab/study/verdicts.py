@@ -25,7 +25,6 @@ from trec_qcomm.lab.study.paired import Change, percent
 
 Mode = Literal["training", "eval-only"]
 MODES: tuple[Mode, ...] = ("training", "eval-only")
-MetricsBySeed = Mapping[int, Metrics]
 
 _CRITEO_TRAINING: LimitsByMetric = {"logloss": TRAINING, "progressive_logloss": TRAINING}
 _CRITEO_EVALUATION: LimitsByMetric = {"ne": EVALUATION}
