@@ -79,6 +79,7 @@ def main(
 def build_parser(description: str | None, *, with_train: bool) -> argparse.ArgumentParser:
     """Return the parser. Args: with_train: whether --train says what is trained."""
     parser = argparse.ArgumentParser(
+        prog="python -m trec_qcomm search" if with_train else None,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
