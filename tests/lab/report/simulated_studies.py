@@ -21,7 +21,7 @@ from trec_qcomm.lab.study.paired import Change, percent
 Recorded = dict[str, list[StudyRecord]]  # by configuration, those with 50 trainings
 Pairs = Sequence[tuple[float, float]]  # changes of both losses, seed by seed
 
-RESULTS = Path(__file__).parents[2] / "examples" / "criteo" / "results" / "dense.jsonl"
+RESULTS = Path(__file__).parents[3] / "examples" / "criteo" / "results" / "dense.jsonl"
 LOSSES = {"logloss": TRAINING, "progressive_logloss": TRAINING}
 NOISES = (
     "int8", "int4", "int2", "dense_float6", "best_dense_float6", "ring_int4", "ring_int8",

@@ -13,7 +13,7 @@ from tests.lab.report import sample_records
 from trec_qcomm.lab.records import ProgressRecord, TrainingRecord, append
 from trec_qcomm.lab.report.command import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KEYS = [
     "quality", "rate-distortion", "step-time", "traffic", "losses", "debug", "debug-distributions",
     "debug-shadows", "guard", "search", "predicted", "scale",

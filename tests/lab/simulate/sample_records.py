@@ -45,10 +45,8 @@ def network(
     num_hosts: int = 2,
     rate: str = "100mbit",
     step_s: float = 1.0,
-    *,
-    knows_raw: bool = False,
 ) -> NetworkRecord:
-    """One configuration on one network. Args: knows_raw: all bags were counted, too."""
+    """One configuration on one network."""
     config, traffic, sent_nbytes = None, None, 0.0
     if name in STOCK:
         sent_nbytes = IDS + DENSE + 2 * ROWS / STOCK[name] + PACKETS * HEADERS_NBYTES
@@ -61,7 +59,7 @@ def network(
             "dense": (DENSE, 1.0, dense),
         }
         traffic = tuple(
-            traffic_of_host(counts, part, knows_raw)
+            traffic_of_host(counts, part)
             for part in (*[0.9] * (num_hosts - 1), 1.0)  # the last host sends most
         )
     return NetworkRecord(
@@ -78,14 +76,12 @@ def network(
     )
 
 
-def traffic_of_host(
-    counts: dict[str, tuple[float, float, float]], part: float, knows_raw: bool
-) -> TrafficByKind:
+def traffic_of_host(counts: dict[str, tuple[float, float, float]], part: float) -> TrafficByKind:
     """Bytes by kind. Args: counts: float32 of all bags, share that is sent, ratio, by kind."""
     every = {kind: counts.get(kind, (0.0, 1.0, 1.0)) for kind in TRAFFIC_KINDS}
     return {
         kind: TrafficBytes(
-            raw_nbytes=raw * part if knows_raw else None,
+            raw_nbytes=raw * part,
             distinct_nbytes=raw * share * part,
             wire_nbytes=raw * share * part / ratio,
         )

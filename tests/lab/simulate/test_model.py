@@ -9,15 +9,12 @@ import pytest
 
 from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
-from trec_qcomm.lab.simulate.links import Cluster, Hops
-from trec_qcomm.lab.simulate.plans import PLANS, Model
+from trec_qcomm.lab.simulate.plans import PLANS, Cluster, Hops, Model
 from trec_qcomm.lab.simulate.step import (
     PARTS,
     WORK,
-    BreakEven,
     Configuration,
     Device,
-    Replicas,
     break_even,
     simulate,
 )
@@ -26,6 +23,7 @@ FREE = Link(latency_s=0.0, gb_s=1e30)
 MODEL = Model(num_ids=(1.0, 3.0), dim=4, batch_size=10, dense_values=1000)
 FLOAT32 = Configuration(name="fp32")
 INT4 = Configuration(name="int4", distinct_share=0.5, forward=8, backward=8, dense=8)
+COMPUTE_S = 0.06
 FAST = Throughput(encode_gb_s=math.inf, decode_gb_s=math.inf)
 
 
@@ -34,7 +32,7 @@ def cluster(num_gpus: int, *, node: int = 2, intra: Link = FREE, inter: Link = F
 
 
 def device(throughput: Throughput = FAST, **options: Any) -> Device:
-    given = {"tflop_s": 1e-6, "memory_gb_s": 1e-3, "overlap": 0.0} | options
+    given = {"compute_s": COMPUTE_S, "memory_gb_s": 1e-3, "overlap": 0.0} | options
     return Device(throughput=throughput, **given)
 
 
@@ -75,14 +73,6 @@ def test_an_all_reduce_by_each_algorithm() -> None:
     assert seconds == pytest.approx(
         {"ring": 6 + 6.0, "two_shot": 2 * min(2 + 2.0, 4 / 8 + 1 + 2.0), "hierarchical": 1 + 2 + 2}
     )
-
-
-@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "hierarchical"])
-def test_nobody_to_reduce_with_takes_no_time(algorithm: str) -> None:
-    slow = link(1.0, 1.0)
-    assert cluster(1, intra=slow, inter=slow).all_reduce_s(1e9)[algorithm] == 0
-    assert cluster(8, intra=slow, inter=slow).all_reduce_s(0)[algorithm] == 0
-    assert cluster(8, intra=slow, inter=slow).all_reduce_s(1e9)[algorithm] > 0
 
 
 @pytest.mark.parametrize("num_gpus", [0, 3, 5])
@@ -145,26 +135,6 @@ def test_torchrec_codes_the_hop_in_a_node() -> None:
     assert (one_node.encoded_nbytes, one_node.decoded_nbytes) == (2 * 320, 320)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_torchrec_codes_nothing_on_one_gpu(plan: str) -> None:
-    load = PLANS[plan](MODEL, cluster(1), distinct=1.0, is_ours=False)
-    assert load.encoded_nbytes == load.decoded_nbytes == 0
-
-
-def test_balanced_plans_send_what_the_batch_needs() -> None:
-    """With as many tables as GPUs a GPU sends each other GPU's share of its own batch, and all of
-    what is looked up is looked up once."""
-    model = Model(num_ids=(2.0,) * 8, dim=4, batch_size=10, dense_values=0)
-    batch_nbytes = 10 * 8 * 4 * 4
-    tw = PLANS["tw"](model, cluster(8), distinct=1.0, is_ours=False)
-    assert tw.rows.intra + tw.rows.inter == batch_nbytes * 7 / 8
-    twrw = PLANS["twrw"](model, cluster(8), distinct=1.0, is_ours=False)
-    assert twrw.rows.inter == batch_nbytes * 3 / 4
-    assert {PLANS[p](model, cluster(8), distinct=1.0, is_ours=False).lookups for p in PLANS} == {
-        10 * 16
-    }
-
-
 # Steps.
 
 
@@ -176,11 +146,11 @@ def test_parts_of_a_step_by_hand() -> None:
     step = simulate(
         configuration, "tw", MODEL, cluster(4, intra=unit, inter=unit), device(speed, overlap=0.01)
     )
-    work_s = 6 * 1000 * 10 / 1e6 + 3 * (4 * 10 * 3) * 16 / 1e6
+    work_s = COMPUTE_S + 3 * (4 * 10 * 3) * 16 / 1e6
     dense_s = 1.5 * 400 / 1e9  # two-shot's: 3/4 of 400 bytes twice, of which 2/3 between nodes
     assert step.parts_s == pytest.approx(
         {
-            "compute": 6 * 1000 * 10 / 1e6,
+            "compute": COMPUTE_S,
             "lookup": 3 * (4 * 10 * 3) * 16 / 1e6,
             "encode": (640 + 320 + 4000 * 1.25) / 2e9,
             "decode": (320 + 640 + 4000 * 2) / 4e9,
@@ -188,7 +158,6 @@ def test_parts_of_a_step_by_hand() -> None:
             "forward": 2 * 160 / 2 / 1e9,
             "backward": 2 * 160 / 4 / 1e9,
             "dense": max(0.0, dense_s - 0.01 * work_s),
-            "sync": 0.0,
         }
     )
     assert tuple(step.parts_s) == PARTS
@@ -238,26 +207,12 @@ def test_what_travels_beside_compute_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_on_infinite_links_only_work_remains(plan: str) -> None:
-    step = simulate(FLOAT32, plan, MODEL, cluster(8), device())
-    assert step.step_s == pytest.approx(sum(step.parts_s[part] for part in WORK))
-    assert step.communication_share == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize("plan", PLANS)
 def test_one_gpu_sends_nothing(plan: str) -> None:
     slow = link(1.0, 1e-9)
     alone = simulate(FLOAT32, plan, MODEL, cluster(1, intra=slow, inter=slow), device())
     assert {part: s for part, s in alone.parts_s.items() if s} == {
         part: alone.parts_s[part] for part in WORK
     }
-
-
-def test_codecs_of_no_ratio_take_no_time() -> None:
-    slow = Throughput(encode_gb_s=1e-9, decode_gb_s=1e-9)
-    parts = simulate(FLOAT32, "tw", MODEL, cluster(4), device(slow)).parts_s
-    assert parts["encode"] == parts["decode"] == 0
-    assert simulate(INT4, "tw", MODEL, cluster(4), device(slow)).parts_s["encode"] > 1
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -296,15 +251,15 @@ def test_break_even_is_that_of_the_closed_form() -> None:
         plain, other = (simulate(w, "tw", model, on, device(speed)) for w in (FLOAT32, coded))
         return plain.step_s - other.step_s
 
-    limit = break_even(saved_s)
-    assert limit.pays == "below"
-    assert limit.gb_s == pytest.approx(2.0 * (1 - 1 / 4) / 2)  # each GPU codes its own rows, too
+    pays, gb_s = break_even(saved_s)
+    assert pays == "below"
+    assert gb_s == pytest.approx(2.0 * (1 - 1 / 4) / 2)  # each GPU codes its own rows, too
 
 
 def test_break_even_at_both_ends() -> None:
-    assert break_even(lambda gb_s: 1 / gb_s) == BreakEven(pays="always")
-    assert break_even(lambda gb_s: -1.0) == BreakEven(pays="never")
-    assert break_even(lambda gb_s: 0.0) == BreakEven(pays="never")
+    assert break_even(lambda gb_s: 1 / gb_s) == ("always", None)
+    assert break_even(lambda gb_s: -1.0) == ("never", None)
+    assert break_even(lambda gb_s: 0.0) == ("never", None)
 
 
 def test_ours_by_node_sends_a_node_s_share_between_nodes() -> None:
@@ -327,40 +282,3 @@ def test_ours_by_node_sends_a_node_s_share_between_nodes() -> None:
     plain = cluster(16, node=8, intra=unit, inter=unit).all_reduce_s(n / 4)
     assert dense_s("ring", unit) == pytest.approx(plain["ring"])
     assert dense_s("auto", unit) == pytest.approx(min(plain["ring"], plain["two_shot"]))
-
-
-def test_replicas_sync_touched_rows_or_all() -> None:
-    unit, dim = link(0.0, 1.0), MODEL.dim
-    on = cluster(4, node=2, intra=unit, inter=unit)
-    replicas = Replicas(num_groups=2, every=3, table_rows=1000, touched_share=0.1)
-    stock = simulate(FLOAT32, "tw", MODEL, on, device(), replicas).parts_s["sync"]
-    row_nbytes = 4 * (dim + 1)
-    expected = on.inter.transfer_s(num_messages=2, nbytes=row_nbytes * 1000 * 2 / 4) / 3
-    assert stock == pytest.approx(expected)
-    touched = replace(FLOAT32, is_ours=True)
-    ours = simulate(touched, "tw", MODEL, on, device(), replicas).parts_s["sync"]
-    assert ours / stock == pytest.approx(0.1 * (1 + 1 / row_nbytes))
-    # With 4 groups a row goes to its owner from each group that touched it, and from there to all.
-    four, each = replace(replicas, num_groups=4), replace(on, gpus_per_node=1)
-    ours = simulate(touched, "tw", MODEL, each, device(), four).parts_s["sync"]
-    sent = 3 / 4 * (0.1 + 1 - 0.9**4) * 1000 * (row_nbytes + 1)
-    assert ours == pytest.approx(on.inter.transfer_s(num_messages=6, nbytes=sent) / 3)
-    # The tables of a group are on its GPUs alone; dense gradients go to all.
-    half = simulate(FLOAT32, "tw", MODEL, replace(on, num_gpus=2), device()).parts_s
-    parts = simulate(FLOAT32, "tw", MODEL, on, device(), replicas).parts_s
-    assert parts["forward"] == half["forward"]
-    assert parts["dense"] == simulate(FLOAT32, "tw", MODEL, on, device()).parts_s["dense"]
-
-
-def test_a_measured_compute_takes_the_place_of_flops() -> None:
-    measured = simulate(FLOAT32, "tw", MODEL, cluster(4), device(compute_s=0.25)).parts_s
-    assert measured["compute"] == 0.25
-
-
-def test_packed_ids_are_fewer_bytes() -> None:
-    on = cluster(4, intra=link(0.0, 1.0), inter=link(0.0, 1.0))
-    plain, packed = (
-        simulate(replace(FLOAT32, ids=ratio), "tw", MODEL, on, device()).parts_s["ids"]
-        for ratio in (1.0, 4.0)
-    )
-    assert plain == pytest.approx(4 * packed)

@@ -3,25 +3,24 @@
 What ranks hand to collectives is counted by kind of traffic, and so is the hop inside a node of
 two-level plans and of a hierarchical all-reduce. The kernel counts what leaves by the host's link.
 Of an exchange of each rank with every other one that is the share of peers on other hosts; of a
-ring one rank in L has its next one there; of a recursive doubling (N and L powers of 2) the stages
-between hosts; of the hops of nodes all or nothing. Gradients of DATA_PARALLEL tables are counted
-together with the bits of touched rows, which each rank sends to every other one; so their share is
-known of a two-shot all-reduce alone.
+ring one rank in L has its next one there; of the hops of nodes all or nothing. Gradients of
+DATA_PARALLEL tables are counted together with the bits of touched rows, which each rank sends to
+every other one; so their share is known of a two-shot all-reduce alone.
 
 Knows: network records, configs, plans by name. Does not know: seconds.
 Shapes: H hosts of L ranks, N = H L.
 """
 
-import math
 import re
 from collections.abc import Mapping
 
 from trec_qcomm.config import Config, config_from_dict, parse_yaml
-from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Scalar
+from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Record, Scalar
 
 NODE_PLANS = frozenset({"two_level", "grid"})
 PLANNED = "planned"
-_ALL = {kind: 1.0 for kinds in TRAFFIC_GROUPS.values() for kind in kinds}
+_KINDS = [kind for kinds in TRAFFIC_GROUPS.values() for kind in kinds]
+_ROWS_IN_NODES = ("intra_embedding_forward", "intra_embedding_backward")
 
 
 def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
@@ -31,26 +30,25 @@ def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
         with tables by node, whose share is not recorded; and what host_shares raises.
     """
     if record.traffic is None:
-        raise ValueError(f"{record.origin or record.configuration}: no traffic was counted")
+        raise ValueError(f"{where(record)}: no traffic was counted")
     shares, ranks = shares_between_hosts(record), record.ranks_per_host
-    if ranks > 1 and PLANNED in _shardings(record.setup) and _has_hops_of_rows(record):
+    by_node = any(r[k].wire_nbytes for r in record.traffic for k in _ROWS_IN_NODES if k in r)
+    if ranks > 1 and PLANNED in _shardings(record.setup) and by_node:
         raise ValueError(
-            f"{record.origin or record.configuration}: plan: {PLANNED} has tables by node, whose "
+            f"{where(record)}: plan: {PLANNED} has tables by node, whose "
             f"share of the bytes is not recorded; expected hosts of one rank, not {ranks}"
         )
-    hosts = []
-    for host in range(record.num_hosts):
-        of_host = record.traffic[host * ranks : (host + 1) * ranks]
-        hosts.append(
-            {
-                group: sum(
-                    shares[kind] * rank[kind].wire_nbytes
-                    for rank in of_host for kind in kinds if kind in rank
-                )
-                for group, kinds in TRAFFIC_GROUPS.items()
-            }
-        )  # fmt: skip
-    return hosts
+    return [
+        {
+            group: sum(
+                shares[kind] * rank[kind].wire_nbytes
+                for rank in record.traffic[host * ranks : (host + 1) * ranks]
+                for kind in kinds if kind in rank
+            )
+            for group, kinds in TRAFFIC_GROUPS.items()
+        }
+        for host in range(record.num_hosts)
+    ]  # fmt: skip
 
 
 def shares_between_hosts(record: NetworkRecord) -> dict[str, float]:
@@ -58,18 +56,14 @@ def shares_between_hosts(record: NetworkRecord) -> dict[str, float]:
 
     Raises: ValueError naming the record: as host_shares.
     """
-    if record.ranks_per_host == 1:
-        return _ALL
+    hosts = {"num_hosts": record.num_hosts, "ranks_per_host": record.ranks_per_host}
+    if record.ranks_per_host == 1:  # of whatever config, also one that is not read today
+        return dict.fromkeys(_KINDS, 1.0)
     config = config_of(record)
     try:
-        return host_shares(
-            config,
-            record.setup,
-            num_hosts=record.num_hosts,
-            ranks_per_host=record.ranks_per_host,
-        )
+        return host_shares(config, record.setup, **hosts)
     except ValueError as error:
-        raise ValueError(f"{record.origin or record.configuration}: {error}") from error
+        raise ValueError(f"{where(record)}: {error}") from error
 
 
 def host_shares(
@@ -81,14 +75,13 @@ def host_shares(
     Raises: ValueError: a plan or an algorithm whose share is not known on hosts of several ranks.
     """
     if ranks_per_host == 1:
-        return _ALL
+        return dict.fromkeys(_KINDS, 1.0)
     num_ranks = num_hosts * ranks_per_host
     to_all = (num_ranks - ranks_per_host) / (num_ranks - 1)
-    shares = dict.fromkeys(_ALL, to_all)
-    shares |= {kind: 0.0 for kind in _ALL if kind.startswith("intra_")}
+    shares = {kind: 0.0 if kind.startswith("intra_") else to_all for kind in _KINDS}
     if _is_by_node(setup, ranks_per_host):
         shares |= dict.fromkeys(("embedding_forward", "embedding_backward"), 1.0)
-    shares["dense"] = _dense_share(config, num_hosts, ranks_per_host, to_all)
+    shares["dense"] = _dense_share(config, ranks_per_host, to_all)
     rule = config.data_parallel
     if rule is not None and rule.algorithm != "two_shot":
         raise ValueError(
@@ -122,33 +115,27 @@ def _shardings(setup: Mapping[str, Scalar]) -> set[str]:
     return set(re.findall(r"sharding='(\w+)'", plan)) if plan.startswith("Plan(") else {plan}
 
 
-def _has_hops_of_rows(record: NetworkRecord) -> bool:
-    kinds = ("intra_embedding_forward", "intra_embedding_backward")
-    return any(r[kind].wire_nbytes > 0 for r in record.traffic or () for kind in kinds if kind in r)
+def _dense_share(config: Config, ranks_per_host: int, to_all: float) -> float:
+    algorithm, ring = dense_algorithm(config), 1 / ranks_per_host
+    shares = {"hierarchical": 1.0, "ring": ring, None: ring, "two_shot": to_all}  # gloo's: a ring
+    if algorithm not in shares:
+        raise ValueError(
+            f"dense: algorithm: {algorithm}: the share that leaves a host of {ranks_per_host} "
+            "ranks is not recorded; expected ring, two_shot or hierarchical"
+        )
+    return shares[algorithm]
 
 
-def _dense_share(config: Config, num_hosts: int, ranks_per_host: int, to_all: float) -> float:
-    algorithm = dense_algorithm(config)
-    if algorithm == "hierarchical":
-        return 1.0
-    if algorithm in (None, "ring"):  # gloo's own is a ring, too
-        return 1 / ranks_per_host
-    if algorithm == "two_shot":
-        return to_all
-    if algorithm == "recursive_doubling":
-        if any(number & (number - 1) for number in (num_hosts, ranks_per_host)):
-            raise ValueError(
-                "dense: algorithm: recursive_doubling: its share is known of powers of 2 alone; "
-                f"got {num_hosts} hosts of {ranks_per_host} ranks"
-            )
-        return math.log2(num_hosts) / math.log2(num_hosts * ranks_per_host)
-    raise ValueError(f"dense: algorithm: {algorithm}: which one was taken is not recorded; name it")
-
-
-def config_of(record: NetworkRecord) -> Config:
+def config_of(record: Record) -> Config:
     """Return the config of a record; the empty one of plain TorchRec."""
-    where = str(record.origin or record.configuration)
-    return config_from_dict(parse_yaml(record.config or "", name=where), source=where)
+    return config_from_dict(
+        parse_yaml(record.config or "", name=where(record)), source=where(record)
+    )
+
+
+def where(record: Record) -> str:
+    """Return the file and line of a record that was read, else its configuration."""
+    return str(record.origin or record.configuration)
 
 
 def dense_algorithm(config: Config) -> str | None:

@@ -9,15 +9,15 @@ examples:
 Three parts, in this order. First a step between emulated hosts on a slow link is predicted from one
 without a limit, and set against what was measured (validation.py says how, and what is fitted on
 which runs). Then another model, an alpha-beta one of clusters of two link levels that nobody here
-has, with the ratios of the records (step.py, plans.py, links.py hold the formulas). Last, for every
+has, with the ratios of the records (step.py and plans.py hold the formulas). Last, for every
 configuration the speed of the links between nodes above which it is no faster than the first of
 --configs.
 
 The first part tests of the second one the bytes that are sent, and the share of compute beside
 which dense gradients travel (overlap: fitted there, with gloo on a few CPU cores). It does not test
 plans, two link levels, latencies, or times of codecs, lookups and dense layers. What no GPU has
-told us is an option and is called assumed in all output; examples/bench/gpu.py measures a GPU's
-codecs.
+told us is called assumed in all output, and most of it is an option; examples/bench/gpu.py measures
+a GPU's codecs.
 
 The ratios are those of the records' model and of its dim and batch, the share of distinct bags that
 of its features of one id each; where bags repeat less --distinct-share says so, and with 1 what
@@ -28,85 +28,165 @@ follow plan and number of GPUs; predicted bytes are set against counted ones fir
 """
 
 import argparse
+import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.records import (
     BreakEvenRecord,
     NetworkRecord,
-    Record,
-    Scalar,
     ScaleRecord,
     TableSizesRecord,
     append,
     read,
 )
 from trec_qcomm.lab.simulate import report
-from trec_qcomm.lab.simulate.counted import bytes_records, counted_text, predict_counted
-from trec_qcomm.lab.simulate.links import Cluster
-from trec_qcomm.lab.simulate.measured import (
-    MeasuredStep,
-    dense_values,
-    find_configuration,
-    load_steps,
-)
-from trec_qcomm.lab.simulate.options import (
-    BATCH_SIZE,
-    MLPERF_DENSE_VALUES,
-    MLPERF_DIM,
-    MLPERF_IDS,
-    assumptions,
-    build_parser,
-    check,
-)
-from trec_qcomm.lab.simulate.own_tables import OwnTables, own_tables, read_sizes
-from trec_qcomm.lab.simulate.plans import Model
-from trec_qcomm.lab.simulate.report import GBIT_S
-from trec_qcomm.lab.simulate.step import Configuration, Device, Replicas, Step, break_even, simulate
-from trec_qcomm.lab.simulate.validation import validate
+from trec_qcomm.lab.simulate.measured import dense_values, find_configuration, load_steps
+from trec_qcomm.lab.simulate.plans import PLANS, Cluster, Model
+from trec_qcomm.lab.simulate.step import Configuration, Device, Step, break_even, simulate
+from trec_qcomm.lab.simulate.tables import predict_counted, ratios_at
+from trec_qcomm.lab.simulate.validation import FIT_CONFIGURATIONS, validate
+
+# MLPerf's DLRM-DCNv2: ids a bag of its 26 tables; values of its layers, 13-512-256-128, a cross
+# network of 3 layers of rank 512 on 27 x 128, and 3456-1024-1024-512-256-1.
+MLPERF_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+MLPERF_DENSE_VALUES = 16_044_545
+MLPERF_DIM, BATCH_SIZE = 128, 2048
+FLOP_A_VALUE = 6  # and sample: a multiplication and an addition forward, twice that backward
+MOST_GPUS = 2**20
+GBIT_S = 8.0  # a GB/s
+FIXED = {"tflop_s": 100.0, "nvlink_latency_us": 1.0, "network_latency_us": 2.0}  # assumed, too
+
+
+def _list(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return a parser of a,b,c. Its name is what argparse calls an invalid value."""
+
+    def values(text: str) -> tuple[Any, ...]:
+        return tuple(kind(word) for word in text.split(","))
+
+    values.__name__ = f"list of {kind.__name__}"
+    return values
+
+
+CONFIGURATIONS = ("stock", "stock_fp16", "int8", "best")
+_OPTIONS: tuple[tuple[str, Any, Any, str], ...] = (  # name, kind, default, help
+    ("sizes", Path, None, "of python -m trec_qcomm sizes: bytes are predicted and set against the "
+     "records', and the model is that of the sizes"),
+    ("out", Path, None, "write all as JSON lines"),
+    ("configs", _list(str), CONFIGURATIONS, "as the records name them; the first is what others "
+     "are set against"),
+    ("distinct-share", float, None, "share of bags that is sent where equal ones merge (default: "
+     "measured)"),
+    ("fit-configs", _list(str), FIT_CONFIGURATIONS, "two that are fitted on"),
+    ("gpus", _list(int), (8, 16, 64, 256, 1024, 4096), "numbers of GPUs"),
+    ("gpus-per-node", int, 8, ""),
+    ("plans", _list(str), tuple(PLANS), "table-wise, row-wise, table-row-wise"),
+    ("network-gbit-s", _list(float), (100.0, 200.0, 400.0), "between nodes, a GPU"),
+    ("nvlink-gb-s", float, 450.0, "inside a node, a GPU"),
+    ("encode-gb-s", float, 400.0, "assumed, of float32 rows"),
+    ("decode-gb-s", float, 400.0, "assumed, of float32 rows"),
+    ("compute-ms", float, None, "of a step without embeddings (default: of dense values at "
+     f"{FIXED['tflop_s']:g} TFLOP/s)"),
+    ("memory-gb-s", float, 2039.0, "assumed, of lookups; the default is an A100's"),
+    ("overlap", float, None, "share of compute beside dense gradients (default: as fitted)"),
+    ("dense-values", int, None, "of dense layers (default: MLPerf's, with --sizes the records')"),
+)  # fmt: skip
+_ASSUMED = (
+    "encode_gb_s", "decode_gb_s", "compute_ms", "memory_gb_s", "nvlink_gb_s", "overlap",
+    "pipeline", "distinct_share",
+)  # fmt: skip
+_POSITIVE = ("nvlink_gb_s", "encode_gb_s", "decode_gb_s", "memory_gb_s", "network_gbit_s")
+_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_POSITIVE, (lambda value: 0 < value < math.inf, "a finite number > 0")),
+    "compute_ms": (lambda value: 0 <= value < math.inf, "a finite number >= 0"),
+    "gpus_per_node": (lambda value: value >= 1, "an integer >= 1"),
+    "dense_values": (lambda value: value >= 0, "an integer >= 0"),
+    "plans": (lambda value: value in PLANS, f"one of {', '.join(PLANS)}"),
+    "distinct_share": (lambda value: 0 < value <= 1, "a number in (0, 1]"),
+    "overlap": (lambda value: 0 <= value <= 1, "a number in [0, 1]"),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trec_qcomm simulate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--records", type=Path, nargs="+", required=True, metavar="NET.jsonl",
+        help="make bench-net's, of one model; plans may differ",
+    )  # fmt: skip
+    for name, kind, default, text in _OPTIONS:
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        told = f"{text} (default {shown})" if default is not None else text
+        parser.add_argument(f"--{name}", type=kind, default=default, help=told)
+    parser.add_argument("--force", action="store_true", help="overwrite --out")
+    parser.add_argument("--parts", action="store_true", help="print the parts of every step")
+    parser.add_argument("--pipeline", action="store_true", help="ids travel beside other compute")
+    return parser
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise ValueError naming option and allowed values, unless all options make sense."""
+    for name, (is_allowed, expected) in _ALLOWED.items():
+        value = getattr(arguments, name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is not None and not is_allowed(each):
+                raise ValueError(f"{name.replace('_', '-')}: {each!r} is not {expected}")
+    node = arguments.gpus_per_node
+    for num in arguments.gpus:
+        if not 1 <= num <= MOST_GPUS or (num > node and num % node):
+            expected = f"1 to {node}, or a multiple of {node} up to {MOST_GPUS}"
+            raise ValueError(f"gpus: {num} is not {expected}")
+    out = arguments.out
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise ValueError(f"out {out}: expected a file in a folder that exists")
+    if out is not None and out.exists() and not arguments.force:
+        raise ValueError(f"out {out}: exists; --force overwrites it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """All of a case but configuration, plan, number of GPUs and speed of the network, checked.
 
-    Args: assumed: options that were not measured.
+    Args: arguments: the options, each with a value.
     """
 
+    arguments: argparse.Namespace
     model: Model
     device: Device
-    intra: Link
-    latency_s: float
-    gpus_per_node: int
-    configurations: tuple[Configuration, ...]
-    replicas: Replicas = field(default_factory=Replicas)
-    own_tables: Mapping[str, OwnTables] = field(default_factory=dict)
-    assumed: Mapping[str, Scalar | None] = field(default_factory=dict)
+    sizes: Sequence[TableSizesRecord]
 
-    def at(self, configuration: Configuration, plan: str, num_gpus: int) -> Configuration:
-        """Return the configuration with the ratios of this plan and number of GPUs."""
-        tables = self.own_tables.get(configuration.name)
-        if tables is None:
-            return configuration
-        num_gpus //= self.replicas.num_groups
-        return tables.at(configuration, plan, self.cluster(num_gpus, 1.0))
-
-    def cluster(self, num_gpus: int, gb_s: float) -> Cluster:
-        """Return a cluster. Args: gb_s: GB/s of a GPU's link between nodes."""
-        inter = Link(latency_s=self.latency_s, gb_s=gb_s)
-        return Cluster(
-            num_gpus=num_gpus, gpus_per_node=self.gpus_per_node, intra=self.intra, inter=inter
-        )
+    @property
+    def assumed(self) -> dict[str, Any]:
+        """What was not measured, by option."""
+        return {name: getattr(self.arguments, name) for name in _ASSUMED} | FIXED
 
     def step(self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float) -> Step:
         """Return one step. Args: gb_s: GB/s of a GPU's link between nodes."""
-        cluster = self.cluster(num_gpus, gb_s)
-        return simulate(configuration, plan, self.model, cluster, self.device, self.replicas)
+        cluster = self._cluster(num_gpus, gb_s)
+        return simulate(configuration, plan, self.model, cluster, self.device)
+
+    def at(self, configuration: Configuration, plan: str, num_gpus: int) -> Configuration:
+        """Return the configuration with the ratios of this plan and number of GPUs."""
+        return ratios_at(configuration, self.sizes, plan, self._cluster(num_gpus, 1.0))
+
+    def _cluster(self, num_gpus: int, gb_s: float) -> Cluster:
+        options = self.arguments
+        return Cluster(
+            num_gpus=num_gpus,
+            gpus_per_node=options.gpus_per_node,
+            intra=Link(latency_s=FIXED["nvlink_latency_us"] / 1e6, gb_s=options.nvlink_gb_s),
+            inter=Link(latency_s=FIXED["network_latency_us"] / 1e6, gb_s=gb_s),
+        )
 
     def case(
         self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float
@@ -117,22 +197,23 @@ class Setting:
             configuration=configuration.name, num_gpus=num_gpus, plan=plan,
             network_gbit_s=gb_s * GBIT_S, step_s=step.step_s, parts_s=step.parts_s,
             communication_share=step.communication_share, assumed=self.assumed,
-            extrapolated=report.extrapolated(step),
+            extrapolated=report.UNTESTED,
         )  # fmt: skip
 
-    def limit(self, configuration: Configuration, plan: str, num_gpus: int) -> BreakEvenRecord:
-        """Return the link speed from which a configuration does not pay."""
-        base = self.at(self.configurations[0], plan, num_gpus)
-        here = self.at(configuration, plan, num_gpus)
+    def limit(
+        self, base: Configuration, configuration: Configuration, plan: str, num_gpus: int
+    ) -> BreakEvenRecord:
+        """Return the link speed from which a configuration does not pay against the base."""
+        both = [self.at(each, plan, num_gpus) for each in (base, configuration)]
 
         def saved_s(gb_s: float) -> float:
-            base_s = self.step(base, plan, num_gpus, gb_s).step_s
-            return base_s - self.step(here, plan, num_gpus, gb_s).step_s
+            base_s, here_s = (self.step(each, plan, num_gpus, gb_s).step_s for each in both)
+            return base_s - here_s
 
-        even = break_even(saved_s)
+        pays, gb_s = break_even(saved_s)
         return BreakEvenRecord(
             configuration=configuration.name, against=base.name, num_gpus=num_gpus, plan=plan,
-            pays=even.pays, network_gbit_s=None if even.gb_s is None else even.gb_s * GBIT_S,
+            pays=pays, network_gbit_s=None if gb_s is None else gb_s * GBIT_S,
             assumed=self.assumed,
         )  # fmt: skip
 
@@ -146,17 +227,21 @@ def run(arguments: argparse.Namespace) -> str:
     steps, left_out = load_steps(*arguments.records)
     for reason in left_out:
         print(f"left out: {reason}", file=sys.stderr)
-    configurations = tuple(
-        _configuration(name, steps, arguments.distinct_share) for name in arguments.configs
-    )
+    configurations = [find_configuration(name, steps) for name in arguments.configs]
+    if arguments.distinct_share is not None:
+        configurations = [
+            c if c.distinct_share == 1 else replace(c, distinct_share=arguments.distinct_share)
+            for c in configurations
+        ]
     fit, predictions = validate(steps, arguments.fit_configs)
     if arguments.overlap is None:
         arguments.overlap = fit.overlap
-    sizes = [] if arguments.sizes is None else read_sizes(arguments.sizes)
+    sizes = read_sizes(arguments.sizes)
     if arguments.dense_values is None:
         arguments.dense_values = dense_values(steps) if sizes else MLPERF_DENSE_VALUES
-    setting = read_setting(arguments, configurations, sizes)
-    counted = predict_counted(_networks(arguments.records), sizes)
+    setting = read_setting(arguments, sizes)
+    networks = [r for p in arguments.records for r in read(p) if isinstance(r, NetworkRecord)]
+    counted = predict_counted(networks, sizes)
     clusters = [(plan, num) for plan in arguments.plans for num in arguments.gpus]
     cases = [
         setting.case(configuration, plan, num, speed / GBIT_S)
@@ -164,120 +249,68 @@ def run(arguments: argparse.Namespace) -> str:
         for plan, num in clusters
         for configuration in configurations
     ]
-    limits = [
-        setting.limit(configuration, plan, num)
-        for plan, num in clusters for configuration in configurations[1:]
-    ]  # fmt: skip
-    base = configurations[0].name
+    base, *others = configurations
+    limits = [setting.limit(base, c, plan, num) for plan, num in clusters for c in others]
     assumed = ", ".join(f"{name} {value}" for name, value in setting.assumed.items())
     texts = [
-        *([counted_text(counted)] if counted else []),
+        report.counted_text(counted) if counted else "",
         report.validation_text(fit, predictions),
         report.configurations_text(configurations),
         report.scale_text(cases),
-        *([report.parts_text(cases)] if arguments.parts else []),
-        report.limits_text(limits, base),
-        report.choice_text(cases, base),
+        report.parts_text(cases) if arguments.parts else "",
+        report.limits_text(limits, base.name),
+        report.choice_text(cases, base.name),
         f"{report.ASSUMED}: {assumed}",
     ]
-    print("\n\n".join(texts))
+    print("\n\n".join(text for text in texts if text))
     if arguments.out is not None:
-        _write(
-            arguments.out,
-            *bytes_records(counted),
-            *report.validation_records(fit, predictions),
-            *cases,
-            *limits,
-        )
-    return report.last_line(predictions, cases, base)
+        arguments.out.unlink(missing_ok=True)
+        validations = report.validation_records(fit, predictions)
+        append(arguments.out, *counted, *validations, *cases, *limits)
+    return f"{report.validation_line(predictions)}; throughputs assumed"
 
 
-def _networks(paths: Sequence[Path]) -> list[NetworkRecord]:
-    return [r for path in paths for r in read(path) if isinstance(r, NetworkRecord)]
+def read_sizes(path: Path | None) -> list[TableSizesRecord]:
+    """Return the records of sizes in a file. Raises ValueError: there are none."""
+    if path is None:
+        return []
+    records = [record for record in read(path) if isinstance(record, TableSizesRecord)]
+    if not records:
+        raise ValueError(f"sizes: {path}: no record of kind table_sizes")
+    return records
 
 
-def _write(out: Path, *records: Record) -> None:
-    try:
-        out.unlink(missing_ok=True)
-        append(out, *records)
-    except OSError as error:
-        raise ValueError(f"out {out}: cannot be written: {error.strerror}") from error
-
-
-def _configuration(
-    name: str, steps: Sequence[MeasuredStep], distinct_share: float | None
-) -> Configuration:
-    configuration = find_configuration(name, steps)
-    if distinct_share is None or configuration.distinct_share == 1:
-        return configuration
-    return replace(configuration, distinct_share=distinct_share)
-
-
-def read_setting(
-    arguments: argparse.Namespace,
-    configurations: tuple[Configuration, ...],
-    sizes: Sequence[TableSizesRecord] = (),
-) -> Setting:
-    """Return what the options say of model and cluster. Raises ValueError naming the option."""
-    tables = {c.name: own_tables(c.name, sizes) for c in configurations}
-    return Setting(
-        model=_model(arguments, sizes),
-        device=Device(
-            tflop_s=arguments.tflop_s,
-            memory_gb_s=arguments.memory_gb_s,
-            throughput=Throughput(
-                encode_gb_s=arguments.encode_gb_s, decode_gb_s=arguments.decode_gb_s
-            ),
-            overlap=arguments.overlap,
-            pipeline=arguments.pipeline,
-            compute_s=None if arguments.compute_ms is None else arguments.compute_ms / 1e3,
-        ),
-        intra=Link(latency_s=arguments.nvlink_latency_us / 1e6, gb_s=arguments.nvlink_gb_s),
-        latency_s=arguments.network_latency_us / 1e6,
-        gpus_per_node=arguments.gpus_per_node,
-        configurations=configurations,
-        replicas=Replicas(
-            num_groups=arguments.replica_groups,
-            every=arguments.sync_every,
-            table_rows=arguments.table_rows or _table_rows(sizes),
-            touched_share=arguments.touched_share or 1.0,
-        ),
-        own_tables={name: table for name, table in tables.items() if table is not None},
-        assumed=assumptions(arguments),
-    )
-
-
-def _model(arguments: argparse.Namespace, sizes: Sequence[TableSizesRecord]) -> Model:
-    """Return the model of the options, or that of the sizes. Raises ValueError: of both."""
+def read_setting(arguments: argparse.Namespace, sizes: Sequence[TableSizesRecord]) -> Setting:
+    """Return what the options say of model and cluster; with sizes the model is theirs."""
     ids: tuple[float, ...] = MLPERF_IDS
     dim, batch_size = MLPERF_DIM, BATCH_SIZE
     if sizes:
-        for name in ("ids", "dim", "batch_size"):
-            if getattr(arguments, name) is not None:
-                raise ValueError(f"{name.replace('_', '-')}: not with sizes, which have their own")
         tables = sizes[-1].tables.values()
         ids = (1.0,) * len(tables)
         dim = round(fmean(table.dim for table in tables))
         batch_size = round(fmean(table.num_bags for table in tables))
-    return Model(
-        num_ids=tuple(ids if arguments.ids is None else arguments.ids),
-        dim=dim if arguments.dim is None else arguments.dim,
-        batch_size=batch_size if arguments.batch_size is None else arguments.batch_size,
-        dense_values=arguments.dense_values,
+    compute_s = FLOP_A_VALUE * arguments.dense_values * batch_size / (1e12 * FIXED["tflop_s"])
+    if arguments.compute_ms is not None:
+        compute_s = arguments.compute_ms / 1e3
+    options = vars(arguments)
+    throughput = Throughput(**{name: options[name] for name in ("encode_gb_s", "decode_gb_s")})
+    beside = {name: options[name] for name in ("memory_gb_s", "overlap", "pipeline")}
+    model: dict[str, Any] = {"num_ids": ids, "dim": dim, "batch_size": batch_size}
+    return Setting(
+        arguments=arguments,
+        model=Model(**model, dense_values=arguments.dense_values),
+        device=Device(compute_s=compute_s, throughput=throughput, **beside),
+        sizes=sizes,
     )
-
-
-def _table_rows(sizes: Sequence[TableSizesRecord]) -> int:
-    return sum(t.num_rows or 0 for t in sizes[-1].tables.values()) if sizes else 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command. A mistake in its words ends with status 2."""
-    parser = build_parser(__doc__)
+    parser = build_parser()
     arguments = parser.parse_args(words)
     try:
         print(run(arguments))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     return 0
 

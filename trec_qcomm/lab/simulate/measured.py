@@ -2,29 +2,29 @@
 
 Reads the network records of make bench-net. Of plain TorchRec (`stock*`) only the kernel's count of
 all bytes is known: its ids and dense gradients are the float32 ones that a config counted on as
-many hosts, and the rest is rows and their gradients, half each. Records from before raw bytes were
-counted know only what is left after equal bags were merged, so one that merges none has to be
-there.
+many hosts, and the rest is rows and their gradients, half each.
 
 Knows: network records, configs. Does not know: models of time.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from trec_qcomm.config import Config, config_from_dict
 from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
 from trec_qcomm.ext.planner.traffic import FixedSizes
-from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, TrafficByKind, read
-from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
+from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, read
+from trec_qcomm.lab.simulate.between_hosts import dense_algorithm, sent_between_hosts
 from trec_qcomm.lab.simulate.step import Configuration
 
-UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 NO_LIMIT = "none"
 _VALUES = 1024  # rows that a codec is asked for its size
 
@@ -50,7 +50,7 @@ class MeasuredStep:
         setup: what else a step depends on, sorted by name.
         sent: bytes that leave the host that sends most, by group.
         distinct: float32 bytes of what a rank sends, by group.
-        raw: float32 bytes of all bags, by group; None where they were not counted.
+        raw: float32 bytes of all bags of a rank, by group.
     """
 
     configuration: str
@@ -64,12 +64,18 @@ class MeasuredStep:
     setup: Setup
     sent: Nbytes
     distinct: Nbytes
-    raw: Nbytes | None
+    raw: Nbytes
 
     def is_beside(self, other: "MeasuredStep") -> bool:
         """Return whether both are of one setup, plan and number of hosts."""
         ours, theirs = ((step.num_hosts, step.ranks_per_host, step.plan) for step in (self, other))
         return (ours, self.setup) == (theirs, other.setup)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What is the same on any link."""
+        where = self.plan, self.num_hosts, self.ranks_per_host
+        return self.configuration, *where, self.setup, self.config
 
     @property
     def place(self) -> str:
@@ -101,53 +107,40 @@ def load_steps(*paths: Path) -> tuple[list[MeasuredStep], list[str]]:
         except (ValueError, yaml.YAMLError) as error:
             raise ValueError(f"{record.origin}: {error}") from error
         if record.delay:
-            line = 0 if record.origin is None else record.origin.line
-            left_out.append(f"line {line}: {step.configuration}: a delay of {record.delay}")
+            left_out.append(f"{step.place}: a delay of {record.delay}")
         elif record.traffic is None and record.ranks_per_host > 1:
             left_out.append(f"{step.place}: what leaves a host of several ranks is not known")
         elif record.traffic is None:
             uncounted.append((step, record))
+        elif not step.raw["forward"]:
+            left_out.append(f"{step.place}: rows of all bags were not counted")
         else:
-            steps[_key(step)] = step
+            steps[*step.key, step.rate] = step
     for step, record in uncounted:
-        beside = [other for other in steps.values() if other.is_beside(step)]
-        if not beside:
+        beside = [other for other in steps.values() if other.is_beside(step) and other.config]
+        if beside:
+            steps[*step.key, step.rate] = _completed(step, record, beside)
+        else:
             left_out.append(f"{step.place}: no config beside it")
-            continue
-        try:
-            steps[_key(step)] = _completed(step, record, beside)
-        except ValueError as error:
-            where = ", ".join(map(str, paths))
-            raise ValueError(f"{where}: {step.configuration}, {step.rate}: {error}") from error
     if not steps:
         raise ValueError(f"{', '.join(map(str, paths))}: no step that can be used")
-    setup = _main_setup(list(steps.values()))
+    setup = Counter(step.setup for step in steps.values()).most_common(1)[0][0]
     for step in steps.values():
         if step.setup != setup:
-            left_out.append(f"{step.place}: another setup, with {_difference(step.setup, setup)}")
+            values = [f"{name} {value}" for name, value in step.setup if (name, value) not in setup]
+            said = ", ".join(values) or "less said of it"
+            left_out.append(f"{step.place}: another setup, with {said}")
     return [step for step in steps.values() if step.setup == setup], left_out
-
-
-def _main_setup(steps: Sequence[MeasuredStep]) -> Setup:
-    """Return the setup of most steps; the model of a step is fitted within one."""
-    return Counter(step.setup for step in steps).most_common(1)[0][0]
-
-
-def _difference(setup: Setup, other: Setup) -> str:
-    """Return the values of a setup that the other one does not have."""
-    values = [f"{name} {value}" for name, value in setup if (name, value) not in other]
-    return ", ".join(values) or "less said of it"
 
 
 def parse_rate(rate: str) -> float | None:
     """Return the GB/s of "100mbit"; None of "none". Raises ValueError: neither."""
-    for unit in sorted(UNITS, key=len, reverse=True):
-        number = rate.removesuffix(unit)
-        if number != rate and number.replace(".", "", 1).isdigit() and float(number) > 0:
-            return float(number) * UNITS[unit] / 8e9
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate)
+    if match and float(match[1]) > 0:
+        return float(match[1]) * UNITS[match[2]] / 8e9
     if rate == NO_LIMIT:
         return None
-    raise ValueError(f"rate: {rate!r} is not {NO_LIMIT} or a number with {', '.join(UNITS)}")
+    raise ValueError(f"rate: {rate!r} is not {NO_LIMIT} or a number with bit, kbit, mbit, ...")
 
 
 def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuration:
@@ -161,7 +154,7 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
         known = ", ".join(dict.fromkeys(step.configuration for step in steps))
         raise ValueError(f"configs: {name!r} was not measured; expected of {known}")
     step = min(reversed(named), key=lambda step: (step.plan != TABLE_WISE, step.num_hosts))
-    is_ours = step.config is not None
+    ratios: dict[str, Any] = {}
     for group in ("forward", "backward", "dense"):
         raw, sent = step.distinct[group], step.sent[group]
         if not (raw > 0 and sent > 0):
@@ -169,25 +162,19 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
                 f"configs: {name!r} has no ratio of {group}: {raw:.0f} bytes of float32 as "
                 f"{sent:.0f} bytes, on {step.num_hosts} hosts, {step.rate}; expected both > 0"
             )
-    distinct_share = 1.0
-    if is_ours and _merges(step):
-        beside = [other for other in steps if other.is_beside(step)]
-        try:
-            all_bags = _all_bags(step, beside)
-        except ValueError as error:
-            raise ValueError(f"configs: {name!r}: {error}") from error
-        distinct_share = min(1.0, step.distinct["forward"] / all_bags["forward"])
+        ratios[group] = raw / sent
+    if step.config is None:
+        return Configuration(name=name, **ratios)
+    config = config_from_dict(json.loads(step.config))
     return Configuration(
         name=name,
-        distinct_share=distinct_share,
-        forward=step.distinct["forward"] / step.sent["forward"],
-        backward=step.distinct["backward"] / step.sent["backward"],
-        dense=step.distinct["dense"] / step.sent["dense"],
-        ids=step.distinct["ids"] / step.sent["ids"] if is_ours and step.sent["ids"] else 1.0,
-        dense_algorithm=_dense_algorithm(step) if is_ours else None,
-        dense_intra=dense_intra_ratio(_config(step)) if is_ours else 1.0,
-        is_ours=is_ours,
-        sizes_first=is_ours and _sizes_first(step),
+        distinct_share=min(1.0, step.distinct["forward"] / step.raw["forward"]),
+        **ratios,
+        ids=step.distinct["ids"] / step.sent["ids"] if step.sent["ids"] else 1.0,
+        dense_algorithm=dense_algorithm(config),
+        dense_intra=dense_intra_ratio(config),
+        is_ours=True,
+        sizes_first=any(not rule.forward.fixed_size for rule in config.embedding),
     )
 
 
@@ -197,98 +184,6 @@ def dense_values(steps: Sequence[MeasuredStep]) -> int:
     step = next(step for step in ours if step.num_hosts > 1)
     share = 2 * (step.num_hosts - 1) / step.num_hosts
     return round(step.distinct["dense"] / share / FLOAT32_NBYTES)
-
-
-def _step(record: NetworkRecord) -> MeasuredStep:
-    nothing = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
-    return MeasuredStep(
-        configuration=record.configuration,
-        num_hosts=record.num_hosts,
-        ranks_per_host=record.ranks_per_host,
-        rate=record.rate,
-        gb_s=parse_rate(record.rate),
-        step_s=record.step_s.p50,
-        config=_meaning(record.config),
-        plan=str(record.setup.get("plan", TABLE_WISE)),
-        setup=tuple(item for item in record.setup_key if item[0] not in PLAN_FIELDS),
-        sent=_most_sent(record) or nothing,
-        distinct=_busiest(record.traffic, "distinct_nbytes") or nothing,
-        raw=_busiest(record.traffic, "raw_nbytes"),
-    )
-
-
-def _busiest(hosts: Sequence[TrafficByKind] | None, field: str) -> Nbytes | None:
-    """Return the bytes by group of the rank that sends most of it; None where not counted."""
-    busiest = dict.fromkeys(TRAFFIC_GROUPS, 0.0)
-    for traffic in hosts or ():
-        for group, kinds in TRAFFIC_GROUPS.items():
-            counts = [getattr(traffic[kind], field) for kind in kinds if kind in traffic]
-            if None in counts:
-                return None
-            busiest[group] = max(busiest[group], sum(counts))
-    return busiest if hosts else None
-
-
-def _most_sent(record: NetworkRecord) -> Nbytes | None:
-    """Return the bytes by group that leave the host that sends most of it; None: not counted."""
-    if record.traffic is None:
-        return None
-    hosts = sent_between_hosts(record)
-    return {group: max(host[group] for host in hosts) for group in TRAFFIC_GROUPS}
-
-
-def _meaning(text: str | None) -> str | None:
-    return None if text is None else json.dumps(yaml.safe_load(text), sort_keys=True)
-
-
-def _key(step: MeasuredStep) -> tuple[object, ...]:
-    where = step.plan, step.num_hosts, step.ranks_per_host, step.rate
-    return step.configuration, *where, step.setup, step.config
-
-
-def _completed(
-    step: MeasuredStep, record: NetworkRecord, beside: Sequence[MeasuredStep]
-) -> MeasuredStep:
-    """Return a step of plain TorchRec with the bytes that configs counted on as many hosts."""
-    sent = max(record.payload_nbytes)
-    raw = _all_bags(step, beside)
-    rows = (sent - raw["ids"] - raw["dense"]) / 2
-    return replace(
-        step, raw=raw, distinct=raw, sent=raw | {"forward": rows, "backward": rows}
-    )  # fmt: skip
-
-
-def _all_bags(step: MeasuredStep, beside: Sequence[MeasuredStep]) -> Nbytes:
-    """Return the float32 bytes of all bags by group.
-
-    Args: beside: steps of the same setup and number of hosts.
-    Raises: ValueError: none of them counted all bags, and all merge equal ones.
-    """
-    ours = [other for other in beside if other.config is not None]
-    counts = [other.raw or other.distinct for other in ours if other.raw or not _merges(other)]
-    if not counts:
-        merging = ", ".join(dict.fromkeys(other.configuration for other in ours))
-        raise ValueError(
-            f"the bytes of all bags are not known: on {step.num_hosts} hosts only {merging} was "
-            "measured, merging equal bags; expected a config with unique_bags: false beside it"
-        )
-    return {group: max(count[group] for count in counts) for group in TRAFFIC_GROUPS}
-
-
-def _config(step: MeasuredStep) -> Config:
-    return config_from_dict(json.loads(step.config or "null"))
-
-
-def _merges(step: MeasuredStep) -> bool:
-    """Return whether equal bags go once. A record's config may be none that is read today."""
-    config = json.loads(step.config or "null") or {}
-    return any(rule.get("unique_bags", False) is not False for rule in config.get("embedding", ()))
-
-
-def _dense_algorithm(step: MeasuredStep) -> str | None:
-    """Return the algorithm of our all-reduce; None where TorchRec's own is used."""
-    rules = _config(step).dense_rules
-    return rules[0].algorithm if rules else None
 
 
 def dense_intra_ratio(config: Config) -> float:
@@ -301,5 +196,44 @@ def dense_intra_ratio(config: Config) -> float:
     return FLOAT32_NBYTES * num_values / nbytes
 
 
-def _sizes_first(step: MeasuredStep) -> bool:
-    return any(not rule.forward.fixed_size for rule in _config(step).embedding)
+def _step(record: NetworkRecord) -> MeasuredStep:
+    config = None if record.config is None else yaml.safe_load(record.config)
+    hosts = [] if record.traffic is None else sent_between_hosts(record)
+    return MeasuredStep(
+        configuration=record.configuration,
+        num_hosts=record.num_hosts,
+        ranks_per_host=record.ranks_per_host,
+        rate=record.rate,
+        gb_s=parse_rate(record.rate),
+        step_s=record.step_s.p50,
+        config=None if record.config is None else json.dumps(config, sort_keys=True),
+        plan=str(record.setup.get("plan", TABLE_WISE)),
+        setup=tuple(item for item in record.setup_key if item[0] not in PLAN_FIELDS),
+        sent={group: max((host[group] for host in hosts), default=0.0) for group in TRAFFIC_GROUPS},
+        distinct=_busiest(record, "distinct_nbytes"),
+        raw=_busiest(record, "raw_nbytes"),
+    )
+
+
+def _busiest(record: NetworkRecord, field: str) -> Nbytes:
+    """Return the bytes by group of the rank that sends most of it; what was not counted is 0."""
+    return {
+        group: max(
+            (
+                sum(getattr(rank[kind], field) or 0.0 for kind in kinds if kind in rank)
+                for rank in record.traffic or ()
+            ),
+            default=0.0,
+        )
+        for group, kinds in TRAFFIC_GROUPS.items()
+    }
+
+
+def _completed(
+    step: MeasuredStep, record: NetworkRecord, beside: Sequence[MeasuredStep]
+) -> MeasuredStep:
+    """Return a step of plain TorchRec with the bytes that configs counted on as many hosts."""
+    raw = {group: max(other.raw[group] for other in beside) for group in TRAFFIC_GROUPS}
+    rows = (max(record.payload_nbytes) - raw["ids"] - raw["dense"]) / 2
+    sent = raw | {"forward": rows, "backward": rows}
+    return replace(step, raw=raw, distinct=raw, sent=sent)

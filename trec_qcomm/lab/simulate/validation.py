@@ -18,7 +18,7 @@ gradients travel. A message's latency is in the base.
 
 Fitted: wait and overlap, two numbers, on a few runs. Predicted: all others. This is not the model
 of step.py, which has bytes and overlap in common with it. So what these runs do not test is: a slow
-link inside a node and latencies (links.py), the hop inside a node of two-level plans (plans.py),
+link inside a node and latencies, the hop inside a node of two-level plans (plans.py),
 and the times of codecs, lookups and dense layers, which are all in the base here. Of hosts of
 several ranks the link has what leaves the host; what they send one another is in the base, too.
 Knows: measured steps. Does not know: GPUs.
@@ -71,14 +71,13 @@ def predict_s(step: MeasuredStep, base_s: float, fit: Fit) -> float:
         return base_s
     turns = 1 / (1 - fit.wait ** (step.num_hosts - 1)) if step.num_hosts > 1 else 1.0
     row_turns = 1.0 if step.config is None and step.plan == ROW_WISE else turns
-    groups = (
-        ("ids", BURST_NBYTES, turns),
-        ("forward", BURST_NBYTES, row_turns),
-        ("backward", 0, row_turns),
-    )
-    rows_s = sum(t * _link_s(step.sent[group], step.gb_s, burst) for group, burst, t in groups)
-    dense_s = _link_s(step.sent["dense"], step.gb_s, BURST_NBYTES)
-    return base_s + rows_s + max(0.0, dense_s - fit.overlap * base_s)
+    groups = {"ids": turns, "forward": row_turns, "backward": row_turns, "dense": 1.0}
+    seconds = {
+        group: times * _link_s(step.sent[group], step.gb_s, BURST_NBYTES * (group != "backward"))
+        for group, times in groups.items()
+    }
+    dense_s = seconds.pop("dense")
+    return base_s + sum(seconds.values()) + max(0.0, dense_s - fit.overlap * base_s)
 
 
 def _link_s(nbytes: float, gb_s: float, burst_nbytes: float) -> float:
@@ -91,15 +90,9 @@ def pairs(steps: Sequence[MeasuredStep]) -> list[tuple[MeasuredStep, float]]:
 
     Steps that were not measured without a limit are left out.
     """
-    unlimited_s = {_key(step): step.step_s for step in steps if step.gb_s is None}
+    unlimited_s = {step.key: step.step_s for step in steps if step.gb_s is None}
     limited = [step for step in steps if step.gb_s is not None]
-    return [(step, unlimited_s[_key(step)]) for step in limited if _key(step) in unlimited_s]
-
-
-def _key(step: MeasuredStep) -> tuple[object, ...]:
-    """Return what is the same on any link."""
-    where = step.plan, step.num_hosts, step.ranks_per_host
-    return step.configuration, *where, step.setup, step.config
+    return [(step, unlimited_s[step.key]) for step in limited if step.key in unlimited_s]
 
 
 def choose(
@@ -120,14 +113,13 @@ def choose(
         places.setdefault(where, {})[step.configuration] = i
     complete = [place for place, there in places.items() if set(configurations) <= there.keys()]
     where = min(complete or places)
-    there = places[where]
-    missing = [name for name in configurations if name not in there]
+    missing = [name for name in configurations if name not in places[where]]
     if missing or not configurations:
         raise ValueError(
-            f"fit-configs: {', '.join(missing) or 'none given'}: expected of {', '.join(there)}, "
-            f"measured on {where[2]} hosts and the slowest link"
+            f"fit-configs: {', '.join(missing) or 'none given'}: expected of "
+            f"{', '.join(places[where])}, measured on {where[2]} hosts and the slowest link"
         )
-    return [there[name] for name in configurations]
+    return [places[where][name] for name in configurations]
 
 
 def fit(measured: Sequence[tuple[MeasuredStep, float]]) -> Fit:
