@@ -64,7 +64,7 @@ def report():
         except (ImportError, AttributeError) as error:
             yield name, [type(error).__name__, str(error)]
     yield "dir", "QComm" in dir(trec_qcomm)
-    folders = [f"tests/{name}" for name in ("ops", "codecs", "wire", "comm", "kernels")]
+    folders = [f"tests/{name}" for name in ("ops", "codecs", "wire", "comm", "jit")]
     words = ["--collect-only", "-q", "-p", "no:cacheprovider", *folders]
     yield "collected", int(pytest.main(words))
     yield "imported", [name for name in ("torchrec", "fbgemm_gpu") if name in sys.modules]

@@ -11,7 +11,12 @@ def test_a_seed_of_the_two_towers(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "TEST_STEPS", 2)
     limits = {"loss": study.LIMITS, "progressive_loss": study.LIMITS}
     result = quality.study(
-        study.train, ["int2"], 1, limits=limits, path=tmp_path / "runs.jsonl", show_progress=False
+        study.train,
+        ["papers/int2"],
+        1,
+        limits=limits,
+        path=tmp_path / "runs.jsonl",
+        show_progress=False,
     )
     fp32, null, int2 = (record.training.metrics["loss"] for record in result.records)
     assert fp32 < 0.7 * log(2)  # it learns

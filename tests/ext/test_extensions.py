@@ -22,7 +22,7 @@ assert "trec_qcomm.ext.{name}" in loaded(), loaded()
     ("name", "first", "then"),
     [
         ("dct", "registry.codec_names(); trec_qcomm.load_preset('int8')", "trec_qcomm.TopK"),
-        ("dct", "import trec_qcomm.qcomm", "trec_qcomm.load_preset('dct')"),
+        ("dct", "import trec_qcomm.qcomm", "trec_qcomm.load_preset('papers/dct')"),
         ("dct", "", "assert registry.decoder(10).name == 'threshold'"),
     ],
 )

@@ -11,7 +11,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "trec_qcomm"
 COMPAT = PACKAGE / "integration" / "compat"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if COMPAT not in path.parents]
-OF_TORCH = PACKAGE / "lab" / "ranks" / "private.py"  # torch's private names, of process groups
+OF_TORCH = (
+    PACKAGE / "lab" / "ranks" / "process_group.py"
+)  # torch's private names, of process groups
 OPERATORS = "_foreach_"  # torch's own, over lists of tensors
 BACKEND = {"_device_types", "_get_backend", "_timeout"}  # torch's own, of a process group
 OVERRIDDEN = {"_wait_impl", "_dedup_indices", "_create_input_dists"}

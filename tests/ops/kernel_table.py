@@ -48,6 +48,7 @@ def rows_are_aligned(launch: dict[str, Any]) -> bool:
 
 def name_of(launch: dict[str, Any]) -> str:
     module = launch["module"].removeprefix("trec_qcomm.").removeprefix("ops.")
+    module = module.removeprefix("batch.").removeprefix("ext.")
     return f"{module}.{launch['kernel']}"
 
 

@@ -45,7 +45,8 @@ class Launches(DryRun):
         given = dict(zip(executor.arg_names, args, strict=False)) | options
         kernel = f"{executor.fn.__module__}.{executor.fn.__name__}"
         for name in executor.arg_names:
-            key = kernel.removeprefix("trec_qcomm.ops."), name
+            short = kernel.removeprefix("trec_qcomm.").removeprefix("ops.")
+            key = short.removeprefix("batch.").removeprefix("ext."), name
             self.seen[key].add(special(given[name], executor, name))
 
 
