@@ -2,8 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import fields
+from importlib import import_module
 
 import pytest
+
+from trec_qcomm import Config, GradientRule, TableRule
+from trec_qcomm.config.section import Section, section_type
+from trec_qcomm.core import registry
+from trec_qcomm.qcomm import TOOLS
 
 PROGRAM = """
 import sys
@@ -44,3 +51,28 @@ for name, wire_id in (("topk", 200), ("mine", 10)):
         raise AssertionError(name)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_training_with_a_preset_imports_no_extension_and_no_tool():
+    program = """
+import sys
+import trec_qcomm
+qcomm = trec_qcomm.QComm.from_preset("best")
+loaded = [n for n in sys.modules if n.startswith(("trec_qcomm.ext", "trec_qcomm.lab"))]
+assert loaded == [], loaded
+assert callable(qcomm.preview)
+assert "trec_qcomm.lab.preview.live" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_names_of_modules_in_the_core_are_right():
+    for name, module in TOOLS.items():
+        assert callable(getattr(import_module(module), name))
+    for owner in (Config, TableRule, GradientRule):
+        for known in fields(owner):
+            kind = section_type(known)
+            assert kind is None or issubclass(kind, Section)
+    for module, (names, _) in registry._EXTENSIONS.items():
+        import_module(module)
+        assert {registry._BY_NAME[name].__module__ for name in names} == {module}
