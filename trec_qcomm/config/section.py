@@ -84,7 +84,7 @@ class Section:
         of a table's rule (integration.tolerances.TableTolerance); None: nothing does."""
         return None
 
-    def row_transforms(self, config: Any, groups: Any, merging: Any) -> Any:
+    def row_transform(self, config: Any, groups: Any, merging: Any) -> Any:
         """Return what changes the rows of one sharding before they are encoded, for a section of a
         table's rule (integration.embedding.shardings.ShardingTransforms); None: nothing does.
 

@@ -5,24 +5,11 @@ Knows: bytes, seconds, table names. Does not know: codecs, files.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.core.stats import BagStats, KindStats, TableBags, TableStats
-
-
-class EvictionCounter(Protocol):
-    """Counter of residuals that were dropped for lack of memory."""
-
-    def num_evicted(self) -> dict[str, int]:
-        """Return {table: residuals} since `reset`."""
-        ...
-
-    def reset(self) -> None:
-        """Set the counts to zero."""
-        ...
 
 
 class Traffic:
@@ -46,10 +33,10 @@ class Traffic:
         self.wire_nbytes = torch.zeros(len(self.tables), dtype=torch.int64)
         self.max_abs_err = torch.empty(len(self.tables))
         self.num_flushed = torch.zeros(len(self.tables), dtype=torch.int64)
+        self.num_evicted = torch.zeros(len(self.tables), dtype=torch.int64)  # may lie on a GPU
         # Tables whose first flushed values nobody was told of; a reset does not forget who was.
         self.newly_flushed: list[str] = []
         self._ever_flushed: set[str] = set()
-        self.residuals: EvictionCounter | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -64,8 +51,7 @@ class Traffic:
         self.wire_nbytes.zero_()
         self.max_abs_err.fill_(-1.0)  # not measured
         self.num_flushed.zero_()
-        if self.residuals is not None:
-            self.residuals.reset()
+        self.num_evicted.zero_()
         self.encode_s: dict[str, float] = defaultdict(float)
         self.decode_s: dict[str, float] = defaultdict(float)
         self.wire_s = 0.0
@@ -186,7 +172,6 @@ def _by_table(traffics: Sequence[Traffic]) -> dict[str, TableStats]:
     for traffic in traffics:
         for t, name in enumerate(traffic.tables):
             places.setdefault(name, []).append((traffic, t))
-    evicted = {id(t): {} if t.residuals is None else t.residuals.num_evicted() for t in traffics}
     return {
         name: TableStats(
             raw_nbytes=sum(int(traffic.raw_nbytes[t]) for traffic, t in rows),
@@ -194,7 +179,7 @@ def _by_table(traffics: Sequence[Traffic]) -> dict[str, TableStats]:
             wire_nbytes=sum(int(traffic.wire_nbytes[t]) for traffic, t in rows),
             max_abs_err=_largest([traffic.max_abs_err[t] for traffic, t in rows]),
             num_flushed=sum(int(traffic.num_flushed[t]) for traffic, t in rows),
-            num_evicted=sum(evicted[id(traffic)].get(name, 0) for traffic, _ in rows),
+            num_evicted=sum(int(traffic.num_evicted[t]) for traffic, t in rows),
         )
         for name, rows in places.items()
     }

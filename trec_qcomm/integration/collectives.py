@@ -6,7 +6,7 @@ traffic and tolerances belong to names, not to objects.
 Knows: config, comm.rows. Does not know: TorchRec, gradients of replicated parameters.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
-from trec_qcomm.comm.rows.hooks import MakeTransforms, RowRefusals
+from trec_qcomm.comm.rows.doors import RowTransform
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config
 from trec_qcomm.integration.checkpoint import (
@@ -30,6 +30,7 @@ from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.tolerances import ForwardTolerances
 
 C = TypeVar("C", bound=RowCollective)
+TransformOf = Callable[[Any], RowTransform]  # of a collective
 
 
 class EmbeddingCollectives:
@@ -73,7 +74,7 @@ class EmbeddingCollectives:
         module: str,
         name: str,
         intra: bool = False,
-        make_transforms: MakeTransforms | None = None,
+        transform_of: TransformOf | None = None,
     ) -> C:
         """Make a collective with the codecs of the config.
 
@@ -81,15 +82,15 @@ class EmbeddingCollectives:
             module: the module it belongs to, which was added before
             name: key of its noise; a second collective of that name takes over step and traffic
             intra: whether it is the hop inside a node, which the rules' `intra` codes
-            make_transforms: function that makes what changes rows before they are encoded, where
-                this kind of collective can have it
+            transform_of: function that makes what changes the collective's rows before they are
+                encoded, where this kind of collective can have it
         Raises: ValueError: no pattern matches a table, error_feedback where it cannot be, or rows
             that an extension does not take.
         """
         tables = layout.tables()
         for extension in self._extensions.values():
             extension.check_tables(tables, layout.dtype)
-        self._check_transforms(tables, name, make_transforms)
+        self._check_transforms(tables, name, transform_of)
         before = self._by_module[module].get(name)
         exact = dict.fromkeys(tables, Identity())
         collective = kind(
@@ -101,14 +102,16 @@ class EmbeddingCollectives:
             intra=intra,
             seed=self._config.seed,
             measure_error=self._config.measure_error,
-            tolerances=None if intra else self._tolerances_of(module, name, tables),
-            alternatives=self._alternatives(tables, intra),
-            refusals=self._refusals,
-            make_transforms=make_transforms,
         )
-        for direction, state in self._loaded_transforms.pop(f"{module}/{name}", {}).items():
-            if direction in collective.transforms:
-                collective.transforms[direction].load_state_dict(state)
+        for codecs in self._alternatives(tables, intra):
+            collective.prepare_codecs(codecs)
+        if not intra:
+            collective.tolerances = self._tolerances_of(module, name, tables)
+        if transform_of is not None:
+            collective.transform = transform_of(collective)
+            collective.transform.load_state_dict(
+                self._loaded_transforms.pop(f"{module}/{name}", {})
+            )
         collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
@@ -117,9 +120,7 @@ class EmbeddingCollectives:
         self._by_module[module][name] = collective
         return collective
 
-    def _check_transforms(
-        self, tables: Sequence[str], name: str, make: MakeTransforms | None
-    ) -> None:
+    def _check_transforms(self, tables: Sequence[str], name: str, make: TransformOf | None) -> None:
         """Raise ValueError where a rule has error_feedback and the collective cannot."""
         fed = [t for t in tables if self._config.rule_for(t).error_feedback is not None]
         if fed and make is None:
@@ -128,12 +129,6 @@ class EmbeddingCollectives:
                 "id; only table_wise, column_wise and table_column_wise tables of an "
                 "EmbeddingBagCollection do"
             )
-
-    @property
-    def _refusals(self) -> RowRefusals | None:
-        """Return what counts rows that codecs refuse, if an extension does."""
-        given = (extension.refusals for extension in self._extensions.values())
-        return next((refusals for refusals in given if refusals is not None), None)
 
     def _alternatives(self, tables: Sequence[str], intra: bool) -> Sequence[DirectionCodecs]:
         """Return codecs that extensions may choose later."""
@@ -174,8 +169,9 @@ class EmbeddingCollectives:
                 of_collective = collective.layout.tables()
                 if not tables.isdisjoint(of_collective):
                     intra = collective.intra
-                    tolerances = None if intra else self._tolerances_of(module, name, of_collective)
-                    collective.use_codecs(_codecs_of(self.rules, of_collective, intra), tolerances)
+                    collective.use_codecs(_codecs_of(self.rules, of_collective, intra))
+                    if not intra:
+                        collective.tolerances = self._tolerances_of(module, name, of_collective)
 
     def load_codecs(self, changes: CodecChanges) -> None:
         """Use codecs that tables had when state was saved; the model may not be sharded yet.
@@ -212,9 +208,7 @@ class EmbeddingCollectives:
         """Return the tolerances of one collective; None where they never change."""
         rules = {table: self.rules.rule_for(table) for table in tables}
         key = f"{module}/{name}"
-        given = [extension.bound_shares(rules) for extension in self._extensions.values()]
-        shares = [part for part in given if part is not None]
-        tolerances = ForwardTolerances(rules, tables, shares)
+        tolerances = ForwardTolerances(rules, tables)
         before = self._tolerances.pop(key, None)
         if not tolerances.changes:
             return None
@@ -259,9 +253,9 @@ class EmbeddingCollectives:
         if any(measured.values()):
             state["params"] = {self_rank_key(): measured}
         residuals = {
-            key: {direction: t.state_dict() for direction, t in collective.transforms.items()}
+            key: collective.transform.state_dict()
             for key, collective in self._by_key()
-            if collective.transforms
+            if collective.transform is not None
         }
         if residuals:
             state["row_residuals"] = {self_rank_key(): residuals}
@@ -299,9 +293,8 @@ class EmbeddingCollectives:
         )
         self._loaded_transforms = dict(residuals)
         for key, collective in self._by_key():
-            loaded = self._loaded_transforms.pop(key, {})
-            for direction, transform in collective.transforms.items():
-                transform.load_state_dict(loaded.get(direction, {}))
+            if collective.transform is not None:
+                collective.transform.load_state_dict(self._loaded_transforms.pop(key, {}))
         for module, by_name in self._by_module.items():
             for collective in by_name.values():
                 collective.step = steps.get(module, 0)

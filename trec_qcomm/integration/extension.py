@@ -13,12 +13,10 @@ from typing import Any, ClassVar
 import torch
 
 from trec_qcomm.comm.rows.collective import RowCollective
-from trec_qcomm.comm.rows.hooks import RowRefusals
 from trec_qcomm.config import TableRule
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
-from trec_qcomm.integration.tolerances import BoundShares
 
 
 class Extension:
@@ -26,14 +24,11 @@ class Extension:
 
     Attributes:
         state_names: keys of a session's state that are this extension's.
-        refusals: counter of rows that a codec refuses, and that are then sent exactly; None: they
-            are an error.
         traffic: counter of what the extension sends, part of the session's statistics; None: it
             sends nothing.
     """
 
     state_names: ClassVar[Sequence[str]] = ()
-    refusals: RowRefusals | None = None
     traffic: Traffic | None = None
 
     def check_tables(
@@ -50,13 +45,6 @@ class Extension:
         Args: rules: {table: rule of the config}.
         """
         yield from ()
-
-    def bound_shares(self, rules: Mapping[str, TableRule]) -> BoundShares | None:
-        """Return factors of error bounds for one collective; None: there are none.
-
-        Args: rules: {table: rule that holds now}, in the collective's order.
-        """
-        return None
 
     def add_collective(self, collective: RowCollective, module: str) -> None:
         """Learn of a new collective, and add observers to it. Args: module: path of its module.

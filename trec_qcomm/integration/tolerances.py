@@ -10,7 +10,7 @@ Shapes: T tables of one collective.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from trec_qcomm.config import TableRule
 from trec_qcomm.config.section import sections_of
 
 State = dict[str, Tensor]
-_HELD = "held"  # name of what BoundShares keep of a table
 
 
 class TableTolerance:
@@ -48,42 +47,15 @@ class TableTolerance:
         """Continue from a `state_dict`. Raises ValueError: no such state."""
 
 
-class BoundShares(Protocol):
-    """Factors of the error bounds of one collective's tables, from the rows of each step."""
-
-    def observe(self, values: Tensor, placed: PlacedFrames) -> None:
-        """Look at the rows of a training step before they are encoded."""
-        ...
-
-    def shares(self) -> dict[str, float]:
-        """Return what the bound of each table is multiplied by in this step."""
-        ...
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return numbers by table."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a `state_dict`, which may lack tables."""
-        ...
-
-
 class ForwardTolerances:
     """Tolerances of the forward codecs of one collective, on one rank.
 
     Args:
         rules: {table: rule}.
         tables: T names, in the collective's order.
-        shares: factors of error bounds, such as a guard's; none by default.
     """
 
-    def __init__(
-        self,
-        rules: Mapping[str, TableRule],
-        tables: Sequence[str],
-        shares: Sequence[BoundShares] = (),
-    ) -> None:
-        self._shares = shares
+    def __init__(self, rules: Mapping[str, TableRule], tables: Sequence[str]) -> None:
         self._rules = {table: rules[table] for table in tables}
         self._parts: dict[str, list[TableTolerance]] = {}
         for table, rule in self._rules.items():
@@ -93,7 +65,7 @@ class ForwardTolerances:
     @property
     def changes(self) -> bool:
         """Whether any tolerance ever differs from the config's."""
-        return bool(self._shares) or any(self._parts.values())
+        return any(self._parts.values())
 
     def tolerances(self, step: int) -> Tensor:
         """Return [T] float64, the tolerance of each table; NaN where its codec has none."""
@@ -112,10 +84,6 @@ class ForwardTolerances:
             for part in self._parts[table]:
                 tolerance = part.tolerance(tolerance, step)
             tolerances[table] = tolerance
-        for shares in self._shares:
-            for table, share in shares.shares().items():
-                if table in tolerances:
-                    tolerances[table] *= share
         return tolerances
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
@@ -123,8 +91,6 @@ class ForwardTolerances:
 
         Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
         """
-        for shares in self._shares:
-            shares.observe(values, placed)
         rows: dict[str, list[Tensor]] = {table: [] for table in self.tables_due(step)}
         for group in placed.groups if rows else ():
             for s, segment in enumerate(group.members.tolist()):
@@ -152,18 +118,12 @@ class ForwardTolerances:
             for part in parts:
                 if kept := part.state_dict():
                     state[table] = state.get(table, {}) | kept
-        for shares in self._shares:
-            for table, numbers in shares.state_dict().items():
-                state[table] = {**state.get(table, {}), _HELD: numbers}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`. Raises ValueError: no state of such a tolerance."""
-        held = {table: kept[_HELD] for table, kept in state.items() if _HELD in kept}
-        for shares in self._shares:
-            shares.load_state_dict(held)
         for table, parts in self._parts.items():
-            kept = {name: value for name, value in state.get(table, {}).items() if name != _HELD}
+            kept = state.get(table, {})
             for part in parts:
                 names = part.state_dict().keys()
                 if kept and names:

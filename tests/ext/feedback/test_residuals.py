@@ -1,7 +1,6 @@
 """Error feedback by id: what is sent and what is kept add up to what was to be sent."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.counters import kind_stats
-from trec_qcomm.ext.feedback.residuals import NO_ID, RowIds, RowResiduals
+from trec_qcomm.ext.feedback.residuals import NO_ID, RowFeedbackTransform, RowIds
 
 DIMS = {"fed": 16, "plain": 16, "narrow": 8}
 EQUAL_DIMS = dict.fromkeys(DIMS, 16)
@@ -30,35 +29,36 @@ def make():
     def collective(slots=SLOTS, dims=DIMS):
         codec, shards = Rowwise(2), (FeatureShard(t, f"f_{t}", 0, dim) for t, dim in dims.items())
         layout = Layout((tuple(shards),))
-        return PooledAllToAll(
+        made = PooledAllToAll(
             dist.group.WORLD,
             layout,
             codecs=DirectionCodecs(dict.fromkeys(DIMS, codec), dict.fromkeys(DIMS, codec)),
             exact=DirectionCodecs(exact, exact),
             name="test",
-            make_transforms=partial(residuals_of, slots) if slots else None,
         )
+        if slots:
+            both = {"forward": slots, "backward": slots}
+            made.transform = RowFeedbackTransform(made.plan, both)
+        return made
 
     yield collective
     dist.destroy_process_group()
 
 
-def residuals_of(slots, plan, name):
-    """Return residuals with these slots in both directions."""
-    return {
-        "forward": RowResiduals(plan.forward_sent, slots, "forward"),
-        "backward": RowResiduals(plan.backward_sent, slots, "backward"),
-    }
-
-
 def exchange(collective, rows, gradients, ids=IDS):
     """Return the rows and the gradients that arrive."""
-    if collective.transforms:
-        collective.context = RowIds(ids.view(-1), ids.view(-1))
+    if collective.transform is not None:
+        collective.transform.ids = RowIds(ids.view(-1), ids.view(-1))
     rows = rows.clone().requires_grad_()
     out = collective.start_variable(rows, [[3] * 3], [3] * 3).wait()
     out.backward(gradients)
     return out.detach(), rows.grad
+
+
+def evicted(collective):
+    """Return {table: residuals of gradients that were dropped}."""
+    tables = kind_stats([collective.backward_traffic]).tables
+    return {table: stats.num_evicted for table, stats in tables.items()}
 
 
 def by_table(values, dims=DIMS):
@@ -80,7 +80,7 @@ def test_sent_and_residual_add_up(make, dims):
         sent += torch.stack(exchange(fed, *rows))
         without += torch.stack(exchange(plain, *rows))
     for d, direction in enumerate(("forward", "backward")):
-        state = fed.transforms[direction].state_dict()
+        state = fed.transform.residuals[direction].state_dict()
         assert set(state) == set(SLOTS)
         ours, other, target = (by_table(sums[d], dims) for sums in (sent, without, given))
         assert torch.equal(ours["plain"], other["plain"])
@@ -92,23 +92,22 @@ def test_sent_and_residual_add_up(make, dims):
             difference = (ours[table] + residual - target[table]).abs().max()
             assert float(difference) <= 2 * num_steps * 16 * 2**-24
             assert residual.abs().max() < (other[table] - target[table]).abs().max() / 2
-    assert kind_stats([fed.backward_traffic]).tables["fed"].num_evicted == 0
+    assert evicted(fed)["fed"] == 0
 
 
 def test_another_id_takes_the_slot_and_is_counted(make):
     collective, plain = make({"fed": 4}), make(None)
     rows = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(0))
     exchange(collective, *rows, IDS - 1)  # 2, 4, 8: the last two want one slot
-    residuals = collective.transforms["backward"]
-    assert residuals.num_evicted() == {"fed": 1, "plain": 0, "narrow": 0}
+    residuals = collective.transform.residuals["backward"]
+    assert evicted(collective) == {"fed": 1, "plain": 0, "narrow": 0}
     assert residuals.state_dict()["fed"]["ids 0"].tolist() == [8, NO_ID, 2, NO_ID]
     out = exchange(collective, *rows, IDS + 3)  # 6, 8, 12: 6 takes the slot of 2, 12 that of 8
-    assert residuals.num_evicted() == {"fed": 4, "plain": 0, "narrow": 0}
+    assert evicted(collective) == {"fed": 4, "plain": 0, "narrow": 0}
     assert residuals.state_dict()["fed"]["ids 0"].tolist() == [12, NO_ID, 6, NO_ID]
     assert all(map(torch.equal, out, exchange(plain, *rows)))  # no residual was added
-    assert kind_stats([collective.backward_traffic]).tables["fed"].num_evicted == 4
     collective.backward_traffic.reset()
-    assert residuals.num_evicted()["fed"] == 0
+    assert evicted(collective)["fed"] == 0
 
 
 def test_rows_without_an_id_and_rows_with_nan(make):
@@ -116,14 +115,14 @@ def test_rows_without_an_id_and_rows_with_nan(make):
     rows = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[NO_ID, 5, 9]] * 3)
     exchange(collective, *rows, ids)
-    before = collective.transforms["backward"].state_dict()["fed"]["residuals 0"]
+    before = collective.transform.residuals["backward"].state_dict()["fed"]["residuals 0"]
     assert before[5].any()
     bad = rows.clone()
     bad[1, 16] = math.nan  # id 5 of the first table
     received = by_table(exchange(collective, *bad, ids)[1])["fed"]
     assert received[1, 0].isnan()
     assert torch.equal(received[0], by_table(exchange(plain, *rows)[1])["fed"][0])
-    after = collective.transforms["backward"].state_dict()["fed"]["residuals 0"]
+    after = collective.transform.residuals["backward"].state_dict()["fed"]["residuals 0"]
     assert torch.equal(after[5], before[5])
     assert not torch.equal(after[9], before[9])
 
@@ -132,12 +131,12 @@ def test_what_is_exact_or_without_gradients_is_left_alone(make):
     collective = make()
     rows = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(0))
     exchange(collective, *rows)
-    state = collective.transforms["forward"].state_dict()["fed"]["residuals 0"]
+    state = collective.transform.residuals["forward"].state_dict()["fed"]["residuals 0"]
     with torch.no_grad():
         collective.start_variable(rows[0], [[3] * 3], [3] * 3).wait()
     exact = collective.start_variable(rows[0], [[3] * 3], [3] * 3, exact=True).wait()
     assert torch.equal(exact, rows[0])
-    after = collective.transforms["forward"].state_dict()["fed"]["residuals 0"]
+    after = collective.transform.residuals["forward"].state_dict()["fed"]["residuals 0"]
     assert torch.equal(state, after)
     with pytest.raises(ValueError, match="test: error_feedback needs the ids of the batch"):
         collective.start_variable(rows[0], [[3] * 3], [3] * 3)

@@ -29,7 +29,7 @@ from trec_qcomm.wire import frame
 class GradientTolerances(Protocol):
     """Rule that sets the tolerances of the codec, such as thresholds, before values are encoded.
 
-    Rows have a rule of another shape, comm.rows.hooks.RowTolerances: a table has one tolerance
+    Rows have a rule of another shape, comm.rows.doors.Tolerances: a table has one tolerance
     a step, a parameter has one for each place of the algorithm that encodes.
     """
 

@@ -81,6 +81,8 @@ def encode_frames(
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
     to_encode = plan.tolerances_to_encode(tolerances)
     nbytes_by_group, flushed = [], []
+    if measure and decoded is None:
+        decoded = torch.empty_like(values)
     timer = Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
         at, own_seed = layout.group_at[number], group_seed(seed, number, group)
@@ -89,12 +91,11 @@ def encode_frames(
         timer.add_to(group.label)
         if counted and encoded.flushed is not None:
             flushed.append((plan.table[group.members], encoded.flushed))
-        if measure:
-            _record_error(values, encoded, group, placed, traffic)
-            timer.restart()
         if decoded is not None:
             group.codec.decode(encoded, group.segments, decoded)
             timer.restart()
+    if measure and decoded is not None:
+        _record_errors(values, decoded, placed, traffic)
     for tables, numbers in flushed:  # of no group, if a codec refuses values
         traffic.add_flushed(tables, numbers)
     nbytes = placed.max_nbytes if fixed_size else joined(placed.groups, nbytes_by_group)
@@ -193,16 +194,13 @@ def _encode_group(
         raise UnencodableError(error.reason, segment=segment, table=table) from error
 
 
-def _record_error(
-    values: Tensor, encoded: Encoded, group: CodecGroup, placed: PlacedFrames, traffic: Traffic
-) -> None:
-    """Decode what was just encoded and record the largest |error| of each table. Not fast."""
-    decoded = torch.empty_like(values)
-    group.codec.decode(encoded, group.segments, decoded)
-    for s, segment in enumerate(group.members.tolist()):
-        x, y = (group.segments.block(rows, s).float() for rows in (values, decoded))
-        same = (x == y) | (x.isnan() & y.isnan())
-        error = torch.where(same, 0, (x - y).abs())
-        if error.numel():
-            t = int(placed.plan.table[segment])
-            traffic.max_abs_err[t] = torch.maximum(traffic.max_abs_err[t], error.max().cpu())
+def _record_errors(values: Tensor, decoded: Tensor, placed: PlacedFrames, traffic: Traffic) -> None:
+    """Record the largest |error| of each table. Not fast."""
+    for group in placed.groups:
+        for s, segment in enumerate(group.members.tolist()):
+            x, y = (group.segments.block(rows, s).float() for rows in (values, decoded))
+            same = (x == y) | (x.isnan() & y.isnan())
+            error = torch.where(same, 0, (x - y).abs())
+            if error.numel():
+                t = int(placed.plan.table[segment])
+                traffic.max_abs_err[t] = torch.maximum(traffic.max_abs_err[t], error.max().cpu())

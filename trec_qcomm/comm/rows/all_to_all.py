@@ -28,7 +28,7 @@ class PooledAllToAll(PooledCollective):
         return self._owners_to_samples(codecs)
 
     def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
-        plan = self._plans[exact]
+        plan = self._coding.plan_for(exact)
         width, batch_size = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
         owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
         sampled = side_by_side(plan.forward_received, batch_size)
@@ -61,7 +61,7 @@ class PooledAllToAll(PooledCollective):
         Returns: pending [M]: for each owner, for each of its shards, this rank's rows.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        plan = self._plans[exact]
+        plan = self._coding.plan_for(exact)
         owned = packed(plan.forward_sent, int64_tensor(chain.from_iterable(rows_sent)))
         sampled = packed(plan.forward_received, int64_tensor(rows_received))
         exchange = PlacedExchange(

@@ -7,9 +7,8 @@ All four steps are named in profiler traces. On a GPU they run on a stream of th
 Knows: exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,21 +19,17 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from trec_qcomm.comm.exchange import PendingFrames, start_exchange
-from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
+from trec_qcomm.comm.frames.coding import encode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
-from trec_qcomm.comm.frames.refused_rows import coded_otherwise
+from trec_qcomm.comm.rows.doors import Call, CallTransform
 from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
-from trec_qcomm.comm.rows.hooks import TransformedRows
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
-from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 
 if TYPE_CHECKING:
     from trec_qcomm.comm.rows.collective import RowCollective
-
-Encode = Callable[[PlacedFrames], SealedFrames]
 
 
 class PendingRows:
@@ -73,10 +68,13 @@ class RowExchange:
         exchange: the frames of this batch.
         gradient_divisor: number that the gradients are divided by.
         exact: whether rows are sent unchanged in place of what the config says.
-        step: number of the step, negative in evaluation.
+        step: number of the training step, or of the evaluation.
+        is_training: whether the call was made with gradients on.
         tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
         device: where the rows lie.
         has_fixed_size: whether both ends know all sizes, by direction.
+        transform: what changes the rows of this call; None: nothing.
+        call: what the doors are told of the latest direction.
         pending: the exchange that was launched and not waited for.
         coded: the gradient that it codes. Autograd would add another one to it in place if nobody
             else referred to it, while the stream of the exchange may still read it.
@@ -84,7 +82,6 @@ class RowExchange:
         masks: where backward needs them, the columns that forward kept of what was sent and of what
             was received. They live as long as the graph, which may be run backward again.
         counted: both masks, and how many columns they keep, once forward has ended.
-        context: what transforms need to know of this call; None: they do nothing in it.
     """
 
     op: "RowCollective"
@@ -92,20 +89,22 @@ class RowExchange:
     gradient_divisor: int
     exact: bool
     step: int
+    is_training: bool
     tolerances: Tensor | None
     device: torch.device
     has_fixed_size: Mapping[str, bool]
+    transform: CallTransform | None = None
+    call: Call | None = None
     pending: PendingFrames | None = None
     coded: Tensor | None = None
     num_backwards: int = 0
     masks: tuple[Masks, Masks] | None = None
     counted: CountedMasks | None = None
-    context: object = None
 
     @property
     def moment(self) -> str:
         """Number of the step or evaluation, in words."""
-        return f"step {self.step}" if self.step >= 0 else f"evaluation {-self.step - 1}"
+        return f"{'step' if self.is_training else 'evaluation'} {self.step}"
 
     def placed_frames(self, direction: str) -> tuple[PlacedFrames, PlacedFrames]:
         """Return the frames that are sent and those that are received, with masks if needed."""
@@ -123,46 +122,52 @@ class RowExchange:
 
     def _kind(self, direction: str) -> int:
         """Return bits for: backward, evaluation, float32 in place of the config's codecs."""
-        return (direction == "backward") | (self.step < 0) << 1 | self.exact << 2
+        return (direction == "backward") | (not self.is_training) << 1 | self.exact << 2
+
+    def _call_of(self, direction: str) -> Call:
+        """Return what the doors are told of a direction."""
+        op, forward = self.op, direction == "forward"
+        again = 0 if forward else self.num_backwards
+        seed = op.noise_seed(self.step, self.is_training, direction, again)
+        tolerances = self.tolerances if forward else None
+        return Call(op.name, direction, self.step, self.is_training, seed, tolerances)
 
     def launch(self, values: Tensor, direction: str) -> None:
         """Encode the rows or gradients and start their exchange."""
         op, forward = self.op, direction == "forward"
+        traffic = op.forward_traffic if forward else op.backward_traffic
         with side_stream(self.device):  # what reads masks to know its size uploads and keeps places
             sent, received = self.placed_frames(direction)
-        traffic = op.forward_traffic if forward else op.backward_traffic
-        again = 0 if forward else self.num_backwards
+        call = self.call = self._call_of(direction)
         self.num_backwards += not forward
         op.checks.raise_found()
         values = values.detach().contiguous()
         self.coded = None if forward else values
-        fed = self._transformed(values, direction, sent)
+        fed = None
+        if self.transform is not None:
+            fed = self.transform.rows(direction, values, sent, traffic)
         values = values if fed is None else fed.values
-        seed = op.noise_seed(self.step, direction, again)
-        tolerances = self.tolerances if forward else None
         for observer in op.observers:
-            observer.observe(
-                op, direction, self.step, values, sent, seed=seed, tolerances=tolerances
-            )
+            observer.before_encoding(call, values, sent)
         with (
             record_function(f"## {op.name} {direction} start ##"),
             side_stream(self.device, values, *([] if fed is None else fed.tensors)),
         ):
-            encode = partial(
-                encode_frames,
+            frames = encode_frames(
                 values,
+                sent,
                 call=op.next_exchange(self._kind(direction)),
-                seed=seed,
+                seed=call.seed,
                 traffic=traffic,
                 measure=op.measure_error,
-                tolerances=tolerances,
+                tolerances=call.tolerances,
                 decoded=None if fed is None else fed.decoded,
             )
             # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
             fixed_size = self.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
             self.pending = start_exchange(
                 op.peers,
-                self._encoded(encode, direction, sent, fixed_size),
+                frames,
                 received,
                 fixed_size=fixed_size,
                 traffic=traffic,
@@ -171,30 +176,7 @@ class RowExchange:
             if fed is not None:
                 fed.note()
             if traffic.newly_flushed:
-                op.warn_of_flushed(traffic, direction, self.step)
-
-    def _transformed(
-        self, values: Tensor, direction: str, sent: PlacedFrames
-    ) -> TransformedRows | None:
-        """Return the rows as the direction's transform changes them; None: there is none."""
-        transform = self.op.transforms.get(direction)
-        if self.context is None or transform is None:
-            return None
-        return transform.apply(values, sent, self.context)
-
-    def _encoded(
-        self, encode: Encode, direction: str, sent: PlacedFrames, fixed_size: bool
-    ) -> SealedFrames:
-        """Return the frames; rows that their codec refuses are exact, where that is asked for."""
-        while True:
-            try:
-                return encode(sent)
-            except UnencodableError as error:
-                table = error.table
-                if self.op.refusals is None or fixed_size or table is None:
-                    raise
-                self.op.refusals.refused(self.op, direction, self.step, error)
-            sent = coded_otherwise(sent, table, self.op.exact_codec(table, direction))
+                op.warn_of_flushed(traffic, direction, self.moment)
 
     def finish(self, direction: str) -> Tensor:
         """Wait for the exchange, and return what was received, decoded and summed up."""
@@ -208,7 +190,9 @@ class RowExchange:
             # `out` is not a view of a larger buffer: callers may change it in place.
             shape = exchange.result_shape if forward else exchange.sent_shape
             out = torch.empty(shape, dtype=self.op.dtype, device=self.device)
-            observers = [o for o in self.op.observers if o.looks_at_received(self.step)]
+            call = self.call
+            assert call is not None
+            observers = [o for o in self.op.observers if o.looks_at_received(call)]
             summed = forward and exchange.num_summands > 1
             if observers and summed:  # with the same bits, and parts to be shown
                 parts = out.new_empty(exchange.num_summands, out.numel())
@@ -220,7 +204,9 @@ class RowExchange:
             self.pending = None
             for observer in observers:
                 received = exchange.forward_received if forward else exchange.backward_received
-                observer.observe_received(self.op, direction, self.step, parts, received)
+                observer.after_decoding(call, parts, received)
+            if self.transform is not None:
+                self.transform.end(direction)
             if forward and self.masks is not None:
                 owned, sampled = self.masks
                 sides = (exchange.backward_received, owned), (exchange.backward_sent, sampled)

@@ -10,9 +10,10 @@ Knows: frame plans, calls. Does not know: which codec, TorchRec.
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,23 +22,47 @@ from torch import Tensor
 from trec_qcomm.comm.peers import Peers, host_group
 from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
+from trec_qcomm.comm.rows.doors import Observer, RowTransform, Tolerances
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
-from trec_qcomm.comm.rows.hooks import (
-    MakeTransforms,
-    RowObserver,
-    RowRefusals,
-    RowTolerances,
-    RowTransform,
-)
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks
-from trec_qcomm.core.codec import Codec, Contract, may_refuse
+from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.counters import Traffic
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _KIND_BITS = 3
-CACHED_BATCH_SHAPES = 32  # enough for the usual batch, an epoch's last one and evaluation
+_MOST_KEPT = 32  # enough for the usual batch, an epoch's last one and evaluation
+
+
+@dataclass(frozen=True, eq=False)
+class Coding:
+    """What follows from the codecs that a collective uses now.
+
+    Args:
+        codecs: codecs of the rows, unless a call is exact.
+        plan, exact_plan: plans of the exchanges with them, and of exact ones.
+        has_fixed_size: whether both ends know all sizes, by direction.
+    """
+
+    codecs: DirectionCodecs
+    plan: ExchangePlan
+    exact_plan: ExchangePlan
+    has_fixed_size: Mapping[str, bool]
+    _kept: dict[Hashable, object] = field(default_factory=dict)
+
+    def plan_for(self, exact: bool) -> ExchangePlan:
+        """Return the plan of an exchange."""
+        return self.exact_plan if exact else self.plan
+
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return make(), or what it returned for the key before; the latest few are kept."""
+        value = self._kept.pop(key) if key in self._kept else make()
+        self._kept[key] = value  # as the latest
+        if len(self._kept) > _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return value  # type: ignore[return-value]
 
 
 class RowCollective(ABC):
@@ -53,14 +78,9 @@ class RowCollective(ABC):
         seed: the config's seed of stochastic rounding; ranks, steps and directions draw different
             noise from it.
         measure_error: whether to record max_abs_err, at the price of decoding what is sent.
-        tolerances: rule that sets the tolerances of the forward codecs; None leaves them as the
-            config has them.
-        alternatives: codecs that `use_codecs` may be given later, on top of `codecs`. They are
-            checked, and what they need is made, when the collective is.
-        refusals: what is told of rows that a codec refuses, and are then sent exactly; None: they
-            are an error.
-        make_transforms: function that makes what changes rows before they are encoded, from the
-            plan; whoever starts a call sets `context` before. None: nothing does.
+    Attributes:
+        tolerances, transform, observers: the doors, see doors.py; nothing stands behind them at
+            first.
     """
 
     def __init__(
@@ -74,15 +94,9 @@ class RowCollective(ABC):
         intra: bool = False,
         seed: int = 0,
         measure_error: bool = False,
-        tolerances: RowTolerances | None = None,
-        alternatives: Sequence[DirectionCodecs] = (),
-        refusals: RowRefusals | None = None,
-        make_transforms: MakeTransforms | None = None,
     ) -> None:
         self.pg, self.layout, self.name = pg, layout, name
         self.dtype = layout.dtype  # of rows and gradients
-        codecs, exact = (c.for_values(self.dtype, name) for c in (codecs, exact))
-        alternatives = [c.for_values(self.dtype, name) for c in alternatives]
         self.rank, self.world_size = pg.rank(), pg.size()
         # It keys the noise, because groups of other ranks may use the same name.
         self._global_rank = dist.get_rank()
@@ -90,88 +104,80 @@ class RowCollective(ABC):
         self._num_evaluations = 0  # calls without gradients; they do not change training's noise
         self._num_exchanges = 0  # in both directions; the ranks must agree
         self.intra = intra
-        self.observers: tuple[RowObserver, ...] = ()  # see rows, such as a capture of them
+        self.tolerances: Tolerances | None = None
+        self.transform: RowTransform | None = None
+        self.observers: tuple[Observer, ...] = ()
         hop = "intra_" if intra else ""
         self.forward_traffic = self._traffic(f"{hop}embedding_forward")
         self.backward_traffic = self._traffic(f"{hop}embedding_backward")
         self.checks = DeferredChecks()  # errors in frames in a GPU's memory
-        self._seed, self.measure_error, self.tolerances = seed, measure_error, tolerances
-        self.refusals = refusals
-        possible = [codecs, *(codecs.updated(change) for change in alternatives)]
-        has_sizes = not all(all(self._fixed_sizes(c).values()) for c in possible)
-        self.peers = Peers(pg, host_group(pg) if has_sizes else None)
-        self._sends_sizes = has_sizes
-        for changed in possible[1:]:
-            self._make_plan(changed).check_masks(self.name)
-        self.has_fixed_size = self._fixed_sizes(codecs)
-        self._use({False: codecs, True: exact})
-        self.context: object = None  # what transforms need to know of the next call
-        self.transforms: Mapping[str, RowTransform] = {}  # by direction
-        if make_transforms is not None:
-            self.transforms = make_transforms(self._plans[False], name)
-        if self.transforms and self.dtype != torch.float32:
-            raise ValueError(f"{name}: error_feedback of {self.dtype} rows; allowed: torch.float32")
-        self._count_evictions()
+        self._seed, self.measure_error = seed, measure_error
+        self.peers = Peers(pg)
+        self._exact = exact.for_values(self.dtype, name)
+        self._exact_plan = self._make_plan(self._exact)
+        self._coding = self._coding_of(codecs.for_values(self.dtype, name))
+        self._prepare(self._coding)
 
     def _traffic(self, kind: str) -> Traffic:
         return Traffic(kind, self.layout.tables(), value_nbytes=self.dtype.itemsize)
 
-    def _fixed_sizes(self, codecs: DirectionCodecs) -> dict[str, bool]:
-        """Return for each direction whether both ends know all sizes with such codecs."""
+    def _coding_of(self, codecs: DirectionCodecs) -> Coding:
+        plan = self._make_plan(codecs)
+        plan.check_masks(self.name)
         by_direction = {"forward": codecs.forward, "backward": codecs.backward}
-        can_refuse = self.refusals is not None  # then rows may be sent in another way
-        return {
-            direction: all(
-                codec.fixed_size and not (can_refuse and may_refuse(codec))
-                for codec in of_direction.values()
-            )
-            for direction, of_direction in by_direction.items()
-        }
+        fixed = {d: all(c.fixed_size for c in by_t.values()) for d, by_t in by_direction.items()}
+        return Coding(codecs, plan, self._exact_plan, fixed)
 
-    def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
-        """Plan exchanges with other codecs. Args: codecs: those of `exact` or not."""
-        self._codecs = codecs
-        self._plans = {is_exact: self._make_plan(c) for is_exact, c in codecs.items()}
-        for plan in self._plans.values():
-            plan.check_masks(self.name)
+    def _prepare(self, coding: Coding) -> None:
+        """Make the group that sends sizes ahead, where they vary. Collective."""
+        if not all(coding.has_fixed_size.values()):
+            self.peers = Peers(self.pg, host_group(self.pg))
 
     @property
     def codecs(self) -> DirectionCodecs:
         """Codecs of the next call."""
-        return self._codecs[False]
+        return self._coding.codecs
 
-    def exact_codec(self, table: str, direction: str) -> Codec:
-        """Return the codec that sends a table exactly. Args: direction: "forward" or "backward"."""
-        exact = self._codecs[True]
-        return (exact.forward if direction == "forward" else exact.backward)[table]
+    @property
+    def plan(self) -> ExchangePlan:
+        """Plan of the next call's exchange."""
+        return self._coding.plan
 
-    def use_codecs(self, changes: DirectionCodecs, tolerances: RowTolerances | None) -> None:
-        """Code some tables in another way from the next call on.
+    def _codecs_for(self, exact: bool) -> DirectionCodecs:
+        return self._exact if exact else self.codecs
+
+    def _changed(self, changes: DirectionCodecs) -> DirectionCodecs:
+        """Return the codecs with those of some tables changed."""
+        unknown = {*changes.forward, *changes.backward} - set(self.layout.tables())
+        if unknown:
+            raise ValueError(f"{self.name}: has no table {', '.join(sorted(unknown))}")
+        return self.codecs.updated(changes.for_values(self.dtype, self.name))
+
+    def prepare_codecs(self, changes: DirectionCodecs) -> None:
+        """Make ready for codecs that `use_codecs` may be given later. Collective.
+
+        Args: changes: codecs of some tables.
+        Raises: ValueError: those of `use_codecs`.
+        """
+        self._prepare(self._coding_of(self._changed(changes)))
+
+    def use_codecs(self, changes: DirectionCodecs) -> None:
+        """Code some tables in another way from the next call on. Collective.
 
         All ranks must call it between the same two calls. A call that has begun ends, backward
         included, with the codecs that it began with.
 
-        Args:
-            changes: codecs of some tables, one of the `alternatives` or of the first `codecs`;
-                others keep theirs.
-            tolerances: rule that sets the tolerances of the forward codecs from now on.
-        Raises: ValueError: rows of a length that a codec does not take, codecs that need a group
-            of the host which was not made, or a table that the collective does not have.
+        Args: changes: codecs of some tables; others keep theirs.
+        Raises: ValueError: rows of a length that a codec does not take, or a table that the
+            collective does not have.
         """
-        unknown = {*changes.forward, *changes.backward} - set(self.layout.tables())
-        if unknown:
-            raise ValueError(f"{self.name}: has no table {', '.join(sorted(unknown))}")
-        codecs = self.codecs.updated(changes.for_values(self.dtype, self.name))
-        if codecs == self.codecs:
-            self.tolerances = tolerances
-            return
-        fixed_sizes = self._fixed_sizes(codecs)
-        if not (all(fixed_sizes.values()) or self._sends_sizes):
-            raise ValueError(f"{self.name}: codecs of no fixed size are none of its alternatives")
-        self._use(self._codecs | {False: codecs})
-        self.has_fixed_size, self.tolerances = fixed_sizes, tolerances
-        # A rank that does not change is then out of step, and its peers see it.
-        self._num_exchanges += 1
+        codecs = self._changed(changes)
+        if codecs != self.codecs:
+            coding = self._coding_of(codecs)
+            self._prepare(coding)
+            self._coding = coding
+            # A rank that does not change is then out of step, and its peers see it.
+            self._num_exchanges += 1
 
     @contextmanager
     def replacing(
@@ -183,24 +189,22 @@ class RowCollective(ABC):
         statistics.
 
         Args:
-            forward: {table: codec}; others keep their codecs.
+            forward: {table: codec of fixed size}; others keep their codecs.
             evaluation: number of the first call inside, which keys its noise; None: the next one.
         """
-        saved = dict(self.__dict__)
+        before = self._coding, self.transform, self.forward_traffic, self._num_evaluations
         if evaluation is not None:
             self._num_evaluations = evaluation
         if forward:
-            changes = DirectionCodecs(forward, {}).for_values(self.dtype, self.name)
-            codecs = self.codecs.updated(changes)
-            self._use(self._codecs | {False: codecs})
-        self.transforms = {}
+            coding = self._coding_of(self._changed(DirectionCodecs(forward, {})))
+            # Sizes travel inside as outside, whatever has become of them.
+            self._coding = replace(coding, has_fixed_size=self._coding.has_fixed_size)
+        self.transform = None
         self.forward_traffic = self._traffic(self.forward_traffic.kind)
         try:
             yield
         finally:
-            num_exchanges = self._num_exchanges  # frames of later calls must have later numbers
-            self.__dict__ |= saved
-            self._num_exchanges = num_exchanges
+            self._coding, self.transform, self.forward_traffic, self._num_evaluations = before
 
     @abstractmethod
     def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
@@ -236,38 +240,31 @@ class RowCollective(ABC):
                 f"{self.name}: rows are {list(rows.shape)} {rows.dtype}, "
                 f"expected {list(exchange.sent_shape)} {self.dtype}"
             )
-        if torch.is_grad_enabled():
-            step = self.step
-            self.step += 1
-        else:
-            self._num_evaluations += 1
-            step = -self._num_evaluations
+        is_training = torch.is_grad_enabled()
+        step = self.step if is_training else self._num_evaluations
+        self.step += is_training
+        self._num_evaluations += not is_training
+        transform = None
+        if self.transform is not None and is_training and not exact:
+            transform = self.transform.begin(self.name, rows.device)
         call = RowExchange(
             self,
             exchange,
             gradient_divisor,
             exact,
             step,
+            is_training,
             self._tolerances_of(rows, exchange),
             rows.device,
-            self.has_fixed_size,
-            context=self._context_of_call(exact),
+            self._coding.has_fixed_size,
+            transform,
         )
-        if torch.is_grad_enabled() and exchange.backward_sent.reads_masks:
+        if is_training and exchange.backward_sent.reads_masks:
             with side_stream(rows.device):
                 masks = (s.new_masks(rows.device) for s in call.placed_frames("forward"))
                 call.masks = next(masks), next(masks)
         token: Tensor = Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
-
-    def _context_of_call(self, exact: bool) -> object:
-        """Return what transforms need to know of this call; None where they do nothing in it."""
-        context, self.context = self.context, None
-        if not self.transforms or exact or not torch.is_grad_enabled():
-            return None
-        for transform in self.transforms.values():
-            transform.check_context(context, self.name)
-        return context
 
     def _tolerances_of(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
         """Return the tolerances of this call. Evaluation uses those of the last training step."""
@@ -278,12 +275,13 @@ class RowCollective(ABC):
             self.tolerances.observe(step, rows.detach().contiguous(), exchange.forward_sent)
         return self.tolerances.tolerances(step)
 
-    def noise_seed(self, step: int, direction: str, again: int = 0) -> int:
-        """Return 63 bits that differ for every rank, step, direction and name.
+    def noise_seed(self, step: int, is_training: bool, direction: str, again: int = 0) -> int:
+        """Return 63 bits that differ for every rank, step or evaluation, direction and name.
 
         Args: again: how often the same graph was run backward before.
         """
-        words = (self._seed, self.name, self._global_rank, step, direction)
+        moment = step if is_training else -1 - step
+        words = (self._seed, self.name, self._global_rank, moment, direction)
         key = repr((*words, again) if again else words).encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
@@ -293,32 +291,27 @@ class RowCollective(ABC):
         self._num_exchanges, self.checks = other._num_exchanges, other.checks
         self.observers = other.observers
         if self.layout == other.layout:
-            self.transforms = other.transforms
+            self.transform = other.transform
         if self.layout.tables() == other.layout.tables():
-            self.forward_traffic, self.backward_traffic = (
-                other.forward_traffic,
-                other.backward_traffic,
-            )
-            self._count_evictions()
-
-    def _count_evictions(self) -> None:
-        self.forward_traffic.residuals = self.transforms.get("forward")
-        self.backward_traffic.residuals = self.transforms.get("backward")
+            self.forward_traffic = other.forward_traffic
+            self.backward_traffic = other.backward_traffic
 
     def lossy_tables(self) -> list[str]:
         """Return the tables whose forward codec is not EXACT."""
         codecs = self.codecs.forward
         return [table for table, codec in codecs.items() if codec.contract is not Contract.EXACT]
 
-    def warn_of_flushed(self, traffic: Traffic, direction: str, step: int) -> None:
-        """Log, once for a table and direction, that values were lost beside much larger ones."""
-        when = f"step {step}" if step >= 0 else "evaluation"
+    def warn_of_flushed(self, traffic: Traffic, direction: str, moment: str) -> None:
+        """Log, once for a table and direction, that values were lost beside much larger ones.
+
+        Args: moment: step or evaluation, in words.
+        """
         for table in traffic.newly_flushed:
             t = traffic.tables.index(table)
             _log.warning(
                 "table %r, %s, %s: rank %d loses %d values beside a far larger one; stats() has "
                 "the table's num_flushed (said once)",
-                table, direction, when, self._global_rank, int(traffic.num_flushed[t]),
+                table, direction, moment, self._global_rank, int(traffic.num_flushed[t]),
             )  # fmt: skip
         traffic.newly_flushed.clear()
 
@@ -337,10 +330,6 @@ class RowCollective(ABC):
 
 class PooledCollective(RowCollective):
     """Exchange of the rows of a matrix whose samples are grouped by rank: B_r samples of rank r."""
-
-    def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
-        super()._use(codecs)
-        self._placed_exchange = lru_cache(CACHED_BATCH_SHAPES)(self._place_exchange)
 
     @abstractmethod
     def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
@@ -363,5 +352,6 @@ class PooledCollective(RowCollective):
             gradient_divisor: number that the gradients are divided by when they are received.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        exchange = self._placed_exchange(tuple(batch_sizes), exact)
+        sizes = tuple(batch_sizes)
+        exchange = self._coding.kept((exact, sizes), lambda: self._place_exchange(sizes, exact))
         return self._start(rows, exchange, gradient_divisor, exact)

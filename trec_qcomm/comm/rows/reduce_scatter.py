@@ -42,11 +42,6 @@ class PooledReduceScatter(PooledCollective):
             raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
         super().__init__(pg, layout, **options)
 
-    def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
-        super()._use(codecs)
-        self._variable_plans: dict[tuple[bool, int], ExchangePlan] = {}
-        self._selected_plans: dict[bool, ExchangePlan] = {}
-
     def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
         return self._repeated_plan(codecs, 1)
 
@@ -68,7 +63,7 @@ class PooledReduceScatter(PooledCollective):
         )
 
     def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
-        plan = self._plans[exact]
+        plan = self._coding.plan_for(exact)
         width, batch_size = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
         owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
         gradient = in_matrix(
@@ -110,10 +105,10 @@ class PooledReduceScatter(PooledCollective):
         )
         if rest:
             raise ValueError(f"{self.name}: {len(rows_sent[self.rank])} sizes for the shards")
-        plan = self._variable_plans.get((exact, repeats))
-        if plan is None:
-            plan = self._repeated_plan(self._codecs[exact], repeats)
-            self._variable_plans[exact, repeats] = plan
+        codecs = self._codecs_for(exact)
+        plan = self._coding.kept(
+            ("repeated", exact, repeats), lambda: self._repeated_plan(codecs, repeats)
+        )
         owned = packed(plan.forward_sent, int64_tensor(chain.from_iterable(rows_sent)))
         rows_received = int64_tensor(rows_sent[self.rank])
         gradient = packed(plan.backward_sent, rows_received)
@@ -152,11 +147,11 @@ class PooledReduceScatter(PooledCollective):
         Returns: pending sums of that shape.
         Raises: UnencodableError.
         """
-        if exact not in self._selected_plans:
-            self._selected_plans[exact] = self._owners_to_samples(
-                self._codecs[exact], num_summands=self.world_size
-            )
-        plan = self._selected_plans[exact]
+        codecs = self._codecs_for(exact)
+        plan = self._coding.kept(
+            ("selected", exact),
+            lambda: self._owners_to_samples(codecs, num_summands=self.world_size),
+        )
         owned, sampled = (
             packed(plan.forward_sent, sent.counts),
             packed(plan.forward_received, received.counts),

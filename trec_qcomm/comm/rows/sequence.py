@@ -5,7 +5,6 @@ and after the exchange are not needed: a segment says where its rows lie.
 Shapes: P ranks; F shards (features) of this rank; all rows have D values.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,8 +19,6 @@ from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, packed, packed_in_order
 
-_CACHED_SIZES = 4  # which differ in each step, or never
-
 
 class SequenceAllToAll(RowCollective):
     """Exchange of table-wise, column-wise and row-wise shardings of unpooled embeddings."""
@@ -33,11 +30,6 @@ class SequenceAllToAll(RowCollective):
             raise ValueError(f"{options['name']}: rows of {sorted(dims)} values must be equal")
         self._dim = dims.pop() if dims else 1
         super().__init__(pg, layout, **options)
-
-    def _use(self, codecs: dict[bool, DirectionCodecs]) -> None:
-        super()._use(codecs)
-        # Where every sample has as many ids, all batches have the same sizes.
-        self._placed_exchange = lru_cache(_CACHED_SIZES)(self._place_exchange)
 
     def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
         return self._owners_to_samples(codecs)
@@ -64,14 +56,15 @@ class SequenceAllToAll(RowCollective):
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         sizes = tuple(map(tuple, rows_sent.tolist())), tuple(rows_received.tolist())
-        exchange = self._placed_exchange(*sizes, exact)
+        # Where every sample has as many ids, all batches have the same sizes.
+        exchange = self._coding.kept((exact, sizes), lambda: self._place_exchange(*sizes, exact))
         return self._start(rows, exchange, gradient_divisor, exact)
 
     def _place_exchange(
         self, sent: tuple[tuple[int, ...], ...], received: tuple[int, ...], exact: bool
     ) -> PlacedExchange:
         """Place the frames of a batch of these numbers of rows, see `start`."""
-        plan, num_ranks = self._plans[exact], self.world_size
+        plan, num_ranks = self._coding.plan_for(exact), self.world_size
         rows_sent = torch.tensor(sent, dtype=torch.int64).view(len(sent), num_ranks)
         block_major = torch.arange(rows_sent.numel()).view(num_ranks, len(sent)).T
         owned = packed_in_order(plan.forward_sent, rows_sent.T.reshape(-1), block_major.reshape(-1))

@@ -8,7 +8,7 @@ segment. Another id that comes to a slot takes it, and the residual there is dro
 of one exchange the last one gets the slot. A residual that is dropped is counted.
 
 A row without an id (bags of no id, or of several) is sent as it is. So is a row with NaN or inf,
-whose residual waits. On a GPU nothing here waits, except `state_dict` and `num_evicted`.
+whose residual waits. On a GPU nothing here waits, except `state_dict`.
 
 Knows: placed frames whose rows lie one behind the other. Does not know: where ids come from.
 Source: Yang et al. 2020 (error compensation); residuals by id are ours.
@@ -22,6 +22,9 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import CodecGroup, FramePlan, PlacedFrames
+from trec_qcomm.comm.rows.doors import CallTransform
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.core.transfer import upload
 
@@ -47,17 +50,71 @@ class RowIds:
         return ids
 
 
+class RowFeedbackTransform:
+    """Error feedback of one collective, in both directions; a comm.rows.doors.RowTransform.
+
+    Args:
+        plan: frames of the collective.
+        num_slots: {direction: {table: slots of each of its segments}}; others have none.
+    Attributes:
+        residuals: {direction: residuals}, of directions that have some.
+        ids: ids of the rows of the next call, whoever begins one sets them; None: there are none.
+    """
+
+    def __init__(self, plan: ExchangePlan, num_slots: Mapping[str, Mapping[str, int]]) -> None:
+        sent = {"forward": plan.forward_sent, "backward": plan.backward_sent}
+        self.residuals = {
+            direction: RowResiduals(sent[direction], slots)
+            for direction, slots in num_slots.items()
+            if any(slots.values())
+        }
+        self.ids: RowIds | None = None
+
+    def begin(self, name: str, device: torch.device) -> "FedCall":
+        """Return what adds residuals in the call that begins. Raises ValueError: without ids."""
+        ids, self.ids = self.ids, None
+        if ids is None:
+            raise ValueError(
+                f"{name}: error_feedback needs the ids of the batch, and batches with batch "
+                "sizes of their own for every feature are sent as they are"
+            )
+        return FedCall(self.residuals, ids)
+
+    def state_dict(self) -> dict[str, dict[str, dict[str, Tensor]]]:
+        """Return {direction: {table: its residuals}}, see RowResiduals."""
+        return {direction: kept.state_dict() for direction, kept in self.residuals.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> None:
+        """Continue from a `state_dict`, see RowResiduals."""
+        for direction, kept in self.residuals.items():
+            kept.load_state_dict(state.get(direction, {}))
+
+
+class FedCall(CallTransform):
+    """Error feedback of the rows of one call. Args: residuals: by direction.  ids: the rows'."""
+
+    def __init__(self, residuals: Mapping[str, "RowResiduals"], ids: RowIds) -> None:
+        self._residuals, self._ids = residuals, ids
+
+    def rows(
+        self, direction: str, values: Tensor, sent: PlacedFrames, traffic: Traffic
+    ) -> "FedRows | None":
+        """Return the rows with their residuals."""
+        kept = self._residuals.get(direction)
+        if kept is None:
+            return None
+        return kept.added(values, sent, self._ids.of_direction(direction), traffic)
+
+
 class RowResiduals:
     """Residuals that one rank keeps of what it sends in one direction.
 
     Args:
         plan: frames that are sent; codecs may change, segments may not.
         num_slots: {table: slots of each of its segments}; others have none.
-        direction: "forward" or "backward", of what is sent.
     """
 
-    def __init__(self, plan: FramePlan, num_slots: Mapping[str, int], direction: str) -> None:
-        self._direction = direction
+    def __init__(self, plan: FramePlan, num_slots: Mapping[str, int]) -> None:
         self._slots = int64_tensor(num_slots.get(table, 0) for table in plan.tables)
         self._dims, self._plan = plan.dims, plan
         self._base = torch.zeros_like(plan.dims)
@@ -67,25 +124,21 @@ class RowResiduals:
             ends = exclusive_cumsum(self._slots[of_dim])
             self._base[of_dim] = ends[:-1]
             self._banks[dim] = _Bank(int(ends[-1]), dim)
-        self._num_evicted = torch.zeros(len(plan.dims), dtype=torch.int64)
 
-    def check_context(self, context: object, name: str) -> None:
-        if context is None:
-            raise ValueError(
-                f"{name}: error_feedback needs the ids of the batch, and batches with batch "
-                "sizes of their own for every feature are sent as they are"
-            )
-
-    def apply(self, values: Tensor, placed: PlacedFrames, context: RowIds) -> "FedRows":
+    def added(
+        self, values: Tensor, placed: PlacedFrames, ids: Tensor, traffic: Traffic
+    ) -> "FedRows":
         """Return the rows with their residuals, to be encoded.
 
         Args:
             values: [..] float32, contiguous, the rows of all segments one behind the other.
             placed: the rows' places.
-            context: ids of the rows.
-        Raises: ValueError: another number of ids.
+            ids: [R] int64 in the memory of the rows; NO_ID where a row has none.
+            traffic: counters of dropped residuals.
+        Raises: ValueError: rows that are not float32, or another number of ids.
         """
-        ids = context.of_direction(self._direction)
+        if values.dtype != torch.float32:
+            raise ValueError(f"error_feedback of {values.dtype} rows; allowed: torch.float32")
         num_rows = int(placed.num_rows.sum())
         if ids.shape != (num_rows,):
             raise ValueError(f"error_feedback: {len(ids)} ids for {num_rows} rows")
@@ -93,46 +146,46 @@ class RowResiduals:
         first_row = exclusive_cumsum(placed.num_rows)
         for group in placed.groups:
             if int(self._slots[group.members].sum()) and group.segments.num_rows.sum():
-                fed.parts.append(self._added(fed.values, group, first_row, ids))
+                fed.parts.append(self._part(fed.values, group, first_row, ids, traffic))
         return fed
 
-    def _added(self, values: Tensor, group: CodecGroup, first_row: Tensor, ids: Tensor) -> "_Part":
+    def _part(
+        self,
+        values: Tensor,
+        group: CodecGroup,
+        first_row: Tensor,
+        ids: Tensor,
+        traffic: Traffic,
+    ) -> "_Part":
         device, members, offsets = values.device, group.members, group.segments.offsets
         segment = torch.repeat_interleave(
             torch.arange(len(members)), group.segments.num_rows, output_size=int(offsets[-1])
         )
         within = torch.arange(len(segment)) - offsets[segment]
-        vectors = [members[segment], self._slots[members][segment], self._base[members][segment]]
+        vectors = [
+            self._plan.table[members][segment],
+            self._slots[members][segment],
+            self._base[members][segment],
+        ]
         places = None
         if not group.has_all:
             row = first_row[members][segment] + within
             start = group.segments.start[segment] + within * group.segments.dim
             vectors += [row, start]
-        number, slots, base, *more = upload(device, *vectors)
+        table, slots, base, *more = upload(device, *vectors)
         if more:
             ids = ids[more[0]]
             places = more[1][:, None] + torch.arange(group.segments.dim, device=device)
-        self._num_evicted = self._num_evicted.to(device)
         part = self._bank(group.segments.dim, device).claim(ids, slots, base, places)
         part.add_to(values)
-        self._num_evicted.index_add_(0, number, part.evicts.to(torch.int64))
+        traffic.num_evicted = traffic.num_evicted.to(device)
+        traffic.num_evicted.index_add_(0, table, part.evicts.to(torch.int64))
         return part
 
     def _bank(self, dim: int, device: torch.device) -> "_Bank":
         bank = self._banks[dim]
         bank.move_to(device)
         return bank
-
-    def num_evicted(self) -> dict[str, int]:
-        """Return {table: residuals that were dropped since `reset`}. Waits for a GPU."""
-        counts: dict[str, int] = {}
-        for table, count in zip(self._plan.tables, self._num_evicted.tolist(), strict=True):
-            counts[table] = counts.get(table, 0) + count
-        return counts
-
-    def reset(self) -> None:
-        """Set the counts of `num_evicted` to zero. Residuals stay."""
-        self._num_evicted.zero_()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return for each table and each of its segments, by number, all slots, on CPU.

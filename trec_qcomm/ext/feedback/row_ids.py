@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.collective import RowCollective
-from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
 from trec_qcomm.config import Config
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import upload
-from trec_qcomm.ext.feedback.residuals import NO_ID, RowIds, RowResiduals
+from trec_qcomm.ext.feedback.residuals import NO_ID, RowFeedbackTransform, RowIds
 from trec_qcomm.ext.feedback.rule import RowFeedback
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.bag_merging import BagMerging, Groups, MergePoint
@@ -57,21 +56,16 @@ class RowFeedbacks:
                     num_rows = feedback.num_rows(direction)
                     slots[table.name] = min(num_rows, table.num_embeddings)
 
-    def make(self, plan: ExchangePlan, name: str) -> dict[str, RowResiduals]:
-        """Return {direction: residuals} of a collective. Args: name: its name."""
-        sent = {"forward": plan.forward_sent, "backward": plan.backward_sent}
-        return {
-            direction: RowResiduals(sent[direction], slots, direction)
-            for direction, slots in self._slots.items()
-            if any(slots.values())
-        }
+    def transform_of(self, collective: RowCollective) -> RowFeedbackTransform:
+        """Return the transform of a collective of this sharding."""
+        return RowFeedbackTransform(collective.plan, self._slots)
 
     def ids_of(self, features: KeyedJaggedTensor, bags: UniqueBags) -> Tensor:
         """Return [U] int64, the id of each distinct bag of one id, and NO_ID of the others."""
         return ids_of_bags(features.values(), features.lengths(), bags.first)
 
     def watch(self, output_dist: nn.Module, collective: RowCollective) -> None:
-        """From now on tell the collective the ids of the rows, before each exchange."""
+        """From now on tell the collective's transform the ids of the rows of each exchange."""
         give_ids(output_dist, collective)
 
 
@@ -88,21 +82,24 @@ def ids_of_bags(values: Tensor, lengths: Tensor, bags: Tensor) -> Tensor:
 
 
 def give_ids(output_dist: nn.Module, collective: RowCollective) -> None:
-    """From now on tell the collective the ids of the rows, before each exchange."""
-    num_ranks, directions = collective.world_size, set(collective.transforms)
+    """From now on tell the collective's transform the ids of the rows of each exchange."""
+    num_ranks = collective.world_size
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(_dist: nn.Module, args: tuple[Any, ...]) -> None:
         context: Any = args[1] if len(args) > 1 else None
         notes = notes_on(context)
-        collective.context = None
+        transform = collective.transform
+        if not isinstance(transform, RowFeedbackTransform):  # as in `RowCollective.replacing`
+            return
+        transform.ids = None
         if notes.merged is None or notes.received is None:
             return
         forward = None
-        if "forward" in directions:
+        if "forward" in transform.residuals:
             sizes = batch_sizes(notes.received, context.batch_size_per_rank, num_ranks)
             forward = _ids_to_send(notes.received, sizes)
-        collective.context = RowIds(forward, notes.merged.noted)
+        transform.ids = RowIds(forward, notes.merged.noted)
 
     output_dist.register_forward_pre_hook(before)
 

@@ -44,7 +44,7 @@ class RowFeedback(Section):
                     "columns alone"
                 )
 
-    def row_transforms(self, config: Any, groups: Any, merging: Any) -> Any:
+    def row_transform(self, config: Any, groups: Any, merging: Any) -> Any:
         from trec_qcomm.ext.feedback.row_ids import RowFeedbacks  # needs TorchRec
 
         return RowFeedbacks(config, groups, merging)

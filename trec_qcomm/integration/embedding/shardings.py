@@ -4,7 +4,6 @@ Table- and column-wise shardings keep the output dist that TorchRec makes, and o
 where it would create its own at the first batch. The others get an output dist of ours.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
-from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
-from trec_qcomm.comm.rows.hooks import MakeTransforms, RowTransform
+from trec_qcomm.comm.rows.doors import RowTransform
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.integration.collectives import TransformOf
 from trec_qcomm.integration.compat import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
@@ -109,7 +108,7 @@ class CodedSharding:
         pg: Any,
         layout: Layout,
         hop: str = "",
-        make_transforms: MakeTransforms | None = None,
+        transform_of: TransformOf | None = None,
     ) -> Any:
         module = self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
@@ -120,15 +119,15 @@ class CodedSharding:
             module=module,
             name=name,
             intra=hop == "intra",
-            make_transforms=make_transforms,
+            transform_of=transform_of,
         )
 
 
-class ShardingTransforms(Protocol):
-    """Transforms of the rows of one sharding, and what they note of its batches."""
+class ShardingTransform(Protocol):
+    """Transform of the rows of one sharding, and what it notes of its batches."""
 
-    def make(self, plan: ExchangePlan, name: str) -> Mapping[str, RowTransform]:
-        """Return {direction: transform} of a collective. Args: name: the collective's name."""
+    def transform_of(self, collective: RowCollective) -> RowTransform:
+        """Return the transform of a collective of this sharding."""
         ...
 
     def ids_of(self, features: KeyedJaggedTensor, bags: UniqueBags) -> Any:
@@ -136,7 +135,7 @@ class ShardingTransforms(Protocol):
         ...
 
     def watch(self, output_dist: nn.Module, collective: RowCollective) -> None:
-        """From now on set the collective's `context` before each exchange."""
+        """From now on tell the collective's transform of each exchange before it begins."""
         ...
 
 
@@ -170,19 +169,19 @@ class _CodedPooledSharding(CodedSharding):
             can_merge_after_lookup=self._can_merge_after_lookup,
             dtype=self._dtype(),
         )
-        self._transforms = self._transforms_of_rows()
+        self._transform = self._transform_of_rows()
         self._pause = None
         if self._merging.may_pause:
             name = f"{self._registry.module_name}/{self.sharding_name}"
             self._pause = self._registry.session.merge_pause(name, env.process_group)
 
-    def _transforms_of_rows(self) -> ShardingTransforms | None:
+    def _transform_of_rows(self) -> ShardingTransform | None:
         """Return what the tables' rules change rows by before they are encoded; None: nothing."""
         config, groups = self._registry.session.config, self._groups()
         names = {t.name for of_rank in groups for g in of_rank for t in g.embedding_tables}
         for part in (config.rule_for(name).error_feedback for name in sorted(names)):
             if part is not None and self._can_merge_after_lookup:
-                made: ShardingTransforms | None = part.row_transforms(config, groups, self._merging)
+                made: ShardingTransform | None = part.row_transform(config, groups, self._merging)
                 return made
         return None
 
@@ -198,7 +197,7 @@ class _CodedPooledSharding(CodedSharding):
                 session.bags,
                 pause=self._pause,
                 by_id=session.config.ids is not None,
-                note=None if self._transforms is None else self._transforms.ids_of,
+                note=None if self._transform is None else self._transform.ids_of,
             )
         return input_dist
 
@@ -224,8 +223,8 @@ class _CodedWholeColumns(_CodedPooledSharding):
         output_dist: Any = super().create_output_dist(device)  # type: ignore[misc]
         pg, session = process_group(self), self._registry.session
         permutes = output_callbacks(output_dist)
-        make = None if self._transforms is None else self._transforms.make
-        collective = self._collective(PooledAllToAll, pg, self._layout(), make_transforms=make)
+        make = None if self._transform is None else self._transform.transform_of
+        collective = self._collective(PooledAllToAll, pg, self._layout(), transform_of=make)
         set_collectives(
             output_dist,
             CodedAllToAll(collective, session, permutes),
@@ -235,8 +234,8 @@ class _CodedWholeColumns(_CodedPooledSharding):
             select_bags(
                 output_dist, self._merging, self._layout().shards_by_rank[pg.rank()], pg.size()
             )
-        if self._transforms is not None and collective.transforms:
-            self._transforms.watch(output_dist, collective)
+        if self._transform is not None:
+            self._transform.watch(output_dist, collective)
         count_left_out(output_dist, collective)
         expand_bags(output_dist, self._feature_shards(), permutes)
         return output_dist
