@@ -318,17 +318,9 @@ def test_devices_without_kernels_are_refused(device, backward, message):
         _check_device(torch.device(device), rules)
 
 
-@pytest.mark.parametrize(
-    ("guard", "message"),
-    [
-        (GuardRule(hold=2.0), "device cuda:0: guard.hold: looks at rows on a CPU; leave it out"),
-        (
-            GuardRule(ladder=[Rowwise(4), ErrorBounded(0.01, encoder="vector_lz"), Identity()]),
-            "device cuda:0: guard: table 't': no GPU kernels for ErrorBounded(bound=0.01, ",
-        ),
-    ],
-)
-def test_a_guard_that_a_gpu_cannot_have_is_refused(guard, message):
+def test_a_guard_that_a_gpu_cannot_have_is_refused():
+    guard = GuardRule(ladder=[Rowwise(4), ErrorBounded(0.01, encoder="vector_lz"), Identity()])
+    message = "device cuda:0: guard: table 't': no GPU kernels for ErrorBounded(bound=0.01, "
     rules = (TableRule(tables=("*",), forward=Rowwise(4), backward=Identity()),)
     config = Config(embedding=rules, guard=guard)
     extension = Session(config).extensions["guard"]

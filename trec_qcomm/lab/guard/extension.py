@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
-from weakref import WeakSet
 
 import torch
 
@@ -22,7 +21,6 @@ from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.inspection import LossFunction
 from trec_qcomm.lab.guard.guard import Guard, codecs_of_state
-from trec_qcomm.lab.guard.held_bounds import HeldBounds, can_hold
 from trec_qcomm.lab.guard.rule import GuardRule
 from trec_qcomm.lab.guard.signals import SignalSums
 from trec_qcomm.lab.records import Scalar
@@ -32,7 +30,7 @@ MOST_MICRO_BATCHES = 16  # whose gradients may be accumulated for one step of a 
 
 
 class GuardExtension(Extension):
-    """Counters of a guarded session, its held bounds, and its guard once that is made.
+    """Counters of a guarded session, and its guard once that is made.
 
     Args: session: the session.  rule: the config's `guard`.
     Attributes: guard: the guard; None before `QComm.guard`.
@@ -44,11 +42,8 @@ class GuardExtension(Extension):
         self._session, self._rule = session, rule
         self.signals = SignalSums(rule)
         self.guard: Guard | None = None
-        self._held: WeakSet[HeldBounds] = WeakSet()
         self._loaded = ""
         self._guarded_step = 0  # steps that the guard has counted, or that it need not count
-        if rule.on_unencodable == "exact":
-            self.refusals = self.signals
 
     def start(self, *arguments: Any, **options: Any) -> Guard:
         """Make the guard; the arguments are those of Guard but the session. Collective."""
@@ -61,14 +56,6 @@ class GuardExtension(Extension):
     def note_guarded_step(self) -> None:
         """Remember that the guard has counted all steps so far."""
         self._guarded_step = max((c.step for c in self._session.collectives), default=0)
-
-    def follow_ranges(self, moved: Sequence[str]) -> None:
-        """Let held bounds follow the ranges of their rows, once a probe has seen them.
-
-        Args: moved: tables that have got another forward codec.
-        """
-        for held in self._held:
-            held.follow(moved)
 
     def check_tables(
         self, tables: Iterable[str], dtype: torch.dtype, device: torch.device | None = None
@@ -84,8 +71,6 @@ class GuardExtension(Extension):
 
     def _check_on_gpu(self, tables: Sequence[str], device: torch.device) -> None:
         """Raise ValueError where a GPU cannot do all that a guard may choose."""
-        if self._rule.hold is not None:
-            raise ValueError(f"device {device}: guard.hold: looks at rows on a CPU; leave it out")
         config = self._session.config
         for table in tables:
             rule = config.rule_for(table)
@@ -108,16 +93,6 @@ class GuardExtension(Extension):
                 }
                 for table, pair in ladders.items()
             }
-
-    def bound_shares(self, rules: Mapping[str, TableRule]) -> HeldBounds | None:
-        hold = self._rule.hold
-        if hold is None:
-            return None
-        if not any(self._rule.matches(t) and can_hold(r.forward) for t, r in rules.items()):
-            return None
-        held = HeldBounds(list(rules), hold, self.signals.held)
-        self._held.add(held)
-        return held
 
     def add_collective(self, collective: RowCollective, module: str) -> None:
         if not collective.intra and self.signals not in collective.observers:

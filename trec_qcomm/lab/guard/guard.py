@@ -155,8 +155,6 @@ class Guard:
     def _act(self, events: Sequence[Event]) -> tuple[Event, ...]:
         decision = Decision(events=tuple(events))
         self._use(decision.moves)
-        moved = [table for table, direction in decision.moves if direction == "forward"]
-        self._extension.follow_ranges(moved)
         self._journal.tell(events)
         if decision.errors:
             raise GuardError("; ".join(event.message for event in decision.errors))

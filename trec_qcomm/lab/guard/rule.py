@@ -6,20 +6,14 @@ Knows: codecs, patterns, ladders. Does not know: YAML, TorchRec, process groups,
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import inf
 from typing import Any
-
-import torch
 
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import DIRECTIONS, Direction, TableRule
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use, only_for_gradients
-from trec_qcomm.core.segments import Segments
-from trec_qcomm.jit.once import Job
 from trec_qcomm.lab.guard.decisions.ladder import GuardLimits
 from trec_qcomm.lab.guard.ladders import CodecLadder, check_order, ladder_of
-from trec_qcomm.ops.error_bound.ranges import segment_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,25 +30,17 @@ class GuardRule(GuardLimits, Section):
             coarsest.
         backward_ladder: codecs of the gradients, likewise. A table's gradients never get coarser
             than its rule says.
-        hold: how many times as wide as before the last probe the error bound of a table's rows may
-            get where it follows their range (`error_bounded` of mode `rel`). Beyond that it stays
-            as it was, in the same step, and the table is moved at the next probe, as `on_drift`
-            says. None holds none. CPU only.
     """
 
     every: int = 200
     tables: Sequence[str] = ("*",)
     ladder: Sequence[Codec] | None = None
     backward_ladder: Sequence[Codec] | None = None
-    hold: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if type(self.every) is not int or self.every < 1:
             raise ValueError(f"every: {self.every!r} is not an integer >= 1")
-        hold = self.hold
-        if hold is not None and (type(hold) not in (int, float) or not 1 <= hold < inf):
-            raise ValueError(f"hold: {hold!r} is not a number >= 1")
         object.__setattr__(self, "tables", patterns_of(self.tables))
         for name in ("ladder", "backward_ladder"):
             self._check_ladder(name)
@@ -92,15 +78,7 @@ class GuardRule(GuardLimits, Section):
         for direction, ladder in self.ladders(rule).items():
             yield from ((direction, codec) for codec in ladder.codecs)
 
-    def jobs(self) -> Iterator[Job]:
-        if self.hold is not None:
-            yield Job("ranges", _use_ranges, 0.8)
-
     def extension(self, session: Any) -> Any:
         from trec_qcomm.lab.guard.extension import GuardExtension  # which needs rules itself
 
         return GuardExtension(session, self)
-
-
-def _use_ranges() -> None:
-    segment_ranges(torch.zeros(1, 4), Segments.packed([1], 4))

@@ -2,13 +2,11 @@
 
 In the step before a probe it looks at rows and gradients before they are coded, codes them once
 more into memory of its own, as the debugger does, and adds up. In other steps it does nothing.
-Rows that a codec refuses, and bounds that are held, are counted in all steps.
 
 Knows: collectives of rows, tallies. Does not know: ladders, decisions, how ranks agree.
 Shapes: K tables and directions, F fields.
 """
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from math import log10, sqrt
 from typing import cast
@@ -19,7 +17,6 @@ from torch import Tensor
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config.tables import DIRECTIONS, Direction
-from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.lab.debug.coding import CodedRows, PackedRows, code, num_verbatim, pack
 from trec_qcomm.lab.debug.tally import Tally
 from trec_qcomm.lab.guard.decisions.ladder import Key
@@ -27,10 +24,9 @@ from trec_qcomm.lab.guard.decisions.values import Signals
 from trec_qcomm.lab.guard.rule import GuardRule
 
 FIELDS = (
-    "refused", "values", "rows", "nan", "inf", "broken", "unusable", "xx", "ee", "zeros", "lost",
-    "widths", "nbytes", "verbatim", "verbatim_values", "held", "held_bits",
+    "values", "rows", "nan", "inf", "broken", "unusable", "xx", "ee", "zeros", "lost", "widths",
+    "nbytes", "verbatim", "verbatim_values",
 )  # fmt: skip
-_log = logging.getLogger(__name__)
 
 
 class SignalSums:
@@ -45,7 +41,6 @@ class SignalSums:
         self.is_armed = False
         self._tallies: dict[Key, Tally] = {}
         self._sums: dict[Key, dict[str, float]] = {}
-        self._told: set[Key] = set()
 
     def keys(self, tables: Iterable[str]) -> list[Key]:
         """Return the guarded ones of some tables, with both directions, sorted."""
@@ -67,11 +62,7 @@ class SignalSums:
             return
         names = [table if self._rule.matches(table) else None for table in placed.plan.tables]
         for rows in pack(values, placed, seed=seed, tolerances=tolerances, names=names):
-            try:
-                coded = code(rows, rows.codec, rows.tolerances)
-            except UnencodableError:  # which is counted when the rows are encoded for good
-                continue
-            self._add(rows, coded, cast(Direction, direction))
+            self._add(rows, code(rows, rows.codec, rows.tolerances), cast(Direction, direction))
 
     def _add(self, rows: PackedRows, coded: CodedRows, direction: Direction) -> None:
         for name, segments, part in rows.blocks():
@@ -92,28 +83,6 @@ class SignalSums:
 
     def observe_received(self, *_: object) -> None:
         """Do nothing with what is received."""
-
-    def refused(
-        self, collective: RowCollective, direction: str, step: int, error: UnencodableError
-    ) -> None:
-        """Count an exchange of a guarded table whose rows are about to be sent exactly."""
-        table = error.table
-        if table is None or not self._rule.matches(table):
-            raise error
-        key = (table, cast(Direction, direction))
-        self._sums_of(key)["refused"] += 1
-        if key not in self._told:
-            self._told.add(key)
-            _log.warning(
-                "%s, %s, step %d: such rows are sent exactly until the guard moves the table "
-                "(said once)", error, direction, step,
-            )  # fmt: skip
-
-    def held(self, table: str, bits: float) -> None:
-        """Count a step in which a table's error bound is held. Args: bits: a value, more."""
-        sums = self._sums_of((table, "forward"))
-        sums["held"] += 1
-        sums["held_bits"] += bits
 
     def _sums_of(self, key: Key) -> dict[str, float]:
         return self._sums.setdefault(key, dict.fromkeys(FIELDS, 0.0))
@@ -154,23 +123,17 @@ def signals_of(keys: Sequence[Key], sums: Tensor) -> dict[Key, Signals]:
         key: dict(zip(FIELDS, row, strict=True))
         for key, row in zip(keys, sums.tolist(), strict=True)
     }
-    return {key: _signals(sums) for key, sums in by_key.items() if any(sums.values())}
+    return {key: _signals(sums) for key, sums in by_key.items() if sums["values"]}
 
 
 def _signals(sums: Mapping[str, float]) -> Signals:
-    num_values, num_held = sums["values"], sums["held"]
-    held_bits = sums["held_bits"] / num_held if num_held else None
-    if not num_values:
-        return Signals(
-            num_unencodable=int(sums["refused"]), num_held=int(num_held), held_bits=held_bits
-        )
-    usable, squares, noise = num_values - sums["unusable"], sums["xx"], sums["ee"]
+    num_values, squares, noise = sums["values"], sums["xx"], sums["ee"]
+    usable = num_values - sums["unusable"]
     verbatim_values, nonzero = sums["verbatim_values"], usable - sums["zeros"]
     return Signals(
         num_nan=int(sums["nan"]),
         num_inf=int(sums["inf"]),
         num_broken=int(sums["broken"]),
-        num_unencodable=int(sums["refused"]),
         num_values=int(num_values),
         snr_db=10 * log10(squares / noise) if squares > 0 and noise > 0 else None,
         rms=sqrt(squares / usable) if usable else None,
@@ -178,6 +141,4 @@ def _signals(sums: Mapping[str, float]) -> Signals:
         verbatim_share=sums["verbatim"] / verbatim_values if verbatim_values else None,
         lost_share=sums["lost"] / nonzero if nonzero else None,
         bits=8 * sums["nbytes"] / num_values,
-        num_held=int(num_held),
-        held_bits=held_bits,
     )

@@ -21,7 +21,7 @@ GuardReason = Literal[
     "loss",  # codecs add more to the loss than the limit
     "calm",  # the loss was below the limit for long
     "nan",  # values are NaN or infinite before they are coded
-    "unencodable",  # the codec refuses values, or does not carry them
+    "unencodable",  # finite values are NaN or infinite after the codec
     "pointless",  # coded bytes are more than float32's
     "snr",  # signal to noise is below least_snr_db
     "drift",  # the codec does much worse than it did

@@ -10,7 +10,7 @@ LADDER = Ladder(names=("2", "4", "8", "32"), start=1, bits=(2, 4, 8, 32))
 TABLES = ("a", "b", "c")
 LIMIT = GuardLimits().limit_ne
 BAD = {
-    "unencodable": Signals(num_unencodable=1),
+    "unencodable": Signals(num_broken=1),
     "pointless": Signals(bits=33.0),
     "nan": Signals(num_nan=2, num_inf=1),
 }

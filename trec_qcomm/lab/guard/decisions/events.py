@@ -74,7 +74,7 @@ _REASONS = {
     "loss": "codecs add to the loss of the probe batches",
     "calm": "what codecs add to the loss of the probe batches was low for long",
     "nan": "values are NaN or infinite before they are coded",
-    "unencodable": "the codec refuses values, or does not carry them",
+    "unencodable": "finite values are NaN or infinite after the codec",
     "pointless": "coded rows take more bytes than float32",
     "snr": "signal to noise is below least_snr_db",
     "drift": "the codec does much worse than it did",

@@ -33,8 +33,9 @@ class GuardLimits:
         max_lowers: number of times that a table is moved down to one and the same rung; 0: never.
         least_snr_db: signal to noise, in dB, below which a table is moved to a finer codec after
             `raise_after` probes; None never moves it for that.
-        on_unencodable: what becomes of a table with values that its codec refuses or does not
-            carry: `error`, or `exact`, float32 from then on.
+        on_unencodable: what becomes of a table whose codec makes finite values NaN or infinite:
+            `raise`, to the next finer codec, `warn`, or `error`. A codec that raises
+            UnencodableError ends the step, as it does without a guard.
         on_pointless: what becomes of a table whose coded bytes are more than float32's.
         on_nan: what becomes of a table whose values are NaN or infinite before they are coded.
         on_drift: what becomes of a table whose signal to noise falls by 10 dB within a few probes,
@@ -49,7 +50,7 @@ class GuardLimits:
     patience: int = 20
     max_lowers: int = 3
     least_snr_db: float | None = None
-    on_unencodable: Handling = "exact"
+    on_unencodable: Handling = "raise"
     on_pointless: Handling = "exact"
     on_nan: Handling = "warn"
     on_drift: Handling = "raise"
@@ -63,7 +64,7 @@ class GuardLimits:
         _check_integer("max_lowers", self.max_lowers, 0)
         if self.least_snr_db is not None and not _is_number(self.least_snr_db):
             raise ValueError(f"least_snr_db: {self.least_snr_db!r} is not a number")
-        check_choice("on_unencodable", self.on_unencodable, ("error", "exact"))
+        check_choice("on_unencodable", self.on_unencodable, ("error", "warn", "raise"))
         check_choice("on_pointless", self.on_pointless, ("error", "warn", "exact"))
         check_choice("on_nan", self.on_nan, ("error", "warn", "exact"))
         check_choice("on_drift", self.on_drift, ("warn", "raise"))

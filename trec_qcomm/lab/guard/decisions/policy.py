@@ -151,7 +151,7 @@ class GuardPolicy:
         self._calm = 0 if is_above else self._calm + 1
 
     def _by_signals(self, signals: Mapping[Key, Signals]) -> list[Event]:
-        """Return what follows at once from NaN, refused values, bytes and noise."""
+        """Return what follows at once from NaN, values that break, bytes and noise."""
         events = []
         for key, ladder in self.ladders.items():
             if key in signals:

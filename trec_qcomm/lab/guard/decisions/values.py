@@ -44,7 +44,6 @@ class Signals:
     Args:
         num_nan, num_inf: number of values that are NaN, and infinite, before they are coded.
         num_broken: number of values that are finite on one side of the codec only.
-        num_unencodable: number of exchanges that the codec refused.
         num_values: number of values.
         snr_db: signal to noise, 10 log10(sum x^2 / sum e^2).
         rms: root mean square of the values.
@@ -52,14 +51,11 @@ class Signals:
         verbatim_share: share of values that an error-bounded codec sent unchanged.
         lost_share: share of the values that are not 0 whose error is as large as they are.
         bits: bits a value really sent, headers of segments included.
-        num_held: number of steps, over all ranks, in which the error bound was held.
-        held_bits: mean of log2 of how much wider it would have been in these.
     """
 
     num_nan: int = 0
     num_inf: int = 0
     num_broken: int = 0
-    num_unencodable: int = 0
     num_values: int | None = None
     snr_db: float | None = None
     rms: float | None = None
@@ -67,8 +63,6 @@ class Signals:
     verbatim_share: float | None = None
     lost_share: float | None = None
     bits: float | None = None
-    num_held: int = 0
-    held_bits: float | None = None
 
 
 @dataclass
@@ -257,27 +251,24 @@ class Alarms:
     ) -> Sequence[tuple[Alarm, bool]]:
         limits, snr, least = self._limits, signal.snr_db, self._limits.least_snr_db
         is_coded = rung != ladder.top  # what is exact is not at fault
-        refused = signal.num_unencodable + signal.num_broken > 0
         low_db = 0.0 if least is None or snr is None or not is_coded else max(0.0, least - snr)
         self._num_low[key] = self._num_low.get(key, 0) + 1 if low_db else 0
         is_low = self._num_low[key] >= limits.raise_after
         missing = self._quality.missing_bits(key, ladder, rung, signal) if is_coded else None
         drifted = is_coded and self._quality.num_lost.get(key, 0) >= limits.raise_after
-        drifted = drifted or (is_coded and signal.num_held > 0)
-        missing = max(missing or 0.0, signal.held_bits or 0.0)
         return (
-            (Alarm(key, "unencodable", limits.on_unencodable), refused and is_coded),
+            (Alarm(key, "unencodable", limits.on_unencodable), is_coded and signal.num_broken > 0),
             (Alarm(key, "pointless", limits.on_pointless), is_coded and (signal.bits or 0) > 32),
             (Alarm(key, "nan", limits.on_nan), signal.num_nan + signal.num_inf > 0),
             (Alarm(key, "snr", "raise", low_db / DB_A_BIT), is_low),
-            (Alarm(key, "drift", limits.on_drift, missing), drifted),
+            (Alarm(key, "drift", limits.on_drift, missing or 0.0), drifted),
         )
 
     def forget_codec(self, key: Key) -> None:
         """Begin anew with a table that has got another codec."""
         self._num_low.pop(key, None)
         self._quality.num_lost.pop(key, None)
-        self._told -= {(key, "snr"), (key, "drift")}
+        self._told -= {(key, "snr"), (key, "drift"), (key, "unencodable")}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all as JSON can hold it."""
