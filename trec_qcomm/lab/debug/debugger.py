@@ -19,6 +19,7 @@ from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan, Piece
 from trec_qcomm.comm.dense.low_rank.matrices import parameter_of
 from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
 from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.doors import Call, Observer
 from trec_qcomm.core.codec import check_dim
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.integration.extension import Extension
@@ -33,7 +34,6 @@ from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.lab.debug.tally import Tally, segment_squares
 from trec_qcomm.lab.records import DebugRecord, Direction
 
-Call = tuple[RowCollective, str, int]  # with direction and step
 MOST_SHOWN = 5  # lines of a summary
 NAME = "debug"  # of the extension
 
@@ -64,8 +64,6 @@ class Debugger:
         self.recorder = Recorder(configuration=configuration, folder=rule.folder, seed=seed)
         self._first: int | None = None if from_first_step else 0
         self._matches: dict[str, bool] = {}
-        self._waiting: dict[Call, list[DebugRecord]] = {}  # for what is received
-        self._modules: dict[RowCollective, str] = {}
 
     @property
     def records(self) -> list[DebugRecord]:
@@ -98,13 +96,16 @@ class Debugger:
             for shard in shards:
                 if self.matches(shard.table):
                     self.check_dim(shard.dim, f"table {shard.table!r}")
-        self._modules[collective] = module
-        if self not in collective.observers:
-            collective.observers += (self,)
+        before = [o for o in collective.observers if isinstance(o, RowDebugger)]
+        if not any(o.debugger is self for o in before):
+            collective.observers += (RowDebugger(self, collective, module),)
 
     def remove(self, collective: RowCollective) -> None:
-        """Observe a collective no more."""
-        collective.observers = tuple(o for o in collective.observers if o is not self)
+        """Observe a collective no more, and write records of exchanges whose end was not seen."""
+        for observer in collective.observers:
+            if isinstance(observer, RowDebugger) and observer.debugger is self:
+                observer.close()
+                collective.observers = tuple(o for o in collective.observers if o is not observer)
 
     def watch(self, gradients: GradientAllReduce, direction: Direction) -> None:
         """Observe the all-reduce of a DDP that was registered.
@@ -129,75 +130,62 @@ class Debugger:
         return self._matches[name]
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step is measured. Evaluation (step < 0) is not."""
-        if step < 0:
-            return False
+        """Return whether a training step is measured."""
         if self._first is None:
             self._first = step
         return (step - self._first) % self.rule.every == 0
 
-    def observe(
-        self,
-        collective: RowCollective,
-        direction: str,
-        step: int,
-        values: Tensor,
-        placed: PlacedFrames,
-        *,
-        seed: int,
-        tolerances: Tensor | None,
-    ) -> None:
-        """Measure rows that are about to be sent; their records wait for what is received."""
-        if not self.is_due(step):
-            return
-        with self.recorder.timed():
-            plan = placed.plan
-            measurement = Measurement(self.rule.shadow)
-            names = self._names(plan)
-            for rows in pack(values, placed, seed=seed, tolerances=tolerances, names=names):
-                measurement.add(rows, len(plan.segments_per_frame))
-            self._waiting[collective, direction, step] = self._records(
-                collective, direction, step, measurement, plan.fan_out
-            )
 
-    def _records(
-        self, collective: RowCollective, direction: str, step: int, measurement: Measurement,
-        fan_out: int,
-    ) -> list[DebugRecord]:  # fmt: skip
-        named = direction_of(collective, direction)
-        module, squares = self._modules[collective], measurement.sent_squares
-        made = []
+class RowDebugger(Observer):
+    """Observer of one collective of rows.
+
+    Args: debugger: the debugger.  collective: the collective.  module: path of its module.
+    """
+
+    def __init__(self, debugger: Debugger, collective: RowCollective, module: str) -> None:
+        self.debugger = debugger
+        self._recorder, self._module = debugger.recorder, module
+        self._peers, self._hop = collective.peers.ranks, "intra_" if collective.intra else ""
+        self._waiting: dict[tuple[str, int], list[DebugRecord]] = {}  # by direction and step
+
+    def looks_at_received(self, call: Call) -> bool:
+        """Return whether a step is measured; evaluation is not."""
+        return call.is_training and self.debugger.is_due(call.step)
+
+    def before_encoding(self, call: Call, values: Tensor, placed: PlacedFrames) -> None:
+        """Measure rows that are about to be sent; their records wait for what is received."""
+        if not self.looks_at_received(call):
+            return
+        with self._recorder.timed():
+            plan = placed.plan
+            measurement, names = Measurement(self.debugger.rule.shadow), self._names(plan)
+            packed = pack(values, placed, seed=call.seed, tolerances=call.tolerances, names=names)
+            for rows in packed:
+                measurement.add(rows, len(plan.segments_per_frame))
+            records = self._records(call, measurement, plan.fan_out)
+            self._waiting[call.direction, call.step] = records
+
+    def _records(self, call: Call, measurement: Measurement, fan_out: int) -> list[DebugRecord]:
+        squares, made = measurement.sent_squares, []
         for key, figures in measurement.figures():
             sent: dict[str, tuple[float | int, ...]] = {}
             if not key.is_shadow:
-                sent["peers"] = collective.peers.ranks
-                sent["sent_squares"] = tuple(squares[key.name] * fan_out)
+                sent = {"peers": self._peers, "sent_squares": tuple(squares[key.name] * fan_out)}
             made.append(
-                self.recorder.record(
-                    step, key.name, named, key.codec, figures,
-                    is_shadow=key.is_shadow, module=module, **sent,
+                self._recorder.record(
+                    call.step, key.name, self._direction(call), key.codec, figures,
+                    is_shadow=key.is_shadow, module=self._module, **sent,
                 )
             )  # fmt: skip
         return made
 
-    def looks_at_received(self, step: int) -> bool:
-        """Return whether a step is measured."""
-        return self.is_due(step)
-
-    def observe_received(
-        self,
-        collective: RowCollective,
-        direction: str,
-        step: int,
-        values: Tensor,
-        placed: PlacedFrames,
-    ) -> None:
+    def after_decoding(self, call: Call, values: Tensor, placed: PlacedFrames) -> None:
         """Add to the records what was received, and write them."""
-        with self.recorder.timed():
+        with self._recorder.timed():
             plan = placed.plan
             squares = received_squares(values, placed, self._names(plan))
             done = []
-            for record in self._waiting.pop((collective, direction, step), []):
+            for record in self._waiting.pop((call.direction, call.step), []):
                 if not record.is_shadow and record.name in squares:
                     came = tuple(squares.pop(record.name))
                     record = replace(record, received_squares=came)
@@ -205,27 +193,25 @@ class Debugger:
             codecs = {plan.tables[int(s)]: c for c, _, members in plan.groups for s in members}
             for name, came_alone in squares.items():
                 done.append(
-                    self.recorder.record(
-                        step, name, direction_of(collective, direction), repr(codecs[name]), {},
-                        module=self._modules[collective], peers=collective.peers.ranks,
+                    self._recorder.record(
+                        call.step, name, self._direction(call), repr(codecs[name]), {},
+                        module=self._module, peers=self._peers,
                         received_squares=tuple(came_alone),
                     )
                 )  # fmt: skip
-            self.recorder.add(done)
+            self._recorder.add(done)
+
+    def _direction(self, call: Call) -> Direction:
+        return cast(Direction, self._hop + call.direction)
 
     def _names(self, plan: FramePlan) -> list[str | None]:
-        return [table if self.matches(table) else None for table in plan.tables]
+        return [table if self.debugger.matches(table) else None for table in plan.tables]
 
     def close(self) -> None:
         """Write the records of exchanges whose end was not seen."""
         for waiting in self._waiting.values():
-            self.recorder.add(waiting)
+            self._recorder.add(waiting)
         self._waiting.clear()
-
-
-def direction_of(collective: RowCollective, direction: str) -> Direction:
-    """Return the direction of a record: that of the exchange, and whether it is inside a node."""
-    return cast(Direction, f"intra_{direction}" if collective.intra else direction)
 
 
 class GradientDebugger:
@@ -393,7 +379,6 @@ class AttachedDebugger(Extension):
         if self._at_work is not None:
             for collective in self._session.collectives:
                 self._at_work.remove(collective)
-            self._at_work.close()
         for gradients in self._session.gradients.values():
             gradients.set_observer(None)
         self._at_work = None

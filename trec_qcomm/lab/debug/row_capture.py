@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.peers import Peers
-from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.doors import Call, Observer
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.core.counters import BagCounts
 from trec_qcomm.integration.session import Session
@@ -68,7 +68,7 @@ class _Blocks:
         self.num_joint_sets[table] += 1
 
 
-class RowCapture:
+class RowCapture(Observer):
     """Rows that this rank sends in the next training steps; `QComm.capture_rows` makes it.
 
     It ends by itself after the last step. A block is [n, D] float32.
@@ -94,11 +94,14 @@ class RowCapture:
                 f"capture_rows: there are rows of {dtypes.pop()}; allowed: torch.float32 "
                 "(output_dtype fp32)"
             )
-        if any(isinstance(o, RowCapture) for c in observed for o in c.observers):
+        before = {o for c in observed for o in c.observers if isinstance(o, RowCapture)}
+        if any(not capture.is_done for capture in before):
             raise ValueError("capture_rows: rows are captured already; stop() ends that")
         self.steps, self.tables, self._source = steps, sorted(session.tables), session.config.source
-        self._max_nbytes = max_nbytes
-        self._first_steps = {collective: collective.step for collective in observed}
+        self._session, self._max_nbytes = session, max_nbytes
+        self._first_steps = {collective.name: collective.step for collective in observed}
+        self._next_steps = dict(self._first_steps)
+        self._transformed = {c.name for c in observed if c.transform is not None}
         sent = {s.table for c in observed for s in c.layout.shards_by_rank[c.rank]}
         received = {table for c in observed for table in c.layout.tables()}
         nbytes = max_nbytes // (dist.get_world_size() * (2 if gradients else 1))
@@ -130,44 +133,36 @@ class RowCapture:
     @property
     def num_steps(self) -> int:
         """Number of steps whose rows were sent so far, up to `steps`."""
-        ends = (collective.step - first for collective, first in self._first_steps.items())
-        return min(*ends, self.steps) if self._first_steps else 0
+        ends = (self._next_steps[name] - first for name, first in self._first_steps.items())
+        return min(*ends, self.steps)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps were seen."""
+        return self.num_steps == self.steps
 
     @property
     def num_left_out(self) -> int:
         """Number of rows and gradients of this rank for which there was no room."""
         return sum(kept.num_left_out for kept in self._kept.values())
 
-    def observe(
-        self,
-        collective: RowCollective,
-        direction: str,
-        step: int,
-        values: Tensor,
-        placed: PlacedFrames,
-        **_: object,
-    ) -> None:
-        """Keep the rows or gradients that are about to be sent. Evaluation (step < 0) is none."""
-        first = self._first_steps.setdefault(collective, step)  # of a resharded module: now
-        if step >= first + self.steps:
-            self._stop(collective)
-        elif step >= first and direction in self._kept:
+    def before_encoding(self, call: Call, values: Tensor, placed: PlacedFrames) -> None:
+        """Keep the rows or gradients that are about to be sent in training."""
+        direction = call.direction
+        if not call.is_training or direction not in self._kept:
+            return
+        self._next_steps[call.name] = call.step + 1
+        first = self._first_steps.setdefault(call.name, call.step)  # of a resharded module: now
+        if first <= call.step < first + self.steps:
             kept, joint = self._kept[direction], defaultdict(list)
             for group in placed.groups:
                 for s, segment in enumerate(group.members.tolist()):
                     block, table = group.segments.block(values, s), placed.plan.tables[segment]
                     kept.add(table, block)
                     joint[table, segment % placed.plan.segments_per_frame[0]].append(block)
-            if direction == "forward" and "forward" not in collective.transforms:
+            if direction == "forward" and call.name not in self._transformed:
                 for (table, _), blocks in joint.items():
                     kept.add_joint(table, blocks)
-
-    def looks_at_received(self, step: int) -> bool:
-        """Return False: only what is sent is kept."""
-        return False
-
-    def observe_received(self, *_: object) -> None:
-        """Keep nothing of what is received."""
 
     def _counts(self) -> dict[str, dict[str, int]]:
         """Return what this rank counted of each table."""
@@ -203,11 +198,8 @@ class RowCapture:
 
     def stop(self) -> None:
         """End before the last step."""
-        for collective in self._first_steps:
-            self._stop(collective)
-
-    def _stop(self, collective: RowCollective) -> None:
-        collective.observers = tuple(o for o in collective.observers if o is not self)
+        for collective in self._session.collectives:
+            collective.observers = tuple(o for o in collective.observers if o is not self)
 
     def save(self, path: str | Path) -> None:
         """Write the rows of all ranks to a file, on rank 0. Collective; it ends the capture.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import PlacedFrames
-from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.doors import Call, Observer
 from trec_qcomm.config.tables import DIRECTIONS, Direction
 from trec_qcomm.lab.debug.coding import CodedRows, PackedRows, code, num_verbatim, pack
 from trec_qcomm.lab.debug.tally import Tally
@@ -29,7 +29,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-class SignalSums:
+class SignalSums(Observer):
     """Sums over the values of guarded tables on this rank; see the module.
 
     Args: rule: settings of the guard.
@@ -46,23 +46,15 @@ class SignalSums:
         """Return the guarded ones of some tables, with both directions, sorted."""
         return sorted((t, d) for t in tables if self._rule.matches(t) for d in DIRECTIONS)
 
-    def observe(
-        self,
-        collective: RowCollective,
-        direction: str,
-        step: int,
-        values: Tensor,
-        placed: PlacedFrames,
-        *,
-        seed: int,
-        tolerances: Tensor | None,
-    ) -> None:
+    def before_encoding(self, call: Call, values: Tensor, placed: PlacedFrames) -> None:
         """Add up rows that are about to be sent, in a step that is looked at."""
-        if not self.is_armed or step < 0:
+        if not self.is_armed or not call.is_training:
             return
         names = [table if self._rule.matches(table) else None for table in placed.plan.tables]
-        for rows in pack(values, placed, seed=seed, tolerances=tolerances, names=names):
-            self._add(rows, code(rows, rows.codec, rows.tolerances), cast(Direction, direction))
+        for rows in pack(values, placed, seed=call.seed, tolerances=call.tolerances, names=names):
+            self._add(
+                rows, code(rows, rows.codec, rows.tolerances), cast(Direction, call.direction)
+            )
 
     def _add(self, rows: PackedRows, coded: CodedRows, direction: Direction) -> None:
         for name, segments, part in rows.blocks():
@@ -76,13 +68,6 @@ class SignalSums:
                 if verbatim is not None:
                     sums["verbatim"] += verbatim
                     sums["verbatim_values"] += num_values
-
-    def looks_at_received(self, step: int) -> bool:
-        """Return False: only what is sent is looked at."""
-        return False
-
-    def observe_received(self, *_: object) -> None:
-        """Do nothing with what is received."""
 
     def _sums_of(self, key: Key) -> dict[str, float]:
         return self._sums.setdefault(key, dict.fromkeys(FIELDS, 0.0))
