@@ -25,9 +25,11 @@ from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
     ModuleSharder,
 )
+from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
 from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
 from trec_qcomm.integration.session import Session
+from trec_qcomm.integration.states import NamedStates, Stateful
 from trec_qcomm.integration.warm_up import warm_up
 
 TOOLS = {
@@ -75,6 +77,31 @@ class QComm:
     def session(self) -> Session:
         """What all parts of this object share, for extensions and tools."""
         return self._session
+
+    @property
+    def state(self) -> NamedStates[Stateful]:
+        """What checkpoints keep besides QComm's own state, by name.
+
+            qcomm.state["mine"] = stateful      # with state_dict() and load_state_dict(state)
+
+        The state of an object under a name may have been loaded before. With a changed config it
+        begins anew: load_state_dict({}).
+        """
+        return self._session.state
+
+    def use_codecs(self, changes: CodecChanges) -> None:
+        """Change codecs of some tables from the next step on. Call it on all ranks alike.
+
+            qcomm.use_codecs({"t_cat_0": {"forward": Rowwise(4), "backward": Cast("bf16")}})
+
+        Modules that are resharded keep them. A step that has begun ends with the codecs that it
+        began with.
+
+        Args: changes: {table: {"forward": codec, "backward": codec}}, or one of the two.
+        Raises: ValueError: a table that is not exchanged here, or codecs that it may not have; then
+            nothing is changed.
+        """
+        self._session.collectives.use_codecs(changes)
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of an extension or tool, whose module is imported when it is first used.

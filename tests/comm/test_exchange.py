@@ -13,6 +13,7 @@ from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.ext.dct import ForwardMask, Threshold, TopK
+from trec_qcomm.ext.dct.masks import new_masks, with_masks
 
 LAYOUT = Layout(
     ((FeatureShard("a", "f1", 0, 4), FeatureShard("b", "f2", 0, 4), FeatureShard("c", "f3", 0, 7)),)
@@ -79,7 +80,7 @@ def test_errors_name_rank_and_table():
 def test_a_mask_codec_is_refused_where_no_masks_are():
     """Whatever codec the receiver has, in whichever table: an error that names rank and table."""
     placed = placed_frames({"a": Identity(), "b": ForwardMask("fp32"), "c": Identity()})
-    placed = placed.with_masks(placed.new_masks(ROWS.device))
+    placed = with_masks(placed, new_masks(placed, ROWS.device))
     traffic = Traffic("embedding_forward", LAYOUT.tables())
     frames = encode_frames(ROWS, placed, call=3, seed=1, traffic=traffic)
     expected = "frame from rank 7, table 'b': codec 9 is not the one this rank expects"

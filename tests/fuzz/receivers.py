@@ -20,11 +20,11 @@ from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
 from trec_qcomm.core import registry
-from trec_qcomm.core.codec import Codec, check_dim
+from trec_qcomm.core.codec import Codec, MaskUse, check_dim, mask_use
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.core.segments import Masks
 from trec_qcomm.ext.dct import ForwardMask, TopK
+from trec_qcomm.ext.dct.masks import Masks, new_masks, with_masks
 from trec_qcomm.ext.fbgemm.codec import Fbgemm, Precision
 from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.testing import reseal
@@ -96,16 +96,17 @@ def _case(pairs: list[tuple[Codec, Codec]], sound: bool, generator: torch.Genera
     num_rows = int(torch.randint(6, (1,), generator=generator))
     rows = torch.randn(num_rows, WIDTH, generator=generator)
     theirs = _placed([pair[1] for pair in pairs], num_rows)
-    masks = theirs.new_masks(rows.device)
+    masks = new_masks(theirs, rows.device)
     noise = torch.randint(256, masks.bits.shape, generator=generator)
     masks = Masks(noise.to(torch.uint8), masks.at)
-    theirs = theirs.with_masks(masks)
+    theirs = with_masks(theirs, masks)
     sent = encode_frames(rows, theirs, call=CALL, seed=1, traffic=_traffic())
     buffer = sent.buffer if sound else _damaged(sent.buffer, generator)
     ours = _placed([pair[0] for pair in pairs], num_rows)
     # A receiver whose own codec reads masks always has them.
-    if ours.reads_masks or int(torch.randint(2, (1,), generator=generator)):
-        ours = ours.with_masks(masks)
+    reads = any(mask_use(pair[0]) is MaskUse.READS for pair in pairs)
+    if reads or int(torch.randint(2, (1,), generator=generator)):
+        ours = with_masks(ours, masks)
     frames = SealedFrames(buffer, sent.nbytes, CALL)
     try:
         out = _receive(frames, ours, num_rows)

@@ -13,7 +13,8 @@ import torch
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import SummingCodec
-from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.ops.batch import packed_ids
@@ -114,7 +115,7 @@ def encode_and_decode(codec, dim: int, first: int = 0) -> None:
     offsets = exclusive_cumsum(num_rows)
     masks = Masks.of_all_columns(num_rows, torch.full_like(num_rows, dim))
     stride = torch.full_like(num_rows, dim)
-    segments = Segments(offsets, dim, offsets[:-1] * dim, stride, masks=masks)
+    segments = Segments(offsets, dim, offsets[:-1] * dim, stride, notes=masks)
     values, out = (torch.randn(first + 6 * dim)[first:].view(6, dim) for _ in range(2))
     most = codec.max_nbytes(segments)
     payload = torch.zeros(int(most.sum()), dtype=torch.uint8)

@@ -13,8 +13,9 @@ from tests.ops.backends import device_of
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.checks import DeferredChecks, deferring
-from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
+from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.ops.dispatch import default_backend
@@ -48,7 +49,7 @@ def batch(num_segments: int, device: str):
     stride = torch.full_like(num_rows, DIM)
     dims = torch.full_like(num_rows, DIM)
     masks = Masks.of_all_columns(num_rows, dims, torch.device(device))
-    segments = Segments(offsets, DIM, offsets[:-1] * DIM, stride, masks=masks)
+    segments = Segments(offsets, DIM, offsets[:-1] * DIM, stride, notes=masks)
     values = torch.randn(int(offsets[-1]), DIM, generator=torch.Generator().manual_seed(0))
     return values.to(device), segments
 

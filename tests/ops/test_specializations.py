@@ -17,7 +17,8 @@ from tests.virtual.dry_run import GPU, DryRun, dry_run
 from trec_qcomm.codecs import Rowwise
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.codec import SummingCodec
-from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.batch.unique import BagBlocks, expand, sum_by_bag, take_bags, unique_bags
 
@@ -65,7 +66,7 @@ def code(codec, num_rows: int, dim: int) -> None:
     rows = torch.tensor([num_rows, 0, 2 * num_rows, num_rows])
     offsets, width = exclusive_cumsum(rows), torch.full_like(rows, dim)
     masks = Masks.of_all_columns(rows, width, GPU)
-    segments = Segments(offsets, dim, offsets[:-1] * dim, width, masks=masks)
+    segments = Segments(offsets, dim, offsets[:-1] * dim, width, notes=masks)
     values = torch.empty(4 * num_rows, dim, device=GPU)
     most = codec.max_nbytes(segments)
     payload = torch.empty(int(most.sum()) + 64, dtype=torch.uint8, device=GPU)  # for made-up sizes

@@ -14,7 +14,7 @@ Shapes: S segments, W payload bytes.
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class Contract(Enum):
 
 
 class MaskUse(Enum):
-    """Use that a codec makes of `Segments.masks`, if it keeps only some columns of each row.
+    """Use that a codec makes of masks (ext.dct.masks), if it keeps only some columns of each row.
 
     Such a codec has an attribute `mask_use`; one without it keeps all columns and ignores masks.
     Callers read it by the function `mask_use`.
@@ -126,6 +126,18 @@ def has_gpu_kernels(codec: Codec) -> bool:
     Such a codec has an attribute `has_gpu_kernels`; one without it is for CPUs.
     """
     return bool(getattr(codec, "has_gpu_kernels", False))
+
+
+def row_transform(codec: Codec, plan: Any) -> Any:
+    """Return what must see forward's rows, where the codec is for their gradients.
+
+    Such a codec has a method `row_transform` that takes the comm.rows.exchange_plan.ExchangePlan
+    and returns a comm.rows.doors.RowTransform. One without needs none: None.
+
+    Raises: ValueError: exchanges of this plan cannot have it.
+    """
+    make = getattr(codec, "row_transform", None)
+    return None if make is None else make(plan)
 
 
 def only_for_gradients(codec: Codec) -> bool:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,17 +24,6 @@ ALIGNMENT = 8  # bytes; every segment's bytes start and end on it, so kernels ma
 def aligned(nbytes: Tensor) -> Tensor:
     """Round [..] int64 byte counts up to `ALIGNMENT`."""
     return (nbytes + (ALIGNMENT - 1)) & -ALIGNMENT
-
-
-def mask_nbytes(dim: int) -> int:
-    """Return the bytes of the mask of one row of `dim` values."""
-    return (dim + 7) // 8
-
-
-def unpack_bits(packed: Tensor) -> Tensor:
-    """[..] uint8 -> [.., 8] bool, lowest bits first."""
-    powers = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return (packed[..., None] >> powers) & 1 == 1
 
 
 def int64_tensor(numbers: Iterable[int]) -> Tensor:
@@ -52,40 +41,12 @@ def exclusive_cumsum(counts: Tensor) -> Tensor:
     return offsets
 
 
-@dataclass(frozen=True, eq=False)
-class Masks:
-    """Bits that say which columns of each row of S segments are kept.
+class SegmentNotes(Protocol):
+    """What is known of each of S segments besides its rows."""
 
-    Column d of row i of segment s is bit d % 8, from the lowest, of byte
-    `bits[at[s] + i * mask_nbytes(dim) + d // 8]`. Bits beyond the last column mean nothing.
-
-    Args:
-        bits: [M] uint8, contiguous, in the memory of the rows.
-        at: [S] int64 on CPU, >= 0.
-        counts: [S] int64 on CPU, how many columns of all its rows each segment keeps; None: they
-            are not counted yet.
-    """
-
-    bits: Tensor
-    at: Tensor
-    counts: Tensor | None = None
-
-    @classmethod
-    def of_all_columns(
-        cls, num_rows: Tensor, dims: Tensor, device: torch.device | None = None
-    ) -> "Masks":
-        """Return masks of segments of these shapes that keep every column.
-
-        Args: num_rows, dims: [S] int64 each.  device: where the rows lie; None is the CPU.
-        """
-        ends = exclusive_cumsum(num_rows * ((dims + 7) // 8))
-        bits = torch.full((int(ends[-1]),), 0xFF, dtype=torch.uint8, device=device)
-        return cls(bits, ends[:-1])
-
-    def subset(self, which: Tensor) -> "Masks":
-        """Return the masks of some segments, in the same memory. Args: which: [T] int64."""
-        counts = None if self.counts is None else self.counts[which]
-        return Masks(self.bits, self.at[which], counts)
+    def subset(self, which: Tensor) -> "SegmentNotes":
+        """Return the notes of some segments. Args: which: [T] int64, their numbers."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +61,7 @@ class Segments:
         dim: D >= 1.
         start: [S] int64 on CPU, >= 0.
         stride: [S] int64 on CPU, in values, >= dim where there is more than one row.
-        masks: the caller's memory for the columns that a codec keeps (core.codec.MaskUse), or None.
+        notes: what a comm.rows.doors.RowTransform tells the codec of these segments; None: nothing.
         numbers: [S] int64 on CPU, the number of each segment's first value, from which the others
             are counted; they key the noise of stochastic rounding. None: `offsets` times dim.
     Derived: num_rows: [S] int64.  extent: the number of values that a buffer must hold.
@@ -111,7 +72,7 @@ class Segments:
     dim: int
     start: Tensor
     stride: Tensor
-    masks: Masks | None = None
+    notes: SegmentNotes | None = None
     numbers: Tensor | None = None
     num_rows: Tensor = field(init=False)
     extent: int = field(init=False)
@@ -145,18 +106,6 @@ class Segments:
         ends = start + (num_rows - 1) * stride + self.dim
         object.__setattr__(self, "num_rows", torch.from_numpy(num_rows))
         object.__setattr__(self, "extent", int(ends.max(where=num_rows > 0, initial=0)))
-        if self.masks is not None:
-            self._check_masks(self.masks)
-
-    def _check_masks(self, masks: Masks) -> None:
-        bits, at = masks.bits, masks.at
-        if bits.dtype != torch.uint8 or bits.dim() != 1 or not bits.is_contiguous():
-            raise ValueError("Segments.masks.bits: expected contiguous [M] uint8")
-        if at.dtype != torch.int64 or at.shape != self.start.shape or at.is_cuda:
-            raise ValueError(f"Segments.masks.at: expected {list(self.start.shape)} int64 on CPU")
-        last = bits.numel() - self.num_rows * mask_nbytes(self.dim)
-        if bool((at < 0).any()) or bool((at > last).any()):
-            raise ValueError(f"Segments.masks: {bits.numel()} bytes do not hold the segments")
 
     @cached_property
     def arrays(self) -> tuple[Any, Any, Any]:
@@ -205,8 +154,6 @@ class Segments:
             raise ValueError(f"values: expected contiguous {allowed}, got {values.dtype}")
         if values.numel() < self.extent:
             raise ValueError(f"values: holds {values.numel()} values, segments {self.extent}")
-        if self.masks is not None and self.masks.bits.device != values.device:
-            raise ValueError(f"Segments.masks: on {self.masks.bits.device}, not {values.device}")
 
     def block(self, values: Tensor, segment: int) -> Tensor:
         """Return the rows of one segment, a [n, D] view of `values`.
@@ -233,21 +180,6 @@ class Segments:
         ends = torch.nn.functional.pad(numbers.cumsum(0), (1, 0))
         return ends[self.offsets.to(numbers.device)].diff()
 
-    def masked_columns(self) -> Tensor:
-        """Return [R, D] bool, in the memory of the masks: which columns of each row they keep."""
-        assert self.masks is not None
-        bits, width = self.masks.bits, mask_nbytes(self.dim)
-        first = (self.masks.at - self.offsets[:-1] * width).to(bits.device)
-        num_rows = int(self.offsets[-1])
-        segment = torch.repeat_interleave(self.num_rows.to(bits.device), output_size=num_rows)
-        place = first[segment] + torch.arange(num_rows, device=bits.device) * width
-        packed = bits[place[:, None] + torch.arange(width, device=bits.device)]
-        return unpack_bits(packed).flatten(1)[:, : self.dim]
-
-    def num_masked(self) -> Tensor:
-        """Return [S] int64, in the memory of the masks: how many columns each segment keeps."""
-        return self.sums_of_rows(self.masked_columns().sum(1))
-
     def subset(self, which: Tensor) -> "Segments":
         """Return some segments, in that order. Args: which: [T] int64, their numbers."""
         return Segments(
@@ -255,18 +187,15 @@ class Segments:
             dim=self.dim,
             start=self.start[which],
             stride=self.stride[which],
-            masks=None if self.masks is None else self.masks.subset(which),
+            notes=None if self.notes is None else self.notes.subset(which),
             numbers=None if self.numbers is None else self.numbers[which],
         )
 
-    def with_masks(self, masks: Masks) -> "Segments":
-        """Return the same segments with masks; both keep the same vectors on a device.
-
-        Args: masks: masks of these segments.
-        """
-        masked = replace(self, masks=masks)
-        object.__setattr__(masked, "_kept", self._kept)  # nothing in it depends on masks
-        return masked
+    def with_notes(self, notes: SegmentNotes) -> "Segments":
+        """Return the same segments with notes; both keep the same vectors on a device."""
+        noted = replace(self, notes=notes)
+        object.__setattr__(noted, "_kept", self._kept)  # nothing in it depends on notes
+        return noted
 
     def first_of(self, num_parts: int, begin: int = 0) -> "Segments":
         """Return the first part of segments that are so many parts with the same rows.

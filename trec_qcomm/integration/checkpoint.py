@@ -21,7 +21,7 @@ from trec_qcomm.config.differences import changes_of, config_text, text_of_chang
 CONFIG = "config"  # name of the config's text in a state
 # DCP's error for a name that a checkpoint lacks shows nothing but the name.
 _HINT = " (another number of ranks or config: load_resized)"
-_FOUND_ANEW = ("params", "row_residuals", "merge_pauses", "thresholds")  # with another config
+_BEGUN_ANEW = ("params", "row_residuals", "merge_pauses", "thresholds", "state")  # see below
 _RANK_KEY = re.compile(r"rank\d+of\d+")
 
 
@@ -72,18 +72,13 @@ def with_config(state: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 def without_config(
-    state: Mapping[str, Any],
-    config: Config,
-    *,
-    allow_changed_config: bool,
-    forgotten: Sequence[str] = (),
+    state: Mapping[str, Any], config: Config, *, allow_changed_config: bool
 ) -> dict[str, Any]:
     """Return the state of a run without its config, after a check that this is the same one.
 
     Where a changed config is allowed, error bounds and thresholds are found anew, residuals of rows
     are forgotten, and extensions begin anew.
 
-    Args: forgotten: names in the state that are then left out, besides these.
     Raises: ValueError: the state is of another config; it names what has changed.
     """
     check_names(state, "state")
@@ -98,7 +93,7 @@ def without_config(
             f"{config.source}: the state is of another config: {text_of_changes(changes)}; to go "
             "on with the new one: load_resized(folder, allow_changed_config=True)"
         )
-    return _without(state, (*_FOUND_ANEW, *forgotten))
+    return _without(state, _BEGUN_ANEW)
 
 
 def _without(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -19,14 +19,10 @@ from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.doors import RowTransform
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config
-from trec_qcomm.integration.checkpoint import (
-    by_rank_key,
-    by_short_key,
-    check_names,
-    self_rank_key,
-)
+from trec_qcomm.integration.checkpoint import check_names
 from trec_qcomm.integration.current_rules import CodecChanges, CurrentRules
 from trec_qcomm.integration.extension import Extension
+from trec_qcomm.integration.states import NamedStates
 from trec_qcomm.integration.tolerances import ForwardTolerances
 
 C = TypeVar("C", bound=RowCollective)
@@ -41,10 +37,10 @@ class EmbeddingCollectives:
         self._config, self._extensions = config, extensions
         self.rules = CurrentRules(config)
         self._by_module: dict[str, dict[str, RowCollective]] = {}  # then by name
-        self._tolerances: dict[str, ForwardTolerances] = {}  # by module/name
         self._loaded_steps: dict[str, int] = {}
-        self._loaded_tolerances: dict[str, dict[str, Any]] = {}
-        self._loaded_transforms: dict[str, dict[str, Any]] = {}  # by module/name, then direction
+        # By module/name. Both are each rank's own: under another plan they begin anew.
+        self._tolerances = NamedStates[ForwardTolerances]("params", of_rank=True)
+        self._transforms = NamedStates[RowTransform]("row_residuals", of_rank=True)
 
     def __iter__(self) -> Iterator[RowCollective]:
         """Yield every collective."""
@@ -109,12 +105,11 @@ class EmbeddingCollectives:
             collective.tolerances = self._tolerances_of(module, name, tables)
         if transform_of is not None:
             collective.transform = transform_of(collective)
-            collective.transform.load_state_dict(
-                self._loaded_transforms.pop(f"{module}/{name}", {})
-            )
         collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
+        if collective.transform is not None:
+            self._transforms[f"{module}/{name}"] = collective.transform
         for extension in self._extensions.values():
             extension.add_collective(collective, module)
         self._by_module[module][name] = collective
@@ -209,11 +204,11 @@ class EmbeddingCollectives:
         rules = {table: self.rules.rule_for(table) for table in tables}
         key = f"{module}/{name}"
         tolerances = ForwardTolerances(rules, tables)
-        before = self._tolerances.pop(key, None)
+        before = self._tolerances.objects.pop(key, None)
         if not tolerances.changes:
             return None
-        state = self._loaded_tolerances.pop(key, {}) if before is None else before.state_dict()
-        tolerances.load_state_dict(state)
+        if before is not None:
+            tolerances.load_state_dict(before.state_dict())
         self._tolerances[key] = tolerances
         return tolerances
 
@@ -226,7 +221,7 @@ class EmbeddingCollectives:
         """Return the forward codec's tolerance in the next step, of the tables that have one."""
         given = {table: self.rules.rule_for(table).forward.tolerance for table in sorted(tables)}
         current = {table: tolerance for table, tolerance in given.items() if tolerance is not None}
-        for key, tolerances in self._tolerances.items():
+        for key, tolerances in self._tolerances.objects.items():
             current |= tolerances.by_table(self._steps_of(key.partition("/")[0]))
         return current
 
@@ -246,25 +241,8 @@ class EmbeddingCollectives:
         """
         for collective in self:
             collective.checks.raise_found(wait=True)
-        state: dict[str, Any] = {
-            "steps": {m: torch.tensor(self._steps_of(m)) for m in self._by_module}
-        }
-        measured = {key: tolerances.state_dict() for key, tolerances in self._tolerances.items()}
-        if any(measured.values()):
-            state["params"] = {self_rank_key(): measured}
-        residuals = {
-            key: collective.transform.state_dict()
-            for key, collective in self._by_key()
-            if collective.transform is not None
-        }
-        if residuals:
-            state["row_residuals"] = {self_rank_key(): residuals}
-        return state
-
-    def _by_key(self) -> Iterator[tuple[str, RowCollective]]:
-        for module, by_name in self._by_module.items():
-            for name, collective in by_name.items():
-                yield f"{module}/{name}", collective
+        steps = {module: torch.tensor(self._steps_of(module)) for module in self._by_module}
+        return {"steps": steps} | self._tolerances.state_dict() | self._transforms.state_dict()
 
     @property
     def num_steps(self) -> int:
@@ -283,18 +261,9 @@ class EmbeddingCollectives:
         steps = {str(name): int(step) for name, step in state["steps"].items()}
         if self._by_module:
             self._check_names(steps)
-        params = by_rank_key(by_short_key(state.get("params", {})))
         self._loaded_steps = steps
-        self._loaded_tolerances = dict(params.get(self_rank_key(), {}))
-        for key, tolerances in self._tolerances.items():
-            tolerances.load_state_dict(self._loaded_tolerances.pop(key, {}))
-        residuals = by_rank_key(by_short_key(state.get("row_residuals", {}))).get(
-            self_rank_key(), {}
-        )
-        self._loaded_transforms = dict(residuals)
-        for key, collective in self._by_key():
-            if collective.transform is not None:
-                collective.transform.load_state_dict(self._loaded_transforms.pop(key, {}))
+        self._tolerances.load_state_dict(state)
+        self._transforms.load_state_dict(state)
         for module, by_name in self._by_module.items():
             for collective in by_name.values():
                 collective.step = steps.get(module, 0)

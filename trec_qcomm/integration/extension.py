@@ -7,8 +7,7 @@ of them.
 Knows: collectives of rows, all-reduces of gradients. Does not know: what any extension does.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -23,12 +22,10 @@ class Extension:
     """Base of extensions; each method does nothing unless a subclass has it.
 
     Attributes:
-        state_names: keys of a session's state that are this extension's.
         traffic: counter of what the extension sends, part of the session's statistics; None: it
             sends nothing.
     """
 
-    state_names: ClassVar[Sequence[str]] = ()
     traffic: Traffic | None = None
 
     def check_tables(
@@ -63,10 +60,3 @@ class Extension:
 
         Args: step: number of the collective's step that begins.
         """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what checkpoints keep, under `state_names`."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a session's state, of which collectives know nothing yet."""

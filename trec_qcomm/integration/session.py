@@ -29,6 +29,7 @@ from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.tables import TableGradients
 from trec_qcomm.integration.ids.merge_pause import MergePause
+from trec_qcomm.integration.states import NamedStates, Stateful
 from trec_qcomm.integration.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Session:
 
     `exact` is what `QComm.bypass` sets: while it is True, collectives send float32. `is_wrapped`
     tells whether a wrapper of this QComm has wrapped the model, `is_training` whether the latest
-    batch of ids came with gradients on.
+    batch of ids came with gradients on. `state` has what extensions keep in checkpoints, by name.
     """
 
     def __init__(self, config: Config) -> None:
@@ -56,10 +57,9 @@ class Session:
         self.bags = BagCounts()
         self.extensions: dict[str, Extension] = {}
         self.collectives = EmbeddingCollectives(config, self.extensions)
-        self._gradients: dict[str, GradientAllReduce] = {}  # "dense", and "tables" of each lookup
-        self._loaded_gradients: dict[str, Any] = {}
-        self._pauses: dict[str, MergePause] = {}  # by module and sharding
-        self._loaded_pauses: dict[str, Any] = {}
+        self.state = NamedStates[Stateful]("state")
+        self._gradients = NamedStates[GradientAllReduce]("gradients")  # "dense", "tables0", ...
+        self._pauses = NamedStates[MergePause]("merge_pauses")  # by module and sharding
         self._patterns_checked = False
         self._warmed_up: set[torch.dtype] = set()
         for name, part in sections_of(config).items():
@@ -70,7 +70,7 @@ class Session:
     @property
     def gradients(self) -> Mapping[str, GradientAllReduce]:
         """All-reduces by name, "dense" and others."""
-        return self._gradients
+        return self._gradients.objects
 
     @property
     def is_whole(self) -> bool:
@@ -104,11 +104,9 @@ class Session:
 
     def merge_pause(self, name: str, pg: dist.ProcessGroup) -> MergePause:
         """Return the pause of a sharding's search for equal bags; the same for the same name."""
-        if name not in self._pauses:
-            self._pauses[name] = pause = MergePause(pg, lambda: self.is_training)
-            if name in self._loaded_pauses:
-                pause.load_state_dict(self._loaded_pauses[name])
-        return self._pauses[name]
+        if name not in self._pauses.objects:
+            self._pauses[name] = MergePause(pg, lambda: self.is_training)
+        return self._pauses.objects[name]
 
     def check_patterns(self) -> None:
         """Raise ValueError at a pattern without a table, or at loaded state without its module.
@@ -121,6 +119,11 @@ class Session:
             if self.tables or patterns != {"*"}:
                 self.config.check_patterns(self.tables)
             self.collectives.check_loaded_names()
+            if self.state.loaded:
+                raise ValueError(
+                    f"state: {', '.join(self.state.loaded)}: nothing of that name keeps state; "
+                    "set qcomm.state[name] before training"
+                )
             self._patterns_checked = True
 
     def check_wrapped(self) -> None:
@@ -154,7 +157,7 @@ class Session:
         rule, traffic = self.config.data_parallel, self.counters["data_parallel"]
         if rule is not None:
             gradients = TableGradients(rule, **self._options(traffic))
-            self._register(f"tables{len(self._gradients)}", gradients, ddp)
+            self._register(f"tables{len(self.gradients)}", gradients, ddp)
         return rule is not None
 
     def _options(self, traffic: Traffic) -> dict[str, Any]:
@@ -169,9 +172,8 @@ class Session:
     def _register(
         self, name: str, gradients: GradientAllReduce, ddp: DistributedDataParallel
     ) -> None:
-        gradients.load_state_dict(self._loaded_gradients.get(name, {}))
-        gradients.register(ddp)
         self._gradients[name] = gradients
+        gradients.register(ddp)
         for extension in self.extensions.values():
             extension.add_gradients(name, gradients)
 
@@ -221,21 +223,17 @@ class Session:
                 extension.traffic.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the embedding collectives and, in "gradients", of each all-reduce.
+        """Return the state of the embedding collectives, and under "gradients", "merge_pauses" and
+        "state" that of all-reduces, of searches for equal bags, and of extensions by name.
 
-        "config" is the config as text. Extensions add names of their own.
+        "config" is the config as text.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. That is found late, and no
             state is returned that was trained with it.
         """
         state = self.collectives.state_dict()
-        if self._gradients:
-            state["gradients"] = {name: g.state_dict() for name, g in self._gradients.items()}
-        if self._pauses:
-            pauses = {name: pause.state_dict() for name, pause in self._pauses.items()}
-            state["merge_pauses"] = pauses  # equal on all ranks
-        for extension in self.extensions.values():
-            state |= extension.state_dict()
+        for states in (self._gradients, self._pauses, self.state):
+            state |= states.state_dict()
         return with_config(state, self.config)
 
     def load_state_dict(self, state: dict[str, Any], *, allow_changed_config: bool = False) -> None:
@@ -245,20 +243,10 @@ class Session:
         Raises: ValueError: it is no such state, of another config, or names a module that the model
             does not have; before the model is sharded, the first forward raises the last.
         """
-        names = [name for e in self.extensions.values() for name in e.state_names]
-        state = without_config(
-            state, self.config, allow_changed_config=allow_changed_config, forgotten=names
-        )
-        mappings = ("params", "gradients", "row_residuals", "merge_pauses")
-        check_names(state, "state", ("steps", *mappings, *names), needed="steps")
-        for name in mappings:
-            check_names(state.get(name, {}), f"state: {name}")
-        for extension in self.extensions.values():
-            extension.load_state_dict(state)
+        state = without_config(state, self.config, allow_changed_config=allow_changed_config)
+        names = ("steps", "params", "row_residuals", "gradients", "merge_pauses", "state")
+        check_names(state, "state", names, needed="steps")
+        self.state.load_state_dict(state)  # before the collectives: it may change codecs
         self.collectives.load_state_dict(state)
-        self._loaded_pauses = dict(state.get("merge_pauses", {}))
-        for name in self._pauses.keys() & self._loaded_pauses.keys():
-            self._pauses[name].load_state_dict(self._loaded_pauses[name])
-        self._loaded_gradients = dict(state.get("gradients", {}))
-        for name, gradients in self._gradients.items():
-            gradients.load_state_dict(self._loaded_gradients.get(name, {}))
+        self._gradients.load_state_dict(state)
+        self._pauses.load_state_dict(state)

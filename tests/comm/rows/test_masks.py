@@ -92,13 +92,13 @@ def another_codec_on_the_way():
         [torch.cat([rows_of(t, r, n, 1) for t in OWNED[rank]], 1) for r, n in enumerate(SAMPLES)]
     ).requires_grad_()
     if rank == 1:
-        op._plans[False] = make(  # forward only: it still expects the config's codecs
+        op._coding = make(  # forward only: it still expects the config's codecs
             PooledAllToAll,
             codecs=DirectionCodecs(
                 {t: Identity() if t in OWNED[1] else TOP for t in DIMS},
                 codecs_for(TOP, "fp32").backward,
             ),
-        )._plans[False]
+        )._coding
     gradient = torch.cat([rows_of(t, rank, SAMPLES[rank], 2) for names in OWNED for t in names], 1)
     real = autograd.start_exchange
     autograd.start_exchange = lambda *a, **o: real(*a, **(o | {"fixed_size": False}))

@@ -1,15 +1,14 @@
 """The operators write the bytes of FORMAT.md, for whole batches, and read them back."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ext.dct import by_hand
-from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.dct import places, rows
+from trec_qcomm.ext.dct.masks import Masks, masked_columns, masks_of, num_masked
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 VALUES = ("fp32", "fp16", "int8")
@@ -52,7 +51,7 @@ def datasets(dim: int) -> list[tuple[torch.Tensor, Segments]]:
 def with_masks(segments: Segments, device: str = "cpu") -> Segments:
     dims = torch.full_like(segments.num_rows, segments.dim)
     masks = Masks.of_all_columns(segments.num_rows, dims, torch.device(device))
-    return replace(segments, masks=masks)
+    return segments.with_notes(masks)
 
 
 def check(encode, decode, values, segments, size, expected, *, device="cpu", shift=0, **options):
@@ -125,7 +124,7 @@ def check_rows(values, segments, stored, *, k=0, thresholds=None, device="cpu", 
     encode = rows.encode_top_k if k else rows.encode_above
     check(encode, rows.decode, values, segments, size, expected, stored=stored, **options, **where)
     columns = [row for of_segment in kept for row in of_segment]
-    masks = segments.masked_columns().cpu()
+    masks = masked_columns(segments.notes, segments).cpu()
     assert [row.nonzero().view(-1).tolist() for row in masks] == columns
     size = rows.masked_nbytes(segments, stored)
     data = [by_hand.masked_segment(x, c, stored) for x, c in zip(blocks, kept, strict=True)]
@@ -223,7 +222,7 @@ def test_all_values_are_checked_before_anything_is_written():
                 encode(*where, thresholds=thresholds, stored="int8")
         with pytest.raises(ValueError, match=r"thresholds: expected \[1\] float64"):
             encode(*where, thresholds=torch.ones(1), stored="int8")
-    with pytest.raises(ValueError, match=r"Segments\.masks: there are none"):
+    with pytest.raises(ValueError, match="masks: there are none"):
         rows.encode_masked(*where, stored="int8")
 
 
@@ -239,14 +238,14 @@ def test_all_values_are_checked_before_anything_is_written():
 )
 def test_masks_must_hold_the_segments(bits, at, message):
     with pytest.raises(ValueError, match=message):
-        replace(Segments.packed([2], 4), masks=Masks(bits, torch.tensor(at)))
+        masks_of(Segments.packed([2], 4).with_notes(Masks(bits, torch.tensor(at))), bits.device)
 
 
 def test_bits_of_masks_beyond_the_last_column_mean_nothing():
     segments = with_masks(Segments.packed([2], 5))
-    assert bool((segments.masks.bits == 0xFF).all())
+    assert bool((segments.notes.bits == 0xFF).all())
     assert int(rows.masked_nbytes(segments, "fp32")[0]) == 8 + 40
-    assert segments.num_masked().tolist() == [10]
+    assert num_masked(segments.notes, segments).tolist() == [10]
 
 
 def test_encoded_may_lie_in_any_order():

@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -7,8 +7,9 @@ from torch import Tensor
 
 from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.config import HopCodecs, TableRule, codec_from_dict, codec_to_dict
-from trec_qcomm.core.segments import Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ext.dct import ForwardMask, TopK
+from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
@@ -40,7 +41,7 @@ class AllColumns(ForwardMask):
 
 def with_all_columns(segments: Segments) -> Segments:
     dims = torch.full_like(segments.num_rows, segments.dim)
-    return replace(segments, masks=Masks.of_all_columns(segments.num_rows, dims))
+    return segments.with_notes(Masks.of_all_columns(segments.num_rows, dims))
 
 
 def largest(rows: Tensor, k: int) -> Tensor:

@@ -18,7 +18,8 @@ from trec_qcomm import (
     TopK,
 )
 from trec_qcomm.comm.frames.plan import plan_frames
-from trec_qcomm.core.segments import Masks, Segments
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.ext.dct.masks import Masks, new_masks, with_masks
 from trec_qcomm.lab.debug import tally
 from trec_qcomm.lab.debug.coding import pack
 from trec_qcomm.lab.debug.measurement import Key, Measurement, received_squares
@@ -228,11 +229,11 @@ def test_masks_of_the_exchange_are_read_and_never_written():
     blocks = rows_of(ForwardMask(), "plain")
     for codec in (TopK(density=0.25), ForwardMask("fp32")):
         values, frames = placed(codec, blocks)
-        masks = frames.new_masks(values.device)
+        masks = new_masks(frames, values.device)
         kept = masks.bits.fill_(0b1010_0001).clone()
         with_counts = Masks(masks.bits, masks.at, 3 * frames.num_rows)
         measurement = Measurement([Rowwise(8)])
-        placed_with = frames.with_masks(with_counts)
+        placed_with = with_masks(frames, with_counts)
         for rows in pack(values, placed_with, seed=0, tolerances=None, names=frames.plan.tables):
             measurement.add(rows, RANKS)
         assert torch.equal(masks.bits, kept)

@@ -217,9 +217,10 @@ def resumed(folder):
             readings = json.loads(again[1])["policy"]["readings"]
             outcomes["noise"] = any(readings[-1])
             outcomes["events"] = told(straight[0][1])
-    (sums,) = saved["guard_signals"].values()
+    (sums,) = saved["state"]["guard"]["signals"].values()
     qcomm, dmp, _ = sharded(COARSE)
-    qcomm.load_state_dict(saved | {"guard_signals": {"rank7of9": sums}})
+    foreign = saved["state"]["guard"] | {"signals": {"rank7of9": sums}}
+    qcomm.load_state_dict(saved | {"state": {"guard": foreign}})
     outcomes["foreign"] = qcomm._session.collectives.rules.rule_for("tw_last").forward
     return outcomes
 

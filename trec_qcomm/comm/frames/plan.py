@@ -8,7 +8,7 @@ Shapes: P frames, S segments in all, frame-major; G segments of one group.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -17,12 +17,10 @@ from torch import Tensor
 from trec_qcomm.core.codec import (
     Codec,
     Contract,
-    MaskUse,
     SummingCodec,
     check_dim,
-    mask_use,
 )
-from trec_qcomm.core.segments import ALIGNMENT, Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import ALIGNMENT, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 
 
@@ -255,31 +253,6 @@ class PlacedFrames:
                 sums = tuple(zip(codecs, firsts, strict=True))
             self._sums[begin] = sums
         return self._sums[begin]
-
-    @property
-    def reads_masks(self) -> bool:
-        """Whether a codec of these frames needs the columns that the other direction kept."""
-        return any(mask_use(group.codec) is MaskUse.READS for group in self.groups)
-
-    def new_masks(self, device: torch.device) -> Masks:
-        """Return masks of all S segments that keep all columns until a codec writes others."""
-        return Masks.of_all_columns(self.num_rows, self.plan.dims, device)
-
-    def with_masks(self, masks: Masks) -> "PlacedFrames":
-        """Return the same frames with memory for masks.
-
-        Args: masks: masks of all S segments, for the codecs that write or read them.
-        """
-        groups = []
-        for group in self.groups:
-            if mask_use(group.codec) is not None:
-                segments = group.segments.with_masks(masks.subset(group.members))
-                group = replace(group, segments=segments)
-            groups.append(group)
-        placed = replace(self, groups=tuple(groups))
-        if not self.reads_masks:  # else sizes depend on the masks
-            object.__setattr__(placed, "_layouts", self._layouts)
-        return placed
 
 
 def plan_frames(

@@ -7,7 +7,7 @@ All four steps are named in profiler traces. On a GPU they run on a stream of th
 Knows: exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,11 @@ from torch.profiler import record_function
 from trec_qcomm.comm.exchange import PendingFrames, start_exchange
 from trec_qcomm.comm.frames.coding import encode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
-from trec_qcomm.comm.rows.doors import Call, CallTransform
-from trec_qcomm.comm.rows.exchange_plan import CountedMasks, PlacedExchange
+from trec_qcomm.comm.rows.doors import Call, CallTransform, TransformedRows
+from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
 from trec_qcomm.comm.streams import join, side_stream
 from trec_qcomm.core.checks import deferring
-from trec_qcomm.core.segments import Masks
+from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 
 if TYPE_CHECKING:
@@ -73,15 +73,12 @@ class RowExchange:
         tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
         device: where the rows lie.
         has_fixed_size: whether both ends know all sizes, by direction.
-        transform: what changes the rows of this call; None: nothing.
+        transforms: what changes the rows of this call.
         call: what the doors are told of the latest direction.
         pending: the exchange that was launched and not waited for.
         coded: the gradient that it codes. Autograd would add another one to it in place if nobody
             else referred to it, while the stream of the exchange may still read it.
         num_backwards: how often backward was launched.
-        masks: where backward needs them, the columns that forward kept of what was sent and of what
-            was received. They live as long as the graph, which may be run backward again.
-        counted: both masks, and how many columns they keep, once forward has ended.
     """
 
     op: "RowCollective"
@@ -93,32 +90,36 @@ class RowExchange:
     tolerances: Tensor | None
     device: torch.device
     has_fixed_size: Mapping[str, bool]
-    transform: CallTransform | None = None
+    transforms: Sequence[CallTransform] = ()
     call: Call | None = None
     pending: PendingFrames | None = None
     coded: Tensor | None = None
     num_backwards: int = 0
-    masks: tuple[Masks, Masks] | None = None
-    counted: CountedMasks | None = None
 
     @property
     def moment(self) -> str:
         """Number of the step or evaluation, in words."""
         return f"{'step' if self.is_training else 'evaluation'} {self.step}"
 
-    def placed_frames(self, direction: str) -> tuple[PlacedFrames, PlacedFrames]:
-        """Return the frames that are sent and those that are received, with masks if needed."""
+    def _frames(self, direction: str) -> tuple[PlacedFrames, PlacedFrames]:
+        """Return the frames that are sent and those that are received, as transforms want them."""
         exchange, forward = self.exchange, direction == "forward"
         sent = exchange.forward_sent if forward else exchange.backward_sent
         received = exchange.forward_received if forward else exchange.backward_received
-        if self.masks is None:
-            return sent, received
-        if forward:
-            owned, sampled = self.masks
-            return sent.with_masks(owned), received.with_masks(sampled)
-        assert self.counted is not None, "backward without forward"
-        owned, sampled = self.counted.wait()
-        return sent.with_masks(sampled), received.with_masks(owned)
+        with side_stream(self.device):  # frames may be new, and upload and keep places
+            for transform in self.transforms:
+                sent, received = transform.frames(direction, sent, received)
+        return sent, received
+
+    def _transformed(
+        self, values: Tensor, direction: str, sent: PlacedFrames, traffic: Traffic
+    ) -> TransformedRows | None:
+        """Return the rows to encode in place of `values`; None: these."""
+        for transform in self.transforms:
+            rows = transform.rows(direction, values, sent, traffic)
+            if rows is not None:
+                return rows
+        return None
 
     def _kind(self, direction: str) -> int:
         """Return bits for: backward, evaluation, float32 in place of the config's codecs."""
@@ -136,16 +137,13 @@ class RowExchange:
         """Encode the rows or gradients and start their exchange."""
         op, forward = self.op, direction == "forward"
         traffic = op.forward_traffic if forward else op.backward_traffic
-        with side_stream(self.device):  # what reads masks to know its size uploads and keeps places
-            sent, received = self.placed_frames(direction)
+        sent, received = self._frames(direction)
         call = self.call = self._call_of(direction)
         self.num_backwards += not forward
         op.checks.raise_found()
         values = values.detach().contiguous()
         self.coded = None if forward else values
-        fed = None
-        if self.transform is not None:
-            fed = self.transform.rows(direction, values, sent, traffic)
+        fed = self._transformed(values, direction, sent, traffic)
         values = values if fed is None else fed.values
         for observer in op.observers:
             observer.before_encoding(call, values, sent)
@@ -205,12 +203,8 @@ class RowExchange:
             for observer in observers:
                 received = exchange.forward_received if forward else exchange.backward_received
                 observer.after_decoding(call, parts, received)
-            if self.transform is not None:
-                self.transform.end(direction)
-            if forward and self.masks is not None:
-                owned, sampled = self.masks
-                sides = (exchange.backward_received, owned), (exchange.backward_sent, sampled)
-                self.counted = CountedMasks(sides)
+            for transform in self.transforms:
+                transform.end(direction)
         join(self.device, out)
         self.coded = None
         return out

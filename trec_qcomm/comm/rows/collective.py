@@ -25,9 +25,8 @@ from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.doors import Observer, RowTransform, Tolerances
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks
-from trec_qcomm.core.codec import Codec, Contract
+from trec_qcomm.core.codec import Codec, Contract, row_transform
 from trec_qcomm.core.counters import Traffic
 
 T = TypeVar("T")
@@ -44,12 +43,14 @@ class Coding:
         codecs: codecs of the rows, unless a call is exact.
         plan, exact_plan: plans of the exchanges with them, and of exact ones.
         has_fixed_size: whether both ends know all sizes, by direction.
+        transforms: what the codecs of gradients need to know of forward.
     """
 
     codecs: DirectionCodecs
     plan: ExchangePlan
     exact_plan: ExchangePlan
     has_fixed_size: Mapping[str, bool]
+    transforms: tuple[RowTransform, ...] = ()
     _kept: dict[Hashable, object] = field(default_factory=dict)
 
     def plan_for(self, exact: bool) -> ExchangePlan:
@@ -123,10 +124,23 @@ class RowCollective(ABC):
 
     def _coding_of(self, codecs: DirectionCodecs) -> Coding:
         plan = self._make_plan(codecs)
-        plan.check_masks(self.name)
         by_direction = {"forward": codecs.forward, "backward": codecs.backward}
         fixed = {d: all(c.fixed_size for c in by_t.values()) for d, by_t in by_direction.items()}
-        return Coding(codecs, plan, self._exact_plan, fixed)
+        return Coding(codecs, plan, self._exact_plan, fixed, self._transforms_of(plan))
+
+    def _transforms_of(self, plan: ExchangePlan) -> tuple[RowTransform, ...]:
+        """Return what the codecs of gradients need; one is enough for codecs of one class."""
+        made: dict[type[Codec], RowTransform] = {}
+        for codec, _, members in plan.backward_sent.groups:
+            if type(codec) not in made:
+                try:
+                    transform: RowTransform | None = row_transform(codec, plan)
+                except ValueError as error:
+                    table = plan.backward_sent.tables[int(members[0])]
+                    raise ValueError(f"{self.name}: table {table!r}: {error}") from error
+                if transform is not None:
+                    made[type(codec)] = transform
+        return tuple(made.values())
 
     def _prepare(self, coding: Coding) -> None:
         """Make the group that sends sizes ahead, where they vary. Collective."""
@@ -223,7 +237,6 @@ class RowCollective(ABC):
             ),
             backward_sent=self.layout.plan_frames(sampled, rank, codecs.backward),
             backward_received=self.layout.plan_frames(owned, rank, codecs.backward),
-            mirrored=True,
         )
 
     def _start(
@@ -244,9 +257,10 @@ class RowCollective(ABC):
         step = self.step if is_training else self._num_evaluations
         self.step += is_training
         self._num_evaluations += not is_training
-        transform = None
+        transforms = self._coding.transforms if is_training and not exact else ()
         if self.transform is not None and is_training and not exact:
-            transform = self.transform.begin(self.name, rows.device)
+            transforms = (*transforms, self.transform)
+        begun = [transform.begin(self.name, exchange, rows.device) for transform in transforms]
         call = RowExchange(
             self,
             exchange,
@@ -257,12 +271,8 @@ class RowCollective(ABC):
             self._tolerances_of(rows, exchange),
             rows.device,
             self._coding.has_fixed_size,
-            transform,
+            tuple(transform for transform in begun if transform is not None),
         )
-        if is_training and exchange.backward_sent.reads_masks:
-            with side_stream(rows.device):
-                masks = (s.new_masks(rows.device) for s in call.placed_frames("forward"))
-                call.masks = next(masks), next(masks)
         token: Tensor = Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
 from trec_qcomm.core.counters import Traffic
 
 
@@ -125,10 +126,12 @@ class CallTransform:
 class RowTransform(Protocol):
     """Thing that changes the rows of a collective before they are encoded, in training steps."""
 
-    def begin(self, name: str, device: torch.device) -> CallTransform | None:
+    def begin(
+        self, name: str, exchange: PlacedExchange, device: torch.device
+    ) -> CallTransform | None:
         """Return what to do in the call that begins; None: nothing.
 
-        Args: name: the collective's name.  device: where the rows lie.
+        Args: name: the collective's name.  exchange: its frames.  device: where the rows lie.
         Raises: ValueError: the call cannot be transformed.
         """
         ...

@@ -5,7 +5,6 @@ sent to the next stage, and backward only their gradients. TorchRec's embeddings
 codecs topk and forward_mask; this is the same for any other activation.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.core.segments import Masks, Segments
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.dct.codecs import ForwardMask, TopK
+from trec_qcomm.ext.dct.masks import Masks
 
 
 def sparsify_activation(
@@ -75,7 +75,7 @@ def _segments(values: Tensor) -> Segments:
     num_rows, dim = values.shape[:-1].numel(), values.shape[-1]
     sizes = torch.tensor([num_rows]), torch.tensor([dim])
     masks = Masks.of_all_columns(*sizes, values.device)
-    return replace(Segments.packed([num_rows], dim), masks=masks)
+    return Segments.packed([num_rows], dim).with_notes(masks)
 
 
 def _encode(codec: Codec, values: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:

@@ -137,6 +137,12 @@ def read_numbers(buffer: Tensor, offsets: Tensor, widths: Tensor | int) -> Tenso
     return (pair >> (offsets & 31)) & ((ones << widths) - 1)
 
 
+def unpack_bits(packed: Tensor) -> Tensor:
+    """[..] uint8 -> [.., 8] bool, lowest bits first."""
+    powers = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return (packed[..., None] >> powers) & 1 == 1
+
+
 def pack_bits(bits: Tensor) -> Tensor:
     """[n, D] bool -> [n, ceil(D / 8)] uint8, lowest bits first, padded with 0."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[-1] % 8))

@@ -19,10 +19,12 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor
 
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
 from trec_qcomm.core.codec import Contract, MaskUse, check_choice
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ext.dct import places, rows
+from trec_qcomm.ext.dct.masks import MaskTransform
 from trec_qcomm.ext.dct.values import ValueFormat
 
 
@@ -129,7 +131,7 @@ class ForwardMask:
     """Codec for gradients of rows that `topk` coded: it sends just the columns that `topk` kept.
 
     Which columns these are is not sent: both ends of an exchange remember the masks of forward
-    (`Segments.masks`). Without masks `encode` and `decode` raise ValueError, and `max_nbytes` is
+    (ext.dct.masks). Without masks `encode` and `decode` raise ValueError, and `max_nbytes` is
     the size of all columns. It needs a table- or column-wise sharding: with row-wise sharding one
     gradient goes to all ranks, and each of them kept other columns.
 
@@ -145,6 +147,10 @@ class ForwardMask:
     contract: ClassVar[Contract] = Contract.BIASED
     mask_use: ClassVar[MaskUse] = MaskUse.READS
     has_gpu_kernels: ClassVar[bool] = True
+
+    def row_transform(self, plan: ExchangePlan) -> MaskTransform:
+        """Return what keeps forward's masks. Raises ValueError: a row-wise sharding."""
+        return MaskTransform(plan)
 
     def __post_init__(self) -> None:
         check_choice("forward_mask.values", self.values, get_args(ValueFormat))

@@ -9,7 +9,7 @@ Shapes: S segments, N = n D values of one, K kept values of all.
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import Encoded, Segments, aligned, exclusive_cumsum, unpack_bits
+from trec_qcomm.core.segments import Encoded, Segments, aligned, exclusive_cumsum
 from trec_qcomm.core.transfer import download
 from trec_qcomm.ext.dct.buffers import (
     item_places,
@@ -18,6 +18,7 @@ from trec_qcomm.ext.dct.buffers import (
     read_numbers,
     segment_ids,
     take_rows,
+    unpack_bits,
     write_numbers,
 )
 from trec_qcomm.ext.dct.heads import (

@@ -10,7 +10,7 @@ Shapes: S segments, R rows of D columns, K kept values.
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import Encoded, Segments, aligned, mask_nbytes, unpack_bits
+from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.core.transfer import download
 from trec_qcomm.ext.dct.buffers import (
     item_places,
@@ -20,6 +20,7 @@ from trec_qcomm.ext.dct.buffers import (
     read_numbers,
     segment_ids,
     take_rows,
+    unpack_bits,
     write_numbers,
 )
 from trec_qcomm.ext.dct.heads import (
@@ -33,6 +34,13 @@ from trec_qcomm.ext.dct.heads import (
     raise_first_item,
     scatter_kept,
     write_heads,
+)
+from trec_qcomm.ext.dct.masks import (
+    Masks,
+    mask_nbytes,
+    masked_columns,
+    masks_of,
+    num_masked,
 )
 from trec_qcomm.ext.dct.values import (
     NBYTES,
@@ -67,9 +75,10 @@ def masked_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
     Without masks it is the size of all columns. Waits for a GPU, where `Masks.counts` is None.
     """
     num_kept = segments.num_rows * segments.dim
-    if segments.masks is not None:
-        counts = segments.masks.counts
-        num_kept = download(segments.num_masked()) if counts is None else counts
+    masks = segments.notes
+    if isinstance(masks, Masks):
+        counts = masks.counts
+        num_kept = download(num_masked(masks, segments)) if counts is None else counts
     return aligned(MASKED_HEADER_NBYTES + num_kept * NBYTES[kind_of(stored)])
 
 
@@ -228,12 +237,13 @@ def _rows_of_columns(
 def encode_masked(
     values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, stored: ValueFormat
 ) -> Encoded:
-    """Encode the columns that `segments.masks` name.
+    """Encode the columns that the segments' masks name.
 
     Raises: ValueError: no masks; a wrong shape, dtype or device; `stored` out of range.
     """
-    keep = _masked(segments)
-    num_kept = _num_masked(keep, segments)
+    masks = _masks(segments, values)
+    keep = masked_columns(masks, segments)
+    num_kept = _num_kept(masks, keep, segments)
     layout = Layout(num_kept, NBYTES[kind_of(stored)], 0, MASKED_HEADER_NBYTES)
     check_buffers(values, segments, payload, at, layout.nbytes, None)
     kept = take_rows(values, segments)[keep]
@@ -250,29 +260,32 @@ def decode_masked(encoded: Encoded, segments: Segments, out: Tensor) -> None:
         ValueError: no masks; a wrong shape, dtype or device.
         CorruptFrameError: bytes that no encoder writes.
     """
-    keep = _masked(segments)
+    masks = _masks(segments, out)
+    keep = masked_columns(masks, segments)
     check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, None)
-    num_kept = _num_masked(keep, segments)
+    num_kept = _num_kept(masks, keep, segments)
     heads = Heads(encoded, num_kept, header_nbytes=MASKED_HEADER_NBYTES)
     layout = heads.layout(0, MASKED_HEADER_NBYTES)
     put_rows(scatter_kept(keep, heads.values(layout)), segments, out)
 
 
-def _masked(segments: Segments) -> Tensor:
-    if segments.masks is None:
-        raise ValueError("Segments.masks: there are none; forward_mask codes what a mask names")
-    return segments.masked_columns()
+def _masks(segments: Segments, rows: Tensor) -> Masks:
+    masks = masks_of(segments, rows.device)
+    if masks is None:
+        raise ValueError("masks: there are none; forward_mask codes what a mask names")
+    return masks
 
 
-def _num_masked(keep: Tensor, segments: Segments) -> Tensor:
-    assert segments.masks is not None
-    counts = segments.masks.counts
-    return download(segments.sums_of_rows(keep.sum(1))) if counts is None else counts
+def _num_kept(masks: Masks, keep: Tensor, segments: Segments) -> Tensor:
+    if masks.counts is None:
+        return download(segments.sums_of_rows(keep.sum(1)))
+    return masks.counts
 
 
 def _note(keep: Tensor, segments: Segments) -> None:
     """Write [R, D] bool to the masks, if there are masks."""
-    if segments.masks is not None:
+    masks = masks_of(segments, keep.device)
+    if masks is not None:
         nbytes = segments.num_rows * mask_nbytes(segments.dim)
-        places = item_places(segments.masks.at, nbytes, keep.device)
-        segments.masks.bits[places] = pack_bits(keep).view(-1)
+        places = item_places(masks.at, nbytes, keep.device)
+        masks.bits[places] = pack_bits(keep).view(-1)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import CodecGroup, FramePlan, PlacedFrames
 from trec_qcomm.comm.rows.doors import CallTransform
-from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.core.transfer import upload
@@ -70,7 +70,7 @@ class RowFeedbackTransform:
         }
         self.ids: RowIds | None = None
 
-    def begin(self, name: str, device: torch.device) -> "FedCall":
+    def begin(self, name: str, exchange: PlacedExchange, device: torch.device) -> "FedCall":
         """Return what adds residuals in the call that begins. Raises ValueError: without ids."""
         ids, self.ids = self.ids, None
         if ids is None:

@@ -9,12 +9,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 
 from trec_qcomm.core.codec import Codec, MaskUse, mask_use
-from trec_qcomm.core.segments import Masks, Segments
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.wire.frame import overhead_nbytes
 
 FLOAT32_NBYTES = 4
@@ -76,7 +77,7 @@ def _measure(codec: Codec, dim: int) -> Throughput:
     segments = Segments.packed((num_rows,), dim)
     if mask_use(codec) is MaskUse.READS:  # as after a forward pass that kept all columns
         masks = Masks.of_all_columns(segments.num_rows, torch.full_like(segments.num_rows, dim))
-        segments = replace(segments, masks=masks)
+        segments = segments.with_notes(masks)
     rows = torch.randn(num_rows, dim, generator=torch.Generator().manual_seed(0))
     at = torch.zeros(1, dtype=torch.int64)
     payload = torch.empty(int(codec.max_nbytes(segments).sum()), dtype=torch.uint8)

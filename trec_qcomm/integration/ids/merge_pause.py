@@ -62,7 +62,9 @@ class MergePause:
         return torch.tensor(self._trained, dtype=torch.int64)
 
     def load_state_dict(self, state: object) -> None:
-        """Continue from `state`. Raises ValueError: it is no such state."""
+        """Continue from `state`; {}: begin anew. Raises ValueError: it is no such state."""
+        if state == {}:
+            state = torch.zeros(2, dtype=torch.int64)
         if not isinstance(state, Tensor) or state.shape != (2,):
             raise ValueError(f"state: merge_pauses: expected [2] int64, got {state!r:.80}")
         num_batches, is_on = state.tolist()

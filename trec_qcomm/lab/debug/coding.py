@@ -118,7 +118,7 @@ def pack(
         segments, members = group.segments, group.members[chosen]
         num_rows, dim = segments.num_rows[chosen], segments.dim
         offsets = exclusive_cumsum(num_rows)
-        masks = segments.masks
+        notes = segments.notes
         # A codec that writes masks would write the exchange's own, which is none of our business.
         reads = mask_use(group.codec) is MaskUse.READS
         packed = Segments(
@@ -126,7 +126,7 @@ def pack(
             dim,
             offsets[:-1] * dim,
             torch.full_like(num_rows, dim),
-            masks=masks.subset(chosen) if reads and masks is not None else None,
+            notes=notes.subset(chosen) if reads and notes is not None else None,
             numbers=segments.first_numbers[chosen],
         )
         yield PackedRows(
@@ -149,7 +149,7 @@ def code(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> CodedRows
     Raises: UnencodableError.  ValueError: the codec needs masks, or does not run on this device.
     """
     segments = rows.segments
-    if codec is not rows.codec and segments.masks is not None:
+    if codec is not rows.codec and segments.notes is not None:
         segments = Segments(
             segments.offsets, segments.dim, segments.start, segments.stride,
             numbers=segments.numbers,

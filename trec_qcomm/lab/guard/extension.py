@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -36,14 +36,14 @@ class GuardExtension(Extension):
     Attributes: guard: the guard; None before `QComm.guard`.
     """
 
-    state_names: ClassVar[Sequence[str]] = ("guard", "guard_signals")
-
     def __init__(self, session: Session, rule: GuardRule) -> None:
         self._session, self._rule = session, rule
         self.signals = SignalSums(rule)
         self.guard: Guard | None = None
         self._loaded = ""
-        self._guarded_step = 0  # steps that the guard has counted, or that it need not count
+        # Steps that the guard has counted, or need not count; None: all before the next one.
+        self._guarded_step: int | None = 0
+        session.state["guard"] = self
 
     def start(self, *arguments: Any, **options: Any) -> Guard:
         """Make the guard; the arguments are those of Guard but the session. Collective."""
@@ -99,6 +99,8 @@ class GuardExtension(Extension):
             collective.observers += (self.signals,)
 
     def check_step(self, step: int) -> None:
+        if self._guarded_step is None:
+            self._guarded_step = step
         num_steps = step - self._guarded_step
         if num_steps >= max(self._rule.every, MOST_MICRO_BATCHES):
             made = "guard = qcomm.guard(loss_fn, probe_batches) and " if self.guard is None else ""
@@ -108,20 +110,21 @@ class GuardExtension(Extension):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "guard", the guard's state as text, equal on all ranks, and "guard_signals", what
-        each rank has counted for the next probe, [K, F] float64."""
+        """Return "guard", the guard's state as text, equal on all ranks, and "signals", what each
+        rank has counted for the next probe, [K, F] float64."""
         sums = self.signals.tensor(self.signals.keys(self._session.tables))
         text = self._loaded if self.guard is None else self.guard.state_text()
-        return {"guard": text, "guard_signals": {self_rank_key(): sums}}
+        return {"guard": text, "signals": {self_rank_key(): sums}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; {}: begin anew."""
         self._loaded = str(state.get("guard", ""))
-        self._guarded_step = max(map(int, state["steps"].values()), default=0)
+        self._guarded_step = None
         changes = codecs_of_state(self._loaded, self._session.config)
         self._session.collectives.load_codecs(changes)
         if self.guard is not None and self._loaded:
             self.guard.load(self._loaded)
-        ours = by_rank_key(by_short_key(state.get("guard_signals", {}))).get(self_rank_key())
+        ours = by_rank_key(by_short_key(state.get("signals", {}))).get(self_rank_key())
         if ours is not None:
             self.signals.load(self.signals.keys(self._session.tables), ours)
 
