@@ -94,9 +94,7 @@ def _compile_here(left: Sequence[Job], told: Any) -> None:
     def tell(job: Job) -> None:
         with told.get_lock():
             told.value += 1
-            about = f"about {max(1, round(job.about_s))} s"
-            line = f"{told.value} of {len(left)}: {job.name}, {about}"
-            print(line, file=sys.stderr, flush=True)
+            print(f"{told.value} of {len(left)}: {job.name}", file=sys.stderr, flush=True)
 
     compile_once(left, tell)
 

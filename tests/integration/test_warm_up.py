@@ -106,7 +106,7 @@ def test_another_dtype_of_ids_is_refused():
 
 def test_one_line_says_what_is_compiled_and_only_then(monkeypatch, caplog):
     compiled = []
-    left = [Job("rowwise: encode", lambda: compiled.append(1), 3.0), Job("frames", int, 1.2)]
+    left = [Job("rowwise: encode", lambda: compiled.append(1)), Job("frames", int)]
     monkeypatch.setattr(warm_up, "missing", lambda _jobs: left)
     monkeypatch.setattr(warm_up, "compile_once", lambda jobs, _tell: [j.run() for j in jobs])
     config = load_preset("int4")
@@ -115,7 +115,6 @@ def test_one_line_says_what_is_compiled_and_only_then(monkeypatch, caplog):
     assert compiled == [1]
     (line,) = caplog.messages
     assert "compiling CPU kernels for preset int4 once, 2 jobs: rowwise: encode, frames" in line
-    assert "about 4 s on one core" in line
     assert "warm_up" in line
     caplog.clear()
     monkeypatch.setattr(warm_up, "missing", lambda _jobs: [])

@@ -49,7 +49,7 @@ def jobs(*names, runs, seconds=0.0):
         time.sleep(seconds)
         runs.append((name, threading.get_ident()))
 
-    return [Job(name, lambda name=name: run(name), 1.0) for name in names]
+    return [Job(name, lambda name=name: run(name)) for name in names]
 
 
 def test_two_share_the_work_and_both_return_when_all_is_done(folder):
@@ -98,7 +98,7 @@ def test_an_error_is_told_and_leaves_neither_mark_nor_lock(folder):
     def fail():
         raise ValueError("no such kernel")
 
-    failing = [Job("a", fail, 1.0)]
+    failing = [Job("a", fail)]
     for _ in range(2):
         with pytest.raises(ValueError, match="no such kernel"):
             compile_once(failing)

@@ -30,24 +30,14 @@ from trec_qcomm.wire.ids.messages import pack, unpack
 
 logger = logging.getLogger("trec_qcomm")
 
-# Codecs that have numba kernels, and what one core of a server takes to compile them, roughly:
-# encode, decode. The codec of a user's module compiles what it has when it is first used.
-_ABOUT_S = {
-    "cast": (1.0, 0.5),
-    "identity": (1.0, 0.5),
-    "rowwise": (3.5, 1.0),
-    "float6": (1.5, 1.0),
-    "fbgemm": (1.3, 0.8),
-    "error_bounded": (4.5, 2.0),
-}
-_SUM_S = 3.0
-_WHOLE_S = 8.0  # of the encoders that need a whole segment
+# Codecs that have numba kernels. That of a user's module compiles what it has at its first use.
+_COMPILED = ("cast", "identity", "rowwise", "float6", "fbgemm", "error_bounded")
 
 
 def jobs(
     config: Config, *, ids: torch.dtype = torch.int64, rows_dtype: torch.dtype = torch.float32
 ) -> list[Job]:
-    """Return what is to be compiled for a config, the longest jobs first.
+    """Return what is to be compiled for a config.
 
     Args:
         ids: dtype of the batches' values, int32 or int64. Lengths may be of either.
@@ -60,25 +50,25 @@ def jobs(
     if ids not in (torch.int32, torch.int64):
         raise ValueError(f"ids: {ids} is not torch.int32 or torch.int64")
     chosen: dict[str, Job] = {}
+    if config.ids is not None or config.sync is not None:
+        chosen["ids"] = Job("ids", _use_id_messages)  # the longest
     for codec in _codecs(config):
         chosen |= {job.name: job for job in _codec_jobs(codec)}
     for codec in _summed_codecs(config):
         chosen |= {job.name: job for job in _sum_jobs(codec)}
-    chosen["frames"] = Job("frames", _use_frames, 1.2)
+    chosen["frames"] = Job("frames", _use_frames)
     if rows_dtype != torch.float32:
         for codec in _row_codecs(config):
             chosen |= {job.name: job for job in _16_bit_jobs(codec)}
-        chosen["16-bit rows"] = Job("16-bit rows", partial(_use_rows, torch.float16), 0.6)
+        chosen["16-bit rows"] = Job("16-bit rows", partial(_use_rows, torch.float16))
     if config.embedding:
-        chosen["rows"] = Job("rows", _use_rows, 0.6)
+        chosen["rows"] = Job("rows", _use_rows)
     if any(rule.unique_bags for rule in config.embedding):
         name = f"bags {ids}".replace("torch.", "")
-        chosen["bags"] = Job(name, partial(_use_bags, ids), 1.5)
-    if config.ids is not None or config.sync is not None:
-        chosen["ids"] = Job("ids", _use_id_messages, 7.0)
+        chosen["bags"] = Job(name, partial(_use_bags, ids))
     for part in sections_of(config).values():
         chosen |= {job.name: job for job in part.jobs()}
-    return sorted(chosen.values(), key=lambda job: -job.about_s)
+    return list(chosen.values())
 
 
 def warm_up(
@@ -99,12 +89,11 @@ def warm_up(
     left = missing(jobs(config, ids=ids, rows_dtype=rows_dtype))
     if left:
         logger.warning(
-            "trec_qcomm: compiling CPU kernels for %s once, %d jobs: %s; about %.0f s on one core. "
+            "trec_qcomm: compiling CPU kernels for %s once, %d jobs of seconds each: %s. "
             "qcomm.warm_up() or python -m trec_qcomm warm-up does it ahead.",
             config.source,
             len(left),
             ", ".join(job.name for job in left),
-            sum(job.about_s for job in left),
         )
         compile_once(left, on_job)
     return len(left)
@@ -156,23 +145,25 @@ def _extension_codecs(config: Config, rule: TableRule) -> Iterator[tuple[str, Co
 def _codec_jobs(codec: Codec) -> Sequence[Job]:
     if not _is_of_this_package(codec):
         return ()
-    name = codec.name
-    encode_s, decode_s = _ABOUT_S[name]
-    label = "cast" if name == "identity" else name
+    label = _label(codec)
     if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
-        label, encode_s, decode_s = f"{name} {codec.encoder}", _WHOLE_S, _WHOLE_S
+        label = f"{label} {codec.encoder}"
     return (
-        Job(f"{label}: encode", partial(_use_encoder, codec), encode_s),
-        Job(f"{label}: decode", partial(_use_decoder, codec), decode_s),
+        Job(f"{label}: encode", partial(_use_encoder, codec)),
+        Job(f"{label}: decode", partial(_use_decoder, codec)),
     )
+
+
+def _label(codec: Codec) -> str:
+    """Return a name for the kernels of a codec."""
+    return "cast" if codec.name == "identity" else codec.name
 
 
 def _16_bit_jobs(codec: Codec) -> Sequence[Job]:
     """Return the job of a codec that takes rows of 16 bits."""
     if not _is_of_this_package(codec) or codec.name not in codecs_of_16_bit_rows():
         return ()
-    label = "cast" if codec.name == "identity" else codec.name
-    return (Job(f"{label}: 16-bit rows", partial(_use_16_bit, codec), sum(_ABOUT_S[codec.name])),)
+    return (Job(f"{_label(codec)}: 16-bit rows", partial(_use_16_bit, codec)),)
 
 
 def _use_16_bit(codec: Codec) -> None:
@@ -184,12 +175,11 @@ def _use_16_bit(codec: Codec) -> None:
 def _sum_jobs(codec: Codec) -> Sequence[Job]:
     if not isinstance(codec, SummingCodec) or not _is_of_this_package(codec):
         return ()
-    label = "cast" if codec.name == "identity" else codec.name
-    return (Job(f"{label}: sum", partial(_use_sums, codec), _SUM_S),)
+    return (Job(f"{_label(codec)}: sum", partial(_use_sums, codec)),)
 
 
 def _is_of_this_package(codec: Codec) -> bool:
-    return codec.name in _ABOUT_S and type(codec).__module__.partition(".")[0] == "trec_qcomm"
+    return codec.name in _COMPILED and type(codec).__module__.partition(".")[0] == "trec_qcomm"
 
 
 def _small_rows() -> tuple[Tensor, Segments]:

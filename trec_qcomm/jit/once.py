@@ -34,12 +34,10 @@ class Job:
     Args:
         name: name that says what they are for; the same name, the same kernels.
         run: function that calls them with small data.
-        about_s: seconds that one core of a server takes to compile them, roughly.
     """
 
     name: str
     run: Callable[[], None]
-    about_s: float
 
 
 def missing(jobs: Sequence[Job]) -> list[Job]:
