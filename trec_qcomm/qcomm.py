@@ -28,6 +28,7 @@ from trec_qcomm.integration.compat import (
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
 from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
+from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.session import Session
 from trec_qcomm.integration.states import NamedStates, Stateful
 from trec_qcomm.integration.warm_up import warm_up
@@ -88,6 +89,13 @@ class QComm:
         begins anew: load_state_dict({}).
         """
         return self._session.state
+
+    def extend(self, name: str, extension: Extension) -> None:
+        """Add an extension, which may stand at the doors of all collectives (docs/EXTENDING.md).
+
+        Raises: ValueError: there is one of that name already.
+        """
+        self._session.extend(name, extension)
 
     def use_codecs(self, changes: CodecChanges) -> None:
         """Change codecs of some tables from the next step on. Call it on all ranks alike.

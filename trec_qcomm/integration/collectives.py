@@ -16,17 +16,16 @@ import torch.distributed as dist
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
-from trec_qcomm.comm.rows.doors import RowTransform
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.config import Config
 from trec_qcomm.integration.checkpoint import check_names
 from trec_qcomm.integration.current_rules import CodecChanges, CurrentRules
 from trec_qcomm.integration.extension import Extension
-from trec_qcomm.integration.states import NamedStates
+from trec_qcomm.integration.states import NamedStates, Stateful
 from trec_qcomm.integration.tolerances import ForwardTolerances
 
 C = TypeVar("C", bound=RowCollective)
-TransformOf = Callable[[Any], RowTransform]  # of a collective
+TransformOf = Callable[[Any], Any]  # of a collective: a RowTransform that is Stateful
 
 
 class EmbeddingCollectives:
@@ -40,7 +39,7 @@ class EmbeddingCollectives:
         self._loaded_steps: dict[str, int] = {}
         # By module/name. Both are each rank's own: under another plan they begin anew.
         self._tolerances = NamedStates[ForwardTolerances]("params", of_rank=True)
-        self._transforms = NamedStates[RowTransform]("row_residuals", of_rank=True)
+        self._transforms = NamedStates[Stateful]("row_residuals", of_rank=True)
 
     def __iter__(self) -> Iterator[RowCollective]:
         """Yield every collective."""
@@ -108,8 +107,9 @@ class EmbeddingCollectives:
         collective.step = self._steps_of(module)
         if before is not None:
             collective.take_over(before)
-        if collective.transform is not None:
-            self._transforms[f"{module}/{name}"] = collective.transform
+        if transform_of is not None:
+            transform: Any = collective.transform  # that of `before` where rows lie as before
+            self._transforms[f"{module}/{name}"] = transform
         for extension in self._extensions.values():
             extension.add_collective(collective, module)
         self._by_module[module][name] = collective
@@ -165,8 +165,9 @@ class EmbeddingCollectives:
                 if not tables.isdisjoint(of_collective):
                     intra = collective.intra
                     collective.use_codecs(_codecs_of(self.rules, of_collective, intra))
-                    if not intra:
-                        collective.tolerances = self._tolerances_of(module, name, of_collective)
+                    tolerances = None if intra else self._tolerances_of(module, name, of_collective)
+                    if isinstance(collective.tolerances, ForwardTolerances | None):
+                        collective.tolerances = tolerances  # else they are an extension's
 
     def load_codecs(self, changes: CodecChanges) -> None:
         """Use codecs that tables had when state was saved; the model may not be sharded yet.

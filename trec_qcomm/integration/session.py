@@ -65,7 +65,7 @@ class Session:
         for name, part in sections_of(config).items():
             extension = part.extension(self)
             if extension is not None:
-                self.extensions[name] = extension
+                self.extend(name, extension)
 
     @property
     def gradients(self) -> Mapping[str, GradientAllReduce]:
@@ -76,6 +76,19 @@ class Session:
     def is_whole(self) -> bool:
         """Whether the names of all tables are known."""
         return self._patterns_checked
+
+    def extend(self, name: str, extension: Extension) -> None:
+        """Add an extension, which learns of all collectives and all-reduces, now and later.
+
+        Raises: ValueError: there is one of that name already.
+        """
+        if name in self.extensions:
+            raise ValueError(f"extension {name!r}: there is one of that name already")
+        self.extensions[name] = extension
+        for module, collective in self.collectives.by_module():
+            extension.add_collective(collective, module)
+        for of_ddp, gradients in self.gradients.items():
+            extension.add_gradients(of_ddp, gradients)
 
     def warm_up_once(self, rows_dtype: torch.dtype = torch.float32) -> None:
         """Compile the CPU kernels that the config uses, the first time. No collective.
@@ -244,7 +257,7 @@ class Session:
             does not have; before the model is sharded, the first forward raises the last.
         """
         state = without_config(state, self.config, allow_changed_config=allow_changed_config)
-        names = ("steps", "params", "row_residuals", "gradients", "merge_pauses", "state")
+        names = ("steps", "params", "gradients", "row_residuals", "merge_pauses", "state")
         check_names(state, "state", names, needed="steps")
         self.state.load_state_dict(state)  # before the collectives: it may change codecs
         self.collectives.load_state_dict(state)

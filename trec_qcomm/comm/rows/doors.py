@@ -6,7 +6,7 @@ of them see calls by their `Call` and never the collective.
 Knows: placed frames. Does not know: what is behind a door.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,26 +75,25 @@ class Observer:
         """Look at decoded rows, before they are added up or used; see `before_encoding`."""
 
 
-class TransformedRows(Protocol):
-    """Rows of one exchange as a transform has changed them.
+@dataclass(eq=False)
+class TransformedRows:
+    """Rows of one exchange as a transform has changed them; base of what learns what was decoded.
 
-    Attributes:
+    Args:
         values: the rows to encode.
-        decoded: memory of the same shape for what they are decoded to.
-        tensors: all tensors that `note` reads and writes, besides `values`.
+        decoded: memory of the same shape for what they are decoded to; None: nobody asks.
     """
 
     values: Tensor
-    decoded: Tensor
+    decoded: Tensor | None = None
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """Tensors that `note` reads and writes."""
-        ...
+        """All tensors that `note` reads and writes, besides `values`."""
+        return () if self.decoded is None else (self.decoded,)
 
     def note(self) -> None:
-        """Learn what was decoded. Called when `decoded` holds what the peers will decode."""
-        ...
+        """Learn what was decoded, if there is memory for it."""
 
 
 class CallTransform:
@@ -134,12 +133,4 @@ class RowTransform(Protocol):
         Args: name: the collective's name.  exchange: its frames.  device: where the rows lie.
         Raises: ValueError: the call cannot be transformed.
         """
-        ...
-
-    def state_dict(self) -> dict[str, dict[str, dict[str, Tensor]]]:
-        """Return {direction: {table: what a resumed run needs}}."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> None:
-        """Continue from a `state_dict`, which may lack directions and tables."""
         ...

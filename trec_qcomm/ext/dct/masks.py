@@ -140,13 +140,6 @@ class MaskTransform:
         """Return what keeps the masks of the call that begins."""
         return MaskedCall(exchange, device)
 
-    def state_dict(self) -> dict[str, dict[str, dict[str, Tensor]]]:
-        """Return {}: nothing is kept from call to call."""
-        return {}
-
-    def load_state_dict(self, state: object) -> None:
-        """Do nothing."""
-
 
 class MaskedCall(CallTransform):
     """Masks of one call. They live as long as the graph, which may be run backward again.

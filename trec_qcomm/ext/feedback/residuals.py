@@ -16,13 +16,13 @@ Shapes: S segments, R rows in all; n rows of one group, D values each; M slots o
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import CodecGroup, FramePlan, PlacedFrames
-from trec_qcomm.comm.rows.doors import CallTransform
+from trec_qcomm.comm.rows.doors import CallTransform, TransformedRows
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
@@ -142,7 +142,7 @@ class RowResiduals:
         num_rows = int(placed.num_rows.sum())
         if ids.shape != (num_rows,):
             raise ValueError(f"error_feedback: {len(ids)} ids for {num_rows} rows")
-        fed = FedRows(values.clone(), torch.empty_like(values), [])
+        fed = FedRows(values.clone(), torch.empty_like(values))
         first_row = exclusive_cumsum(placed.num_rows)
         for group in placed.groups:
             if int(self._slots[group.members].sum()) and group.segments.num_rows.sum():
@@ -229,27 +229,20 @@ class RowResiduals:
 
 
 @dataclass(eq=False)
-class FedRows:
-    """Rows of one exchange with their residuals.
+class FedRows(TransformedRows):
+    """Rows of one exchange with their residuals. Args: parts: rows of each group with slots."""
 
-    Args:
-        values: the rows to encode.
-        decoded: memory for what they are decoded to.
-        parts: the rows of each group that has slots.
-    """
-
-    values: Tensor
-    decoded: Tensor
-    parts: list["_Part"]
+    parts: list["_Part"] = field(default_factory=list)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors that `note` reads and writes, besides the slots and `values`."""
         parts = [t for part in self.parts for t in (part.ids, part.slot, part.residuals)]
-        return [self.decoded, *parts, *(p.places for p in self.parts if p.places is not None)]
+        places = [part.places for part in self.parts if part.places is not None]
+        return [*super().tensors, *parts, *places]
 
     def note(self) -> None:
         """Keep what was not sent. Call it when `decoded` holds what the peers will decode."""
+        assert self.decoded is not None
         for part in self.parts:
             part.note(self.values, self.decoded)
 

@@ -64,7 +64,7 @@ def sharded(config, rows=False, **options):
 def observers(qcomm):
     """Return how many observers collectives and all-reduces have."""
     session = qcomm._session
-    of_gradients = [g._reduction.observer for g in session._gradients.values()]
+    of_gradients = [g._reduction.observer for g in session.gradients.values()]
     return sum(len(c.observers) for c in session.collectives), sum(
         observer is not None for observer in of_gradients
     )
