@@ -7,9 +7,9 @@ All four steps are named in profiler traces. On a GPU they run on a stream of th
 Knows: exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch.profiler import record_function
 from trec_qcomm.comm.exchange import PendingFrames, start_exchange
 from trec_qcomm.comm.frames.coding import encode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.comm.rows.channel import Channel
 from trec_qcomm.comm.rows.doors import Call, CallTransform, TransformedRows
 from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
 from trec_qcomm.comm.streams import join, side_stream
@@ -28,22 +29,22 @@ from trec_qcomm.core.checks import deferring
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 
-if TYPE_CHECKING:
-    from trec_qcomm.comm.rows.collective import RowCollective
-
 
 class PendingRows:
     """Rows on their way. Call `wait` once.
 
     Args:
         call: the exchange.
+        then: function of the rows whose result `wait` returns; None: the rows.
         token: [0], of the rows' dtype, the tensor that joins the two autograd nodes. In backward
             its gradient comes when the exchange of the rows' gradients has begun and is not waited
             for yet.
     """
 
-    def __init__(self, call: "RowExchange", token: Tensor) -> None:
-        self._call, self.token = call, token
+    def __init__(
+        self, call: "RowExchange", token: Tensor, then: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self._call, self.token, self._then = call, token, then
 
     @property
     def pg(self) -> dist.ProcessGroup:
@@ -51,12 +52,12 @@ class PendingRows:
         return self._call.op.pg
 
     def wait(self) -> Tensor:
-        """Return the rows in the exchange's result_shape.
+        """Return the rows in the exchange's result_shape, or what `then` makes of them.
 
         Raises: CorruptFrameError.  LostPeerError.
         """
         rows: Tensor = Collect.apply(self._call, self.token)  # type: ignore[no-untyped-call]
-        return rows
+        return rows if self._then is None else self._then(rows)
 
 
 @dataclass(eq=False)
@@ -81,7 +82,7 @@ class RowExchange:
         num_backwards: how often backward was launched.
     """
 
-    op: "RowCollective"
+    op: Channel
     exchange: PlacedExchange
     gradient_divisor: int
     exact: bool

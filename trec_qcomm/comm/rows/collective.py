@@ -1,14 +1,11 @@
-"""RowCollective, the base of all exchanges of rows: codecs, noise, numbers of calls, counters.
+"""RowCollective, the base of all exchanges of rows: codecs and plans, which may change.
 
 `start` of a subclass launches the exchange and `wait` of what it returns ends it; the autograd
-nodes of both are in autograd.py. On a GPU nothing waits for the kernels that check received frames:
-an error that they find is raised by a later exchange, or by `RowCollective.checks`.
+nodes of both are in autograd.py.
 
 Knows: frame plans, calls. Does not know: which codec, TorchRec.
 """
 
-import hashlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,17 +18,14 @@ from torch import Tensor
 
 from trec_qcomm.comm.peers import Peers, host_group
 from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
+from trec_qcomm.comm.rows.channel import Channel
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
-from trec_qcomm.comm.rows.doors import Observer, RowTransform, Tolerances
+from trec_qcomm.comm.rows.doors import RowTransform, Tolerances
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec, Contract, row_transform
-from trec_qcomm.core.counters import Traffic
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
-_KIND_BITS = 3
 _MOST_KEPT = 32  # enough for the usual batch, an epoch's last one and evaluation
 
 
@@ -66,7 +60,7 @@ class Coding:
         return value  # type: ignore[return-value]
 
 
-class RowCollective(ABC):
+class RowCollective(Channel, ABC):
     """Exchange of rows in one process group and one layout.
 
     Args:
@@ -74,14 +68,9 @@ class RowCollective(ABC):
         layout: columns of every rank, and the dtype of the rows.
         codecs: the config's codecs.
         exact: the codecs of `start(exact=True)`.
-        name: text that keys the noise, and is in errors and traces.
-        intra: whether all ranks are in one node; statistics keep such traffic apart.
-        seed: the config's seed of stochastic rounding; ranks, steps and directions draw different
-            noise from it.
-        measure_error: whether to record max_abs_err, at the price of decoding what is sent.
+        name, intra, seed, measure_error: arguments of Channel.
     Attributes:
-        tolerances, transform, observers: the doors, see doors.py; nothing stands behind them at
-            first.
+        tolerances, transform: doors, see doors.py; nothing stands behind them at first.
     """
 
     def __init__(
@@ -96,31 +85,22 @@ class RowCollective(ABC):
         seed: int = 0,
         measure_error: bool = False,
     ) -> None:
-        self.pg, self.layout, self.name = pg, layout, name
-        self.dtype = layout.dtype  # of rows and gradients
-        self.rank, self.world_size = pg.rank(), pg.size()
-        # It keys the noise, because groups of other ranks may use the same name.
-        self._global_rank = dist.get_rank()
-        self.step = 0  # number of calls with gradients so far; part of the state
-        self._num_evaluations = 0  # calls without gradients; they do not change training's noise
-        self._num_exchanges = 0  # in both directions; the ranks must agree
-        self.intra = intra
+        super().__init__(
+            pg,
+            name,
+            tables=layout.tables(),
+            dtype=layout.dtype,
+            intra=intra,
+            seed=seed,
+            measure_error=measure_error,
+        )
+        self.layout = layout
         self.tolerances: Tolerances | None = None
         self.transform: RowTransform | None = None
-        self.observers: tuple[Observer, ...] = ()
-        hop = "intra_" if intra else ""
-        self.forward_traffic = self._traffic(f"{hop}embedding_forward")
-        self.backward_traffic = self._traffic(f"{hop}embedding_backward")
-        self.checks = DeferredChecks()  # errors in frames in a GPU's memory
-        self._seed, self.measure_error = seed, measure_error
-        self.peers = Peers(pg)
         self._exact = exact.for_values(self.dtype, name)
         self._exact_plan = self._make_plan(self._exact)
         self._coding = self._coding_of(codecs.for_values(self.dtype, name))
         self._prepare(self._coding)
-
-    def _traffic(self, kind: str) -> Traffic:
-        return Traffic(kind, self.layout.tables(), value_nbytes=self.dtype.itemsize)
 
     def _coding_of(self, codecs: DirectionCodecs) -> Coding:
         plan = self._make_plan(codecs)
@@ -240,9 +220,14 @@ class RowCollective(ABC):
         )
 
     def _start(
-        self, rows: Tensor, exchange: PlacedExchange, gradient_divisor: int, exact: bool
+        self,
+        rows: Tensor,
+        exchange: PlacedExchange,
+        gradient_divisor: int,
+        exact: bool,
+        then: Callable[[Tensor], Tensor] | None = None,
     ) -> PendingRows:
-        """Launch the exchange.
+        """Launch the exchange. Args: then: see PendingRows.  The others: those of `start`.
 
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
@@ -254,9 +239,7 @@ class RowCollective(ABC):
                 f"expected {list(exchange.sent_shape)} {self.dtype}"
             )
         is_training = torch.is_grad_enabled()
-        step = self.step if is_training else self._num_evaluations
-        self.step += is_training
-        self._num_evaluations += not is_training
+        step = self.next_step(is_training)
         transforms = self._coding.transforms if is_training and not exact else ()
         if self.transform is not None and is_training and not exact:
             transforms = (*transforms, self.transform)
@@ -274,7 +257,7 @@ class RowCollective(ABC):
             tuple(transform for transform in begun if transform is not None),
         )
         token: Tensor = Launch.apply(call, rows)  # type: ignore[no-untyped-call]
-        return PendingRows(call, token)
+        return PendingRows(call, token, then)
 
     def _tolerances_of(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
         """Return the tolerances of this call. Evaluation uses those of the last training step."""
@@ -285,57 +268,16 @@ class RowCollective(ABC):
             self.tolerances.observe(step, rows.detach().contiguous(), exchange.forward_sent)
         return self.tolerances.tolerances(step)
 
-    def noise_seed(self, step: int, is_training: bool, direction: str, again: int = 0) -> int:
-        """Return 63 bits that differ for every rank, step or evaluation, direction and name.
-
-        Args: again: how often the same graph was run backward before.
-        """
-        moment = step if is_training else -1 - step
-        words = (self._seed, self.name, self._global_rank, moment, direction)
-        key = repr((*words, again) if again else words).encode()
-        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
-
     def take_over(self, other: "RowCollective") -> None:
         """Continue where `other`, the same collective with another layout, stopped."""
-        self.step, self._num_evaluations = other.step, other._num_evaluations
-        self._num_exchanges, self.checks = other._num_exchanges, other.checks
-        self.observers = other.observers
+        self.continue_from(other)
         if self.layout == other.layout:
             self.transform = other.transform
-        if self.layout.tables() == other.layout.tables():
-            self.forward_traffic = other.forward_traffic
-            self.backward_traffic = other.backward_traffic
 
     def lossy_tables(self) -> list[str]:
         """Return the tables whose forward codec is not EXACT."""
         codecs = self.codecs.forward
         return [table for table, codec in codecs.items() if codec.contract is not Contract.EXACT]
-
-    def warn_of_flushed(self, traffic: Traffic, direction: str, moment: str) -> None:
-        """Log, once for a table and direction, that values were lost beside much larger ones.
-
-        Args: moment: step or evaluation, in words.
-        """
-        for table in traffic.newly_flushed:
-            t = traffic.tables.index(table)
-            _log.warning(
-                "table %r, %s, %s: rank %d loses %d values beside a far larger one; stats() has "
-                "the table's num_flushed (said once)",
-                table, direction, moment, self._global_rank, int(traffic.num_flushed[t]),
-            )  # fmt: skip
-        traffic.newly_flushed.clear()
-
-    def next_exchange(self, kind: int) -> int:
-        """Return the number of the exchange that begins.
-
-        It is taken before anything can fail. So a rank that drops a batch stays out of step with
-        its peers, and they see it. Its lowest bits are the kind, so that a rank that evaluates is
-        told from ranks that train.
-
-        Args: kind: bits that say what the exchange is part of, see `RowExchange._kind`.
-        """
-        self._num_exchanges += 1
-        return self._num_exchanges << _KIND_BITS | kind
 
 
 class PooledCollective(RowCollective):

@@ -12,6 +12,7 @@ Shapes: B_r samples of rank r, B their sum; D columns, equal on all P ranks.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -25,7 +26,7 @@ from trec_qcomm.comm.rows.collective import (
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
-from trec_qcomm.comm.rows.selected import PendingSum, take_rows
+from trec_qcomm.comm.rows.selected import add_rows, take_rows
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.ops.batch.rows import Rows
 
@@ -135,7 +136,7 @@ class PooledReduceScatter(PooledCollective):
         *,
         exact: bool = False,
         gradient_divisor: int = 1,
-    ) -> PendingSum:
+    ) -> PendingRows:
         """Launch the exchange of some partial rows; the others are 0, and get a gradient of 0.
 
         Args:
@@ -164,5 +165,5 @@ class PooledReduceScatter(PooledCollective):
             sent_shape=(sent.num_values,),
             result_shape=(received.num_values,),
         )
-        pending = self._start(take_rows(rows, sent), exchange, gradient_divisor, exact)
-        return PendingSum(pending, received, shape)
+        add = partial(add_rows, rows=received, shape=shape)
+        return self._start(take_rows(rows, sent), exchange, gradient_divisor, exact, then=add)

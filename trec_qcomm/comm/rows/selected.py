@@ -5,12 +5,10 @@ Knows: ops.rows, autograd. Does not know: why rows are selected, codecs, process
 
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.streams import use_here
 from trec_qcomm.ops.batch.rows import Rows, add, take
 
@@ -24,37 +22,17 @@ def take_rows(values: Tensor, rows: Rows) -> Tensor:
     return packed
 
 
-class PendingSum:
-    """Packed rows on their way to be added up. Call `wait` once.
+def add_rows(packed: Tensor, rows: Rows, shape: tuple[int, ...]) -> Tensor:
+    """Return the sums of rows that lie one behind the other; 0 where nothing was sent.
 
     Args:
-        pending: the packed rows.
+        packed: [rows.num_values].
         rows: places of the rows in the result, in rank order, so that sums do not depend on which
             rows come first.
         shape: shape of the result.
     """
-
-    def __init__(self, pending: PendingRows, rows: Rows, shape: tuple[int, ...]) -> None:
-        self._pending, self._rows, self._shape = pending, rows, shape
-
-    @property
-    def token(self) -> Tensor:
-        """Token of the packed rows' exchange; see PendingRows."""
-        return self._pending.token
-
-    @property
-    def pg(self) -> dist.ProcessGroup:
-        """Process group of the exchange."""
-        return self._pending.pg
-
-    def wait(self) -> Tensor:
-        """Return the sums; 0 where nothing was sent.
-
-        Raises: CorruptFrameError.  LostPeerError.
-        """
-        packed = self._pending.wait()
-        sums: Tensor = _Add.apply(packed, self._rows, self._shape)  # type: ignore[no-untyped-call]
-        return sums
+    sums: Tensor = _Add.apply(packed, rows, shape)  # type: ignore[no-untyped-call]
+    return sums
 
 
 class _Take(Function):

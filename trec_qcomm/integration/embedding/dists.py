@@ -22,7 +22,6 @@ from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
-from trec_qcomm.comm.rows.selected import PendingSum
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.integration.compat import (
     Awaitable,
@@ -81,7 +80,7 @@ class RowsRequest(Request[Tensor]):
     exchange of the rows' gradients has begun, and before it is waited for.
     """
 
-    def __init__(self, pending: PendingRows | PendingSum) -> None:
+    def __init__(self, pending: PendingRows) -> None:
         super().__init__(pending.pg, pending.token.device)
         self.dummy_tensor, self._pending = pending.token, pending
 
@@ -92,9 +91,7 @@ class RowsRequest(Request[Tensor]):
 class RowsAwaitable(Awaitable[Tensor]):
     """Awaitable of TorchRec for rows that are on their way."""
 
-    def __init__(
-        self, pending: PendingRows | PendingSum, callbacks: Sequence[Callback] = ()
-    ) -> None:
+    def __init__(self, pending: PendingRows, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__()
         self._tensor_awaitable = RowsRequest(pending)  # TorchRec reads it under this name
         self.callbacks.extend(callbacks)

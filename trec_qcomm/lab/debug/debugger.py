@@ -98,14 +98,14 @@ class Debugger:
                     self.check_dim(shard.dim, f"table {shard.table!r}")
         before = [o for o in collective.observers if isinstance(o, RowDebugger)]
         if not any(o.debugger is self for o in before):
-            collective.observers += (RowDebugger(self, collective, module),)
+            collective.add_observer(RowDebugger(self, collective, module))
 
     def remove(self, collective: RowCollective) -> None:
         """Observe a collective no more, and write records of exchanges whose end was not seen."""
         for observer in collective.observers:
             if isinstance(observer, RowDebugger) and observer.debugger is self:
                 observer.close()
-                collective.observers = tuple(o for o in collective.observers if o is not observer)
+                collective.remove_observer(observer)
 
     def watch(self, gradients: GradientAllReduce, direction: Direction) -> None:
         """Observe the all-reduce of a DDP that was registered.

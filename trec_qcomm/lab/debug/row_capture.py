@@ -118,7 +118,7 @@ class RowCapture(Observer):
         sums = [c for c in observed if isinstance(c, PooledReduceScatter)]
         self._partial = {table for c in sums for table in c.layout.tables()}
         for collective in observed:
-            collective.observers += (self,)
+            collective.add_observer(self)
 
     @property
     def rows(self) -> Blocks:
@@ -199,7 +199,7 @@ class RowCapture(Observer):
     def stop(self) -> None:
         """End before the last step."""
         for collective in self._session.collectives:
-            collective.observers = tuple(o for o in collective.observers if o is not self)
+            collective.remove_observer(self)
 
     def save(self, path: str | Path) -> None:
         """Write the rows of all ranks to a file, on rank 0. Collective; it ends the capture.

@@ -95,8 +95,8 @@ class GuardExtension(Extension):
             }
 
     def add_collective(self, collective: RowCollective, module: str) -> None:
-        if not collective.intra and self.signals not in collective.observers:
-            collective.observers += (self.signals,)
+        if not collective.intra:
+            collective.add_observer(self.signals)
 
     def check_step(self, step: int) -> None:
         if self._guarded_step is None:
