@@ -81,5 +81,5 @@ def test_what_stands_at_the_doors_does_what_the_page_says():
         assert rank["bounded"] != rank["exactly bounded"]
         assert rank["clipped"] != rank["plain"]
         assert rank["changed"][:3] == rank["plain"][:3]  # losses; the new codec is of gradients
-        assert rank["codecs"] == "Rowwise(bits=4, rounding='nearest')"
+        assert rank["codecs"].startswith("Rowwise(bits=4, ")
         assert rank["half"] == "half"

@@ -8,7 +8,7 @@ Knows: exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -67,15 +67,14 @@ class RowExchange:
     Args:
         op: the collective.
         exchange: the frames of this batch.
-        gradient_divisor: number that the gradients are divided by.
+        call: the call, in forward.
         exact: whether rows are sent unchanged in place of what the config says.
-        step: number of the training step, or of the evaluation.
-        is_training: whether the call was made with gradients on.
-        tolerances: [T] float64, the tolerances of forward; None: the codecs' own.
+        gradient_divisor: number that the gradients are divided by.
         device: where the rows lie.
         has_fixed_size: whether both ends know all sizes, by direction.
         transforms: what changes the rows of this call.
-        call: what the doors are told of the latest direction.
+    Attributes:
+        call: the direction that was begun last.
         pending: the exchange that was launched and not waited for.
         coded: the gradient that it codes. Autograd would add another one to it in place if nobody
             else referred to it, while the stream of the exchange may still read it.
@@ -84,23 +83,15 @@ class RowExchange:
 
     op: Channel
     exchange: PlacedExchange
-    gradient_divisor: int
+    call: Call
     exact: bool
-    step: int
-    is_training: bool
-    tolerances: Tensor | None
+    gradient_divisor: int
     device: torch.device
     has_fixed_size: Mapping[str, bool]
     transforms: Sequence[CallTransform] = ()
-    call: Call | None = None
-    pending: PendingFrames | None = None
-    coded: Tensor | None = None
-    num_backwards: int = 0
-
-    @property
-    def moment(self) -> str:
-        """Number of the step or evaluation, in words."""
-        return f"{'step' if self.is_training else 'evaluation'} {self.step}"
+    pending: PendingFrames | None = field(init=False, default=None)
+    coded: Tensor | None = field(init=False, default=None)
+    num_backwards: int = field(init=False, default=0)
 
     def _frames(self, direction: str) -> tuple[PlacedFrames, PlacedFrames]:
         """Return the frames that are sent and those that are received, as transforms want them."""
@@ -122,25 +113,26 @@ class RowExchange:
                 return rows
         return None
 
-    def _kind(self, direction: str) -> int:
+    def _kind(self) -> int:
         """Return bits for: backward, evaluation, float32 in place of the config's codecs."""
-        return (direction == "backward") | (not self.is_training) << 1 | self.exact << 2
+        call = self.call
+        return (call.direction == "backward") | (not call.is_training) << 1 | self.exact << 2
 
-    def _call_of(self, direction: str) -> Call:
-        """Return what the doors are told of a direction."""
-        op, forward = self.op, direction == "forward"
-        again = 0 if forward else self.num_backwards
-        seed = op.noise_seed(self.step, self.is_training, direction, again)
-        tolerances = self.tolerances if forward else None
-        return Call(op.name, direction, self.step, self.is_training, seed, tolerances)
+    def _begin_backward(self) -> None:
+        """Make the call that of the gradients; the same graph may run backward again."""
+        call, again = self.call, self.num_backwards
+        seed = self.op.noise_seed(call.step, call.is_training, "backward", again)
+        self.call = replace(call, direction="backward", seed=seed, tolerances=None)
+        self.num_backwards += 1
 
     def launch(self, values: Tensor, direction: str) -> None:
         """Encode the rows or gradients and start their exchange."""
         op, forward = self.op, direction == "forward"
         traffic = op.forward_traffic if forward else op.backward_traffic
         sent, received = self._frames(direction)
-        call = self.call = self._call_of(direction)
-        self.num_backwards += not forward
+        if not forward:
+            self._begin_backward()
+        call, moment = self.call, self.call.moment
         op.checks.raise_found()
         values = values.detach().contiguous()
         self.coded = None if forward else values
@@ -155,7 +147,7 @@ class RowExchange:
             frames = encode_frames(
                 values,
                 sent,
-                call=op.next_exchange(self._kind(direction)),
+                call=op.next_exchange(self._kind()),
                 seed=call.seed,
                 traffic=traffic,
                 measure=op.measure_error,
@@ -170,12 +162,12 @@ class RowExchange:
                 received,
                 fixed_size=fixed_size,
                 traffic=traffic,
-                name=f"{direction} all-to-all of {op.name}, {self.moment}",
+                name=f"{direction} all-to-all of {op.name}, {moment}",
             )
             if fed is not None:
                 fed.note()
             if traffic.newly_flushed:
-                op.warn_of_flushed(traffic, direction, self.moment)
+                op.warn_of_flushed(traffic, direction, moment)
 
     def finish(self, direction: str) -> Tensor:
         """Wait for the exchange, and return what was received, decoded and summed up."""
@@ -189,9 +181,7 @@ class RowExchange:
             # `out` is not a view of a larger buffer: callers may change it in place.
             shape = exchange.result_shape if forward else exchange.sent_shape
             out = torch.empty(shape, dtype=self.op.dtype, device=self.device)
-            call = self.call
-            assert call is not None
-            observers = [o for o in self.op.observers if o.looks_at_received(call)]
+            observers = [o for o in self.op.observers if o.looks_at_received(self.call)]
             summed = forward and exchange.num_summands > 1
             if observers and summed:  # with the same bits, and parts to be shown
                 parts = out.new_empty(exchange.num_summands, out.numel())
@@ -203,7 +193,7 @@ class RowExchange:
             self.pending = None
             for observer in observers:
                 received = exchange.forward_received if forward else exchange.backward_received
-                observer.after_decoding(call, parts, received)
+                observer.after_decoding(self.call, parts, received)
             for transform in self.transforms:
                 transform.end(direction)
         join(self.device, out)

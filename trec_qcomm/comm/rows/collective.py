@@ -20,7 +20,7 @@ from trec_qcomm.comm.peers import Peers, host_group
 from trec_qcomm.comm.rows.autograd import Launch, PendingRows, RowExchange
 from trec_qcomm.comm.rows.channel import Channel
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
-from trec_qcomm.comm.rows.doors import RowTransform, Tolerances
+from trec_qcomm.comm.rows.doors import Call, RowTransform, Tolerances
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.core.codec import Codec, Contract, row_transform
@@ -240,6 +240,8 @@ class RowCollective(Channel, ABC):
             )
         is_training = torch.is_grad_enabled()
         step = self.next_step(is_training)
+        seed = self.noise_seed(step, is_training, "forward")
+        tolerances = self._tolerances_of(rows, exchange)
         transforms = self._coding.transforms if is_training and not exact else ()
         if self.transform is not None and is_training and not exact:
             transforms = (*transforms, self.transform)
@@ -247,14 +249,12 @@ class RowCollective(Channel, ABC):
         call = RowExchange(
             self,
             exchange,
-            gradient_divisor,
+            Call(self.name, "forward", step, is_training, seed, tolerances),
             exact,
-            step,
-            is_training,
-            self._tolerances_of(rows, exchange),
+            gradient_divisor,
             rows.device,
             self._coding.has_fixed_size,
-            tuple(transform for transform in begun if transform is not None),
+            [transform for transform in begun if transform is not None],
         )
         token: Tensor = Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token, then)

@@ -39,6 +39,11 @@ class Call:
     seed: int
     tolerances: Tensor | None = None
 
+    @property
+    def moment(self) -> str:
+        """Number of the step or evaluation, in words."""
+        return f"{'step' if self.is_training else 'evaluation'} {self.step}"
+
 
 class Tolerances(Protocol):
     """Rule that sets the tolerances of one sender's forward codecs, step by step.

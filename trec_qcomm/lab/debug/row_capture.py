@@ -151,8 +151,10 @@ class RowCapture(Observer):
         direction = call.direction
         if not call.is_training or direction not in self._kept:
             return
-        self._next_steps[call.name] = call.step + 1
         first = self._first_steps.setdefault(call.name, call.step)  # of a resharded module: now
+        if call.step >= first + self.steps and self.is_done:
+            self.stop()
+        self._next_steps[call.name] = call.step + 1
         if first <= call.step < first + self.steps:
             kept, joint = self._kept[direction], defaultdict(list)
             for group in placed.groups:
