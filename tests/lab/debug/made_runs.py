@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trec_qcomm.lab import records
-from trec_qcomm.lab.debug.recorded.run import DebugRun
+from trec_qcomm.lab.debug.recorded import DebugRun
 from trec_qcomm.lab.records import DebugRecord
 
 RANKS = range(2)

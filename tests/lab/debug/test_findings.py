@@ -98,7 +98,7 @@ def test_a_table_noisier_than_the_others_is_named_with_its_bound():
         ]
 
     (finding,) = findings(tables(SNR_GAP_DB))
-    assert (finding.kind, finding.name) == ("snr", "d")
+    assert (finding.kind, finding.place.name) == ("snr", "d")
     assert finding.what.endswith("; its bound is 0.1, theirs 0.01")
     assert findings(tables(SNR_GAP_DB - 0.1)) == []
     others = tables(SNR_GAP_DB)
@@ -115,10 +115,10 @@ def test_both_ends_of_an_exchange_are_compared():
     assert findings([sender, replace(receiver, received_squares=(4.0 + 1e-7, 2.0))]) == []
     wrong = replace(receiver, received_squares=(4.0 * 1.01**2, 2.0))
     (finding,) = findings([sender, wrong])
-    assert (finding.kind, finding.rank) == ("received", 1)
+    assert (finding.kind, finding.ranks) == ("received", (1,))
     assert finding.what == "rank 1 uses 1.01 times what rank 0 sent, in norm"
     assert findings([sender, replace(wrong, step=1)]) == []  # another step's
-    assert findings([replace(sender, received_squares=(1.5, 9.0))])[0].rank == 0  # from itself
+    assert findings([replace(sender, received_squares=(1.5, 9.0))])[0].ranks == (0,)  # from itself
 
 
 def test_ranks_that_end_with_other_means_are_named():
@@ -129,15 +129,15 @@ def test_ranks_that_end_with_other_means_are_named():
     assert findings(ranks) == []
     ranks[2] = replace(ranks[2], received_squares=(8.0,))
     (finding,) = findings(ranks)
-    assert (finding.kind, finding.rank) == ("received", 2)
+    assert (finding.kind, finding.ranks) == ("received", (2,))
     assert "2 times" in finding.what
 
 
-def test_the_worst_comes_first_and_of_equal_ones_the_earliest():
+def test_the_earliest_comes_first_and_of_one_step_the_worst():
     late, early = (
         replace(PLAIN, name=name, step=step, num_nan=1) for name, step in (("a", 5), ("b", 3))
     )
-    drifting = replace(PLAIN, name="c", rms_drift=10.0)
-    assert [(f.kind, f.name) for f in findings([drifting, late, early])] == [
-        ("nan", "b"), ("nan", "a"), ("drift", "c"),
+    drifting, lost = replace(PLAIN, name="c", rms_drift=10.0), replace(PLAIN, lost_share=0.9)
+    assert [(f.kind, f.place.name) for f in findings([lost, drifting, late, early])] == [
+        ("drift", "c"), ("lost", "t"), ("nan", "b"), ("nan", "a"),
     ]  # fmt: skip

@@ -7,8 +7,7 @@ import pytest
 
 from tests.lab.debug.made_runs import STEPS, made_run, planted
 from tests.lab.report import sample_records
-from trec_qcomm.lab.debug.recorded.noise import noisiest, tried_of
-from trec_qcomm.lab.debug.recorded.run import DebugRun
+from trec_qcomm.lab.debug.recorded import DebugRun, noisiest, tried_of
 from trec_qcomm.lab.records import Origin
 from trec_qcomm.lab.report.figures import debug
 

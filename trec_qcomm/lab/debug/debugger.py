@@ -8,9 +8,10 @@ Knows: sessions, collectives of rows, all-reduces of gradients. Does not know: T
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan, Piece
 from trec_qcomm.comm.dense.low_rank.matrices import parameter_of
 from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
 from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.config import Config
 from trec_qcomm.core.codec import check_dim
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.integration.extension import Extension
@@ -26,10 +28,10 @@ from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.coding import pack
 from trec_qcomm.lab.debug.measurement import Measurement, received_squares
-from trec_qcomm.lab.debug.recorded.run import DebugRun
-from trec_qcomm.lab.debug.recorded.text import show_text
+from trec_qcomm.lab.debug.recorded import DebugRun
 from trec_qcomm.lab.debug.recorder import Recorder
 from trec_qcomm.lab.debug.rule import DebugRule
+from trec_qcomm.lab.debug.summary import summary
 from trec_qcomm.lab.debug.tally import Tally, segment_squares
 from trec_qcomm.lab.records import DebugRecord, Direction
 
@@ -38,32 +40,29 @@ MOST_SHOWN = 5  # lines of a summary
 NAME = "debug"  # of the extension
 
 
-class Debugger:
-    """Numeric debugger of one QComm on one rank; `QComm.debug` and the config's `debug` make it.
+class Debugger(Extension):
+    """Numeric debugger on one rank; `QComm.debug` and the config's `debug` make it.
+
+    A session has at most one at work; one that has stopped keeps its records.
 
     Attributes: recorder: its records and what they cost.
     """
 
-    def __init__(
-        self,
-        rule: DebugRule,
-        *,
-        configuration: str,
-        seed: int,
-        from_first_step: bool = False,
-    ) -> None:
-        """Prepare; the collectives call it from then on.
+    def __init__(self, rule: DebugRule, config: Config, *, from_first_step: bool = False) -> None:
+        """Prepare; `start`, or `add_gradients` of a DDP without a session, lets it measure.
 
         Args:
             rule: what to measure.
-            configuration: name of the configuration, for the records.
-            seed: the config's seed.
+            config: config of the training, of which records have the name and the seed.
             from_first_step: whether steps are counted from the first one that is seen, not from 0.
         """
         self.rule = rule
-        self.recorder = Recorder(configuration=configuration, folder=rule.folder, seed=seed)
+        self.recorder = Recorder(
+            configuration=config.source, folder=rule.folder, seed=config.seed
+        )  # fmt: skip
         self._first: int | None = None if from_first_step else 0
-        self._matches: dict[str, bool] = {}
+        self._session: Session | None = None
+        self._is_at_work = True
         self._waiting: dict[Call, list[DebugRecord]] = {}  # for what is received
         self._modules: dict[RowCollective, str] = {}
 
@@ -80,53 +79,82 @@ class Debugger:
         measured_s, elapsed_s = self.recorder.cost()
         share = f", {measured_s / elapsed_s:.2%} of the time" if len(run.steps) > 1 else ""
         cost = f"Measuring took {measured_s:.2f} s{share}."
-        return f"{show_text(run, top=MOST_SHOWN)}\n{cost}"
+        return f"{summary(run, top=MOST_SHOWN)}\n{cost}"
 
-    def add(self, collective: RowCollective, module: str) -> None:
-        """Observe a collective from now on.
+    def start(self, session: Session) -> None:
+        """Measure from the next call on, in what a session has and will have.
 
-        Args: module: path of the sharded module.
-        Raises: ValueError: a shadow does not take rows of such a length, or they are not float32.
+        Raises: ValueError: a debugger is at work, a pattern without a table or parameter, or a
+            shadow that does not take rows of their length.
         """
-        seen = [t for t in collective.layout.tables() if self.matches(t)]
+        if (before := debugger_of(session)) is not None and before._is_at_work:
+            raise ValueError("debug: a debugger is at work already")
+        self._session = session
+        try:
+            for module, collective in session.collectives.by_module():
+                self.add_collective(collective, module)
+            for name, gradients in session.gradients.items():
+                self.add_gradients(name, gradients)
+            if session.is_whole:
+                self.check_names()
+        except ValueError:
+            self.stop()
+            raise
+        session.extensions[NAME] = self
+
+    def stop(self) -> None:
+        """Measure no more, and write the records of exchanges whose end was not seen."""
+        assert self._session is not None
+        self._is_at_work = False
+        for collective in self._session.collectives:
+            collective.observers = tuple(o for o in collective.observers if o is not self)
+        for gradients in self._session.gradients.values():
+            gradients.set_observer(None)
+        for waiting in self._waiting.values():
+            self.recorder.add(waiting)
+        self._waiting.clear()
+
+    def add_collective(self, collective: RowCollective, module: str) -> None:
+        if not self._is_at_work:
+            return
+        layout = collective.layout
+        seen = [s for shards in layout.shards_by_rank for s in shards if self.rule.matches(s.table)]
         if seen and collective.dtype != torch.float32:
             raise ValueError(
-                f"debug: table {seen[0]!r}: its rows are {collective.dtype}; allowed: "
+                f"debug: table {seen[0].table!r}: its rows are {collective.dtype}; allowed: "
                 "torch.float32 (output_dtype fp32)"
             )
-        for shards in collective.layout.shards_by_rank:
-            for shard in shards:
-                if self.matches(shard.table):
-                    self.check_dim(shard.dim, f"table {shard.table!r}")
+        for shard in seen:
+            self.check_dim(shard.dim, f"table {shard.table!r}")
         self._modules[collective] = module
         if self not in collective.observers:
             collective.observers += (self,)
 
-    def remove(self, collective: RowCollective) -> None:
-        """Observe a collective no more."""
-        collective.observers = tuple(o for o in collective.observers if o is not self)
-
-    def watch(self, gradients: GradientAllReduce, direction: Direction) -> None:
-        """Observe the all-reduce of a DDP that was registered.
-
-        Args: direction: "dense" or "data_parallel".
-        Raises: ValueError: a shadow does not take blocks of such a length.
-        """
+    def add_gradients(self, name: str, gradients: GradientAllReduce) -> None:
+        if not self._is_at_work:
+            return
         for shape in gradients.shapes:
-            if self.matches(shape.name):
+            if self.rule.matches(shape.name):
                 self.check_dim(shape.block, f"block of {shape.name!r}")
+        direction: Direction = "dense" if name == "dense" else "data_parallel"
         gradients.set_observer(GradientDebugger(self, direction))
+
+    def check_names(self) -> None:
+        if not self._is_at_work or self._session is None:
+            return
+        session = self._session
+        names = session.tables | {s.name for g in session.gradients.values() for s in g.shapes}
+        for pattern in self.rule.tables:
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(
+                    f"debug.tables: {pattern!r} matches no table and no dense parameter; there "
+                    f"are: {', '.join(sorted(names))}"
+                )
 
     def check_dim(self, dim: int, where: str) -> None:
         """Raise ValueError where a shadow does not take rows of `dim` values."""
         for number, codec in enumerate(self.rule.shadow):
             check_dim(codec, dim, f"debug.shadow[{number}]: {where}")
-
-    def matches(self, name: str) -> bool:
-        """Return whether a table or parameter is measured."""
-        if name not in self._matches:
-            self._matches[name] = self.rule.matches(name)
-        return self._matches[name]
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is measured. Evaluation (step < 0) is not."""
@@ -156,29 +184,21 @@ class Debugger:
             names = self._names(plan)
             for rows in pack(values, placed, seed=seed, tolerances=tolerances, names=names):
                 measurement.add(rows, len(plan.segments_per_frame))
-            self._waiting[collective, direction, step] = self._records(
-                collective, direction, step, measurement, plan.fan_out
-            )
+            call = (collective, direction, step)
+            self._waiting[call] = list(self._sent(call, measurement, plan.fan_out))
 
-    def _records(
-        self, collective: RowCollective, direction: str, step: int, measurement: Measurement,
-        fan_out: int,
-    ) -> list[DebugRecord]:  # fmt: skip
-        named = direction_of(collective, direction)
-        module, squares = self._modules[collective], measurement.sent_squares
-        made = []
+    def _sent(self, call: Call, measurement: Measurement, fan_out: int) -> Iterator[DebugRecord]:
+        """Yield the records of one call. Args: fan_out: peers that one frame goes to."""
+        collective, direction, step = call
         for key, figures in measurement.figures():
             sent: dict[str, tuple[float | int, ...]] = {}
             if not key.is_shadow:
                 sent["peers"] = collective.peers.ranks
-                sent["sent_squares"] = tuple(squares[key.name] * fan_out)
-            made.append(
-                self.recorder.record(
-                    step, key.name, named, key.codec, figures,
-                    is_shadow=key.is_shadow, module=module, **sent,
-                )
+                sent["sent_squares"] = tuple(measurement.sent_squares[key.name] * fan_out)
+            yield self.recorder.record(
+                step, key.name, direction_of(collective, direction), key.codec, figures,
+                is_shadow=key.is_shadow, module=self._modules[collective], **sent,
             )  # fmt: skip
-        return made
 
     def looks_at_received(self, step: int) -> bool:
         """Return whether a step is measured."""
@@ -214,13 +234,14 @@ class Debugger:
             self.recorder.add(done)
 
     def _names(self, plan: FramePlan) -> list[str | None]:
-        return [table if self.matches(table) else None for table in plan.tables]
+        return [table if self.rule.matches(table) else None for table in plan.tables]
 
-    def close(self) -> None:
-        """Write the records of exchanges whose end was not seen."""
-        for waiting in self._waiting.values():
-            self.recorder.add(waiting)
-        self._waiting.clear()
+
+def debugger_of(session: Session) -> Debugger | None:
+    """Return the latest debugger of a session, which may have stopped; None before the first."""
+    debugger = session.extensions.get(NAME)
+    assert debugger is None or isinstance(debugger, Debugger)
+    return debugger
 
 
 def direction_of(collective: RowCollective, direction: str) -> Direction:
@@ -241,7 +262,7 @@ class GradientDebugger:
 
     def matches(self, name: str) -> bool:
         """Return whether a parameter is measured, or the one of which this is a factor."""
-        return self.debugger.matches(parameter_of(name))
+        return self.debugger.rule.matches(parameter_of(name))
 
     def begin(self, chunks: BucketChunks, step: int) -> "BucketDebugger | None":
         """Return an onlooker of one bucket, or None if this step is not measured."""
@@ -327,80 +348,3 @@ class BucketDebugger:
 def _squares(values: Tensor) -> float:
     """Return the sum of squares of the finite ones of [n] values."""
     return float(segment_squares(values, Segments.packed([1], len(values))))
-
-
-class AttachedDebugger(Extension):
-    """The latest debugger of a session, and whether it is at work: at most one at a time.
-
-    Args: session: the session of a QComm.
-    Derived: latest: the debugger, which may have stopped; None before the first.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.latest: Debugger | None = None
-        self._at_work: Debugger | None = None
-
-    def start(self, rule: DebugRule, **options: Any) -> Debugger:
-        """Measure from the next call on what codecs do.
-
-        Args:
-            rule: what to measure.
-            options: from_first_step of Debugger.
-        Raises: ValueError: a debugger is at work, a pattern without a table or parameter, or a
-            shadow that does not take rows of their length.
-        """
-        if self._at_work is not None:
-            raise ValueError("debug: a debugger is at work already")
-        session, config = self._session, self._session.config
-        debugger = Debugger(rule, configuration=config.source, seed=config.seed, **options)
-        self._at_work = debugger
-        try:
-            for module, collective in session.collectives.by_module():
-                self.add_collective(collective, module)
-            for name, gradients in session.gradients.items():
-                self.add_gradients(name, gradients)
-            if session.is_whole:
-                self.check_names()
-        except ValueError:
-            self.stop()
-            raise
-        self.latest = debugger
-        return debugger
-
-    def add_collective(self, collective: RowCollective, module: str) -> None:
-        if self._at_work is not None:
-            self._at_work.add(collective, module)
-
-    def add_gradients(self, name: str, gradients: GradientAllReduce) -> None:
-        if self._at_work is not None:
-            self._at_work.watch(gradients, "dense" if name == "dense" else "data_parallel")
-
-    def check_names(self) -> None:
-        if self._at_work is None:
-            return
-        session = self._session
-        names = session.tables | {s.name for g in session.gradients.values() for s in g.shapes}
-        for pattern in self._at_work.rule.tables:
-            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-                raise ValueError(
-                    f"debug.tables: {pattern!r} matches no table and no dense parameter; there "
-                    f"are: {', '.join(sorted(names))}"
-                )
-
-    def stop(self) -> None:
-        """End what `start` began; `latest` keeps its records."""
-        if self._at_work is not None:
-            for collective in self._session.collectives:
-                self._at_work.remove(collective)
-            self._at_work.close()
-        for gradients in self._session.gradients.values():
-            gradients.set_observer(None)
-        self._at_work = None
-
-
-def debugger_of(session: Session) -> AttachedDebugger:
-    """Return the debugger of a session, which gets one here if it has none."""
-    attached = session.extensions.setdefault(NAME, AttachedDebugger(session))
-    assert isinstance(attached, AttachedDebugger)
-    return attached

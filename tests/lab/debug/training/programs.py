@@ -98,7 +98,7 @@ def same_bits(folder):
         ],
         "observers": [*num_observers, observers(watched)],
         "rows": {t: [b.clone() for b in blocks] for t, blocks in capture.rows.items()},
-        "records": watched.session.extensions["debug"].latest.records,
+        "records": watched.session.extensions["debug"].records,
         "summary": watched.debug_summary(),
     }
 

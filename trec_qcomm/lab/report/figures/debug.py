@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trec_qcomm.lab.debug.recorded.noise import PlaceNoise, Tried, noisiest, tried_of
-from trec_qcomm.lab.debug.recorded.run import DebugRun, Place
+from trec_qcomm.lab.debug.recorded import DebugRun, Place, PlaceNoise, Tried, noisiest, tried_of
 from trec_qcomm.lab.records import DebugRecord, Record
 from trec_qcomm.lab.report import style
 from trec_qcomm.lab.report.figure import Cell, Figure, short
