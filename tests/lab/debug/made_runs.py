@@ -47,7 +47,6 @@ def _record(
 ) -> DebugRecord:  # fmt: skip
     size = {"forward": 0.1, "backward": 1e-5, "dense": 1e-3, "residual": 1e-4}[direction]
     rms = size * math.exp(noise.gauss(0, scatter))
-    spread = rms * math.exp(noise.gauss(0, scatter))
     squares = tuple(100 * rms**2 * (1 + peer) for peer in RANKS)
     is_rows = direction in ("forward", "backward")
     if direction == "residual":
@@ -66,9 +65,6 @@ def _record(
         lost_share=0.0 if exact else 0.1 + 0.1 * noise.gauss(0, scatter),
         bits=32.0 if exact else 6.0 + noise.gauss(0, scatter),
         peak=2.0 * math.exp(noise.gauss(0, scatter)), zero_share=0.0,
-        range_quantiles=tuple(q * spread for q in (0.5, 1, 2, 3, 4, 5, 6)),
-        norm_quantiles=tuple(q * spread for q in (1, 1.5, 2, 2.5, 3, 4, 5)),
-        error_histogram=(0,) * 15 + (100, 400, 300) + (0,) * 8,
         peers=tuple(RANKS) if is_rows else (),
         sent_squares=squares if is_rows else (),
         received_squares=() if is_rows else (0.25,),

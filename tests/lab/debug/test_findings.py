@@ -36,7 +36,6 @@ def kinds(records):
     [
         ("nan", {"num_nan": 0}, {"num_nan": 1}, {}),
         ("nan", {"num_inf": 0}, {"num_inf": 2}, {}),
-        ("promise", {"error_over_bound": 1.0}, {"error_over_bound": 1.001}, {}),
         ("broken", {"num_broken": 0}, {"num_broken": 1}, {}),
         ("drift", {"rms_drift": EARLY_DRIFT - 0.01}, {"rms_drift": EARLY_DRIFT}, {}),
         ("drift", {"rms_drift": 0.01 - EARLY_DRIFT}, {"rms_drift": -EARLY_DRIFT}, {}),

@@ -17,7 +17,6 @@ GOOD = made_run()
 SCALED = planted(
     "t_1", "forward", 40, rms=lambda r: 1000 * r.rms,
     rms_drift=lambda r: math.log2(1000) / (1 + (r.step - 40) / 5),
-    range_quantiles=lambda r: tuple(1000 * q for q in r.range_quantiles),
 )  # fmt: skip
 NAN = planted("t_2", "backward", 15, num_nan=lambda r: int(r.rank == 1))
 HEAVY = planted(

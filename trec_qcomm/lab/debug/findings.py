@@ -39,8 +39,8 @@ class Finding:
     """One thing that stands out.
 
     Args:
-        kind: the rule that it breaks: "nan", "promise", "received", "broken", "drift", "residual",
-            "lost", "bias" or "snr".
+        kind: the rule that it breaks: "nan", "received", "broken", "drift", "residual", "lost",
+            "bias" or "snr".
         severity: higher is worse; of one kind and direction all are equal.
         ranks: ranks that show it.
         step: step of the first record that shows it.
@@ -75,11 +75,6 @@ _RULES = (
         "{r.num_nan} NaN and {r.num_inf} inf before the codec",
         "they are the model's: look at what makes this value, at the learning rate and at the step "
         "before",
-    ),
-    _Rule(
-        "promise", 95, lambda r: (r.error_over_bound or 0.0) > 1,
-        "an error of {r.error_over_bound:.3g} times the bound",
-        "the codec breaks its promise: report it with the rows (qcomm.capture_rows)",
     ),
     _Rule(
         "broken", 85, lambda r: bool(r.num_broken),

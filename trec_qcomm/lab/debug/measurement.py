@@ -88,13 +88,10 @@ class Measurement:
         *,
         is_shadow: bool,
     ) -> None:
-        num_rows, nbytes = rows.segments.num_rows, coded.encoded.nbytes
+        nbytes = coded.encoded.nbytes
         for name, segments, part in rows.blocks():
             entry = self._entries.setdefault(Key(name, repr(codec), is_shadow), _Entry())
-            bounds = None
-            if coded.bounds is not None:
-                bounds = torch.repeat_interleave(coded.bounds[segments], num_rows[segments])
-            entry.tally.add(rows.x[part], coded.y[part], bounds)
+            entry.tally.add(rows.x[part], coded.y[part])
             entry.tolerance = tolerances[segments.start]
             entry.nbytes += int(nbytes[segments].sum())
 
