@@ -104,34 +104,6 @@ def test_a_table_noisier_than_the_others_is_named_with_its_bound():
     assert findings([replace(others[0], codec="Float6()"), *others[2:]]) == []  # too few alike
 
 
-def test_both_ends_of_an_exchange_are_compared():
-    ends = {"peers": (0, 1), "sent_squares": (1.0, 4.0), "received_squares": (1.0, 9.0)}
-    sender = replace(PLAIN, **ends)
-    receiver = replace(
-        PLAIN, rank=1, peers=(0, 1), sent_squares=(9.0, 2.0), received_squares=(4.0, 2.0)
-    )
-    assert findings([sender, receiver]) == []
-    assert findings([sender, replace(receiver, received_squares=(4.0 + 1e-7, 2.0))]) == []
-    wrong = replace(receiver, received_squares=(4.0 * 1.01**2, 2.0))
-    (finding,) = findings([sender, wrong])
-    assert (finding.kind, finding.ranks) == ("received", (1,))
-    assert finding.what == "rank 1 uses 1.01 times what rank 0 sent, in norm"
-    assert findings([sender, replace(wrong, step=1)]) == []  # another step's
-    assert findings([replace(sender, received_squares=(1.5, 9.0))])[0].ranks == (0,)  # from itself
-
-
-def test_ranks_that_end_with_other_means_are_named():
-    ranks = [
-        replace(PLAIN, rank=rank, direction="dense", site="contribution", received_squares=(2.0,))
-        for rank in range(3)
-    ]
-    assert findings(ranks) == []
-    ranks[2] = replace(ranks[2], received_squares=(8.0,))
-    (finding,) = findings(ranks)
-    assert (finding.kind, finding.ranks) == ("received", (2,))
-    assert "2 times" in finding.what
-
-
 def test_the_earliest_comes_first_and_of_one_step_the_worst():
     late, early = (
         replace(PLAIN, name=name, step=step, num_nan=1) for name, step in (("a", 5), ("b", 3))

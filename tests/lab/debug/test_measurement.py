@@ -21,7 +21,7 @@ from trec_qcomm.comm.frames.plan import plan_frames
 from trec_qcomm.core.segments import Masks, Segments
 from trec_qcomm.lab.debug import tally
 from trec_qcomm.lab.debug.coding import pack
-from trec_qcomm.lab.debug.measurement import Key, Measurement, received_squares
+from trec_qcomm.lab.debug.measurement import Key, Measurement
 from trec_qcomm.lab.debug.recorder import Recorder
 from trec_qcomm.testing import awkward_rows, encode, round_trip
 
@@ -80,7 +80,7 @@ def measured(codec, blocks, **options):
     measurement = Measurement(options.pop("shadows", ()))
     names = options.pop("names", frames.plan.tables)
     for rows in pack(values, frames, seed=options.pop("seed", 0), tolerances=None, names=names):
-        measurement.add(rows, RANKS)
+        measurement.add(rows)
     assert torch.equal(values.view(torch.int32), before.view(torch.int32))
     return measurement
 
@@ -136,24 +136,6 @@ def test_figures_are_those_of_the_definitions(codec, kind, monkeypatch):
         assert set(figures) == set(expected)
 
 
-def test_squares_of_what_is_sent_are_those_of_what_is_received():
-    codec, blocks = Rowwise(4), rows_of(Rowwise(4), "awkward")
-    sent = measured(codec, blocks).sent_squares
-    values, frames = placed(codec, blocks)
-    for s, block in enumerate(blocks):
-        for group in frames.groups:
-            group.segments.block(values, s).copy_(alone(codec, block)[0])
-    received = received_squares(values, frames, frames.plan.tables)
-    assert sent.keys() == received.keys() == set(TABLES)
-    for t, table in enumerate(TABLES):
-        decoded = [alone(codec, b)[0].double() for b in blocks[t::3]]
-        expected = [float(y[y.isfinite()].square().sum()) for y in decoded]
-        np.testing.assert_allclose(sent[table], expected, 1e-12)
-        np.testing.assert_allclose(received[table], expected, 1e-12)
-    only = received_squares(values, frames, [None, "b", None] * 2)
-    assert only == {"b": received["b"]}
-
-
 def test_noise_is_that_of_the_exchange_whatever_is_left_out():
     """Values are rounded by their numbers, also where other tables are not measured."""
     codec, blocks = Rowwise(2, "stochastic"), rows_of(Rowwise(2), "plain")
@@ -164,10 +146,14 @@ def test_noise_is_that_of_the_exchange_whatever_is_left_out():
     at = torch.cumsum(sizes, 0) - sizes
     out = torch.zeros_like(values)
     codec.decode(codec.encode(values, group.segments, payload, at, seed=0), group.segments, out)
-    expected = [float(group.segments.block(out, s).double().square().sum()) for s in (2, 5)]
+    x, y = (
+        torch.cat([group.segments.block(rows, s) for s in (2, 5)]).double()
+        for rows in (values, out)
+    )
+    expected = 10 * math.log10(x.square().sum() / (y - x).square().sum())
     for names in (TABLES * 2, (None, None, "c") * 2):
-        squares = measured(codec, blocks, names=names).sent_squares
-        np.testing.assert_allclose(squares["c"], expected, 1e-12)
+        figures = dict(measured(codec, blocks, names=names).figures())
+        assert figures[Key("c", repr(codec), False)]["snr_db"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_shadows_are_tried_on_the_same_rows():
@@ -195,7 +181,7 @@ def test_a_bound_of_a_sum_is_divided_among_its_summands():
     values = torch.randn(12, DIM, generator=torch.Generator().manual_seed(0))
     measurement = Measurement([ErrorBounded(0.4, mode="abs")])
     for rows in pack(values, frames, seed=0, tolerances=None, names=("a", "a")):
-        measurement.add(rows, 2)
+        measurement.add(rows)
     config, shadow = (figures for _, figures in measurement.figures())
     assert (config["tolerance"], shadow["tolerance"]) == (0.2, 0.4)
     for figures, half in ((config, 0.1), (shadow, 0.2)):
@@ -213,7 +199,7 @@ def test_masks_of_the_exchange_are_read_and_never_written():
         measurement = Measurement([Rowwise(8)])
         placed_with = frames.with_masks(with_counts)
         for rows in pack(values, placed_with, seed=0, tolerances=None, names=frames.plan.tables):
-            measurement.add(rows, RANKS)
+            measurement.add(rows)
         assert torch.equal(masks.bits, kept)
         figures = dict(measurement.figures())
     coded = figures[Key("b", repr(ForwardMask("fp32")), False)]

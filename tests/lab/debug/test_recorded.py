@@ -26,13 +26,6 @@ LOOSE = planted("t_2", "forward", 0, tolerance=0.1, snr_db=lambda r: r.snr_db - 
 GROWING = planted(
     PARAMETER, "residual", 20, residual_over_gradient=lambda r: 0.3 * 1.2 ** (r.step - 20)
 )  # fmt: skip
-DOUBLED = planted(
-    "t_0", "forward", 55,
-    received_squares=lambda r: tuple(
-        q * (4 if r.rank == 1 and peer == 0 else 1)
-        for peer, q in zip(r.peers, r.received_squares, strict=True)
-    ),
-)  # fmt: skip
 FAULTS = [
     (SCALED, 40, "t_1", "forward", "drift"),
     (NAN, 15, "t_2", "backward", "nan"),
@@ -40,7 +33,6 @@ FAULTS = [
     (LOOSE, 0, "t_2", "forward", "snr"),
     # A residual stands out from four times a gradient on.
     (GROWING, 35, PARAMETER, "residual", "residual"),
-    (DOUBLED, 55, "t_0", "forward", "received"),
 ]
 
 
@@ -51,7 +43,7 @@ def test_a_planted_fault_is_named_by_place_and_first_step(
     (finding,) = findings(made_run(fault, seed=2).records)
     assert (finding.step, finding.kind) == (step, kind)
     assert (finding.place.name, finding.place.direction) == (name, direction)
-    assert finding.ranks == ((1,) if fault in (NAN, DOUBLED) else (0, 1))
+    assert finding.ranks == ((1,) if fault is NAN else (0, 1))
     assert finding.advice
 
 
@@ -67,8 +59,8 @@ def test_nothing_stands_out_in_a_good_run() -> None:
 
 
 def test_of_several_faults_the_first_comes_first() -> None:
-    bad = made_run(SCALED, NAN, DOUBLED, seed=2)
-    assert [finding.step for finding in findings(bad.records)] == [15, 40, 55]
+    bad = made_run(SCALED, NAN, HEAVY, seed=2)
+    assert [finding.step for finding in findings(bad.records)] == [15, 30, 40]
 
 
 def test_ranks_are_joined_as_if_they_were_one() -> None:
@@ -99,26 +91,6 @@ def test_ranks_are_joined_as_if_they_were_one() -> None:
     assert decibels_of(*exact) == math.inf
     assert decibels_of(ranks[0], exact[1]) == pytest.approx(10 * math.log10(26 / 0.05))
     assert joined([dataclasses.replace(ranks[0], num_values=None)]) is None
-
-
-def test_a_wrong_scale_behind_the_decoder_names_both_ends() -> None:
-    (finding,) = findings(made_run(DOUBLED, seed=2).records)
-    assert finding.what == "rank 1 uses 2 times what rank 0 sent, in norm"
-
-
-def test_a_rank_that_ends_with_another_mean_is_named() -> None:
-    off = planted(
-        PARAMETER, "dense", 10, received_squares=lambda r: (0.25 if r.rank == 0 else 0.26,)
-    )
-    (finding,) = findings(made_run(off, seed=2).records)
-    assert (finding.step, finding.place.direction, finding.kind) == (10, "dense", "received")
-
-
-def test_a_rank_without_records_is_told(tmp_path: Path, capsys: Any) -> None:
-    alone = DebugRun("alone", [r for r in GOOD.records if r.rank == 0])
-    assert alone.ranks_without_records == [1]
-    assert main([str(write_run(tmp_path, alone))]) == 0
-    assert "No records of ranks 1: what they received is not checked." in capsys.readouterr().out
 
 
 def test_the_command_ends_with_the_first_and_the_worst(tmp_path: Path, capsys: Any) -> None:

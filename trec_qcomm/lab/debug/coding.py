@@ -30,7 +30,6 @@ class PackedRows:
         x: [R, D] float32.
         segments: the S segments of `x`, one behind the other.
         names: S names, the table or parameter of each.
-        frame: [S] int64, the frame of each.
         codec: the codec that the exchange uses.
         seed: the seed that it uses.
         tolerances: [S] float64, the tolerance of each as the codec gets it; None: it has none.
@@ -41,7 +40,6 @@ class PackedRows:
     x: Tensor
     segments: Segments
     names: tuple[str, ...]
-    frame: Tensor
     codec: Codec
     seed: int
     tolerances: Tensor | None
@@ -55,7 +53,7 @@ class PackedRows:
         """
         if codec.tolerance is None:
             return None
-        tolerances = torch.full((len(self.frame),), codec.tolerance, dtype=torch.float64)
+        tolerances = torch.full((len(self.names),), codec.tolerance, dtype=torch.float64)
         return tolerances / (self.num_summands if codec.contract is Contract.BOUNDED else 1)
 
     def blocks(self) -> Iterator[tuple[str, slice, slice]]:
@@ -129,7 +127,6 @@ def pack(
             torch.cat([segments.block(values, s) for s in chosen.tolist()]),
             packed,
             tuple(str(names[s]) for s in members.tolist()),
-            plan.frame[members],
             group.codec,
             group_seed(seed, number, group),
             None if group.codec.tolerance is None else to_encode[members],

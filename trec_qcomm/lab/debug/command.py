@@ -6,9 +6,8 @@ examples:
 
 A folder holds debug-rank0.jsonl, debug-rank1.jsonl and so on, which `debug:` in a config or
 `with qcomm.debug(...)` makes a training write. Shown is what stands out, since which step, and what
-to do; then the noisiest tables. What stands out is NaN, rows that arrive otherwise than they were
-sent, tables that jump, residuals that grow without end, values lost beside larger ones, tables far
-noisier than others. Of all ranks, whose files must be in the folder.
+to do; then the noisiest tables. What stands out is NaN, tables that jump, residuals that grow
+without end, values lost beside larger ones, tables far noisier than others.
 Exit status: 0 nothing stands out, 1 something, 2 a mistake in the command line or the files.
 """
 

@@ -1,16 +1,15 @@
 """Debugger: measures what codecs do to tables and gradients, in some steps of a training.
 
-It looks at values before they are encoded, encodes them once more into memory of its own, and looks
-at what was received before it is used. It sends nothing, draws no noise and changes no state, so a
+It looks at values before they are encoded, and encodes them once more into memory of its own. It
+sends nothing, draws no noise and changes no state, so a
 training goes on bit by bit as without it. On a GPU a measured step waits for the device.
 
 Knows: sessions, collectives of rows, all-reduces of gradients. Does not know: TorchRec.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import sqrt
 from typing import cast
 
 import torch
@@ -18,24 +17,22 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan, Piece
 from trec_qcomm.comm.dense.low_rank.matrices import parameter_of
-from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config import Config
 from trec_qcomm.core.codec import check_dim
-from trec_qcomm.core.segments import Segments
 from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.coding import pack
-from trec_qcomm.lab.debug.measurement import Measurement, received_squares
+from trec_qcomm.lab.debug.measurement import Measurement
 from trec_qcomm.lab.debug.recorded import DebugRun
 from trec_qcomm.lab.debug.recorder import Recorder
 from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.lab.debug.summary import summary
-from trec_qcomm.lab.debug.tally import Tally, segment_squares
+from trec_qcomm.lab.debug.tally import Tally
 from trec_qcomm.lab.records import DebugRecord, Direction
 
-Call = tuple[RowCollective, str, int]  # with direction and step
 MOST_SHOWN = 5  # lines of a summary
 NAME = "debug"  # of the extension
 
@@ -63,7 +60,6 @@ class Debugger(Extension):
         self._first: int | None = None if from_first_step else 0
         self._session: Session | None = None
         self._is_at_work = True
-        self._waiting: dict[Call, list[DebugRecord]] = {}  # for what is received
         self._modules: dict[RowCollective, str] = {}
 
     @property
@@ -103,16 +99,13 @@ class Debugger(Extension):
         session.extensions[NAME] = self
 
     def stop(self) -> None:
-        """Measure no more, and write the records of exchanges whose end was not seen."""
+        """Measure no more."""
         assert self._session is not None
         self._is_at_work = False
         for collective in self._session.collectives:
             collective.observers = tuple(o for o in collective.observers if o is not self)
         for gradients in self._session.gradients.values():
             gradients.set_observer(None)
-        for waiting in self._waiting.values():
-            self.recorder.add(waiting)
-        self._waiting.clear()
 
     def add_collective(self, collective: RowCollective, module: str) -> None:
         if not self._is_at_work:
@@ -175,66 +168,30 @@ class Debugger(Extension):
         seed: int,
         tolerances: Tensor | None,
     ) -> None:
-        """Measure rows that are about to be sent; their records wait for what is received."""
+        """Measure rows that are about to be sent."""
         if not self.is_due(step):
             return
         with self.recorder.timed():
-            plan = placed.plan
-            measurement = Measurement(self.rule.shadow)
-            names = self._names(plan)
+            measurement, tables = Measurement(self.rule.shadow), placed.plan.tables
+            names = [table if self.rule.matches(table) else None for table in tables]
             for rows in pack(values, placed, seed=seed, tolerances=tolerances, names=names):
-                measurement.add(rows, len(plan.segments_per_frame))
-            call = (collective, direction, step)
-            self._waiting[call] = list(self._sent(call, measurement, plan.fan_out))
-
-    def _sent(self, call: Call, measurement: Measurement, fan_out: int) -> Iterator[DebugRecord]:
-        """Yield the records of one call. Args: fan_out: peers that one frame goes to."""
-        collective, direction, step = call
-        for key, figures in measurement.figures():
-            sent: dict[str, tuple[float | int, ...]] = {}
-            if not key.is_shadow:
-                sent["peers"] = collective.peers.ranks
-                sent["sent_squares"] = tuple(measurement.sent_squares[key.name] * fan_out)
-            yield self.recorder.record(
-                step, key.name, direction_of(collective, direction), key.codec, figures,
-                is_shadow=key.is_shadow, module=self._modules[collective], **sent,
-            )  # fmt: skip
+                measurement.add(rows)
+            place = f"intra_{direction}" if collective.intra else direction
+            made = [
+                self.recorder.record(
+                    step, key.name, cast(Direction, place), key.codec, figures,
+                    is_shadow=key.is_shadow, module=self._modules[collective],
+                )
+                for key, figures in measurement.figures()
+            ]  # fmt: skip
+            self.recorder.add(made)
 
     def looks_at_received(self, step: int) -> bool:
-        """Return whether a step is measured."""
-        return self.is_due(step)
+        """Return False: only what is sent is measured."""
+        return False
 
-    def observe_received(
-        self,
-        collective: RowCollective,
-        direction: str,
-        step: int,
-        values: Tensor,
-        placed: PlacedFrames,
-    ) -> None:
-        """Add to the records what was received, and write them."""
-        with self.recorder.timed():
-            plan = placed.plan
-            squares = received_squares(values, placed, self._names(plan))
-            done = []
-            for record in self._waiting.pop((collective, direction, step), []):
-                if not record.is_shadow and record.name in squares:
-                    came = tuple(squares.pop(record.name))
-                    record = replace(record, received_squares=came)
-                done.append(record)
-            codecs = {plan.tables[int(s)]: c for c, _, members in plan.groups for s in members}
-            for name, came_alone in squares.items():
-                done.append(
-                    self.recorder.record(
-                        step, name, direction_of(collective, direction), repr(codecs[name]), {},
-                        module=self._modules[collective], peers=collective.peers.ranks,
-                        received_squares=tuple(came_alone),
-                    )
-                )  # fmt: skip
-            self.recorder.add(done)
-
-    def _names(self, plan: FramePlan) -> list[str | None]:
-        return [table if self.rule.matches(table) else None for table in plan.tables]
+    def observe_received(self, *_: object) -> None:
+        """Measure nothing of what is received."""
 
 
 def debugger_of(session: Session) -> Debugger | None:
@@ -242,11 +199,6 @@ def debugger_of(session: Session) -> Debugger | None:
     debugger = session.extensions.get(NAME)
     assert debugger is None or isinstance(debugger, Debugger)
     return debugger
-
-
-def direction_of(collective: RowCollective, direction: str) -> Direction:
-    """Return the direction of a record: that of the exchange, and whether it is inside a node."""
-    return cast(Direction, f"intra_{direction}" if collective.intra else direction)
 
 
 class GradientDebugger:
@@ -288,13 +240,12 @@ class BucketDebugger:
     ) -> None:
         """Measure what is about to be sent."""
         with self._recorder.timed():
-            plan, parameters = span.placed.plan, self._chunks.names
-            segment_names = [parameters[p] for p in plan.table.tolist()]
-            names = [name if self._matches(name) else None for name in segment_names]
+            segments = [self._chunks.names[p] for p in span.placed.plan.table.tolist()]
+            names = [name if self._matches(name) else None for name in segments]
             measurement = self._sent.setdefault(site, Measurement(self._shadows))
             for rows in pack(values, span.placed, seed=seed, tolerances=tolerances, names=names):
                 is_coded = (rows.codec, rows.segments.dim) in self._coded
-                measurement.add(rows, len(plan.segments_per_frame), with_shadows=is_coded)
+                measurement.add(rows, with_shadows=is_coded)
 
     def kept(self, gradient: Tensor, residual: Tensor, span: ChunkSpan, site: str) -> None:
         """Measure what the codec kept back of coded values."""
@@ -307,44 +258,31 @@ class BucketDebugger:
 
     def _add_kept(self, gradient: Tensor, residual: Tensor, piece: Piece, site: str) -> None:
         rows = residual.view(-1, self._chunks.parameters[piece.parameter].block)
-        key = site, piece.name
+        key, squares = (
+            (site, piece.name),
+            float(gradient[gradient.isfinite()].double().square().sum()),
+        )
         self._kept.setdefault(key, Tally()).add(rows, rows)
-        self._gradient_squares[key] = self._gradient_squares.get(key, 0.0) + _squares(gradient)
+        self._gradient_squares[key] = self._gradient_squares.get(key, 0.0) + squares
 
     def end(self, values: Tensor) -> None:
         """Write the records of the bucket."""
         with self._recorder.timed():
-            means = dict.fromkeys(filter(self._matches, self._chunks.names), 0.0)
-            for piece in self._chunks.pieces:
-                if piece.name in means:
-                    means[piece.name] += _squares(values[piece.start : piece.end])
-            self._recorder.add([*self._records_of_sent(means), *self._records_of_kept()])
+            self._recorder.add([*self._records_of_sent(), *self._records_of_kept()])
 
-    def _records_of_sent(self, means: dict[str, float]) -> list[DebugRecord]:
-        return [
-            self._recorder.record(
-                self._step, key.name, self._direction, key.codec, figures,
-                is_shadow=key.is_shadow, site=site,
-                received_squares=() if key.is_shadow else (means[key.name],),
-            )
-            for site, measurement in self._sent.items()
-            for key, figures in measurement.figures()
-        ]  # fmt: skip
+    def _records_of_sent(self) -> Iterator[DebugRecord]:
+        for site, measurement in self._sent.items():
+            for key, figures in measurement.figures():
+                yield self._recorder.record(
+                    self._step, key.name, self._direction, key.codec, figures,
+                    is_shadow=key.is_shadow, site=site,
+                )  # fmt: skip
 
-    def _records_of_kept(self) -> list[DebugRecord]:
-        made = []
+    def _records_of_kept(self) -> Iterator[DebugRecord]:
         for (site, name), tally in self._kept.items():
             gradient = self._gradient_squares[site, name]
-            ratio = math.sqrt(tally.sums()["xx"] / gradient) if gradient > 0 else None
-            made.append(
-                self._recorder.record(
-                    self._step, name, "residual", repr(self._codecs[name]), tally.figures_of_x(),
-                    site=site, residual_over_gradient=ratio,
-                )
+            yield self._recorder.record(
+                self._step, name, "residual", repr(self._codecs[name]), tally.figures_of_x(),
+                site=site,
+                residual_over_gradient=sqrt(tally.sums()["xx"] / gradient) if gradient else None,
             )  # fmt: skip
-        return made
-
-
-def _squares(values: Tensor) -> float:
-    """Return the sum of squares of the finite ones of [n] values."""
-    return float(segment_squares(values, Segments.packed([1], len(values))))

@@ -1,8 +1,7 @@
 """Findings: what stands out in records of the debugger, since which step, and what to do about it.
 
 Each rule looks at the records of one table or parameter in one direction, step by step, or compares
-records of one step: of several tables, or of both ends of an exchange where records of several
-ranks are given. Shadows are left out, as nothing was trained with them.
+tables in one step. Shadows are left out, as nothing was trained with them.
 
 Knows: records. Does not know: where they come from, how findings are shown.
 """
@@ -28,7 +27,6 @@ LOST_SHARE = 0.65
 BIAS = 0.1
 SNR_GAP_DB = 12.0  # below the median of the tables with such a codec: 4 times their error
 GROWTH, LEAST_RESIDUAL = 1.3, 4.0
-SAME_SQUARES = 1e-6  # float64 sums in another order differ by less
 _DROPS_BY_DESIGN = ("TopK", "Threshold", "ForwardMask")
 
 Series = Sequence[DebugRecord]  # of one table, direction, codec and rank, by step
@@ -39,8 +37,8 @@ class Finding:
     """One thing that stands out.
 
     Args:
-        kind: the rule that it breaks: "nan", "received", "broken", "drift", "residual", "lost",
-            "bias" or "snr".
+        kind: the rule that it breaks: "nan", "broken", "drift", "residual", "lost", "bias" or
+            "snr".
         severity: higher is worse; of one kind and direction all are equal.
         ranks: ranks that show it.
         step: step of the first record that shows it.
@@ -107,7 +105,7 @@ def findings(records: Iterable[DebugRecord]) -> list[Finding]:
     """
     used = [record for record in records if not record.is_shadow]
     groups: dict[tuple[str, Place], list[Finding]] = defaultdict(list)
-    for one in (*_of_series(used), *_coarser_than_others(used), *_received(used)):
+    for one in (*_of_series(used), *_coarser_than_others(used)):
         groups[one.kind, one.place].append(one)
     joined = (
         replace(min(same, key=lambda f: f.step), ranks=tuple(sorted({f.ranks[0] for f in same})))
@@ -201,33 +199,3 @@ def _bound_of(record: DebugRecord, others: Sequence[DebugRecord]) -> str:
     if record.tolerance is None or not known or record.tolerance <= median(known):
         return ""
     return f"; its bound is {record.tolerance:.3g}, theirs {median(known):.3g}"
-
-
-def _received(records: Sequence[DebugRecord]) -> Iterator[Finding]:
-    """Yield tables whose rows are not what their sender sent, and means that ranks do not share."""
-    sent = {
-        (r.rank, r.step, place_of(r)): dict(zip(r.peers, r.sent_squares, strict=True))
-        for r in records if r.sent_squares
-    }  # fmt: skip
-    means: dict[tuple[int, str, str], DebugRecord] = {}  # the first record of each
-    for r in (r for r in records if r.received_squares):
-        place = place_of(r)
-        expected = {p: sent.get((p, r.step, place), {}).get(r.rank) for p in r.peers}
-        if not r.peers:
-            first = means.setdefault((r.step, r.name, r.direction), r)
-            expected = {first.rank: first.received_squares[0]}
-        for (sender, squares), received in zip(expected.items(), r.received_squares, strict=True):
-            if squares is None or abs((scale := _ratio(received, squares)) - 1) <= SAME_SQUARES:
-                continue
-            yield _finding(
-                r, "received", 90,
-                f"rank {r.rank} uses {scale:.4g} times what rank {sender} sent, in norm",
-                "something changes values behind the decoder: look at hooks on this rank, and at "
-                "its memory",
-            )  # fmt: skip
-
-
-def _ratio(squares: float, expected: float) -> float:
-    if squares == expected:
-        return 1.0
-    return math.sqrt(squares / expected) if expected > 0 else math.inf

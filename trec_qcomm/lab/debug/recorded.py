@@ -61,15 +61,9 @@ class DebugRun:
         self.records = tuple(unique.values())
 
     @property
-    def ranks(self) -> list[int]:
-        """Ranks that wrote records."""
-        return sorted({record.rank for record in self.records})
-
-    @property
-    def ranks_without_records(self) -> list[int]:
-        """Ranks that others sent to or received from, and of which there is no record."""
-        named = {peer for record in self.records for peer in record.peers}
-        return sorted(named - set(self.ranks))
+    def num_ranks(self) -> int:
+        """Number of ranks that wrote records."""
+        return len({record.rank for record in self.records})
 
     @property
     def steps(self) -> list[int]:
@@ -91,7 +85,7 @@ class DebugRun:
         span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
         names = {place.name for place in self.by_place}
         return (
-            f"{self.folder}: {len(self.ranks)} ranks, {span} ({len(steps)} measured), "
+            f"{self.folder}: {self.num_ranks} ranks, {span} ({len(steps)} measured), "
             f"{len(names)} tables and parameters"
         )
 

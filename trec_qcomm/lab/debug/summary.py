@@ -20,9 +20,6 @@ def summary(run: DebugRun, *, top: int) -> str:
     Args: run: the run.  top: number of lines to show of each.
     """
     wrong, parts = findings(run.records), [str(run), ""]
-    if ranks := run.ranks_without_records:
-        missing = ", ".join(map(str, ranks))
-        parts += [f"No records of ranks {missing}: what they received is not checked.", ""]
     if wrong:
         parts += ["What stands out, the first first:", "", _wrong_table(wrong[:top])]
         if len(wrong) > top:

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import Segments
-
 Figures = dict[str, Any]  # fields of a DebugRecord
 _CHUNK = 2**18  # values that are looked at together, so that the float64 copies stay in caches
 SUMS = (
@@ -100,16 +98,6 @@ class Tally:
             "peak": float(np.median(known.cpu().numpy())) if len(known) else None,
             "zero_share": s["zeros"] / s["values"],
         }
-
-
-def segment_squares(values: Tensor, segments: Segments) -> Tensor:
-    """Return [S] float64 on CPU, the sum of squares of the finite values of each segment.
-
-    Args: values: float32, contiguous, the buffer that holds the rows.
-    """
-    blocks = [segments.block(values, s).double() for s in range(segments.num_segments)]
-    squares = [torch.where(b.isfinite(), b, 0).square().sum() for b in blocks]
-    return torch.stack(squares).cpu() if squares else torch.zeros(0, dtype=torch.float64)
 
 
 def _finite_range(x: Tensor) -> tuple[Tensor, Tensor]:

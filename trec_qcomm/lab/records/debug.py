@@ -24,8 +24,7 @@ class DebugRecord(Record, kind="debug"):
 
     x is a value before a codec, y what receivers decode, e = y - x. Sums are over all values that
     the rank encodes for all ranks, itself included, where x and y are finite, in float64. A figure
-    is None, and not in the line, where it does not apply. A rank that only receives a table's rows
-    has a record, too: `peers` and `received_squares` alone.
+    is None, and not in the line, where it does not apply.
 
     A line is unique by (rank, step, name, direction, codec, is_shadow, site, module).
 
@@ -60,12 +59,6 @@ class DebugRecord(Record, kind="debug"):
             before; None at the first.
         residual_over_gradient: norm of the residual over the norm of the gradient of this step; for
             direction residual.
-        peers: the ranks that the next two have a number for.
-        sent_squares: for each peer the sum of y^2 over what this rank sends it.
-        received_squares: for each peer the sum of squares over what this rank has decoded from
-            it, when it was about to be used. Where both ends are right, it equals that peer's
-            `sent_squares` for this rank up to rounding in float64. For dense and data_parallel
-            one number without peers: the sum of squares of the mean that all ranks end with.
     """
 
     rank: int
@@ -91,6 +84,3 @@ class DebugRecord(Record, kind="debug"):
     zero_share: float | None = None
     rms_drift: float | None = None
     residual_over_gradient: float | None = None
-    peers: tuple[int, ...] = ()
-    sent_squares: tuple[float, ...] = ()
-    received_squares: tuple[float, ...] = ()

@@ -104,8 +104,7 @@ def figures_of(lines: Iterable[DebugRecord]) -> dict[Case, dict[str, float]]:
         if line.direction in ROWS:
             ranks.add(line.rank)
             steps.add(line.step)
-            if line.is_shadow or line.num_values is not None:  # else this rank only receives
-                cases[line.name, line.direction, line.codec].append(line)
+            cases[line.name, line.direction, line.codec].append(line)
     counted = steps - {0} or steps
     shares = len(counted) * len(ranks)
     figures = {}

@@ -20,7 +20,6 @@ FAULTS = {  # what is found first, on which ranks and since which step
     "heavy_tail": ("lost", {0, 1}, FAULT_STEP, "tw_first", "backward"),
     "loose_bound": ("snr", {0}, 0, "cw", "forward"),
     "growing_residual": ("residual", {0, 1}, 3, "over.weight", "residual"),
-    "scaled_after_decode": ("received", {1}, FAULT_STEP, "cw", "forward"),
 }
 PROGRAMS = ("same_bits", "no_fault", *FAULTS, "attribution")
 
