@@ -62,7 +62,7 @@ def _record(
         tolerance=0.01 if direction == "forward" and not exact else None,
         lost_share=0.0 if exact else 0.1 + 0.1 * noise.gauss(0, scatter),
         bits=32.0 if exact else 6.0 + noise.gauss(0, scatter),
-        peak=2.0 * math.exp(noise.gauss(0, scatter)), zero_share=0.0,
+        peak=2.0 * math.exp(noise.gauss(0, scatter)),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from trec_qcomm.lab.records import DebugRecord
 PLAIN = DebugRecord(
     configuration="mine", rank=0, step=0, name="t", direction="backward", codec="Rowwise(bits=4)",
     num_rows=8, num_values=64, num_nan=0, num_inf=0, num_broken=0, rms=1.0, snr_db=20.0, bias=0.01,
-    lost_share=0.1, zero_share=0.0, rms_drift=0.3, time=1.0, bits=5.0,
+    lost_share=0.1, rms_drift=0.3, time=1.0, bits=5.0,
 )  # fmt: skip
 
 

@@ -18,11 +18,11 @@ from trec_qcomm import (
     TopK,
 )
 from trec_qcomm.comm.frames.plan import plan_frames
+from trec_qcomm.config import read_config
 from trec_qcomm.core.segments import Masks, Segments
 from trec_qcomm.lab.debug import tally
 from trec_qcomm.lab.debug.coding import pack
-from trec_qcomm.lab.debug.measurement import Key, Measurement
-from trec_qcomm.lab.debug.recorder import Recorder
+from trec_qcomm.lab.debug.recorder import Key, Measurement, Recorder
 from trec_qcomm.testing import awkward_rows, encode, round_trip
 
 CODECS = [
@@ -112,7 +112,7 @@ def offline(codec, blocks):
         "snr_db": 10 * math.log10(signal / noise) if noise else None,
         "bias": e.sum() / np.abs(fx).sum(),
         "lost_share": ((np.abs(e) >= np.abs(fx)) & nonzero).sum() / nonzero.sum(),
-        "peak": np.median(peaks), "zero_share": (finite & (x == 0)).sum() / x.size,
+        "peak": np.median(peaks),
         "bits": 8 * sum(len(data) for _, _, data in pairs) / x.size,
         "tolerance": codec.tolerance,
     }  # fmt: skip
@@ -212,7 +212,7 @@ def test_masks_of_the_exchange_are_read_and_never_written():
 
 
 def test_drift_is_against_the_mean_of_the_steps_before():
-    recorder = Recorder(configuration="mine", folder=None, seed=0)
+    recorder = Recorder(read_config("fp32"), None)
     drifts = [recorder._drift("t", rms) for rms in (1.0, 4.0, 0.0, 2.0, *[2.0] * 20)]
     # 0 has no logarithm, and does not count.
     assert drifts == [None, 2.0, None, 0.0, *[0.0] * 20]

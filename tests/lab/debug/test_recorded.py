@@ -1,4 +1,4 @@
-"""Planted faults in recorded runs: each is named by place and first step, and nothing else is."""
+"""Recorded runs: ranks and steps that are joined, and what the command says of them."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.debug.made_runs import PARAMETER, made_run, planted, write_run
+from tests.lab.debug.made_runs import made_run, planted, write_run
 from trec_qcomm.lab.debug.command import main
 from trec_qcomm.lab.debug.findings import findings
 from trec_qcomm.lab.debug.recorded import DebugRun, joined, read_run
@@ -23,28 +23,6 @@ HEAVY = planted(
     "t_0", "backward", 30, peak=7.0, snr_db=lambda r: r.snr_db - 9, lost_share=0.8
 )  # fmt: skip
 LOOSE = planted("t_2", "forward", 0, tolerance=0.1, snr_db=lambda r: r.snr_db - 20, bits=3.0)
-GROWING = planted(
-    PARAMETER, "residual", 20, residual_over_gradient=lambda r: 0.3 * 1.2 ** (r.step - 20)
-)  # fmt: skip
-FAULTS = [
-    (SCALED, 40, "t_1", "forward", "drift"),
-    (NAN, 15, "t_2", "backward", "nan"),
-    (HEAVY, 30, "t_0", "backward", "lost"),
-    (LOOSE, 0, "t_2", "forward", "snr"),
-    # A residual stands out from four times a gradient on.
-    (GROWING, 35, PARAMETER, "residual", "residual"),
-]
-
-
-@pytest.mark.parametrize(("fault", "step", "name", "direction", "kind"), FAULTS)
-def test_a_planted_fault_is_named_by_place_and_first_step(
-    fault: Any, step: int, name: str, direction: str, kind: str
-) -> None:
-    (finding,) = findings(made_run(fault, seed=2).records)
-    assert (finding.step, finding.kind) == (step, kind)
-    assert (finding.place.name, finding.place.direction) == (name, direction)
-    assert finding.ranks == ((1,) if fault is NAN else (0, 1))
-    assert finding.advice
 
 
 def test_ranks_that_show_the_same_are_one_line_since_the_first() -> None:

@@ -25,9 +25,8 @@ from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.coding import pack
-from trec_qcomm.lab.debug.measurement import Measurement
 from trec_qcomm.lab.debug.recorded import DebugRun
-from trec_qcomm.lab.debug.recorder import Recorder
+from trec_qcomm.lab.debug.recorder import Measurement, Recorder
 from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.lab.debug.summary import summary
 from trec_qcomm.lab.debug.tally import Tally
@@ -54,9 +53,7 @@ class Debugger(Extension):
             from_first_step: whether steps are counted from the first one that is seen, not from 0.
         """
         self.rule = rule
-        self.recorder = Recorder(
-            configuration=config.source, folder=rule.folder, seed=config.seed
-        )  # fmt: skip
+        self.recorder = Recorder(config, rule.folder)
         self._first: int | None = None if from_first_step else 0
         self._session: Session | None = None
         self._is_at_work = True
@@ -177,14 +174,10 @@ class Debugger(Extension):
             for rows in pack(values, placed, seed=seed, tolerances=tolerances, names=names):
                 measurement.add(rows)
             place = f"intra_{direction}" if collective.intra else direction
-            made = [
-                self.recorder.record(
-                    step, key.name, cast(Direction, place), key.codec, figures,
-                    is_shadow=key.is_shadow, module=self._modules[collective],
-                )
-                for key, figures in measurement.figures()
-            ]  # fmt: skip
-            self.recorder.add(made)
+            module = self._modules[collective]
+            self.recorder.add(
+                self.recorder.records(measurement, step, cast(Direction, place), module=module)
+            )
 
     def looks_at_received(self, step: int) -> bool:
         """Return False: only what is sent is measured."""
@@ -267,16 +260,11 @@ class BucketDebugger:
 
     def end(self, values: Tensor) -> None:
         """Write the records of the bucket."""
-        with self._recorder.timed():
-            self._recorder.add([*self._records_of_sent(), *self._records_of_kept()])
-
-    def _records_of_sent(self) -> Iterator[DebugRecord]:
-        for site, measurement in self._sent.items():
-            for key, figures in measurement.figures():
-                yield self._recorder.record(
-                    self._step, key.name, self._direction, key.codec, figures,
-                    is_shadow=key.is_shadow, site=site,
-                )  # fmt: skip
+        recorder = self._recorder
+        with recorder.timed():
+            for site, measurement in self._sent.items():
+                recorder.add(recorder.records(measurement, self._step, self._direction, site=site))
+            recorder.add(list(self._records_of_kept()))
 
     def _records_of_kept(self) -> Iterator[DebugRecord]:
         for (site, name), tally in self._kept.items():

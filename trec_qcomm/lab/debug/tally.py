@@ -96,7 +96,6 @@ class Tally:
             "num_inf": int(s["inf"]),
             "rms": math.sqrt(s["xx"] / num_finite) if num_finite else None,
             "peak": float(np.median(known.cpu().numpy())) if len(known) else None,
-            "zero_share": s["zeros"] / s["values"],
         }
 
 

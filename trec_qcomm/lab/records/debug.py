@@ -54,7 +54,6 @@ class DebugRecord(Record, kind="debug"):
             frames.
         peak: median over rows of the largest |x| over the row's root mean square. 1 is a flat row,
             the root of the dim a row with one value; normal values at dim 64 have about 2.5.
-        zero_share: share of x that are 0.
         rms_drift: log2 of the rms over its running mean (of logarithms) at the measured steps
             before; None at the first.
         residual_over_gradient: norm of the residual over the norm of the gradient of this step; for
@@ -81,6 +80,5 @@ class DebugRecord(Record, kind="debug"):
     lost_share: float | None = None
     bits: float | None = None
     peak: float | None = None
-    zero_share: float | None = None
     rms_drift: float | None = None
     residual_over_gradient: float | None = None
