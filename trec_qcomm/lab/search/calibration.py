@@ -67,8 +67,8 @@ class Calibration:
 
     Args:
         measured: what the probes showed.
-        metrics: metrics of which the mean counts, those with less spread for more: all of them are
-            taken to change by as many percent.
+        metrics: metrics of which the one with least spread counts: all of them are taken to change
+            by as many percent.
         seeds: seeds of the trainings.
         path: file of the records.
         unique_bags: whether equal bags are sent once.
@@ -97,16 +97,11 @@ class Calibration:
         )  # fmt: skip
         self._result[:] = [result]
         changes, spread = changes_of(result, self.metrics), self.spread
-        weights = {metric: 1 / max(spread[metric], 1e-9) ** 2 for metric in self.metrics}
-        total = sum(weights.values())
-        joint = {
-            name: [sum(weights[m] * changes[name][m][s] for m in self.metrics) / total
-                   for s in self.seeds]
-            for name in self._configs
-        }  # fmt: skip
-        typical = median(variance(values) for values in joint.values())
-        errors = {n: sqrt((variance(v) + typical) / 2 / len(v)) for n, v in joint.items()}
-        return {case: Change(mean(joint[name]), errors[name]) for case, name in names.items()}
+        metric = min(spread, key=lambda metric: spread[metric])
+        seen = {n: [changes[n][metric][seed] for seed in self.seeds] for n in self._configs}
+        typical = median(variance(values) for values in seen.values())
+        errors = {n: sqrt((variance(v) + typical) / 2 / len(v)) for n, v in seen.items()}
+        return {case: Change(mean(seen[name]), errors[name]) for case, name in names.items()}
 
     def rests(self, changes: Mapping[Case, Change], shares: Shares) -> dict[Direction, Rest]:
         """Return what the cheaper half of the tables costs, by direction.
