@@ -21,8 +21,9 @@ from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.core.stats import TableBags
+from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
 from trec_qcomm.integration.session import Session
-from trec_qcomm.lab.sizes.rows import FLOAT32_NBYTES, Blocks, num_distinct, write_rows
+from trec_qcomm.lab.sizes.rows import Blocks, num_distinct, write_rows
 
 CAPTURED_NBYTES = 2**28
 _FILE_NBYTES = 2**26  # room for what torch.save adds: names of tables, a header a block

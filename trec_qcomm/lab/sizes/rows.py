@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 Blocks = dict[str, list[Tensor]]  # batches [n, D] float32, by table
-FLOAT32_NBYTES = 4
 
 
 def read_content(path: Path) -> dict[str, Any]:
