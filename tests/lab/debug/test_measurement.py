@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.lab.debug.definitions import offline_figures
 from trec_qcomm import (
     Cast,
     ErrorBounded,
@@ -19,11 +20,11 @@ from trec_qcomm import (
 )
 from trec_qcomm.comm.frames.plan import plan_frames
 from trec_qcomm.config import read_config
-from trec_qcomm.core.segments import Masks, Segments
+from trec_qcomm.core.segments import Masks
 from trec_qcomm.lab.debug import tally
 from trec_qcomm.lab.debug.coding import pack
 from trec_qcomm.lab.debug.recorder import Key, Measurement, Recorder
-from trec_qcomm.testing import awkward_rows, encode, round_trip
+from trec_qcomm.testing import awkward_rows
 
 CODECS = [
     Identity(),
@@ -85,39 +86,6 @@ def measured(codec, blocks, **options):
     return measurement
 
 
-def alone(codec, block):
-    """Return what a block decodes to when it is a segment of its own, and its bytes."""
-    segments = Segments.packed([len(block)], DIM)
-    y, encoded = round_trip(codec, block, segments), encode(codec, block, segments)
-    return y, encoded.payload[: int(encoded.nbytes[0])].numpy()
-
-
-def offline(codec, blocks):
-    """Return the figures of one table from their definitions, value by value."""
-    pairs = [(block, *alone(codec, block)) for block in blocks if len(block)]
-    x = np.concatenate([x.double().numpy() for x, _, _ in pairs])
-    y = np.concatenate([y.double().numpy() for _, y, _ in pairs])
-    finite = np.isfinite(x) & np.isfinite(y)
-    same = finite | (x == y) | (np.isnan(x) & np.isnan(y))
-    fx, fy = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
-    e = fy - fx
-    norms = np.sqrt((fx**2).sum(1))
-    n, signal, noise = finite.sum(), (fx**2).sum(), (e**2).sum()
-    nonzero = finite & (x != 0)
-    peaks = np.abs(fx).max(1)[norms > 0] / (norms[norms > 0] / math.sqrt(DIM))
-    return {
-        "num_rows": len(x), "num_values": x.size, "num_nan": np.isnan(x).sum(),
-        "num_inf": np.isinf(x).sum(), "num_broken": (~same).sum(),
-        "rms": math.sqrt(signal / n),
-        "snr_db": 10 * math.log10(signal / noise) if noise else None,
-        "bias": e.sum() / np.abs(fx).sum(),
-        "lost_share": ((np.abs(e) >= np.abs(fx)) & nonzero).sum() / nonzero.sum(),
-        "peak": np.median(peaks),
-        "bits": 8 * sum(len(data) for _, _, data in pairs) / x.size,
-        "tolerance": codec.tolerance,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("kind", ["plain", "awkward"])
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_figures_are_those_of_the_definitions(codec, kind, monkeypatch):
@@ -126,7 +94,7 @@ def test_figures_are_those_of_the_definitions(codec, kind, monkeypatch):
     by_table = dict(measured(codec, blocks).figures())
     for t, table in enumerate(TABLES):
         figures = by_table[Key(table, repr(codec), False)]
-        expected = offline(codec, blocks[t::3])
+        expected = offline_figures(codec, blocks[t::3])
         for name, value in expected.items():
             if value is None or figures[name] is None:
                 assert value is figures[name], (table, name)
@@ -164,7 +132,7 @@ def test_shadows_are_tried_on_the_same_rows():
     assert figures[Key("a", repr(refusing), True)] == {}  # they cannot be coded so
     for t, table in enumerate(TABLES):
         tried = figures[Key(table, repr(ErrorBounded(0.03)), True)]
-        expected = offline(ErrorBounded(0.03), blocks[t::3])
+        expected = offline_figures(ErrorBounded(0.03), blocks[t::3])
         np.testing.assert_allclose(tried["snr_db"], expected["snr_db"], 1e-9)
         assert tried["bits"] == expected["bits"]
         assert tried["tolerance"] == 0.03
@@ -185,7 +153,7 @@ def test_a_bound_of_a_sum_is_divided_among_its_summands():
     config, shadow = (figures for _, figures in measurement.figures())
     assert (config["tolerance"], shadow["tolerance"]) == (0.2, 0.4)
     for figures, half in ((config, 0.1), (shadow, 0.2)):
-        expected = offline(ErrorBounded(half, mode="abs"), values.split(6))
+        expected = offline_figures(ErrorBounded(half, mode="abs"), values.split(6))
         assert figures["snr_db"] == pytest.approx(expected["snr_db"], rel=1e-9)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trec_qcomm.lab.debug.findings import findings
 from trec_qcomm.lab.debug.recorded import read_run
-from trec_qcomm.lab.debug.summary import summary
+from trec_qcomm.lab.debug.summary import run_summary
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
         run = read_run(arguments.folder)
     except ValueError as error:
         parser.error(str(error))
-    print(summary(run, top=arguments.top))
+    print(run_summary(run, top=arguments.top))
     return int(bool(findings(run.records)))
 
 

@@ -28,7 +28,7 @@ from trec_qcomm.lab.debug.coding import pack
 from trec_qcomm.lab.debug.recorded import DebugRun
 from trec_qcomm.lab.debug.recorder import Measurement, Recorder
 from trec_qcomm.lab.debug.rule import DebugRule
-from trec_qcomm.lab.debug.summary import summary
+from trec_qcomm.lab.debug.summary import run_summary
 from trec_qcomm.lab.debug.tally import Tally
 from trec_qcomm.lab.records import DebugRecord, Direction
 
@@ -72,7 +72,7 @@ class Debugger(Extension):
         measured_s, elapsed_s = self.recorder.cost()
         share = f", {measured_s / elapsed_s:.2%} of the time" if len(run.steps) > 1 else ""
         cost = f"Measuring took {measured_s:.2f} s{share}."
-        return f"{summary(run, top=MOST_SHOWN)}\n{cost}"
+        return f"{run_summary(run, top=MOST_SHOWN)}\n{cost}"
 
     def start(self, session: Session) -> None:
         """Measure from the next call on, in what a session has and will have.

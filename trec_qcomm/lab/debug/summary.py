@@ -14,7 +14,7 @@ _NOISE_HEAD = (
 )  # fmt: skip
 
 
-def summary(run: DebugRun, *, top: int) -> str:
+def run_summary(run: DebugRun, *, top: int) -> str:
     """Return what is wrong, the noisiest places, and last the first and the worst that is wrong.
 
     Args: run: the run.  top: number of lines to show of each.

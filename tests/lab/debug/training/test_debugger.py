@@ -3,16 +3,14 @@
 import json
 
 import pytest
-import torch
 
+from tests.lab.debug.definitions import offline_figures
 from tests.lab.debug.training.programs import BASE, FAULT_STEP, SHADOWS, STEPS, run
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import ErrorBounded
-from trec_qcomm.core.segments import Segments
 from trec_qcomm.lab.debug.findings import findings
 from trec_qcomm.lab.debug.recorded import read_run
 from trec_qcomm.lab.records import read_all
-from trec_qcomm.testing import encode, round_trip
 
 FAULTS = {  # what is found first, on which ranks and since which step
     "scaled_table": ("drift", {0}, FAULT_STEP, "tw_first", "forward"),
@@ -79,35 +77,19 @@ def test_lines_are_the_records_in_memory(programs, folder):
 
 @pytest.mark.dist
 def test_figures_are_those_of_the_rows_that_were_captured(programs):
-    """Rows of a step, dumped by capture_rows, coded and judged apart, in float64."""
     num_checked = 0
     for rank in results_of(programs["same_bits"]):
-        forward = {
-            (r.name, r.codec): r
-            for r in rank["records"]
-            if r.step == 2 and r.direction == "forward" and r.num_rows
-        }
-        for (table, codec), record in forward.items():
-            codec = next(c for c in (BASE.embedding[0].forward, *SHADOWS) if repr(c) == codec)
-            if table == "tw_first" and isinstance(codec, ErrorBounded):  # of a sum over 2 ranks
+        for record in rank["records"]:
+            if record.step != 2 or record.direction != "forward":
+                continue
+            used = (BASE.embedding[0].forward, *SHADOWS)
+            codec = next(codec for codec in used if repr(codec) == record.codec)
+            if record.name == "tw_first" and isinstance(codec, ErrorBounded):  # a sum over 2 ranks
                 codec = ErrorBounded(codec.bound / 2)
-            blocks = rank["rows"][table]
-            coded = [Segments.packed([len(b)], b.shape[1]) for b in blocks]
-            x = torch.cat([b.flatten() for b in blocks]).double()
-            y = torch.cat(
-                [round_trip(codec, b, s).flatten() for b, s in zip(blocks, coded, strict=True)]
-            ).double()
-            pairs = zip(blocks, coded, strict=True)
-            nbytes = sum(int(encode(codec, b, s).nbytes.sum()) for b, s in pairs)
-            noise = (x - y).square().sum()
-            expected = {
-                "num_values": len(x),
-                "rms": x.square().mean().sqrt(),
-                "snr_db": 10 * (x.square().sum().log10() - noise.log10()),
-                "bits": 8 * nbytes / len(x),
-            }
-            for name, value in expected.items():
-                assert getattr(record, name) == pytest.approx(float(value), rel=1e-10), name
+            expected = offline_figures(codec, rank["rows"][record.name])
+            for name in expected.keys() - {"tolerance"}:
+                figure = pytest.approx(expected[name], rel=1e-9, abs=1e-13)
+                assert getattr(record, name) == figure, name
             num_checked += 1
     assert num_checked == 3 * (3 + 4)  # codecs; tables that rank 0 and rank 1 send
 
