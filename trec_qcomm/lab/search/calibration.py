@@ -61,7 +61,7 @@ def to_calibrate(measured: Measured, candidates: Candidates, cost: Cost) -> list
     return chosen
 
 
-@dataclass(frozen=True)
+@dataclass
 class Calibration:
     """Trainings with coarse codecs, and what they changed; `run` does what is missing.
 
@@ -73,6 +73,9 @@ class Calibration:
         path: file of the records.
         unique_bags: whether equal bags are sent once.
         options: arguments of quality.study.
+    Derived:
+        spread: standard deviation of one seed's change by metric, as a plan has it that costs
+            little; from `run`.
     """
 
     measured: Measured
@@ -81,8 +84,8 @@ class Calibration:
     path: Path
     unique_bags: UniqueBagsChoice
     options: Mapping[str, Any]
+    spread: dict[str, float] = field(init=False)
     _configs: dict[str, Config] = field(default_factory=dict)  # of all trainings so far
-    _result: list[StudyResult] = field(default_factory=list)
 
     def run(self, cases: Mapping[Case, Sequence[str]]) -> dict[Case, Change]:
         """Return what codecs change on some tables, while all else is exact.
@@ -95,8 +98,8 @@ class Calibration:
             limits=dict.fromkeys(self.metrics, quality.TRAINING),
             baseline=config_of_all(Pair(), self.unique_bags), **self.options,
         )  # fmt: skip
-        self._result[:] = [result]
-        changes, spread = changes_of(result, self.metrics), self.spread
+        changes = changes_of(result, self.metrics)
+        self.spread = spread = spread_of_fine(changes, self.metrics)
         metric = min(spread, key=lambda metric: spread[metric])
         seen = {n: [changes[n][metric][seed] for seed in self.seeds] for n in self._configs}
         typical = median(variance(values) for values in seen.values())
@@ -123,11 +126,6 @@ class Calibration:
             case[0]: Rest(case[1], names, all=changes[case], rest=rest[case])
             for case, names in cases.items()
         }
-
-    @property
-    def spread(self) -> dict[str, float]:
-        """Standard deviation of one seed's change by metric, as a plan has it that costs little."""
-        return spread_of_fine(changes_of(self._result[0], self.metrics), self.metrics)
 
     def _add(self, direction: Direction, codec: Codec, names: Sequence[str]) -> str:
         """Add a training and return its name, which no other names of tables have."""

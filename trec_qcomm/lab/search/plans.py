@@ -77,14 +77,17 @@ class Planner:
 
     def has(self, pair: Pair) -> bool:
         """Return whether all tables were probed with a pair of codecs."""
-        return all((*item, pair[item[1]]) in self.model.measured.noise for item in self._items)
+        return all(
+            (*item, pair[item[1]]) in self.model.measured.noise
+            for item in self.model.measured.items
+        )
 
     def all_with(self, name: str, pair: Pair) -> Plan:
         """Return the plan in which all tables have one pair of codecs.
 
         Raises: KeyError: a codec was not probed.
         """
-        return self._make(name, 0.0, {item: pair[item[1]] for item in self._items})
+        return self._make(name, 0.0, {item: pair[item[1]] for item in self.model.measured.items})
 
     def step_back(self, plan: Plan, *, only_forward: bool = False) -> Plan | None:
         """Return the plan with the dearest codec replaced by finer ones; None if all are exact.
@@ -120,14 +123,10 @@ class Planner:
         made = self._make(plan.name, plan.budget, {**plan.codecs, **finer[dearest]})
         return replace(made, blames=(*plan.blames, blame))
 
-    @property
-    def _items(self) -> list[Item]:
-        return self.model.measured.items
-
     def _priced(self) -> dict[Item, dict[Codec, Priced]]:
         """Return what each codec of each item costs and loses."""
         priced: dict[Item, dict[Codec, Priced]] = {}
-        for item in self._items:
+        for item in self.model.measured.items:
             for codec in self.candidates[item[1]]:
                 loss = self.model.loss(*item, codec)
                 if loss is not None:
