@@ -91,8 +91,9 @@ _WHEN_USED = {
     "Throughput": "trec_qcomm.ext.planner.cost_model",
     "emulate": "trec_qcomm.lab.ranks.model",
     "played_ranks": "trec_qcomm.lab.ranks.model",
+    "search": "trec_qcomm.lab.search",
 }
-_MODULES = {"quality": "trec_qcomm.lab.study", "search": "trec_qcomm.lab.search"}
+_MODULES = {"quality": "trec_qcomm.lab.study"}
 
 
 def __getattr__(name: str) -> Any:

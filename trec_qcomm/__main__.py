@@ -17,7 +17,7 @@ TOOLS = {
     "search": ("trec_qcomm.lab.search.command", "a codec for every table, within a budget of loss"),
     "simulate": ("trec_qcomm.lab.simulate.command", "predicted steps on up to thousands of GPUs"),
     "report": ("trec_qcomm.lab.report.command", "records as one page of figures"),
-    "debug": ("trec_qcomm.lab.debug.command", "recorded runs of the numeric debugger"),
+    "debug": ("trec_qcomm.lab.debug.command", "a recorded run of the numeric debugger"),
     "warm-up": ("trec_qcomm.warm_up", "compile a config's CPU kernels ahead of a training"),
 }
 

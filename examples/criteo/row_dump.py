@@ -23,7 +23,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.models.dlrm import DLRMTrain
 from trainer import Trainer
 
-from trec_qcomm.lab.debug.row_capture import write_rows
+from trec_qcomm.lab.sizes.rows import write_rows
 
 DUMPED_SAMPLES = 8192  # the last ones, rounded up to whole batches; fewer where there are no more
 

@@ -61,7 +61,7 @@ class Section:
 
     def debugger_of_ddp(self, config: Any) -> Any:
         """Return what measures the gradients of a DDP that TorchRec knows nothing of: an object
-        with `watch(gradients, "dense")` and `summary()`; None: nothing does.
+        with `add_gradients("dense", gradients)` and `summary()`; None: nothing does.
 
         Args: config: the Config that has the section.
         Raises: ValueError: codecs that do not take blocks of the config's rules.

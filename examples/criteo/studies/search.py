@@ -2,10 +2,9 @@
 
   python examples/criteo/studies/search.py --data train.txt --budget-ne 0.02 --out plan.yaml
   python examples/criteo/studies/search.py --data train.txt --link-gb-s 0.0125
-  python examples/criteo/studies/search.py --data train.txt --dense '*dense_arch*' '*'
 
 Trainings are those of accuracy.py: emulated ranks, 4 x 128, every category kept. What is not
-searched is from --base (default best, so without --dense these gradients are those of best).
+searched is from --base (default best, so dense gradients are those of best).
 Records are in --path; after Ctrl-C give the command again. Seeds are from 1000 on: accuracy.py's 0
 to 49 are left to judge the plan by:
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trec_qcomm.lab import records
-from trec_qcomm.lab.debug.recorded.run import DebugRun
+from trec_qcomm.lab.debug.recorded import DebugRun
 from trec_qcomm.lab.records import DebugRecord
 
 RANKS = range(2)
@@ -47,9 +47,6 @@ def _record(
 ) -> DebugRecord:  # fmt: skip
     size = {"forward": 0.1, "backward": 1e-5, "dense": 1e-3, "residual": 1e-4}[direction]
     rms = size * math.exp(noise.gauss(0, scatter))
-    spread = rms * math.exp(noise.gauss(0, scatter))
-    squares = tuple(100 * rms**2 * (1 + peer) for peer in RANKS)
-    is_rows = direction in ("forward", "backward")
     if direction == "residual":
         return DebugRecord(
             configuration="made", rank=rank, step=step, name=name, direction="residual",
@@ -65,36 +62,13 @@ def _record(
         tolerance=0.01 if direction == "forward" and not exact else None,
         lost_share=0.0 if exact else 0.1 + 0.1 * noise.gauss(0, scatter),
         bits=32.0 if exact else 6.0 + noise.gauss(0, scatter),
-        peak=2.0 * math.exp(noise.gauss(0, scatter)), zero_share=0.0,
-        range_quantiles=tuple(q * spread for q in (0.5, 1, 2, 3, 4, 5, 6)),
-        norm_quantiles=tuple(q * spread for q in (1, 1.5, 2, 2.5, 3, 4, 5)),
-        error_histogram=(0,) * 15 + (100, 400, 300) + (0,) * 8,
-        peers=tuple(RANKS) if is_rows else (),
-        sent_squares=squares if is_rows else (),
-        received_squares=() if is_rows else (0.25,),
+        peak=2.0 * math.exp(noise.gauss(0, scatter)),
     )  # fmt: skip
 
 
-def paired(made: list[DebugRecord]) -> list[DebugRecord]:
-    """Return the records with what each rank receives set to what its peers have sent it."""
-    sent = {
-        (r.rank, r.step, r.name, r.direction): r.sent_squares for r in made if r.sent_squares
-    }  # fmt: skip
-    return [
-        dataclasses.replace(
-            r,
-            received_squares=tuple(
-                sent[peer, r.step, r.name, r.direction][r.rank] * (1 + 1e-14) for peer in r.peers
-            ),
-        )
-        if r.peers else r
-        for r in made
-    ]  # fmt: skip
-
-
 def made_run(*faults: Fault, seed: int = 0, exact: bool = False, steps: range = STEPS) -> DebugRun:
-    """Return a run with faults; all arrives as it is sent where it is exact."""
-    made = paired(records_of(seed=seed, exact=exact, steps=steps))
+    """Return a run with faults."""
+    made = records_of(seed=seed, exact=exact, steps=steps)
     for fault in faults:
         made = [fault(record) for record in made]
     return DebugRun(f"seed{seed}", made)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.lab.debug.definitions import offline_figures
 from trec_qcomm import (
     Cast,
     ErrorBounded,
@@ -18,14 +19,12 @@ from trec_qcomm import (
     TopK,
 )
 from trec_qcomm.comm.frames.plan import plan_frames
-from trec_qcomm.core.segments import Segments
+from trec_qcomm.config import read_config
 from trec_qcomm.ext.dct.masks import Masks, new_masks, with_masks
 from trec_qcomm.lab.debug import tally
 from trec_qcomm.lab.debug.coding import pack
-from trec_qcomm.lab.debug.measurement import Key, Measurement, received_squares
-from trec_qcomm.lab.debug.recorder import Recorder
-from trec_qcomm.lab.records.debug import HISTOGRAM_BINS, QUANTILES
-from trec_qcomm.testing import awkward_rows, encode, round_trip
+from trec_qcomm.lab.debug.recorder import Key, Measurement, Recorder
+from trec_qcomm.testing import awkward_rows
 
 CODECS = [
     Identity(),
@@ -82,63 +81,9 @@ def measured(codec, blocks, **options):
     measurement = Measurement(options.pop("shadows", ()))
     names = options.pop("names", frames.plan.tables)
     for rows in pack(values, frames, seed=options.pop("seed", 0), tolerances=None, names=names):
-        measurement.add(rows, RANKS)
+        measurement.add(rows)
     assert torch.equal(values.view(torch.int32), before.view(torch.int32))
     return measurement
-
-
-def alone(codec, block):
-    """Return what a block decodes to when it is a segment of its own, and its bytes."""
-    segments = Segments.packed([len(block)], DIM)
-    y, encoded = round_trip(codec, block, segments), encode(codec, block, segments)
-    return y, encoded.payload[: int(encoded.nbytes[0])].numpy()
-
-
-def offline(codec, blocks):
-    """Return the figures of one table from their definitions, value by value."""
-    pairs = [(block, *alone(codec, block)) for block in blocks if len(block)]
-    x = np.concatenate([x.double().numpy() for x, _, _ in pairs])
-    y = np.concatenate([y.double().numpy() for _, y, _ in pairs])
-    finite = np.isfinite(x) & np.isfinite(y)
-    same = finite | (x == y) | (np.isnan(x) & np.isnan(y))
-    fx, fy = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
-    e = fy - fx
-    ranges = np.array([np.ptp(r[np.isfinite(r)]) if np.isfinite(r).any() else 0.0 for r in x])
-    norms = np.sqrt((fx**2).sum(1))
-    histogram = np.zeros(HISTOGRAM_BINS, int)
-    for row, (width, mask) in zip(e, zip(ranges, finite, strict=True), strict=True):
-        for error in np.abs(row[mask]) if width > 0 else ():
-            at = -math.inf if error / width == 0 else math.floor(math.log2(error / width))
-            histogram[min(max(at + 25, 0), 25)] += 1
-    n, signal, noise = finite.sum(), (fx**2).sum(), (e**2).sum()
-    nonzero = finite & (x != 0)
-    peaks = np.abs(fx).max(1)[norms > 0] / (norms[norms > 0] / math.sqrt(DIM))
-    return {
-        "num_rows": len(x), "num_values": x.size, "num_nan": np.isnan(x).sum(),
-        "num_inf": np.isinf(x).sum(), "num_broken": (~same).sum(),
-        "rms": math.sqrt(signal / n),
-        "snr_db": 10 * math.log10(signal / noise) if noise else None,
-        "bias": e.sum() / np.abs(fx).sum(), "error_histogram": histogram,
-        "lost_share": ((np.abs(e) >= np.abs(fx)) & nonzero).sum() / nonzero.sum(),
-        "peak": np.median(peaks), "zero_share": (finite & (x == 0)).sum() / x.size,
-        "range_quantiles": np.quantile(ranges, QUANTILES),
-        "norm_quantiles": np.quantile(norms, QUANTILES),
-        "bits": 8 * sum(len(data) for _, _, data in pairs) / x.size,
-        "error_over_bound": over_bound(codec, pairs),
-        "tolerance": codec.tolerance,
-    }  # fmt: skip
-
-
-def over_bound(codec, pairs):
-    if not isinstance(codec, ErrorBounded):
-        return None
-    worst = 0.0
-    for x, y, _ in pairs:
-        clean = x[x.isfinite()].double()
-        bound = codec.bound * (float(clean.max() - clean.min()) if codec.mode == "rel" else 1.0)
-        error = (y - x.double())[x.isfinite() & y.isfinite()].abs().max()
-        worst = max(worst, float(error) / bound if error else 0.0)
-    return worst
 
 
 @pytest.mark.parametrize("kind", ["plain", "awkward"])
@@ -149,7 +94,7 @@ def test_figures_are_those_of_the_definitions(codec, kind, monkeypatch):
     by_table = dict(measured(codec, blocks).figures())
     for t, table in enumerate(TABLES):
         figures = by_table[Key(table, repr(codec), False)]
-        expected = offline(codec, blocks[t::3])
+        expected = offline_figures(codec, blocks[t::3])
         for name, value in expected.items():
             if value is None or figures[name] is None:
                 assert value is figures[name], (table, name)
@@ -157,24 +102,6 @@ def test_figures_are_those_of_the_definitions(codec, kind, monkeypatch):
                 atol = 1e-13 if name == "bias" else 0.0
                 np.testing.assert_allclose(figures[name], value, 1e-9, atol, err_msg=name)
         assert set(figures) == set(expected)
-
-
-def test_squares_of_what_is_sent_are_those_of_what_is_received():
-    codec, blocks = Rowwise(4), rows_of(Rowwise(4), "awkward")
-    sent = measured(codec, blocks).sent_squares
-    values, frames = placed(codec, blocks)
-    for s, block in enumerate(blocks):
-        for group in frames.groups:
-            group.segments.block(values, s).copy_(alone(codec, block)[0])
-    received = received_squares(values, frames, frames.plan.tables)
-    assert sent.keys() == received.keys() == set(TABLES)
-    for t, table in enumerate(TABLES):
-        decoded = [alone(codec, b)[0].double() for b in blocks[t::3]]
-        expected = [float(y[y.isfinite()].square().sum()) for y in decoded]
-        np.testing.assert_allclose(sent[table], expected, 1e-12)
-        np.testing.assert_allclose(received[table], expected, 1e-12)
-    only = received_squares(values, frames, [None, "b", None] * 2)
-    assert only == {"b": received["b"]}
 
 
 def test_noise_is_that_of_the_exchange_whatever_is_left_out():
@@ -187,10 +114,14 @@ def test_noise_is_that_of_the_exchange_whatever_is_left_out():
     at = torch.cumsum(sizes, 0) - sizes
     out = torch.zeros_like(values)
     codec.decode(codec.encode(values, group.segments, payload, at, seed=0), group.segments, out)
-    expected = [float(group.segments.block(out, s).double().square().sum()) for s in (2, 5)]
+    x, y = (
+        torch.cat([group.segments.block(rows, s) for s in (2, 5)]).double()
+        for rows in (values, out)
+    )
+    expected = 10 * math.log10(x.square().sum() / (y - x).square().sum())
     for names in (TABLES * 2, (None, None, "c") * 2):
-        squares = measured(codec, blocks, names=names).sent_squares
-        np.testing.assert_allclose(squares["c"], expected, 1e-12)
+        figures = dict(measured(codec, blocks, names=names).figures())
+        assert figures[Key("c", repr(codec), False)]["snr_db"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_shadows_are_tried_on_the_same_rows():
@@ -201,7 +132,7 @@ def test_shadows_are_tried_on_the_same_rows():
     assert figures[Key("a", repr(refusing), True)] == {}  # they cannot be coded so
     for t, table in enumerate(TABLES):
         tried = figures[Key(table, repr(ErrorBounded(0.03)), True)]
-        expected = offline(ErrorBounded(0.03), blocks[t::3])
+        expected = offline_figures(ErrorBounded(0.03), blocks[t::3])
         np.testing.assert_allclose(tried["snr_db"], expected["snr_db"], 1e-9)
         assert tried["bits"] == expected["bits"]
         assert tried["tolerance"] == 0.03
@@ -218,11 +149,12 @@ def test_a_bound_of_a_sum_is_divided_among_its_summands():
     values = torch.randn(12, DIM, generator=torch.Generator().manual_seed(0))
     measurement = Measurement([ErrorBounded(0.4, mode="abs")])
     for rows in pack(values, frames, seed=0, tolerances=None, names=("a", "a")):
-        measurement.add(rows, 2)
+        measurement.add(rows)
     config, shadow = (figures for _, figures in measurement.figures())
     assert (config["tolerance"], shadow["tolerance"]) == (0.2, 0.4)
-    for figures in (config, shadow):  # of bounds 0.1 and 0.2, which are halves
-        assert 0.9 < figures["error_over_bound"] <= 1
+    for figures, half in ((config, 0.1), (shadow, 0.2)):
+        expected = offline_figures(ErrorBounded(half, mode="abs"), values.split(6))
+        assert figures["snr_db"] == pytest.approx(expected["snr_db"], rel=1e-9)
 
 
 def test_masks_of_the_exchange_are_read_and_never_written():
@@ -235,7 +167,7 @@ def test_masks_of_the_exchange_are_read_and_never_written():
         measurement = Measurement([Rowwise(8)])
         placed_with = with_masks(frames, with_counts)
         for rows in pack(values, placed_with, seed=0, tolerances=None, names=frames.plan.tables):
-            measurement.add(rows, RANKS)
+            measurement.add(rows)
         assert torch.equal(masks.bits, kept)
         figures = dict(measurement.figures())
     coded = figures[Key("b", repr(ForwardMask("fp32")), False)]
@@ -248,7 +180,7 @@ def test_masks_of_the_exchange_are_read_and_never_written():
 
 
 def test_drift_is_against_the_mean_of_the_steps_before():
-    recorder = Recorder(configuration="mine", folder=None, seed=0)
+    recorder = Recorder(read_config("fp32"), None)
     drifts = [recorder._drift("t", rms) for rms in (1.0, 4.0, 0.0, 2.0, *[2.0] * 20)]
     # 0 has no logarithm, and does not count.
     assert drifts == [None, 2.0, None, 0.0, *[0.0] * 20]

@@ -14,10 +14,8 @@ from tests.integration.small_model import (
     train,
 )
 from trec_qcomm import QComm, Rowwise
-from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.preview import measure
 from trec_qcomm.lab.preview.command import main
-from trec_qcomm.lab.preview.measure import Measurement
 from trec_qcomm.lab.preview.previews import load_captured
 from trec_qcomm.testing import run_ranks
 
@@ -67,10 +65,8 @@ def captured(folder):
 
 def preview_while_training(qcomm, dmp, optimizer):
     """Print a preview before, while and after its steps, which are 6 and 7. Nothing is timed."""
-    speed = Throughput(encode_gb_s=1.0, decode_gb_s=1.0)
-    quick = Measurement(compression_ratio=1.0, throughput=speed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "measure", lambda codec, blocks: quick)
+        patch.setattr(measure, "coding_s", lambda codec, blocks: (1.0, 1.0))
         preview = qcomm.preview(STEPS)
         texts = [str(preview)]
         for step in range(6, 9):  # one more than are shown

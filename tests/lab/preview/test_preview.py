@@ -11,17 +11,11 @@ from torch import Tensor
 from trec_qcomm import load_config, load_preset
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.core.segments import Segments
-from trec_qcomm.ext.planner.cost_model import Throughput
-from trec_qcomm.lab.preview import choices, measure
+from trec_qcomm.lab.preview import measure
 from trec_qcomm.lab.preview.candidates import CODECS, candidates
-from trec_qcomm.lab.preview.choices import Options, choose
+from trec_qcomm.lab.preview.choices import ENCODERS, Options, choose
 from trec_qcomm.lab.preview.command import main
-from trec_qcomm.lab.preview.measure import (
-    CodecPreview,
-    Measurement,
-    TablePreview,
-    preview_table,
-)
+from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, preview_table
 from trec_qcomm.lab.preview.previews import load_captured, make_preview
 from trec_qcomm.lab.preview.text import direction_text
 from trec_qcomm.lab.sizes.rows import distinct
@@ -29,16 +23,18 @@ from trec_qcomm.testing import round_trip
 from trec_qcomm.testing.codecs import encode
 
 STEPS, DIM = 2, 8
-SPEED = Throughput(encode_gb_s=1.0, decode_gb_s=3.0)
 TO_PREVIEW: Any = {"num_steps": 1, "distinct_rows": True}
 
 
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codecs encode 1 GB/s and decode 3, four times as small, without being timed."""
-    measured = Measurement(compression_ratio=4.0, throughput=SPEED)
-    for module in (measure, choices):
-        monkeypatch.setattr(module, "measure", lambda codec, blocks: measured)
+    """Codecs encode 1 GB/s and decode 3, without being timed."""
+
+    def coding_s(codec: Any, blocks: list[Tensor]) -> tuple[float, float]:
+        nbytes = sum(4 * block.numel() for block in blocks)
+        return nbytes / 1e9, nbytes / 3e9
+
+    monkeypatch.setattr(measure, "coding_s", coding_s)
 
 
 def blocks_of(seed: int, *sizes: int, scale: float = 1.0) -> list[Tensor]:
@@ -121,7 +117,7 @@ def test_figures_of_every_codec_are_those_of_float64(file: Path) -> None:
                 link = 0.75 * max(1 - nbytes / STEPS / sent, 0)  # H is 1 / (1 + 1/3)
                 assert figures.break_even_gb_s == pytest.approx(link)
                 if link:
-                    assert figures.measurement.speed_up(link) == pytest.approx(1)
+                    assert figures.speed_up(link) == pytest.approx(1)
                 seen += 1
     assert seen == 2 * len(CODECS["forward"]) + len(CODECS["backward"])
     tables = preview.tables["forward"]
@@ -215,7 +211,7 @@ def test_each_table_gets_an_encoder(repeated: Path, capsys: Any) -> None:
     config.check_patterns(["few", "still", "t[x]*"])
     for table in ("few", "still", "t[x]*"):
         rule = config.rule_for(table)
-        assert rule.forward in {ErrorBounded(0.01, encoder=e) for e in choices.ENCODERS}
+        assert rule.forward in {ErrorBounded(0.01, encoder=e) for e in ENCODERS}
         assert rule.backward == Rowwise(4, rounding="stochastic")
         assert rule.unique_bags == "auto"
     lines = capsys.readouterr().out.splitlines()
@@ -276,9 +272,10 @@ def test_any_name_of_a_table_is_matched(tmp_path: Path, table: str) -> None:
 
 def test_the_fastest_encoder_over_the_link_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """bitpack takes 4 times fewer bytes at 4 GB/s each way, rans 8 times fewer at .5 GB/s."""
-    of_backward = Throughput(encode_gb_s=4.0, decode_gb_s=4.0)
-    backward = Measurement(compression_ratio=7.0, throughput=of_backward)
-    monkeypatch.setattr(choices, "measure", lambda codec, blocks: backward)
+    rows, of_gradients = torch.eye(64), Rowwise(4)
+    raw = 4 * rows.numel()
+    monkeypatch.setattr(measure, "coding_s", lambda codec, blocks: (raw / 4e9, raw / 4e9))
+    turn = 2 * (1 - measure.bytes_and_noise(of_gradients, [rows])[0] / raw)
     sent: Any = {"raw_nbytes": 8e9, "sent_nbytes": 8e9, "signal_to_noise_db": 1.0}
     previews = (
         CodecPreview(codec="bound1%", wire_nbytes=2e9, encode_s=1.0, decode_s=1.0, **sent),
@@ -289,13 +286,13 @@ def test_the_fastest_encoder_over_the_link_is_chosen(monkeypatch: pytest.MonkeyP
         table="t", dim=4, num_rows=1, num_sent=1, num_nonfinite=0, codecs=previews
     )
     bounded = {e: ErrorBounded(0.01, encoder=e) for e in ("bitpack", "rans")}
-    # The codec of gradients has a speed-up of 1 at 12/7 GB/s, bitpack at 3.
+    # The codec of gradients has a speed-up of 1 at `turn` GB/s, bitpack at 3.
     for link_gb_s, expected, gradients in (
-        (0.01, bounded["rans"], "rowwise"), (1.7, bounded["bitpack"], "rowwise"),
-        (1.8, bounded["bitpack"], "identity"), (3.1, Identity(), "identity"),
+        (0.01, bounded["rans"], "rowwise"), (0.99 * turn, bounded["bitpack"], "rowwise"),
+        (1.01 * turn, bounded["bitpack"], "identity"), (3.1, Identity(), "identity"),
     ):  # fmt: skip
-        options = Options(encoders=tuple(bounded), link_gb_s=link_gb_s, backward=Rowwise(4))
-        choice = choose(figures, [torch.eye(4)], options)
+        options = Options(encoders=tuple(bounded), link_gb_s=link_gb_s, backward=of_gradients)
+        choice = choose(figures, [rows], options)
         assert (choice.forward, choice.backward.name) == (expected, gradients)
         assert (choice.speed_up > 1) == (expected != Identity())
         assert choice.sent.codec == ("float32" if link_gb_s > 3 else figures_name(expected))

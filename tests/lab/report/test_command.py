@@ -15,8 +15,8 @@ from trec_qcomm.lab.report.command import main
 
 ROOT = Path(__file__).parents[3]
 KEYS = [
-    "quality", "rate-distortion", "step-time", "traffic", "losses", "debug", "debug-distributions",
-    "debug-shadows", "guard", "search", "predicted", "scale",
+    "quality", "rate-distortion", "step-time", "traffic", "losses", "debug", "debug-shadows",
+    "guard", "search", "predicted", "scale",
 ]  # fmt: skip
 EVIL = "<script>alert('x')</script>&\"$_{"
 

@@ -8,8 +8,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from trec_qcomm import Config, ErrorBounded, Float6, GradientRule, Identity, Rowwise
-from trec_qcomm.config.gradients import parameter_patterns
+from trec_qcomm import Config, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import DebugRecord
@@ -18,8 +17,6 @@ DIM = 16
 ROWS = {"a": 400, "b": 300, "c": 200, "d": 20}  # of a step
 FORWARD = {"a": 0.02, "b": 5.0, "c": 0.02, "d": 0.2}  # percent a unit of relative noise
 BACKWARD = {"a": 0.01, "b": 0.3, "c": 0.01, "d": 0.05}
-VALUES = {"dense_arch.weight": 640, "over_arch.weight": 6400}  # of dense parameters
-DENSE = {"dense_arch.weight": 0.4, "over_arch.weight": 0.04}
 SPREAD = 1e-4  # of a training, a share of its loss
 CALLS: list[tuple[Config, int, float]] = []
 
@@ -43,20 +40,6 @@ def noise(codec: Codec) -> float:
     return 4 ** -(bits(codec) - 1)
 
 
-def dense_rule_for(config: Config, name: str) -> GradientRule | None:
-    """Return the rule of a dense parameter."""
-    if config.dense is None:
-        return None
-    return config.dense_rules[parameter_patterns(config.dense).number_of(name)]
-
-
-def lost(rule: GradientRule | None) -> float:
-    """Return the relative noise of a dense parameter."""
-    if rule is None:
-        return 0.0
-    return noise(rule.codec) if rule.low_rank is None else 1 / rule.low_rank.rank
-
-
 def loss_of(config: Config, seed: int, *, trained: bool) -> float:
     """Return the loss: planted effects, and noise of the seed where codecs were trained with."""
     percent = 0.0
@@ -64,8 +47,6 @@ def loss_of(config: Config, seed: int, *, trained: bool) -> float:
         rule = config.rule_for(table)
         percent += FORWARD[table] * noise(rule.forward)
         percent += BACKWARD[table] * noise(rule.backward) * trained
-    for name in VALUES:
-        percent += DENSE[name] * lost(dense_rule_for(config, name)) * trained
     coded = percent > 0
     chance = random.Random(f"{seed} {percent:.9f}").gauss(0, SPREAD) * coded
     return (0.5 + 0.01 * seed % 7) * (1 + percent / 100 + chance * trained)
@@ -101,7 +82,6 @@ def train(config: Config, seed: int, perturbation: float) -> Model:
                     for codec in (used, *debug.shadow):
                         shadow = codec is not used
                         lines.append(_record(step, table, direction, codec, shadow))
-            lines += _dense_records(config, step)
         records.append(Path(debug.folder) / "debug-rank0.jsonl", *lines)
     return Model(config, seed)
 
@@ -114,28 +94,3 @@ def _record(step: int, table: str, direction: str, codec: Codec, is_shadow: bool
         num_values=rows * DIM, rms=0.1, bits=bits(codec) * (1 if step else 2),
         snr_db=-10 * math.log10(noise(codec)) if noise(codec) else None,
     )  # fmt: skip
-
-
-def _dense_records(config: Config, step: int) -> list[DebugRecord]:
-    lines = []
-    for name, num_values in VALUES.items():
-        rule = dense_rule_for(config, name)
-        if rule is None:
-            continue
-        sent = {name: num_values}
-        if rule.low_rank is not None:  # of a matrix of 40 rows
-            rank = rule.low_rank.rank
-            sent = {
-                f"{name} (left factor)": rank * 40,
-                f"{name} (right factor)": rank * num_values // 40,
-            }
-        lines += [
-            DebugRecord(
-                configuration="planted", rank=0, step=step, name=part, direction="dense",
-                codec=repr(rule.codec), site=site, num_values=size, rms=0.1,
-                bits=bits(rule.codec),
-                snr_db=-10 * math.log10(noise(rule.codec)) if noise(rule.codec) else None,
-            )
-            for part, size in sent.items() for site in ("contribution", "owner")
-        ]  # fmt: skip
-    return lines

@@ -86,12 +86,13 @@ def _measure(codec: Codec, dim: int) -> Throughput:
     codec.decode(encoded, segments, out)
     raw_gb = rows.numel() * FLOAT32_NBYTES / 1e9
     return Throughput(
-        encode_gb_s=raw_gb / _median_s(lambda: codec.encode(rows, segments, payload, at)),
-        decode_gb_s=raw_gb / _median_s(lambda: codec.decode(encoded, segments, out)),
+        encode_gb_s=raw_gb / median_s(lambda: codec.encode(rows, segments, payload, at)),
+        decode_gb_s=raw_gb / median_s(lambda: codec.decode(encoded, segments, out)),
     )
 
 
-def _median_s(call: Callable[[], object]) -> float:
+def median_s(call: Callable[[], object]) -> float:
+    """Return the median seconds of 7 calls."""
     seconds = []
     for _ in range(MEASURED_REPEATS):
         begin = time.perf_counter()

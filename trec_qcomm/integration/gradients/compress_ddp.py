@@ -69,7 +69,7 @@ class CompressedDDP:
         self._debugger = None if config.debug is None else config.debug.debugger_of_ddp(config)
         self._gradients.register(ddp)
         if self._debugger is not None:
-            self._debugger.watch(self._gradients, "dense")
+            self._debugger.add_gradients("dense", self._gradients)
         if next(ddp.parameters()).device.type == "cpu":
             warm_up(Config(dense=config.dense, source=config.source))
 

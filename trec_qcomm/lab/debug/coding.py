@@ -9,7 +9,6 @@ Shapes: S segments, R rows of D values.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import download
-from trec_qcomm.lab.debug.tally import finite_range
 from trec_qcomm.ops.error_bound.reference import RAW
 
 
@@ -32,7 +30,6 @@ class PackedRows:
         x: [R, D] float32.
         segments: the S segments of `x`, one behind the other.
         names: S names, the table or parameter of each.
-        frame: [S] int64, the frame of each.
         codec: the codec that the exchange uses.
         seed: the seed that it uses.
         tolerances: [S] float64, the tolerance of each as the codec gets it; None: it has none.
@@ -43,7 +40,6 @@ class PackedRows:
     x: Tensor
     segments: Segments
     names: tuple[str, ...]
-    frame: Tensor
     codec: Codec
     seed: int
     tolerances: Tensor | None
@@ -57,7 +53,7 @@ class PackedRows:
         """
         if codec.tolerance is None:
             return None
-        tolerances = torch.full((len(self.frame),), codec.tolerance, dtype=torch.float64)
+        tolerances = torch.full((len(self.names),), codec.tolerance, dtype=torch.float64)
         return tolerances / (self.num_summands if codec.contract is Contract.BOUNDED else 1)
 
     def blocks(self) -> Iterator[tuple[str, slice, slice]]:
@@ -77,12 +73,10 @@ class CodedRows:
     Args:
         y: [R, D] float32, the decoded rows.
         encoded: the bytes of the S segments, with sizes on the CPU.
-        bounds: [S] float64, the error bound of each segment; None without one.
     """
 
     y: Tensor
     encoded: Encoded
-    bounds: Tensor | None
 
     def data(self, segment: int) -> Tensor:
         """Return the bytes of one segment."""
@@ -133,7 +127,6 @@ def pack(
             torch.cat([segments.block(values, s) for s in chosen.tolist()]),
             packed,
             tuple(str(names[s]) for s in members.tolist()),
-            plan.frame[members],
             group.codec,
             group_seed(seed, number, group),
             None if group.codec.tolerance is None else to_encode[members],
@@ -162,21 +155,7 @@ def code(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> CodedRows
     encoded = Encoded(payload, encoded.at, download(encoded.nbytes), encoded.flushed)
     y = torch.empty_like(rows.x)
     codec.decode(encoded, segments, y)
-    return CodedRows(y, encoded, _bounds(rows, codec, tolerances))
-
-
-def _bounds(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> Tensor | None:
-    """Return [S] float64, the error bound of each segment in the unit of the values.
-
-    A BOUNDED codec has an attribute `mode`: "rel", if its bound is a share of the range.
-    """
-    if codec.contract is not Contract.BOUNDED or tolerances is None:
-        return None
-    if getattr(codec, "mode", "abs") != "rel":
-        return tolerances
-    ends = pairwise(rows.segments.offsets.tolist())
-    ranges = [finite_range(rows.x[begin:end]) for begin, end in ends]
-    return tolerances * torch.tensor(ranges, dtype=torch.float64)
+    return CodedRows(y, encoded)
 
 
 def num_verbatim(codec: Codec, data: Tensor, num_values: int) -> int | None:

@@ -1,8 +1,7 @@
 """Findings: what stands out in records of the debugger, since which step, and what to do about it.
 
 Each rule looks at the records of one table or parameter in one direction, step by step, or compares
-records of one step: of several tables, or of both ends of an exchange where records of several
-ranks are given. Shadows are left out, as nothing was trained with them.
+tables in one step. Shadows are left out, as nothing was trained with them.
 
 Knows: records. Does not know: where they come from, how findings are shown.
 """
@@ -10,9 +9,10 @@ Knows: records. Does not know: where they come from, how findings are shown.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
+from trec_qcomm.lab.debug.recorded import Place, place_of
 from trec_qcomm.lab.records import DebugRecord
 
 # log2 of values over their running mean. In healthy trainings of the Criteo example on synthetic
@@ -27,7 +27,6 @@ LOST_SHARE = 0.65
 BIAS = 0.1
 SNR_GAP_DB = 12.0  # below the median of the tables with such a codec: 4 times their error
 GROWTH, LEAST_RESIDUAL = 1.3, 4.0
-SAME_SQUARES = 1e-6  # float64 sums in another order differ by less
 _DROPS_BY_DESIGN = ("TopK", "Threshold", "ForwardMask")
 
 Series = Sequence[DebugRecord]  # of one table, direction, codec and rank, by step
@@ -38,21 +37,21 @@ class Finding:
     """One thing that stands out.
 
     Args:
-        kind: the rule that it breaks: "nan", "promise", "received", "broken", "drift", "residual",
-            "lost", "bias" or "snr".
+        kind: the rule that it breaks: "nan", "broken", "drift", "residual", "lost", "bias" or
+            "snr".
         severity: higher is worse; of one kind and direction all are equal.
-        rank, step, name, direction, site: place of the first record that shows it.
+        ranks: ranks that show it.
+        step: step of the first record that shows it.
+        place: the table or parameter.
         what: what stands out, in words.
         advice: what to do about it.
     """
 
     kind: str
     severity: int
-    rank: int
+    ranks: tuple[int, ...]
     step: int
-    name: str
-    direction: str
-    site: str | None
+    place: Place
     what: str
     advice: str
 
@@ -74,11 +73,6 @@ _RULES = (
         "{r.num_nan} NaN and {r.num_inf} inf before the codec",
         "they are the model's: look at what makes this value, at the learning rate and at the step "
         "before",
-    ),
-    _Rule(
-        "promise", 95, lambda r: (r.error_over_bound or 0.0) > 1,
-        "an error of {r.error_over_bound:.3g} times the bound",
-        "the codec breaks its promise: report it with the rows (qcomm.capture_rows)",
     ),
     _Rule(
         "broken", 85, lambda r: bool(r.num_broken),
@@ -105,46 +99,49 @@ _RULES_WITHOUT_RESIDUAL = (
 
 
 def findings(records: Iterable[DebugRecord]) -> list[Finding]:
-    """Return what stands out: the worst first, and of equally bad ones the earliest."""
+    """Return what stands out, once for all ranks: the earliest step first.
+
+    Within a step the order is that of sending, and then the worst comes first.
+    """
     used = [record for record in records if not record.is_shadow]
-    series = _series(used)
-    has_residual = {(r.rank, r.name) for r in used if r.direction == "residual"}
-    every: list[Finding] = []
-    for one in series:
-        if one[0].direction == "residual":
-            every += _growing_residual(one)
-            continue
-        is_made_up_for = (one[0].rank, one[0].name) in has_residual
-        rules = _RULES if is_made_up_for else _RULES + _RULES_WITHOUT_RESIDUAL
-        every += [finding for rule in rules if (finding := _first_of(one, rule))]
-        every += _drift(one)
-    every += _coarser_than_others(used)
-    every += _received(used)
-    return sorted(every, key=lambda f: (-f.severity, f.step))
-
-
-def _series(records: Iterable[DebugRecord]) -> list[Series]:
-    by_key: dict[tuple[object, ...], list[DebugRecord]] = defaultdict(list)
-    for r in records:
-        by_key[r.rank, r.name, r.direction, r.codec, r.site, r.module].append(r)
-    return [sorted(one, key=lambda r: r.step) for one in by_key.values()]
+    groups: dict[tuple[str, Place], list[Finding]] = defaultdict(list)
+    for one in (*_of_series(used), *_coarser_than_others(used)):
+        groups[one.kind, one.place].append(one)
+    joined = (
+        replace(min(same, key=lambda f: f.step), ranks=tuple(sorted({f.ranks[0] for f in same})))
+        for same in groups.values()
+    )
+    return sorted(joined, key=lambda f: (f.step, f.place.order, -f.severity))
 
 
 def _finding(record: DebugRecord, kind: str, severity: int, what: str, advice: str) -> Finding:
     return Finding(
-        kind=kind, severity=severity, rank=record.rank, step=record.step, name=record.name,
-        direction=record.direction, site=record.site, what=what, advice=advice,
+        kind=kind, severity=severity, ranks=(record.rank,), step=record.step,
+        place=place_of(record), what=what, advice=advice,
     )  # fmt: skip
 
 
-def _first_of(series: Series, rule: _Rule) -> Finding | None:
-    record = next((r for r in series if rule.holds(r)), None)
-    if record is None:
-        return None
-    is_row = rule.kind == "lost" and record.direction == "forward"
-    severity = 30 if is_row else rule.severity  # rows of rare ids are small at first
-    what = rule.what.format(r=record, peak=record.peak or math.nan)
-    return _finding(record, rule.kind, severity, what, rule.advice)
+def _of_series(records: Sequence[DebugRecord]) -> Iterator[Finding]:
+    by_key: dict[tuple[object, ...], list[DebugRecord]] = defaultdict(list)
+    for r in sorted(records, key=lambda r: r.step):
+        by_key[r.rank, place_of(r), r.codec].append(r)
+    has_residual = {(r.rank, r.name) for r in records if r.direction == "residual"}
+    for series in by_key.values():
+        if series[0].direction == "residual":
+            yield from _growing_residual(series)
+            continue
+        is_made_up_for = (series[0].rank, series[0].name) in has_residual
+        for rule in _RULES if is_made_up_for else _RULES + _RULES_WITHOUT_RESIDUAL:
+            yield from _first_of(series, rule)
+        yield from _drift(series)
+
+
+def _first_of(series: Series, rule: _Rule) -> Iterator[Finding]:
+    for r in [r for r in series if rule.holds(r)][:1]:
+        is_row = rule.kind == "lost" and r.direction == "forward"
+        severity = 30 if is_row else rule.severity  # rows of rare ids are small at first
+        what = rule.what.format(r=r, peak=r.peak or math.nan)
+        yield _finding(r, rule.kind, severity, what, rule.advice)
 
 
 def _drift(series: Series) -> Iterator[Finding]:
@@ -184,15 +181,11 @@ def _coarser_than_others(records: Iterable[DebugRecord]) -> Iterator[Finding]:
         if r.snr_db is not None and r.direction != "residual":
             kind = r.codec.partition("(")[0]
             groups[r.rank, r.step, r.direction, r.site, r.module, kind].append(r)
-    told = set()
-    for group in sorted(groups.values(), key=lambda group: group[0].step):
+    for group in groups.values():
         for r in group if len(group) >= 3 else ():
             others = [o for o in group if o is not r]
             typical = median(o.snr_db or 0.0 for o in others)
-            gap = typical - (r.snr_db or 0.0)
-            key = r.rank, r.name, r.direction, r.site
-            if gap >= SNR_GAP_DB and key not in told:
-                told.add(key)
+            if typical - (r.snr_db or 0.0) >= SNR_GAP_DB:
                 yield _finding(
                     r, "snr", 40,
                     f"{r.snr_db:.1f} dB, where others of this direction have {typical:.1f} dB"
@@ -206,50 +199,3 @@ def _bound_of(record: DebugRecord, others: Sequence[DebugRecord]) -> str:
     if record.tolerance is None or not known or record.tolerance <= median(known):
         return ""
     return f"; its bound is {record.tolerance:.3g}, theirs {median(known):.3g}"
-
-
-def _received(records: Sequence[DebugRecord]) -> Iterator[Finding]:
-    """Yield tables whose rows are not what their sender sent, and means that ranks do not share."""
-    sent: dict[tuple[object, ...], DebugRecord] = {
-        (r.rank, r.step, r.name, r.direction, r.module): r for r in records if r.sent_squares
-    }
-    means: dict[tuple[object, ...], DebugRecord] = {}
-    told = set()
-    for r in sorted(records, key=lambda r: r.step):
-        key = r.name, r.direction, r.site, r.module
-        for scale, sender in _scales(r, sent, means):
-            if (key, r.rank) not in told and abs(scale - 1) > SAME_SQUARES:
-                told.add((key, r.rank))
-                yield _finding(
-                    r, "received", 90,
-                    f"rank {r.rank} uses {scale:.4g} times what rank {sender} sent, in norm",
-                    "something changes values behind the decoder: look at hooks on this rank, and "
-                    "at its memory",
-                )  # fmt: skip
-
-
-def _scales(
-    record: DebugRecord,
-    sent: dict[tuple[object, ...], DebugRecord],
-    means: dict[tuple[object, ...], DebugRecord],
-) -> Iterator[tuple[float, int]]:
-    """Yield the norm of what a rank uses over that of what another rank sent it, and that rank.
-
-    Args: sent: records of senders.  means: the first record of each mean of an all-reduce, which
-        this adds to.
-    """
-    if record.received_squares and not record.peers:
-        first = means.setdefault((record.step, record.name, record.direction), record)
-        yield _ratio(record.received_squares[0], first.received_squares[0]), first.rank
-        return
-    for peer, received in zip(record.peers, record.received_squares, strict=False):
-        other = sent.get((peer, record.step, record.name, record.direction, record.module))
-        if other is not None and record.rank in other.peers:
-            expected = other.sent_squares[other.peers.index(record.rank)]
-            yield _ratio(received, expected), peer
-
-
-def _ratio(squares: float, expected: float) -> float:
-    if squares == expected:
-        return 1.0
-    return math.sqrt(squares / expected) if expected > 0 else math.inf

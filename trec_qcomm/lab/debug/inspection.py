@@ -117,12 +117,12 @@ def debug(
     """
     path = None if folder is None else str(folder)
     rule = DebugRule(every=every, tables=tables, shadow=shadow, folder=path)
-    attached = debugger_of(qcomm.session)
-    debugger = attached.start(rule, from_first_step=True)
+    debugger = Debugger(rule, qcomm.session.config, from_first_step=True)
+    debugger.start(qcomm.session)
     try:
         yield debugger
     finally:
-        attached.stop()
+        debugger.stop()
 
 
 def debug_summary(qcomm: QComm) -> str:
@@ -131,7 +131,7 @@ def debug_summary(qcomm: QComm) -> str:
     These are up to five places with the first step and what to do about each, the first first, the
     noisiest places, and what measuring took.
     """
-    debugger = debugger_of(qcomm.session).latest
+    debugger = debugger_of(qcomm.session)
     return "debug: off; see QComm.debug" if debugger is None else debugger.summary()
 
 

@@ -9,9 +9,8 @@ Knows: sessions, process groups. Does not know: TorchRec, how the rows are judge
 import io
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,17 +20,17 @@ from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.doors import Call, Observer
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
-from trec_qcomm.core.counters import BagCounts
+from trec_qcomm.core.stats import TableBags
+from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
 from trec_qcomm.integration.session import Session
+from trec_qcomm.lab.sizes.rows import Blocks, num_distinct, write_rows
 
 CAPTURED_NBYTES = 2**28
-FLOAT32_NBYTES = 4
 _FILE_NBYTES = 2**26  # room for what torch.save adds: names of tables, a header a block
-Blocks = dict[str, list[Tensor]]  # by table
 _log = logging.getLogger(__name__)
 
 
-class _Blocks:
+class _KeptRows:
     """Blocks of rows in a memory of which each table has an equal share, so that none is empty.
 
     Args: nbytes: size of the memory.  num_tables: number of tables.
@@ -41,31 +40,23 @@ class _Blocks:
         self.share_nbytes = nbytes // max(num_tables, 1)
         self.by_table: Blocks = {}
         self.num_left_out = 0
-        self.num_sent: Counter[str] = Counter()  # rows, also those that are not kept
-        self.num_blocks: Counter[str] = Counter()
-        self.num_joint: Counter[str] = Counter()  # different rows of the blocks of all peers
-        self.num_joint_sets: Counter[str] = Counter()
-        self._used_nbytes: dict[str, int] = {}
+        self.counts: dict[str, Counter[str]] = defaultdict(Counter)  # see RowCapture.save
+        self._used_nbytes: Counter[str] = Counter()
 
     def add(self, table: str, block: Tensor) -> None:
         """Count a block, and keep it, or as many rows of it as there is room for."""
-        self.num_blocks[table] += 1
-        self.num_sent[table] += len(block)
+        self.counts[table].update(num_blocks=1, num_sent=len(block))
         if not len(block):
             return
-        used, blocks = self._used_nbytes.get(table, 0), self.by_table.setdefault(table, [])
-        num_rows = (self.share_nbytes - used) // (block.shape[1] * FLOAT32_NBYTES)
+        blocks = self.by_table.setdefault(table, [])
+        room = self.share_nbytes - self._used_nbytes[table]
+        num_rows = room // (block.shape[1] * FLOAT32_NBYTES)
         if blocks and block.shape[1] != blocks[0].shape[1]:  # a column shard of another width
             num_rows = 0
         if num_rows > 0:
             blocks.append(block[:num_rows].cpu().clone())
-            self._used_nbytes[table] = used + blocks[-1].nbytes
+            self._used_nbytes[table] += blocks[-1].nbytes
         self.num_left_out += max(len(block) - num_rows, 0)
-
-    def add_joint(self, table: str, blocks: Sequence[Tensor]) -> None:
-        """Count the different rows among the blocks of one step, one a peer."""
-        self.num_joint[table] += _num_different(torch.cat(list(blocks)))
-        self.num_joint_sets[table] += 1
 
 
 class RowCapture(Observer):
@@ -105,15 +96,15 @@ class RowCapture(Observer):
         sent = {s.table for c in observed for s in c.layout.shards_by_rank[c.rank]}
         received = {table for c in observed for table in c.layout.tables()}
         nbytes = max_nbytes // (dist.get_world_size() * (2 if gradients else 1))
-        self._kept = {"forward": _Blocks(nbytes, len(sent))}
+        self._kept = {"forward": _KeptRows(nbytes, len(sent))}
         if gradients:
-            self._kept["backward"] = _Blocks(nbytes, len(received))
+            self._kept["backward"] = _KeptRows(nbytes, len(received))
         widest = max(s.dim for c in observed for shards in c.layout.shards_by_rank for s in shards)
         share = min(kept.share_nbytes for kept in self._kept.values())
         if share < widest * FLOAT32_NBYTES:
             least = -(-widest * FLOAT32_NBYTES * max_nbytes // max(share, 1))
             raise ValueError(f"capture_rows: max_nbytes: {max_nbytes!r}: give {least} or more")
-        self._bags, self._first_bags = session.bags, _bags_by_table(session.bags)
+        self._bags, self._first_bags = session.bags, session.bags.stats().tables
         self._num_rows = session.table_rows
         sums = [c for c in observed if isinstance(c, PooledReduceScatter)]
         self._partial = {table for c in sums for table in c.layout.tables()}
@@ -164,39 +155,19 @@ class RowCapture(Observer):
                     joint[table, segment % placed.plan.segments_per_frame[0]].append(block)
             if direction == "forward" and call.name not in self._transformed:
                 for (table, _), blocks in joint.items():
-                    kept.add_joint(table, blocks)
+                    num_joint = num_distinct(torch.cat(blocks))
+                    kept.counts[table].update(num_joint=num_joint, num_joint_sets=1)
 
     def _counts(self) -> dict[str, dict[str, int]]:
         """Return what this rank counted of each table."""
-        kept, counts = self._kept["forward"], {}
-        for table, numbers in _bags_by_table(self._bags).items():
-            before = self._first_bags.get(table, (0, 0))
-            if before[0] > numbers[0]:  # the statistics were reset since
-                before = (0, 0)
-            bags, distinct = (now - then for now, then in zip(numbers, before, strict=True))
-            counts[table] = {"num_bags": bags, "num_distinct": distinct}
-        for table in kept.num_blocks:
-            sent = {
-                "num_sent": kept.num_sent[table],
-                "num_blocks": kept.num_blocks[table],
-                "num_joint": kept.num_joint[table],
-                "num_joint_sets": kept.num_joint_sets[table],
-            }
-            counts[table] = counts.get(table, {}) | sent
+        counts = {table: dict(sent) for table, sent in self._kept["forward"].counts.items()}
+        for table, now in self._bags.stats().tables.items():
+            before = self._first_bags.get(table, TableBags())
+            if before.num_bags > now.num_bags:  # the statistics were reset since
+                before = TableBags()
+            bags, distinct = now.num_bags - before.num_bags, now.num_sent - before.num_sent
+            counts.setdefault(table, {}).update(num_bags=bags, num_distinct=distinct)
         return counts
-
-    def _tables(
-        self, parts: Sequence[Mapping[str, Mapping[str, int]]], tables: Iterable[str]
-    ) -> dict[str, dict[str, int | bool]]:
-        """Return the counts of all ranks. Args: parts: what each rank counted."""
-        merged = {}
-        for table in tables:
-            sums: Counter[str] = Counter()
-            for part in parts:
-                sums.update(part.get(table, {}))
-            known = {"num_rows": self._num_rows[table]} if table in self._num_rows else {}
-            merged[table] = {**sums, **known, "is_partial": table in self._partial}
-        return merged
 
     def stop(self) -> None:
         """End before the last step."""
@@ -238,48 +209,29 @@ class RowCapture(Observer):
         rows = _merged(part["rows"] for part in parts)
         if not rows:
             raise ValueError("capture_rows: nothing was captured: no training step since")
+        if dist.get_rank() != 0:
+            return
         num_left_out = sum(part["left_out"] for part in parts)
-        if dist.get_rank() == 0:
-            if num_left_out:
-                _log.warning("capture_rows: %d rows left out; see max_nbytes", num_left_out)
-            meta = {"config": self._source, "steps": self.steps, "num_left_out": num_left_out}
-            write_rows(
-                path,
-                rows,
-                gradients=_merged(part["gradients"] for part in parts),
-                without_rows=[table for table in self.tables if table not in rows],
-                tables=self._tables([part["counts"] for part in parts], rows),
-                meta=meta | {"world_size": len(parts)},
-            )
-
-
-def write_rows(
-    path: str | Path,
-    rows: Mapping[str, Tensor | Sequence[Tensor]],
-    **more: Any,
-) -> None:
-    """Write a file that `python -m trec_qcomm preview` reads.
-
-    Args:
-        path: file to write; its folder is made.
-        rows: {table: [n, D] float32, or a list of batches}.
-        more: other entries, all of which a reader can do without: gradients, without_rows, meta.
-    """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"rows": dict(rows)} | more, path)
-
-
-def _bags_by_table(bags: BagCounts) -> dict[str, tuple[int, int]]:
-    """Return {table: (bags, distinct ones)} so far."""
-    return {t: (counts.num_bags, counts.num_sent) for t, counts in bags.stats().tables.items()}
-
-
-def _num_different(rows: Tensor) -> int:
-    """Return the number of different rows of [n, D] float32, by a hash of 64 bits."""
-    draw = torch.Generator().manual_seed(0)
-    keys = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=draw).to(rows.device)
-    bits = rows.contiguous().view(torch.int32).to(torch.int64)
-    return len(torch.unique((bits * keys).sum(1)))
+        if num_left_out:
+            _log.warning("capture_rows: %d rows left out; see max_nbytes", num_left_out)
+        tables: dict[str, dict[str, int | bool]] = {}
+        for table in rows:
+            sums: Counter[str] = Counter()
+            for part in parts:
+                sums.update(part["counts"].get(table, {}))
+            known = {"num_rows": self._num_rows[table]} if table in self._num_rows else {}
+            tables[table] = {**sums, **known, "is_partial": table in self._partial}
+        write_rows(
+            path,
+            rows,
+            gradients=_merged(part["gradients"] for part in parts),
+            without_rows=[table for table in self.tables if table not in rows],
+            tables=tables,
+            meta={
+                "config": self._source, "steps": self.steps, "num_left_out": num_left_out,
+                "world_size": len(parts),
+            },
+        )  # fmt: skip
 
 
 def _merged(parts: Iterable[Blocks]) -> Blocks:

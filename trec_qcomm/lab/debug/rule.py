@@ -56,16 +56,16 @@ class DebugRule(Section):
         yield from self.shadow
 
     def extension(self, session: Any) -> Any:
-        from trec_qcomm.lab.debug.debugger import AttachedDebugger  # which needs rules itself
+        from trec_qcomm.lab.debug.debugger import Debugger  # which needs rules itself
 
-        attached = AttachedDebugger(session)
-        attached.start(self)
-        return attached
+        debugger = Debugger(self, session.config)
+        debugger.start(session)
+        return debugger
 
     def debugger_of_ddp(self, config: Any) -> Any:
         from trec_qcomm.lab.debug.debugger import Debugger  # which needs rules itself
 
-        debugger = Debugger(self, configuration=config.source, seed=config.seed)
+        debugger = Debugger(self, config)
         for number, rule in enumerate(config.dense_rules):
             place = parameter_patterns(config.dense).place(number)
             debugger.check_dim(rule.block, f"{place}.block")

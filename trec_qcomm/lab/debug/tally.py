@@ -8,19 +8,14 @@ Shapes: n rows of D values.
 """
 
 import math
-import sys
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import Segments
-from trec_qcomm.lab.records.debug import HISTOGRAM_BINS, QUANTILES
-
 Figures = dict[str, Any]  # fields of a DebugRecord
 _CHUNK = 2**18  # values that are looked at together, so that the float64 copies stay in caches
-_SMALLEST_BIN = HISTOGRAM_BINS - 1  # minus the exponent of the upper end of bin 0
 SUMS = (
     "rows", "values", "nan", "inf", "broken", "unusable", "abs_x", "xx", "e", "ee", "zeros", "lost",
     "widths",
@@ -32,24 +27,16 @@ class Tally:
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []  # [len(SUMS)] float64 each
-        self._ratios: list[Tensor] = []  # the largest error over its bound, [] float64 each
-        self._histogram: list[Tensor] = []  # [HISTOGRAM_BINS] int64 each
-        self._rows: list[Tensor] = []  # [3, n] float64 each: range, norm, peak
+        self._peaks: list[Tensor] = []  # [n] float64 each, NaN of rows that are all 0
 
-    def add(self, x: Tensor, y: Tensor, bounds: Tensor | None = None) -> None:
-        """Add rows.
-
-        Args:
-            x: [n, D] float32, the rows before the codec.
-            y: [n, D] float32, the rows after it.
-            bounds: [n] float64, the error bound of each row; None without one.
-        """
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add rows. Args: x, y: [n, D] float32, the rows before the codec and after it."""
         size = max(_CHUNK // x.shape[1], 1)
         for begin in range(0, len(x), size):
             part = slice(begin, begin + size)
-            self._add(x[part].double(), y[part].double(), None if bounds is None else bounds[part])
+            self._add(x[part].double(), y[part].double())
 
-    def _add(self, before: Tensor, after: Tensor, bounds: Tensor | None) -> None:
+    def _add(self, before: Tensor, after: Tensor) -> None:
         zero = before.new_zeros(())
         counts = {"nan": zero, "inf": zero, "broken": zero, "unusable": zero}
         x, e, finite = before, after - before, None
@@ -75,14 +62,8 @@ class Tally:
             "lost": (abs_e >= abs_x).sum() - zeros - counts["unusable"], "widths": width.sum(),
         }  # fmt: skip
         self._sums.append(torch.stack([sums[name].double() for name in SUMS]))
-        if bounds is not None:
-            error = abs_e.amax(1)  # no error over no bound is 0
-            ratio = torch.where(error > 0, error / bounds.to(error.device), 0.0).amax()
-            self._ratios.append(ratio.clamp(max=sys.float_info.max))
-        self._histogram.append(_histogram(abs_e, width, finite))
-        norm = squares.sqrt()
-        peak = abs_x.amax(1) * math.sqrt(x.shape[1]) / norm  # NaN where all are 0
-        self._rows.append(torch.stack([width, norm, peak]))
+        peak = abs_x.amax(1) * math.sqrt(x.shape[1]) / squares.sqrt()  # NaN where all are 0
+        self._peaks.append(peak)
 
     @property
     def is_empty(self) -> bool:
@@ -100,43 +81,22 @@ class Tally:
             "num_broken": int(s["broken"]),
             "snr_db": _decibels(s["xx"], s["ee"]),
             "bias": _quotient(s["e"], s["abs_x"]),
-            "error_over_bound": float(torch.stack(self._ratios).amax()) if self._ratios else None,
-            "error_histogram": tuple(torch.stack(self._histogram).sum(0).tolist()),
             "lost_share": _quotient(s["lost"], s["values"] - s["unusable"] - s["zeros"]),
         }
 
     def figures_of_x(self) -> Figures:
         """Return those figures that do not depend on what the codec did."""
-        s, (ranges, norms, peaks) = self.sums(), torch.cat(self._rows, 1).cpu().numpy()
-        num_finite = s["values"] - s["unusable"]
-        some = norms > 0
+        s = self.sums()
+        num_finite, peaks = s["values"] - s["unusable"], torch.cat(self._peaks)
+        known = peaks[~peaks.isnan()]
         return {
             "num_rows": int(s["rows"]),
             "num_values": int(s["values"]),
             "num_nan": int(s["nan"]),
             "num_inf": int(s["inf"]),
             "rms": math.sqrt(s["xx"] / num_finite) if num_finite else None,
-            "peak": float(np.median(peaks[some])) if some.any() else None,
-            "zero_share": s["zeros"] / s["values"],
-            "range_quantiles": tuple(np.quantile(ranges, QUANTILES).tolist()),
-            "norm_quantiles": tuple(np.quantile(norms, QUANTILES).tolist()),
+            "peak": float(np.median(known.cpu().numpy())) if len(known) else None,
         }
-
-
-def segment_squares(values: Tensor, segments: Segments) -> Tensor:
-    """Return [S] float64 on CPU, the sum of squares of the finite values of each segment.
-
-    Args: values: float32, contiguous, the buffer that holds the rows.
-    """
-    blocks = [segments.block(values, s).double() for s in range(segments.num_segments)]
-    squares = [torch.where(b.isfinite(), b, 0).square().sum() for b in blocks]
-    return torch.stack(squares).cpu() if squares else torch.zeros(0, dtype=torch.float64)
-
-
-def finite_range(x: Tensor) -> float:
-    """Return max - min of the finite values of [n, D] float32, in float64; 0 where none is."""
-    high, low = _finite_range(x.double().view(1, -1))
-    return float(high - low)
 
 
 def _finite_range(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,18 +105,6 @@ def _finite_range(x: Tensor) -> tuple[Tensor, Tensor]:
     high, low = (torch.where(finite, x, end) for end in (-math.inf, math.inf))
     some = finite.any(1)
     return torch.where(some, high.amax(1), 0), torch.where(some, low.amin(1), 0)
-
-
-def _histogram(abs_e: Tensor, width: Tensor, finite: Tensor | None) -> Tensor:
-    """Return [HISTOGRAM_BINS] int64, counts of log2(|e| / range of the row)."""
-    counted = width > 0
-    ratio = abs_e / torch.where(counted, width, math.inf)[:, None]  # 0 where it does not count
-    exponent = (ratio.view(torch.int64) >> 52) - 1023  # of x > 0: floor(log2 x)
-    bins = exponent.clamp_(-_SMALLEST_BIN, 0).add_(_SMALLEST_BIN).flatten()
-    counts = torch.bincount(bins, minlength=HISTOGRAM_BINS)
-    num_counted = counted.sum() * abs_e.shape[1] if finite is None else finite[counted].sum()
-    counts[0] -= abs_e.numel() - num_counted
-    return counts
 
 
 def _quotient(numerator: float, denominator: float) -> float | None:

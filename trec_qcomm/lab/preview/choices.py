@@ -19,8 +19,7 @@ from trec_qcomm.config import Config, TableRule, UniqueBagsChoice, config_to_dic
 from trec_qcomm.core.aligned import aligned
 from trec_qcomm.core.codec import Codec, check_choice
 from trec_qcomm.lab.preview.candidates import BASELINE
-from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, measure
-from trec_qcomm.lab.sizes.rows import distinct
+from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, preview_table
 
 ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
 _HEAD = ("table", "rows", "encoder", "ratio", "speed-up", "backward", "speed-up")
@@ -86,13 +85,15 @@ def choose(figures: TablePreview, blocks: Sequence[Tensor], options: Options) ->
 
     Args: figures: measured of the blocks, with all of `options.forward`.
     """
-    by_name = {preview.codec: preview for preview in figures.codecs}
-    link = options.link_gb_s
-    speed_ups = {name: by_name[name].measurement.speed_up(link) for name in options.forward}
+    link, by_name = options.link_gb_s, {preview.codec: preview for preview in figures.codecs}
+    speed_ups = {name: by_name[name].speed_up(link) for name in options.forward}
     best = max(speed_ups, key=lambda name: speed_ups[name])
     pays = speed_ups[best] > 1
-    rows = [distinct(block) for block in blocks] if options.unique_bags else blocks
-    backward_speed_up = measure(options.backward, rows).speed_up(link)
+    table, gradients = figures.table, {"backward": options.backward}
+    (backward,) = preview_table(
+        table, blocks, gradients, num_steps=1, distinct_rows=options.unique_bags
+    ).codecs
+    backward_speed_up = backward.speed_up(link)
     return TableChoice(
         figures=figures,
         forward=options.forward[best] if pays else Identity(),

@@ -5,15 +5,13 @@
 is the time to send float32 rows, divided by the time to encode, send and decode them. CR is the
 compression ratio, B the link, Tc and Td the throughputs of the encoder and the decoder, all three
 in GB/s of float32 rows. Below 1 a codec costs more time than it saves. In this model nothing
-overlaps with encoding, so the real speed-up of a codec may be larger.
+overlaps with encoding, so the real speed-up of a codec may be larger (`CodecPreview.speed_up`).
 
 Shapes: blocks of [n, D] float32; a block is what one rank sends one peer for the table.
 Source: SC'24 (Feng, Zhang et al.), choice of the encoder by table.
 """
 
 import math
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,28 +20,10 @@ from torch import Tensor
 
 from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
-from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES, MEASURED_REPEATS, Throughput
+from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES, median_s
 from trec_qcomm.lab.sizes.rows import distinct
 
 _TIMED_NBYTES = 2**20  # least bytes of float32 rows: below, the call itself takes most of the time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Ratio and speed of one codec on the rows of one table.
-
-    Args:
-        compression_ratio: float32 bytes / encoded bytes, frame headers excluded, > 0.
-        throughput: speed of encoding and decoding; math.inf if the codec takes no time.
-    """
-
-    compression_ratio: float
-    throughput: Throughput
-
-    def speed_up(self, link_gb_s: float) -> float:
-        """Return the speed-up over float32 on a link of so many GB/s."""
-        codec_s = 1 / self.throughput.encode_gb_s + 1 / self.throughput.decode_gb_s
-        return 1 / (1 / self.compression_ratio + link_gb_s * codec_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +59,10 @@ class CodecPreview:
         float32: H (1 - 1/ratio), of H = 1 / (1/encode + 1/decode); 0 where there is none."""
         return max(self.saved_nbytes, 0.0) / 1e9 / (self.encode_s + self.decode_s)
 
-    @property
-    def measurement(self) -> Measurement:
-        """Ratio and speed."""
-        raw_gb = self.sent_nbytes / 1e9
-        speed = Throughput(encode_gb_s=raw_gb / self.encode_s, decode_gb_s=raw_gb / self.decode_s)
-        return Measurement(compression_ratio=self.sent_nbytes / self.wire_nbytes, throughput=speed)
+    def speed_up(self, link_gb_s: float) -> float:
+        """Return the speed-up over float32 on a link of so many GB/s."""
+        codec_s = self.encode_s + self.decode_s
+        return self.sent_nbytes / (self.wire_nbytes + 1e9 * link_gb_s * codec_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,25 +107,25 @@ def preview_table(
     """
     sent = [distinct(block) for block in blocks] if distinct_rows else list(blocks)
     num_rows, num_sent, dim = sum(map(len, blocks)), sum(map(len, sent)), sent[0].shape[1]
-    sent_nbytes = FLOAT32_NBYTES * num_sent * dim / num_steps
+    row_nbytes = FLOAT32_NBYTES * dim / num_steps
     previews = []
     for name, codec in codecs.items():
         where = f"table {table!r}, codec {name}"
         check_dim(codec, dim, where)
         try:
             nbytes, noise_db = bytes_and_noise(codec, sent)
-            speed = measure(codec, sent).throughput
+            encode_s, decode_s = coding_s(codec, sent)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         previews.append(
             CodecPreview(
                 codec=name,
-                raw_nbytes=FLOAT32_NBYTES * num_rows * dim / num_steps,
-                sent_nbytes=sent_nbytes,
+                raw_nbytes=row_nbytes * num_rows,
+                sent_nbytes=row_nbytes * num_sent,
                 wire_nbytes=nbytes / num_steps,
                 signal_to_noise_db=noise_db,
-                encode_s=sent_nbytes / 1e9 / speed.encode_gb_s,
-                decode_s=sent_nbytes / 1e9 / speed.decode_gb_s,
+                encode_s=encode_s / num_steps,
+                decode_s=decode_s / num_steps,
             )
         )
     return TablePreview(
@@ -208,43 +186,25 @@ def of_all_tables(tables: Sequence[TablePreview]) -> list[tuple[CodecPreview, st
     return sorted(sums, key=lambda pair: pair[0].wire_nbytes)
 
 
-def measure(codec: Codec, batches: Sequence[Tensor]) -> Measurement:
-    """Measure the codec on one thread of this machine's CPU, each batch as one segment.
+def coding_s(codec: Codec, blocks: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the seconds of encoding and of decoding, on one thread of this machine's CPU.
 
-    The ratio is that of all batches together, and is repeatable. The throughput is the median of 7
-    calls for all of them. If they are less than 1 MiB, a call codes as many copies as make 1 MiB,
-    since in training, too, small tables share their calls with others.
+    They are medians of 7 calls for all blocks, each coded as one segment. If these are less than 1
+    MiB, a call codes as many copies as make 1 MiB, since in training, too, small tables share their
+    calls with others.
 
-    Args: codec: the codec.  batches: one or more of [n_i >= 1, D >= 1] float32 on CPU, of one D.
+    Args: blocks: one or more of [n_i >= 1, D >= 1] float32 on CPU, of one D.
     """
-    rows = torch.cat(list(batches))
+    rows = torch.cat(list(blocks))
     copies = -(-_TIMED_NBYTES // (FLOAT32_NBYTES * rows.numel()))
-    segments = Segments.packed([len(batch) for batch in batches] * copies, rows.shape[1])
+    segments = Segments.packed([len(block) for block in blocks] * copies, rows.shape[1])
     rows = rows.repeat(copies, 1)
-    encoded_nbytes, encode_s, decode_s = _time(codec, rows, segments)
-    raw_nbytes = FLOAT32_NBYTES * rows.numel()
-    return Measurement(
-        compression_ratio=raw_nbytes / encoded_nbytes,
-        throughput=Throughput(
-            encode_gb_s=raw_nbytes / 1e9 / encode_s, decode_gb_s=raw_nbytes / 1e9 / decode_s
-        ),
-    )
-
-
-def _time(codec: Codec, rows: Tensor, segments: Segments) -> tuple[int, float, float]:
-    """Return the encoded bytes, and the median seconds of encoding and of decoding."""
     room = codec.max_nbytes(segments)
     at = exclusive_cumsum(room)[:-1]
-    payload = torch.empty(int(room.sum()), dtype=torch.uint8)
-    out = torch.empty_like(rows)
+    payload, out = torch.empty(int(room.sum()), dtype=torch.uint8), torch.empty_like(rows)
     encoded = codec.encode(rows, segments, payload, at)  # this call and the next compile
     codec.decode(encoded, segments, out)
-    encode_s, decode_s = [], []
-    for _ in range(MEASURED_REPEATS):
-        begin = time.perf_counter()
-        encoded = codec.encode(rows, segments, payload, at)
-        middle = time.perf_counter()
-        codec.decode(encoded, segments, out)
-        encode_s.append(middle - begin)
-        decode_s.append(time.perf_counter() - middle)
-    return int(encoded.nbytes.sum()), statistics.median(encode_s), statistics.median(decode_s)
+    return (
+        median_s(lambda: codec.encode(rows, segments, payload, at)) / copies,
+        median_s(lambda: codec.decode(encoded, segments, out)) / copies,
+    )

@@ -16,8 +16,6 @@ Direction = Literal[
     "data_parallel",  # gradients of a DATA_PARALLEL table
     "residual",  # what the codec has kept back of a replicated parameter after this step
 ]
-QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
-HISTOGRAM_BINS = 26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +24,7 @@ class DebugRecord(Record, kind="debug"):
 
     x is a value before a codec, y what receivers decode, e = y - x. Sums are over all values that
     the rank encodes for all ranks, itself included, where x and y are finite, in float64. A figure
-    is None, and not in the line, where it does not apply. A rank that only receives a table's rows
-    has a record, too: `peers` and `received_squares` alone.
+    is None, and not in the line, where it does not apply.
 
     A line is unique by (rank, step, name, direction, codec, is_shadow, site, module).
 
@@ -51,30 +48,16 @@ class DebugRecord(Record, kind="debug"):
         bias: mean of e over mean of |x|; None where all x are 0.
         tolerance: the codec's error bound or threshold in this step as its config has it (a
             relative bound is a fraction), before it is divided among summands; None without one.
-        error_over_bound: the largest |e| over the error bound that its segment was encoded with;
-            for BOUNDED codecs. At most 1 if the codec keeps its promise.
-        error_histogram: HISTOGRAM_BINS counts of log2(|e| / r), r being max - min of the row. Bin 0
-            is below -24, zero included; bin i is [i - 25, i - 24); the last one is 0 and above.
-            Rows with r = 0 are left out.
         lost_share: share of the x that are not 0 of which nothing useful arrives: |e| >= |x|, so 0
             in their place would have been as good.
         bits: bits a value really sent, headers of segments and padding included, without headers of
             frames.
         peak: median over rows of the largest |x| over the row's root mean square. 1 is a flat row,
             the root of the dim a row with one value; normal values at dim 64 have about 2.5.
-        zero_share: share of x that are 0.
-        range_quantiles: quantiles QUANTILES of max - min over the rows.
-        norm_quantiles: quantiles QUANTILES of the Euclidean norm over the rows.
         rms_drift: log2 of the rms over its running mean (of logarithms) at the measured steps
             before; None at the first.
         residual_over_gradient: norm of the residual over the norm of the gradient of this step; for
             direction residual.
-        peers: the ranks that the next two have a number for.
-        sent_squares: for each peer the sum of y^2 over what this rank sends it.
-        received_squares: for each peer the sum of squares over what this rank has decoded from
-            it, when it was about to be used. Where both ends are right, it equals that peer's
-            `sent_squares` for this rank up to rounding in float64. For dense and data_parallel
-            one number without peers: the sum of squares of the mean that all ranks end with.
     """
 
     rank: int
@@ -94,16 +77,8 @@ class DebugRecord(Record, kind="debug"):
     snr_db: float | None = None
     bias: float | None = None
     tolerance: float | None = None
-    error_over_bound: float | None = None
-    error_histogram: tuple[int, ...] = ()
     lost_share: float | None = None
     bits: float | None = None
     peak: float | None = None
-    zero_share: float | None = None
-    range_quantiles: tuple[float, ...] = ()
-    norm_quantiles: tuple[float, ...] = ()
     rms_drift: float | None = None
     residual_over_gradient: float | None = None
-    peers: tuple[int, ...] = ()
-    sent_squares: tuple[float, ...] = ()
-    received_squares: tuple[float, ...] = ()

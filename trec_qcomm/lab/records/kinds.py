@@ -177,24 +177,22 @@ class SearchRecord(Record, kind="search"):
     Args:
         stage: what was done (Stage).
         num_ranks: number of ranks, emulated or real.
-        table: name of the table, "*" for all, or pattern of the dense parameters; None for a
-            plan, and where done.
-        direction: "forward", "backward" or "dense"; None for a plan, and where done or merging.
-        codec: the codec, or rule of dense gradients, as the call that makes it; where done, all
-            that were tried; the choice where merging ("off", "auto", "on"); None for a plan.
+        table: name of the table, "*" for all; None for a plan, and where done.
+        direction: "forward" or "backward"; None for a plan, and where done or merging.
+        codec: the codec as the call that makes it; where done, all that were tried; the choice
+            where merging ("off", "auto", "on"); None for a plan.
         figures: the numbers. Of a probe: `nbytes` (of a rank and step), `rows` (the same),
             `dim`, `energy` (sum of squares of a rank and step), `noise` (the same of the errors;
-            missing where the codec refuses the values); of dense gradients `nbytes`, `values`, and
-            `energy` and `noise` of each site. Of merging: `rows`, or nothing where the choice is
-            refused. Of an evaluation: metrics. Of a plan:
-            `nbytes`, `float32_nbytes`, `budget`, `expected` and `error` (percent), and where it was
-            verified `METRIC mean`, `METRIC low`, `METRIC high` (percent) and `num_seeds`.
+            missing where the codec refuses the values). Of merging: `rows`, or nothing where the
+            choice is refused. Of an evaluation: metrics. Of a plan: `nbytes`, `float32_nbytes`,
+            `budget`, `expected` and `error` (percent), and where it was verified `METRIC mean`,
+            `METRIC low`, `METRIC high` (percent) and `num_seeds`.
     """
 
     stage: Stage
     num_ranks: int
     table: str | None = None
-    direction: Literal["forward", "backward", "dense"] | None = None
+    direction: Literal["forward", "backward"] | None = None
     codec: str | None = None
     figures: Mapping[str, float]
 

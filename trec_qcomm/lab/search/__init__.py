@@ -16,26 +16,21 @@ user gives. Does not know: stages (engine.py).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from trec_qcomm.config import Config, UniqueBagsChoice
 from trec_qcomm.core.codec import check_choice
 from trec_qcomm.lab.records import LimitsByMetric, Scalar
-from trec_qcomm.lab.search.candidates import Candidates, Given, Option, is_exact
-from trec_qcomm.lab.search.engine import NotDecidableError, Search
+from trec_qcomm.lab.search.candidates import EXACT, Candidates, Given
+from trec_qcomm.lab.search.engine import NotDecidableError, Search, Seeds
 from trec_qcomm.lab.search.losses import LossModel
-from trec_qcomm.lab.search.plans import Plan, Planner
+from trec_qcomm.lab.search.plans import Plan
 from trec_qcomm.lab.search.text import codecs_text, config_text, table_text
 from trec_qcomm.lab.study import AnyConfig, configs_by_name
 from trec_qcomm.lab.study.engine import Train
 from trec_qcomm.lab.study.progress import Progress
-
-FAR = 1000  # from the seeds of one stage to those of the next
 
 __all__ = ["NotDecidableError", "Plan", "SearchResult", "search"]
 
@@ -74,7 +69,7 @@ class SearchResult:
         Path(path).write_text(self.text(name), encoding="utf-8")
 
     def __str__(self) -> str:
-        planner = Planner(self.model, self.search.candidates, self.search.link_gb_s)
+        planner = self.search.planner(self.model)
         return f"{codecs_text(self.plan, self.model)}\n\n{table_text(self.plans, planner)}"
 
 
@@ -88,7 +83,6 @@ def search(
     evaluation: LimitsByMetric | None = None,
     base: AnyConfig | None = None,
     baseline: AnyConfig = "fp32",
-    dense: str | Sequence[str] | None = None,
     unique_bags: UniqueBagsChoice = "auto",
     link_gb_s: float | None = None,
     first_seed: int = 1000,
@@ -111,15 +105,14 @@ def search(
 
     Args:
         train: your training, see quality.study; all of its config goes to QComm.
-        candidates: codecs by direction ("forward", "backward", "dense"), as codecs, mappings as in
-            YAML, or names; what is not named has the default ones.
+        candidates: codecs by direction ("forward", "backward"), as codecs, mappings as in YAML, or
+            names; what is not named has the default ones.
         budget: limit of the verified mean, in percent of each metric.
         path: folder of the records.
         metrics: metrics of the trainings that have to keep the budget; smaller is better.
         evaluation: limits of the float32 model with the plan's codecs on, see quality.study.
         base: config from which all that is not searched is taken.
         baseline: exact config that the verification compares with.
-        dense: patterns on names of dense parameters, each a group that gets a rule; None: as base.
         unique_bags: whether equal bags are sent once, for all tables.
         link_gb_s: GB/s that a rank can send: fewest seconds are looked for; None: fewest bytes.
         first_seed: seeds are taken from here on. Judge the result by others.
@@ -135,14 +128,14 @@ def search(
         ValueError: an argument, named, before any training; or a file of another search.
         NotDecidableError: a budget below the noise of the verification, and the seeds it takes.
     """
-    chosen = Candidates.from_lists(candidates, dense)
-    if dims is not None:
-        chosen.check_dims(dims)
-    options: list[Option] = [*chosen.of_rows, *chosen.dense]
-    if all(map(is_exact, options)):
+    chosen = Candidates.from_lists(candidates)
+    if chosen.all == (EXACT,):
         raise ValueError("candidates: all are identity; expected something to choose")
+    chosen.check_dims(dims or {})
     if not callable(train):
         raise ValueError(f"train: expected a function, got {type(train).__name__}")
+    if isinstance(metrics, str) or not metrics:
+        raise ValueError(f"metrics: expected a list of names, got {metrics!r}")
     check_choice("unique_bags", unique_bags, (True, False, "auto"))
     _check_numbers(
         budget=(budget, 0), link_gb_s=(1 if link_gb_s is None else link_gb_s, 0),
@@ -150,29 +143,21 @@ def search(
         verification_seeds=(verification_seeds, 4), rounds=(rounds, -1), every=(every, 0),
         jobs=(jobs, 0), num_ranks=(num_ranks, 0), use=(use, 0),
     )  # fmt: skip
-    if isinstance(metrics, str) or not metrics:
-        raise ValueError(f"metrics: expected a list of names, got {metrics!r}")
     configs = configs_by_name({"base": "fp32" if base is None else base, "baseline": baseline})
-    starts = (first_seed + FAR * number for number in range(1, rounds + 1))
     settings = Search(
         candidates=chosen, budget=budget, folder=Path(path), metrics=list(metrics),
         evaluation=dict(evaluation or {}), base=configs["base"], baseline=configs["baseline"],
         unique_bags=unique_bags, link_gb_s=link_gb_s, use=use, every=every,
-        probe_seeds=range(first_seed, first_seed + probe_seeds),
-        calibration_seeds=range(first_seed, first_seed + calibration_seeds),
-        verification_seeds=[range(start, start + verification_seeds) for start in starts],
+        seeds=Seeds(
+            first=first_seed, num_probes=probe_seeds, num_calibration=calibration_seeds,
+            num_verification=verification_seeds, rounds=rounds,
+        ),
         study_options={
             "train": train, "setup": dict(setup or {}), "num_ranks": num_ranks, "jobs": jobs,
             "show_progress": show_progress,
         },
     )  # fmt: skip
-    progress = Progress("search", show=show_progress)
-    measured = settings.measure(progress)
-    chosen.check_dims({table: noise.dim for (table, _, _), noise in measured.noise.items()})
-    model = settings.fit(measured)
-    planner = Planner(model, chosen, link_gb_s)
-    plans = settings.verify(planner, settings.plans(planner), progress)
-    settings.write_plans(planner, plans.values())
+    model, plans = settings.run(Progress("search", show=show_progress))
     return SearchResult(settings, model, plans)
 
 
@@ -181,14 +166,3 @@ def _check_numbers(**numbers: tuple[float, float]) -> None:
     for name, (value, limit) in numbers.items():
         if isinstance(value, bool) or not limit < value < float("inf"):
             raise ValueError(f"{name}: {value!r} is not a number above {limit}")
-
-
-class _Callable(ModuleType):
-    """The module as the function that it is named after: trec_qcomm.search(train, ...)."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> SearchResult:
-        """Return `search(...)`."""
-        return search(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable

@@ -18,8 +18,10 @@ from statistics import mean, median, variance
 from typing import Any
 
 from trec_qcomm.config import Config, UniqueBagsChoice
+from trec_qcomm.config.tables import DIRECTIONS, Direction
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.lab import study as quality
-from trec_qcomm.lab.search.candidates import ROWS, Candidates, Direction, Option, kind_of, label
+from trec_qcomm.lab.search.candidates import Candidates, label
 from trec_qcomm.lab.search.choices import Pair, config_of_all, config_of_some
 from trec_qcomm.lab.search.losses import NEGLIGIBLE, Change, Rest, Shares, cheaper_half
 from trec_qcomm.lab.search.noise import Measured, Noise
@@ -29,50 +31,51 @@ from trec_qcomm.lab.study.paired import percent
 
 MOST_NOISE = 0.5  # relative: beyond, a codec is so coarse that it says little of finer ones
 SURE = 2.0  # standard errors
-Cost = Callable[[Noise, Option], float]
-Case = tuple[Direction, Option]
+Cost = Callable[[Noise, Codec], float]
+Case = tuple[Direction, Codec]
 ChangesBySeed = Mapping[str, Mapping[str, Mapping[int, float]]]  # by configuration and metric
 
 
 def to_calibrate(measured: Measured, candidates: Candidates, cost: Cost) -> list[Case]:
-    """Return the options to calibrate with: of each kind the one with most noise.
+    """Return the codecs to calibrate with: of each name the one with most noise.
 
-    Of kinds that no model was scored with, all but those of rows, one more with about a third of
-    the noise: loss grows faster than noise. A kind is left out if on each table another codec costs
-    less and has less noise, or if all its noise is negligible.
+    Of gradients, and of rows where no model was scored, one more with about a third of the noise:
+    loss grows faster than noise. A name is left out if on each table another codec costs less and
+    has less noise, or if all its noise is negligible.
     """
     chosen: list[Case] = []
-    directions: tuple[Direction, ...] = (*ROWS, "dense") if candidates.groups else ROWS
-    for direction in directions:
-        options = candidates[direction]
-        noise = {option: _mean_noise(measured, direction, option) for option in options}
-        kinds = dict.fromkeys(map(kind_of, _useful(measured, direction, options, cost)))
-        for kind in kinds:
-            levels = {option: x for option, x in noise.items() if kind_of(option) == kind}
+    for direction in DIRECTIONS:
+        codecs = candidates[direction]
+        noise = {codec: _mean_noise(measured, direction, codec) for codec in codecs}
+        for name in dict.fromkeys(c.name for c in _useful(measured, direction, codecs, cost)):
+            levels = {codec: x for codec, x in noise.items() if codec.name == name}
             if max(levels.values()) <= NEGLIGIBLE:
                 continue
             coarse = max([x for x in levels.values() if x <= MOST_NOISE] or [min(levels.values())])
             wanted = [coarse]
-            if direction != "forward" or not measured.effects:
+            if direction == "backward" or not measured.effects:
                 finer = [x for x in levels.values() if 0.1 * coarse <= x <= 0.4 * coarse]
                 wanted += sorted(finer)[-1:]
             for level in wanted:  # of encoders with equal values the first, which is fastest
-                chosen.append((direction, next(o for o, x in levels.items() if x == level)))
+                chosen.append((direction, next(c for c, x in levels.items() if x == level)))
     return chosen
 
 
-@dataclass(frozen=True)
+@dataclass
 class Calibration:
-    """Trainings with coarse options, and what they changed; `run` does what is missing.
+    """Trainings with coarse codecs, and what they changed; `run` does what is missing.
 
     Args:
         measured: what the probes showed.
-        metrics: metrics of which the mean counts, those with less spread for more: all of them are
-            taken to change by as many percent.
+        metrics: metrics of which the one with least spread counts: all of them are taken to change
+            by as many percent.
         seeds: seeds of the trainings.
         path: file of the records.
         unique_bags: whether equal bags are sent once.
         options: arguments of quality.study.
+    Derived:
+        spread: standard deviation of one seed's change by metric, as a plan has it that costs
+            little; from `run`.
     """
 
     measured: Measured
@@ -81,13 +84,13 @@ class Calibration:
     path: Path
     unique_bags: UniqueBagsChoice
     options: Mapping[str, Any]
+    spread: dict[str, float] = field(init=False)
     _configs: dict[str, Config] = field(default_factory=dict)  # of all trainings so far
-    _result: list[StudyResult] = field(default_factory=list)
 
     def run(self, cases: Mapping[Case, Sequence[str]]) -> dict[Case, Change]:
-        """Return what options change on some tables or groups, while all else is exact.
+        """Return what codecs change on some tables, while all else is exact.
 
-        Args: cases: names of the tables or groups by direction and option.
+        Args: cases: names of the tables by direction and codec.
         """
         names = {case: self._add(*case, some) for case, some in cases.items()}
         result = quality.study(
@@ -95,33 +98,28 @@ class Calibration:
             limits=dict.fromkeys(self.metrics, quality.TRAINING),
             baseline=config_of_all(Pair(), self.unique_bags), **self.options,
         )  # fmt: skip
-        self._result[:] = [result]
-        changes, spread = changes_of(result, self.metrics), self.spread
-        weights = {metric: 1 / max(spread[metric], 1e-9) ** 2 for metric in self.metrics}
-        total = sum(weights.values())
-        joint = {
-            name: [sum(weights[m] * changes[name][m][s] for m in self.metrics) / total
-                   for s in self.seeds]
-            for name in self._configs
-        }  # fmt: skip
-        typical = median(variance(values) for values in joint.values())
-        errors = {n: sqrt((variance(v) + typical) / 2 / len(v)) for n, v in joint.items()}
-        return {case: Change(mean(joint[name]), errors[name]) for case, name in names.items()}
+        changes = changes_of(result, self.metrics)
+        self.spread = spread = spread_of_fine(changes, self.metrics)
+        metric = min(spread, key=lambda metric: spread[metric])
+        seen = {n: [changes[n][metric][seed] for seed in self.seeds] for n in self._configs}
+        typical = median(variance(values) for values in seen.values())
+        errors = {n: sqrt((variance(v) + typical) / 2 / len(v)) for n, v in seen.items()}
+        return {case: Change(mean(seen[name]), errors[name]) for case, name in names.items()}
 
     def rests(self, changes: Mapping[Case, Change], shares: Shares) -> dict[Direction, Rest]:
-        """Return what the cheaper half of the tables (or groups) costs, by direction.
+        """Return what the cheaper half of the tables costs, by direction.
 
-        It is trained with the option whose change is surest; not where that may be chance, or
+        It is trained with the codec whose change is surest; not where that may be chance, or
         where there is no such half.
         """
-        surest: dict[Direction, Option] = {}
-        for direction, option in sorted(changes, key=lambda case: _certainty(changes[case])):
-            if _certainty(changes[direction, option]) > SURE:
-                surest[direction] = option
+        surest: dict[Direction, Codec] = {}
+        for direction, codec in sorted(changes, key=lambda case: _certainty(changes[case])):
+            if _certainty(changes[direction, codec]) > SURE:
+                surest[direction] = codec
         cases = {
-            (direction, option): names
-            for direction, option in surest.items()
-            if (names := cheaper_half(shares, self.measured, direction, option))
+            (direction, codec): names
+            for direction, codec in surest.items()
+            if (names := cheaper_half(shares, self.measured, direction, codec))
         }
         rest = self.run({case: sorted(names) for case, names in cases.items()}) if cases else {}
         return {
@@ -129,19 +127,13 @@ class Calibration:
             for case, names in cases.items()
         }
 
-    @property
-    def spread(self) -> dict[str, float]:
-        """Standard deviation of one seed's change by metric, as a plan has it that costs little."""
-        return spread_of_fine(changes_of(self._result[0], self.metrics), self.metrics)
-
-    def _add(self, direction: Direction, option: Option, names: Sequence[str]) -> str:
-        """Add a training and return its name, which no other names of tables or groups have."""
-        name = f"{direction}_{label(option)}"
-        if set(names) < set(self.measured.names(direction)):
+    def _add(self, direction: Direction, codec: Codec, names: Sequence[str]) -> str:
+        """Add a training and return its name, which no other names of tables have."""
+        name, tables = f"{direction}_{label(codec)}", self.measured.tables
+        if set(names) < set(tables):
             name += f"_some_{sha256(repr(sorted(names)).encode()).hexdigest()[:6]}"
-        self._configs[name] = config_of_some(
-            option, direction, names, self.measured.items, self.unique_bags
-        )
+        pair = Pair(**{direction: codec})
+        self._configs[name] = config_of_some(pair, names, tables, self.unique_bags)
         return name
 
 
@@ -184,23 +176,24 @@ def _certainty(change: Change) -> float:
 
 
 def _useful(
-    measured: Measured, direction: Direction, options: Sequence[Option], cost: Cost
-) -> list[Option]:
-    """Return the options that on some table no other one beats in both cost and noise."""
-    useful: dict[Option, None] = {}
-    for name in measured.names(direction):
-        points = []
-        for option in options:
-            noise = measured.noise.get((name, direction, option))
+    measured: Measured, direction: Direction, codecs: Sequence[Codec], cost: Cost
+) -> list[Codec]:
+    """Return the codecs that on some table no other one beats in both cost and noise."""
+    useful: set[Codec] = set()
+    for table in measured.tables:
+        points = {}
+        for codec in codecs:
+            noise = measured.noise.get((table, direction, codec))
             if noise is not None:
-                points.append((cost(noise, option), noise.relative, option))
-        for price, noise_, option in points:
-            if not any(p <= price and n <= noise_ and (p, n) != (price, noise_)
-                       for p, n, _ in points):  # fmt: skip
-                useful.setdefault(option)
-    return [option for option in options if option in useful]
+                points[codec] = (cost(noise, codec), noise.relative)
+        for codec, point in points.items():
+            better = [
+                p for p in points.values() if p != point and p[0] <= point[0] and p[1] <= point[1]
+            ]
+            useful |= set() if better else {codec}
+    return [codec for codec in codecs if codec in useful]
 
 
-def _mean_noise(measured: Measured, direction: Direction, option: Option) -> float:
-    there = (measured.noise.get((n, direction, option)) for n in measured.names(direction))
+def _mean_noise(measured: Measured, direction: Direction, codec: Codec) -> float:
+    there = (measured.noise.get((table, direction, codec)) for table in measured.tables)
     return mean(noise.relative for noise in there if noise is not None)

@@ -94,7 +94,6 @@ def build_parser(description: str | None, *, with_train: bool) -> argparse.Argum
     add("--link-gb-s", type=float, help="GB/s a rank can send: fewest seconds, not fewest bytes")
     add("--codecs", dest="candidates", type=_codecs, metavar="FILE.yaml", help="candidates")
     add("--base", help="config with all that is not searched: a file or a preset")
-    add("--dense", nargs="+", metavar="PATTERN", help="groups of dense parameters to search, too")
     add("--unique-bags", choices=MERGING, help="send equal bags once (default: auto)")
     add("--path", type=Path, help="records (default runs/search)")
     add("--first-seed", type=int, help="seeds are from here on (default 1000)")

@@ -23,17 +23,45 @@ from trec_qcomm.lab.search.choices import Pair, best, config_of
 from trec_qcomm.lab.search.losses import LossModel, corrected, guessed
 from trec_qcomm.lab.search.noise import Measured
 from trec_qcomm.lab.search.plans import Plan, Planner, cost_of
-from trec_qcomm.lab.search.probes import COARSE, DenseProbes, Probes
+from trec_qcomm.lab.search.probes import COARSE, Probes
 from trec_qcomm.lab.study import Limits, StudyResult
 from trec_qcomm.lab.study.progress import Progress
 
 UPPER = 2.5  # upper limit of a verified change over the limit of its mean, as in quality.TRAINING
 BUDGETS = {"half": 0.5, "plan": 1.0, "twice": 2.0}
+FAR = 1000  # from the seeds of one stage to those of the next
 FRONT = (0.03, 0.06, 0.12, 0.25, 4.0, 8.0)  # more shares of the budget, for the figure
 
 
 class NotDecidableError(ValueError):
     """A budget that is below the noise of as many seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """Seeds of the stages; `trec_qcomm.search` explains the numbers."""
+
+    first: int
+    num_probes: int
+    num_calibration: int
+    num_verification: int
+    rounds: int
+
+    @property
+    def probes(self) -> Sequence[int]:
+        """Seeds of the float32 trainings."""
+        return range(self.first, self.first + self.num_probes)
+
+    @property
+    def calibration(self) -> Sequence[int]:
+        """Seeds of the trainings with coarse codecs."""
+        return range(self.first, self.first + self.num_calibration)
+
+    @property
+    def verification(self) -> Sequence[Sequence[int]]:
+        """Seeds of each verification, which no other stage has."""
+        starts = (self.first + FAR * number for number in range(1, self.rounds + 1))
+        return [range(start, start + self.num_verification) for start in starts]
 
 
 @dataclass(frozen=True)
@@ -49,26 +77,39 @@ class Search:
     baseline: Any
     unique_bags: UniqueBagsChoice
     link_gb_s: float | None
-    probe_seeds: Sequence[int]
-    calibration_seeds: Sequence[int]
-    verification_seeds: Sequence[Sequence[int]]  # by round
+    seeds: Seeds
     use: float
     every: int
     study_options: Mapping[str, Any]  # arguments of quality.study
 
+    def run(self, progress: Progress) -> tuple[LossModel, dict[str, Plan]]:
+        """Run what is missing of all stages; return the loss model, and the plans by name.
+
+        Raises:
+            ValueError: a candidate does not take a table's rows, or a file of another search.
+            NotDecidableError: the budget is below the noise of a verification.
+        """
+        measured = self.measure(progress)
+        dims = {table: noise.dim for (table, _, _), noise in measured.noise.items()}
+        self.candidates.check_dims(dims)
+        model = self.fit(measured)
+        planner = self.planner(model)
+        plans = {name: self._plan(planner, name, share) for name, share in BUDGETS.items()}
+        plans = self.verify(planner, plans, progress)
+        self.write_plans(planner, plans.values())
+        return model, plans
+
+    def planner(self, model: LossModel) -> Planner:
+        """Return what makes plans by expected losses."""
+        return Planner(model, self.candidates, self.link_gb_s)
+
     def measure(self, progress: Progress) -> Measured:
         """Return what the probes show; run what is missing of them."""
-        shared: dict[str, Any] = {"candidates": self.candidates, "every": self.every}
-        shared |= {name: self.study_options[name] for name in ("train", "setup", "num_ranks")}
-        measured = Probes(
-            **shared, seeds=self.probe_seeds, path=self.folder / "probes.jsonl",
-            metrics=self.metrics, unique_bags=self.unique_bags,
+        options = {name: self.study_options[name] for name in ("train", "setup", "num_ranks")}
+        return Probes(
+            candidates=self.candidates, path=self.folder / "probes.jsonl", seeds=self.seeds.probes,
+            metrics=self.metrics, unique_bags=self.unique_bags, every=self.every, **options,
         ).run(progress)  # fmt: skip
-        if not self.candidates.groups:
-            return measured
-        path = self.folder / "dense.jsonl"
-        dense = DenseProbes(**shared, seed=self.probe_seeds[0], path=path).run(progress)
-        return measured.with_dense(dense)
 
     def fit(self, measured: Measured) -> LossModel:
         """Return the loss model; run what is missing of the calibration.
@@ -77,24 +118,20 @@ class Search:
         """
         shares = guessed(measured, COARSE)
         cases = to_calibrate(
-            measured, self.candidates, lambda noise, option: cost_of(noise, option, self.link_gb_s)
+            measured, self.candidates, lambda noise, codec: cost_of(noise, codec, self.link_gb_s)
         )
         if not cases:  # none saves anything, or none has noise to speak of
             return LossModel(measured, shares, {})
         calibration = Calibration(
-            measured, self.metrics, self.calibration_seeds, self.folder / "calibration.jsonl",
+            measured, self.metrics, self.seeds.calibration, self.folder / "calibration.jsonl",
             self.unique_bags, self.study_options,
         )  # fmt: skip
-        changes = calibration.run({case: measured.names(case[0]) for case in cases})
-        for seeds in self.verification_seeds[:1]:
-            check_decidable(self.budget, calibration.spread, len(seeds))
+        changes = calibration.run(dict.fromkeys(cases, measured.tables))
+        if self.seeds.rounds:
+            check_decidable(self.budget, calibration.spread, self.seeds.num_verification)
         rests = calibration.rests(changes, shares)
         served = shares["forward"] if self.evaluation else None
         return LossModel(measured, corrected(shares, measured, rests), changes, served)
-
-    def plans(self, planner: Planner) -> dict[str, Plan]:
-        """Return the plans of half the budget, the budget and twice the budget, by name."""
-        return {name: self._plan(planner, name, share) for name, share in BUDGETS.items()}
 
     def _plan(self, planner: Planner, name: str, share: float) -> Plan:
         budget = share * self.budget
@@ -109,11 +146,11 @@ class Search:
         showed is returned in any case.
         """
         plan = plans["plan"]
-        for number, seeds in enumerate(self.verification_seeds, start=1):
+        for number, seeds in enumerate(self.seeds.verification, start=1):
             result = self._study(plan, seeds, self.folder / f"verification-{number}.jsonl")
             (verdict,), passed = result.verdicts.values(), bool(result.passed)
             plan = _with_result(plan, result)
-            if passed or number == len(self.verification_seeds):
+            if passed or number == self.seeds.rounds:
                 break
             back = planner.step_back(plan, only_forward=verdict.passed)
             if back is None:
@@ -125,18 +162,17 @@ class Search:
     def write_plans(self, planner: Planner, plans: Iterable[Plan]) -> None:
         """Write plans as records, with those of other budgets and that of configs/best.yaml."""
         front = [self._plan(planner, f"{share:g} of the budget", share) for share in FRONT]
-        if planner.has(best()[0]):
-            front.append(planner.all_with("codecs of best", best()[0]))
+        if planner.has(best()):
+            front.append(planner.all_with("codecs of best", best()))
         path = self.folder / "plans.jsonl"
         path.unlink(missing_ok=True)  # all of it comes from the other files
         exact, environment = planner.all_with("float32", Pair()).nbytes, Environment.current()
-        made = [replace(self._record(plan), environment=environment) for plan in (*plans, *front)]
-        made = [replace(r, figures={**r.figures, "float32_nbytes": exact}) for r in made]
+        made = (self._record(plan, exact, environment) for plan in (*plans, *front))
         records.append(path, *made)
 
-    def _record(self, plan: Plan) -> SearchRecord:
+    def _record(self, plan: Plan, exact: float, environment: Environment) -> SearchRecord:
         figures = {
-            "nbytes": plan.nbytes, "budget": plan.budget,
+            "nbytes": plan.nbytes, "float32_nbytes": exact, "budget": plan.budget,
             "expected": plan.expected, "error": plan.error,
         }  # fmt: skip
         for metric, change in plan.verified.items():
@@ -145,13 +181,13 @@ class Search:
             figures["num_seeds"] = change.n
         return SearchRecord(
             configuration=plan.name, config=write_yaml(config_to_dict(self.config(plan))),
-            time=time.time(), stage="plan", figures=figures,
+            time=time.time(), stage="plan", figures=figures, environment=environment,
             **{name: self.study_options[name] for name in ("setup", "num_ranks")},
         )  # fmt: skip
 
     def config(self, plan: Plan) -> Config:
         """Return the config of a plan."""
-        return config_of(plan.choice, self.base, self.unique_bags, plan.dense)
+        return config_of(plan.choice, self.base, self.unique_bags)
 
     def _study(self, plan: Plan, seeds: Sequence[int], path: Path) -> StudyResult:
         limits = Limits(mean=self.budget, upper=UPPER * self.budget, seeds=len(seeds))

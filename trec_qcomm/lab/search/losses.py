@@ -1,18 +1,16 @@
-"""Losses: what an option of one table or group is expected to cost the model, in percent.
+"""Losses: what a codec of one table is expected to cost the model, in percent.
 
-    loss = price of the option x share of the table x relative noise of the option on it
+    loss = price of the codec x share of the table x relative noise of the codec on it
 
 - **Relative noise** is measured on the table's rows or gradients (noise.py, probes.py).
-- The **share** is what a table, or a group of dense parameters, is worth to the model.
-  Of rows: what COARSE on one table costs the trained float32 model, for each unit of relative
-  noise, drawn towards the mean of all tables as far as seeds disagree. No effect is negative: of
-  one with an error the expectation is taken. Of gradients of rows half of that, and half the same
-  for all tables. Of dense gradients the number of values: optimizers such as Adam let all steps be
-  as long. These are guesses of what a training feels, so a training tests them (`Rest`): a coarse
-  codec on the tables that together should cost less than half, and nothing on the dearest ones.
-  What it costs, beside the training in which all tables have this codec, says what the two parts
-  are worth; within a part the guesses stay. So a table that is spoilt by the coarse codec makes no
-  other one dear.
+- The **share** is what a table is worth to the model. Of rows: what COARSE on one table costs the
+  trained float32 model, for each unit of relative noise, drawn towards the mean of all tables as
+  far as seeds disagree. No effect is negative: of one with an error the expectation is taken. Of
+  gradients half of that, and half the same for all tables. These are guesses of what a training
+  feels, so a training tests them (`Rest`): a coarse codec on the tables that together should cost
+  less than half, and nothing on the dearest ones. What it costs, beside the training in which all
+  tables have this codec, says what the two parts are worth; within a part the guesses stay. So a
+  table that is spoilt by the coarse codec makes no other one dear.
 - The **price** is from trainings in which all tables have one coarse codec of a kind (direction and
   name of the codec). A finer codec of the kind is not dearer: loss grows faster than noise. Of rows
   it is as much cheaper as it is for the float32 model, on which each candidate was scored.
@@ -31,12 +29,12 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import NormalDist, mean, median, variance
 
-from trec_qcomm.config import GradientRule
+from trec_qcomm.config.tables import Direction
 from trec_qcomm.core.codec import Codec
-from trec_qcomm.lab.search.candidates import Direction, Item, Option, kind_of
+from trec_qcomm.lab.search.candidates import Item
 from trec_qcomm.lab.search.noise import ALL, Measured, mean_and_error
 
-Shares = Mapping[Direction, Mapping[str, float]]  # by direction, then by table or group
+Shares = Mapping[Direction, Mapping[str, float]]  # by direction, then by table
 GUESSED = 0.25  # standard error of a guessed part of the loss, which is between 0 and 1
 LEAST = 1e-3  # of the loss: no part is free
 
@@ -61,15 +59,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Rest:
-    """What an option costs where the dearest tables (or groups) go without.
+    """What a codec costs where the dearest tables go without.
 
     Args:
-        option: an option that was calibrated on all.
-        names: the tables or groups that had it; the others were exact.
+        codec: a codec that was calibrated on all.
+        names: the tables that had it; the others were exact.
         all, rest: changes with all of them, and with these.
     """
 
-    option: Option
+    codec: Codec
     names: frozenset[str]
     all: Change
     rest: Change
@@ -84,35 +82,29 @@ class Rest:
 
 
 def guessed(measured: Measured, coarse: Codec) -> dict[Direction, dict[str, float]]:
-    """Return what tables and groups are worth as the probes say. Each direction adds up to 1."""
+    """Return what tables are worth as the probes say. Each direction adds up to 1."""
     rows = _of_rows(measured, coarse)
     equal = 1 / len(rows)
-    shares: dict[Direction, dict[str, float]] = {
+    return {
         "forward": rows,
         "backward": {table: (share + equal) / 2 for table, share in rows.items()},
     }
-    groups = measured.names("dense")
-    exact = (measured.noise[group, "dense", measured.exact((group, "dense"))] for group in groups)
-    sizes = {group: noise.rows * noise.dim for group, noise in zip(groups, exact, strict=True)}
-    if groups:
-        shares["dense"] = {group: size / sum(sizes.values()) for group, size in sizes.items()}
-    return shares
 
 
 def losses_by_name(
-    shares: Shares, measured: Measured, direction: Direction, option: Option
+    shares: Shares, measured: Measured, direction: Direction, codec: Codec
 ) -> dict[str, float]:
-    """Return what an option costs on each table or group, in no unit: share x relative noise."""
-    there = {name: measured.noise.get((name, direction, option)) for name in shares[direction]}
+    """Return what a codec costs on each table, in no unit: share x relative noise."""
+    there = {name: measured.noise.get((name, direction, codec)) for name in shares[direction]}
     return {n: shares[direction][n] * noise.relative for n, noise in there.items() if noise}
 
 
 def cheaper_half(
-    shares: Shares, measured: Measured, direction: Direction, option: Option
+    shares: Shares, measured: Measured, direction: Direction, codec: Codec
 ) -> frozenset[str]:
-    """Return the tables or groups that are left when the dearest ones, with half of the expected
-    loss or more, are taken away; it may be none."""
-    losses = losses_by_name(shares, measured, direction, option)
+    """Return the tables that are left when the dearest ones, with half of the expected loss or
+    more, are taken away; it may be none."""
+    losses = losses_by_name(shares, measured, direction, codec)
     names, left = sorted(losses, key=lambda name: (losses[name], name)), sum(losses.values())
     rest: list[str] = []
     taken = 0.0
@@ -130,7 +122,7 @@ def corrected(
     """Return shares that agree with what trainings of a part showed, as far as they are sure."""
     result = {direction: dict(by_name) for direction, by_name in shares.items()}
     for direction, rest in rests.items():
-        losses = losses_by_name(shares, measured, direction, rest.option)
+        losses = losses_by_name(shares, measured, direction, rest.codec)
         guess = sum(losses[name] for name in rest.names) / sum(losses.values())
         seen = rest.part
         weights = 1 / max(seen.error, 1e-3) ** 2, 1 / GUESSED**2
@@ -173,7 +165,7 @@ def _drawn_together(worth: Mapping[str, Change]) -> dict[str, float]:
     return {name: max(change.expected, LEAST * center) for name, change in drawn.items()}
 
 
-Kind = tuple[Direction, str]  # and what kind of option
+Kind = tuple[Direction, str]  # and the codec's name
 NEGLIGIBLE = 1e-3  # relative noise (30 dB), with which a kind is not calibrated
 
 
@@ -183,9 +175,9 @@ class LossModel:
 
     Args:
         measured: what the probes showed.
-        shares: what tables and groups are worth to a training, by direction.
-        changes: what trainings changed in which all tables (or groups) have one option in one
-            direction, and all else is exact.
+        shares: what tables are worth to a training, by direction.
+        changes: what trainings changed in which all tables have one codec in one direction, and
+            all else is exact.
         served: what tables' rows are worth to the float32 model; None where nobody serves it with
             codecs.
     Derived:
@@ -194,88 +186,89 @@ class LossModel:
 
     measured: Measured
     shares: Shares
-    changes: Mapping[tuple[Direction, Option], Change]
+    changes: Mapping[tuple[Direction, Codec], Change]
     served: Mapping[str, float] | None = None
-    prices: Mapping[tuple[Direction, Option], float] = field(init=False)
-    _serving: Mapping[Option, float] = field(init=False)  # price of rows for the float32 model
+    prices: Mapping[tuple[Direction, Codec], float] = field(init=False)
+    _serving: Mapping[Codec, float] = field(init=False)  # price of rows for the float32 model
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_serving", self._fit_serving())
-        probed = {(direction, option) for _, direction, option in self.measured.noise}
+        probed = {(direction, codec) for _, direction, codec in self.measured.noise}
         object.__setattr__(self, "prices", {case: self._price(*case) for case in probed})
 
-    def loss(self, name: str, direction: Direction, option: Option) -> float | None:
+    def loss(self, table: str, direction: Direction, codec: Codec) -> float | None:
         """Return the expected loss in percent; None where the codec refuses values of the table."""
-        noise = self.measured.noise.get((name, direction, option))
+        noise = self.measured.noise.get((table, direction, codec))
         if noise is None:
             return None
-        trained = self.prices[direction, option] * self.shares[direction][name] * noise.relative
+        trained = self.prices[direction, codec] * self.shares[direction][table] * noise.relative
         if direction != "forward" or self.served is None or not self._serving:
             return trained
-        price = self._serving.get(option, max(self._serving.values()))
-        return max(trained, price * self.served[name] * noise.relative)
+        price = self._serving.get(codec, max(self._serving.values()))
+        return max(trained, price * self.served[table] * noise.relative)
 
-    def _price(self, direction: Direction, option: Option) -> float:
+    def _price(self, direction: Direction, codec: Codec) -> float:
         """Return the expected loss for a relative noise of 1 in all tables.
 
         A kind that was not calibrated has the highest price of its direction.
         """
-        weight = self.weighted_noise(direction, option)
+        weight = self.weighted_noise(direction, codec)
         trained = {c: self._trained_price(d, c) for d, c in self.changes if d == direction}
-        same = {c: p for c, p in trained.items() if kind_of(c) == kind_of(option)} or trained
+        same = {c: p for c, p in trained.items() if c.name == codec.name} or trained
         weights = {c: self.weighted_noise(direction, c) for c in same}
         coarser = [price for c, price in same.items() if weights[c] >= weight]
         price = min(coarser) if coarser else max(same.values(), default=0.0)
         if direction != "forward" or not self._serving:
             return price
-        served = self._serving.get(option, max(self._serving.values()))
+        served = self._serving.get(codec, max(self._serving.values()))
         coarsest = max(same, key=lambda c: weights[c], default=None)
         if coarsest is not None and self._serving.get(coarsest):
             price = min(price, served * same[coarsest] / self._serving[coarsest])
         return price
 
-    def error(self, options: Mapping[Item, Option]) -> float:
-        """Return the standard error of the expected loss of options, that of the prices alone."""
+    def error(self, codecs: Mapping[Item, Codec]) -> float:
+        """Return the standard error of the expected loss of codecs, that of the prices alone."""
         losses: dict[Kind, float] = {}
-        for (name, direction), option in options.items():
-            kind = direction, kind_of(option)
-            losses[kind] = losses.get(kind, 0.0) + (self.loss(name, direction, option) or 0.0)
+        for (table, direction), codec in codecs.items():
+            kind = direction, codec.name
+            losses[kind] = losses.get(kind, 0.0) + (self.loss(table, direction, codec) or 0.0)
         shares = (loss * self._relative_error(kind) for kind, loss in losses.items())
         return sqrt(sum(share**2 for share in shares))
 
     def _relative_error(self, kind: Kind) -> float:
         """Return the error of a kind's price over the price; the largest where not calibrated."""
         errors: dict[Kind, float] = {}
-        for (direction, option), change in self.changes.items():
+        for (direction, codec), change in self.changes.items():
             error = change.error / change.expected if change.expected else 0.0
-            kind_of_it = direction, kind_of(option)
-            errors[kind_of_it] = max(error, errors.get(kind_of_it, 0.0))
+            errors[direction, codec.name] = max(error, errors.get((direction, codec.name), 0.0))
         return errors.get(kind, max(errors.values(), default=0.0))
 
-    def _trained_price(self, direction: Direction, option: Option) -> float:
-        weight = self.weighted_noise(direction, option)
-        return self.changes[direction, option].expected / weight if weight else 0.0
+    def _trained_price(self, direction: Direction, codec: Codec) -> float:
+        weight = self.weighted_noise(direction, codec)
+        return self.changes[direction, codec].expected / weight if weight else 0.0
 
-    def weighted_noise(self, direction: Direction, option: Option) -> float:
-        """Return the relative noise if all tables have an option, weighted by their shares."""
-        return sum(losses_by_name(self.shares, self.measured, direction, option).values())
+    def weighted_noise(self, direction: Direction, codec: Codec) -> float:
+        """Return the relative noise if all tables have a codec, weighted by their shares."""
+        return sum(losses_by_name(self.shares, self.measured, direction, codec).values())
 
-    def _fit_serving(self) -> dict[Option, float]:
+    def _fit_serving(self) -> dict[Codec, float]:
         """Return by forward codec its price for the float32 model, as the module says."""
         effects = {
             codec: Change(*mean_and_error(values)).expected
             for (table, codec), values in self.measured.effects.items()
             if table == ALL
         }
-        prices: dict[Option, float] = {}
+        prices: dict[Codec, float] = {}
         shares = self.shares if self.served is None else {**self.shares, "forward": self.served}
-        weights = {c: sum(losses_by_name(shares, self.measured, "forward", c).values())
-                   for _, d, c in self.measured.noise
-                   if d == "forward" and not isinstance(c, GradientRule)}  # fmt: skip
+        weights = {
+            codec: sum(losses_by_name(shares, self.measured, "forward", codec).values())
+            for _, direction, codec in self.measured.noise
+            if direction == "forward"
+        }
         for codec in sorted(weights, key=lambda c: -weights[c]):
             twin = next((c for c in effects if self._is_equal(c, codec)), None)
             if twin is not None and weights[codec]:
-                coarser = [price for c, price in prices.items() if kind_of(c) == codec.name]
+                coarser = [price for c, price in prices.items() if c.name == codec.name]
                 prices[codec] = min([effects[twin] / weights[codec], *coarser])
         return prices
 

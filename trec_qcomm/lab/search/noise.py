@@ -1,4 +1,4 @@
-"""Noise: bytes and errors of every option on every table, from the numeric debugger's records.
+"""Noise: bytes and errors of every codec on every table, from the numeric debugger's records.
 
 Knows: records. Does not know: trainings, what is chosen.
 """
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, stdev
 
+from trec_qcomm.config.tables import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.lab.records import DebugRecord, SearchRecord
-from trec_qcomm.lab.search.candidates import EXACT, ROWS, Direction, Item, Option, is_exact
+from trec_qcomm.lab.search.candidates import EXACT, Item
 from trec_qcomm.lab.study.paired import percent
 
 ALL = "*"  # in the place of a table
@@ -22,12 +23,11 @@ Case = tuple[str, Direction, str]  # table, direction, codec
 
 @dataclass(frozen=True)
 class Noise:
-    """What an option makes of the rows of a table, of their gradients, or of dense gradients.
+    """What a codec makes of the rows of a table, or of their gradients.
 
     Args:
         nbytes: bytes that a rank sends in a step, to itself included.
-        rows: rows that a rank sends in a step: distinct bags, where these are sent once. Of dense
-            gradients blocks.
+        rows: rows that a rank sends in a step: distinct bags, where these are sent once.
         dim: values of a row.
         relative: sum of squares of the errors over that of the values; 0 where all arrive.
     """
@@ -43,13 +43,12 @@ class Measured:
     """What the probes of all seeds showed.
 
     Args:
-        noise: bytes and noise by table (or group of parameters), direction and option, without
-            codecs that refused values.
+        noise: bytes and noise by table, direction and codec, without codecs that refused values.
         effects: changes of the float32 model's metric in percent, one a seed, by table (ALL for
             all) and forward codec; empty where `train` returns metrics alone.
     """
 
-    noise: Mapping[tuple[str, Direction, Option], Noise]
+    noise: Mapping[tuple[str, Direction, Codec], Noise]
     effects: Mapping[tuple[str, Codec], Sequence[float]]
 
     @property
@@ -58,27 +57,10 @@ class Measured:
         exact = {t: n.nbytes for (t, d, c), n in self.noise.items() if (d, c) == ("forward", EXACT)}
         return sorted(exact, key=lambda table: (-exact[table], table))
 
-    def names(self, direction: Direction) -> list[str]:
-        """Names of the tables, or, where direction is dense, groups in the order of their rules."""
-        if direction != "dense":
-            return self.tables
-        return list(dict.fromkeys(name for name, known, _ in self.noise if known == "dense"))
-
     @property
     def items(self) -> list[Item]:
-        """All that options are chosen for: tables in both directions, groups."""
-        rows: list[Item] = [(table, direction) for table in self.tables for direction in ROWS]
-        return rows + [(group, "dense") for group in self.names("dense")]
-
-    def exact(self, item: Item) -> Option:
-        """Return the option of an item that changes nothing."""
-        return next(option for *key, option in self.noise if (*key,) == item and is_exact(option))
-
-    def with_dense(self, dense: Mapping[tuple[str, Option], Noise]) -> Measured:
-        """Return the same with dense gradients. Args: dense: by group and option"""
-        noise = dict(self.noise)
-        noise |= {(group, "dense", option): each for (group, option), each in dense.items()}
-        return Measured(noise, self.effects)
+        """All that codecs are chosen for: tables in both directions."""
+        return [(table, direction) for table in self.tables for direction in DIRECTIONS]
 
     def different(self, direction: Direction, codecs: Iterable[Codec]) -> list[Codec]:
         """Return the codecs without EXACT, and of those that decode to equal values the first."""
@@ -101,11 +83,10 @@ def figures_of(lines: Iterable[DebugRecord]) -> dict[Case, dict[str, float]]:
     ranks: set[int] = set()
     cases: dict[Case, list[DebugRecord]] = defaultdict(list)
     for line in lines:
-        if line.direction in ROWS:
+        if line.direction in DIRECTIONS:
             ranks.add(line.rank)
             steps.add(line.step)
-            if line.is_shadow or line.num_values is not None:  # else this rank only receives
-                cases[line.name, line.direction, line.codec].append(line)
+            cases[line.name, line.direction, line.codec].append(line)
     counted = steps - {0} or steps
     shares = len(counted) * len(ranks)
     figures = {}
@@ -160,7 +141,7 @@ def measured(
         for case, by_seed in scores.items()
     }  # fmt: skip
     seeds = max((len(by_seed) for by_seed in probes.values()), default=0)
-    noise: dict[tuple[str, Direction, Option], Noise] = {
+    noise: dict[tuple[str, Direction, Codec], Noise] = {
         case: _mean_noise(list(by_seed.values()))
         for case, by_seed in probes.items()
         if len(by_seed) == seeds  # it refused nothing

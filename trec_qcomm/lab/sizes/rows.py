@@ -1,10 +1,11 @@
-"""Rows of tables from a file, batch by batch.
+"""Rows of tables in a file, batch by batch, and how many of them differ.
 
 A file is what QComm.capture_rows saved, or torch.save of {"rows": {table: [n, D] float32, or a list
 of batches of such rows}, "without_rows": [table]}; the second may be left out, and other keys are
 ignored.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,28 @@ def without_rows(path: Path, content: dict[str, Any]) -> tuple[str, ...]:
     if not isinstance(tables, list) or set(map(str, tables)) & set(map(str, content["rows"])):
         raise ValueError(f"{path}: without_rows: expected a list of tables that are not in rows")
     return tuple(map(str, tables))
+
+
+def write_rows(
+    path: str | Path, rows: Mapping[str, Tensor | Sequence[Tensor]], **more: Any
+) -> None:
+    """Write a file that `python -m trec_qcomm preview` reads.
+
+    Args:
+        path: file to write; its folder is made.
+        rows: {table: [n, D] float32, or a list of batches}.
+        more: other entries, all of which a reader can do without: gradients, without_rows, meta.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"rows": dict(rows)} | more, path)
+
+
+def num_distinct(rows: Tensor) -> int:
+    """Return the number of different rows of [n, D] float32, by a hash of 64 bits."""
+    draw = torch.Generator().manual_seed(0)
+    keys = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=draw).to(rows.device)
+    bits = rows.contiguous().view(torch.int32).to(torch.int64)
+    return len(torch.unique((bits * keys).sum(1)))
 
 
 def distinct(rows: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trec_qcomm.lab.records import LimitsByMetric, StudyRecord
-from trec_qcomm.lab.report.figures.quality import interval_figure, lines_of, study_title
 from trec_qcomm.lab.report.style import render
 from trec_qcomm.lab.study.engine import Study
 from trec_qcomm.lab.study.gates import BASELINE, NULL, Verdict
@@ -99,9 +98,11 @@ class StudyResult:
             raise ValueError(f"path {path}: expected a name that ends in .png")
         path.parent.mkdir(parents=True, exist_ok=True)
         chosen = [r for r in self.records if r.configuration in (BASELINE, *self._names)]
-        title = study_title(self.study.num_ranks, self.study.setup)
-        lines = lines_of(chosen, self.study.rules, self.study.seeds)
-        render(interval_figure(path.stem, title, lines, self.study.rules), path.parent)
+        from trec_qcomm.lab.report.figures import quality  # which needs studies itself
+
+        title = quality.study_title(self.study.num_ranks, self.study.setup)
+        lines = quality.lines_of(chosen, self.study.rules, self.study.seeds)
+        render(quality.interval_figure(path.stem, title, lines, self.study.rules), path.parent)
 
     def __str__(self) -> str:
         return f"{self.table()}\n{self.summary()}"

@@ -29,7 +29,6 @@ from trec_qcomm import (
     TableRule,
     Threshold,
 )
-from trec_qcomm.comm import exchange
 from trec_qcomm.lab.debug.rule import DebugRule
 
 STEPS, FAULT_STEP = 5, 2
@@ -98,7 +97,7 @@ def same_bits(folder):
         ],
         "observers": [*num_observers, observers(watched)],
         "rows": {t: [b.clone() for b in blocks] for t, blocks in capture.rows.items()},
-        "records": watched.session.extensions["debug"].latest.records,
+        "records": watched.session.extensions["debug"].records,
         "summary": watched.debug_summary(),
     }
 
@@ -194,32 +193,6 @@ def growing_residual(folder):
     codec = Threshold(1e6)
     config = replace(BASE, dense=replace(BASE.dense, codec=codec))
     return watched_training(folder, config, lambda dmp, step: None, steps=7)
-
-
-def scaled_after_decode(folder):
-    """Change what rank 1 has decoded of one table, behind the decoder."""
-
-    @contextmanager
-    def faulty():
-        right = exchange.decode_frames
-
-        def wrong(frames, placed, out, **options):
-            right(frames, placed, out, **options)
-            for group in placed.groups:
-                for s, member in enumerate(group.members.tolist()):
-                    if placed.plan.tables[member] == "cw":
-                        group.segments.block(out, s).mul_(1.01)
-
-        exchange.decode_frames = wrong
-        try:
-            yield
-        finally:
-            exchange.decode_frames = right
-
-    def plant(dmp, step):
-        return faulty() if step >= FAULT_STEP and dist.get_rank() == 1 else None
-
-    return watched_training(folder, BASE, plant, steps=FAULT_STEP + 2)
 
 
 def attribution(folder):
