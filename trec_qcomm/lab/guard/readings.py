@@ -22,7 +22,7 @@ lengths are tested, with FALSE_TRIPS in all. By Bonferroni, noise lets a change 
 limit trip in at most that share of the probes: with a chance of 1 % in 1000 probes. Only the latest
 LONGEST readings count: what was long ago masks nothing.
 
-Effects of single tables say which ones to move, and whether they explain what was read.
+Effects of single tables say which ones to move.
 
 Knows: numbers. Does not know: rungs, how numbers were measured.
 Source: Page 1954 (tests over the latest readings, with a run length); von Neumann 1941 (successive
@@ -51,7 +51,6 @@ _SUSPICION = 0.05  # one-sided level where an episode is on already, and of `upp
 _INTERVAL = 0.025  # tail on either side
 
 ALIKE = 0.5  # of the largest effect, from which a table is moved together with it
-EXPLAINED = 0.5  # of the excess, from which nobody else is asked
 
 Reading = tuple[float, ...]
 
@@ -148,18 +147,14 @@ class Readings:
         for kept in (self._steps, self._readings, self._means):
             del kept[: -max(LONGEST, self._lengths[-1])]
 
-    def are_above(self, limit: float) -> bool:
-        """Return whether the latest `raise_after` readings are all above a limit."""
-        latest = self._means[-self._raise_after :]
-        return len(latest) == self._raise_after and min(latest) > limit
-
     def show_above(self, limit: float, *, is_suspected: bool = False) -> bool:
-        """Return whether the mean is shown to be above the limit.
+        """Return whether the mean is shown to be above the limit, and the latest readings all are.
 
         Args: is_suspected: whether it was shown before with other rungs, so that one window of the
             latest readings at 5 % will do.
         """
-        if not self.are_above(limit):
+        latest = self._means[-self._raise_after :]
+        if len(latest) < self._raise_after or min(latest) <= limit:
             return False
         if is_suspected:
             return self.estimate(self._raise_after).suggests_above(limit)
@@ -300,9 +295,3 @@ def is_shown_above(effects: Sequence[float], limit: float) -> bool:
     readings = Readings(1)
     readings.add(effects)
     return readings.estimate().suggests_above(limit)
-
-
-def explain(effects: Mapping[str, Sequence[float]], excess: float) -> bool:
-    """Return whether the effects of some tables make up for most of what is above the limit."""
-    sizes = [max(0.0, mean_effect(values)) for values in effects.values()]
-    return sum(sizes) >= EXPLAINED * excess
