@@ -4,19 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from tests.lab.guard.policies import (
-    BAD,
-    LIMIT,
-    RUNGS,
-    TABLES,
-    about_to_trip,
-    changes,
-    policy,
-    read,
-)
-from trec_qcomm.lab.guard.ladders import Ladder
-from trec_qcomm.lab.guard.policy import GuardPolicy
-from trec_qcomm.lab.guard.rule import GuardRule
+from tests.lab.guard.policies import BAD, LIMIT, RUNGS, TABLES, about_to_trip, policy, read
 from trec_qcomm.lab.guard.tables import Signals
 
 A = ("a", "forward")
@@ -146,17 +134,9 @@ def test_what_is_wrong_with_calls():
         read(policy(), [0.0])
 
 
-def test_the_order_of_ladders_and_signals_does_not_matter():
-    ladders = {(t, "forward"): Ladder(RUNGS, 1, 1) for t in TABLES}
+def test_the_order_of_tables_and_signals_does_not_matter():
     signals = {("c", "forward"): BAD["pointless"], A: BAD["unencodable"]}
-    first, second = (
-        GuardPolicy(GuardRule(), dict(tables), {"configuration": "test"}).read(
-            0, changes(0.0), dict(of_tables), dict
-        )
-        for tables, of_tables in (
-            (ladders.items(), signals.items()),
-            (reversed(ladders.items()), reversed(signals.items())),
-        )
-    )
-    assert first == second
-    assert [event.table for event in first[1]] == ["a", "c"]
+    first = read(policy(), 0.0, signals)
+    second = read(policy(tables=TABLES[::-1]), 0.0, dict(reversed(signals.items())))
+    assert first.events == second.events
+    assert [event.table for event in first.events] == ["a", "c"]

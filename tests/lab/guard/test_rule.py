@@ -41,6 +41,11 @@ def test_a_config_with_a_guard_is_written_and_read():
     assert "guard" not in config_to_dict(config_from_dict({"embedding": EMBEDDING}))
 
 
+def test_a_guard_without_tables_is_an_error():
+    with pytest.raises(ValueError, match="guard: has nothing to watch without rules of embedding"):
+        config_from_dict({"dense": {"codec": "float6"}, "guard": {}})
+
+
 @pytest.mark.parametrize(
     ("guard", "message"),
     [
@@ -51,11 +56,9 @@ def test_a_config_with_a_guard_is_written_and_read():
         ({"limit_ne": float("nan")}, "guard: limit_ne: nan is not a number"),
         ({"action": "move"}, r"guard: action: 'move' is not one of \('switch', 'warn'\)"),
         ({"tables": []}, "guard: tables: expected a pattern"),
-        ({"raise_after": 0}, "guard: raise_after: 0 is not an integer >= 1"),
         ({"lower_after": 2.5}, "guard: lower_after: 2.5 is not an integer >= 1"),
         ({"patience": True}, "guard: patience: True is not an integer >= 1"),
         ({"on_unencodable": "exact"}, r"guard: on_unencodable: 'exact' is not one of"),
-        ({"on_nan": "exact"}, "guard: on_nan: 'exact' is not one of"),
         ({"ladder": "rowwise"}, "guard.ladder: expected a list of codecs, got 'rowwise'"),
         ({"ladder": []}, "guard: ladder: expected a list of one or more codecs"),
         ({"ladder": ["int8"]}, r"guard.ladder\[0\]: unknown codec 'int8'"),
@@ -65,21 +68,12 @@ def test_a_config_with_a_guard_is_written_and_read():
         ),
         ({"backward_ladder": ["forward_mask"]}, r"backward_ladder\[0\]: forward_mask needs the"),
         ({"ladder": [INT8, INT4]}, r"guard: ladder\[1\]: Rowwise\(bits=4.* is not finer than Row"),
-        (
-            {"ladder": ["identity", INT4]},
-            r"guard: ladder\[1\]: Rowwise.* is not finer than Identity",
-        ),
         ({"ladder": [ABSOLUTE, INT4]}, r"ladder\[1\]: Rowwise.* and ErrorBounded.* do not compare"),
     ],
 )
 def test_errors_name_the_field(guard, message):
     with pytest.raises(ValueError, match=message):
         config_from_dict({"embedding": EMBEDDING, "guard": guard})
-
-
-def test_a_guard_without_tables_is_an_error():
-    with pytest.raises(ValueError, match="guard: has nothing to watch without rules of embedding"):
-        config_from_dict({"dense": {"codec": "float6"}, "guard": {}})
 
 
 def test_finer_is_more_bits_in_the_worst_case():
@@ -121,7 +115,6 @@ def test_derived_rungs_begin_with_the_rule_s_codec():
     assert rungs(guard, rule(Rowwise(4), four), "backward")[0][1] == eight
     assert rungs(guard, rule(Float6()))[0] == [Float6(), Rowwise(8), Cast("bf16"), Identity()]
     assert rungs(guard, rule(Cast("fp16")))[0] == [Cast("fp16"), Identity()]
-    assert rungs(guard, rule(Identity())) == ([Identity()], 0, 0)
 
 
 def test_forward_keeps_columns_where_backward_needs_them():
@@ -147,10 +140,8 @@ def test_a_codec_on_the_ladder_starts_there_and_another_below_what_is_finer():
     assert rungs(guard, rule(Identity())) == ([*ladder, Identity()], 3, 0)
 
 
-def test_numbers_for_the_policy():
+def test_bits_of_rungs():
     ladder = GuardRule().ladders(rule(Rowwise(4)))["forward"]
-    assert ladder.names[0] == repr(Rowwise(4))
     assert ladder.bits == pytest.approx((4.25, 8.25, 16, 32), abs=0.02)
-    assert (ladder.start, ladder.top) == (0, 3)
     absolute = GuardRule().ladders(rule(ErrorBounded(0.1, "abs")))["forward"]
     assert absolute.bits == (12, 14, 16, 32)  # a quarter of the bound takes 2 bits more
