@@ -281,7 +281,7 @@ def in_parts():
 
     def loss(features):
         added = torch.arange(num_samples) + dist.get_rank()
-        return 1 + added.view(-1, 1) / 100 * (not qcomm._session.exact)
+        return 1 + added.view(-1, 1) * (loss_of(qcomm, dmp, 0.01)(features) - 1)
 
     guard = qcomm.guard(loss, [batch(100, 6)], parts=3)
     train_guarded(dmp, optimizer, guard, range(1))

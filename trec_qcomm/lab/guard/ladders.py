@@ -15,13 +15,11 @@ from functools import cached_property
 from itertools import pairwise
 from math import log2
 
-import torch
-
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.config.tables import Direction, TableRule
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
-from trec_qcomm.core.registry import codec_type
 from trec_qcomm.core.segments import Segments
+from trec_qcomm.ext.dct import TopK
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
 
 _DIM, _ROWS = 128, 64
@@ -67,7 +65,7 @@ class Ladder:
 
 def all_columns() -> Codec:
     """Return a codec that is exact and notes all columns for forward_mask."""
-    return codec_type("topk")(density=1.0, values="fp32")  # type: ignore[call-arg]
+    return TopK(density=1.0, values="fp32")
 
 
 def bits_a_value(codec: Codec) -> float:
@@ -79,9 +77,7 @@ def bits_a_value(codec: Codec) -> float:
         return log2(1 + 1 / (2 * codec.bound)) if codec.mode == "rel" else _UNKNOWN_BITS
     if not codec.fixed_size or mask_use(codec) is MaskUse.READS:
         return _UNKNOWN_BITS
-    starts = torch.tensor([0])
-    stride = torch.tensor([_DIM])
-    rows = Segments(torch.tensor([0, _ROWS]), _DIM, starts, stride)
+    rows = Segments.packed([_ROWS], _DIM)
     return 8 * float(codec.max_nbytes(rows)[0]) / (_ROWS * _DIM)
 
 

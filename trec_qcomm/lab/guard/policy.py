@@ -53,7 +53,7 @@ class GuardPolicy:
         self, rule: GuardRule, ladders: Mapping[Key, Ladder], about: Mapping[str, Any]
     ) -> None:
         self._rule, self._about = rule, about
-        self.tables = {key: GuardedTable(ladders[key]) for key in sorted(ladders)}
+        self.tables = {key: GuardedTable(ladders[key], rule) for key in sorted(ladders)}
         self.probe, self.step, self.calm, self.is_episode = -1, 0, 0, False
         self.told: list[GuardReason] = []
         self._readings = Readings(rule.raise_after)
@@ -121,7 +121,7 @@ class GuardPolicy:
         """Return what follows at once from NaN, values that break, bytes and noise."""
         events = []
         for key, table in self.tables.items():
-            alarm = table.alarm(signals[key], self._rule) if key in signals else None
+            alarm = table.alarm(signals[key]) if key in signals else None
             if alarm is None:
                 continue
             values = {name: float(v) for name, v in asdict(signals[key]).items() if v is not None}
@@ -140,7 +140,8 @@ class GuardPolicy:
             return self._tell_once("undecidable")
         self._forget("undecidable")
         limit = self._rule.limit_ne
-        is_suspected = self.is_episode or any(map(self._is_on_trial, self.tables))
+        on_trial = [table.is_on_trial(self.probe) for table in self.tables.values()]
+        is_suspected = self.is_episode or any(on_trial)
         if change == inf or self._readings.show_above(limit, is_suspected=is_suspected):
             return self._trip(effects_of, is_finite=isfinite(change))
         return self._end_episode() + self._lower(signals)
@@ -164,17 +165,14 @@ class GuardPolicy:
         to_blame = choose(effects, self._rule.limit_ne)
         if not is_finite and max(means.values()) < inf:  # no single one makes it infinite
             to_blame = movable
-        for table in to_blame:
-            key: Key = (table, "forward")
-            more_bits = missing_bits(means[table], self._rule.limit_ne) if is_finite else inf
-            to = self.tables[key].ladder.rung_for(self.tables[key].rung, more_bits)
-            if self._is_on_trial(key):
-                to = self.tables[key].rung + 1  # on which all was calm
-            events.append(self._move("raise", "loss", key, to, figures))
+        for name in to_blame:
+            table = self.tables[name, "forward"]
+            more_bits = missing_bits(means[name], self._rule.limit_ne) if is_finite else inf
+            to = table.ladder.rung_for(table.rung, more_bits)
+            if table.is_on_trial(self.probe):
+                to = table.rung + 1  # on which all was calm
+            events.append(self._move("raise", "loss", (name, "forward"), to, figures))
         return events
-
-    def _is_on_trial(self, key: Key) -> bool:
-        return self.tables[key].is_on_trial(self.probe, self._rule.lower_after)
 
     def _end_episode(self) -> list[GuardRecord]:
         if not self.is_episode or self.calm < self._rule.lower_after:
@@ -215,7 +213,7 @@ class GuardPolicy:
         if self._rule.action == "warn" or to == self.tables[key].rung:
             return self._event("warn", reason, key, figures=figures)
         record = self._event(event, reason, key, to=to, figures=figures)
-        self.tables[key].move(to, self.probe, self._rule.patience)
+        self.tables[key].move(to, self.probe)
         return record
 
     def _tell_once(self, reason: GuardReason) -> list[GuardRecord]:

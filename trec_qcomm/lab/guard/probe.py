@@ -5,9 +5,8 @@ Shapes: N probe batches of a rank, of P parts each, V variants of the codecs.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,33 +39,23 @@ class Probe:
 
     def on_and_off(self, step: int) -> Tensor:
         """Return [2, N P] float64, the losses with codecs and without. Exchanges."""
-        return self._losses(step, [partial(self._exact, set()), self._codecs_off])
+        return self._losses(step, [[], self._session.tables])
 
     def without(self, step: int, tables: Sequence[str]) -> Tensor:
         """Return [len(tables), N P] float64, each with one table's rows sent exactly. Exchanges."""
-        return self._losses(step, [partial(self._exact, {table}) for table in tables])
+        return self._losses(step, [[table] for table in tables])
 
-    def _losses(self, step: int, variants: Sequence[Callable[[int], Any]]) -> Tensor:
+    def _losses(self, step: int, variants: Sequence[Iterable[str]]) -> Tensor:
+        """Return [V, N P] float64. Args: variants: V times the tables whose rows are exact."""
         losses = []
+        collectives, seed = self._session.collectives, self._session.config.seed + step
         with torch.no_grad(), leaving_no_trace(self._session):
-            for variant in variants:
-                with _random_numbers_of(self._session.config.seed + step), variant(step):
+            for tables in variants:
+                exact = collectives.exact_tables(tables, evaluation=step << _STEP_BITS)
+                with _random_numbers_of(seed), exact:
                     losses += [_means(self._loss_fn(batch), self.parts) for batch in self.batches]
         device = summing_device()
         return torch.cat([loss.to(device) for loss in losses]).view(len(variants), -1)
-
-    @contextmanager
-    def _codecs_off(self, step: int) -> Iterator[None]:
-        before = self._session.exact
-        with self._exact(set(), step):
-            self._session.exact = True
-            try:
-                yield
-            finally:
-                self._session.exact = before
-
-    def _exact(self, tables: set[str], step: int) -> Any:
-        return self._session.collectives.exact_tables(tables, evaluation=step << _STEP_BITS)
 
 
 def gathered(losses: Tensor, sums: Tensor, agreed: str) -> tuple[Tensor, Tensor]:

@@ -35,9 +35,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import erfc, fsum, inf, isfinite, isnan, log2, sqrt
+from math import fsum, inf, isfinite, isnan, log2, sqrt
 
-from trec_qcomm.lab.study.student_t import t_quantile_of_tail, t_tail
+from trec_qcomm.lab.study.student_t import t_quantile_of_tail
 
 FALSE_TRIPS = 1e-5  # chance that noise trips at one probe while the change is just at the limit
 FALSE_DRAW = 0.0025  # chance of batches that mislead; they are drawn once
@@ -76,16 +76,6 @@ class Variance:
             return inf
         return t_quantile_of_tail(tail, int(max(1.0, self.degrees))) * sqrt(self.value)
 
-    def is_exceeded(self, distance: float, tail: float) -> bool:
-        """Return whether `distance` is at least `margin(tail)`, which takes longer to find."""
-        if not self.degrees or distance <= 0:
-            return False
-        if not self.value:
-            return True
-        t = distance / sqrt(self.value)
-        # The normal tail is the smaller one, and quick.
-        return erfc(t / sqrt(2)) / 2 <= tail and t_tail(t, int(max(1.0, self.degrees))) <= tail
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -97,7 +87,8 @@ class Estimate:
 
     def suggests_above(self, limit: float) -> bool:
         """Return whether the mean is above a limit at a level of 5 %, one-sided."""
-        return (self.noise + self.draw).is_exceeded(self.mean - limit, _SUSPICION)
+        distance = self.mean - limit
+        return distance > 0 and distance >= (self.noise + self.draw).margin(_SUSPICION)
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
@@ -168,7 +159,7 @@ class Readings:
         """Return whether the mean of n readings is above the limit by both margins."""
         mean, draw = self._sample(n)
         distance = mean - limit - (draw.margin(FALSE_DRAW) if draw.degrees else 0.0)
-        return distance > 0 and self._noise(n).is_exceeded(distance, level)
+        return distance > 0 and distance >= self._noise(n).margin(level)
 
     def estimate(self, length: int | None = None) -> Estimate:
         """Return the mean of the latest readings. Args: length: how many; None: all."""

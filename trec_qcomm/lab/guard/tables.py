@@ -118,11 +118,11 @@ class Alarm:
 class GuardedTable:
     """One table in one direction; begins with the rung that the configuration gives.
 
-    Args: ladder: its rungs.
+    Args: ladder: its rungs.  rule: settings of the guard.
     """
 
-    def __init__(self, ladder: Ladder) -> None:
-        self.ladder = ladder
+    def __init__(self, ladder: Ladder, rule: GuardRule) -> None:
+        self.ladder, self._rule = ladder, rule
         self.state = TableState(ladder.names[ladder.start])
 
     @property
@@ -140,12 +140,13 @@ class GuardedTable:
         """Whether the table has the exact rung."""
         return self.rung == self.ladder.top
 
-    def move(self, to: int, probe: int, patience: int) -> None:
+    def move(self, to: int, probe: int) -> None:
         """Give the table another rung. What it leaves for a finer one has to wait."""
         state, left = self.state, self.state.rung
         if to > self.rung:  # it waits, twice as long each time
-            state.num_left[left] = state.num_left.get(left, 0) + 1
-            state.waits_until[left] = probe + patience * 2 ** (state.num_left[left] - 1)
+            before = state.num_left.get(left, 0)
+            state.num_left[left] = before + 1
+            state.waits_until[left] = probe + self._rule.patience * 2**before
         else:
             state.lowered_at = probe
         state.rung = self.ladder.names[to]
@@ -159,12 +160,12 @@ class GuardedTable:
             return False
         return probe >= self.state.waits_until.get(self.ladder.names[rung - 1], 0)
 
-    def is_on_trial(self, probe: int, lower_after: int) -> bool:
+    def is_on_trial(self, probe: int) -> bool:
         """Return whether the table was moved down in the latest `lower_after` probes."""
         at = self.state.lowered_at
-        return at is not None and probe - at <= lower_after
+        return at is not None and probe - at <= self._rule.lower_after
 
-    def alarm(self, signal: Signals, rule: GuardRule) -> Alarm | None:
+    def alarm(self, signal: Signals) -> Alarm | None:
         """Return the first thing that is wrong, unless it was told and stayed so.
 
         Where all is well, the signal is added to what is expected.
@@ -180,11 +181,11 @@ class GuardedTable:
             rungs["pointless"] = top
         if signal.num_nan + signal.num_inf:
             rungs["nan"] = top
-        if missing is not None and state.num_drifted >= rule.raise_after:
+        if missing is not None and state.num_drifted >= self._rule.raise_after:
             rungs["drift"] = self.ladder.rung_for(rung, missing)
         state.told = [reason for reason in state.told if reason in rungs]
         for reason, to in rungs.items():
-            answer: Answer = getattr(rule, f"on_{reason}")
+            answer: Answer = getattr(self._rule, f"on_{reason}")
             if answer == "error" or reason not in state.told:
                 state.told = sorted({*state.told, reason})
                 return Alarm(reason, answer, to)
