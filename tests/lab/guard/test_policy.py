@@ -123,10 +123,11 @@ def test_a_loss_that_is_nan_without_codecs_is_told_once():
     assert len(guard.state_dict()["readings"]) == 1
 
 
-def test_no_table_left_is_told_once():
+def test_no_table_left_is_told_once_an_episode():
     guard = policy(start=3, lowest=3)
-    told = [read(guard, change).told for change in [0.0] * 5 + [0.3] * 5]
-    assert [k for k in told if k] == [[("trip", "loss", None), ("warn", "no_table_left", None)]]
+    told = [read(guard, change).told for change in ([0.0] * 30 + [0.3] * 5) * 2]
+    trip = [("trip", "loss", None), ("warn", "no_table_left", None)]
+    assert [events for events in told if events] == [trip, [("calm", "calm", None)], trip]
 
 
 def test_what_is_wrong_with_calls():

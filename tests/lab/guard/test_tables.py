@@ -75,6 +75,12 @@ def test_a_drift_skips_rungs_that_are_too_coarse(snr, rung):
     assert decibels(policy(), [20.0] * 5 + [snr] * 2) == [(6, "raise", "drift", rung)]
 
 
+def test_a_finer_codec_is_expected_to_be_better_than_a_coarser_one_was():
+    guard = policy(lower_after=100)
+    assert decibels(guard, [20.0] * 5 + [8.0] * 2) == [(6, "raise", "drift", 2)]
+    assert decibels(guard, [40.0] * 3 + [20.0] * 2) == [(11, "raise", "drift", 3)]
+
+
 def test_a_codec_that_does_worse_slowly_is_left_to_the_loss():
     assert decibels(policy(), [40.0 - 3 * n for n in range(15)]) == []
     assert decibels(policy(), [20.0, 20.0, 5.0, 5.0, 5.0]) == []  # nothing was expected yet

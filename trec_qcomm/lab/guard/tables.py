@@ -195,13 +195,14 @@ class GuardedTable:
         """Return how many bits a value the table misses, at least; None where all is well."""
         names = self.ladder.names[: self.rung + 1]
         known = [self.state.expected[name] for name in names if name in self.state.expected]
-        missing = _missing_bits([one for one in known if one.count >= MIN_SIGNALS], signal)
+        missing = _missing([one for one in known if one.count >= MIN_SIGNALS], signal)
         if missing is None:
             self.state.expected.setdefault(names[-1], Expected()).add(signal)
         return missing
 
 
-def _missing_bits(expected: list[Expected], signal: Signals) -> float | None:
+def _missing(expected: list[Expected], signal: Signals) -> float | None:
+    """Return how many bits a value are missing, at least; None where all is as expected."""
     decibels = [one.snr_db for one in expected if one.snr_db is not None]
     shares = [one.lost_share for one in expected if one.lost_share is not None]
     if decibels and signal.snr_db is not None:
