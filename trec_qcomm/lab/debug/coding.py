@@ -14,14 +14,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.comm.frames.coding import group_seed
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import download
 from trec_qcomm.lab.debug.tally import finite_range
-from trec_qcomm.ops.error_bound.reference import RAW
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +81,6 @@ class CodedRows:
     y: Tensor
     encoded: Encoded
     bounds: Tensor | None
-
-    def data(self, segment: int) -> Tensor:
-        """Return the bytes of one segment."""
-        begin, size = int(self.encoded.at[segment]), int(self.encoded.nbytes[segment])
-        return self.encoded.payload[begin : begin + size]
 
 
 def pack(
@@ -177,18 +170,3 @@ def _bounds(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> Tensor
     ends = pairwise(rows.segments.offsets.tolist())
     ranges = [finite_range(rows.x[begin:end]) for begin, end in ends]
     return tolerances * torch.tensor(ranges, dtype=torch.float64)
-
-
-def num_verbatim(codec: Codec, data: Tensor, num_values: int) -> int | None:
-    """Return how many values of a segment were sent unchanged, as they do not fit the codec.
-
-    None for codecs that send none so, all but error_bounded (wire/FORMAT.md).
-
-    Args: data: [W] uint8, the segment's bytes.  num_values: number of its values.
-    """
-    if not isinstance(codec, ErrorBounded):
-        return None
-    if not num_values:
-        return 0
-    word = int(data[4:8].cpu().view(torch.int32)) & 0xFFFFFFFF
-    return num_values if word & 15 == RAW else word >> 7
