@@ -13,13 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.comm.frames.coding import group_seed
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import download
-from trec_qcomm.ops.error_bound.reference import RAW
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +75,6 @@ class CodedRows:
 
     y: Tensor
     encoded: Encoded
-
-    def data(self, segment: int) -> Tensor:
-        """Return the bytes of one segment."""
-        begin, size = int(self.encoded.at[segment]), int(self.encoded.nbytes[segment])
-        return self.encoded.payload[begin : begin + size]
 
 
 def pack(
@@ -156,18 +149,3 @@ def code(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> CodedRows
     y = torch.empty_like(rows.x)
     codec.decode(encoded, segments, y)
     return CodedRows(y, encoded)
-
-
-def num_verbatim(codec: Codec, data: Tensor, num_values: int) -> int | None:
-    """Return how many values of a segment were sent unchanged, as they do not fit the codec.
-
-    None for codecs that send none so, all but error_bounded (wire/FORMAT.md).
-
-    Args: data: [W] uint8, the segment's bytes.  num_values: number of its values.
-    """
-    if not isinstance(codec, ErrorBounded):
-        return None
-    if not num_values:
-        return 0
-    word = int(data[4:8].cpu().view(torch.int32)) & 0xFFFFFFFF
-    return num_values if word & 15 == RAW else word >> 7

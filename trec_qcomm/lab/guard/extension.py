@@ -15,7 +15,6 @@ import torch
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config import TableRule
 from trec_qcomm.core.codec import has_gpu_kernels
-from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, self_rank_key
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.session import Session
@@ -33,25 +32,17 @@ class GuardExtension(Extension):
     """Counters of a guarded session, and its guard once that is made.
 
     Args: session: the session.  rule: the config's `guard`.
-    Attributes: guard: the guard; None before `QComm.guard`.
+    Attributes: guard: the guard; None before `QComm.guard`.  loaded: its state in a checkpoint.
     """
 
     def __init__(self, session: Session, rule: GuardRule) -> None:
         self._session, self._rule = session, rule
         self.signals = SignalSums(rule)
         self.guard: Guard | None = None
-        self._loaded = ""
+        self.loaded = ""
         # Steps that the guard has counted, or need not count; None: all before the next one.
         self._guarded_step: int | None = 0
         session.state["guard"] = self
-
-    def start(self, *arguments: Any, **options: Any) -> Guard:
-        """Make the guard; the arguments are those of Guard but the session. Collective."""
-        guard = Guard(self._session, self, *arguments, **options)
-        if self._loaded:
-            guard.load(self._loaded)
-        self.guard = guard
-        return guard
 
     def note_guarded_step(self) -> None:
         """Remember that the guard has counted all steps so far."""
@@ -66,15 +57,10 @@ class GuardExtension(Extension):
                 f"guard: table {guarded[0]!r}: its rows are {dtype}; allowed: torch.float32 "
                 "(output_dtype fp32)"
             )
-        if device is not None and device.type == "cuda":
-            self._check_on_gpu(guarded, device)
-
-    def _check_on_gpu(self, tables: Sequence[str], device: torch.device) -> None:
-        """Raise ValueError where a GPU cannot do all that a guard may choose."""
-        config = self._session.config
-        for table in tables:
-            rule = config.rule_for(table)
-            for _, codec in self._rule.codecs_of_table(rule):
+        if device is None or device.type != "cuda":
+            return
+        for table in guarded:
+            for _, codec in self._rule.codecs_of_table(self._session.config.rule_for(table)):
                 if not has_gpu_kernels(codec):
                     raise ValueError(
                         f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}"
@@ -84,13 +70,10 @@ class GuardExtension(Extension):
         """Yield changes which together have every codec that the guard may choose, rung by rung."""
         guard = self._rule
         ladders = {t: guard.ladders(rule) for t, rule in rules.items() if guard.matches(t)}
-        sizes = (len(ladder.codecs) for pair in ladders.values() for ladder in pair.values())
-        for rung in range(max(sizes, default=0)):
+        tops = (ladder.top for pair in ladders.values() for ladder in pair.values())
+        for rung in range(max(tops, default=-1) + 1):
             yield {
-                table: {
-                    d: ladder.codecs[min(rung, len(ladder.codecs) - 1)]
-                    for d, ladder in pair.items()
-                }
+                table: {d: ladder.codecs[min(rung, ladder.top)] for d, ladder in pair.items()}
                 for table, pair in ladders.items()
             }
 
@@ -110,23 +93,18 @@ class GuardExtension(Extension):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "guard", the guard's state as text, equal on all ranks, and "signals", what each
-        rank has counted for the next probe, [K, F] float64."""
-        sums = self.signals.tensor(self.signals.keys(self._session.tables))
-        text = self._loaded if self.guard is None else self.guard.state_text()
-        return {"guard": text, "signals": {self_rank_key(): sums}}
+        """Return "guard", the guard's state as text, equal on all ranks."""
+        return {"guard": self.loaded if self.guard is None else self.guard.state_text()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; {}: begin anew."""
-        self._loaded = str(state.get("guard", ""))
+        self.loaded = str(state.get("guard", ""))
+        self.signals.reset()
         self._guarded_step = None
-        changes = codecs_of_state(self._loaded, self._session.config)
+        changes = codecs_of_state(self.loaded, self._session.config)
         self._session.collectives.load_codecs(changes)
-        if self.guard is not None and self._loaded:
-            self.guard.load(self._loaded)
-        ours = by_rank_key(by_short_key(state.get("signals", {}))).get(self_rank_key())
-        if ours is not None:
-            self.signals.load(self.signals.keys(self._session.tables), ours)
+        if self.guard is not None and self.loaded:
+            self.guard.load(self.loaded)
 
 
 def guard(
@@ -168,9 +146,10 @@ def guard(
         yet, a pattern without a table, too few probe batches, or numbers of these that differ
         by rank.
     """
-    return guarding_of(qcomm.session).start(
-        loss_fn, probe_batches, parts=parts, file=file, setup=setup, run=run
-    )
+    extension = guarding_of(qcomm.session)
+    options: dict[str, Any] = {"parts": parts, "file": file, "setup": setup, "run": run}
+    extension.guard = Guard(qcomm.session, extension, loss_fn, probe_batches, **options)
+    return extension.guard
 
 
 def guarding_of(session: Session) -> GuardExtension:

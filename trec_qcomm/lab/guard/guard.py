@@ -8,10 +8,15 @@ Knows: sessions, configs, ladders, decisions. Does not know: TorchRec, models.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from math import inf, isfinite, nan
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -21,20 +26,24 @@ from trec_qcomm.config.tables import Direction
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.errors import GuardError
 from trec_qcomm.integration.agreement import check_equal
+from trec_qcomm.lab import records
 from trec_qcomm.lab.debug.inspection import LossFunction
-from trec_qcomm.lab.guard.decisions.events import Decision, Event
-from trec_qcomm.lab.guard.decisions.ladder import Key
-from trec_qcomm.lab.guard.decisions.policy import GuardPolicy
-from trec_qcomm.lab.guard.journal import Journal
-from trec_qcomm.lab.guard.ladders import CodecLadder
+from trec_qcomm.lab.guard.ladders import Ladder
+from trec_qcomm.lab.guard.messages import is_move
+from trec_qcomm.lab.guard.policy import GuardPolicy
 from trec_qcomm.lab.guard.probe import Probe, gathered
 from trec_qcomm.lab.guard.rule import GuardRule
 from trec_qcomm.lab.guard.signals import signals_of
-from trec_qcomm.lab.records import Record, Scalar
+from trec_qcomm.lab.guard.tables import Key
+from trec_qcomm.lab.records import GuardRecord, Record, Scalar
 
 if TYPE_CHECKING:
     from trec_qcomm.integration.session import Session
     from trec_qcomm.lab.guard.extension import GuardExtension
+
+_log = logging.getLogger("trec_qcomm.guard")
+KEPT_RECORDS = 10_000
+_LEVELS = {"calm": logging.INFO, "lower": logging.INFO}  # others are warnings
 
 
 class Guard:
@@ -67,44 +76,36 @@ class Guard:
         batches = list(probe_batches)
         _check_batches(batches, parts)
         self._session, self._extension, self._every = session, extension, rule.every
-        self._signals = extension.signals
-        self._ladders = _guarded(config, rule, session.collectives.tables())
-        self._keys = list(self._ladders)
-        self._policy = GuardPolicy(rule, {k: ladder.rungs for k, ladder in self._ladders.items()})
+        about = {"configuration": config.source, "seed": config.seed}
+        ladders = _ladders(config, rule, session.collectives.tables())
+        self._policy = GuardPolicy(rule, ladders, about | {"setup": dict(setup or {}), "run": run})
         self._probe = Probe(session, loss_fn, batches, parts)
-        self._journal = Journal(config, file=file, setup=setup, run=run)
+        self._file = file
+        self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._num_steps = 0
-        self._arm()
         self._sent = 0.0, 0
-
-    @property
-    def history(self) -> tuple[Event, ...]:
-        """The latest events, the oldest first; those before a checkpoint are among them."""
-        return tuple(self._policy.history)
+        self._arm()
+        if extension.loaded:
+            self.load(extension.loaded)
 
     @property
     def records(self) -> list[Record]:
         """The latest records, in order, of rank 0 alone; for debug.scalars.GuardScalars."""
-        return list(self._journal.latest)
+        return list(self._records)
 
     @property
     def codecs(self) -> dict[str, dict[Direction, Codec]]:
         """The codecs of the guarded tables in the next step, {table: {direction: codec}}."""
-        return self._codecs(self._policy.rungs)
+        return self._codecs(self._policy.tables)
 
-    def _codecs(self, rungs: Mapping[Key, int]) -> dict[str, dict[Direction, Codec]]:
+    def _codecs(self, keys: Iterable[Key]) -> dict[str, dict[Direction, Codec]]:
         codecs: dict[str, dict[Direction, Codec]] = {}
-        for (table, direction), rung in rungs.items():
-            codec = self._ladders[table, direction].codecs[rung]
+        for table, direction in keys:
+            codec = self._policy.tables[table, direction].codec
             codecs.setdefault(table, {})[direction] = codec
         return codecs
 
-    def _use(self, rungs: Mapping[Key, int]) -> None:
-        """Let tables have these rungs from the next step on. On all ranks alike."""
-        if rungs:
-            self._session.collectives.use_codecs(self._codecs(rungs))
-
-    def step(self) -> tuple[Event, ...]:
+    def step(self) -> tuple[GuardRecord, ...]:
         """Count an optimizer step, and probe where one is due. Call it on all ranks alike.
 
         Returns: what the guard did or told in this step: usually nothing.
@@ -115,31 +116,33 @@ class Guard:
         self._num_steps += 1
         self._extension.note_guarded_step()
         is_due = self._num_steps % self._every == 0
-        events = self._read() if is_due else ()
+        events = self._read() if is_due else []
         self._arm()
-        return events
+        return tuple(events)
 
     def _arm(self) -> None:
-        self._signals.is_armed = (self._num_steps + 1) % self._every == 0
+        self._extension.signals.is_armed = (self._num_steps + 1) % self._every == 0
 
-    def _read(self) -> tuple[Event, ...]:
+    def _read(self) -> list[GuardRecord]:
         """Probe, decide, and change codecs."""
-        step, policy = self._num_steps, self._policy
-        sums = self._signals.tensor(self._keys)
-        self._signals.reset()
-        losses, total = gathered(self._probe.on_and_off(step), sums, self._agreed())
+        keys = list(self._policy.tables)
+        sums = self._extension.signals.take(keys)
+        losses = self._probe.on_and_off(self._num_steps)
+        losses, sums = gathered(losses, sums, self._agreed())
         on, off = losses.tolist()
         changes = [_percent(a, b, b) for a, b in zip(on, off, strict=True)]
-        decision = policy.read(step, changes, signals_of(self._keys, total))
-        self._journal.read(
-            policy, decision, step=step, changes=changes, wire_nbytes=self._nbytes_a_step()
+        effects_of = partial(self._effects, on=on, off=off)
+        probe, events = self._policy.read(
+            self._num_steps, changes, signals_of(keys, sums), effects_of
         )
-        events = [*decision.events]
-        while decision.attribute:
-            effects = self._effects(decision.attribute, on, off)
-            decision = policy.attributed(effects)
-            events += decision.events
-        return self._act(events)
+        moved = {(event.table, event.direction) for event in filter(is_move, events)}
+        if moved:
+            self._session.collectives.use_codecs(self._codecs(k for k in keys if k in moved))
+        self._write([replace(probe, wire_nbytes=self._nbytes_a_step()), *events])
+        errors = [event.message for event in events if event.event == "error"]
+        if errors:
+            raise GuardError("; ".join(errors))
+        return events
 
     def _effects(
         self, tables: Sequence[str], on: Sequence[float], off: Sequence[float]
@@ -152,13 +155,18 @@ class Guard:
             for table, of_table in zip(tables, without.tolist(), strict=True)
         }
 
-    def _act(self, events: Sequence[Event]) -> tuple[Event, ...]:
-        decision = Decision(events=tuple(events))
-        self._use(decision.moves)
-        self._journal.tell(events)
-        if decision.errors:
-            raise GuardError("; ".join(event.message for event in decision.errors))
-        return decision.events
+    def _write(self, made: Sequence[Record]) -> None:
+        """Keep records, tell the log of events, and append to the file; on rank 0."""
+        if dist.get_rank() != 0:
+            return
+        for record in made:
+            if isinstance(record, GuardRecord):
+                level = _LEVELS.get(record.event, logging.WARNING)
+                _log.log(level, "%s", record.message)
+        stamped = [replace(record, time=time()) for record in made]
+        self._records.extend(stamped)
+        if self._file is not None and stamped:
+            records.append(self._file, *stamped)
 
     def _agreed(self) -> str:
         """Return what must be equal on all ranks."""
@@ -168,27 +176,22 @@ class Guard:
     def _nbytes_a_step(self) -> float | None:
         """Return the bytes of rows and gradients that this rank sent in a step since last asked."""
         stats = self._session.stats()
-        nbytes = float(sum(kind.wire_nbytes for name, kind in stats.by_kind().items()
-                           if "embedding" in name))  # fmt: skip
+        kinds = [kind for name, kind in stats.by_kind().items() if "embedding" in name]
+        nbytes = float(sum(kind.wire_nbytes for kind in kinds))
         (nbytes_before, steps_before), self._sent = self._sent, (nbytes, stats.num_steps)
         num_steps = stats.num_steps - steps_before
         return (nbytes - nbytes_before) / num_steps if num_steps > 0 else None
 
     def state_text(self) -> str:
         """Return the state, equal on all ranks, as text."""
-        codecs = {
-            table: {direction: repr(codec) for direction, codec in by_direction.items()}
-            for table, by_direction in self.codecs.items()
-        }
-        state = {"num_steps": self._num_steps, "policy": self._policy.state_dict()}
-        return json.dumps(state | {"codecs": codecs})
+        return json.dumps({"num_steps": self._num_steps, "policy": self._policy.state_dict()})
 
     def load(self, text: str) -> None:
         """Go on from a `state_text`, and use its codecs. It may be of another number of ranks."""
         state = json.loads(text)
         self._num_steps = state["num_steps"]
-        self._journal.tell(self._policy.load_state_dict(state["policy"]))
-        self._use(self._policy.rungs)
+        self._write(self._policy.load_state_dict(state["policy"]))
+        self._session.collectives.use_codecs(self.codecs)
         self._arm()
 
 
@@ -221,8 +224,8 @@ def _percent(loss: float, other: float, base: float) -> float:
     return 100 * difference / abs(base) if base else (inf if difference > 0 else 0.0)
 
 
-def _guarded(config: Config, rule: GuardRule, tables: Sequence[str]) -> dict[Key, CodecLadder]:
-    """Return the ladders of the tables that the guard watches, in the same order on all ranks.
+def _ladders(config: Config, rule: GuardRule, tables: Sequence[str]) -> dict[Key, Ladder]:
+    """Return the ladders of the tables that the guard watches.
 
     Raises: ValueError: no table is exchanged, or a pattern of `guard.tables` matches none.
     """
@@ -234,12 +237,11 @@ def _guarded(config: Config, rule: GuardRule, tables: Sequence[str]) -> dict[Key
                 f"{config.source}: guard.tables: {pattern!r} matches no table that is sent; "
                 f"there are: {', '.join(tables)}"
             )
-    ladders: dict[Key, CodecLadder] = {
+    return {
         (table, direction): ladder
         for table in filter(rule.matches, tables)
         for direction, ladder in rule.ladders(config.rule_for(table)).items()
     }
-    return dict(sorted(ladders.items(), key=lambda item: item[0]))
 
 
 def codecs_of_state(text: str, config: Config) -> dict[str, dict[Direction, Codec]]:
@@ -252,15 +254,13 @@ def codecs_of_state(text: str, config: Config) -> dict[str, dict[Direction, Code
     if not text or not isinstance(guard, GuardRule):
         return {}
     try:
-        saved = json.loads(text)["codecs"]
-        names = {table: dict(of_table) for table, of_table in saved.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        names = {(t, d): state["rung"] for t, d, state in json.loads(text)["policy"]["tables"]}
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"state: guard: no state of a guard: {error!r}") from error
     codecs: dict[str, dict[Direction, Codec]] = {}
-    for table in filter(guard.matches, names):
+    for table in filter(guard.matches, dict.fromkeys(table for table, _ in names)):
         for direction, ladder in guard.ladders(config.rule_for(table)).items():
-            by_name = {repr(codec): codec for codec in ladder.codecs}
-            name = names[table].get(direction)
-            if name in by_name:
-                codecs.setdefault(table, {})[direction] = by_name[name]
+            name = names.get((table, direction))
+            if name in ladder.names:
+                codecs.setdefault(table, {})[direction] = ladder.codecs[ladder.names.index(name)]
     return codecs

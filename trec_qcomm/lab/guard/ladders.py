@@ -11,18 +11,16 @@ Knows: codecs, rules of tables. Does not know: YAML, TorchRec, when a table is m
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import log2
-
-import torch
 
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.config.tables import Direction, TableRule
 from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
-from trec_qcomm.core.registry import codec_type
 from trec_qcomm.core.segments import Segments
+from trec_qcomm.ext.dct import TopK
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
-from trec_qcomm.lab.guard.decisions.ladder import Ladder
 
 _DIM, _ROWS = 128, 64
 _UNKNOWN_BITS = 16.0  # of a codec whose bits the values alone decide: fewer than float32's
@@ -30,7 +28,7 @@ _NEXT_BOUNDS = (4, 16)  # what a derived ladder divides an error bound by
 
 
 @dataclass(frozen=True)
-class CodecLadder:
+class Ladder:
     """Codecs that one table may have in one direction, from the coarsest to an exact one.
 
     Args:
@@ -44,16 +42,30 @@ class CodecLadder:
     start: int
     lowest: int
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The calls that make the codecs."""
+        return tuple(map(repr, self.codecs))
+
+    @cached_property
+    def bits(self) -> tuple[float, ...]:
+        """About how many bits a value each rung sends."""
+        return _sizes(self.codecs)
+
     @property
-    def rungs(self) -> Ladder:
-        """Names and sizes of the rungs, for the policy."""
-        names = tuple(repr(codec) for codec in self.codecs)
-        return Ladder(names=names, start=self.start, lowest=self.lowest, bits=_sizes(self.codecs))
+    def top(self) -> int:
+        """Number of the exact rung."""
+        return len(self.codecs) - 1
+
+    def rung_for(self, rung: int, more_bits: float) -> int:
+        """Return the next finer rung, or the first one that sends so many bits a value more."""
+        finer = range(rung + 1, self.top)
+        return next((n for n in finer if self.bits[n] - self.bits[rung] >= more_bits), self.top)
 
 
 def all_columns() -> Codec:
     """Return a codec that is exact and notes all columns for forward_mask."""
-    return codec_type("topk")(density=1.0, values="fp32")  # type: ignore[call-arg]
+    return TopK(density=1.0, values="fp32")
 
 
 def bits_a_value(codec: Codec) -> float:
@@ -65,9 +77,7 @@ def bits_a_value(codec: Codec) -> float:
         return log2(1 + 1 / (2 * codec.bound)) if codec.mode == "rel" else _UNKNOWN_BITS
     if not codec.fixed_size or mask_use(codec) is MaskUse.READS:
         return _UNKNOWN_BITS
-    starts = torch.tensor([0])
-    stride = torch.tensor([_DIM])
-    rows = Segments(torch.tensor([0, _ROWS]), _DIM, starts, stride)
+    rows = Segments.packed([_ROWS], _DIM)
     return 8 * float(codec.max_nbytes(rows)[0]) / (_ROWS * _DIM)
 
 
@@ -110,7 +120,7 @@ def check_order(name: str, ladder: Sequence[Codec]) -> None:
             )
 
 
-def ladder_of(rule: TableRule, direction: Direction, ladder: Sequence[Codec] | None) -> CodecLadder:
+def ladder_of(rule: TableRule, direction: Direction, ladder: Sequence[Codec] | None) -> Ladder:
     """Return the rungs of a table in one direction.
 
     Args:
@@ -132,7 +142,7 @@ def ladder_of(rule: TableRule, direction: Direction, ladder: Sequence[Codec] | N
     start = rungs.index(configured)
     # A loss that is probed forward says nothing of gradients, so these never get coarser.
     lowest = start if direction == "backward" else 0
-    return CodecLadder(tuple(rungs), start, lowest)
+    return Ladder(tuple(rungs), start, lowest)
 
 
 def _derived(rule: TableRule, direction: Direction) -> Iterator[Codec]:

@@ -1,13 +1,12 @@
-"""Probe: the losses of a guard's batches, with codecs on and off, and an all-reduce of them.
+"""Probe: the losses of a guard's batches, with codecs on and off, of all ranks.
 
 Knows: sessions, loss functions. Does not know: models, decisions, TorchRec.
 Shapes: N probe batches of a rank, of P parts each, V variants of the codecs.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from trec_qcomm.integration.session import Session
 
 _STEP_BITS = 20  # calls of one probe, at most: noise is keyed by the number of the call
-_HASH = 2**20  # squares of smaller numbers, and sums of many of them, are exact in float64
 
 
 class Probe:
@@ -41,33 +39,23 @@ class Probe:
 
     def on_and_off(self, step: int) -> Tensor:
         """Return [2, N P] float64, the losses with codecs and without. Exchanges."""
-        return self._losses(step, [partial(self._exact, set()), self._codecs_off])
+        return self._losses(step, [[], self._session.tables])
 
     def without(self, step: int, tables: Sequence[str]) -> Tensor:
         """Return [len(tables), N P] float64, each with one table's rows sent exactly. Exchanges."""
-        return self._losses(step, [partial(self._exact, {table}) for table in tables])
+        return self._losses(step, [[table] for table in tables])
 
-    def _losses(self, step: int, variants: Sequence[Callable[[int], Any]]) -> Tensor:
+    def _losses(self, step: int, variants: Sequence[Iterable[str]]) -> Tensor:
+        """Return [V, N P] float64. Args: variants: V times the tables whose rows are exact."""
         losses = []
+        collectives, seed = self._session.collectives, self._session.config.seed + step
         with torch.no_grad(), leaving_no_trace(self._session):
-            for variant in variants:
-                with _random_numbers_of(self._session.config.seed + step), variant(step):
+            for tables in variants:
+                exact = collectives.exact_tables(tables, evaluation=step << _STEP_BITS)
+                with _random_numbers_of(seed), exact:
                     losses += [_means(self._loss_fn(batch), self.parts) for batch in self.batches]
         device = summing_device()
         return torch.cat([loss.to(device) for loss in losses]).view(len(variants), -1)
-
-    @contextmanager
-    def _codecs_off(self, step: int) -> Iterator[None]:
-        before = self._session.exact
-        with self._exact(set(), step):
-            self._session.exact = True
-            try:
-                yield
-            finally:
-                self._session.exact = before
-
-    def _exact(self, tables: set[str], step: int) -> Any:
-        return self._session.collectives.exact_tables(tables, evaluation=step << _STEP_BITS)
 
 
 def gathered(losses: Tensor, sums: Tensor, agreed: str) -> tuple[Tensor, Tensor]:
@@ -80,19 +68,16 @@ def gathered(losses: Tensor, sums: Tensor, agreed: str) -> tuple[Tensor, Tensor]
     Returns: [V, R N] and the shape of `sums`, float64 on the CPU, for R ranks.
     Raises: ValueError: on all ranks, where the texts of two ranks differ.
     """
-    num_ranks, number = dist.get_world_size(), zlib.crc32(agreed.encode()) % _HASH
-    by_rank = torch.zeros(num_ranks, *losses.shape, dtype=torch.float64, device=losses.device)
-    by_rank[dist.get_rank()] = losses
-    check = torch.tensor([number, number**2], dtype=torch.float64)
-    parts = [part.flatten().to(losses.device) for part in (check, by_rank, sums)]
-    total = torch.cat(parts)
-    dist.all_reduce(total)
-    check, of_ranks, of_sums = torch.split(total.cpu(), [len(part) for part in parts])
-    first, second = check.tolist()
-    if int(first) ** 2 != int(second) * num_ranks:
+    check = losses.new_tensor([zlib.crc32(agreed.encode())])
+    ours = torch.cat([check, losses.flatten(), sums.flatten().to(losses.device)])
+    by_rank = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
+    dist.all_gather(by_rank, ours)
+    sizes = [1, losses.numel(), sums.numel()]
+    checks, all_losses, all_sums = torch.split(torch.stack(by_rank).cpu(), sizes, 1)
+    if not bool((checks == checks[0]).all()):
         raise ValueError(f"guard: ranks are not in step, or have other codecs; this one: {agreed}")
-    of_ranks = of_ranks.view(by_rank.shape).transpose(0, 1).flatten(1)
-    return of_ranks, of_sums.view(sums.shape)
+    all_losses = all_losses.view(-1, *losses.shape).transpose(0, 1).flatten(1)
+    return all_losses, all_sums.sum(0).view(sums.shape)
 
 
 def _means(loss: Tensor | float, parts: int) -> Tensor:

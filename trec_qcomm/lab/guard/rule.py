@@ -6,22 +6,30 @@ Knows: codecs, patterns, ladders. Does not know: YAML, TorchRec, process groups,
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from math import inf
+from typing import Any, Literal, get_args
 
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import DIRECTIONS, Direction, TableRule
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use, only_for_gradients
-from trec_qcomm.lab.guard.decisions.ladder import GuardLimits
-from trec_qcomm.lab.guard.ladders import CodecLadder, check_order, ladder_of
+from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use, only_for_gradients
+from trec_qcomm.lab.guard.ladders import Ladder, check_order, ladder_of
+
+Action = Literal["switch", "warn"]
+Answer = Literal["error", "warn", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardRule(GuardLimits, Section):
+class GuardRule(Section):
     """Settings of the guard, which watches the loss and moves tables to other codecs.
+
+    A probe is one look at the loss. What a table's values ask for is answered by `error`, `warn`,
+    which changes nothing, or `raise`, a finer codec.
 
     Args:
         every: number of steps from one probe to the next.
+        limit_ne: the most that codecs may add to the loss, in percent of the loss without them.
+        action: `switch` moves tables to other codecs; `warn` only tells, once an episode.
         tables: one shell pattern on names of tables, or a sequence of them; others keep the codecs
             of their rule. It is kept as a tuple.
         ladder: codecs of the rows, from the coarsest to the finest. A table whose own codec is on
@@ -30,17 +38,49 @@ class GuardRule(GuardLimits, Section):
             coarsest.
         backward_ladder: codecs of the gradients, likewise. A table's gradients never get coarser
             than its rule says.
+        raise_after: number of probes in a row that must be above the limit before a table is moved
+            to a finer codec, besides the mean that must be shown to be above it.
+        lower_after: number of calm probes in a row after which one table is moved to a coarser
+            codec, and after which an episode has ended.
+        patience: number of probes for which a rung that a table had to leave is not tried again;
+            twice as many after the second time, and so on.
+        on_unencodable: what becomes of a table whose codec makes finite values NaN or infinite;
+            `raise` gives it the next rung. A codec that raises UnencodableError ends the step, as
+            it does without a guard.
+        on_pointless: what becomes of a table whose coded bytes are more than float32's; `raise`
+            gives it float32.
+        on_nan: what becomes of a table whose values are NaN or infinite before they are coded;
+            `raise` gives it float32.
+        on_drift: what becomes of a table whose signal to noise falls by 10 dB within a few probes,
+            or of whose values a tenth is lost that was not, beside values that grew fourfold, for
+            `raise_after` probes; `raise` gives it as many rungs as it takes.
     """
 
     every: int = 200
+    limit_ne: float = 0.02
+    action: Action = "switch"
     tables: Sequence[str] = ("*",)
     ladder: Sequence[Codec] | None = None
     backward_ladder: Sequence[Codec] | None = None
+    raise_after: int = 2
+    lower_after: int = 10
+    patience: int = 20
+    on_unencodable: Answer = "raise"
+    on_pointless: Answer = "raise"
+    on_nan: Answer = "warn"
+    on_drift: Answer = "raise"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every: {self.every!r} is not an integer >= 1")
+        limit = self.limit_ne
+        if type(limit) not in (int, float) or not 0 < limit < inf:
+            raise ValueError(f"limit_ne: {limit!r} is not a number > 0, in percent")
+        for name in ("every", "raise_after", "lower_after", "patience"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}: {value!r} is not an integer >= 1")
+        check_choice("action", self.action, get_args(Action))
+        for name in ("on_unencodable", "on_pointless", "on_nan", "on_drift"):
+            check_choice(name, getattr(self, name), get_args(Answer))
         object.__setattr__(self, "tables", patterns_of(self.tables))
         for name in ("ladder", "backward_ladder"):
             self._check_ladder(name)
@@ -65,7 +105,7 @@ class GuardRule(GuardLimits, Section):
         """Return whether the guard may move a table of that name."""
         return any(fnmatchcase(table, pattern) for pattern in self.tables)
 
-    def ladders(self, rule: TableRule) -> dict[Direction, CodecLadder]:
+    def ladders(self, rule: TableRule) -> dict[Direction, Ladder]:
         """Return the rungs, forward and backward, of a table for which `rule` holds."""
         given = {"forward": self.ladder, "backward": self.backward_ladder}
         return {name: ladder_of(rule, name, given[name]) for name in DIRECTIONS}

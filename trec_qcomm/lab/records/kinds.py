@@ -23,7 +23,6 @@ GuardReason = Literal[
     "nan",  # values are NaN or infinite before they are coded
     "unencodable",  # finite values are NaN or infinite after the codec
     "pointless",  # coded bytes are more than float32's
-    "snr",  # signal to noise is below least_snr_db
     "drift",  # the codec does much worse than it did
     "no_table_left",  # the loss is above the limit, and no table has a finer codec
     "undecidable",  # the loss without codecs is NaN or infinite

@@ -22,7 +22,7 @@ lengths are tested, with FALSE_TRIPS in all. By Bonferroni, noise lets a change 
 limit trip in at most that share of the probes: with a chance of 1 % in 1000 probes. Only the latest
 LONGEST readings count: what was long ago masks nothing.
 
-Effects of single tables say which ones to move, and whether they explain what was read.
+Effects of single tables say which ones to move.
 
 Knows: numbers. Does not know: rungs, how numbers were measured.
 Source: Page 1954 (tests over the latest readings, with a run length); von Neumann 1941 (successive
@@ -35,9 +35,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import erfc, fsum, inf, isfinite, isnan, log2, sqrt
+from math import fsum, inf, isfinite, isnan, log2, sqrt
 
-from trec_qcomm.lab.study.student_t import t_quantile_of_tail, t_tail
+from trec_qcomm.lab.study.student_t import t_quantile_of_tail
 
 FALSE_TRIPS = 1e-5  # chance that noise trips at one probe while the change is just at the limit
 FALSE_DRAW = 0.0025  # chance of batches that mislead; they are drawn once
@@ -51,7 +51,6 @@ _SUSPICION = 0.05  # one-sided level where an episode is on already, and of `upp
 _INTERVAL = 0.025  # tail on either side
 
 ALIKE = 0.5  # of the largest effect, from which a table is moved together with it
-EXPLAINED = 0.5  # of the excess, from which nobody else is asked
 
 Reading = tuple[float, ...]
 
@@ -77,16 +76,6 @@ class Variance:
             return inf
         return t_quantile_of_tail(tail, int(max(1.0, self.degrees))) * sqrt(self.value)
 
-    def is_exceeded(self, distance: float, tail: float) -> bool:
-        """Return whether `distance` is at least `margin(tail)`, which takes longer to find."""
-        if not self.degrees or distance <= 0:
-            return False
-        if not self.value:
-            return True
-        t = distance / sqrt(self.value)
-        # The normal tail is the smaller one, and quick.
-        return erfc(t / sqrt(2)) / 2 <= tail and t_tail(t, int(max(1.0, self.degrees))) <= tail
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -98,7 +87,8 @@ class Estimate:
 
     def suggests_above(self, limit: float) -> bool:
         """Return whether the mean is above a limit at a level of 5 %, one-sided."""
-        return (self.noise + self.draw).is_exceeded(self.mean - limit, _SUSPICION)
+        distance = self.mean - limit
+        return distance > 0 and distance >= (self.noise + self.draw).margin(_SUSPICION)
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
@@ -148,18 +138,14 @@ class Readings:
         for kept in (self._steps, self._readings, self._means):
             del kept[: -max(LONGEST, self._lengths[-1])]
 
-    def are_above(self, limit: float) -> bool:
-        """Return whether the latest `raise_after` readings are all above a limit."""
-        latest = self._means[-self._raise_after :]
-        return len(latest) == self._raise_after and min(latest) > limit
-
     def show_above(self, limit: float, *, is_suspected: bool = False) -> bool:
-        """Return whether the mean is shown to be above the limit.
+        """Return whether the mean is shown to be above the limit, and the latest readings all are.
 
         Args: is_suspected: whether it was shown before with other rungs, so that one window of the
             latest readings at 5 % will do.
         """
-        if not self.are_above(limit):
+        latest = self._means[-self._raise_after :]
+        if len(latest) < self._raise_after or min(latest) <= limit:
             return False
         if is_suspected:
             return self.estimate(self._raise_after).suggests_above(limit)
@@ -173,7 +159,7 @@ class Readings:
         """Return whether the mean of n readings is above the limit by both margins."""
         mean, draw = self._sample(n)
         distance = mean - limit - (draw.margin(FALSE_DRAW) if draw.degrees else 0.0)
-        return distance > 0 and self._noise(n).is_exceeded(distance, level)
+        return distance > 0 and distance >= self._noise(n).margin(level)
 
     def estimate(self, length: int | None = None) -> Estimate:
         """Return the mean of the latest readings. Args: length: how many; None: all."""
@@ -300,9 +286,3 @@ def is_shown_above(effects: Sequence[float], limit: float) -> bool:
     readings = Readings(1)
     readings.add(effects)
     return readings.estimate().suggests_above(limit)
-
-
-def explain(effects: Mapping[str, Sequence[float]], excess: float) -> bool:
-    """Return whether the effects of some tables make up for most of what is above the limit."""
-    sizes = [max(0.0, mean_effect(values)) for values in effects.values()]
-    return sum(sizes) >= EXPLAINED * excess
