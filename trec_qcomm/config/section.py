@@ -16,7 +16,6 @@ from trec_qcomm.core.codec import Codec
 
 if TYPE_CHECKING:
     from trec_qcomm.config.tables import TableRule
-    from trec_qcomm.jit.once import Job
 
 _PLACE = "section"  # key of a field's metadata
 
@@ -86,7 +85,7 @@ class Section:
 
     def row_transform(self, config: Any, groups: Any, merging: Any) -> Any:
         """Return what changes the rows of one sharding before they are encoded, for a section of a
-        table's rule (integration.embedding.shardings.ShardingTransforms); None: nothing does.
+        table's rule (integration.embedding.shardings.ShardingTransform); None: nothing does.
 
         Args:
             config: the Config.
@@ -94,10 +93,6 @@ class Section:
             merging: where equal bags are merged (integration.ids.bag_merging.BagMerging).
         """
         return None
-
-    def jobs(self) -> "Iterator[Job]":
-        """Yield the kernels that the extension needs besides those of codecs."""
-        yield from ()
 
 
 def section(place: str) -> Any:

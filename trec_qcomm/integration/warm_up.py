@@ -66,8 +66,6 @@ def jobs(
     if any(rule.unique_bags for rule in config.embedding):
         name = f"bags {ids}".replace("torch.", "")
         chosen["bags"] = Job(name, partial(_use_bags, ids))
-    for part in sections_of(config).values():
-        chosen |= {job.name: job for job in part.jobs()}
     return list(chosen.values())
 
 

@@ -18,7 +18,6 @@ Figures = dict[str, Any]  # fields of a DebugRecord
 _CHUNK = 2**18  # values that are looked at together, so that the float64 copies stay in caches
 SUMS = (
     "rows", "values", "nan", "inf", "broken", "unusable", "abs_x", "xx", "e", "ee", "zeros", "lost",
-    "widths",
 )  # fmt: skip
 
 
@@ -40,26 +39,23 @@ class Tally:
         zero = before.new_zeros(())
         counts = {"nan": zero, "inf": zero, "broken": zero, "unusable": zero}
         x, e, finite = before, after - before, None
-        if bool(e.sum().isfinite()):  # as sums of finite float32 are in float64
-            high, low = x.amax(1), x.amin(1)
-        else:
+        if not bool(e.sum().isfinite()):  # sums of finite float32 are, in float64
             finite = before.isfinite() & after.isfinite()
             same = finite | (before == after) | (before.isnan() & after.isnan())
             counts = {
                 "nan": before.isnan().sum(), "inf": before.isinf().sum(), "broken": (~same).sum(),
                 "unusable": (~finite).sum(),
             }  # fmt: skip
-            high, low = _finite_range(before)
             x, e = torch.where(finite, x, 0), torch.where(finite, e, 0)
         abs_x, abs_e = x.abs(), e.abs()
-        squares, width = torch.linalg.vecdot(x, x), high - low
+        squares = torch.linalg.vecdot(x, x)
         zeros = (x == 0).sum() - counts["unusable"]
         sums = counts | {
             "rows": before.new_tensor(float(len(before))),
             "values": before.new_tensor(float(before.numel())),
             "abs_x": abs_x.sum(), "xx": squares.sum(), "e": e.sum(),
             "ee": torch.linalg.vecdot(e, e).sum(), "zeros": zeros,
-            "lost": (abs_e >= abs_x).sum() - zeros - counts["unusable"], "widths": width.sum(),
+            "lost": (abs_e >= abs_x).sum() - zeros - counts["unusable"],
         }  # fmt: skip
         self._sums.append(torch.stack([sums[name].double() for name in SUMS]))
         peak = abs_x.amax(1) * math.sqrt(x.shape[1]) / squares.sqrt()  # NaN where all are 0
@@ -71,7 +67,7 @@ class Tally:
         return not self._sums
 
     def sums(self) -> dict[str, float]:
-        """Return SUMS by name: of values, squares x^2 and e^2, ranges of rows and so on."""
+        """Return SUMS by name: of values, squares x^2 and e^2, and so on."""
         return dict(zip(SUMS, torch.stack(self._sums).sum(0).tolist(), strict=True))
 
     def figures(self) -> Figures:
@@ -97,14 +93,6 @@ class Tally:
             "rms": math.sqrt(s["xx"] / num_finite) if num_finite else None,
             "peak": float(np.median(known.cpu().numpy())) if len(known) else None,
         }
-
-
-def _finite_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (max, min) of the finite values of each row; equal where a row has none."""
-    finite = x.isfinite()
-    high, low = (torch.where(finite, x, end) for end in (-math.inf, math.inf))
-    some = finite.any(1)
-    return torch.where(some, high.amax(1), 0), torch.where(some, low.amin(1), 0)
 
 
 def _quotient(numerator: float, denominator: float) -> float | None:
