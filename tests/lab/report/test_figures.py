@@ -7,7 +7,7 @@ import pytest
 from tests.lab.report import sample_records as samples
 from trec_qcomm.lab.records import SeedEvaluation
 from trec_qcomm.lab.report.figures import guard, losses, network, quality, search, simulation
-from trec_qcomm.lab.report.runs import by_setup, config_id, runs_of
+from trec_qcomm.lab.report.runs import by_setup, config_id, parse_rate, runs_of
 from trec_qcomm.lab.report.style import Looks
 from trec_qcomm.lab.study.gates import PASS
 
@@ -49,6 +49,14 @@ def test_break_even_lies_where_the_lines_over_1_by_rate_meet(times, said):
         (1e3 * times[1], 1010 * times[1], 1.4 / times[1])
     )
     assert rows["stock", "1 Gbit/s"][6:] == (1.0, None)
+
+
+def test_rates_are_those_of_tc():
+    assert [parse_rate(rate) for rate in ("100mbit", "1gbit", "2.5gbit")] == [100, 1000, 2500]
+    assert parse_rate("none") is None
+    for wrong in ("100", "mbit", "fast", "-1gbit", "0gbit", "1.2.3bit"):
+        with pytest.raises(ValueError, match=r"rate: expected a number and bit, .* got"):
+            parse_rate(wrong)
 
 
 def test_bytes_by_kind_are_those_counted_and_what_float32_takes():
