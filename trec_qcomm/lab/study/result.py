@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trec_qcomm.lab.records import LimitsByMetric, StudyRecord
-from trec_qcomm.lab.report.figures.quality import interval_figure, lines_of, study_title
 from trec_qcomm.lab.report.style import render
 from trec_qcomm.lab.study.engine import Study
 from trec_qcomm.lab.study.gates import BASELINE, NULL, Verdict
 from trec_qcomm.lab.study.paired import Change
-from trec_qcomm.lab.study.verdicts import MODES, Mode, shown_changes
+from trec_qcomm.lab.study.verdicts import MODES, Mode, lines_of, shown_changes
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,13 @@ class StudyResult:
         path = Path(path)
         if path.suffix != ".png":
             raise ValueError(f"path {path}: expected a name that ends in .png")
+        # The report imports this package, and here alone it is the other way round.
+        from trec_qcomm.lab.report.figures.quality import interval_figure, study_title
+
         path.parent.mkdir(parents=True, exist_ok=True)
-        chosen = [r for r in self.records if r.configuration in (BASELINE, *self._names)]
-        title = study_title(self.study.num_ranks, self.study.setup)
-        lines = lines_of(chosen, self.study.rules, self.study.seeds)
-        render(interval_figure(path.stem, title, lines, self.study.rules), path.parent)
+        title, rules = study_title(self.study.num_ranks, self.study.setup), self.study.rules
+        lines = lines_of(self.study.by_name(self.records), rules, self.study.seeds)
+        render(interval_figure(path.stem, title, lines, rules), path.parent)
 
     def __str__(self) -> str:
         return f"{self.table()}\n{self.summary()}"
@@ -120,11 +121,8 @@ class StudyResult:
         return max((verdict.num_seeds for verdict in verdicts if verdict), default=0)
 
     def _extra(self, name: str) -> dict[str, Change]:
-        ours, base = (
-            [record for record in self.records if record.configuration == which]
-            for which in (name, BASELINE)
-        )
-        return shown_changes(ours, base, self.study.rules)
+        groups = self.study.by_name(self.records)
+        return shown_changes(groups[name], groups[BASELINE], self.study.rules)
 
 
 def _head(title: str, limits: LimitsByMetric, metric: str) -> str:

@@ -25,6 +25,7 @@ from trec_qcomm.lab.study.paired import Change, percent
 
 Mode = Literal["training", "eval-only"]
 MODES: tuple[Mode, ...] = ("training", "eval-only")
+Lines = Mapping[str, Mapping[Mode, Verdict]]  # by configuration, those without records are absent
 
 _CRITEO_TRAINING: LimitsByMetric = {"logloss": TRAINING, "progressive_logloss": TRAINING}
 _CRITEO_EVALUATION: LimitsByMetric = {"ne": EVALUATION}
@@ -100,6 +101,33 @@ def judge(
         return None
     summed = {name: Change.from_percents(values) for name, values in changes.items()}
     return Verdict(gate(summed, limits), max(change.n for change in summed.values()), summed)
+
+
+def judge_all(
+    groups: Mapping[str, Sequence[StudyRecord]],
+    rules: Rules,
+    mode: Mode,
+    seeds: Sequence[int] | None = None,
+) -> dict[str, Verdict]:
+    """Return the verdict on each configuration that has one, by name; null run included.
+
+    Args: groups: records of one study by configuration, the baseline's among them.
+    """
+    base = groups.get(BASELINE, ())
+    judged = {
+        name: judge(group, base, rules.rules_for(name), mode, seeds)
+        for name, group in groups.items() if name != BASELINE
+    }  # fmt: skip
+    return {name: verdict for name, verdict in judged.items() if verdict is not None}
+
+
+def lines_of(
+    groups: Mapping[str, Sequence[StudyRecord]], rules: Rules, seeds: Sequence[int] | None = None
+) -> Lines:
+    """Return the verdicts of both modes by configuration, the null run first; see judge_all."""
+    by_mode = {mode: judge_all(groups, rules, mode, seeds) for mode in MODES}
+    names = sorted(set().union(*by_mode.values()), key=lambda name: (name != NULL, name))
+    return {name: {m: by[name] for m, by in by_mode.items() if name in by} for name in names}
 
 
 def shown_changes(

@@ -1,4 +1,4 @@
-"""Figures of the numeric debugger: where precision is lost, how errors lie, what others would do.
+"""Figures of the numeric debugger: where precision is lost, and what other codecs would do.
 
 A run is the debug records of one folder.
 """
@@ -15,26 +15,23 @@ from trec_qcomm.lab.debug.recorded.noise import PlaceNoise, Tried, noisiest, tri
 from trec_qcomm.lab.debug.recorded.run import DebugRun, Place
 from trec_qcomm.lab.records import DebugRecord, Record
 from trec_qcomm.lab.report import style
-from trec_qcomm.lab.report.figure import Cell, Figure, short
+from trec_qcomm.lab.report.figure import Cell, Figure, numbered, short
 from trec_qcomm.lab.report.runs import grouped
 from trec_qcomm.lab.report.style import Looks
 
-MOST_ROWS, MOST_COLUMNS, MOST_PLACES, MOST_LINES = 40, 60, 4, 8
-LOWEST_BIN = -25  # bin i of an error histogram is [i - 25, i - 24), see records.debug
-_DASHES = (":", "--", "-")
+MOST_ROWS, MOST_COLUMNS, MOST_LINES = 40, 60, 8
 
 
 def debug_runs(records: Sequence[Record]) -> list[Figure]:
-    """Return up to three figures for each run."""
+    """Return up to two figures for each run."""
     every = [record for record in records if isinstance(record, DebugRecord)]
     folders = grouped(every, lambda r: str(Path(r.origin.file).parent) if r.origin else "")
     figures = []
     for number, (folder, members) in enumerate(folders.items(), start=1):
         run = DebugRun(folder, members)
-        for figure in filter(None, (signal_to_noise(run), distributions(run), shadows(run))):
+        for figure in filter(None, (signal_to_noise(run), shadows(run))):
             title = f"{figure.title}: {Path(folder).name}" if len(folders) > 1 else figure.title
-            key = f"{figure.key}-{number}" if number > 1 else figure.key
-            figures.append(replace(figure, key=key, title=title))
+            figures.append(replace(figure, key=numbered(figure.key, number), title=title))
     return figures
 
 
@@ -98,80 +95,6 @@ def _draw_noise(
     axes.set_xticks([x + 0.5 for x in ticks], [str(steps[columns[x][0]]) for x in ticks])
     axes.set_yticks([y + 0.5 for y in range(len(lines))], [short(str(r.place), 40) for r in lines])
     axes.set_xlabel("step")
-
-
-def distributions(run: DebugRun) -> Figure | None:
-    """Return errors and norms of the noisiest places with histograms, None without any."""
-    steps = {line.place: _steps_with(run, line.place) for line in noisiest(run)}
-    places = [place for place, some in steps.items() if some][:MOST_PLACES]
-    if not places:
-        return None
-    return Figure(
-        key="debug-distributions",
-        title="Errors and norms of the noisiest tables",
-        columns=("name", "direction", "step", "power of 2", "values"),
-        rows=[
-            (place.name, place.direction, step, number + LOWEST_BIN, count)
-            for place in places for step in steps[place]
-            for number, count in enumerate(histogram(run.by_place[place][step])) if count
-        ],
-        draw=lambda canvas: _draw_distributions(canvas, run, {p: steps[p] for p in places}),
-        size=(9.2, 0.6 + 2.0 * len(places)),
-        caption="Left: errors as a power of 2 of their row's range, in the first, the middle and "
-        "the last measured step. Right: norms of rows: median, the middle half and the middle 98 "
-        "%.",
-    )  # fmt: skip
-
-
-def _steps_with(run: DebugRun, place: Place) -> list[int]:
-    """Return up to three steps that have a histogram: first, middle, last."""
-    steps = [step for step, r in run.by_place[place].items() if any(histogram(r))]
-    return sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
-
-
-def histogram(records: Sequence[DebugRecord]) -> list[int]:
-    """Return the counts of errors of all ranks together; empty without any."""
-    known = [record.error_histogram for record in records if record.error_histogram]
-    return [sum(counts) for counts in zip(*known, strict=True)]
-
-
-def norms(records: Sequence[DebugRecord]) -> list[float]:
-    """Return quantiles of norms, the mean over ranks weighted by rows; empty without any."""
-    known = [(r.norm_quantiles, r.num_rows) for r in records if r.norm_quantiles and r.num_rows]
-    if not known:
-        return []
-    quantiles, weights = zip(*known, strict=True)
-    return [float(mean) for mean in np.average(quantiles, axis=0, weights=weights)]
-
-
-def _draw_distributions(
-    canvas: Any, run: DebugRun, steps_by_place: Mapping[Place, Sequence[int]]
-) -> None:
-    every = canvas.subplots(len(steps_by_place), 2, squeeze=False)
-    for (left, right), (place, steps) in zip(every, steps_by_place.items(), strict=True):
-        left.set_title(short(str(place), 50))
-        left.set_ylabel("share of values")
-        right.set_ylabel("norm of a row")
-        for dash, step in zip(_DASHES[-len(steps) :], steps, strict=True):
-            counts = histogram(run.by_place[place][step])
-            shares = [count / sum(counts) for count in counts]
-            middles = [number + LOWEST_BIN + 0.5 for number in range(len(counts))]
-            looks = {"color": style.OURS, "linestyle": dash, "label": f"step {step}"}
-            left.step(middles, shares, where="mid", **looks)
-        left.legend()
-        quantiles = {s: q for s, r in run.by_place[place].items() if (q := norms(r))}
-        if quantiles:
-            x, columns = list(quantiles), list(zip(*quantiles.values(), strict=True))
-            for low, high in ((1, 5), (2, 4)):
-                right.fill_between(x, columns[low], columns[high], color=style.OURS, alpha=0.2)
-            right.plot(x, columns[3], ".-", color=style.OURS)
-            if min(columns[1]) > 0:
-                right.set_yscale("log")
-                style.plain_ticks(right.yaxis, subs=(1, 3))
-        for axes in (left, right):
-            style.grid(axes)
-    every[-1][0].set_xlabel("log2 of the error over the row's range")
-    every[-1][1].set_xlabel("step")
 
 
 def shadows(run: DebugRun) -> Figure | None:
