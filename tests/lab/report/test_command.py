@@ -65,7 +65,7 @@ def refused(folder, capsys, *words):
 
 
 def test_the_command_starts_in_a_process_of_its_own():
-    """Report and study import one another's modules: in any order, of which this is one."""
+    """Nothing has imported study there before, whose modules use some of the report."""
     words = [sys.executable, "-m", "trec_qcomm", "report", "--help"]
     assert "usage: " in subprocess.run(words, check=True, capture_output=True, text=True).stdout
 

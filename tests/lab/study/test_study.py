@@ -88,7 +88,7 @@ def test_an_interrupted_study_goes_on(tmp_path, calls, monkeypatch):
         ({"num_ranks": 2}, r"runs with other num_ranks"),
         ({"configs": {"good": toy.BAD}}, r"runs of another config good; give another path or name"),
         ({"baseline": "int8"}, r"runs of another config fp32"),
-        ({"limits": {"loss": quality.TRAINING}}, r"runs with other limits of trainings \({'loss'"),
+        ({"limits": {"loss": quality.TRAINING}}, r"runs with other limits of training \({'loss'"),
         ({"seeds": 20}, r"other looks \(\(10, 12\) there, \(10, 15, 20\) here\)"),
         ({"stop_early": False}, r"other looks \(\(10, 12\) there, none here\)"),
     ],
@@ -197,15 +197,6 @@ def test_several_processes_run_the_same_and_tell_an_error(tmp_path):
     two = study(path, seeds=5, jobs=2)
     assert two.table() == alone.table()
     assert len(two.records) == 20
-
-
-def test_the_plot_shows_the_limits(tmp_path):
-    pytest.importorskip("matplotlib")
-    result = study(tmp_path, seeds=5)
-    result.plot(tmp_path / "plots" / "mine.png")
-    assert (tmp_path / "plots" / "mine.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match=r"expected a name that ends in \.png"):
-        result.plot(tmp_path / "mine.svg")
 
 
 def test_the_report_judges_by_the_limits_of_the_records(tmp_path):

@@ -161,14 +161,10 @@ class Study:
         ours = dict(self.setup) | {"num_ranks": self.num_ranks}
         changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
         rules = Rules.from_record(record)
-        changed += [
-            f"{what} ({old} there, {new} here)"
-            for what, old, new in (
-                ("limits of trainings", rules.gated("training"), self.rules.gated("training")),
-                ("limits of evaluations", rules.gated("eval-only"), self.rules.gated("eval-only")),
-            )
-            if old and new and old != new
-        ]
+        for mode in MODES:
+            old, new = rules.gated(mode), self.rules.gated(mode)
+            if old and new and old != new:
+                changed.append(f"limits of {mode} ({old} there, {new} here)")
         if rules.looks and rules.looks != self.rules.looks:
             changed.append(f"looks ({rules.looks} there, {self.rules.looks or 'none'} here)")
         if changed:

@@ -1,20 +1,20 @@
-"""StudyResult: what a study showed, as verdicts, a table in markdown and a plot.
+"""StudyResult: what a study showed, as verdicts and a table in markdown.
 
-Knows: records, verdicts, the report's figure. Does not know: how the trainings were run.
+Knows: records, verdicts. Does not know: how the trainings were run.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trec_qcomm.lab.records import LimitsByMetric, StudyRecord
-from trec_qcomm.lab.report.style import render
 from trec_qcomm.lab.study.engine import Study
 from trec_qcomm.lab.study.gates import BASELINE, NULL, Verdict
 from trec_qcomm.lab.study.paired import Change
-from trec_qcomm.lab.study.verdicts import MODES, Mode, lines_of, shown_changes
+from trec_qcomm.lab.study.verdicts import Lines, Mode, lines_of, shown_changes
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class StudyResult:
 
         Changes are mean [95 % interval], one-sided upper 95 % limit; positive is worse.
         """
-        by_mode = {mode: self.study.verdicts(self.records, mode) for mode in MODES}
         extra = {name: self._extra(name) for name in self._names}
         extra_columns = list(dict.fromkeys(key for changes in extra.values() for key in changes))
         head, cells = ["config", "seeds"], {name: [name] for name in self._names}
         for name, row in cells.items():
-            row.append(str(self._num_seeds(name)))
+            verdicts = self._lines.get(name, {}).values()
+            row.append(str(max((verdict.num_seeds for verdict in verdicts), default=0)))
         for mode in self.study.modes:
             where = "eval-only: " * (mode == "eval-only")
             limits = self.study.rules.gated(mode)
             head += [_head(where + metric, limits, metric) for metric in limits]
             head.append(f"{mode} gate")
             for name, row in cells.items():
-                verdict = by_mode[mode].get(name)
+                verdict = self._lines.get(name, {}).get(mode)
                 row += [str(verdict.changes[m]) if verdict else "-" for m in limits]
                 row.append(verdict.text if verdict and name != NULL else "-")
         head += [_head(key, self.study.rules.training, key.split(",")[0]) for key in extra_columns]
@@ -87,23 +87,6 @@ class StudyResult:
         seeds = f"at most {planned} seeds" if self.study.rules.looks else f"{planned} seeds"
         return f"{'; '.join(parts)} of {', '.join(names)}; {seeds}; {self.path}"
 
-    def plot(self, path: str | Path) -> None:
-        """Draw means and intervals beside the limits as a PNG.
-
-        Args: path: file to write, with the suffix .png.
-        Raises: ValueError: another suffix, or matplotlib is not installed.
-        """
-        path = Path(path)
-        if path.suffix != ".png":
-            raise ValueError(f"path {path}: expected a name that ends in .png")
-        # The report imports this package, and here alone it is the other way round.
-        from trec_qcomm.lab.report.figures.quality import interval_figure, study_title
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        title, rules = study_title(self.study.num_ranks, self.study.setup), self.study.rules
-        lines = lines_of(self.study.by_name(self.records), rules, self.study.seeds)
-        render(interval_figure(path.stem, title, lines, rules), path.parent)
-
     def __str__(self) -> str:
         return f"{self.table()}\n{self.summary()}"
 
@@ -111,14 +94,13 @@ class StudyResult:
     def _names(self) -> list[str]:
         return [NULL, *self.study.configurations]
 
-    def _verdicts(self, mode: Mode) -> dict[str, Verdict]:
-        verdicts = self.study.verdicts(self.records, mode)
-        return {name: verdict for name, verdict in verdicts.items() if name != NULL}
+    @functools.cached_property
+    def _lines(self) -> Lines:
+        return lines_of(self.study.by_name(self.records), self.study.rules, self.study.seeds)
 
-    def _num_seeds(self, name: str) -> int:
-        """Return the seeds that the verdicts rest on."""
-        verdicts = (self.study.verdicts(self.records, mode).get(name) for mode in MODES)
-        return max((verdict.num_seeds for verdict in verdicts if verdict), default=0)
+    def _verdicts(self, mode: Mode) -> dict[str, Verdict]:
+        lines = {name: self._lines.get(name, {}) for name in self.study.configurations}
+        return {name: line[mode] for name, line in lines.items() if mode in line}
 
     def _extra(self, name: str) -> dict[str, Change]:
         groups = self.study.by_name(self.records)
