@@ -248,7 +248,6 @@ def run(arguments: argparse.Namespace) -> str:
         report.scale_text(cases),
         report.parts_text(cases) if arguments.parts else "",
         report.limits_text(limits, base.name),
-        report.choice_text(cases, base.name),
         f"{report.ASSUMED}: {assumed}",
     ]
     print("\n\n".join(text for text in texts if text))

@@ -115,16 +115,3 @@ def parts_text(cases: Sequence[ScaleRecord]) -> str:
         )
         for (speed, plan, num), lines in rows.items()
     )
-
-
-def choice_text(cases: Sequence[ScaleRecord], base: str) -> str:
-    """Return what to take: the shortest step, and how much shorter than the baseline's shortest."""
-    rows = []
-    for speed, num in dict.fromkeys((c.network_gbit_s, c.num_gpus) for c in cases):
-        at = [c for c in cases if (c.network_gbit_s, c.num_gpus) == (speed, num)]
-        best = min(at, key=lambda c: c.step_s)
-        plain = min((c for c in at if c.configuration == base), key=lambda c: c.step_s)
-        words = [f"{c.configuration} {c.plan}, {1e3 * c.step_s:.2f} ms" for c in (best, plain)]
-        rows.append((f"{speed:g} Gbit/s", str(num), *words, f"{plain.step_s / best.step_s:.2f}x"))
-    title = f"{EXTRAPOLATED}: what to take, of these plans and configurations"
-    return table(title, ("link", "GPUs", "shortest", f"shortest of {base}", "gain"), rows)
