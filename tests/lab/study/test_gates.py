@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from tests.lab.report.simulated_studies import LOSSES, Recorded, count, recorded_study
+from tests.lab.study.simulated_studies import LOSSES, Recorded, count, recorded_study
 from trec_qcomm.lab.records import Limits
 from trec_qcomm.lab.study import gates
 from trec_qcomm.lab.study.gates import EVALUATION, TRAINING, gate, looks_of, sequential_gate

@@ -51,7 +51,7 @@ def test_each_config_is_compared_with_float32_of_the_same_seed(tmp_path, calls):
     assert " | - | " in null
     assert good.endswith("| PASS | +0.000 [+0.000, +0.000], upper +0.000 |")
     assert bad.endswith("| -14.286 [-14.286, -14.286], upper -14.286 |")
-    assert "training gate passed by good of good, bad; 12 seeds" in str(result)
+    assert str(result) == f"{result.table()}\n{tmp_path / 'runs.jsonl'}"
     made = records.read(tmp_path / "runs.jsonl")
     assert {record.setup["dim"] for record in made} == {4}
     assert {record.limits["loss"].upper for record in made} == {0.05}
@@ -108,7 +108,6 @@ def test_a_study_that_may_stop_runs_no_more_than_it_needs(tmp_path, calls):
     verdicts = {name: (v.text, v.num_seeds) for name, v in result.verdicts.items()}
     assert verdicts == {"good": ("PASS", 10), "bad": ("FAIL (loss mean > 0.02)", 10)}
     assert len(calls) == 40
-    assert "at most 30 seeds" in result.summary()
     again = study(tmp_path, limits=limits, seeds=30, stop_early=True)
     assert len(calls) == 40
     assert again.table() == result.table()

@@ -19,7 +19,7 @@ from trec_qcomm.lab.study.verdicts import Lines, Mode, lines_of, shown_changes
 
 @dataclass(frozen=True)
 class StudyResult:
-    """Result of a study; `str()` is its table and the verdicts in a sentence.
+    """Result of a study; `str()` is its table and the file of its records.
 
     Args:
         study: the study.
@@ -76,19 +76,8 @@ class StudyResult:
         lines = [head, ["---"] * len(head), *cells.values()]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
-    def summary(self) -> str:
-        """Return one line: which configurations passed which gate, and how many runs it took."""
-        names = list(self.study.configurations)
-        parts = []
-        for mode in self.study.modes:
-            passed = [name for name, verdict in self._verdicts(mode).items() if verdict.passed]
-            parts.append(f"{mode} gate passed by {', '.join(passed) or 'none'}")
-        planned = len(self.study.seeds)
-        seeds = f"at most {planned} seeds" if self.study.rules.looks else f"{planned} seeds"
-        return f"{'; '.join(parts)} of {', '.join(names)}; {seeds}; {self.path}"
-
     def __str__(self) -> str:
-        return f"{self.table()}\n{self.summary()}"
+        return f"{self.table()}\n{self.path}"
 
     @property
     def _names(self) -> list[str]:
