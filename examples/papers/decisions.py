@@ -12,7 +12,8 @@ from math import ceil, isfinite
 
 from trec_qcomm.lab.records import Limits
 from trec_qcomm.lab.study import TRAINING
-from trec_qcomm.lab.study.paired import Change, t_quantile
+from trec_qcomm.lab.study.paired import TAILS, Change
+from trec_qcomm.lab.study.student_t import t_quantile_of_tail
 
 HOLDS, FAILS, OPEN = "holds", "does not hold here", "cannot be told"
 MIN_SEEDS = 16
@@ -110,7 +111,7 @@ def _seeds_to_tell(change: Change, limits: Limits) -> int:
     """Return after how many seeds a metric is decided, if its mean and spread stay."""
     if change.low is None or change.high is None or _is_kept(change, limits):
         return MIN_SEEDS
-    error = (change.high - change.low) / 2 / t_quantile(0.975, change.n - 1)
+    error = (change.high - change.low) / 2 / t_quantile_of_tail(TAILS[0], change.n - 1)
     spread = error * change.n**0.5
     if limits.mean is not None and change.mean > limits.mean:
         return ceil((_NORMAL["two sides"] * spread / change.mean) ** 2)

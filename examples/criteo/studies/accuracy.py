@@ -53,10 +53,6 @@ def main() -> int:
         return FAILED
     (arguments.out / "table.md").write_text(result.table() + "\n")
     print(result)
-    try:
-        result.plot(arguments.out / "accuracy.png")
-    except ValueError as error:
-        print(f"no plot: {error}")
     return 0
 
 

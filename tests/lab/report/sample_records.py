@@ -22,7 +22,6 @@ from trec_qcomm.lab.records import (
     TrafficByKind,
     TrafficBytes,
     TrainingRecord,
-    ValidationRecord,
     append,
 )
 
@@ -111,24 +110,15 @@ def study(
 
 
 def simulated() -> list[Record]:
-    """A prediction 10 % off and one 50 % off, and steps of two configurations."""
-    predictions = (("stock", 1.1, False), ("int4", 1.5, False), ("b", 1, True))
-    records: list[Record] = [
-        ValidationRecord(
-            configuration=name, num_hosts=2, rate="1gbit", measured_s=1.0, predicted_s=predicted,
-            is_fitted=is_fitted, fit={"latency_s": 0.001},
+    """Steps of two configurations on 8 and on 64 GPUs."""
+    return [
+        ScaleRecord(
+            configuration=name, num_gpus=n, plan="tw", network_gbit_s=100.0,
+            step_s=n * step_s, communication_share=0.25, assumed={"overlap": 0.5},
         )
-        for name, predicted, is_fitted in predictions
+        for name, step_s in (("stock", 0.004), ("int4", 0.001))
+        for n in (8, 64)
     ]  # fmt: skip
-    for name, step_s in (("stock", 0.004), ("int4", 0.001)):
-        records += [
-            ScaleRecord(
-                configuration=name, num_gpus=n, plan="tw", network_gbit_s=100.0,
-                step_s=n * step_s, communication_share=0.25, assumed={"overlap": 0.5},
-            )
-            for n in (8, 64)
-        ]  # fmt: skip
-    return records
 
 
 def everything() -> list[Record]:

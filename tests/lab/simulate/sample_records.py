@@ -1,18 +1,11 @@
 """Network records, of steps that a known fit predicts exactly."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trec_qcomm.lab.records import (
-    TRAFFIC_KINDS,
-    NetworkRecord,
-    Percentiles,
-    Record,
-    TrafficByKind,
-    TrafficBytes,
-    append,
-)
+from tests.lab.report import sample_records as samples
+from tests.lab.report.sample_records import write
+from trec_qcomm.lab.records import NetworkRecord, Percentiles
 from trec_qcomm.lab.records.trainings import HEADERS_NBYTES
 from trec_qcomm.lab.simulate.measured import load_steps
 from trec_qcomm.lab.simulate.validation import Fit, predict_s
@@ -52,41 +45,31 @@ def network(
         sent_nbytes = IDS + DENSE + 2 * ROWS / STOCK[name] + PACKETS * HEADERS_NBYTES
     else:
         config, share, forward, backward, dense = CONFIGS[name]
-        counts = {
-            "input": (IDS, share, 1.0),
-            "embedding_forward": (ROWS, share, forward),
-            "embedding_backward": (ROWS, share, backward),
-            "dense": (DENSE, 1.0, dense),
-        }
         traffic = tuple(
-            traffic_of_host(counts, part)
+            samples.traffic(
+                input=counts(part * IDS, share),
+                embedding_forward=counts(part * ROWS, share, forward),
+                embedding_backward=counts(part * ROWS, share, backward),
+                dense=counts(part * DENSE, 1.0, dense),
+            )
             for part in (*[0.9] * (num_hosts - 1), 1.0)  # the last host sends most
         )
-    return NetworkRecord(
-        configuration=name,
+    return samples.network(
+        name,
+        rate,
+        step_s,
         config=config,
         setup={"batch_size": 2048},
         num_hosts=num_hosts,
-        rate=rate,
-        num_steps=3,
-        step_s=Percentiles(p20=step_s, p50=step_s, p80=step_s),
         sent_nbytes=(sent_nbytes,) * num_hosts,
         sent_packets=(PACKETS,) * num_hosts,
         traffic=traffic,
     )
 
 
-def traffic_of_host(counts: dict[str, tuple[float, float, float]], part: float) -> TrafficByKind:
-    """Bytes by kind. Args: counts: float32 of all bags, share that is sent, ratio, by kind."""
-    every = {kind: counts.get(kind, (0.0, 1.0, 1.0)) for kind in TRAFFIC_KINDS}
-    return {
-        kind: TrafficBytes(
-            raw_nbytes=raw * part,
-            distinct_nbytes=raw * share * part,
-            wire_nbytes=raw * share * part / ratio,
-        )
-        for kind, (raw, share, ratio) in every.items()
-    }
+def counts(raw: float, share: float, ratio: float = 1.0) -> tuple[float, float, float]:
+    """Raw, distinct and wire bytes. Args: share: of bags that is sent. ratio: of the codec."""
+    return raw, raw * share, raw * share / ratio
 
 
 def timed(record: NetworkRecord, step_s: float) -> NetworkRecord:
@@ -104,11 +87,3 @@ def everything(path: Path) -> list[NetworkRecord]:
     steps, _ = load_steps(write(path, records))
     seconds = {(s.configuration, s.num_hosts, s.rate): predict_s(s, BASE_S, TRUE) for s in steps}
     return [timed(r, seconds[r.configuration, r.num_hosts, r.rate]) for r in records]
-
-
-def write(path: Path, records: Sequence[Record]) -> Path:
-    """Write a file anew."""
-    path.unlink(missing_ok=True)
-    path.touch()
-    append(path, *records)
-    return path

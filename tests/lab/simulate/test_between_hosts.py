@@ -1,12 +1,15 @@
 """Which bytes leave a host of several ranks, by plan and algorithm of the all-reduce."""
 
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 
-from trec_qcomm.lab.records import NetworkRecord, Percentiles, TrafficBytes
+from trec_qcomm.lab.records import NetworkRecord, Percentiles, TrafficBytes, read
 from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
 
+RESULTS = Path(__file__).resolve().parents[3] / "examples" / "bench" / "results"
 KINDS = ("embedding_forward", "intra_embedding_forward", "dense", "intra_dense", "input")
 PLAN_FILE = "Plan(sharding='{}', rules=({}), cluster=None)"
 DENSE = "dense: {{codec: {{codec: cast, dtype: bf16}}, algorithm: {}}}"
@@ -94,3 +97,29 @@ def test_what_cannot_be_told_is_an_error() -> None:
         sent_between_hosts(record(DENSE.format("auto")))
     with pytest.raises(ValueError, match="a: no traffic was counted"):
         sent_between_hosts(replace(record(None), traffic=None))
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    return [r for r in read(RESULTS / "clusters.jsonl") if isinstance(r, NetworkRecord)]
+
+
+def test_what_ranks_counted_is_what_left_their_host(clusters):
+    """Gloo's own messages, up to 20 KB of a host, are in the kernel's count alone."""
+    for each in clusters:
+        counted = fmean(sum(host.values()) for host in sent_between_hosts(each))
+        kernel = fmean(each.payload_nbytes)
+        assert kernel - 20e3 < counted < 1.001 * kernel
+
+
+def test_by_node_sends_half_of_a_flat_all_reduce_from_nodes_of_two(clusters):
+    """Compare two configurations that differ in the all-reduce alone, by the kernel's count."""
+    of_two = {
+        (r.configuration, r.setup["plan"]): r
+        for r in clusters
+        if (r.num_hosts, r.ranks_per_host, r.rate) == (2, 2, "none")
+    }
+    for plan in ("table_wise", "two_level"):
+        flat, by_node = of_two["fast", plan], of_two["by_node", plan]
+        saved = fmean(flat.payload_nbytes) - fmean(by_node.payload_nbytes)
+        assert saved == pytest.approx(sent_between_hosts(flat)[0]["dense"] / 2, rel=0.01)

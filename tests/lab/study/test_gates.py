@@ -4,11 +4,12 @@ from statistics import fmean
 
 import pytest
 
-from tests.lab.report.simulated_studies import LOSSES, Recorded, count, recorded_study
+from tests.lab.study.simulated_studies import LOSSES, Recorded, count, recorded_study
 from trec_qcomm.lab.records import Limits
 from trec_qcomm.lab.study import gates
 from trec_qcomm.lab.study.gates import EVALUATION, TRAINING, gate, looks_of, sequential_gate
-from trec_qcomm.lab.study.paired import Change, t_quantile
+from trec_qcomm.lab.study.paired import Change
+from trec_qcomm.lab.study.student_t import t_quantile_of_tail
 from trec_qcomm.lab.study.verdicts import Rules, judge
 
 LOOKS = looks_of(50)
@@ -25,7 +26,7 @@ LOOKS = looks_of(50)
     ],
 )
 def test_quantiles(p, degrees, expected):
-    assert abs(t_quantile(p, degrees) - expected) <= (1e-3 if degrees < 9 else 2e-5) + 5e-4
+    assert t_quantile_of_tail(1 - p, degrees) == pytest.approx(expected, abs=5e-4)
 
 
 def test_interval_of_known_numbers():

@@ -6,7 +6,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from trec_qcomm.lab.study.sequential import SequentialTest
+from trec_qcomm.lab.study.sequential import levels, spent
 from trec_qcomm.lab.study.student_t import t_quantile_of_tail, t_tail
 
 LOOKS = tuple(range(10, 51, 5))
@@ -50,20 +50,20 @@ PUBLISHED = {
 @pytest.mark.parametrize("spending", PUBLISHED)
 def test_bounds_are_the_published_ones(spending):
     looks = (10, 20, 30, 40, 50)
-    test = SequentialTest(looks, 0.025, spending)
-    bounds = [-NormalDist().inv_cdf(test.level(look)) for look in looks]
+    bounds = [-NormalDist().inv_cdf(level) for level in levels(looks, 0.025, spending)]
     assert bounds == pytest.approx(PUBLISHED[spending], abs=1e-3)
-    assert test.spent(1) == pytest.approx(0.025)
+    assert spent(1, 0.025, spending) == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize("spending", ["late", "even"])
 def test_one_look_is_a_plain_test(spending):
-    assert SequentialTest((7,), 0.05, spending).level(7) == pytest.approx(0.05, abs=1e-9)
+    assert levels((7,), 0.05, spending) == pytest.approx((0.05,), abs=1e-9)
 
 
 def test_a_first_look_far_too_early_never_rejects():
-    assert SequentialTest((1, 1000), 0.05).level(1) == 0
-    assert SequentialTest((1, 1000), 0.05).level(1000) == pytest.approx(0.05, abs=1e-6)
+    first, last = levels((1, 1000), 0.05)
+    assert first == 0
+    assert last == pytest.approx(0.05, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_first_look_far_too_early_never_rejects():
 )  # fmt: skip
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        SequentialTest(*arguments)
+        levels(*arguments)
 
 
 def rejected(numbers: torch.Tensor, levels: dict[int, float]) -> float:
@@ -95,8 +95,7 @@ def test_all_looks_together_err_as_rarely_as_stated(spending):
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(num_trials, LOOKS[-1], generator=generator, dtype=torch.float64)
     noise = 3 * sqrt(error * (1 - error) / num_trials)
-    test = SequentialTest(LOOKS, error, spending)
-    rate = rejected(numbers, {look: test.level(look) for look in LOOKS})
+    rate = rejected(numbers, dict(zip(LOOKS, levels(LOOKS, error, spending), strict=True)))
     assert abs(rate - error) < noise
     naive = rejected(numbers, dict.fromkeys(LOOKS, error))
     assert naive > 2.5 * error

@@ -51,7 +51,7 @@ def test_each_config_is_compared_with_float32_of_the_same_seed(tmp_path, calls):
     assert " | - | " in null
     assert good.endswith("| PASS | +0.000 [+0.000, +0.000], upper +0.000 |")
     assert bad.endswith("| -14.286 [-14.286, -14.286], upper -14.286 |")
-    assert "training gate passed by good of good, bad; 12 seeds" in str(result)
+    assert str(result) == f"{result.table()}\n{tmp_path / 'runs.jsonl'}"
     made = records.read(tmp_path / "runs.jsonl")
     assert {record.setup["dim"] for record in made} == {4}
     assert {record.limits["loss"].upper for record in made} == {0.05}
@@ -88,7 +88,7 @@ def test_an_interrupted_study_goes_on(tmp_path, calls, monkeypatch):
         ({"num_ranks": 2}, r"runs with other num_ranks"),
         ({"configs": {"good": toy.BAD}}, r"runs of another config good; give another path or name"),
         ({"baseline": "int8"}, r"runs of another config fp32"),
-        ({"limits": {"loss": quality.TRAINING}}, r"runs with other limits of trainings \({'loss'"),
+        ({"limits": {"loss": quality.TRAINING}}, r"runs with other limits of training \({'loss'"),
         ({"seeds": 20}, r"other looks \(\(10, 12\) there, \(10, 15, 20\) here\)"),
         ({"stop_early": False}, r"other looks \(\(10, 12\) there, none here\)"),
     ],
@@ -108,7 +108,6 @@ def test_a_study_that_may_stop_runs_no_more_than_it_needs(tmp_path, calls):
     verdicts = {name: (v.text, v.num_seeds) for name, v in result.verdicts.items()}
     assert verdicts == {"good": ("PASS", 10), "bad": ("FAIL (loss mean > 0.02)", 10)}
     assert len(calls) == 40
-    assert "at most 30 seeds" in result.summary()
     again = study(tmp_path, limits=limits, seeds=30, stop_early=True)
     assert len(calls) == 40
     assert again.table() == result.table()
@@ -197,15 +196,6 @@ def test_several_processes_run_the_same_and_tell_an_error(tmp_path):
     two = study(path, seeds=5, jobs=2)
     assert two.table() == alone.table()
     assert len(two.records) == 20
-
-
-def test_the_plot_shows_the_limits(tmp_path):
-    pytest.importorskip("matplotlib")
-    result = study(tmp_path, seeds=5)
-    result.plot(tmp_path / "plots" / "mine.png")
-    assert (tmp_path / "plots" / "mine.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match=r"expected a name that ends in \.png"):
-        result.plot(tmp_path / "mine.svg")
 
 
 def test_the_report_judges_by_the_limits_of_the_records(tmp_path):

@@ -21,7 +21,6 @@ from trec_qcomm.lab.records.json_lines import append, check_whole, read, read_al
 from trec_qcomm.lab.records.kinds import (
     BenchRecord,
     BreakEvenRecord,
-    BytesRecord,
     CodecRecord,
     GuardProbeRecord,
     GuardRecord,
@@ -59,7 +58,7 @@ from trec_qcomm.lab.records.trainings import (
 
 __all__ = [
     "PACKAGES", "SCHEMA_VERSION", "TRAFFIC_GROUPS", "TRAFFIC_KINDS", "BenchRecord",
-    "BreakEvenRecord", "BytesRecord", "CodecRecord", "DebugRecord", "Direction", "Environment",
+    "BreakEvenRecord", "CodecRecord", "DebugRecord", "Direction", "Environment",
     "GuardProbeRecord", "GuardRecord", "Limits", "LimitsByMetric", "Metrics", "NetworkRecord",
     "Origin", "Percentiles", "ProgressRecord", "Record", "Scalar", "ScaleRecord", "SearchRecord",
     "SeedEvaluation", "SeedTraining", "SegmentSizes", "StudyRecord", "TableSizes",

@@ -102,26 +102,6 @@ class ValidationRecord(Record, kind="validation"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BytesRecord(Record, kind="bytes"):
-    """Predicted bytes of a step beside those that were counted, the mean over hosts.
-
-    Args:
-        num_hosts, ranks_per_host, plan: hosts, ranks of each, and sharding of all tables.
-        predicted_nbytes, counted_nbytes: bytes by group of traffic, see TRAFFIC_GROUPS.
-        kernel_nbytes: what the kernel counted of all of them, without headers of packets.
-        num_ranks: ranks of the training that the sizes of segments are from.
-    """
-
-    num_hosts: int
-    ranks_per_host: int = 1
-    plan: str
-    predicted_nbytes: Mapping[str, float]
-    counted_nbytes: Mapping[str, float]
-    kernel_nbytes: float
-    num_ranks: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScaleRecord(Record, kind="scale"):
     """A predicted step on a cluster that nobody measured.
 

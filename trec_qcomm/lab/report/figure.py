@@ -27,6 +27,11 @@ class Figure:
     caption: str = ""
 
 
+def numbered(key: str, number: int) -> str:
+    """Return the key of one of several figures: "search", "search-2" and so on."""
+    return key if number == 1 else f"{key}-{number}"
+
+
 def cell_text(value: Cell) -> str:
     """Return the text of a table's cell: numbers to six digits."""
     if value is None:

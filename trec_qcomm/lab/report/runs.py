@@ -153,7 +153,11 @@ def _run(record: NetworkRecord | TrainingRecord) -> Run:
         record.ranks_per_host,
     )  # fmt: skip
     hosts = record.traffic if record.traffic and record.ranks_per_host == 1 else ()
-    return Run(record, record.configuration, setup, _rate_mbit(record), hosts)
+    try:
+        rate_mbit = parse_rate(record.rate)
+    except ValueError as error:
+        raise ValueError(f"{record.origin}, {error}") from error
+    return Run(record, record.configuration, setup, rate_mbit, hosts)
 
 
 def config_id(record: Record) -> str:
@@ -173,15 +177,18 @@ def fingerprint(config: str) -> str | None:
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
-def _rate_mbit(record: NetworkRecord) -> float | None:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", record.rate)
+def parse_rate(rate: str) -> float | None:
+    """Return the Mbit/s of a rate as tc writes it, "100mbit"; None of "none".
+
+    Raises: ValueError: neither.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate)
     if match and float(match[1]) > 0:
         return float(match[1]) * _UNITS[match[2]]
-    if record.rate == "none":
+    if rate == "none":
         return None
     raise ValueError(
-        f"{record.origin}, rate: expected a number and bit, kbit, mbit, gbit or tbit, or none, "
-        f"got {record.rate!r}"
+        f"rate: expected a number and bit, kbit, mbit, gbit or tbit, or none, got {rate!r}"
     )
 
 

@@ -31,13 +31,14 @@ def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
     """
     if record.traffic is None:
         raise ValueError(f"{where(record)}: no traffic was counted")
-    shares, ranks = shares_between_hosts(record), record.ranks_per_host
+    ranks = record.ranks_per_host
     by_node = any(r[k].wire_nbytes for r in record.traffic for k in _ROWS_IN_NODES if k in r)
     if ranks > 1 and PLANNED in _shardings(record.setup) and by_node:
         raise ValueError(
             f"{where(record)}: plan: {PLANNED} has tables by node, whose "
             f"share of the bytes is not recorded; expected hosts of one rank, not {ranks}"
         )
+    shares = _shares(record)
     return [
         {
             group: sum(
@@ -51,14 +52,10 @@ def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
     ]  # fmt: skip
 
 
-def shares_between_hosts(record: NetworkRecord) -> dict[str, float]:
-    """Return the share of each kind's bytes that goes to other hosts.
-
-    Raises: ValueError naming the record: as host_shares.
-    """
-    hosts = {"num_hosts": record.num_hosts, "ranks_per_host": record.ranks_per_host}
+def _shares(record: NetworkRecord) -> dict[str, float]:
     if record.ranks_per_host == 1:  # of whatever config, also one that is not read today
         return dict.fromkeys(_KINDS, 1.0)
+    hosts = {"num_hosts": record.num_hosts, "ranks_per_host": record.ranks_per_host}
     config = config_of(record)
     try:
         return host_shares(config, record.setup, **hosts)

@@ -22,7 +22,7 @@ a GPU's codecs.
 The ratios are those of the records' model and of its dim and batch, the share of distinct bags that
 of its features of one id each; where bags repeat less --distinct-share says so, and with 1 what
 remains is the codecs' own part. With --sizes the tables are those of your training, and ratios
-follow plan and number of GPUs; predicted bytes are set against counted ones first.
+follow plan and number of GPUs.
 
 --out gets records of trec_qcomm.lab.records: of kind validation, scale and break_even.
 """
@@ -38,28 +38,23 @@ from typing import Any
 
 from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
-from trec_qcomm.lab.records import (
-    BreakEvenRecord,
-    NetworkRecord,
-    ScaleRecord,
-    TableSizesRecord,
-    append,
-    read,
-)
+from trec_qcomm.lab.records import BreakEvenRecord, ScaleRecord, TableSizesRecord, append, read
 from trec_qcomm.lab.simulate import report
-from trec_qcomm.lab.simulate.measured import dense_values, find_configuration, load_steps
+from trec_qcomm.lab.simulate.measured import MeasuredStep, load_steps
 from trec_qcomm.lab.simulate.plans import PLANS, Cluster, Model
+from trec_qcomm.lab.simulate.ratios import dense_values, find_configuration, ratios_at
 from trec_qcomm.lab.simulate.step import Configuration, Device, Step, break_even, simulate
-from trec_qcomm.lab.simulate.tables import predict_counted, ratios_at
 from trec_qcomm.lab.simulate.validation import FIT_CONFIGURATIONS, validate
 
 # MLPerf's DLRM-DCNv2: ids a bag of its 26 tables; values of its layers, 13-512-256-128, a cross
 # network of 3 layers of rank 512 on 27 x 128, and 3456-1024-1024-512-256-1.
-MLPERF_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-MLPERF_DENSE_VALUES = 16_044_545
-MLPERF_DIM, BATCH_SIZE = 128, 2048
+MLPERF = Model(
+    num_ids=(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
+    dim=128,
+    batch_size=2048,
+    dense_values=16_044_545,
+)
 FLOP_A_VALUE = 6  # and sample: a multiplication and an addition forward, twice that backward
-MOST_GPUS = 2**20
 GBIT_S = 8.0  # a GB/s
 FIXED = {"tflop_s": 100.0, "nvlink_latency_us": 1.0, "network_latency_us": 2.0}  # assumed, too
 
@@ -76,8 +71,7 @@ def _list(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 CONFIGURATIONS = ("stock", "stock_fp16", "int8", "best")
 _OPTIONS: tuple[tuple[str, Any, Any, str], ...] = (  # name, kind, default, help
-    ("sizes", Path, None, "of python -m trec_qcomm sizes: bytes are predicted and set against the "
-     "records', and the model is that of the sizes"),
+    ("sizes", Path, None, "of python -m trec_qcomm sizes: the model is that of the sizes"),
     ("out", Path, None, "write all as JSON lines"),
     ("configs", _list(str), CONFIGURATIONS, "as the records name them; the first is what others "
      "are set against"),
@@ -105,7 +99,6 @@ _POSITIVE = ("nvlink_gb_s", "encode_gb_s", "decode_gb_s", "memory_gb_s", "networ
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_POSITIVE, (lambda value: 0 < value < math.inf, "a finite number > 0")),
     "compute_ms": (lambda value: 0 <= value < math.inf, "a finite number >= 0"),
-    "gpus_per_node": (lambda value: value >= 1, "an integer >= 1"),
     "dense_values": (lambda value: value >= 0, "an integer >= 0"),
     "plans": (lambda value: value in PLANS, f"one of {', '.join(PLANS)}"),
     "distinct_share": (lambda value: 0 < value <= 1, "a number in (0, 1]"),
@@ -141,16 +134,23 @@ def check(arguments: argparse.Namespace) -> None:
         for each in value if isinstance(value, tuple) else (value,):
             if each is not None and not is_allowed(each):
                 raise ValueError(f"{name.replace('_', '-')}: {each!r} is not {expected}")
-    node = arguments.gpus_per_node
-    for num in arguments.gpus:
-        if not 1 <= num <= MOST_GPUS or (num > node and num % node):
-            expected = f"1 to {node}, or a multiple of {node} up to {MOST_GPUS}"
-            raise ValueError(f"gpus: {num} is not {expected}")
+    for num_gpus in arguments.gpus:
+        cluster_of(arguments, num_gpus, 1.0)
     out = arguments.out
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise ValueError(f"out {out}: expected a file in a folder that exists")
     if out is not None and out.exists() and not arguments.force:
         raise ValueError(f"out {out}: exists; --force overwrites it")
+
+
+def cluster_of(arguments: argparse.Namespace, num_gpus: int, gb_s: float) -> Cluster:
+    """Return the cluster of the options. Args: gb_s: GB/s of a GPU's link between nodes."""
+    return Cluster(
+        num_gpus=num_gpus,
+        gpus_per_node=arguments.gpus_per_node,
+        intra=Link(latency_s=FIXED["nvlink_latency_us"] / 1e6, gb_s=arguments.nvlink_gb_s),
+        inter=Link(latency_s=FIXED["network_latency_us"] / 1e6, gb_s=gb_s),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,21 +172,13 @@ class Setting:
 
     def step(self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float) -> Step:
         """Return one step. Args: gb_s: GB/s of a GPU's link between nodes."""
-        cluster = self._cluster(num_gpus, gb_s)
+        cluster = cluster_of(self.arguments, num_gpus, gb_s)
         return simulate(configuration, plan, self.model, cluster, self.device)
 
     def at(self, configuration: Configuration, plan: str, num_gpus: int) -> Configuration:
         """Return the configuration with the ratios of this plan and number of GPUs."""
-        return ratios_at(configuration, self.sizes, plan, self._cluster(num_gpus, 1.0))
-
-    def _cluster(self, num_gpus: int, gb_s: float) -> Cluster:
-        options = self.arguments
-        return Cluster(
-            num_gpus=num_gpus,
-            gpus_per_node=options.gpus_per_node,
-            intra=Link(latency_s=FIXED["nvlink_latency_us"] / 1e6, gb_s=options.nvlink_gb_s),
-            inter=Link(latency_s=FIXED["network_latency_us"] / 1e6, gb_s=gb_s),
-        )
+        cluster = cluster_of(self.arguments, num_gpus, 1.0)
+        return ratios_at(configuration, self.sizes, plan, cluster)
 
     def case(
         self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float
@@ -237,11 +229,9 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.overlap is None:
         arguments.overlap = fit.overlap
     sizes = read_sizes(arguments.sizes)
-    if arguments.dense_values is None:
-        arguments.dense_values = dense_values(steps) if sizes else MLPERF_DENSE_VALUES
-    setting = read_setting(arguments, sizes)
-    networks = [r for p in arguments.records for r in read(p) if isinstance(r, NetworkRecord)]
-    counted = predict_counted(networks, sizes)
+    model = model_of(arguments, sizes, steps)
+    device = device_of(arguments, model)
+    setting = Setting(arguments=arguments, model=model, device=device, sizes=sizes)
     clusters = [(plan, num) for plan in arguments.plans for num in arguments.gpus]
     cases = [
         setting.case(configuration, plan, num, speed / GBIT_S)
@@ -253,20 +243,17 @@ def run(arguments: argparse.Namespace) -> str:
     limits = [setting.limit(base, c, plan, num) for plan, num in clusters for c in others]
     assumed = ", ".join(f"{name} {value}" for name, value in setting.assumed.items())
     texts = [
-        report.counted_text(counted) if counted else "",
-        report.validation_text(fit, predictions),
+        report.validation_text(predictions),
         report.configurations_text(configurations),
         report.scale_text(cases),
         report.parts_text(cases) if arguments.parts else "",
         report.limits_text(limits, base.name),
-        report.choice_text(cases, base.name),
         f"{report.ASSUMED}: {assumed}",
     ]
     print("\n\n".join(text for text in texts if text))
     if arguments.out is not None:
         arguments.out.unlink(missing_ok=True)
-        validations = report.validation_records(fit, predictions)
-        append(arguments.out, *counted, *validations, *cases, *limits)
+        append(arguments.out, *predictions, *cases, *limits)
     return f"{report.validation_line(predictions)}; throughputs assumed"
 
 
@@ -280,27 +267,34 @@ def read_sizes(path: Path | None) -> list[TableSizesRecord]:
     return records
 
 
-def read_setting(arguments: argparse.Namespace, sizes: Sequence[TableSizesRecord]) -> Setting:
-    """Return what the options say of model and cluster; with sizes the model is theirs."""
-    ids: tuple[float, ...] = MLPERF_IDS
-    dim, batch_size = MLPERF_DIM, BATCH_SIZE
-    if sizes:
-        tables = sizes[-1].tables.values()
-        ids = (1.0,) * len(tables)
-        dim = round(fmean(table.dim for table in tables))
-        batch_size = round(fmean(table.num_bags for table in tables))
-    compute_s = FLOP_A_VALUE * arguments.dense_values * batch_size / (1e12 * FIXED["tflop_s"])
-    if arguments.compute_ms is not None:
-        compute_s = arguments.compute_ms / 1e3
-    options = vars(arguments)
-    throughput = Throughput(**{name: options[name] for name in ("encode_gb_s", "decode_gb_s")})
-    beside = {name: options[name] for name in ("memory_gb_s", "overlap", "pipeline")}
-    model: dict[str, Any] = {"num_ids": ids, "dim": dim, "batch_size": batch_size}
-    return Setting(
-        arguments=arguments,
-        model=Model(**model, dense_values=arguments.dense_values),
-        device=Device(compute_s=compute_s, throughput=throughput, **beside),
-        sizes=sizes,
+def model_of(
+    arguments: argparse.Namespace, sizes: Sequence[TableSizesRecord], steps: Sequence[MeasuredStep]
+) -> Model:
+    """Return MLPerf's model, or with sizes that of the sizes and of the measured dense layers."""
+    num_values = arguments.dense_values
+    if not sizes:
+        return MLPERF if num_values is None else replace(MLPERF, dense_values=num_values)
+    tables = sizes[-1].tables.values()
+    return Model(
+        num_ids=(1.0,) * len(tables),
+        dim=round(fmean(table.dim for table in tables)),
+        batch_size=round(fmean(table.num_bags for table in tables)),
+        dense_values=dense_values(steps) if num_values is None else num_values,
+    )
+
+
+def device_of(arguments: argparse.Namespace, model: Model) -> Device:
+    """Return the GPU of the options; its compute is by default that of the model's dense values."""
+    flops = FLOP_A_VALUE * model.dense_values * model.batch_size
+    speeds = {name: getattr(arguments, name) for name in ("encode_gb_s", "decode_gb_s")}
+    return Device(
+        compute_s=flops / (1e12 * FIXED["tflop_s"])
+        if arguments.compute_ms is None
+        else arguments.compute_ms / 1e3,
+        memory_gb_s=arguments.memory_gb_s,
+        throughput=Throughput(**speeds),
+        overlap=arguments.overlap,
+        pipeline=arguments.pipeline,
     )
 
 

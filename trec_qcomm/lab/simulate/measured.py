@@ -8,29 +8,21 @@ Knows: network records, configs. Does not know: models of time.
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from trec_qcomm.config import Config, config_from_dict
-from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
-from trec_qcomm.ext.planner.traffic import FixedSizes
-from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, read
-from trec_qcomm.lab.simulate.between_hosts import dense_algorithm, sent_between_hosts
-from trec_qcomm.lab.simulate.step import Configuration
-
-UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-NO_LIMIT = "none"
-_VALUES = 1024  # rows that a codec is asked for its size
+from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, ValidationRecord, read
+from trec_qcomm.lab.report.runs import parse_rate
+from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
 
 Nbytes = dict[str, float]  # by group of traffic
 Setup = tuple[tuple[str, Scalar], ...]  # sorted by name
-PLAN_FIELDS = ("plan", "ranks_per_node")  # of a record's setup
+_PLAN_FIELDS = ("plan", "ranks_per_node")  # of a record's setup
+_GB_MBIT = 8e3  # Mbit of a GB
 TABLE_WISE, ROW_WISE = "table_wise", "row_wise"  # the first where a setup names none
 
 
@@ -66,27 +58,26 @@ class MeasuredStep:
     distinct: Nbytes
     raw: Nbytes
 
-    def is_beside(self, other: "MeasuredStep") -> bool:
-        """Return whether both are of one setup, plan and number of hosts."""
-        ours, theirs = ((step.num_hosts, step.ranks_per_host, step.plan) for step in (self, other))
-        return (ours, self.setup) == (theirs, other.setup)
+    @property
+    def where(self) -> tuple[object, ...]:
+        """What is the same of all configurations that were measured beside one another."""
+        return self.plan, self.num_hosts, self.ranks_per_host, self.setup
 
     @property
     def key(self) -> tuple[object, ...]:
         """What is the same on any link."""
-        where = self.plan, self.num_hosts, self.ranks_per_host
-        return self.configuration, *where, self.setup, self.config
+        return self.configuration, *self.where, self.config
 
     @property
     def place(self) -> str:
         """Words for where it was measured."""
-        return f"{self.configuration}, {self.plan}, {self.hosts} hosts, {self.rate}"
+        return f"{self.configuration}, {self.plan}, {hosts_text(self)} hosts, {self.rate}"
 
-    @property
-    def hosts(self) -> str:
-        """Number of hosts, and times that of the ranks of each where there are several."""
-        times = f" x {self.ranks_per_host}" if self.ranks_per_host > 1 else ""
-        return f"{self.num_hosts}{times}"
+
+def hosts_text(measured: MeasuredStep | ValidationRecord) -> str:
+    """Return the number of hosts, and times that of the ranks of each where there are several."""
+    several = measured.ranks_per_host > 1
+    return f"{measured.num_hosts}{f' x {measured.ranks_per_host}' * several}"
 
 
 def load_steps(*paths: Path) -> tuple[list[MeasuredStep], list[str]]:
@@ -117,7 +108,7 @@ def load_steps(*paths: Path) -> tuple[list[MeasuredStep], list[str]]:
         else:
             steps[*step.key, step.rate] = step
     for step, record in uncounted:
-        beside = [other for other in steps.values() if other.is_beside(step) and other.config]
+        beside = [other for other in steps.values() if other.where == step.where and other.config]
         if beside:
             steps[*step.key, step.rate] = _completed(step, record, beside)
         else:
@@ -133,82 +124,20 @@ def load_steps(*paths: Path) -> tuple[list[MeasuredStep], list[str]]:
     return [step for step in steps.values() if step.setup == setup], left_out
 
 
-def parse_rate(rate: str) -> float | None:
-    """Return the GB/s of "100mbit"; None of "none". Raises ValueError: neither."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate)
-    if match and float(match[1]) > 0:
-        return float(match[1]) * UNITS[match[2]] / 8e9
-    if rate == NO_LIMIT:
-        return None
-    raise ValueError(f"rate: {rate!r} is not {NO_LIMIT} or a number with bit, kbit, mbit, ...")
-
-
-def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuration:
-    """Return the ratios of a configuration, table-wise if it was measured so, at the fewest hosts.
-
-    The last of these steps counts.
-    Raises: ValueError naming the configuration and what there is.
-    """
-    named = [step for step in steps if step.configuration == name and step.ranks_per_host == 1]
-    if not named:
-        known = ", ".join(dict.fromkeys(step.configuration for step in steps))
-        raise ValueError(f"configs: {name!r} was not measured; expected of {known}")
-    step = min(reversed(named), key=lambda step: (step.plan != TABLE_WISE, step.num_hosts))
-    ratios: dict[str, Any] = {}
-    for group in ("forward", "backward", "dense"):
-        raw, sent = step.distinct[group], step.sent[group]
-        if not (raw > 0 and sent > 0):
-            raise ValueError(
-                f"configs: {name!r} has no ratio of {group}: {raw:.0f} bytes of float32 as "
-                f"{sent:.0f} bytes, on {step.num_hosts} hosts, {step.rate}; expected both > 0"
-            )
-        ratios[group] = raw / sent
-    if step.config is None:
-        return Configuration(name=name, **ratios)
-    config = config_from_dict(json.loads(step.config))
-    return Configuration(
-        name=name,
-        distinct_share=min(1.0, step.distinct["forward"] / step.raw["forward"]),
-        **ratios,
-        ids=step.distinct["ids"] / step.sent["ids"] if step.sent["ids"] else 1.0,
-        dense_algorithm=dense_algorithm(config),
-        dense_intra=dense_intra_ratio(config),
-        is_ours=True,
-        sizes_first=any(not rule.forward.fixed_size for rule in config.embedding),
-    )
-
-
-def dense_values(steps: Sequence[MeasuredStep]) -> int:
-    """Return the number of dense values, of which a ring sends 2 (N-1)/N in float32."""
-    ours = [step for step in steps if step.config is not None and step.ranks_per_host == 1]
-    step = next(step for step in ours if step.num_hosts > 1)
-    share = 2 * (step.num_hosts - 1) / step.num_hosts
-    return round(step.distinct["dense"] / share / FLOAT32_NBYTES)
-
-
-def dense_intra_ratio(config: Config) -> float:
-    """Return the ratio of the hop inside a node, of a hierarchical all-reduce."""
-    rules = config.dense_rules
-    if not rules or rules[0].intra is None:
-        return 1.0
-    num_values = _VALUES * rules[0].block
-    nbytes = FixedSizes(rules[0].intra).nbytes(_VALUES, rules[0].block)
-    return FLOAT32_NBYTES * num_values / nbytes
-
-
 def _step(record: NetworkRecord) -> MeasuredStep:
     config = None if record.config is None else yaml.safe_load(record.config)
+    rate_mbit = parse_rate(record.rate)
     hosts = [] if record.traffic is None else sent_between_hosts(record)
     return MeasuredStep(
         configuration=record.configuration,
         num_hosts=record.num_hosts,
         ranks_per_host=record.ranks_per_host,
         rate=record.rate,
-        gb_s=parse_rate(record.rate),
+        gb_s=None if rate_mbit is None else rate_mbit / _GB_MBIT,
         step_s=record.step_s.p50,
         config=None if record.config is None else json.dumps(config, sort_keys=True),
         plan=str(record.setup.get("plan", TABLE_WISE)),
-        setup=tuple(item for item in record.setup_key if item[0] not in PLAN_FIELDS),
+        setup=tuple(item for item in record.setup_key if item[0] not in _PLAN_FIELDS),
         sent={group: max((host[group] for host in hosts), default=0.0) for group in TRAFFIC_GROUPS},
         distinct=_busiest(record, "distinct_nbytes"),
         raw=_busiest(record, "raw_nbytes"),

@@ -85,6 +85,11 @@ class Cluster:
         """Number of nodes, M."""
         return self.num_gpus // self.node_size
 
+    def to_others(self, nbytes: float) -> Hops:
+        """Return what a GPU sends that has so many bytes for each other one."""
+        inside, across = self.node_size - 1, self.num_gpus - self.node_size
+        return Hops(intra=inside * nbytes, inter=across * nbytes)
+
     def all_to_all_s(self, sent: Hops, *, rounds: int = 1) -> float:
         """Return the seconds in which each GPU sends every other one a message.
 
@@ -136,9 +141,8 @@ class Cluster:
 
         Args: nbytes: n, bytes of one message as it is sent.
         """
-        inside, across = self.node_size - 1, self.num_gpus - self.node_size
-        direct = self.all_to_all_s(Hops(intra=inside * nbytes, inter=across * nbytes))
-        in_node = self.inside_s(inside * self.num_nodes * nbytes)
+        direct = self.all_to_all_s(self.to_others(nbytes))
+        in_node = self.inside_s((self.node_size - 1) * self.num_nodes * nbytes)
         return min(direct, in_node + self.across_s((self.num_nodes - 1) * nbytes))
 
     def all_reduce_s(self, nbytes: float) -> dict[str, float]:
@@ -150,14 +154,11 @@ class Cluster:
 
         Args: nbytes: n, bytes of one GPU's contribution as it is sent.
         """
-        num, inside = self.num_gpus, self.node_size - 1
         slowest = self.inter if self.num_nodes > 1 else self.intra
-        share = nbytes / num
-        once = Hops(intra=inside * share, inter=(num - self.node_size) * share)
-        in_node = self.inside_s(inside * nbytes / self.node_size)
+        in_node = self.inside_s((self.node_size - 1) * nbytes / self.node_size)
         return {
-            "ring": _ring_s(slowest, num, nbytes),
-            "two_shot": 2 * self.all_to_all_s(once),
+            "ring": _ring_s(slowest, self.num_gpus, nbytes),
+            "two_shot": 2 * self.all_to_all_s(self.to_others(nbytes / self.num_gpus)),
             "hierarchical": 2 * in_node
             + _ring_s(self.inter, self.num_nodes, nbytes / self.node_size),
         }
@@ -229,8 +230,8 @@ def table_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool
     coded = num > 1 or is_ours
     return Load(
         lookups=num * distinct * model.batch_size * ids,
-        ids=_to_all(cluster, _ids_nbytes(model, ids, tables, distinct)),
-        rows=_to_all(cluster, to_each),
+        ids=cluster.to_others(_ids_nbytes(model, ids, tables, distinct)),
+        rows=cluster.to_others(to_each),
         encoded_nbytes=num * to_each * coded,
         decoded_nbytes=_own_nbytes(model, distinct) * coded,
     )
@@ -251,9 +252,9 @@ def row_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool) 
     coded = to_each if num > 1 or is_ours else 0.0
     return Load(
         lookups=distinct * model.batch_size * sum(model.num_ids),
-        ids=_to_all(cluster, _ids_nbytes(model, ids, len(model.num_ids), distinct)),
+        ids=cluster.to_others(_ids_nbytes(model, ids, len(model.num_ids), distinct)),
         summed_nbytes=0.0 if is_ours else to_each,
-        rows=_to_all(cluster, to_each) if is_ours else Hops(),
+        rows=cluster.to_others(to_each) if is_ours else Hops(),
         encoded_nbytes=num * coded,
         decoded_nbytes=num * coded if is_ours else coded,
     )
@@ -273,7 +274,7 @@ def table_row_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: 
     across = cluster.num_nodes > 1 or is_ours
     return Load(
         lookups=cluster.num_nodes * distinct * model.batch_size * ids,
-        ids=_to_all(cluster, _ids_nbytes(model, ids / cluster.node_size, tables, distinct)),
+        ids=cluster.to_others(_ids_nbytes(model, ids / cluster.node_size, tables, distinct)),
         reduced_nbytes=cluster.num_gpus * to_each * others,
         reduced_coded=not is_ours,
         rows=Hops(inter=(cluster.num_nodes - 1) * to_each),
@@ -305,8 +306,3 @@ def _ids_nbytes(model: Model, num_ids: float, num_tables: float, distinct: float
 def _own_nbytes(model: Model, distinct: float) -> float:
     """Return the float32 bytes of the rows of one GPU's batch, all tables."""
     return distinct * model.batch_size * len(model.num_ids) * model.dim * FLOAT32_NBYTES
-
-
-def _to_all(cluster: Cluster, nbytes: float) -> Hops:
-    inside, across = cluster.node_size - 1, cluster.num_gpus - cluster.node_size
-    return Hops(intra=inside * nbytes, inter=across * nbytes)

@@ -1,20 +1,14 @@
-"""Output of the simulation: tables, a last line, records."""
+"""Output of the simulation: tables and a last line."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from trec_qcomm.lab.records import (
-    TRAFFIC_GROUPS,
-    BreakEvenRecord,
-    BytesRecord,
-    ScaleRecord,
-    ValidationRecord,
-)
+from trec_qcomm.core.aligned import aligned
+from trec_qcomm.lab.records import BreakEvenRecord, ScaleRecord, ValidationRecord
+from trec_qcomm.lab.simulate.measured import hosts_text
 from trec_qcomm.lab.simulate.step import PARTS, Configuration
-from trec_qcomm.lab.simulate.validation import WITHIN, Fit, Prediction
+from trec_qcomm.lab.simulate.validation import WITHIN, holds
 
-BYTES_WITHIN = 0.05  # predicted / counted is asked to be this near to 1
 MOST_GBIT_S = 10_000  # no network gives a GPU as much; limits beyond are not told
 ASSUMED = (
     "assumed, not measured: encode and decode throughput, tflop-s, memory-gb-s, nvlink-gb-s, both "
@@ -27,68 +21,34 @@ UNTESTED = ("seconds", "hop inside a node", "more ranks than 8")
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return lines with columns of equal width, below a title."""
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-    return "\n".join([title, *aligned])
+    return f"{title}\n{aligned([head, *rows])}"
 
 
-def counted_text(predictions: Sequence[BytesRecord]) -> str:
-    """Return a line for each configuration, plan and number of hosts, and what they come to."""
-    rows, within = [], 0
-    for p in sorted(predictions, key=lambda p: (p.num_hosts, p.plan)):
-        nbytes = {group: (p.predicted_nbytes[group], p.counted_nbytes[group])
-                  for group in TRAFFIC_GROUPS}  # fmt: skip
-        cells = (f"{predicted / 1e3:.1f} / {counted / 1e3:.1f}"
-                 for predicted, counted in nbytes.values())  # fmt: skip
-        holds = abs(kernel_ratio(p) - 1) <= BYTES_WITHIN
-        within += holds
-        is_of_it = p.num_hosts * p.ranks_per_host == p.num_ranks
-        notes = [] if is_of_it else [f"rows of {p.num_ranks} ranks"]
-        notes += [] if holds else ["NOT WITHIN 5 %"]
-        hosts = f"{p.num_hosts}" + f" of {p.ranks_per_host} ranks" * (p.ranks_per_host > 1)
-        last = f"{kernel_ratio(p):.3f}", ", ".join(notes)
-        rows.append((hosts, p.plan, p.configuration, *cells, *last))
-    title = (
-        "Bytes: KB that a host sends in a step, predicted / counted; dense gradients by the "
-        "ratio on the fewest hosts"
-    )
-    head = ("hosts", "plan", "configuration", *TRAFFIC_GROUPS, "all / kernel", "")
-    verdict = f"predicted within {BYTES_WITHIN:.0%} of the kernel's count: {within} of {len(rows)}"
-    return f"{table(title, head, rows)}\n{verdict}"
-
-
-def kernel_ratio(record: BytesRecord) -> float:
-    """Return predicted bytes of all groups, over the kernel's count without headers of packets."""
-    return sum(record.predicted_nbytes.values()) / record.kernel_nbytes
-
-
-def validation_text(fit: Fit, predictions: Sequence[Prediction]) -> str:
+def validation_text(predictions: Sequence[ValidationRecord]) -> str:
     """Return a line for each measured step, and what they come to."""
     rows = []
-    for p in sorted(predictions, key=lambda p: (p.step.num_hosts, p.step.plan, p.step.gb_s)):
-        notes = ["fitted on"] * p.is_fitted + ["NOT WITHIN 20 %"] * (not p.holds)
-        milliseconds = (f"{1e3 * p.predicted_s:.0f}", f"{1e3 * p.step.step_s:.0f}")
-        where = (p.step.hosts, p.step.plan, p.step.rate, p.step.configuration)
-        rows.append((*where, *milliseconds, f"{p.ratio:.2f}", ", ".join(notes)))
+    for p in predictions:
+        notes = ["fitted on"] * p.is_fitted + ["NOT WITHIN 20 %"] * (not holds(p))
+        milliseconds = (f"{1e3 * p.predicted_s:.0f}", f"{1e3 * p.measured_s:.0f}")
+        where = (hosts_text(p), p.plan or "", p.rate, p.configuration or "")
+        ratio = f"{p.predicted_s / p.measured_s:.2f}"
+        rows.append((*where, *milliseconds, ratio, ", ".join(notes)))
     title = (
         "Validation: a step between emulated hosts, from the same step without a limit "
         "(of what follows it tests the bytes that are sent, and overlap; no more)"
     )
     head = ("hosts", "plan", "link", "configuration", "predicted [ms]", "measured [ms]", "ratio")
-    fitted = f"fitted: wait {fit.wait:g}, overlap {fit.overlap:g}; {validation_line(predictions)}"
-    return f"{table(title, (*head, ''), rows)}\n{fitted}"
+    fitted = ", ".join(f"{name} {value:g}" for name, value in predictions[0].fit.items())
+    lines = table(title, (*head, ""), rows)
+    return f"{lines}\nfitted: {fitted}; {validation_line(predictions)}"
 
 
-def validation_line(predictions: Sequence[Prediction]) -> str:
+def validation_line(predictions: Sequence[ValidationRecord]) -> str:
     """Return how many steps that the fit has not seen are predicted within 20 %, by hosts."""
-    parts = []
-    for hosts in sorted({p.step.hosts for p in predictions}):
-        unseen = [p.holds for p in predictions if p.step.hosts == hosts and not p.is_fitted]
-        parts.append(f"{sum(unseen)} of {len(unseen)} on {hosts} hosts")
+    unseen: dict[str, list[bool]] = {}
+    for p in predictions:
+        unseen.setdefault(hosts_text(p), []).extend([holds(p)] * (not p.is_fitted))
+    parts = (f"{sum(held)} of {len(held)} on {hosts} hosts" for hosts, held in unseen.items())
     return f"predicted within {WITHIN:.0%}, runs not fitted on: {', '.join(parts)}"
 
 
@@ -155,28 +115,3 @@ def parts_text(cases: Sequence[ScaleRecord]) -> str:
         )
         for (speed, plan, num), lines in rows.items()
     )
-
-
-def choice_text(cases: Sequence[ScaleRecord], base: str) -> str:
-    """Return what to take: the shortest step, and how much shorter than the baseline's shortest."""
-    rows = []
-    for speed, num in dict.fromkeys((c.network_gbit_s, c.num_gpus) for c in cases):
-        at = [c for c in cases if (c.network_gbit_s, c.num_gpus) == (speed, num)]
-        best = min(at, key=lambda c: c.step_s)
-        plain = min((c for c in at if c.configuration == base), key=lambda c: c.step_s)
-        words = [f"{c.configuration} {c.plan}, {1e3 * c.step_s:.2f} ms" for c in (best, plain)]
-        rows.append((f"{speed:g} Gbit/s", str(num), *words, f"{plain.step_s / best.step_s:.2f}x"))
-    title = f"{EXTRAPOLATED}: what to take, of these plans and configurations"
-    return table(title, ("link", "GPUs", "shortest", f"shortest of {base}", "gain"), rows)
-
-
-def validation_records(fit: Fit, predictions: Sequence[Prediction]) -> list[ValidationRecord]:
-    """Return the records of the predictions."""
-    return [
-        ValidationRecord(
-            configuration=p.step.configuration, num_hosts=p.step.num_hosts,
-            ranks_per_host=p.step.ranks_per_host, rate=p.step.rate, predicted_s=p.predicted_s,
-            measured_s=p.step.step_s, is_fitted=p.is_fitted, fit=asdict(fit), plan=p.step.plan,
-        )
-        for p in predictions
-    ]  # fmt: skip

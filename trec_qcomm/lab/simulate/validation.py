@@ -26,8 +26,9 @@ Shapes: N hosts, n bytes that leave the busiest host, B of a link.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from trec_qcomm.lab.records import ValidationRecord
 from trec_qcomm.lab.simulate.measured import ROW_WISE, TABLE_WISE, MeasuredStep
 
 PACKET_NBYTES, PACKET_PAYLOAD_NBYTES = 1514, 1448
@@ -37,6 +38,8 @@ FIT_CONFIGURATIONS = ("stock", "unique_int4")  # one sends mostly rows, one most
 _GRID = 200
 _MOST_WAIT = 0.5  # both directions in turn
 
+Pair = tuple[MeasuredStep, float]  # with a limit, and seconds of the same without one
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
@@ -44,25 +47,6 @@ class Fit:
 
     wait: float
     overlap: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """A predicted step beside the measured one. Args: is_fitted: the fit has seen it."""
-
-    step: MeasuredStep
-    predicted_s: float
-    is_fitted: bool
-
-    @property
-    def ratio(self) -> float:
-        """Predicted over measured seconds."""
-        return self.predicted_s / self.step.step_s
-
-    @property
-    def holds(self) -> bool:
-        """Whether the prediction is within 20 %."""
-        return abs(self.ratio - 1) <= WITHIN
 
 
 def predict_s(step: MeasuredStep, base_s: float, fit: Fit) -> float:
@@ -85,7 +69,7 @@ def _link_s(nbytes: float, gb_s: float, burst_nbytes: float) -> float:
     return max(0.0, on_link - burst_nbytes) / (1e9 * gb_s)
 
 
-def pairs(steps: Sequence[MeasuredStep]) -> list[tuple[MeasuredStep, float]]:
+def pairs(steps: Sequence[MeasuredStep]) -> list[Pair]:
     """Return each step with a limit beside the seconds of the same step without one.
 
     Steps that were not measured without a limit are left out.
@@ -95,11 +79,9 @@ def pairs(steps: Sequence[MeasuredStep]) -> list[tuple[MeasuredStep, float]]:
     return [(step, unlimited_s[step.key]) for step in limited if step.key in unlimited_s]
 
 
-def choose(
-    measured: Sequence[tuple[MeasuredStep, float]], configurations: Sequence[str]
-) -> list[int]:
-    """Return which of the pairs to fit on: those named, table-wise, at the fewest hosts and the
-    slowest link where all of them were measured.
+def choose(measured: Sequence[Pair], configurations: Sequence[str]) -> list[Pair]:
+    """Return the pairs to fit on: those named, table-wise, at the fewest hosts and the slowest
+    link where all of them were measured.
 
     Raises: ValueError: a configuration that was not measured there.
     """
@@ -107,22 +89,23 @@ def choose(
         raise ValueError(
             "records: nothing to validate: expected steps with a limit, and the same without one"
         )
-    places: dict[tuple[bool, int, int, float | None], dict[str, int]] = {}
-    for i, (step, _) in enumerate(measured):
+    places: dict[tuple[bool, int, int, float | None], dict[str, Pair]] = {}
+    for pair in measured:
+        step = pair[0]
         where = (step.plan != TABLE_WISE, step.ranks_per_host, step.num_hosts, step.gb_s)
-        places.setdefault(where, {})[step.configuration] = i
+        places.setdefault(where, {})[step.configuration] = pair
     complete = [place for place, there in places.items() if set(configurations) <= there.keys()]
     where = min(complete or places)
     missing = [name for name in configurations if name not in places[where]]
-    if missing or not configurations:
+    if missing:
         raise ValueError(
-            f"fit-configs: {', '.join(missing) or 'none given'}: expected of "
+            f"fit-configs: {', '.join(missing)}: expected of "
             f"{', '.join(places[where])}, measured on {where[2]} hosts and the slowest link"
         )
     return [places[where][name] for name in configurations]
 
 
-def fit(measured: Sequence[tuple[MeasuredStep, float]]) -> Fit:
+def fit(measured: Sequence[Pair]) -> Fit:
     """Return the best of a grid, by the sum of squares of predicted / measured - 1.
 
     Both numbers go in steps of 1/200.
@@ -141,15 +124,31 @@ def fit(measured: Sequence[tuple[MeasuredStep, float]]) -> Fit:
 
 def validate(
     steps: Sequence[MeasuredStep], fit_configurations: Sequence[str]
-) -> tuple[Fit, list[Prediction]]:
+) -> tuple[Fit, list[ValidationRecord]]:
     """Fit on a few steps, and predict all that were also measured without a limit.
 
+    Returns: the fit, and the predictions by hosts, plan and link.
     Raises: ValueError: a configuration to fit on that was not measured.
     """
-    measured = pairs(steps)
+    measured = sorted(pairs(steps), key=lambda p: (p[0].num_hosts, p[0].plan, p[0].gb_s))
     chosen = choose(measured, fit_configurations)
-    best = fit([measured[i] for i in chosen])
+    best = fit(chosen)
     return best, [
-        Prediction(step=step, predicted_s=predict_s(step, base_s, best), is_fitted=i in chosen)
-        for i, (step, base_s) in enumerate(measured)
+        ValidationRecord(
+            configuration=step.configuration,
+            num_hosts=step.num_hosts,
+            ranks_per_host=step.ranks_per_host,
+            rate=step.rate,
+            predicted_s=predict_s(step, base_s, best),
+            measured_s=step.step_s,
+            is_fitted=(step, base_s) in chosen,
+            fit=asdict(best),
+            plan=step.plan,
+        )
+        for step, base_s in measured
     ]
+
+
+def holds(record: ValidationRecord) -> bool:
+    """Return whether a prediction is within 20 %."""
+    return abs(record.predicted_s / record.measured_s - 1) <= WITHIN

@@ -96,12 +96,12 @@ def study(
         num_ranks: number of ranks that `train` uses or emulates, for the records.
         stop_early: whether a config stops as soon as its verdict is sure, which is looked at after
             10, 15, 20 and so on seeds: a group-sequential test, whose error of all looks together
-            is 5 % (report/gates.py). Choose before the first run; a file keeps the choice.
+            is 5 % (gates.py). Choose before the first run; a file keeps the choice.
         jobs: number of processes of one thread each; with 1, all runs in this process. With more,
             `train` has to be a function of a module, called below `if __name__ == "__main__"`.
         show_progress: whether to write progress and the time left to stderr.
         name: name of the study in messages.
-    Returns: verdicts, a table and a plot.
+    Returns: verdicts and a table.
     Raises:
         ValueError: an argument, named; a file of another study, and what differs; or metrics that
             lack what has limits.

@@ -28,7 +28,7 @@ from trec_qcomm.lab.records import (
 )
 from trec_qcomm.lab.report.runs import config_id
 from trec_qcomm.lab.study.gates import BASELINE, NULL, Verdict
-from trec_qcomm.lab.study.verdicts import MODES, Mode, Rules, check_baseline, judge
+from trec_qcomm.lab.study.verdicts import MODES, Mode, Rules, check_baseline, judge_all
 
 PERTURBATION = 1e-6  # of the null run's initial weights, relative
 Missing = Mapping[str, set[Mode]]  # name of a configuration -> what it lacks for some seed
@@ -94,19 +94,14 @@ class Study:
         """Return the config of a configuration, of the baseline or of the null run."""
         return self.baseline if name in (BASELINE, NULL) else self.configurations[name]
 
+    def by_name(self, done: Sequence[StudyRecord]) -> dict[str, list[StudyRecord]]:
+        """Return the records of each configuration, of the null run and of the baseline."""
+        names = (NULL, *self.configurations, BASELINE)
+        return {name: [r for r in done if r.configuration == name] for name in names}
+
     def verdicts(self, done: Sequence[StudyRecord], mode: Mode) -> dict[str, Verdict]:
         """Return the verdict on each configuration that has records, by name; null run included."""
-        by_name: dict[str, list[StudyRecord]] = {name: [] for name in self.configurations}
-        by_name |= {BASELINE: [], NULL: []}
-        for record in done:
-            if record.configuration in by_name:
-                by_name[record.configuration].append(record)
-        base = by_name.pop(BASELINE)
-        judged = {
-            name: judge(group, base, self.rules.rules_for(name), mode, self.seeds)
-            for name, group in by_name.items()
-        }
-        return {name: verdict for name, verdict in judged.items() if verdict is not None}
+        return judge_all(self.by_name(done), self.rules, mode, self.seeds)
 
     def missing(self, done: Sequence[StudyRecord]) -> dict[int, dict[str, set[Mode]]]:
         """Return what is still to run, by seed and configuration.
@@ -166,14 +161,10 @@ class Study:
         ours = dict(self.setup) | {"num_ranks": self.num_ranks}
         changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
         rules = Rules.from_record(record)
-        changed += [
-            f"{what} ({old} there, {new} here)"
-            for what, old, new in (
-                ("limits of trainings", rules.gated("training"), self.rules.gated("training")),
-                ("limits of evaluations", rules.gated("eval-only"), self.rules.gated("eval-only")),
-            )
-            if old and new and old != new
-        ]
+        for mode in MODES:
+            old, new = rules.gated(mode), self.rules.gated(mode)
+            if old and new and old != new:
+                changed.append(f"limits of {mode} ({old} there, {new} here)")
         if rules.looks and rules.looks != self.rules.looks:
             changed.append(f"looks ({rules.looks} there, {self.rules.looks or 'none'} here)")
         if changed:

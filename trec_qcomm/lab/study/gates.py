@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import copysign, inf, isfinite, nan, sqrt
+from math import copysign, inf, isfinite, sqrt
 from statistics import mean, stdev
 
 from trec_qcomm.lab.records import Limits
 from trec_qcomm.lab.study.paired import MIN_FOR_INTERVAL, Change
-from trec_qcomm.lab.study.sequential import SequentialTest, Spending
+from trec_qcomm.lab.study.sequential import Spending, levels
 from trec_qcomm.lab.study.student_t import t_quantile_of_tail, t_tail
 
 BASELINE, NULL = "fp32", "null"  # in every study: float32, and float32 with nothing but noise
@@ -117,11 +117,11 @@ def sequential_gate(
         seen = {name: values[:look] for name, values in changes.items()}
         text = _look(seen, limits, looks)
         if text != OPEN:
-            return Verdict(text, look, _changes_at(seen, looks))
+            return Verdict(text, look, _changes(seen, looks))
     text = f"{OPEN} ({num_seeds} of at most {looks[-1]} seeds)"
     at = max((look for look in looks if look <= num_seeds), default=0)
     there = {name: values[: at or num_seeds] for name, values in changes.items()}
-    return Verdict(text, num_seeds, _changes_at(there, looks) if at else _means(there))
+    return Verdict(text, num_seeds, _changes(there, looks))
 
 
 def _look(
@@ -135,11 +135,13 @@ def _look(
             failed.append(f"{name} is not finite")
             continue
         worst = limit.upper if limit.mean is None else limit.mean
-        if _p_above(values, worst) <= _level(looks, len(values), ERROR / len(limits), "even"):
+        if _p(mean(values) - worst, values) <= _level(
+            looks, len(values), ERROR / len(limits), "even"
+        ):
             failed.append(f"{name} mean > {worst}")
         if limit.mean is not None and _foreseen(values, looks[-1]) > limit.mean:
             not_passed.append(f"{name} mean > {limit.mean}")
-        if _p_below(values, limit.upper) > _level(looks, len(values), ERROR, "late"):
+        if _p(limit.upper - mean(values), values) > _level(looks, len(values), ERROR, "late"):
             not_passed.append(f"{name} upper > {limit.upper}")
         not_passed += _too_few(looks[-1], limit)
     if failed:
@@ -151,23 +153,14 @@ def _look(
 
 
 def _level(looks: tuple[int, ...], look: int, error: float, spending: Spending) -> float:
-    return SequentialTest(looks, error, spending).level(look)
+    return levels(looks, error, spending)[looks.index(look)]
 
 
-def _p_above(values: Sequence[float], limit: float) -> float:
-    """Return the p-value of "the true mean is at most the limit"."""
-    return t_tail(_t(mean(values) - limit, values), len(values) - 1)
-
-
-def _p_below(values: Sequence[float], limit: float) -> float:
-    """Return the p-value of "the true mean is at least the limit"."""
-    return t_tail(_t(limit - mean(values), values), len(values) - 1)
-
-
-def _t(distance: float, values: Sequence[float]) -> float:
-    """Return a distance in standard errors of the mean; equal values have none."""
+def _p(distance: float, values: Sequence[float]) -> float:
+    """Return the chance of a mean so far above, or farther, where the true mean is not above."""
     error = stdev(values) / sqrt(len(values))
-    return distance / error if error else copysign(inf, distance)
+    in_errors = distance / error if error else copysign(inf, distance)  # equal values have none
+    return t_tail(in_errors, len(values) - 1)
 
 
 def _foreseen(values: Sequence[float], num_planned: int) -> float:
@@ -177,28 +170,17 @@ def _foreseen(values: Sequence[float], num_planned: int) -> float:
     return mean(values) + t_quantile_of_tail(ERROR, n - 1) * to_come
 
 
-def _changes_at(seen: Mapping[str, Sequence[float]], looks: tuple[int, ...]) -> dict[str, Change]:
-    """Return changes whose limits hold at all looks together (repeated confidence intervals)."""
-    changes = {}
-    for name, values in seen.items():
-        if not all(map(isfinite, values)):
-            changes[name] = Change(len(values), nan)
-            continue
-        n, center, error = len(values), mean(values), stdev(values) / sqrt(len(values))
-        half, side = (
-            t_quantile_of_tail(_level(looks, n, share, "late"), n - 1) * error
-            for share in (ERROR / 2, ERROR)
-        )
-        if isfinite(half) and isfinite(side):
-            changes[name] = Change(n, center, center - half, center + half, center + side)
-        else:  # so early that no limit is shown
-            changes[name] = Change(n, center)
-    return changes
+def _changes(seen: Mapping[str, Sequence[float]], looks: tuple[int, ...]) -> dict[str, Change]:
+    """Return changes whose limits hold at all looks together (repeated confidence intervals).
 
-
-def _means(seen: Mapping[str, Sequence[float]]) -> dict[str, Change]:
-    changes = {name: Change.from_percents(values) for name, values in seen.items() if values}
-    return {name: Change(change.n, change.mean) for name, change in changes.items()}
+    Before the first look, and so early that no limit is shown, there are means alone.
+    """
+    num_seeds = max(map(len, seen.values()))
+    half, side = (
+        _level(looks, num_seeds, share, "late") if num_seeds in looks else 0.0
+        for share in (ERROR / 2, ERROR)
+    )  # fmt: skip
+    return {n: Change.from_percents(v, tails=(half, side)) for n, v in seen.items() if v}
 
 
 def _too_few(num_seeds: int, limit: Limits) -> list[str]:

@@ -1,25 +1,25 @@
-"""StudyResult: what a study showed, as verdicts, a table in markdown and a plot.
+"""StudyResult: what a study showed, as verdicts and a table in markdown.
 
-Knows: records, verdicts, the report's figure. Does not know: how the trainings were run.
+Knows: records, verdicts. Does not know: how the trainings were run.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trec_qcomm.lab.records import LimitsByMetric, StudyRecord
-from trec_qcomm.lab.report.style import render
 from trec_qcomm.lab.study.engine import Study
 from trec_qcomm.lab.study.gates import BASELINE, NULL, Verdict
 from trec_qcomm.lab.study.paired import Change
-from trec_qcomm.lab.study.verdicts import MODES, Mode, shown_changes
+from trec_qcomm.lab.study.verdicts import Lines, Mode, lines_of, shown_changes
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """Result of a study; `str()` is its table and the verdicts in a sentence.
+    """Result of a study; `str()` is its table and the file of its records.
 
     Args:
         study: the study.
@@ -55,19 +55,19 @@ class StudyResult:
 
         Changes are mean [95 % interval], one-sided upper 95 % limit; positive is worse.
         """
-        by_mode = {mode: self.study.verdicts(self.records, mode) for mode in MODES}
         extra = {name: self._extra(name) for name in self._names}
         extra_columns = list(dict.fromkeys(key for changes in extra.values() for key in changes))
         head, cells = ["config", "seeds"], {name: [name] for name in self._names}
         for name, row in cells.items():
-            row.append(str(self._num_seeds(name)))
+            verdicts = self._lines.get(name, {}).values()
+            row.append(str(max((verdict.num_seeds for verdict in verdicts), default=0)))
         for mode in self.study.modes:
             where = "eval-only: " * (mode == "eval-only")
             limits = self.study.rules.gated(mode)
             head += [_head(where + metric, limits, metric) for metric in limits]
             head.append(f"{mode} gate")
             for name, row in cells.items():
-                verdict = by_mode[mode].get(name)
+                verdict = self._lines.get(name, {}).get(mode)
                 row += [str(verdict.changes[m]) if verdict else "-" for m in limits]
                 row.append(verdict.text if verdict and name != NULL else "-")
         head += [_head(key, self.study.rules.training, key.split(",")[0]) for key in extra_columns]
@@ -76,56 +76,24 @@ class StudyResult:
         lines = [head, ["---"] * len(head), *cells.values()]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
-    def summary(self) -> str:
-        """Return one line: which configurations passed which gate, and how many runs it took."""
-        names = list(self.study.configurations)
-        parts = []
-        for mode in self.study.modes:
-            passed = [name for name, verdict in self._verdicts(mode).items() if verdict.passed]
-            parts.append(f"{mode} gate passed by {', '.join(passed) or 'none'}")
-        planned = len(self.study.seeds)
-        seeds = f"at most {planned} seeds" if self.study.rules.looks else f"{planned} seeds"
-        return f"{'; '.join(parts)} of {', '.join(names)}; {seeds}; {self.path}"
-
-    def plot(self, path: str | Path) -> None:
-        """Draw means and intervals beside the limits as a PNG.
-
-        Args: path: file to write, with the suffix .png.
-        Raises: ValueError: another suffix, or matplotlib is not installed.
-        """
-        path = Path(path)
-        if path.suffix != ".png":
-            raise ValueError(f"path {path}: expected a name that ends in .png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        chosen = [r for r in self.records if r.configuration in (BASELINE, *self._names)]
-        from trec_qcomm.lab.report.figures import quality  # which needs studies itself
-
-        title = quality.study_title(self.study.num_ranks, self.study.setup)
-        lines = quality.lines_of(chosen, self.study.rules, self.study.seeds)
-        render(quality.interval_figure(path.stem, title, lines, self.study.rules), path.parent)
-
     def __str__(self) -> str:
-        return f"{self.table()}\n{self.summary()}"
+        return f"{self.table()}\n{self.path}"
 
     @property
     def _names(self) -> list[str]:
         return [NULL, *self.study.configurations]
 
-    def _verdicts(self, mode: Mode) -> dict[str, Verdict]:
-        verdicts = self.study.verdicts(self.records, mode)
-        return {name: verdict for name, verdict in verdicts.items() if name != NULL}
+    @functools.cached_property
+    def _lines(self) -> Lines:
+        return lines_of(self.study.by_name(self.records), self.study.rules, self.study.seeds)
 
-    def _num_seeds(self, name: str) -> int:
-        """Return the seeds that the verdicts rest on."""
-        verdicts = (self.study.verdicts(self.records, mode).get(name) for mode in MODES)
-        return max((verdict.num_seeds for verdict in verdicts if verdict), default=0)
+    def _verdicts(self, mode: Mode) -> dict[str, Verdict]:
+        lines = {name: self._lines.get(name, {}) for name in self.study.configurations}
+        return {name: line[mode] for name, line in lines.items() if mode in line}
 
     def _extra(self, name: str) -> dict[str, Change]:
-        ours, base = (
-            [record for record in self.records if record.configuration == which]
-            for which in (name, BASELINE)
-        )
-        return shown_changes(ours, base, self.study.rules)
+        groups = self.study.by_name(self.records)
+        return shown_changes(groups[name], groups[BASELINE], self.study.rules)
 
 
 def _head(title: str, limits: LimitsByMetric, metric: str) -> str:

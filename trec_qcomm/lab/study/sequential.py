@@ -21,8 +21,7 @@ Jennison and Turnbull 2000, Group Sequential Methods, chapters 7 and 9.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from statistics import NormalDist
 from typing import Literal
@@ -37,45 +36,8 @@ _NUM_POINTS = 1201  # of an integral
 _REACH = 8.5  # standard deviations from zero at which it begins
 
 
-@dataclass(frozen=True)
-class SequentialTest:
-    """One-sided test with several looks, whose error over all looks together is limited.
-
-    Args:
-        looks: numbers of observations at which is looked, increasing; the last one ends the trial.
-        error: chance of a wrong rejection at any of the looks.
-        spending: "late" or "even", see above.
-    Raises: ValueError: no looks, looks that do not increase, or an error out of range.
-    """
-
-    looks: tuple[int, ...]
-    error: float
-    spending: Spending = "late"
-
-    def __post_init__(self) -> None:
-        if not self.looks or self.looks[0] < 1:
-            raise ValueError(f"looks {self.looks}: expected one or more positive numbers")
-        if any(a >= b for a, b in zip(self.looks, self.looks[1:], strict=False)):
-            raise ValueError(f"looks {self.looks}: expected increasing numbers")
-        if not 0 < self.error < 0.5:
-            raise ValueError(f"error {self.error}: expected more than 0 and less than 0.5")
-        if self.spending not in ("late", "even"):
-            raise ValueError(f"spending {self.spending!r}: expected late or even")
-
-    def level(self, look: int) -> float:
-        """Return the level of one look: its p-value rejects if it is at most this.
-
-        Args: look: number of observations, one of `looks`.
-        """
-        levels = _levels(self.looks, self.error, self.spending)
-        return levels[self.looks.index(look)]
-
-    def spent(self, share: float) -> float:
-        """Return the error that may be spent when a share of the trial is done."""
-        return _spent(share, self.error, self.spending)
-
-
-def _spent(share: float, error: float, spending: Spending) -> float:
+def spent(share: float, error: float, spending: Spending) -> float:
+    """Return the error that may be spent when a share of the trial is done."""
     if spending == "even":
         return error * share
     normal = NormalDist()
@@ -83,26 +45,40 @@ def _spent(share: float, error: float, spending: Spending) -> float:
 
 
 @functools.lru_cache
-def _levels(looks: Sequence[int], error: float, spending: Spending) -> tuple[float, ...]:
-    """Return the level of each look.
+def levels(looks: tuple[int, ...], error: float, spending: Spending = "late") -> tuple[float, ...]:
+    """Return the level of each look: its p-value rejects if it is at most this.
 
     The sum of the observations is a Brownian motion x(share) under the hypothesis. `density` is
     that of the trials which no look has ended yet, on `points`.
+
+    Args:
+        looks: numbers of observations at which is looked, increasing; the last one ends the trial.
+        error: chance of a wrong rejection at any of the looks, one-sided.
+        spending: "late" or "even", see above.
+    Raises: ValueError: no looks, looks that do not increase, or an error out of range.
     """
+    if not looks or looks[0] < 1:
+        raise ValueError(f"looks {looks}: expected one or more positive numbers")
+    if any(a >= b for a, b in pairwise(looks)):
+        raise ValueError(f"looks {looks}: expected increasing numbers")
+    if not 0 < error < 0.5:
+        raise ValueError(f"error {error}: expected more than 0 and less than 0.5")
+    if spending not in ("late", "even"):
+        raise ValueError(f"spending {spending!r}: expected late or even")
     points, density, weights = (torch.tensor([x]).double() for x in (0.0, 1.0, 1.0))
-    levels: list[float] = []
-    share = spent = 0.0
+    at_looks: list[float] = []
+    share = already = 0.0
     for look in looks:
         next_share = look / looks[-1]
         step = sqrt(next_share - share)
-        to_spend = _spent(next_share, error, spending) - spent
+        to_spend = spent(next_share, error, spending) - already
         bound = _bound(points, density * weights, step, to_spend, sqrt(next_share))
         level = NormalDist().cdf(-bound / sqrt(next_share))
-        levels.append(level)
-        spent += to_spend if level else 0.0
+        at_looks.append(level)
+        already += to_spend if level else 0.0
         points, density, weights = _next(points, density * weights, step, bound, sqrt(next_share))
         share = next_share
-    return tuple(levels)
+    return tuple(at_looks)
 
 
 def _bound(points: Tensor, mass: Tensor, step: float, to_spend: float, scale: float) -> float:

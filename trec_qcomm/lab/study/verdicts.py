@@ -25,6 +25,7 @@ from trec_qcomm.lab.study.paired import Change, percent
 
 Mode = Literal["training", "eval-only"]
 MODES: tuple[Mode, ...] = ("training", "eval-only")
+Lines = Mapping[str, Mapping[Mode, Verdict]]  # by configuration, those without records are absent
 
 _CRITEO_TRAINING: LimitsByMetric = {"logloss": TRAINING, "progressive_logloss": TRAINING}
 _CRITEO_EVALUATION: LimitsByMetric = {"ne": EVALUATION}
@@ -102,18 +103,45 @@ def judge(
     return Verdict(gate(summed, limits), max(change.n for change in summed.values()), summed)
 
 
+def judge_all(
+    groups: Mapping[str, Sequence[StudyRecord]],
+    rules: Rules,
+    mode: Mode,
+    seeds: Sequence[int] | None = None,
+) -> dict[str, Verdict]:
+    """Return the verdict on each configuration that has one, by name; null run included.
+
+    Args: groups: records of one study by configuration, the baseline's among them.
+    """
+    base = groups.get(BASELINE, ())
+    judged = {
+        name: judge(group, base, rules.rules_for(name), mode, seeds)
+        for name, group in groups.items() if name != BASELINE
+    }  # fmt: skip
+    return {name: verdict for name, verdict in judged.items() if verdict is not None}
+
+
+def lines_of(
+    groups: Mapping[str, Sequence[StudyRecord]], rules: Rules, seeds: Sequence[int] | None = None
+) -> Lines:
+    """Return the verdicts of both modes by configuration, the null run first; see judge_all."""
+    by_mode = {mode: judge_all(groups, rules, mode, seeds) for mode in MODES}
+    names = sorted(set().union(*by_mode.values()), key=lambda name: (name != NULL, name))
+    return {name: {m: by[name] for m, by in by_mode.items() if name in by} for name in names}
+
+
 def shown_changes(
     ours: Sequence[StudyRecord], base: Sequence[StudyRecord], rules: Rules
 ) -> dict[str, Change]:
     """Return changes that do not count: of metrics without limits, and with the codecs off."""
-    pairs, exact = _pairs(ours, base, "training"), _exact_pairs(ours, base)
     changes = {}
     for name, limit in rules.training.items():
-        if limit is None and all(name in metrics for pair in pairs.values() for metrics in pair):
-            changes[name] = _change_of(name, pairs, limit)
-        elif limit is not None and all(name in m for pair in exact.values() for m in pair):
-            changes[f"{name}, codecs off"] = _change_of(name, exact, limit)
-    return {name: change for name, change in changes.items() if change is not None}
+        pairs = _pairs(ours, base, "training", exact=limit is not None)
+        if pairs and all(name in metrics for pair in pairs.values() for metrics in pair):
+            values = [_change(name, seed, *pair, limit) for seed, pair in pairs.items()]
+            title = name if limit is None else f"{name}, codecs off"
+            changes[title] = Change.from_percents(values)
+    return changes
 
 
 def check_baseline(name: str, seed: int, value: float, limit: Limits | None) -> None:
@@ -124,40 +152,26 @@ def check_baseline(name: str, seed: int, value: float, limit: Limits | None) -> 
         raise ValueError(f"metric {name}: seed {seed} of {BASELINE} is {value}, expected {need}")
 
 
-def _trained(records: Sequence[StudyRecord]) -> dict[int, Metrics]:
-    return {record.seed: record.training.all_metrics for record in records if record.training}
+def _trained(records: Sequence[StudyRecord], *, exact: bool = False) -> dict[int, Metrics]:
+    """Return the metrics of trainings by seed. Args: exact: those with the codecs off."""
+    return {
+        r.seed: r.training.metrics_exact if exact else r.training.all_metrics
+        for r in records if r.training
+    }  # fmt: skip
 
 
 def _pairs(
-    ours: Sequence[StudyRecord], base: Sequence[StudyRecord], mode: Mode
+    ours: Sequence[StudyRecord], base: Sequence[StudyRecord], mode: Mode, *, exact: bool = False
 ) -> dict[int, tuple[Metrics, Metrics]]:
     """Return the metrics of the configuration and of the baseline, of seeds that have both."""
-    theirs = _trained(base)
+    mine, theirs = (_trained(records, exact=exact) for records in (ours, base))
     if mode == "training":
-        mine = _trained(ours)
         return {seed: (mine[seed], theirs[seed]) for seed in sorted(mine) if seed in theirs}
     return {
         record.seed: (record.evaluation.metrics, record.evaluation.metrics_exact)
         for record in ours
         if record.evaluation and record.seed in theirs
     }
-
-
-def _exact_pairs(
-    ours: Sequence[StudyRecord], base: Sequence[StudyRecord]
-) -> dict[int, tuple[Metrics, Metrics]]:
-    mine, theirs = (
-        {r.seed: r.training.metrics_exact for r in records if r.training}
-        for records in (ours, base)
-    )
-    return {seed: (mine[seed], theirs[seed]) for seed in sorted(mine) if seed in theirs}
-
-
-def _change_of(
-    name: str, pairs: Mapping[int, tuple[Metrics, Metrics]], limit: Limits | None
-) -> Change | None:
-    values = [_change(name, seed, *pair, limit) for seed, pair in pairs.items()]
-    return Change.from_percents(values) if values else None
 
 
 def _change(name: str, seed: int, ours: Metrics, base: Metrics, limit: Limits | None) -> float:

@@ -20,7 +20,6 @@ from trec_qcomm.ext.planner.traffic.tables import (
     MeasuredTable,
     Sharded,
     TableBytes,
-    frame_header_nbytes,
     sent_nbytes,
 )
 
@@ -38,7 +37,6 @@ __all__ = [
     "TableBytes",
     "TouchedRows",
     "TouchedTable",
-    "frame_header_nbytes",
     "hops_of",
     "reduced_nbytes",
     "sent_nbytes",

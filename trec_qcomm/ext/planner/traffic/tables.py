@@ -8,7 +8,7 @@ from trec_qcomm.ext.planner.traffic.data_parallel import TouchedRows
 from trec_qcomm.ext.planner.traffic.ids import ids_nbytes
 from trec_qcomm.ext.planner.traffic.shardings import Hop, Place, hops_of
 from trec_qcomm.ext.planner.traffic.sizes import Sizes
-from trec_qcomm.wire.frame import HEADER_NBYTES, SEGMENT_ENTRY_NBYTES
+from trec_qcomm.wire.frame import SEGMENT_ENTRY_NBYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def sent_nbytes(
 ) -> TableBytes:
     """Return the bytes of one pooled feature, with its entries in frames' headers.
 
-    The rest of these headers does not depend on the tables: `frame_header_nbytes`.
+    The rest of these headers does not depend on the tables, and is not counted.
     """
     shares, dim = how.row_shares(table.num_rows, place), table.dim // how.num_column_parts
     sums = dict.fromkeys(("forward", "backward", "intra_forward", "intra_backward"), 0.0)
@@ -136,12 +136,3 @@ def sent_nbytes(
     )
     ids *= how.num_column_parts * (place.num_ranks - 1)
     return TableBytes(**sums, ids=ids)
-
-
-def frame_header_nbytes(num_peers: int, *, fixed_size: bool) -> int:
-    """Return the bytes of the headers of one rank's frames to others in one direction.
-
-    Args: num_peers: ranks of the exchange.  fixed_size: whether both ends know all sizes; else they
-        travel first, 8 bytes each.
-    """
-    return (num_peers - 1) * (HEADER_NBYTES + (0 if fixed_size else 8))

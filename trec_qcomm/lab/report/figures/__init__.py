@@ -29,5 +29,5 @@ def figures_of(records: Sequence[Record]) -> list[Figure]:
         *debug.debug_runs(records),
         *guard.timelines(records),
         *search.plans(records),
-        *simulation.predictions(records, looks),
+        *filter(None, [simulation.clusters(records, looks)]),
     ]

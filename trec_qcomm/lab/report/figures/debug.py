@@ -1,4 +1,4 @@
-"""Figures of the numeric debugger: where precision is lost, what other codecs would do.
+"""Figures of the numeric debugger: where precision is lost, and what other codecs would do.
 
 A run is the debug records of one folder.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from trec_qcomm.lab.debug.recorded import DebugRun, Place, PlaceNoise, Tried, noisiest, tried_of
 from trec_qcomm.lab.records import DebugRecord, Record
 from trec_qcomm.lab.report import style
-from trec_qcomm.lab.report.figure import Cell, Figure, short
+from trec_qcomm.lab.report.figure import Cell, Figure, numbered, short
 from trec_qcomm.lab.report.runs import grouped
 from trec_qcomm.lab.report.style import Looks
 
@@ -30,8 +30,7 @@ def debug_runs(records: Sequence[Record]) -> list[Figure]:
         run = DebugRun(folder, members)
         for figure in filter(None, (signal_to_noise(run), shadows(run))):
             title = f"{figure.title}: {Path(folder).name}" if len(folders) > 1 else figure.title
-            key = f"{figure.key}-{number}" if number > 1 else figure.key
-            figures.append(replace(figure, key=key, title=title))
+            figures.append(replace(figure, key=numbered(figure.key, number), title=title))
     return figures
 
 

@@ -1,21 +1,18 @@
-"""Timeline of a guard: what codecs add to the loss, the rungs of tables, and bytes, by step."""
+"""Timeline of a guard: what codecs add to the loss, moves of rungs, and bytes, by step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trec_qcomm.lab.records import GuardProbeRecord, GuardRecord, Record
 from trec_qcomm.lab.report import style
-from trec_qcomm.lab.report.figure import Figure, short
+from trec_qcomm.lab.report.figure import Figure, numbered
 
-MOST_ROWS, MOST_RUNS = 30, 12
+MOST_RUNS = 12
 _MOVES = (("raise", "finer codec", "^", style.WARNING), ("lower", "coarser codec", "v", "#009e73"))
-
-Stretch = tuple[int, int, int]  # first step, last step, rung
-Place = tuple[str, str]  # table and direction
 
 
 @dataclass
@@ -36,22 +33,6 @@ class GuardRun:
             self.events = [event for event in self.events if event.probe < record.probe]
         self.probes[record.probe] = record
 
-    def stretches(self) -> dict[Place, list[Stretch]]:
-        """Return by table and direction the steps during which it kept a rung, and which."""
-        stretches: dict[Place, list[Stretch]] = {}
-        moved_at = 0  # a rung that is new at a probe is so since the one before
-        for probe in self.probes.values():
-            for direction, rungs in (("forward", probe.forward), ("backward", probe.backward)):
-                for table, rung in rungs.items():
-                    parts = stretches.setdefault((table, direction), [])
-                    if not parts:
-                        parts.append((probe.step, probe.step, rung))
-                    elif parts[-1][2] != rung:
-                        parts.append((moved_at, probe.step, rung))
-                    parts[-1] = (parts[-1][0], probe.step, rung)
-            moved_at = probe.step
-        return stretches
-
 
 def guard_runs(records: Sequence[Record]) -> list[GuardRun]:
     """Return the trainings that a guard has watched; those without a probe are left out."""
@@ -67,14 +48,11 @@ def guard_runs(records: Sequence[Record]) -> list[GuardRun]:
 
 def timelines(records: Sequence[Record]) -> list[Figure]:
     """Return one figure for each training, up to MOST_RUNS."""
-    runs = guard_runs(records)
-    keys = ("guard", *(f"guard-{number}" for number in range(2, MOST_RUNS + 1)))
-    return [_figure(key, run) for key, run in zip(keys, runs, strict=False)]
+    runs = guard_runs(records)[:MOST_RUNS]
+    return [_figure(numbered("guard", number), run) for number, run in enumerate(runs, start=1)]
 
 
 def _figure(key: str, run: GuardRun) -> Figure:
-    moved = {place: parts for place, parts in run.stretches().items() if len(parts) > 1}
-    shown = sorted(moved, key=lambda place: (-len(moved[place]), place))[:MOST_ROWS]
     sent = [(p.step, p.wire_nbytes / 1e6) for p in run.probes.values() if p.wire_nbytes]
     return Figure(
         key=key,
@@ -87,25 +65,18 @@ def _figure(key: str, run: GuardRun) -> Figure:
              e.codec_after, e.change)
             for e in run.events
         ],
-        draw=lambda canvas: _draw(canvas, run, {place: moved[place] for place in shown}, sent),
-        size=(8.5, 3.2 + 0.24 * len(shown) + 1.2 * bool(sent)),
+        draw=lambda canvas: _draw(canvas, run, sent),
+        size=(8.5, 3.2 + 1.2 * bool(sent)),
         caption="Change of the loss by codecs, with the mean since rungs last changed and its 95 % "
-        "interval; rungs of the tables that moved most, dark for coarse; bytes that a rank sends.",
+        "interval; bytes that a rank sends.",
     )  # fmt: skip
 
 
-def _draw(
-    canvas: Any,
-    run: GuardRun,
-    moved: Mapping[Place, Sequence[Stretch]],
-    sent: Sequence[tuple[int, float]],
-) -> None:
-    heights = [2.2, *([0.24 * len(moved)] if moved else []), *([1.2] if sent else [])]
+def _draw(canvas: Any, run: GuardRun, sent: Sequence[tuple[int, float]]) -> None:
+    heights = [2.2, 1.2] if sent else [2.2]
     panels = canvas.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
     axes = list(panels[:, 0])
     _draw_changes(axes[0], run)
-    if moved:
-        _draw_rungs(axes[1], moved)
     if sent:
         axes[-1].plot(*zip(*sent, strict=True), color=style.OURS, drawstyle="steps-mid")
         axes[-1].set_ylim(bottom=0)
@@ -132,18 +103,3 @@ def _draw_changes(axes: Any, run: GuardRun) -> None:
     axes.set_ylabel("change of loss [%]")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
     style.grid(axes)
-
-
-def _draw_rungs(axes: Any, moved: Mapping[Place, Sequence[Stretch]]) -> None:
-    finest = max(rung for parts in moved.values() for _, _, rung in parts)
-    colors = style.matplotlib().colormaps["cividis"]
-    for y, parts in enumerate(moved.values()):
-        for first, last, rung in parts:
-            shade = rung / max(1, finest)
-            axes.barh(y + 0.5, max(last - first, 1), 0.84, left=first, color=colors(shade))
-            ink = "white" if shade < 0.5 else "black"
-            axes.text(first, y + 0.55, f" {rung}", fontsize=7, va="center", color=ink)
-    axes.set_ylim(len(moved), 0)
-    names = [short(f"{table}, {direction}", 32) for table, direction in moved]
-    axes.set_yticks([y + 0.5 for y in range(len(moved))], names)
-    style.grid(axes, "x")

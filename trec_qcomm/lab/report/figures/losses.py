@@ -27,14 +27,15 @@ def curves(runs: Sequence[Run], looks: Looks) -> Figure | None:
             seen = run.record.losses
             end = last_tenth(seen)
             off = 100 * (end / last_tenth(baseline.record.losses) - 1) if baseline else None
-            row = (run.configuration, run.record.seed, len(seen), seen[0], fmean(seen), end, off)
+            mean = fmean(seen)
+            row = (run.configuration, run.record.seed, len(seen), seen[0], mean, end, off, run.ne)
             rows.append((label, *row))
     return Figure(
         key="losses",
         title="Loss curves",
         columns=(
             "setup", "configuration", "seed", "steps", "first step", "mean of all",
-            "mean of the last tenth", "off the baseline's [%]",
+            "mean of the last tenth", "off the baseline's [%]", "NE of the test",
         ),
         rows=rows,
         draw=lambda canvas: _draw_losses(canvas, setups, looks),

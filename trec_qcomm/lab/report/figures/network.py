@@ -86,16 +86,10 @@ def crossings(baseline: Sequence[Run], runs: Sequence[Run]) -> Crossings:
 
 
 def _break_even(baseline: Sequence[Run], runs: Sequence[Run]) -> str | None:
-    """Return the break-even of a configuration in words."""
-    times = {run.rate_mbit: run.step_s["p50"] for run in baseline}
-    common = [run for run in runs if run.rate_mbit in times]
-    if rates := crossings(baseline, runs):
-        return " and ".join(
-            rate_text(rate) + " (within the scatter)" * (not clear) for rate, clear in rates
-        )
-    is_faster = any(run.step_s["p50"] < times[run.rate_mbit] for run in common)
-    said = f"none, {'faster' if is_faster else 'slower'} at every rate measured"
-    return said if common else None
+    """Return the break-even of a configuration in words; None where there is none."""
+    rates = crossings(baseline, runs)
+    texts = (rate_text(rate) + " (within the scatter)" * (not clear) for rate, clear in rates)
+    return " and ".join(texts) or None
 
 
 def _times(label: str, runs: Sequence[Run]) -> list[Sequence[Cell]]:
@@ -106,8 +100,7 @@ def _times(label: str, runs: Sequence[Run]) -> list[Sequence[Cell]]:
     for run in sorted(runs, key=inverse, reverse=True):
         times = [1e3 * run.step_s[p] for p in ("p20", "p50", "p80")]
         gain = base_s[run.rate_mbit] / run.step_s["p50"] if run.rate_mbit in base_s else None
-        group = groups[run.configuration]
-        even = None if group is baseline else _break_even(baseline, group)
+        even = _break_even(baseline, groups[run.configuration])
         rows.append((label, run.configuration, rate_text(run.rate_mbit), *times, gain, even))
     return rows
 

@@ -2,7 +2,7 @@
 
 A study is the records of paired trainings of one setup and number of ranks. Its quality is joined
 with the bytes of runs whose config means the same, whatever its name. Where the two setups differ,
-the axes say both. Runs have a quality of their own, mostly of one seed, which shows noise.
+the axes say both.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Any
 
 from trec_qcomm.lab.records import Limits, Record, Scalar, StudyRecord
 from trec_qcomm.lab.report import style
-from trec_qcomm.lab.report.figure import Cell, Figure, short
+from trec_qcomm.lab.report.figure import Cell, Figure, numbered, short
 from trec_qcomm.lab.report.runs import (
     Run,
     baseline_of,
@@ -24,8 +24,8 @@ from trec_qcomm.lab.report.runs import (
 )
 from trec_qcomm.lab.report.style import Looks
 from trec_qcomm.lab.study.gates import BASELINE, NULL, PASS, Verdict
-from trec_qcomm.lab.study.paired import Change, paired_changes
-from trec_qcomm.lab.study.verdicts import MODES, Mode, Rules, judge
+from trec_qcomm.lab.study.paired import Change
+from trec_qcomm.lab.study.verdicts import MODES, Lines, Mode, Rules, judge, lines_of
 
 _LABELS = {  # of metrics that are known by name
     ("training", "logloss"): "test log loss",
@@ -35,7 +35,6 @@ _LABELS = {  # of metrics that are known by name
 _LINEAR = 0.1  # percent; beyond, the axis is logarithmic
 
 Measure = tuple[Mode, str, Limits]  # a metric that counts, of trainings or of evaluations
-Lines = Mapping[str, Mapping[Mode, Verdict]]  # by configuration, those without records are absent
 
 
 def studies_of(records: Iterable[Record]) -> list[list[StudyRecord]]:
@@ -78,33 +77,13 @@ def by_config(records: Sequence[StudyRecord]) -> dict[str, list[StudyRecord]]:
     }
 
 
-def lines_of(
-    records: Sequence[StudyRecord], rules: Rules, seeds: Sequence[int] | None = None
-) -> Lines:
-    """Return the verdicts on the configurations of one study, the null run first.
-
-    Args:
-        records: records of the study.
-        rules: limits and looks.
-        seeds: planned seeds; default those of float32.
-    """
-    groups = by_config(records)
-    base, lines = groups.pop(BASELINE, []), dict[str, dict[Mode, Verdict]]()
-    for name in sorted(groups, key=lambda name: (name != NULL, name)):
-        by = rules.rules_for(name)
-        pairs = ((mode, judge(groups[name], base, by, mode, seeds)) for mode in MODES)
-        verdicts = {mode: verdict for mode, verdict in pairs if verdict is not None}
-        lines |= {name: verdicts} if verdicts else {}
-    return lines
-
-
 def intervals(records: Sequence[Record]) -> list[Figure]:
     """Return what the configurations of each study cost, beside the limits of its gates."""
     figures: list[Figure] = []
     for study in studies_of(records):
         rules = Rules.from_record(study[-1])
-        if lines := lines_of(study, rules):
-            key = f"quality-{len(figures) + 1}" if figures else "quality"
+        if lines := lines_of(by_config(study), rules):
+            key = numbered("quality", len(figures) + 1)
             title = study_title(study[0].num_ranks, study[0].setup)
             figures.append(interval_figure(key, title, lines, rules))
     return figures
@@ -187,7 +166,7 @@ class Point:
     """A configuration with its quality, and its bytes where they are known.
 
     Args:
-        name: name in the study, or among the runs where there is no study.
+        name: name in the study.
         configuration: name of the runs with its bytes; None where there are none.
         nbytes: bytes that a host sends in a step.
         change: change of the log loss, in percent.
@@ -201,21 +180,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot of points. Args: at: what labels say of the setups of bytes and of quality."""
+    """Points of one study. Args: at: what labels say of the setups of bytes and of quality."""
 
     title: str
     points: Sequence[Point]
-    baseline: str
     at: tuple[str, str]
 
 
 def rate_distortion(records: Sequence[Record], runs: Sequence[Run], looks: Looks) -> Figure | None:
-    """Return one figure with a panel for each study, and for each setup of runs with a baseline."""
+    """Return one figure with a panel for each study whose configurations have known bytes."""
     source = _bytes_source(records, runs)
     panels = [_study_panel(study, source) for study in studies_of(records)]
-    panels += [_run_panel(group, label) for label, group in by_setup(runs).items()]
     shown = [panel for panel in panels if panel is not None]
-    drawn = [p for p in shown if any(x.nbytes for x in p.points if x.name != p.baseline)]
+    drawn = [p for p in shown if any(x.nbytes for x in p.points if x.name != BASELINE)]
     if not drawn:
         return None
     rows = [
@@ -234,8 +211,7 @@ def rate_distortion(records: Sequence[Record], runs: Sequence[Run], looks: Looks
         draw=lambda canvas: _draw_panels(canvas, drawn, looks),
         size=(9.2, 0.6 + 3.0 * len(drawn)),
         caption="Change of the normalized entropy (NE) on the test rows, bars are 95 % intervals "
-        "over paired seeds. A panel of one seed shows which configurations fail, not which are "
-        "better.",
+        "over paired seeds.",
     )  # fmt: skip
 
 
@@ -274,29 +250,7 @@ def _study_panel(study: Sequence[StudyRecord], source: Sequence[Run]) -> Panel |
             points.append(Point(name, configuration, nbytes, verdict.changes["logloss"]))
     setup = study[0].setup
     title = f"Study: {study_title(study[0].num_ranks, setup)}, paired seeds"
-    return Panel(
-        title, points, BASELINE, (_at(source[0].record.setup if source else {}), _at(setup))
-    )
-
-
-def _run_panel(runs: Sequence[Run], label: str) -> Panel | None:
-    """Return the panel of runs of one setup against its baseline.
-
-    None without a baseline, or with nothing beside it, among the runs scored with their codecs on.
-    """
-    groups = by_configuration(run for run in runs if run.ne is not None)
-    baseline = baseline_of(groups)
-    if baseline is None or len(groups) < 2:
-        return None
-    ne = {name: {run.record.seed: run.ne or 0.0 for run in group} for name, group in groups.items()}
-    points = [
-        Point(name, name, next((r.sent_nbytes for r in groups[name] if r.sent_nbytes), None), c)
-        for name, c in paired_changes(ne, baseline).items()
-    ]
-    most = max(point.change.n for point in points)
-    seeds = "one seed: noise" if most == 1 else f"up to {most} paired seeds"
-    at = _at(runs[0].record.setup)
-    return Panel(f"{label}; {seeds}", points, baseline, (at, at))
+    return Panel(title, points, (_at(source[0].record.setup if source else {}), _at(setup)))
 
 
 def _at(setup: Mapping[str, Scalar]) -> str:
@@ -328,7 +282,7 @@ def _draw_panels(canvas: Any, panels: Sequence[Panel], looks: Looks) -> None:
         style.plain_ticks(axes.xaxis)
         bytes_at, quality_at = panel.at
         axes.set_xlabel(", ".join(filter(None, ("sent by a host in a step [MB]", bytes_at))))
-        change = f"NE change against {panel.baseline} [%]"
+        change = f"NE change against {BASELINE} [%]"
         axes.set_ylabel("\n".join(filter(None, (change, quality_at))))
         axes.margins(x=0.12, y=0.15)
         style.legend_beside(axes)

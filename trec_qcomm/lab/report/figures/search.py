@@ -5,7 +5,7 @@ from typing import Any
 
 from trec_qcomm.lab.records import Record, SearchRecord
 from trec_qcomm.lab.report import style
-from trec_qcomm.lab.report.figure import Cell, Figure, short
+from trec_qcomm.lab.report.figure import Cell, Figure, numbered, short
 from trec_qcomm.lab.report.figures.quality import study_title
 from trec_qcomm.lab.report.runs import grouped
 
@@ -19,8 +19,8 @@ def plans(records: Sequence[Record]) -> list[Figure]:
     for group in grouped(every, lambda record: (record.num_ranks, record.setup_key)).values():
         latest = {record.configuration: record for record in group}
         points = sorted(latest.values(), key=lambda record: -record.figures["nbytes"])
-        key = f"search-{len(figures) + 1}" if figures else "search"
-        figures.append(_figure(key, study_title(group[0].num_ranks, group[0].setup), points))
+        title = study_title(group[0].num_ranks, group[0].setup)
+        figures.append(_figure(numbered("search", len(figures) + 1), title, points))
     return figures
 
 

@@ -1,72 +1,22 @@
-"""Predictions of a model: beside measurements, and of steps on clusters that nobody measured."""
+"""Predictions of a model: steps on clusters that nobody measured."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from trec_qcomm.lab.records import Record, ScaleRecord, ValidationRecord
+from trec_qcomm.lab.records import Record, ScaleRecord
 from trec_qcomm.lab.report import style
 from trec_qcomm.lab.report.figure import Figure, short
 from trec_qcomm.lab.report.runs import grouped, rate_text
 from trec_qcomm.lab.report.style import Looks
 
-WITHIN = 0.2
 
-
-def predictions(records: Sequence[Record], looks: Looks) -> list[Figure]:
-    """Return figures of predictions and of steps on clusters, where there are records."""
-    validation = [r for r in records if isinstance(r, ValidationRecord)]
+def clusters(records: Sequence[Record], looks: Looks) -> Figure | None:
+    """Return one figure of steps on clusters, where there are records."""
     scale = [r for r in records if isinstance(r, ScaleRecord)]
-    figures = [_validation(validation, looks)] if validation else []
-    return [*figures, *([_scale(scale, looks)] if scale else [])]
-
-
-def _validation(records: Sequence[ValidationRecord], looks: Looks) -> Figure:
-    return Figure(
-        key="predicted",
-        title="Predicted against measured step (a model)",
-        columns=(
-            "configuration", "hosts", "link", "measured [ms]", "predicted [ms]", "error [%]",
-            "fitted on it",
-        ),
-        rows=[
-            (r.configuration, r.num_hosts, r.rate, 1e3 * r.measured_s, 1e3 * r.predicted_s,
-             100 * (r.predicted_s / r.measured_s - 1), "yes" if r.is_fitted else "no")
-            for r in records
-        ],
-        draw=lambda canvas: _draw_validation(canvas, records, looks),
-        size=(9.2, 5.2),
-        caption="A point is a configuration on a network that was measured. Only filled points "
-        "test the model: hollow ones were used to fit it.",
-    )  # fmt: skip
-
-
-def _draw_validation(canvas: Any, records: Sequence[ValidationRecord], looks: Looks) -> None:
-    axes = canvas.subplots()
-    times = [1e3 * seconds for r in records for seconds in (r.measured_s, r.predicted_s)]
-    ends = [min(times) * 0.8, max(times) * 1.25]
-    edges = ([end * (1 + side * WITHIN) for end in ends] for side in (-1, 1))
-    axes.fill_between(ends, *edges, color=style.BAND, linewidth=0, label=f"within {WITHIN:.0%}")
-    axes.plot(ends, ends, color=style.INK, linewidth=1)
-    for name, group in grouped(records, lambda r: r.configuration).items():
-        look = looks[name]
-        for is_fitted in (False, True):
-            some = [r for r in group if r.is_fitted == is_fitted]
-            axes.plot(
-                [1e3 * r.measured_s for r in some], [1e3 * r.predicted_s for r in some],
-                look.marker, color=look.color, markerfacecolor="none" if is_fitted else look.color,
-                label=None if is_fitted else short(name),
-            )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    axes.set(xlabel="measured step [ms]", ylabel="predicted step [ms]")
-    for axis in (axes.xaxis, axes.yaxis):
-        style.plain_ticks(axis)
-    style.grid(axes)
-    style.legend_beside(axes)
-
-
-def _scale(records: Sequence[ScaleRecord], looks: Looks) -> Figure:
-    plans = list(dict.fromkeys(r.plan for r in records))
-    speeds = sorted({r.network_gbit_s for r in records})
+    if not scale:
+        return None
+    plans = list(dict.fromkeys(r.plan for r in scale))
+    speeds = sorted({r.network_gbit_s for r in scale})
     return Figure(
         key="scale",
         title="Step time on larger clusters (a model)",
@@ -76,9 +26,9 @@ def _scale(records: Sequence[ScaleRecord], looks: Looks) -> Figure:
         rows=[
             (r.configuration, r.num_gpus, r.plan, r.network_gbit_s, 1e3 * r.step_s,
              100 * r.communication_share)
-            for r in records
+            for r in scale
         ],
-        draw=lambda canvas: _draw_scale(canvas, records, plans, speeds, looks),
+        draw=lambda canvas: _draw_scale(canvas, scale, plans, speeds, looks),
         size=(max(5.0, 9.2 * min(1.0, len(speeds) / 2)), 2.5 * len(plans) + 0.7),
         caption="A line of panels for each sharding plan, a column for each speed of the links "
         "between nodes.",

@@ -1,7 +1,7 @@
 """Simulated studies of quality, with the noise of the recorded one: how often a verdict is wrong.
 
-  python -m tests.lab.report.simulated_studies 1800        the table of trec_qcomm/docs/QUALITY.md
-  python -m tests.lab.report.simulated_studies 1800 threshold_0.01        the noise of one config
+  python -m tests.lab.study.simulated_studies 1800        the table of trec_qcomm/docs/QUALITY.md
+  python -m tests.lab.study.simulated_studies 1800 threshold_0.01        the noise of one config
 
 A simulated study draws 50 seeds, with replacement, of a recorded configuration of 50 seeds whose
 changes were shifted to the true mean that is simulated. Both losses of a seed stay together.
