@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trec_qcomm.config.config import Config
+from trec_qcomm.config.files import config_from_dict, config_to_dict, gradient_rule_to_dict
 from trec_qcomm.config.gradients import AllReduceRule
-from trec_qcomm.config.read import config_from_dict
-from trec_qcomm.config.write import config_to_dict, gradient_rule_to_dict
 
 _MOST_NAMED = 6  # keys, or ranks, in one message
 _MISSING = "not given"
