@@ -53,16 +53,8 @@ from trec_qcomm.core.fields import read, write
 
 _FOLDER = Path(__file__).resolve().parents[1] / "presets"
 _ALWAYS = ("seed", "measure_error")  # fields of Config that are written at their defaults, too
-_BRIEF = (Config, TableRule, AllReduceRule)  # which are written without defaults
 # PyYAML raises others besides YAMLError.
-_UNPARSABLE = (
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    KeyError,
-    RecursionError,
-)
+_UNPARSABLE = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 # YAML 1.1 wants a dot and a sign in the exponent, and reads 1e-3, 1e3 and 1.0e3 as text.
@@ -115,9 +107,7 @@ def codec_from_dict(data: object, *, where: str = "codec") -> Codec:
 
 def config_to_dict(config: Config) -> dict[str, Any]:
     """Return the config as a dict that YAML can hold; `config_from_dict` undoes it."""
-    data: dict[str, Any] = write(config, _BRIEF)
-    if "dense" in data:
-        data["dense"] = _with_cross(data["dense"])
+    data: dict[str, Any] = write(config, brief=(Config, TableRule, AllReduceRule))
     return data | {name: getattr(config, name) for name in _ALWAYS}
 
 
@@ -125,21 +115,6 @@ def codec_to_dict(codec: Codec) -> dict[str, Any]:
     """Return the codec's name and all its fields as a dict; `codec_from_dict` undoes it."""
     data: dict[str, Any] = write(codec)
     return data
-
-
-def gradient_rule_to_dict(rule: AllReduceRule) -> dict[str, Any]:
-    """Return the codec and what differs from the default."""
-    data: dict[str, Any] = _with_cross(write(rule, _BRIEF))
-    return data
-
-
-def _with_cross(rules: Any) -> Any:
-    """Return a mapping or several with `cross` in place of `codec`, beside `intra`."""
-    if isinstance(rules, list):
-        return [_with_cross(rule) for rule in rules]
-    if rules.get("algorithm") != "hierarchical":
-        return rules
-    return {"cross" if key == "codec" else key: value for key, value in rules.items()}
 
 
 def presets() -> tuple[str, ...]:

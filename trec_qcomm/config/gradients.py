@@ -161,6 +161,10 @@ class GradientRule(AllReduceRule):
             raise ValueError("cross: is the same as codec; give one of them")
         return {"cross": "codec"}
 
+    def keys_of_fields(self) -> dict[str, str]:
+        """Return {field: key} that `fields_of_keys` undoes."""
+        return {"codec": "cross"} if self.algorithm == "hierarchical" else {}
+
     def _check_size(self) -> None:
         """Raise ValueError at a block with which the codec sends more than float32."""
         nbytes = _nbytes_a_value(self.codec, self.block)

@@ -14,8 +14,9 @@ which returns what the field holds, or raises ValueError.
 
     read(Link, {"latency_s": -1}, "link")  # link.latency_s: -1 is not a finite number >= 0
 
-Optional attributes of a class: `kinds`, {name: class}, where a mapping says by the key `kind` which
-class it is; `fields_of_keys`, see `read`. A field with `metadata={"stored": False}` is neither read
+What a class may have besides its fields: `kinds`, {name: class}, where a mapping says by the key
+`kind` which of several classes it is; `fields_of_keys(mapping)` and `keys_of_fields()`, the keys
+that do not have the name of their field. A field with `metadata={"stored": False}` is neither read
 nor written.
 
 Knows: type hints, names of codecs. Does not know: YAML, JSON, what any field means.
@@ -79,8 +80,7 @@ def read(hint: Any, data: object, where: str = "") -> Any:
     or another class of several, may be given by its name alone, and a Sequence[str] by one text.
 
     Args:
-        hint: a type or type hint. A dataclass with a static method `fields_of_keys(data)` gets the
-            mapping, and returns {key: field} of the keys that do not have the name of their field.
+        hint: a type or type hint.
         data: mappings, lists and scalars.
         where: place of the data, for errors.
 
@@ -122,9 +122,9 @@ def check_fields(owner: Any, where: str = "") -> None:
     Raises: ValueError: naming the field, and what is allowed there.
     """
     kind: Any = type(owner)
-    hints, dot = _hints(kind), f"{where}." if where else ""
+    hints = _hints(kind)
     for field in dataclasses.fields(kind):
-        value = read(hints[field.name], getattr(owner, field.name), dot + field.name)
+        value = read(hints[field.name], getattr(owner, field.name), _place(where, field.name))
         object.__setattr__(owner, field.name, value)
 
 
@@ -136,14 +136,18 @@ def write(value: Any, brief: tuple[type, ...] = ()) -> Any:
     Args: brief: classes of which all fields are left out that have their defaults.
     """
     if is_dataclass(value):
-        is_codec, data = isinstance(value, Codec), {}
-        if is_codec or getattr(value, "kinds", None):
-            data["codec" if is_codec else "kind"] = value.name  # type: ignore[union-attr]
+        data: dict[str, Any] = {}
+        left_out: list[object] = [None, (), {}]
+        if isinstance(value, Codec):
+            data["codec"], left_out = value.name, []
+        elif kinds := getattr(value, "kinds", None):
+            data["kind"] = next(name for name, kind in kinds.items() if kind is type(value))
+        keys = value.keys_of_fields() if hasattr(value, "keys_of_fields") else {}
         for field in _stored_fields(value):
             item = getattr(value, field.name)
-            may_miss = isinstance(value, brief) or (not is_codec and item in (None, (), {}))
+            may_miss = isinstance(value, brief) or item in left_out
             if not (may_miss and item == _default(field)):
-                data[field.name] = write(item, brief)
+                data[keys.get(field.name, field.name)] = write(item, brief)
         return data
     if isinstance(value, Mapping):
         return {str(name): write(item, brief) for name, item in value.items()}
@@ -175,21 +179,21 @@ def _read_object(kind: Any, data: Any, where: str) -> Any:
         kind, data = _named_class(kind, data, where)
     if not isinstance(data, Mapping):
         raise _unexpected(kind, data, where or "top level")
-    dot, known = f"{where}." if where else "", {f.name: f for f in _stored_fields(kind)}
+    known = {f.name: f for f in _stored_fields(kind)}
     names = _located(where, kind.fields_of_keys, data) if hasattr(kind, "fields_of_keys") else {}
     keys: dict[Any, Any] = {names.get(key, key): key for key in data}
     for name, key in keys.items():
         if name not in known:
             near = get_close_matches(str(key), known, n=1)
             raise ValueError(
-                f"{dot}{key}: unknown key; allowed: {', '.join(known) or 'none'}"
+                f"{_place(where, key)}: unknown key; allowed: {', '.join(known) or 'none'}"
                 f"{f'; did you mean {near[0]}?' if near else ''}"
             )
     for name, field in known.items():
         if name not in keys and _default(field) is MISSING:
-            raise ValueError(f"{dot}{name}: missing")
+            raise ValueError(f"{_place(where, name)}: missing")
     hints = _hints(kind)
-    values = {name: read(hints[name], data[key], f"{dot}{key}") for name, key in keys.items()}
+    values = {name: read(hints[name], data[key], _place(where, key)) for name, key in keys.items()}
     return _located(where, kind, **values)
 
 
@@ -200,14 +204,18 @@ def _named_class(kind: Any, data: Any, where: str) -> tuple[Any, dict[Any, Any]]
         data = {key: data}
     if not isinstance(data, Mapping) or key not in data:
         raise ValueError(
-            f"{where}: expected the name of a {key} or {{{key}: name, ...}}, got {data!r:.60}; "
-            f"{key}s: {', '.join(names)}"
+            f"{where or 'top level'}: expected the name of a {key} or {{{key}: name, ...}}, "
+            f"got {data!r:.60}; {key}s: {', '.join(names)}"
         )
     if kind is Codec:
         chosen = _located(where, codec_type, str(data[key]))
     else:
-        chosen = kind.kinds[read(Literal[*names], data[key], f"{where}.{key}")]
+        chosen = kind.kinds[read(Literal[*names], data[key], _place(where, key))]
     return chosen, {name: item for name, item in data.items() if name != key}
+
+
+def _place(where: str, name: object) -> str:
+    return f"{where}.{name}" if where else str(name)
 
 
 def _located(where: str, make: Callable[..., Any], *arguments: Any, **values: Any) -> Any:

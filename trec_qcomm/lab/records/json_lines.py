@@ -12,10 +12,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trec_qcomm.core import fields
-from trec_qcomm.lab.records.record import RECORD_TYPES, SCHEMA_VERSION, Origin, Record
+from trec_qcomm.lab.records.record import Origin, Record
 
 
 def append(path: str | Path, *records: Record) -> None:
@@ -26,15 +25,14 @@ def append(path: str | Path, *records: Record) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_whole(path)
+    _check_whole(path)
     with path.open("ab", buffering=0) as file:
         for record in records:
-            file.write(line_of(record).encode())
+            file.write((json.dumps(fields.write(record)) + "\n").encode())
 
 
-def check_whole(path: str | Path) -> None:
-    """Raise ValueError if the last line of the file was cut short. A missing file is whole."""
-    path = Path(path)
+def _check_whole(path: Path) -> None:
+    """Raise ValueError if the last line of a file was cut short. A missing file is whole."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb") as file:
@@ -44,12 +42,6 @@ def check_whole(path: str | Path) -> None:
         file.seek(0)
         number = file.read().count(b"\n") + 1
     raise ValueError(f"{path}, line {number}: was cut short; take it away to go on")
-
-
-def line_of(record: Record) -> str:
-    """Return the record as a line of JSON, with its kind and the version of the schema first."""
-    head = {"kind": record.kind, "version": SCHEMA_VERSION}
-    return json.dumps(head | fields.write(record)) + "\n"
 
 
 def read(path: str | Path) -> list[Record]:
@@ -63,7 +55,7 @@ def read(path: str | Path) -> list[Record]:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None
     lines = enumerate(text.split("\n"), start=1)
-    return [parse_line(line, Origin(str(path), number)) for number, line in lines if line.strip()]
+    return [_record(line, Origin(str(path), number)) for number, line in lines if line.strip()]
 
 
 def read_all(places: Iterable[str | Path]) -> list[Record]:
@@ -77,15 +69,23 @@ def read_all(places: Iterable[str | Path]) -> list[Record]:
     return records
 
 
-def parse_line(line: str, origin: Origin) -> Record:
+def _record(line: str, origin: Origin) -> Record:
     """Return the record of one line. Raises ValueError, which names the origin: it is no record."""
     try:
         members = json.loads(line, parse_int=_integer, parse_float=_number)
-        return replace(_record(members), origin=origin)
+        if not isinstance(members, dict):
+            raise ValueError(f"expected an object, got {type(members).__name__}")
+        if "version" not in members:
+            raise ValueError(
+                "version: missing; this line was written before records had versions, or by "
+                f"another program (known is version {Record.version})"
+            )
+        record: Record = fields.read(Record, members)
     except json.JSONDecodeError as error:
         raise ValueError(f"{origin}: not JSON ({error}); was it cut short?") from None
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
+    return replace(record, origin=origin)
 
 
 def _integer(digits: str) -> int:
@@ -100,26 +100,6 @@ def _number(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"a number beyond the range of float64: {text:.20}...")
     return number
-
-
-def _record(members: Any) -> Record:
-    if not isinstance(members, dict):
-        raise ValueError(f"expected an object, got {type(members).__name__}")
-    if "version" not in members:
-        raise ValueError(
-            f"version: missing; this line was written before records had versions, or by another "
-            f"program (known is version {SCHEMA_VERSION})"
-        )
-    kind, version = members.pop("kind", None), members.pop("version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise ValueError(f"version: expected {SCHEMA_VERSION}, got {version!r}")
-    if not isinstance(kind, str) or kind not in RECORD_TYPES:
-        raise ValueError(f"kind: expected one of {', '.join(RECORD_TYPES)}, got {kind!r}")
-    try:
-        record: Record = fields.read(RECORD_TYPES[kind], members)
-    except ValueError as error:
-        raise ValueError(f"{kind} record, {error}") from None
-    return record
 
 
 def _files(places: Iterable[Path]) -> Sequence[Path]:
