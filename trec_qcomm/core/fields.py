@@ -100,18 +100,18 @@ def read(hint: Any, data: object, where: str = "") -> Any:
         if isinstance(data, str) and hint == Sequence[str]:
             data = [data]
         if not isinstance(data, Sequence) or isinstance(data, str):
-            raise _unexpected(hint, data, where)
+            raise _refusal(hint, data, where)
         return tuple(read(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(data))
     elif origin is Mapping:
         if not isinstance(data, Mapping):
-            raise _unexpected(hint, data, where)
+            raise _refusal(hint, data, where)
         return {name: read(arguments[1], item, f"{where}.{name}") for name, item in data.items()}
     elif hint is Codec or is_dataclass(hint):
         return _read_object(hint, data, where)
     else:
         is_fitting = _is_scalar(data, hint)
     if not is_fitting:
-        raise ValueError(f"{where}: {data!r:.60} is not {_words(hint)}")
+        raise _refusal(hint, data, where)
     return data
 
 
@@ -168,7 +168,7 @@ def _read_union(hint: Any, data: object, where: str) -> Any:
         except ValueError:
             if len(choices) == 1 or isinstance(data, _shape(choice)):
                 raise
-    raise _unexpected(hint, data, where)
+    raise _refusal(hint, data, where)
 
 
 def _read_object(kind: Any, data: Any, where: str) -> Any:
@@ -178,7 +178,7 @@ def _read_object(kind: Any, data: Any, where: str) -> Any:
     if kind is Codec or getattr(kind, "kinds", None):
         kind, data = _named_class(kind, data, where)
     if not isinstance(data, Mapping):
-        raise _unexpected(kind, data, where or "top level")
+        raise _refusal(kind, data, where or "top level")
     known = {f.name: f for f in _stored_fields(kind)}
     names = _located(where, kind.fields_of_keys, data) if hasattr(kind, "fields_of_keys") else {}
     keys: dict[Any, Any] = {names.get(key, key): key for key in data}
@@ -254,8 +254,11 @@ def _words(hint: Any) -> str:
     return "a mapping" if origin is Mapping else _NOUNS.get(hint, name)
 
 
-def _unexpected(hint: Any, data: object, where: str) -> ValueError:
-    return ValueError(f"{where}: expected {_words(hint)}, got {data!r:.60}")
+def _refusal(hint: Any, data: object, where: str) -> ValueError:
+    parts = get_args(hint) if get_origin(hint) in _UNIONS else [hint]
+    if any(map(_shape, parts)):
+        return ValueError(f"{where}: expected {_words(hint)}, got {data!r:.60}")
+    return ValueError(f"{where}: {data!r:.60} is not {_words(hint)}")
 
 
 def _stored_fields(kind: Any) -> list[dataclasses.Field[Any]]:

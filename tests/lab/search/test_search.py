@@ -219,7 +219,7 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
         ),
         (
             {"candidates": {"dense": [{"codec": "float6", "low_rank": {"rank": 0}}]}},
-            r"candidates\.dense\[0\]: dense\.low_rank: rank: 0 is not an integer",
+            r"candidates\.dense\[0\]: dense\.low_rank\.rank: 0 is not an integer",
         ),
         (
             {"candidates": {"dense": [{"codec": "float6", "algorithm": "hierarchical"}]}},
