@@ -5,7 +5,7 @@ Knows: codecs, sections. Does not know: YAML, DDP, process groups.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from trec_qcomm.config.matching import PatternRules, Patterns
 from trec_qcomm.config.section import At, Section, check_sections
@@ -132,6 +132,8 @@ class GradientRule(AllReduceRule):
     on_resize: OnResize = "sum"
     intra: Codec | None = None
 
+    other_keys: ClassVar[Mapping[str, str]] = {"cross": "codec"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sections(self)
@@ -147,8 +149,8 @@ class GradientRule(AllReduceRule):
         if self.error_feedback and self.codec.contract is Contract.EXACT:
             raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back")
 
-    @staticmethod
-    def fields_of_keys(data: Mapping[str, Any]) -> dict[str, str]:
+    @classmethod
+    def fields_of_keys(cls, data: Mapping[str, Any]) -> Mapping[str, str]:
         """Return {key: field} of a mapping: `cross` is `codec`, under its name beside `intra`.
 
         Raises: ValueError: `cross` without `algorithm: hierarchical`, or beside `codec`.
@@ -159,7 +161,7 @@ class GradientRule(AllReduceRule):
             raise ValueError("cross: only with algorithm: hierarchical; else it is codec")
         if "codec" in data:
             raise ValueError("cross: is the same as codec; give one of them")
-        return {"cross": "codec"}
+        return cls.other_keys
 
     def keys_of_fields(self) -> dict[str, str]:
         """Return {field: key} that `fields_of_keys` undoes."""

@@ -38,8 +38,8 @@ from trec_qcomm.core.registry import codec_names, codec_type
 
 _NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 _PLURALS = {int: "integers", float: "numbers", str: "texts", Codec: "codecs"}
-_UNIONS = (typing.Union, types.UnionType)
-_LISTS = (tuple, Sequence)
+UNIONS = (typing.Union, types.UnionType)
+LISTS = (tuple, Sequence)
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def read(hint: Any, data: object, where: str = "") -> Any:
         if not isinstance(rule, Range):
             return rule(data, where)
         is_fitting = _is_scalar(data, kind) and rule.holds(data)  # type: ignore[arg-type]
-    elif origin in _UNIONS:
+    elif origin in UNIONS:
         return _read_union(hint, data, where)
     elif origin is Literal:
         is_fitting = any(type(data) is type(item) and data == item for item in arguments)
-    elif origin in _LISTS:
+    elif origin in LISTS:
         if isinstance(data, str) and hint == Sequence[str]:
             data = [data]
         if not isinstance(data, Sequence) or isinstance(data, str):
@@ -122,7 +122,7 @@ def check_fields(owner: Any, where: str = "") -> None:
     Raises: ValueError: naming the field, and what is allowed there.
     """
     kind: Any = type(owner)
-    hints = _hints(kind)
+    hints = hints_of(kind)
     for field in dataclasses.fields(kind):
         value = read(hints[field.name], getattr(owner, field.name), _place(where, field.name))
         object.__setattr__(owner, field.name, value)
@@ -143,10 +143,10 @@ def write(value: Any, brief: tuple[type, ...] = ()) -> Any:
         elif kinds := getattr(value, "kinds", None):
             data["kind"] = next(name for name, kind in kinds.items() if kind is type(value))
         keys = value.keys_of_fields() if hasattr(value, "keys_of_fields") else {}
-        for field in _stored_fields(value):
+        for field in stored_fields(value):
             item = getattr(value, field.name)
             may_miss = isinstance(value, brief) or item in left_out
-            if not (may_miss and item == _default(field)):
+            if not (may_miss and item == default_of(field)):
                 data[keys.get(field.name, field.name)] = write(item, brief)
         return data
     if isinstance(value, Mapping):
@@ -179,7 +179,7 @@ def _read_object(kind: Any, data: Any, where: str) -> Any:
         kind, data = _named_class(kind, data, where)
     if not isinstance(data, Mapping):
         raise _refusal(kind, data, where or "top level")
-    known = {f.name: f for f in _stored_fields(kind)}
+    known = {f.name: f for f in stored_fields(kind)}
     names = _located(where, kind.fields_of_keys, data) if hasattr(kind, "fields_of_keys") else {}
     keys: dict[Any, Any] = {names.get(key, key): key for key in data}
     for name, key in keys.items():
@@ -190,9 +190,9 @@ def _read_object(kind: Any, data: Any, where: str) -> Any:
                 f"{f'; did you mean {near[0]}?' if near else ''}"
             )
     for name, field in known.items():
-        if name not in keys and _default(field) is MISSING:
+        if name not in keys and default_of(field) is MISSING:
             raise ValueError(f"{_place(where, name)}: missing")
-    hints = _hints(kind)
+    hints = hints_of(kind)
     values = {name: read(hints[name], data[key], _place(where, key)) for name, key in keys.items()}
     return _located(where, kind, **values)
 
@@ -233,7 +233,7 @@ def _is_scalar(data: object, kind: Any) -> bool:
 
 def _shape(hint: Any) -> Any:
     origin = get_origin(hint)
-    if origin in _LISTS:
+    if origin in LISTS:
         return list | tuple
     return Mapping if hint is Codec or is_dataclass(hint) or origin is Mapping else ()
 
@@ -245,30 +245,33 @@ def _words(hint: Any) -> str:
         return f"{_words(arguments[0])}{arguments[1]}".replace("a number", "a finite number")
     if origin is Literal:
         return f"one of {arguments}"
-    if origin in _UNIONS:
+    if origin in UNIONS:
         return " or ".join(_words(part) for part in arguments if part is not types.NoneType)
-    if origin in _LISTS:
+    if origin in LISTS:
         return f"a list of {_PLURALS.get(arguments[0], 'mappings')}"
     if is_dataclass(hint):
-        return f"a mapping of {', '.join(f.name for f in _stored_fields(hint))} ({name})"
+        return f"a mapping of {', '.join(f.name for f in stored_fields(hint))} ({name})"
     return "a mapping" if origin is Mapping else _NOUNS.get(hint, name)
 
 
 def _refusal(hint: Any, data: object, where: str) -> ValueError:
-    parts = get_args(hint) if get_origin(hint) in _UNIONS else [hint]
+    parts = get_args(hint) if get_origin(hint) in UNIONS else [hint]
     if any(map(_shape, parts)):
         return ValueError(f"{where}: expected {_words(hint)}, got {data!r:.60}")
     return ValueError(f"{where}: {data!r:.60} is not {_words(hint)}")
 
 
-def _stored_fields(kind: Any) -> list[dataclasses.Field[Any]]:
+def stored_fields(kind: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a dataclass that are read and written."""
     return [f for f in dataclasses.fields(kind) if f.metadata.get("stored", True)]
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field; MISSING: it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 @functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
+def hints_of(kind: Any) -> dict[str, Any]:
+    """Return {field: type hint} of a dataclass, with what `Annotated` adds."""
     return typing.get_type_hints(kind, include_extras=True)
