@@ -38,6 +38,7 @@ from trec_qcomm.core.registry import codec_names, codec_type
 
 _NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 _PLURALS = {int: "integers", float: "numbers", str: "texts", Codec: "codecs"}
+_POWERS: dict[float, str] = {2**bits - 1: f"2^{bits} - 1" for bits in (31, 63)}
 UNIONS = (typing.Union, types.UnionType)
 LISTS = (tuple, Sequence)
 
@@ -46,7 +47,7 @@ LISTS = (tuple, Sequence)
 class Range:
     """Finite numbers that a field may hold.
 
-    Args: least, most: limits.  is_open: whether the limits themselves are excluded.
+    Args: least, most: limits; `most` needs `least`.  is_open: whether they themselves are excluded.
     """
 
     least: float = -math.inf
@@ -55,22 +56,18 @@ class Range:
 
     def holds(self, number: float) -> bool:
         """Return whether a number is in the range."""
-        if not abs(number) <= sys.float_info.max:
-            return False
-        if self.is_open:
-            return self.least < number < self.most
-        return self.least <= number <= self.most
+        is_limit = number in (self.least, self.most)
+        is_inside = self.least <= number <= self.most and not (self.is_open and is_limit)
+        return is_inside and abs(number) <= sys.float_info.max
 
     def __str__(self) -> str:
         """Return the words behind the noun, such as " >= 1"."""
+        if self.least == -math.inf:
+            return ""
         if self.most == math.inf:
-            return (
-                f" {'>' if self.is_open else '>='} {self.least}" if self.least > -math.inf else ""
-            )
-        least, most = self.least, self.most
-        is_power = isinstance(most, int) and most > 2**30 and most & (most + 1) == 0
-        last = f"2^{int(most).bit_length()} - 1" if is_power else f"{most}"
-        return f" between {least} and {last}" if self.is_open else f" in {least}..{last}"
+            return f" {'>' if self.is_open else '>='} {self.least}"
+        most = _POWERS.get(self.most, self.most)
+        return f" between {self.least} and {most}" if self.is_open else f" in {self.least}..{most}"
 
 
 def read(hint: Any, data: object, where: str = "") -> Any:
