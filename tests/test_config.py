@@ -64,22 +64,26 @@ def test_codecs_survive_a_round_trip(codec):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"embeding": []}, r"embeding: unknown key; allowed: embedding, dense, data_para"),
+        (
+            {"embeding": []},
+            "embeding: unknown key; allowed: embedding, dense, .*; did you mean embedding[?]$",
+        ),
+        ({"zzz": []}, "zzz: unknown key; allowed: .*, measure_error$"),
         ({"seed": -1}, r"seed: -1 is not an integer in 0..2\^63"),
         ({"seed": True}, r"seed: True is not an integer"),
         ({"measure_error": 1}, "measure_error: 1 is not true or false"),
         ({"embedding": []}, "embedding: expected a list of one or more rules"),
-        ({"embedding": RULE}, "embedding: expected a list of rules"),
+        ({"embedding": RULE}, "embedding: expected a list of mappings, got {"),
         ({"embedding": [RULE | {"forwards": 1}]}, r"embedding\[0\]\.forwards: unknown key"),
-        ({"embedding": [RULE | {"tables": []}]}, r"embedding\[0\]: tables: expected a pattern or"),
-        ({"embedding": [RULE | {"tables": [3]}]}, r"embedding\[0\]: tables: expected a pattern or"),
+        ({"embedding": [RULE | {"tables": []}]}, r"embedding\[0\]\.tables: expected a pattern or"),
+        ({"embedding": [RULE | {"tables": [3]}]}, r"embedding\[0\]\.tables\[0\]: 3 is not a text"),
         (
             {"embedding": [RULE, RULE | {"forward": {"codec": "zip"}}]},
             r"embedding\[1\]\.forward: unknown codec 'zip'; allowed: cast, .*identity, rowwise",
         ),
         (
             {"embedding": [RULE | {"forward": {"codec": "rowwise", "bits": 5}}]},
-            r"embedding\[0\]\.forward: rowwise\.bits: 5 is not one of \(8, 4, 2\)",
+            r"embedding\[0\]\.forward\.bits: 5 is not one of \(8, 4, 2\)",
         ),
         (
             {"embedding": [RULE | {"forward": {"codec": "rowwise"}}]},
@@ -102,11 +106,11 @@ def test_codecs_survive_a_round_trip(codec):
         ),
         (
             {"embedding": [RULE | {"intra": {"forward": {"codec": "cast", "dtype": "fp8"}}}]},
-            r"embedding\[0\]\.intra\.forward: cast\.dtype: 'fp8' is not one of",
+            r"embedding\[0\]\.intra\.forward\.dtype: 'fp8' is not one of",
         ),
         ({"embedding": [RULE | {"intra": None}]}, r"embedding\[0\]\.intra: expected a mapping"),
         ({"ids": "packed"}, "ids: expected a mapping of codec"),
-        ({"ids": {"codec": "zip"}}, r"ids: codec: 'zip' is not one of \('packed',\)"),
+        ({"ids": {"codec": "zip"}}, r"ids\.codec: 'zip' is not one of \('packed',\)"),
         ({"ids": {"codec": "packed", "bits": 8}}, "ids.bits: unknown key; allowed: codec"),
         ({"debug": True}, "debug: expected a mapping of every, tables, shadow, folder"),
         ({"debug": {"ever": 5}}, "debug.ever: unknown key; allowed: every, tables, shadow, folder"),
@@ -115,7 +119,7 @@ def test_codecs_survive_a_round_trip(codec):
         ({"debug": {"shadow": "int8"}}, "debug.shadow: expected a list of codecs, got 'int8'"),
         ({"debug": {"shadow": ["int8"]}}, r"debug.shadow\[0\]: unknown codec 'int8'"),
         ({"debug": {"shadow": ["forward_mask"]}}, r"debug: shadow\[0\]: forward_mask needs the"),
-        ({"debug": {"folder": 3}}, "debug: folder: 3 is not a path"),
+        ({"debug": {"folder": 3}}, "debug.folder: 3 is not a text"),
     ],
 )  # fmt: skip
 def test_errors_name_file_field_and_choices(tmp_path, change, message):
@@ -249,7 +253,7 @@ def low_rank(**fields):
     ],
 )
 def test_low_rank_refuses(fields, message):
-    with pytest.raises(ValueError, match=rf"dense\.low_rank: {message}"):
+    with pytest.raises(ValueError, match=rf"dense\.low_rank\.{message}"):
         config_from_dict(low_rank(**fields))
 
 
@@ -269,8 +273,8 @@ def test_codecs_of_gradients_do_not_send_rows():
     [
         (Rowwise(8), 1, r"rowwise sends 5.01 bytes for a value, .*allowed with it: 2 to 1048576"),
         (Rowwise(4), 1, "rowwise sends 5.01 bytes for a value"),
-        (Identity(), 2**20 + 1, "block: 1048577 is more than 1048576"),
-        (Threshold(0.1), 10**12, "block: 1000000000000 is more than"),
+        (Identity(), 2**20 + 1, r"block: 1048577 is not an integer in 1\.\.1048576"),
+        (Threshold(0.1), 10**12, "block: 1000000000000 is not an integer in"),
     ],
 )
 def test_absurd_blocks_are_refused(codec, block, message):
@@ -293,7 +297,9 @@ def test_no_kind_of_gradient_rule_is_the_other():
     for kind, other in ((GradientRule, TableGradientRule), (TableGradientRule, GradientRule)):
         assert issubclass(kind, AllReduceRule)
         assert not issubclass(kind, other)
-    with pytest.raises(ValueError, match="data_parallel: expected a TableGradientRule"):
+    with pytest.raises(
+        ValueError, match=r"data_parallel: expected .* \(TableGradientRule\), got G"
+    ):
         Config(data_parallel=GradientRule(codec=Identity()))
 
 
@@ -336,7 +342,9 @@ def test_packed_ids_need_no_other_section():
     assert (config.embedding, config.ids) == ((), IdRule(codec="packed"))
     assert config_from_dict(config_to_dict(config)) == config
     assert repr(QComm(config)).endswith("; ids: packed)")
-    with pytest.raises(ValueError, match="ids: expected an IdRule, got 'packed'"):
+    with pytest.raises(
+        ValueError, match=r"ids: expected a mapping of codec \(IdRule\), got 'packed'"
+    ):
         Config(embedding=rules("*"), ids="packed")
 
 
@@ -389,11 +397,11 @@ def test_a_sync_rule_comes_back_as_it_was():
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"every": 0}, "sync: every: 0 is not an integer in 1"),
+        ({"every": 0}, "sync.every: 0 is not an integer in 1"),
         ({"optimizer": {"codec": "rowwise", "bits": 8}}, "sync: optimizer: rowwise is not one of"),
         ({"codec": {"codec": "forward_mask"}}, "sync: codec: forward_mask is for the gradients"),
-        ({"algorithm": "ring"}, "sync: algorithm: 'ring' is not one of"),
-        ({"feedback_rows": -1}, "sync: feedback_rows: -1 is not"),
+        ({"algorithm": "ring"}, "sync.algorithm: 'ring' is not one of"),
+        ({"feedback_rows": -1}, "sync.feedback_rows: -1 is not"),
         ({"codes": "identity"}, "sync.codes: unknown key; allowed: codec, optimizer, every"),
     ],
 )

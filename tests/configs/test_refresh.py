@@ -43,7 +43,7 @@ def test_a_constant_density_is_written_as_before():
     ("change", "message"),
     [
         ({"start": 100}, r"schedule\.start: 100\.0 times the density, 0\.01, .* 1 <= start < 100"),
-        ({"start": 0.5}, r"schedule: exponential\.start: 0\.5 is not a finite number >= 1"),
+        ({"start": 0.5}, r"schedule\.start: 0\.5 is not a finite number >= 1"),
         ({"end_step": 9}, r"every: 10: the schedule has ended .* allowed: every <= end_step"),
         ({"kind": "cosine"}, r"schedule\.kind: 'cosine' is not one of \('constant', .*exponential"),
         ({"num_stairs": 4}, r"schedule\.num_stairs: unknown key; allowed: start, end_step"),

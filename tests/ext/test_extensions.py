@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-from dataclasses import fields
 from importlib import import_module
+from typing import get_args, get_type_hints
 
 import pytest
 
 from trec_qcomm import Config, GradientRule, TableRule
-from trec_qcomm.config.section import Section, section_type
+from trec_qcomm.config.section import At, Section
 from trec_qcomm.core import registry
 from trec_qcomm.qcomm import TOOLS
 
@@ -69,10 +69,15 @@ assert "trec_qcomm.lab.preview.live" in sys.modules
 def test_names_of_modules_in_the_core_are_right():
     for name, module in TOOLS.items():
         assert callable(getattr(import_module(module), name))
-    for owner in (Config, TableRule, GradientRule):
-        for known in fields(owner):
-            kind = section_type(known)
-            assert kind is None or issubclass(kind, Section)
+    hints = [
+        hint
+        for owner in (Config, TableRule, GradientRule)
+        for hint in get_type_hints(owner, include_extras=True).values()
+    ]
+    rules = [rule for h in hints for part in get_args(h) for rule in get_args(part)]
+    kinds = [rule.section_type() for rule in rules if isinstance(rule, At)]
+    assert len(kinds) == 8
+    assert all(issubclass(kind, Section) for kind in kinds)
     for module, (names, _) in registry._EXTENSIONS.items():
         import_module(module)
         assert {registry._BY_NAME[name].__module__ for name in names} == {module}

@@ -1,6 +1,20 @@
 """Configuration: frozen dataclasses that hold codecs, and the YAML that they are read from."""
 
-from trec_qcomm.config.config import Config
+from trec_qcomm.config.config import Config, IdRule
+from trec_qcomm.config.files import (
+    codec_from_dict,
+    codec_to_dict,
+    config_from_dict,
+    config_to_dict,
+    load_config,
+    load_preset,
+    parse_yaml,
+    preset_path,
+    presets,
+    read_config,
+    read_yaml,
+    write_yaml,
+)
 from trec_qcomm.config.gradients import (
     AllReduceRule,
     GradientRule,
@@ -8,9 +22,6 @@ from trec_qcomm.config.gradients import (
     LowRank,
     TableGradientRule,
 )
-from trec_qcomm.config.ids import IdRule
-from trec_qcomm.config.presets import load_preset, preset_path, presets, read_config
-from trec_qcomm.config.read import codec_from_dict, config_from_dict, load_config
 from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import (
     AUTO_SHARE,
@@ -18,8 +29,6 @@ from trec_qcomm.config.tables import (
     TableRule,
     UniqueBagsChoice,
 )
-from trec_qcomm.config.write import codec_to_dict, config_to_dict
-from trec_qcomm.config.yaml_text import parse_yaml, read_yaml, write_yaml
 
 __all__ = [
     "AUTO_SHARE",

@@ -4,8 +4,9 @@ Knows: rules. Does not know: YAML, TorchRec, process groups.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated, Literal
 
 from trec_qcomm.config.gradients import (
     GradientRule,
@@ -13,10 +14,23 @@ from trec_qcomm.config.gradients import (
     check_dense_rules,
     rules_of,
 )
-from trec_qcomm.config.ids import IdRule
 from trec_qcomm.config.matching import PatternRules
-from trec_qcomm.config.section import Section, check_sections, section
+from trec_qcomm.config.section import At, Section, check_sections
 from trec_qcomm.config.tables import EXACT_RULE, TableRule
+from trec_qcomm.core.fields import Range, check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdRule:
+    """Settings of the exchange of ids. What arrives is the same bit by bit.
+
+    Args: codec: `packed`: ids and lengths in few bits each (wire/FORMAT.md, "Messages of ids").
+    """
+
+    codec: Literal["packed"]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,36 +58,24 @@ class Config:
     dense: GradientRule | Sequence[GradientRule] | None = None
     data_parallel: TableGradientRule | None = None
     ids: IdRule | None = None
-    sync: Section | None = section("trec_qcomm.ext.replicas.rule:SyncRule")
-    seed: int = 0
-    debug: Section | None = section("trec_qcomm.lab.debug.rule:DebugRule")
-    guard: Section | None = section("trec_qcomm.lab.guard.rule:GuardRule")
+    sync: Annotated[Section, At("trec_qcomm.ext.replicas.rule:SyncRule")] | None = None
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    debug: Annotated[Section, At("trec_qcomm.lab.debug.rule:DebugRule")] | None = None
+    guard: Annotated[Section, At("trec_qcomm.lab.guard.rule:GuardRule")] | None = None
     measure_error: bool = False
-    source: str = "config"
+    source: str = field(default="config", metadata={"stored": False})
 
     def __post_init__(self) -> None:
-        rules: object = self.embedding
-        if not isinstance(rules, Sequence) or not all(isinstance(r, TableRule) for r in rules):
-            raise ValueError("embedding: expected a list of rules")
-        object.__setattr__(self, "embedding", tuple(rules))
-        if self.dense is not None:
-            check_dense_rules(self.dense)
-            if not isinstance(self.dense, GradientRule):
-                object.__setattr__(self, "dense", tuple(self.dense))
-        tables: object = self.data_parallel
-        if tables is not None and type(tables) is not TableGradientRule:
-            raise ValueError(f"data_parallel: expected a TableGradientRule, got {tables!r}")
-        if self.ids is not None and type(self.ids) is not IdRule:
-            raise ValueError(f"ids: expected an IdRule, got {self.ids!r}")
-        if not self.embedding and not any((self.dense, self.data_parallel, self.ids, self.sync)):
+        check_fields(self)
+        if self.dense == ():
+            raise ValueError("dense: expected a rule, or a list of one or more rules")
+        if not any((self.embedding, self.dense, self.data_parallel, self.ids, self.sync)):
             raise ValueError(
                 "embedding: missing, and neither dense nor data_parallel given, nor ids or sync"
             )
-        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed: {self.seed!r} is not an integer in 0..2^63 - 1")
+        if self.dense is not None:
+            check_dense_rules(self.dense_rules)
         check_sections(self)
-        if type(self.measure_error) is not bool:
-            raise ValueError(f"measure_error: {self.measure_error!r} is not true or false")
 
     @property
     def dense_rules(self) -> tuple[GradientRule, ...]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trec_qcomm.config.config import Config
+from trec_qcomm.config.files import config_from_dict, config_to_dict
 from trec_qcomm.config.gradients import AllReduceRule
-from trec_qcomm.config.read import config_from_dict
-from trec_qcomm.config.write import config_to_dict, gradient_rule_to_dict
+from trec_qcomm.core.fields import write
 
 _MOST_NAMED = 6  # keys, or ranks, in one message
 _MISSING = "not given"
@@ -28,7 +28,7 @@ def flat_config(config: Config) -> dict[str, str]:
 
 def flat_rule(rule: AllReduceRule, name: str) -> dict[str, str]:
     """Return a rule of gradients by keys. Args: name: what the keys begin with."""
-    return _flat({name: gradient_rule_to_dict(rule)})
+    return _flat({name: write(rule, brief=(AllReduceRule,))})
 
 
 def config_text(config: Config) -> str:

@@ -3,21 +3,20 @@
 Knows: codecs, sections. Does not know: YAML, DDP, process groups.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
-from trec_qcomm.config.matching import PatternRules, patterns_of
-from trec_qcomm.config.section import Section, check_sections, section
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, check_dim, mask_use
+from trec_qcomm.config.matching import PatternRules, Patterns
+from trec_qcomm.config.section import At, Section, check_sections
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_dim, mask_use
+from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.segments import Segments
 
 AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot", "hierarchical"]
 Scope = Literal["layer", "global"]
 OnResize = Literal["sum", "reset"]
 LARGEST_BLOCK = 2**20
-_FLOAT32_NBYTES = 4
 LARGEST_RANK = 256
 _FLOAT32_NBYTES = 4
 
@@ -29,20 +28,21 @@ class Link:
     Args: latency_s: seconds a message, >= 0.  gb_s: GB/s, > 0.
     """
 
-    latency_s: float = 5e-5
-    gb_s: float = 1.25
+    latency_s: Annotated[float, Range(0)] = 5e-5
+    gb_s: Annotated[float, Range(0, is_open=True)] = 1.25
 
     def __post_init__(self) -> None:
-        for known in fields(self):
-            value = getattr(self, known.name)
-            if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-                raise ValueError(f"{known.name}: {value!r} is not a number >= 0")
-        if self.gb_s == 0:
-            raise ValueError("gb_s: 0 is not a number > 0")
+        check_fields(self)
 
     def transfer_s(self, *, num_messages: int, nbytes: float) -> float:
         """Return the seconds to send messages one after the other, of so many bytes together."""
         return num_messages * self.latency_s + nbytes / (1e9 * self.gb_s)
+
+
+def check_gradient_codec(where: str, codec: Codec) -> None:
+    """Raise ValueError at a codec that needs what a table's rows had before it."""
+    if mask_use(codec) is MaskUse.READS:
+        raise ValueError(f"{where}: {codec.name} is for the gradients of embeddings only")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +61,8 @@ class AllReduceRule:
     link: Link = field(default=Link())
 
     def __post_init__(self) -> None:
-        if isinstance(self.codec, type) or not isinstance(self.codec, Codec):
-            raise ValueError(f"codec: expected a codec, got {self.codec!r}")
-        if mask_use(self.codec) is MaskUse.READS:
-            raise ValueError(f"codec: {self.codec.name} is for the gradients of embeddings only")
-        check_choice("algorithm", self.algorithm, get_args(AlgorithmChoice))
-        if not isinstance(self.link, Link):
-            raise ValueError(f"link: expected a Link, got {self.link!r}")
+        check_fields(self)
+        check_gradient_codec("codec", self.codec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +88,10 @@ class LowRank:
     Args: rank: number of columns of each factor; lower is smaller, and keeps less of each step.
     """
 
-    rank: int
+    rank: Annotated[int, Range(1, LARGEST_RANK)]
 
     def __post_init__(self) -> None:
-        if type(self.rank) is not int or not 1 <= self.rank <= LARGEST_RANK:
-            raise ValueError(f"rank: {self.rank!r} is not an integer in 1..{LARGEST_RANK}")
+        check_fields(self)
 
     def is_smaller(self, num_rows: int, num_columns: int) -> bool:
         """Return whether the factors of a matrix have fewer values than itself."""
@@ -128,55 +122,53 @@ class GradientRule(AllReduceRule):
             of the hop between nodes (`cross` in files); None: float32.
     """
 
-    parameters: Sequence[str] = ("*",)
-    block: int = 128
-    min_numel: int = 256
+    parameters: Patterns = ("*",)
+    block: Annotated[int, Range(1, LARGEST_BLOCK)] = 128
+    min_numel: Annotated[int, Range(0)] = 256
     error_feedback: bool = False
-    refresh: Section | None = section("trec_qcomm.ext.dct.refresh:ThresholdRefresh")
+    refresh: Annotated[Section, At("trec_qcomm.ext.dct.refresh:ThresholdRefresh")] | None = None
     scope: Scope = "layer"
     low_rank: LowRank | None = None
     on_resize: OnResize = "sum"
     intra: Codec | None = None
 
+    other_keys: ClassVar[Mapping[str, str]] = {"cross": "codec"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "parameters", patterns_of(self.parameters, "parameters"))
-        check_choice("on_resize", self.on_resize, get_args(OnResize))
-        for name, least in (("block", 1), ("min_numel", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name}: {value!r} is not an integer >= {least}")
-        self._check_block()
-        self._check_intra()
-        if type(self.error_feedback) is not bool:
-            raise ValueError(f"error_feedback: {self.error_feedback!r} is not true or false")
-        check_choice("scope", self.scope, get_args(Scope))
         check_sections(self)
+        check_dim(self.codec, self.block, "block")
+        self._check_size()
+        if self.intra is not None:
+            if self.algorithm != "hierarchical":
+                raise ValueError(f"intra: only with algorithm: hierarchical, not {self.algorithm}")
+            check_gradient_codec("intra", self.intra)
+            check_dim(self.intra, self.block, "block")
         if self.scope == "global" and self.refresh is None:
             raise ValueError("scope: global: only where refresh finds the threshold")
-        if self.low_rank is not None and not isinstance(self.low_rank, LowRank):
-            raise ValueError(f"low_rank: expected a LowRank, got {self.low_rank!r}")
         if self.error_feedback and self.codec.contract is Contract.EXACT:
             raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back")
 
-    def _check_intra(self) -> None:
-        """Raise ValueError at a codec of the hop inside a node that cannot be one."""
-        if self.intra is None:
-            return
-        if self.algorithm != "hierarchical":
-            raise ValueError(f"intra: only with algorithm: hierarchical, not {self.algorithm}")
-        if isinstance(self.intra, type) or not isinstance(self.intra, Codec):
-            raise ValueError(f"intra: expected a codec, got {self.intra!r}")
-        if mask_use(self.intra) is MaskUse.READS:
-            raise ValueError(f"intra: {self.intra.name} is for the gradients of embeddings only")
-        check_dim(self.intra, self.block, "block")
+    @classmethod
+    def fields_of_keys(cls, data: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return {key: field} of a mapping: `cross` is `codec`, under its name beside `intra`.
 
-    def _check_block(self) -> None:
-        """Raise ValueError at a block that no parameter has, or that the codec does not take or
-        make smaller."""
-        if self.block > LARGEST_BLOCK:
-            raise ValueError(f"block: {self.block!r} is more than {LARGEST_BLOCK}")
-        check_dim(self.codec, self.block, "block")
+        Raises: ValueError: `cross` without `algorithm: hierarchical`, or beside `codec`.
+        """
+        if "cross" not in data:
+            return {}
+        if data.get("algorithm") != "hierarchical":
+            raise ValueError("cross: only with algorithm: hierarchical; else it is codec")
+        if "codec" in data:
+            raise ValueError("cross: is the same as codec; give one of them")
+        return cls.other_keys
+
+    def keys_of_fields(self) -> dict[str, str]:
+        """Return {field: key} that `fields_of_keys` undoes."""
+        return {"codec": "cross"} if self.algorithm == "hierarchical" else {}
+
+    def _check_size(self) -> None:
+        """Raise ValueError at a block with which the codec sends more than float32."""
         nbytes = _nbytes_a_value(self.codec, self.block)
         if nbytes >= _FLOAT32_NBYTES:
             sizes = range(self.block, LARGEST_BLOCK)
@@ -210,18 +202,13 @@ def rules_of(rules: GradientRule | Sequence[GradientRule] | None) -> tuple[Gradi
     return (rules,) if isinstance(rules, GradientRule) else tuple(rules)
 
 
-def check_dense_rules(rules: object) -> None:
-    """Raise ValueError where `dense` is neither a rule nor a list of rules that go together.
+def check_dense_rules(rules: Sequence[GradientRule]) -> None:
+    """Raise ValueError where the rules under `dense` do not go together.
 
     All rules share the messages of an all-reduce, so they have one algorithm and one link.
     """
-    listed = (rules,) if isinstance(rules, GradientRule) else rules
-    if not isinstance(listed, Sequence) or not all(type(rule) is GradientRule for rule in listed):
-        raise ValueError(f"dense: expected a GradientRule or a list of them, got {rules!r}")
-    if not listed:
-        raise ValueError("dense: expected a rule, or a list of one or more rules")
     for name in ("algorithm", "link"):
-        first, *others = (getattr(rule, name) for rule in listed)
+        first, *others = (getattr(rule, name) for rule in rules)
         for number, other in enumerate(others, 1):
             if other != first:
                 raise ValueError(

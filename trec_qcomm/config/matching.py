@@ -6,6 +6,9 @@ Knows: shell patterns, places in a config. Does not know: what rules say.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Annotated
+
+from trec_qcomm.core.fields import read
 
 
 def patterns_of(patterns: object, name: str = "tables") -> tuple[str, ...]:
@@ -14,14 +17,13 @@ def patterns_of(patterns: object, name: str = "tables") -> tuple[str, ...]:
     Args: name: name of the field that holds them, for errors.
     Raises: ValueError: neither.
     """
-    listed = (patterns,) if isinstance(patterns, str) else patterns
-    if (
-        not isinstance(listed, Sequence)
-        or not listed
-        or not all(type(pattern) is str and pattern for pattern in listed)
-    ):
+    listed: tuple[str, ...] = read(Sequence[str], patterns, name)
+    if not listed or "" in listed:
         raise ValueError(f"{name}: expected a pattern or a list of patterns, got {patterns!r}")
-    return tuple(listed)
+    return listed
+
+
+Patterns = Annotated[Sequence[str], patterns_of]
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,36 @@ Knows: names of modules. Does not know: what any section means.
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.fields import read
 
 if TYPE_CHECKING:
     from trec_qcomm.config.tables import TableRule
 
-_PLACE = "section"  # key of a field's metadata
+
+@dataclass(frozen=True)
+class At:
+    """Class of a section, whose module is imported when a config has the section.
+
+        guard: Annotated[Section, At("trec_qcomm.lab.guard.rule:GuardRule")] | None = None
+
+    Args: place: "module:Class".
+    """
+
+    place: str
+
+    def section_type(self) -> type["Section"]:
+        """Return the class."""
+        module, _, name = self.place.partition(":")
+        kind: type[Section] = getattr(importlib.import_module(module), name)
+        return kind
+
+    def __call__(self, data: object, where: str) -> Any:
+        """Return the section that a config has at a place, as `core.fields.read` does."""
+        return read(self.section_type(), data, where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,36 +116,10 @@ class Section:
         return None
 
 
-def section(place: str) -> Any:
-    """Return a dataclass field for a section, which is None where a config does not have it.
-
-    Args: place: "module:Class" of the section's class.
-    """
-    return field(default=None, metadata={_PLACE: place})
-
-
-def section_type(known: Field[Any]) -> type[Section] | None:
-    """Return the class of a field's section, and import its module; None: it is no section."""
-    place = known.metadata.get(_PLACE)
-    if place is None:
-        return None
-    module, _, name = place.partition(":")
-    kind: type[Section] = getattr(importlib.import_module(module), name)
-    return kind
-
-
 def check_sections(owner: Any) -> None:
-    """Raise ValueError at a section that is none, or that does not go with its owner."""
-    for known in fields(owner):
-        value = getattr(owner, known.name)
-        if value is None or _PLACE not in known.metadata:
-            continue
-        kind = section_type(known)
-        assert kind is not None
-        if not isinstance(value, kind):
-            article = "an" if kind.__name__[0] in "AEIOU" else "a"
-            raise ValueError(f"{known.name}: expected {article} {kind.__name__}, got {value!r}")
-        value.check(owner)
+    """Raise ValueError at a section that does not go with the config or rule that has it."""
+    for section in sections_of(owner).values():
+        section.check(owner)
 
 
 def sections_of(owner: Any) -> dict[str, Section]:

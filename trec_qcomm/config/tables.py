@@ -3,27 +3,23 @@
 Knows: codecs, sections. Does not know: YAML, TorchRec, process groups.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from trec_qcomm.codecs import Identity
-from trec_qcomm.config.matching import patterns_of
-from trec_qcomm.config.section import Section, check_sections, section
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use, only_for_gradients
+from trec_qcomm.config.matching import Patterns
+from trec_qcomm.config.section import At, Section, check_sections
+from trec_qcomm.core.codec import Codec, MaskUse, mask_use, only_for_gradients
+from trec_qcomm.core.fields import check_fields
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-UniqueBagsChoice = bool | Literal["auto"]
+UniqueBagsChoice = Literal[True, False, "auto"]
 AUTO_SHARE = 0.9  # `auto` merges where at least a tenth of the bags repeats; a choice, not tuned
 
 
 def _check_codecs(pair: "HopCodecs | TableRule") -> None:
-    for name in ("forward", "backward"):
-        codec = getattr(pair, name)
-        if isinstance(codec, type) or not isinstance(codec, Codec):
-            raise ValueError(f"{name}: expected a codec, got {codec!r}")
     if only_for_gradients(pair.forward):
         raise ValueError(
             f"forward: {pair.forward.name} is for gradients only: of the rows themselves it keeps "
@@ -51,6 +47,7 @@ class HopCodecs:
     backward: Codec = field(default=Identity())
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_codecs(self)
 
 
@@ -75,22 +72,21 @@ class TableRule:
         error_feedback: what is kept of each row for the next one of the same id.
     """
 
-    tables: Sequence[str]
+    tables: Patterns
     forward: Codec
     backward: Codec
     intra: HopCodecs = field(default=HopCodecs())
     unique_bags: UniqueBagsChoice = False
-    classes: Section | None = section("trec_qcomm.ext.dual_level.error_bound:OnlineClasses")
-    refresh: Section | None = section("trec_qcomm.ext.dct.refresh:ThresholdRefresh")
-    schedule: Section | None = section("trec_qcomm.ext.dual_level.schedule:Schedule")
-    error_feedback: Section | None = section("trec_qcomm.ext.feedback.rule:RowFeedback")
+    classes: (
+        Annotated[Section, At("trec_qcomm.ext.dual_level.error_bound:OnlineClasses")] | None
+    ) = None
+    refresh: Annotated[Section, At("trec_qcomm.ext.dct.refresh:ThresholdRefresh")] | None = None
+    schedule: Annotated[Section, At("trec_qcomm.ext.dual_level.schedule:Schedule")] | None = None
+    error_feedback: Annotated[Section, At("trec_qcomm.ext.feedback.rule:RowFeedback")] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", patterns_of(self.tables))
+        check_fields(self)
         _check_codecs(self)
-        if not isinstance(self.intra, HopCodecs):
-            raise ValueError(f"intra: expected HopCodecs, got {self.intra!r}")
-        check_choice("unique_bags", self.unique_bags, (True, False, "auto"))
         check_sections(self)
 
     def matches(self, table: str) -> bool:

@@ -7,8 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trec_qcomm.config.read import settings_from_dict
-from trec_qcomm.config.write import settings_to_dict
+from trec_qcomm.core.fields import read, write
 from trec_qcomm.ext.dual_level.schedule import (
     Constant,
     Drop,
@@ -78,9 +77,9 @@ def test_a_schedule_survives_yaml(name) -> None:
     assert list(SCHEDULES) == NAMES
     schedule = SCHEDULES[name]()
     assert isinstance(schedule, Schedule)
-    text = yaml.safe_dump(settings_to_dict(schedule))
-    assert settings_from_dict(Schedule, yaml.safe_load(text), "schedule") == schedule
-    assert settings_from_dict(Schedule, {"kind": name}, "schedule") == schedule
+    text = yaml.safe_dump(write(schedule))
+    assert read(Schedule, yaml.safe_load(text), "schedule") == schedule
+    assert read(Schedule, {"kind": name}, "schedule") == schedule
     assert repr(schedule).startswith(type(schedule).__name__ + "(")
     assert len({schedule, SCHEDULES[name]()}) == 1  # equal ones hash alike
 
@@ -116,15 +115,18 @@ def test_a_step_is_a_count(name, step) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, r"schedule: expected \{kind: one of constant, linear, log, step, drop, exponential"),
+        (
+            None,
+            r"schedule: expected the name of a kind or .*kinds: constant, linear, log, step, drop",
+        ),
         ({"start": 2}, "schedule: expected"),
         ({"kind": "cosine"}, r"schedule\.kind: 'cosine' is not one of \('constant', 'linear'"),
         ({"kind": ["log"]}, r"schedule\.kind: \['log'\] is not one of"),
         ({"kind": "constant", "start": 2}, r"schedule\.start: unknown key; allowed: none$"),
         ({"kind": "log", "T": 9}, r"schedule\.T: unknown key; allowed: start, end_step"),
-        ({"kind": "log", "end_step": 0}, r"schedule: log\.end_step: 0 is not"),
+        ({"kind": "log", "end_step": 0}, r"schedule\.end_step: 0 is not"),
     ],
 )
 def test_a_bad_config_is_named(data, message) -> None:
     with pytest.raises(ValueError, match=message):
-        settings_from_dict(Schedule, data, "schedule")
+        read(Schedule, data, "schedule")

@@ -153,7 +153,7 @@ def refused(yaml):
         ),
         (
             {"dense": MAPPING["dense"] | {"low_rank": {"rank": 0}}},
-            r"dense\.low_rank: rank: 0 is not",
+            r"dense\.low_rank\.rank: 0 is not",
         ),
         (
             {"dense": MAPPING["dense"] | {"low_rank": 4}},

@@ -258,9 +258,9 @@ def test_files_name_both_hops():
     same = {"codec" if key == "cross" else key: value for key, value in data.items()}
     assert config_from_dict({"dense": same}) == config
     for changed, message in (
-        ({"codec": "float6"}, r"dense\.cross: is the same as codec"),
-        ({"algorithm": "two_shot"}, r"dense\.cross: only with algorithm: hierarchical"),
-        ({"intra": {"codec": "cast", "dtype": "f8"}}, r"dense\.intra: cast\.dtype"),
+        ({"codec": "float6"}, r"dense: cross: is the same as codec"),
+        ({"algorithm": "two_shot"}, r"dense: cross: only with algorithm: hierarchical"),
+        ({"intra": {"codec": "cast", "dtype": "f8"}}, r"dense\.intra\.dtype"),
         ({"intra": "forward_mask"}, r"dense: intra: forward_mask is for"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -70,9 +70,9 @@ def test_a_training_that_broke_down_never_passes(broken):
 def test_limits_that_make_no_sense_are_refused():
     for arguments, message in (
         ({"mean": 0.1, "upper": 0.05, "seeds": 50}, "mean 0.1: expected a number up to upper"),
-        ({"mean": None, "upper": 0.0, "seeds": 50}, "upper 0.0: expected a positive"),
-        ({"mean": None, "upper": float("nan"), "seeds": 50}, "upper nan"),
-        ({"mean": None, "upper": 0.1, "seeds": 4}, "seeds 4: below 5"),
+        ({"mean": None, "upper": 0.0, "seeds": 50}, "upper: 0.0 is not a finite number > 0"),
+        ({"mean": None, "upper": float("nan"), "seeds": 50}, "upper: nan is not a finite number"),
+        ({"mean": None, "upper": 0.1, "seeds": 4}, "seeds: 4 is not an integer >= 5"),
     ):
         with pytest.raises(ValueError, match=message):
             Limits(**arguments)

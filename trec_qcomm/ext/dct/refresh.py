@@ -23,7 +23,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from torch import Tensor
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan, Piece
 from trec_qcomm.config import GradientRule
 from trec_qcomm.config.section import Section
+from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.ext.dct.codecs import Threshold, TopK
 from trec_qcomm.ext.dual_level.schedule import Schedule
 from trec_qcomm.integration.tolerances import TableTolerance
@@ -52,25 +53,18 @@ class ThresholdRefresh(Section):
             first update at its `end_step` or later.
     """
 
-    every: int
-    density: float
-    sample: int | Literal["all"] = 4096
+    every: Annotated[int, Range(1)]
+    density: Annotated[float, Range(0, 1, is_open=True)]
+    sample: Annotated[int, Range(1)] | Literal["all"] = 4096
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
-        if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every: {self.every!r} is not an integer >= 1")
-        if self.sample != "all" and (type(self.sample) is not int or self.sample < 1):
-            raise ValueError(f"sample: {self.sample!r} is not an integer >= 1 or all")
-        if type(self.density) is not float or not 0 < self.density < 1:
-            raise ValueError(f"density: {self.density!r} is not a number between 0 and 1")
+        check_fields(self)
         if self.schedule is not None:
             self._check_schedule(self.schedule)
 
     def _check_schedule(self, schedule: Schedule) -> None:
         """Raise ValueError at a schedule that lets all through, or ends too early to be seen."""
-        if not isinstance(schedule, Schedule):
-            raise ValueError(f"schedule: expected a Schedule, got {schedule!r}")
         if self.density_at(0) >= 1:
             raise ValueError(
                 f"schedule.start: {schedule.multiplier(0)!r} times the density, {self.density!r}, "

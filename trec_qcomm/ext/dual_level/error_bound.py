@@ -10,15 +10,16 @@ Shapes: T tables. Unit: a bound is a fraction of max - min of a table's rows in 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.config.section import Section
+from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.ext.dual_level.homogenization import homogenization_index
 from trec_qcomm.integration.tolerances import TableTolerance
 
@@ -52,9 +53,7 @@ class BoundClasses:
     loose_from: float = 0.98
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if type(getattr(self, field.name)) not in (int, float):
-                raise ValueError(f"{field.name}: {getattr(self, field.name)!r} is not a number")
+        check_fields(self)
         if not 0 < self.tight <= self.base <= self.loose < 1:
             raise ValueError(
                 f"tight {self.tight}, base {self.base}, loose {self.loose}: expected "
@@ -88,13 +87,11 @@ class OnlineClasses(BoundClasses, Section):
         margin: distance above a threshold that an index must have before a bound is loosened.
     """
 
-    every: int
+    every: Annotated[int, Range(1)]
     margin: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every: {self.every!r} is not an integer >= 1")
         if not 0 <= self.margin <= 1 - self.loose_from:  # or no table could ever become loose
             raise ValueError(f"margin: {self.margin!r} is not in 0..{1 - self.loose_from:.4g}")
 

@@ -19,11 +19,15 @@ Compression (Lin et al. 2018), by the step in place of the epoch.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.config.section import Section
+from trec_qcomm.core.fields import Range, check_fields, read
 from trec_qcomm.integration.tolerances import TableTolerance
+
+_Count = Annotated[int, Range(1, 2**63 - 1)]
+_StepNumber = Annotated[int, Range(0, 2**63 - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,7 @@ class Constant(Schedule):
     name: ClassVar[str] = "constant"
 
     def multiplier(self, step: int) -> float:
-        _check_int("step", step, at_least=0)
+        read(_StepNumber, step, "step")
         return 1.0
 
 
@@ -76,16 +80,14 @@ class _Decay(Schedule):
     Args: start: c >= 1, finite; a larger one is coarser at first.  end_step: T, 1..2^63 - 1.
     """
 
-    start: float = 2.0
-    end_step: int = 65_536
+    start: Annotated[float, Range(1)] = 2.0
+    end_step: _Count = 65_536
 
     def __post_init__(self) -> None:
-        if type(self.start) not in (int, float) or not 1 <= self.start < math.inf:
-            raise ValueError(f"{self.name}.start: {self.start!r} is not a finite number >= 1")
-        _check_int(f"{self.name}.end_step", self.end_step, at_least=1)
+        check_fields(self, self.name)
 
     def multiplier(self, step: int) -> float:
-        _check_int("step", step, at_least=0)
+        read(_StepNumber, step, "step")
         return max(1.0, self._before_end(step)) if step < self.end_step else 1.0
 
     @abstractmethod
@@ -139,13 +141,9 @@ class Step(_Stretched):
     Args: num_stairs: n, 1..2^63 - 1.
     """
 
-    num_stairs: int = 10
+    num_stairs: _Count = 10
 
     name: ClassVar[str] = "step"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_int("step.num_stairs", self.num_stairs, at_least=1)
 
     def _descent(self, step: int) -> float:
         return (self.num_stairs * step // self.end_step) / self.num_stairs
@@ -161,8 +159,3 @@ class Drop(_Stretched):
 
 
 Schedule.kinds = {kind.name: kind for kind in (Constant, Linear, Log, Step, Drop, Exponential)}
-
-
-def _check_int(where: str, value: object, *, at_least: int) -> None:
-    if type(value) is not int or not at_least <= value < 2**63:
-        raise ValueError(f"{where}: {value!r} is not an integer in {at_least}..2^63 - 1")

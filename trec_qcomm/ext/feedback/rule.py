@@ -4,10 +4,13 @@ Knows: rules of tables. Does not know: TorchRec, residuals.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from trec_qcomm.config.section import Section
 from trec_qcomm.core.codec import mask_use
+from trec_qcomm.core.fields import Range, check_fields
+
+NumRows = Annotated[int, Range(0, 2**31 - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +25,11 @@ class RowFeedback(Section):
             each rank that it sends them; 0: rows are sent without.
     """
 
-    backward_rows: int = 0
-    forward_rows: int = 0
+    backward_rows: NumRows = 0
+    forward_rows: NumRows = 0
 
     def __post_init__(self) -> None:
-        for name in ("backward_rows", "forward_rows"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-                raise ValueError(f"{name}: {value!r} is not an int in 0..2^31 - 1")
+        check_fields(self)
         if not self.backward_rows and not self.forward_rows:
             raise ValueError("backward_rows, forward_rows: one of them must be above 0")
 

@@ -5,11 +5,13 @@ Knows: codecs. Does not know: YAML, TorchRec, process groups.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from trec_qcomm.codecs import Cast, Identity
+from trec_qcomm.config.gradients import check_gradient_codec
 from trec_qcomm.config.section import Section
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.fields import Range, check_fields
 
 SyncAlgorithm = Literal["auto", "direct", "two_shot"]
 
@@ -32,24 +34,15 @@ class SyncRule(Section):
 
     codec: Codec = field(default=Identity())
     optimizer: Codec = field(default=Identity())
-    every: int = 1
+    every: Annotated[int, Range(1, 2**31 - 1)] = 1
     algorithm: SyncAlgorithm = "auto"
-    feedback_rows: int = 100_000
+    feedback_rows: Annotated[int, Range(0, 2**31 - 1)] = 100_000
 
     def __post_init__(self) -> None:
-        for name in ("codec", "optimizer"):
-            codec = getattr(self, name)
-            if isinstance(codec, type) or not isinstance(codec, Codec):
-                raise ValueError(f"{name}: expected a codec, got {codec!r}")
-        if mask_use(self.codec) is MaskUse.READS:
-            raise ValueError(f"codec: {self.codec.name} is for the gradients of embeddings only")
+        check_fields(self)
+        check_gradient_codec("codec", self.codec)
         if not isinstance(self.optimizer, Identity | Cast):
             raise ValueError(f"optimizer: {self.optimizer.name} is not one of identity, cast")
-        for name, least in (("every", 1), ("feedback_rows", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value < 2**31:
-                raise ValueError(f"{name}: {value!r} is not an integer in {least}..2^31 - 1")
-        check_choice("algorithm", self.algorithm, get_args(SyncAlgorithm))
 
     def in_short(self) -> str:
         return f"{self.codec!r} every {self.every}"

@@ -17,7 +17,7 @@ Knows: JSON, files. Does not know: configs, options of any program that measures
 
 from trec_qcomm.core.stats import TRAFFIC_GROUPS, TRAFFIC_KINDS
 from trec_qcomm.lab.records.debug import DebugRecord, Direction
-from trec_qcomm.lab.records.json_lines import append, check_whole, read, read_all
+from trec_qcomm.lab.records.json_lines import append, read, read_all
 from trec_qcomm.lab.records.kinds import (
     BenchRecord,
     BreakEvenRecord,
@@ -33,7 +33,6 @@ from trec_qcomm.lab.records.kinds import (
 )
 from trec_qcomm.lab.records.record import (
     PACKAGES,
-    SCHEMA_VERSION,
     Environment,
     Origin,
     Percentiles,
@@ -57,11 +56,11 @@ from trec_qcomm.lab.records.trainings import (
 )
 
 __all__ = [
-    "PACKAGES", "SCHEMA_VERSION", "TRAFFIC_GROUPS", "TRAFFIC_KINDS", "BenchRecord",
+    "PACKAGES", "TRAFFIC_GROUPS", "TRAFFIC_KINDS", "BenchRecord",
     "BreakEvenRecord", "CodecRecord", "DebugRecord", "Direction", "Environment",
     "GuardProbeRecord", "GuardRecord", "Limits", "LimitsByMetric", "Metrics", "NetworkRecord",
     "Origin", "Percentiles", "ProgressRecord", "Record", "Scalar", "ScaleRecord", "SearchRecord",
     "SeedEvaluation", "SeedTraining", "SegmentSizes", "StudyRecord", "TableSizes",
     "TableSizesRecord", "TableTraffic", "TrafficByKind", "TrafficBytes", "TrainingRecord",
-    "ValidationRecord", "append", "check_whole", "read", "read_all", "traffic_of",
+    "ValidationRecord", "append", "read", "read_all", "traffic_of",
 ]  # fmt: skip

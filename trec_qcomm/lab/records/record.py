@@ -10,13 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
-SCHEMA_VERSION = 1
 Scalar = str | int | float | bool
-
-RECORD_TYPES: dict[str, type[Record]] = {}  # by kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +97,7 @@ class Record:
             latency_s: float
 
     Args:
+        version: version of the schema.
         configuration: name of what was measured, such as "best" or "stock".
         config: YAML text of its config; None where it has none, as plain TorchRec.
         setup: all that must be equal for two measurements to be compared, and only that. Whoever
@@ -112,7 +110,9 @@ class Record:
     """
 
     kind: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type[Record]]] = {}
 
+    version: Literal[1] = 1
     configuration: str
     config: str | None = None
     setup: Mapping[str, Scalar] = field(default_factory=dict)
@@ -125,10 +125,10 @@ class Record:
 
     def __init_subclass__(cls, kind: str, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if RECORD_TYPES.get(kind, cls).__qualname__ != cls.__qualname__:
-            raise ValueError(f"kind {kind!r}: is already {RECORD_TYPES[kind].__qualname__}")
+        if cls.kinds.get(kind, cls).__qualname__ != cls.__qualname__:
+            raise ValueError(f"kind {kind!r}: is already {cls.kinds[kind].__qualname__}")
         cls.kind = kind
-        RECORD_TYPES[kind] = cls
+        cls.kinds[kind] = cls
 
     @property
     def setup_key(self) -> tuple[tuple[str, Scalar], ...]:

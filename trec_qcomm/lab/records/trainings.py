@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch.distributed as dist
 
+from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.lab.records.record import (
     Environment,
@@ -195,19 +195,16 @@ class Limits:
         that of the mean, or fewer than 5 seeds.
     """
 
-    mean: float | None
-    upper: float
-    seeds: int
+    mean: Annotated[float, Range()] | None
+    upper: Annotated[float, Range(0, is_open=True)]
+    seeds: Annotated[int, Range(5)]
     higher_is_better: bool = False
     is_relative: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.upper < math.inf:
-            raise ValueError(f"upper {self.upper}: expected a positive number")
-        if self.mean is not None and not -math.inf < self.mean <= self.upper:
+        check_fields(self)
+        if self.mean is not None and self.mean > self.upper:
             raise ValueError(f"mean {self.mean}: expected a number up to upper {self.upper}")
-        if self.seeds < 5:
-            raise ValueError(f"seeds {self.seeds}: below 5 there are no statistics")
 
 
 LimitsByMetric = Mapping[str, Limits | None]  # None: the metric is shown, and has no limits
