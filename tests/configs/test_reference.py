@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trec_qcomm import Config, GradientRule, HopCodecs, TableGradientRule, TableRule
-from trec_qcomm.config import IdRule, Link, LowRank, config_from_dict, parse_yaml
+from trec_qcomm.config import IdRule, LowRank, config_from_dict, parse_yaml
 from trec_qcomm.core.registry import codec_names, codec_type
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
@@ -24,7 +24,7 @@ RULES = (
     Config, TableRule, HopCodecs, GradientRule, TableGradientRule, DebugRule, GuardRule, IdRule,
     LowRank, RowFeedback, SyncRule,
 )  # fmt: skip
-CONTROL = (OnlineClasses, ThresholdRefresh, Link, *Schedule.kinds.values())
+CONTROL = (OnlineClasses, ThresholdRefresh, *Schedule.kinds.values())
 # Other tests, in the same process, register codecs of their own.
 SHIPPED_CODECS = [
     name for name in codec_names() if codec_type(name).__module__.startswith("trec_qcomm.")

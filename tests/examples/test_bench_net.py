@@ -75,14 +75,11 @@ def test_options_that_would_do_nothing_are_refused(words, refused):
 
 def test_bytes_that_could_not_be_told_are_refused_before_the_first_network(tmp_path):
     config = tmp_path / "mine.yaml"
-    config.write_text("dense: {codec: {codec: cast, dtype: bf16}}")  # algorithm: auto
+    config.write_text("dense: {codec: {codec: cast, dtype: bf16}, algorithm: recursive_doubling}")
     asked = argparse.Namespace(configs=["stock", str(config)], hosts=[2, 3], ranks_per_host=1)
     setup = {"plan": "table_wise"}
     bench.check_counts(asked, [setup])
     asked.ranks_per_host = 2
-    with pytest.raises(ValueError, match=r"mine.yaml: dense: algorithm: auto"):
-        bench.check_counts(asked, [setup])
-    config.write_text("dense: {codec: {codec: cast, dtype: bf16}, algorithm: recursive_doubling}")
     with pytest.raises(ValueError, match=r"mine.yaml: dense: algorithm: recursive_doubling"):
         bench.check_counts(asked, [setup])
     config.write_text("ids: {codec: packed}")
@@ -104,9 +101,9 @@ def test_hosts_that_the_ranks_do_not_fill_are_refused(ranks_per_host, tmp_path):
 
 def test_the_command_refuses_them_before_it_builds_a_network(tmp_path, refused):
     config, out = tmp_path / "mine.yaml", tmp_path / "net.jsonl"
-    config.write_text("dense: {codec: {codec: cast, dtype: bf16}}")
+    config.write_text("dense: {codec: {codec: cast, dtype: bf16}, algorithm: recursive_doubling}")
     said = refused("--ranks-per-host", 2, "--hosts", 2, "--configs", config, "--out", out)
-    assert "mine.yaml: dense: algorithm: auto: the share that leaves" in said
+    assert "mine.yaml: dense: algorithm: recursive_doubling: the share that leaves" in said
     assert "[1/" not in said
 
 

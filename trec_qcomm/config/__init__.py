@@ -18,7 +18,6 @@ from trec_qcomm.config.files import (
 from trec_qcomm.config.gradients import (
     AllReduceRule,
     GradientRule,
-    Link,
     LowRank,
     TableGradientRule,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "GradientRule",
     "HopCodecs",
     "IdRule",
-    "Link",
     "LowRank",
     "Section",
     "TableGradientRule",

@@ -4,7 +4,7 @@ Knows: codecs, sections. Does not know: YAML, DDP, process groups.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from trec_qcomm.config.matching import PatternRules, Patterns
@@ -13,30 +13,12 @@ from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_dim, mask_use
 from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.segments import Segments
 
-AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot", "hierarchical"]
+AlgorithmChoice = Literal["two_shot", "ring", "recursive_doubling", "hierarchical"]
 Scope = Literal["layer", "global"]
 OnResize = Literal["sum", "reset"]
 LARGEST_BLOCK = 2**20
 LARGEST_RANK = 256
 _FLOAT32_NBYTES = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """A rank's network in the alpha-beta model: n bytes take latency_s + n / (1e9 gb_s) seconds.
-
-    Args: latency_s: seconds a message, >= 0.  gb_s: GB/s, > 0.
-    """
-
-    latency_s: Annotated[float, Range(0)] = 5e-5
-    gb_s: Annotated[float, Range(0, is_open=True)] = 1.25
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def transfer_s(self, *, num_messages: int, nbytes: float) -> float:
-        """Return the seconds to send messages one after the other, of so many bytes together."""
-        return num_messages * self.latency_s + nbytes / (1e9 * self.gb_s)
 
 
 def check_gradient_codec(where: str, codec: Codec) -> None:
@@ -51,14 +33,11 @@ class AllReduceRule:
 
     Args:
         codec: codec of the values; on CUDA one that has kernels there.
-        algorithm: name of the algorithm; `auto` is the fastest one by the model of `link`, of those
-            that take all ranks alike.
-        link: latency and bandwidth between two ranks, for `auto`.
+        algorithm: name of the algorithm.
     """
 
     codec: Codec
-    algorithm: AlgorithmChoice = "auto"
-    link: Link = field(default=Link())
+    algorithm: AlgorithmChoice = "two_shot"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -76,8 +55,8 @@ class TableGradientRule(AllReduceRule):
         super().__post_init__()
         if self.algorithm == "hierarchical":
             raise ValueError(
-                "algorithm: hierarchical: for dense only; allowed: auto, ring, recursive_doubling, "
-                "two_shot"
+                "algorithm: hierarchical: for dense only; allowed: two_shot, ring, "
+                "recursive_doubling"
             )
 
 
@@ -205,13 +184,12 @@ def rules_of(rules: GradientRule | Sequence[GradientRule] | None) -> tuple[Gradi
 def check_dense_rules(rules: Sequence[GradientRule]) -> None:
     """Raise ValueError where the rules under `dense` do not go together.
 
-    All rules share the messages of an all-reduce, so they have one algorithm and one link.
+    All rules share the messages of an all-reduce, so they have one algorithm.
     """
-    for name in ("algorithm", "link"):
-        first, *others = (getattr(rule, name) for rule in rules)
-        for number, other in enumerate(others, 1):
-            if other != first:
-                raise ValueError(
-                    f"dense[{number}].{name}: {other!r}, but dense[0] has {first!r}; parameters "
-                    "of several rules travel in one message, so all rules must have the same"
-                )
+    first, *others = (rule.algorithm for rule in rules)
+    for number, other in enumerate(others, 1):
+        if other != first:
+            raise ValueError(
+                f"dense[{number}].algorithm: {other!r}, but dense[0] has {first!r}; parameters of "
+                "several rules travel in one message, so all rules must have the same"
+            )

@@ -13,16 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm import GradientRule, Identity, Rowwise, Threshold, load_preset
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
-from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.peers import make_gloo_group
-from trec_qcomm.config import Link
-from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.ext.dual_level.schedule import Exponential
 from trec_qcomm.integration.checkpoint import rank_key
 from trec_qcomm.integration.gradients import all_reduce
-from trec_qcomm.integration.gradients.dense import DenseGradients, make_dense_reduction
+from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.testing import run_ranks
 
@@ -332,27 +329,6 @@ def loaded_from_a_device():
 
 def test_loaded_residuals_are_read_in_the_stream_of_who_loads_them():
     PlayedRanks(1).run(loaded_from_a_device)
-
-
-# The choice of the algorithm.
-
-
-@pytest.mark.parametrize(
-    ("world_size", "numel", "latency_s", "expected"),
-    [
-        (2, 10**6, 0.0, "two_shot"),  # as many bytes as recursive doubling
-        (2, 10**3, 1e-3, "recursive_doubling"),  # one message instead of two
-        (8, 10**6, 0.0, "two_shot"),  # 14/8 instead of 3 times the bytes
-        (8, 10**3, 1e-3, "recursive_doubling"),  # 3 messages instead of 14
-        (5, 10**6, 5e-5, "two_shot"),
-    ],
-)
-def test_auto_is_the_fastest_over_the_link(world_size, numel, latency_s, expected):
-    link = Link(latency_s=latency_s, gb_s=0.0125)
-    auto = rule(algorithm="auto", link=link)
-    parameters = [ParameterShape("p", numel, auto.block)]
-    reduction = make_dense_reduction(auto, parameters, 0, world_size, Traffic("dense", ["all"]))
-    assert reduction.options.algorithm == expected
 
 
 # What is refused.

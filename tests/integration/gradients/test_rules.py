@@ -9,7 +9,7 @@ from tests.comm.dense.reductions import watched
 from trec_qcomm import Config, Float6, GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.rounds import play
-from trec_qcomm.config import Link, config_from_dict, config_to_dict, load_config
+from trec_qcomm.config import config_from_dict, config_to_dict, load_config
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
@@ -128,11 +128,7 @@ def test_lists_survive_a_round_trip_and_one_rule_stays_a_mapping(tmp_path):
         ([{"codec": "float6", "parameters": []}], r"dense\[0\]\.parameters: expected a pattern"),
         (
             [{"parameters": "a.*", "codec": "float6", "algorithm": "ring"}, {"codec": "identity"}],
-            r"dense\[1\]\.algorithm: 'auto', but dense\[0\] has 'ring'; .*one message",
-        ),
-        (
-            [{"parameters": "a.*", "codec": "float6"}, {"codec": "identity", "link": {"gb_s": 2}}],
-            r"dense\[1\]\.link: Link",
+            r"dense\[1\]\.algorithm: 'two_shot', but dense\[0\] has 'ring'; .*one message",
         ),
     ],
 )
@@ -142,6 +138,6 @@ def test_a_wrong_list_names_rule_and_field(rules, message):
 
 
 def test_a_list_of_anything_else_is_refused():
-    for rules in (["float6"], GradientRule, [GradientRule], Link()):
+    for rules in (["float6"], GradientRule, [GradientRule]):
         with pytest.raises(ValueError, match=r"dense(\[0\])?: expected .* \(GradientRule\)"):
             Config(dense=rules)

@@ -67,7 +67,7 @@ def test_replicated_tables_have_the_share_of_their_own_algorithm() -> None:
     of_tables = {"data_parallel": TrafficBytes(wire_nbytes=300.0)}
     alone = replace(record(both.format("two_shot")), traffic=(of_tables,) * 4)
     assert [host["dense"] for host in sent_between_hosts(alone)] == pytest.approx([400, 400])
-    for algorithm in ("ring", "recursive_doubling", "auto"):
+    for algorithm in ("ring", "recursive_doubling"):
         with pytest.raises(
             ValueError, match=f"a: data_parallel: algorithm: {algorithm}: the share"
         ):
@@ -93,8 +93,8 @@ def test_a_plan_of_which_only_some_tables_are_by_node_is_an_error() -> None:
 
 
 def test_what_cannot_be_told_is_an_error() -> None:
-    with pytest.raises(ValueError, match="algorithm: auto: the share that leaves"):
-        sent_between_hosts(record(DENSE.format("auto")))
+    with pytest.raises(ValueError, match="algorithm: recursive_doubling: the share that leaves"):
+        sent_between_hosts(record(DENSE.format("recursive_doubling")))
     with pytest.raises(ValueError, match="a: no traffic was counted"):
         sent_between_hosts(replace(record(None), traffic=None))
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
-from trec_qcomm.lab.simulate.plans import PLANS, Cluster, Hops, Model
+from trec_qcomm.lab.simulate.plans import PLANS, Cluster, Hops, Link, Model
 from trec_qcomm.lab.simulate.step import (
     PARTS,
     WORK,
@@ -275,4 +274,3 @@ def test_ours_by_node_sends_a_node_s_share_between_nodes() -> None:
     assert dense_s("hierarchical", unit) == pytest.approx(between_s + inside_s)
     plain = cluster(16, node=8, intra=unit, inter=unit).all_reduce_s(n / 4)
     assert dense_s("ring", unit) == pytest.approx(plain["ring"])
-    assert dense_s("auto", unit) == pytest.approx(min(plain["ring"], plain["two_shot"]))

@@ -7,12 +7,11 @@ import pytest
 
 from tests.lab.simulate import sample_records
 from tests.lab.simulate.sample_records import DISTINCT, network, write
-from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.records import NetworkRecord, TableSizesRecord, TrafficBytes, read
 from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
 from trec_qcomm.lab.simulate.measured import load_steps
-from trec_qcomm.lab.simulate.plans import Cluster, Model
+from trec_qcomm.lab.simulate.plans import Cluster, Link, Model
 from trec_qcomm.lab.simulate.ratios import dense_values, find_configuration, ratios_at
 from trec_qcomm.lab.simulate.step import Device, simulate
 

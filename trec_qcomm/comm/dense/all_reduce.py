@@ -121,32 +121,6 @@ def num_encodings(algorithm: FlatAlgorithm, world_size: int) -> int:
     }[algorithm]
 
 
-def num_messages(algorithm: FlatAlgorithm, world_size: int) -> int:
-    """Return the number of messages of the rank that sends the most."""
-    stages = world_size.bit_length() - 1
-    unfold = 2 * (world_size != 1 << stages)
-    return stages + unfold if algorithm == "recursive_doubling" else 2 * (world_size - 1)
-
-
-def sent_nbytes(
-    algorithm: FlatAlgorithm, rank: int, chunk_nbytes: Sequence[int], whole: int
-) -> int:
-    """Return the bytes that one rank sends where the codec is of fixed size.
-
-    Args: chunk_nbytes: sizes of the frames of single chunks.  whole: size of a frame of all chunks.
-    """
-    n = len(chunk_nbytes)
-    others = sum(chunk_nbytes) - chunk_nbytes[rank]
-    if algorithm == "two_shot":
-        return others + (n - 1) * chunk_nbytes[rank]
-    if algorithm == "ring":
-        return others + sum(chunk_nbytes) - chunk_nbytes[(rank + 1) % n]
-    stages = n.bit_length() - 1
-    if rank >= 1 << stages:
-        return whole
-    return whole * (stages + 2 * (rank + (1 << stages) < n))
-
-
 def ring_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
     """Return the bytes that each rank sends in a ring all-reduce of plain numbers.
 

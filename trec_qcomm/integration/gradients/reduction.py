@@ -1,22 +1,13 @@
-"""The reduction of gradients that a rule describes, and the choice of its algorithm.
+"""The reduction of gradients that a rule describes.
 
-Knows: rules, chunks, the model of a link. Does not know: DDP, process groups.
+Knows: rules, chunks. Does not know: DDP, process groups.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trec_qcomm.codecs import Identity
-from trec_qcomm.comm.dense.all_reduce import (
-    ALGORITHMS,
-    Algorithm,
-    AllReduceOptions,
-    FlatAlgorithm,
-    Reduction,
-    num_messages,
-    sent_nbytes,
-    sites,
-)
+from trec_qcomm.comm.dense.all_reduce import AllReduceOptions, Reduction, sites
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape
 from trec_qcomm.comm.dense.coder import GradientTolerances
 from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
@@ -24,8 +15,6 @@ from trec_qcomm.comm.dense.low_rank.reduction import LowRankReduction
 from trec_qcomm.config import AllReduceRule, GradientRule
 from trec_qcomm.core.codec import check_dim
 from trec_qcomm.core.counters import Traffic
-
-_AS_FAST = 1.01  # times of algorithms up to this factor apart count as equal
 
 
 def make_reduction(
@@ -46,7 +35,7 @@ def make_reduction(
     """Return the reduction of one rank that a rule describes.
 
     Args:
-        rule: the rule, whose algorithm and link hold for all parameters.
+        rule: the rule, whose algorithm holds for all parameters.
         parameters: all parameters of the model, as if they were in one bucket.
         traffic, intra_traffic: counters of what is sent, see Reduction.
         codings: codecs of the values, which the parameters name by number; None: the rule's codec
@@ -66,7 +55,7 @@ def make_reduction(
     chunks = BucketChunks(sent, world_size, codings)
     options = AllReduceOptions(
         codings=codings,
-        algorithm=_algorithm(rule, chunks),
+        algorithm=rule.algorithm,
         seed=seed,
         measure=measure_error,
         ranks_per_node=ranks_per_node,
@@ -102,29 +91,3 @@ def make_coding(rule: AllReduceRule) -> Coding:
         error_feedback=rule.error_feedback,
         intra=rule.intra,
     )
-
-
-def _algorithm(rule: AllReduceRule, chunks: BucketChunks) -> Algorithm:
-    """Return the rule's algorithm, the fastest one for `auto`.
-
-    The fastest is the one whose busiest rank has sent all first, by the link's model, with all
-    parameters in one bucket. Times within 1 % count as equal, so that uneven chunks do not decide.
-    Of equally fast ones it is the first of two_shot, recursive_doubling and ring: with 4 ranks or
-    more none of the later ones quantizes a value less often.
-    """
-    if rule.algorithm != "auto":
-        return rule.algorithm
-    world_size = chunks.num_chunks
-    each = [chunks.span(range(c, c + 1)).placed.frame_nbytes[0] for c in range(world_size)]
-    (whole,) = chunks.span(range(world_size)).placed.frame_nbytes
-
-    def seconds(algorithm: FlatAlgorithm) -> float:
-        most = max(sent_nbytes(algorithm, r, each, whole) for r in range(world_size))
-        messages = num_messages(algorithm, world_size)
-        return rule.link.transfer_s(num_messages=messages, nbytes=most)
-
-    order: list[FlatAlgorithm] = ["two_shot", "recursive_doubling", "ring"]
-    assert set(order) == set(ALGORITHMS)
-    times = {algorithm: seconds(algorithm) for algorithm in order}
-    limit = _AS_FAST * min(times.values())
-    return next(algorithm for algorithm in order if times[algorithm] <= limit)

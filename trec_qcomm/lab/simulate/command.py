@@ -36,12 +36,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trec_qcomm.config import Link
 from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.records import BreakEvenRecord, ScaleRecord, TableSizesRecord, append, read
 from trec_qcomm.lab.simulate import report
 from trec_qcomm.lab.simulate.measured import MeasuredStep, load_steps
-from trec_qcomm.lab.simulate.plans import PLANS, Cluster, Model
+from trec_qcomm.lab.simulate.plans import PLANS, Cluster, Link, Model
 from trec_qcomm.lab.simulate.ratios import dense_values, find_configuration, ratios_at
 from trec_qcomm.lab.simulate.step import Configuration, Device, Step, break_even, simulate
 from trec_qcomm.lab.simulate.validation import FIT_CONFIGURATIONS, validate

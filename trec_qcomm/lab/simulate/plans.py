@@ -29,11 +29,30 @@ twrw_sharding (who sends what to whom; the codecs of twrw's hop in a node) and c
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from trec_qcomm.config import Link
+from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
 
 ID_NBYTES, LENGTH_NBYTES = 8, 4  # an id; the number of ids of a bag
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A rank's network in the alpha-beta model: n bytes take latency_s + n / (1e9 gb_s) seconds.
+
+    Args: latency_s: seconds a message, >= 0.  gb_s: GB/s, > 0.
+    """
+
+    latency_s: Annotated[float, Range(0)] = 5e-5
+    gb_s: Annotated[float, Range(0, is_open=True)] = 1.25
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def transfer_s(self, *, num_messages: int, nbytes: float) -> float:
+        """Return the seconds to send messages one after the other, of so many bytes together."""
+        return num_messages * self.latency_s + nbytes / (1e9 * self.gb_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,7 @@ def _dense_s(configuration: Configuration, cluster: Cluster, nbytes: float) -> f
     coded = cluster.all_reduce_s(nbytes / configuration.dense)
     if algorithm in coded:
         return coded[algorithm]
-    return min(coded.values()) if algorithm is None else min(coded["ring"], coded["two_shot"])
+    return min(coded.values())
 
 
 def _by_node_s(configuration: Configuration, cluster: Cluster, nbytes: float) -> float:

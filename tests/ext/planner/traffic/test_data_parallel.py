@@ -56,9 +56,9 @@ def test_by_hand() -> None:
     """4 ranks: a bit a row to 3 others, and 6 chunks of a fourth of the touched rows."""
     table = TouchedTable(dim=DIM, num_rows=640, num_touched=40)
     frame = 10 * 4 * DIM + SEGMENT_ENTRY_NBYTES + HEADER_NBYTES
-    assert reduced_nbytes([table], Identity(), "auto", 4) == 3 * 80 + 6 * frame
-    assert reduced_nbytes([table], Identity(), "auto", 1) == 0
-    assert reduced_nbytes([], Identity(), "auto", 4) == 0
+    assert reduced_nbytes([table], Identity(), "two_shot", 1) == 0
+    assert reduced_nbytes([], Identity(), "two_shot", 4) == 0
+    assert reduced_nbytes([table], Identity(), "two_shot", 4) == 3 * 80 + 6 * frame
 
 
 def test_more_ranks_touch_more_rows() -> None:

@@ -69,7 +69,7 @@ def reduced_nbytes(
     Args:
         tables: tables of one bucket.
         codec: codec of the rows; one without a fixed size counts with its upper bound.
-        algorithm: ring, two_shot or recursive_doubling; `auto` counts as two_shot.
+        algorithm: ring, two_shot or recursive_doubling.
         num_ranks: N.
     """
     if num_ranks < 2 or not tables:
