@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from trec_qcomm.config.matching import PatternRules, patterns_of
 from trec_qcomm.config.section import Section, check_sections, section
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, check_dim, mask_use
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_choice, check_dim
 from trec_qcomm.core.segments import Segments
 
 AlgorithmChoice = Literal["auto", "ring", "recursive_doubling", "two_shot", "hierarchical"]
@@ -61,9 +61,9 @@ class AllReduceRule:
     link: Link = field(default=Link())
 
     def __post_init__(self) -> None:
-        if isinstance(self.codec, type) or not isinstance(self.codec, Codec):
+        if not isinstance(self.codec, Codec):
             raise ValueError(f"codec: expected a codec, got {self.codec!r}")
-        if mask_use(self.codec) is MaskUse.READS:
+        if self.codec.mask_use is MaskUse.READS:
             raise ValueError(f"codec: {self.codec.name} is for the gradients of embeddings only")
         check_choice("algorithm", self.algorithm, get_args(AlgorithmChoice))
         if not isinstance(self.link, Link):
@@ -165,9 +165,9 @@ class GradientRule(AllReduceRule):
             return
         if self.algorithm != "hierarchical":
             raise ValueError(f"intra: only with algorithm: hierarchical, not {self.algorithm}")
-        if isinstance(self.intra, type) or not isinstance(self.intra, Codec):
+        if not isinstance(self.intra, Codec):
             raise ValueError(f"intra: expected a codec, got {self.intra!r}")
-        if mask_use(self.intra) is MaskUse.READS:
+        if self.intra.mask_use is MaskUse.READS:
             raise ValueError(f"intra: {self.intra.name} is for the gradients of embeddings only")
         check_dim(self.intra, self.block, "block")
 

@@ -14,14 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import (
-    Codec,
-    Contract,
-    MaskUse,
-    SummingCodec,
-    check_dim,
-    mask_use,
-)
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, SummingCodec, check_dim
 from trec_qcomm.core.segments import ALIGNMENT, Masks, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 
@@ -259,7 +252,7 @@ class PlacedFrames:
     @property
     def reads_masks(self) -> bool:
         """Whether a codec of these frames needs the columns that the other direction kept."""
-        return any(mask_use(group.codec) is MaskUse.READS for group in self.groups)
+        return any(group.codec.mask_use is MaskUse.READS for group in self.groups)
 
     def new_masks(self, device: torch.device) -> Masks:
         """Return masks of all S segments that keep all columns until a codec writes others."""
@@ -272,7 +265,7 @@ class PlacedFrames:
         """
         groups = []
         for group in self.groups:
-            if mask_use(group.codec) is not None:
+            if group.codec.mask_use is not None:
                 segments = group.segments.with_masks(masks.subset(group.members))
                 group = replace(group, segments=segments)
             groups.append(group)

@@ -32,7 +32,7 @@ from trec_qcomm.comm.rows.hooks import (
 from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks
-from trec_qcomm.core.codec import Codec, Contract, may_refuse
+from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.counters import Traffic
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class RowCollective(ABC):
         can_refuse = self.refusals is not None  # then rows may be sent in another way
         return {
             direction: all(
-                codec.fixed_size and not (can_refuse and may_refuse(codec))
+                codec.fixed_size and not (can_refuse and codec.may_refuse)
                 for codec in of_direction.values()
             )
             for direction, of_direction in by_direction.items()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
-from trec_qcomm.core.codec import MaskUse, mask_use
+from trec_qcomm.core.codec import MaskUse
 from trec_qcomm.core.segments import Masks
 from trec_qcomm.core.transfer import Download
 
@@ -40,7 +40,7 @@ class ExchangePlan:
         Args: name: the collective's name, for the error.
         """
         for codec, _, members in self.backward_sent.groups:
-            if mask_use(codec) is MaskUse.READS and not self.mirrored:
+            if codec.mask_use is MaskUse.READS and not self.mirrored:
                 table = self.backward_sent.tables[int(members[0])]
                 raise ValueError(
                     f"{name}: table {table!r}: backward {codec.name} needs a table- or column-wise "
@@ -84,7 +84,7 @@ class CountedMasks:
         self._members, counts = [], []
         for side, (frames, masks) in enumerate(sides):
             for group in frames.groups:
-                if mask_use(group.codec) is MaskUse.READS:
+                if group.codec.mask_use is MaskUse.READS:
                     segments = replace(group.segments, masks=masks.subset(group.members))
                     self._members.append((side, group.members))
                     counts.append(segments.num_masked())

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from trec_qcomm.codecs import Cast, Identity
 from trec_qcomm.config.section import Section
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse, check_choice
 
 SyncAlgorithm = Literal["auto", "direct", "two_shot"]
 
@@ -39,9 +39,9 @@ class SyncRule(Section):
     def __post_init__(self) -> None:
         for name in ("codec", "optimizer"):
             codec = getattr(self, name)
-            if isinstance(codec, type) or not isinstance(codec, Codec):
+            if not isinstance(codec, Codec):
                 raise ValueError(f"{name}: expected a codec, got {codec!r}")
-        if mask_use(self.codec) is MaskUse.READS:
+        if self.codec.mask_use is MaskUse.READS:
             raise ValueError(f"codec: {self.codec.name} is for the gradients of embeddings only")
         if not isinstance(self.optimizer, Identity | Cast):
             raise ValueError(f"optimizer: {self.optimizer.name} is not one of identity, cast")

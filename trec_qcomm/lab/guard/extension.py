@@ -15,7 +15,6 @@ import torch
 
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config import TableRule
-from trec_qcomm.core.codec import has_gpu_kernels
 from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, self_rank_key
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.extension import Extension
@@ -90,7 +89,7 @@ class GuardExtension(Extension):
         for table in tables:
             rule = config.rule_for(table)
             for _, codec in self._rule.codecs_of_table(rule):
-                if not has_gpu_kernels(codec):
+                if not codec.has_gpu_kernels:
                     raise ValueError(
                         f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}"
                     )

@@ -18,7 +18,7 @@ from trec_qcomm.config import (
     config_from_dict,
 )
 from trec_qcomm.config.matching import PatternRules, patterns_of
-from trec_qcomm.core.codec import Codec, MaskUse, check_dim, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse, check_dim
 from trec_qcomm.ext.dct import Threshold, TopK
 
 Direction = Literal["forward", "backward", "dense"]
@@ -177,7 +177,7 @@ def _listed(where: str, given: object, make: Callable[[object, str], T]) -> list
 def _codec(entry: object, where: str) -> Codec:
     if isinstance(entry, str | Mapping):
         return codec_from_dict(entry, where=where)
-    if isinstance(entry, type) or not isinstance(entry, Codec):
+    if not isinstance(entry, Codec):
         raise ValueError(f"{where}: expected a codec, got {entry!r:.60}")
     return entry
 
@@ -185,7 +185,7 @@ def _codec(entry: object, where: str) -> Codec:
 def _codec_of_rows(direction: Direction) -> Callable[[object, str], Codec]:
     def make(entry: object, where: str) -> Codec:
         codec = _codec(entry, where)
-        if mask_use(codec) is MaskUse.READS:
+        if codec.mask_use is MaskUse.READS:
             raise ValueError(f"{where}: {codec!r} codes columns that another codec kept, not rows")
         if direction == "forward" and isinstance(codec, Threshold):
             raise ValueError(f"{where}: {codec!r} is for gradients only")

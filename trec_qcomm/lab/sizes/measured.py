@@ -19,7 +19,7 @@ from trec_qcomm.config import (
     parse_yaml,
     write_yaml,
 )
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse
 from trec_qcomm.ext.planner.traffic import (
     FixedSizes,
     MeasuredTable,
@@ -154,7 +154,7 @@ def _merges(rule: TableRule, distinct_share: float) -> bool:
 
 
 def _sizes(where: str, codec: Codec, blocks: Sequence[Tensor]) -> Sizes:
-    if codec.fixed_size or mask_use(codec) is MaskUse.READS:
+    if codec.fixed_size or codec.mask_use is MaskUse.READS:
         return FixedSizes(codec)
     if not blocks:
         raise ValueError(
@@ -192,7 +192,7 @@ def _table_of_record(
     where: str, table: TableSizes, theirs: TableRule, rule: TableRule
 ) -> MeasuredTable:
     def sizes_of(direction: str, codec: Codec) -> Sizes:
-        if codec.fixed_size or mask_use(codec) is MaskUse.READS:
+        if codec.fixed_size or codec.mask_use is MaskUse.READS:
             return FixedSizes(codec)
         if codec != getattr(theirs, direction):
             raise ValueError(
