@@ -253,6 +253,18 @@ def test_cast_reads_all_bits_of_16(dtype):
     assert_equal(decoded)
 
 
+@pytest.mark.slow
+def test_the_reference_writes_the_same_bytes_where_torch_compiles():
+    """Inductor takes a float32 that becomes float16 and float32 again for the float32 itself."""
+    codec, segments, at = Rowwise(8), Segments.packed([8], 16), torch.tensor([0])
+    values, payloads = torch.randn(8, 16), []
+    for run in (codec.encode, torch.compile(codec.encode)):
+        payloads.append(torch.zeros(int(codec.max_nbytes(segments)), dtype=torch.uint8))
+        with default_backend("reference"):
+            run(values, segments, payloads[-1], at)
+    assert_equal(payloads)
+
+
 def test_codecs_refuse_what_kernels_cannot_take():
     segments = Segments.packed([2], 4)
     values, payload, at = torch.zeros(2, 4), torch.zeros(64, dtype=torch.uint8), torch.tensor([0])

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -79,8 +80,19 @@ def gpu_kernels(op: str) -> Any:
 
 @cache
 def kernels_of(op: str, backend: Backend) -> Any:
-    """Import and return the module of an op's kernels. Args: op: see `gpu_kernels`."""
-    return gpu_kernels(op) if backend == "gpu" else importlib.import_module(f"{op}.{backend}")
+    """Import and return the module of an op's kernels. Args: op: see `gpu_kernels`.
+
+    The reference stays out of torch.compile's graphs: Inductor drops roundings to float16, and so
+    would write other bytes.
+    """
+    if backend == "gpu":
+        return gpu_kernels(op)
+    kernels = importlib.import_module(f"{op}.{backend}")
+    if backend == "reference":
+        names = {"encode", "decode", "decode_sum"} & vars(kernels).keys()
+        uncompiled: Any = torch.compiler.disable
+        return SimpleNamespace(**{name: uncompiled(vars(kernels)[name]) for name in names})
+    return kernels
 
 
 def check_buffers(
