@@ -3,11 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.backends import BACKENDS, assert_equal, device_of
+from tests.ops.backends import BACKENDS, assert_equal, decode_on, device_of
 from trec_qcomm import Contract, Float6
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ops import float6
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
@@ -112,12 +111,11 @@ def test_bad_fields_are_named(fields):
         Float6(**fields)
 
 
-def test_the_op_refuses_what_it_does_not_know():
+def test_a_bad_seed_is_refused():
     where = (torch.zeros(1, 4), Segments.packed([1], 4), torch.zeros(8, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"exponent_bits: 5 is not one of \(4, 3\)"):
-        float6.encode(*where, torch.tensor([0]), exponent_bits=5)
-    with pytest.raises(ValueError, match="seed"):
-        float6.encode(*where, torch.tensor([0]), exponent_bits=4, seed=-1)
+    for seed in (-1, 2**63):
+        with pytest.raises(ValueError, match="seed"):
+            Float6().encode(*where, torch.tensor([0]), seed=seed)
 
 
 @pytest.mark.triton
@@ -127,7 +125,7 @@ def test_any_codes_are_read_alike(dim, codec):
     """Every exponent but 0 is tried, with codes that no encoder writes and bits after the rows."""
     generator = torch.Generator().manual_seed(dim)
     segments = Segments.packed([253, 2], dim)
-    sizes = float6.nbytes(segments)
+    sizes = codec.max_nbytes(segments)
     payload = torch.randint(256, (int(sizes.sum()),), generator=generator).to(torch.uint8)
     at, outs = exclusive_cumsum(sizes)[:-1], []
     payload[:253] = torch.arange(1, 254).to(torch.uint8)
@@ -135,8 +133,7 @@ def test_any_codes_are_read_alike(dim, codec):
     for backend in BACKENDS:
         outs.append(torch.zeros(255, dim, device=device_of(backend)))
         encoded = Encoded(payload.to(outs[-1].device), at, sizes)
-        options = {"exponent_bits": codec.exponent_bits, "backend": backend}
-        float6.decode(encoded, segments, outs[-1], **options)
+        decode_on(backend, codec, encoded, segments, outs[-1])
     assert_equal(out.view(torch.int32) for out in outs)
 
 
@@ -148,8 +145,8 @@ def test_an_exponent_of_zero_is_refused(backend):
     payload = torch.ones(16, dtype=torch.uint8)
     out = torch.zeros(3, 3, device=device)
     encoded = Encoded(payload.to(device), torch.tensor([0, 8, 8]), sizes)
-    float6.decode(encoded, segments, out, exponent_bits=4, backend=backend)
+    decode_on(backend, Float6(), encoded, segments, out)
     encoded.payload[9] = 0
     with pytest.raises(CorruptFrameError, match="an exponent of 0") as raised:
-        float6.decode(encoded, segments, out, exponent_bits=4, backend=backend)
+        decode_on(backend, Float6(), encoded, segments, out)
     assert raised.value.segment == 2

@@ -1,6 +1,10 @@
 """The kit accepts a codec of variable size."""
 
+import pytest
+import torch
+
 from tests.comm.deflate_codec import Deflate
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.testing import check_codec, check_frame
 
 
@@ -10,3 +14,15 @@ def test_conformance():
 
 def test_damaged_frames():
     check_frame(Deflate(), num_mutations=50)
+
+
+def test_a_class_that_does_not_derive_from_codec_counts_as_one():
+    assert Codec not in Deflate.__mro__
+    codec = Deflate()
+    assert isinstance(codec, Codec)
+    assert codec.mask_use is None
+    assert codec.keeps_nonfinite
+    assert not codec.may_refuse
+    assert not codec.has_gpu_kernels
+    with pytest.raises(ValueError, match=r"Deflate.* does not take rows of torch\.float16"):
+        codec.for_values(torch.float16)

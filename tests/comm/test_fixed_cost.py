@@ -12,7 +12,7 @@ from trec_qcomm.comm.frames.coding import encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, packed
 from trec_qcomm.core.counters import Traffic
-from trec_qcomm.ops import float6
+from trec_qcomm.ops.float6 import cpu
 
 BLOCKS = 16  # values a row, see tests.comm.dense.reductions
 
@@ -37,13 +37,13 @@ def test_an_all_reduce_codes_a_value_no_more_often_than_it_must(monkeypatch):
     numels = [64 * BLOCKS] * 2
     counts = {"encode": 0, "decode": 0}
     for name in counts:
-        plain = getattr(float6, name)
+        plain = getattr(cpu, name)
 
         def counted(first, segments_or_rows, *args, name=name, plain=plain, **options):
             counts[name] += int(segments_or_rows.num_rows.sum()) * segments_or_rows.dim
             return plain(first, segments_or_rows, *args, **options)
 
-        monkeypatch.setattr(float6, name, counted)
+        monkeypatch.setattr(cpu, name, counted)
     ranks = reductions("two_shot", 2, Float6())
     played(ranks, numels, gradients(numels, 2))
     both = 2 * sum(numels)  # ranks

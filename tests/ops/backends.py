@@ -2,6 +2,10 @@
 
 import torch
 
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.ops.dispatch import default_backend
+
 BACKENDS = ("reference", "cpu", "gpu")
 _GPU = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -15,3 +19,11 @@ def assert_equal(tensors, case=""):
     first, *others = (tensor.cpu() for tensor in tensors)
     for other in others:
         assert torch.equal(first, other), case
+
+
+def decode_on(
+    backend: str, codec: Codec, encoded: Encoded, segments: Segments, out: torch.Tensor
+) -> None:
+    """Decode as the codec does, by the kernels of a backend."""
+    with default_backend(backend):
+        codec.decode(encoded, segments, out)

@@ -2,25 +2,33 @@
 
 import torch
 
-from tests.ops.backends import device_of
+from tests.ops.backends import decode_on, device_of
+from trec_qcomm import ErrorBounded
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, exclusive_cumsum
-from trec_qcomm.ops import error_bound
+from trec_qcomm.ops.dispatch import default_backend
 
 GPU = device_of("gpu")
 CANARY = 0xA5
 
 
+def codec_of(relative=False, encoder="bitpack"):
+    """Return a codec whose bounds are given with each call."""
+    return ErrorBounded(0.5, "rel" if relative else "abs", encoder)
+
+
 def encode(values, segments, bound, relative, backend, encoder="bitpack"):
     """Encode into a payload of exactly max_nbytes each, between canaries."""
-    max_sizes = error_bound.max_nbytes(segments)
+    codec = codec_of(relative, encoder)
+    max_sizes = codec.max_nbytes(segments)
     payload = torch.full((int(max_sizes.sum()) + 16,), CANARY, dtype=torch.uint8)
     bounds = torch.full((segments.num_segments,), bound, dtype=torch.float64)
     device = device_of(backend)
-    encoded = error_bound.encode(
-        values.to(device), segments, payload.to(device), exclusive_cumsum(max_sizes)[:-1] + 8,
-        bounds=bounds, relative=relative, encoder=encoder, backend=backend,
-    )  # fmt: skip
+    at = exclusive_cumsum(max_sizes)[:-1] + 8
+    with default_backend(backend):
+        encoded = codec.encode(
+            values.to(device), segments, payload.to(device), at, tolerances=bounds
+        )
     return Encoded(encoded.payload.cpu(), encoded.at, encoded.nbytes)
 
 
@@ -29,7 +37,7 @@ def decode(encoded, segments, like, backend):
     device = device_of(backend)
     out = torch.full_like(like, 9.0, device=device)
     where = Encoded(encoded.payload.to(device), encoded.at, encoded.nbytes)
-    error_bound.decode(where, segments, out, backend=backend)
+    decode_on(backend, codec_of(), where, segments, out)
     return out.cpu().view(torch.int32)
 
 

@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trec_qcomm.codecs import Cast, Identity, Rowwise
-from trec_qcomm.core.codec import for_values
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.batch import rows
 from trec_qcomm.ops.batch.rank_sum import rank_sum
@@ -51,7 +50,7 @@ def bits(values):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codec", CODECS)
 def test_backends_agree_on_every_value(codec, dtype):
-    values, codec = every_value(dtype), for_values(codec, dtype)
+    values, codec = every_value(dtype), codec.for_values(dtype)
     segments = Segments(  # two segments side by side, one that is packed, one that is empty
         torch.tensor([0, 500, 1000, 1024, 1024]), 32, torch.tensor([0, 32, 64000, 0]),
         torch.tensor([64, 64, 32, 32]),
@@ -80,7 +79,7 @@ def test_message_has_the_bytes_of_the_cast_of_float32_rows():
     segments, values = Segments.packed([5, 0, 3], 7), torch.randn(8, 7)
     for dtype, codec in ((HALF, Cast("fp16")), (BFLOAT, Cast("bf16"))):
         with_float32 = encode(codec, values, segments)
-        for same in (codec, for_values(Identity(), dtype)):
+        for same in (codec, Identity().for_values(dtype)):
             encoded = encode(same, values.to(dtype), segments)
             assert torch.equal(encoded.payload, with_float32.payload)
             assert same.wire_id == codec.wire_id
@@ -117,7 +116,7 @@ def test_rowwise_has_the_bytes_and_the_rounded_values_of_float32_rows(codec, dty
 @pytest.mark.parametrize("codec", [*CODECS, Rowwise(8)])
 def test_no_float32_copy_is_made(codec, dtype):
     values, segments = torch.randn(64, 16).to(dtype), Segments.packed([40, 24], 16)
-    codec, out = for_values(codec, dtype), torch.empty(64, 16, dtype=dtype)
+    codec, out = codec.for_values(dtype), torch.empty(64, 16, dtype=dtype)
     with CountFloat32() as counted:
         codec.decode(encode(codec, values, segments), segments, out)
     assert counted.num_values == 0
@@ -141,7 +140,7 @@ def test_identity_refuses_rows_of_another_dtype():
     with pytest.raises(ValueError, match=r"expected contiguous float32, got torch\.float16"):
         encode(Identity(), torch.zeros(1, 4, dtype=HALF), segments)
     with pytest.raises(ValueError, match=r"expected contiguous float16, got torch\.bfloat16"):
-        encode(for_values(Identity(), HALF), torch.zeros(1, 4, dtype=BFLOAT), segments)
+        encode(Identity().for_values(HALF), torch.zeros(1, 4, dtype=BFLOAT), segments)
     encoded = Encoded(torch.zeros(16, dtype=torch.uint8), torch.tensor([0]), torch.tensor([16]))
     with pytest.raises(ValueError, match=r"expected contiguous float32, got torch\.bfloat16"):
         Identity().decode(encoded, segments, torch.zeros(1, 4, dtype=BFLOAT))

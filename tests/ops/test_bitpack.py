@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.backends import device_of
-from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops import error_bound
+from tests.ops.backends import decode_on, device_of
+from trec_qcomm import ErrorBounded
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops.bitpack import cpu, reference
+from trec_qcomm.ops.dispatch import default_backend
 
 MAX_INDEX = 2**22
 
@@ -137,19 +138,18 @@ def check_on_gpu(parts: list[np.ndarray]) -> None:
     """
     values = torch.from_numpy(np.concatenate(parts)).float()[:, None].to(device_of("gpu"))
     segments = Segments.packed([len(q) for q in parts], 1)
-    max_sizes = error_bound.max_nbytes(segments)
+    codec = ErrorBounded(0.5, "abs")
+    max_sizes = codec.max_nbytes(segments)
     payload = torch.full((int(max_sizes.sum()),), 0xA5, dtype=torch.uint8, device=values.device)
-    bounds = torch.full((len(parts),), 0.5, dtype=torch.float64)
-    encoded = error_bound.encode(
-        values, segments, payload, torch.cumsum(max_sizes, 0) - max_sizes, bounds=bounds,
-        relative=False, backend="gpu",
-    )  # fmt: skip
+    at = torch.cumsum(max_sizes, 0) - max_sizes
+    with default_backend("gpu"):
+        encoded = codec.encode(values, segments, payload, at)
     for q, at, nbytes in zip(parts, encoded.at.tolist(), encoded.nbytes.tolist(), strict=True):
         data = reference.encode_segment(torch.from_numpy(q), 1)
         assert nbytes == 8 + (len(data) + 7) // 8 * 8
         assert torch.equal(payload[at + 8 : at + 8 + len(data)].cpu(), data)
     out = torch.full_like(values, 77.0)
-    error_bound.decode(Encoded(payload, encoded.at, encoded.nbytes), segments, out, backend="gpu")
+    decode_on("gpu", codec, encoded, segments, out)
     assert torch.equal(out, values)
 
 

@@ -12,28 +12,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ops.backends import decode_on
+from tests.ops.error_bound_kernels import codec_of
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.bitpack import cpu as bitpack
+from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.error_bound import cpu, reference
 
 ULP = 2.0**-23
 
 
 def encode(values, segments, bounds, relative, backend="cpu", encoder="bitpack"):
-    max_sizes = error_bound.max_nbytes(segments)
+    codec = codec_of(relative, encoder)
+    max_sizes = codec.max_nbytes(segments)
     payload = torch.full((int(max_sizes.sum()),), 0xA5, dtype=torch.uint8)
-    return error_bound.encode(
-        values,
-        segments,
-        payload,
-        exclusive_cumsum(max_sizes)[:-1],
-        bounds=torch.as_tensor(bounds, dtype=torch.float64).expand(segments.num_segments).clone(),
-        relative=relative,
-        encoder=encoder,
-        backend=backend,
-    )
+    bounds = torch.as_tensor(bounds, dtype=torch.float64).expand(segments.num_segments).clone()
+    at = exclusive_cumsum(max_sizes)[:-1]
+    with default_backend(backend):
+        return codec.encode(values, segments, payload, at, tolerances=bounds)
 
 
 def check(values, segments, bounds, relative, encoder="bitpack"):
@@ -51,7 +48,7 @@ def check(values, segments, bounds, relative, encoder="bitpack"):
     decoded = []
     for backend in ("cpu", "reference"):
         out = torch.full_like(values, 9.0)
-        error_bound.decode(ours, segments, out, backend=backend)
+        decode_on(backend, codec_of(), ours, segments, out)
         decoded.append(out)
     assert torch.equal(*(out.view(torch.int32) for out in decoded))
     return ours, decoded[0]
@@ -106,7 +103,7 @@ def test_parity_over_shapes(num_rows, dim, gap, exponent, relative, specials, se
     start = torch.arange(len(num_rows)) * (dim + gap)
     segments = Segments(offsets, dim, start, torch.full_like(start, width))
     encoded, decoded = check(values, segments, 10.0**exponent, relative)
-    assert bool((encoded.nbytes <= error_bound.max_nbytes(segments)).all())
+    assert bool((encoded.nbytes <= codec_of().max_nbytes(segments)).all())
     outside = torch.ones_like(values, dtype=torch.bool)
     for s in range(len(num_rows)):
         segments.block(outside, s).fill_(False)
@@ -230,10 +227,10 @@ def test_segments_of_other_encoders_decode_together():
         cpu.RANS,
     ]
     expected = torch.empty_like(values)
-    error_bound.decode(by_name["rans"], segments, expected)
+    codec_of().decode(by_name["rans"], segments, expected)
     for backend in ("cpu", "reference"):
         decoded = torch.empty_like(values)
-        error_bound.decode(mixed, segments, decoded, backend=backend)
+        decode_on(backend, codec_of(), mixed, segments, decoded)
         assert torch.equal(decoded.view(torch.int32), expected.view(torch.int32))
 
 
@@ -243,8 +240,8 @@ def test_long_segments_of_rans_that_are_decoded_together():
     segments = Segments.packed([1030, 3, 1200, 1100, 0, 1250, 1017], 32)
     encoded = encode(values, segments, 0.01, True, encoder="rans")
     expected, decoded = torch.empty_like(values), torch.empty_like(values)
-    error_bound.decode(encode(values, segments, 0.01, True), segments, expected)
-    error_bound.decode(encoded, segments, decoded)
+    codec_of().decode(encode(values, segments, 0.01, True), segments, expected)
+    codec_of().decode(encoded, segments, decoded)
     assert torch.equal(decoded.view(torch.int32), expected.view(torch.int32))
     whole = encoded.payload.clone()
     for bad in [(6,), (5,), (3, 6), (2, 5), (0, 2), (1, 3), (2, 1)]:
@@ -253,7 +250,7 @@ def test_long_segments_of_rans_that_are_decoded_together():
             end = int(encoded.at[s] + encoded.nbytes[s])
             encoded.payload[end - 12 : end] ^= 0x55
         with pytest.raises(CorruptFrameError) as raised:
-            error_bound.decode(encoded, segments, decoded)
+            codec_of().decode(encoded, segments, decoded)
         assert raised.value.segment == min(bad)
 
 
@@ -270,10 +267,10 @@ def test_long_segments_of_rans_give_the_values_of_bitpack(bound, outlier, gap):
     values[::577, 3] += outlier
     values[5000, 7] = math.nan
     expected, decoded = torch.full_like(values, -7), torch.full_like(values, -7)
-    error_bound.decode(encode(values, segments, bound, True), segments, expected)
+    codec_of().decode(encode(values, segments, bound, True), segments, expected)
     encoded = encode(values, segments, bound, True, encoder="rans")
     assert all(int(encoded.payload[at + 4]) & 15 == cpu.RANS for at in encoded.at.tolist())
-    error_bound.decode(encoded, segments, decoded)
+    codec_of().decode(encoded, segments, decoded)
     assert torch.equal(decoded.view(torch.int32), expected.view(torch.int32))
 
 
@@ -322,7 +319,7 @@ def test_forged_segments_are_refused_by_both_or_by_none():
             out = torch.zeros(9, 7)
             try:
                 forged = Encoded(payload, encoded.at, encoded.nbytes)
-                error_bound.decode(forged, segments, out, backend=backend)
+                decode_on(backend, codec_of(), forged, segments, out)
                 results.append(out.view(torch.int32).tolist())
             except CorruptFrameError as error:
                 results.append(None)
@@ -350,7 +347,7 @@ def test_every_other_size_is_refused(kind):
         for backend in ("cpu", "reference"):
             forged = Encoded(payload, encoded.at, torch.tensor([n]))
             with pytest.raises(CorruptFrameError) as raised:
-                error_bound.decode(forged, segments, torch.zeros(len(rows), 7), backend=backend)
+                decode_on(backend, codec_of(), forged, segments, torch.zeros(len(rows), 7))
             assert raised.value.segment == 0
 
 
@@ -362,38 +359,36 @@ def test_rans_of_as_many_bytes_as_values_is_refused(num_values):
     data = torch.from_numpy(words.astype(np.int32)).view(torch.uint8)
     forged = Encoded(data, torch.tensor([0]), torch.tensor([16]))
     with pytest.raises(CorruptFrameError):
-        error_bound.decode(forged, segments, out, backend="cpu")
+        decode_on("cpu", codec_of(), forged, segments, out)
     with pytest.raises(ValueError, match="rans: wrong size"):
         reference.decode_segment(data, num_values, 1)
 
 
-def test_bindings_refuse_what_kernels_cannot_take():
+def test_codecs_refuse_what_kernels_cannot_take():
     segments = Segments.packed([2], 4)
     values, payload, at = torch.zeros(2, 4), torch.zeros(64, dtype=torch.uint8), torch.tensor([0])
     good = torch.tensor([0.1], dtype=torch.float64)
     for bounds in (good.float(), torch.zeros(2, dtype=torch.float64), good[None]):
         with pytest.raises(ValueError, match=r"bounds: expected \[1\] float64"):
-            error_bound.encode(values, segments, payload, at, bounds=bounds, relative=True)
+            codec_of(True).encode(values, segments, payload, at, tolerances=bounds)
     for bad in (math.nan, math.inf, -1e-9):
         bounds = torch.tensor([bad], dtype=torch.float64)
         with pytest.raises(ValueError, match=r"bounds: .* of segment 0"):
-            error_bound.encode(values, segments, payload, at, bounds=bounds, relative=True)
-    with pytest.raises(ValueError, match="encoder: 'zip' is not one of"):
-        error_bound.encode(values, segments, payload, at, bounds=good, relative=True, encoder="zip")
+            codec_of(True).encode(values, segments, payload, at, tolerances=bounds)
     with pytest.raises(ValueError, match="do not hold the segments"):
-        error_bound.encode(values, segments, payload[:32], at, bounds=good, relative=True)
+        codec_of(True).encode(values, segments, payload[:32], at, tolerances=good)
 
 
 def test_groups_near_the_end_of_the_buffer_write_nothing_beyond():
     """The payload is exactly max_nbytes, inside a larger buffer."""
     segments = Segments.packed([3, 40], 33)
     values = torch.randn(43, 33, generator=torch.Generator().manual_seed(0))
-    max_sizes = error_bound.max_nbytes(segments)
+    max_sizes = codec_of().max_nbytes(segments)
     at = exclusive_cumsum(max_sizes)[:-1] + 8
     for bound in (0.01, 1e-6, 1e-9):
         payload = torch.full((int(max_sizes.sum()) + 16,), 0xA5, dtype=torch.uint8)
         bounds = torch.full((2,), bound, dtype=torch.float64)
-        error_bound.encode(values, segments, payload, at, bounds=bounds, relative=True)
+        codec_of(True).encode(values, segments, payload, at, tolerances=bounds)
         assert bool((payload[:8] == 0xA5).all())
         assert bool((payload[-8:] == 0xA5).all())
     assert bitpack.GROUP == 1024

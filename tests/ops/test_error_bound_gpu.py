@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.error_bound_kernels import GPU, bytes_of, check, decode, encode, noise, verdict
+from tests.ops.backends import decode_on
+from tests.ops.error_bound_kernels import (
+    GPU,
+    bytes_of,
+    check,
+    codec_of,
+    decode,
+    encode,
+    noise,
+    verdict,
+)
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
@@ -253,7 +262,7 @@ def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written()
     out = torch.full_like(rows, 9.0, device=GPU)
     forged = Encoded(payload.to(GPU), encoded.at, encoded.nbytes)
     with pytest.raises(CorruptFrameError, match="invalid indices") as raised:
-        error_bound.decode(forged, segments, out, backend="gpu")
+        decode_on("gpu", codec_of(), forged, segments, out)
     assert raised.value.segment == 1
     good, whole = out.cpu().view(torch.int32), decode(encoded, segments, rows, "cpu")
     assert torch.equal(good[[0, 1, 6, 7]], whole[[0, 1, 6, 7]])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.backends import BACKENDS, assert_equal, device_of
+from tests.ops.backends import BACKENDS, assert_equal, decode_on, device_of
 from tests.ops.interpreter import fast_interpreter, interpreter_for
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import Codec
@@ -15,7 +15,6 @@ from trec_qcomm.core.registry import decoder
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.fbgemm import LAYOUTS
 from trec_qcomm.ext.fbgemm.codec import Fbgemm
-from trec_qcomm.ops import cast, rowwise
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import awkward_rows, datasets, encode
@@ -103,9 +102,9 @@ def test_the_first_segment_that_cannot_be_encoded_is_named(codec, backend):
         codec.encode(values, segments, payload, at)
 
 
-def check_sums(op, options, values, segments, num_parts, held_at):
+def check_sums(codec, values, segments, num_parts, held_at):
     """Assert that sums of the parts' rows are those of what is decoded, added up in rank order."""
-    sizes = op.nbytes(segments, *options.values())
+    sizes = codec.max_nbytes(segments)
     part_nbytes = int(sizes.sum())
     at = (exclusive_cumsum(sizes)[:-1] + part_nbytes * torch.arange(num_parts)[:, None]).view(-1)
     payload = torch.zeros(num_parts * part_nbytes, dtype=torch.uint8)
@@ -113,9 +112,9 @@ def check_sums(op, options, values, segments, num_parts, held_at):
     terms = []
     for part, part_at in enumerate(at.view(num_parts, len(sizes))):
         rows = values.roll(part, 0)
-        encoded, _ = op.encode(rows, segments, payload, part_at, **options)
+        encoded = codec.encode(rows, segments, payload, part_at)
         terms.append(held.clone())
-        op.decode(encoded, segments, terms[-1], **options)
+        codec.decode(encoded, segments, terms[-1])
     if held_at >= 0:
         terms.insert(held_at, held)
     sums, every = [held.clone()], held.clone()
@@ -125,43 +124,43 @@ def check_sums(op, options, values, segments, num_parts, held_at):
     for backend in BACKENDS:
         out = held.clone().to(device_of(backend))
         encoded = Encoded(payload.to(out.device), at, sizes.repeat(num_parts))
-        op.decode_sum(encoded, segments, out, held_at=held_at, backend=backend, **options)
+        with default_backend(backend):
+            codec.decode_sum(encoded, segments, out, held_at=held_at)
         sums.append(out)
     assert_equal((out.view(torch.int32) for out in sums), (num_parts, held_at))
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize(
-    ("op", "options", "dim"),
+    ("codec", "dim"),
     [
-        (rowwise, {"bits": 8}, 7),
-        (rowwise, {"bits": 4}, 64),
-        (rowwise, {"bits": 2}, 1),
-        (cast, {"dtype": "fp32"}, 7),
-        (cast, {"dtype": "fp16"}, 3),
-        (cast, {"dtype": "bf16"}, 8),
+        (Rowwise(8), 7),
+        (Rowwise(4), 64),
+        (Rowwise(2), 1),
+        (Identity(), 7),
+        (Cast("fp16"), 3),
+        (Cast("bf16"), 8),
     ],
     ids=str,
 )
-def test_decoded_sums(op, options, dim):
+def test_decoded_sums(codec, dim):
     cases = [(2, -1), (1, -1), (3, 0), (3, 2), (2, 2)]
     with fast_interpreter():
         for number, (values, segments) in enumerate(datasets(dim)):
             if number == 1:  # as many programs as segments
                 segments = Segments.packed([11, 0, 9], dim)
             for case in cases if number == 2 else cases[:1]:
-                check_sums(op, options, values, segments, *case)
+                check_sums(codec, values, segments, *case)
 
 
-@pytest.mark.parametrize("op", [rowwise, cast])
-def test_sums_of_no_whole_number_of_parts_are_refused(op):
+@pytest.mark.parametrize("codec", [Rowwise(8), Identity()], ids=repr)
+def test_sums_of_no_whole_number_of_parts_are_refused(codec):
     segments, out = Segments.packed([1, 1], 4), torch.zeros(2, 4)
-    options = {"bits": 8} if op is rowwise else {"dtype": "fp32"}
-    payload, sizes = torch.zeros(64, dtype=torch.uint8), op.nbytes(segments, *options.values())
+    payload, sizes = torch.zeros(64, dtype=torch.uint8), codec.max_nbytes(segments)
     for count, held_at, message in [(3, -1, "3 places for 2"), (0, -1, "0 places"), (2, 2, "held")]:
         encoded = Encoded(payload, 16 * torch.arange(count), sizes[:1].repeat(count))
         with pytest.raises(ValueError, match=message):
-            op.decode_sum(encoded, segments, out, held_at=held_at, **options)
+            codec.decode_sum(encoded, segments, out, held_at=held_at)
 
 
 @pytest.mark.triton
@@ -171,8 +170,11 @@ def test_a_sum_names_the_first_bad_segment_of_all_parts(backend):
     payload = torch.zeros(96, dtype=torch.uint8)
     payload.view(torch.int16)[[24, 40]] = 163  # an exponent too large, in segments 3 and 5
     encoded = Encoded(payload.to(out.device), 16 * torch.arange(6), torch.full((6,), 16))
-    with pytest.raises(CorruptFrameError, match="exponent") as caught:
-        rowwise.decode_sum(encoded, segments, out, bits=8, backend=backend)
+    with (
+        pytest.raises(CorruptFrameError, match="exponent") as caught,
+        default_backend(backend),
+    ):
+        Rowwise(8).decode_sum(encoded, segments, out)
     assert caught.value.segment == 3
 
 
@@ -217,7 +219,7 @@ def test_only_what_is_finite_and_too_large_becomes_the_largest(
     words = torch.tensor([*header, 0x00FF, 0], dtype=torch.int32).to(torch.int16)
     payload, out = words.view(torch.uint8).to(device), torch.zeros(1, 1, device=device)
     encoded = Encoded(payload, torch.tensor([0]), torch.tensor([16]))
-    rowwise.decode(encoded, segments, out, bits=8, backend=backend)
+    decode_on(backend, Rowwise(8), encoded, segments, out)
     assert float(out) == expected
 
 
@@ -240,22 +242,34 @@ def test_cast_of_segments_with_more_values_than_31_bits_count(monkeypatch):
 def test_cast_reads_all_bits_of_16(dtype):
     payload = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.uint8)
     segments = Segments.packed([2**12, 2**16 - 2**12], 1)
-    sizes = cast.nbytes(segments, dtype)
+    sizes = Cast(dtype).max_nbytes(segments)
     at = exclusive_cumsum(sizes)[:-1]
     decoded = []
     for backend in BACKENDS:
         out = torch.zeros(2**16, device=device_of(backend))
         encoded = Encoded(payload.to(out.device), at, sizes)
-        cast.decode(encoded, segments, out, dtype=dtype, backend=backend)
+        decode_on(backend, Cast(dtype), encoded, segments, out)
         decoded.append(out.view(torch.int32))
     assert_equal(decoded)
 
 
-def test_bindings_refuse_what_kernels_cannot_take():
+@pytest.mark.slow
+def test_the_reference_writes_the_same_bytes_where_torch_compiles():
+    """Inductor takes a float32 that becomes float16 and float32 again for the float32 itself."""
+    codec, segments, at = Rowwise(8), Segments.packed([8], 16), torch.tensor([0])
+    values, payloads = torch.randn(8, 16), []
+    for run in (codec.encode, torch.compile(codec.encode)):
+        payloads.append(torch.zeros(int(codec.max_nbytes(segments)), dtype=torch.uint8))
+        with default_backend("reference"):
+            run(values, segments, payloads[-1], at)
+    assert_equal(payloads)
+
+
+def test_codecs_refuse_what_kernels_cannot_take():
     segments = Segments.packed([2], 4)
     values, payload, at = torch.zeros(2, 4), torch.zeros(64, dtype=torch.uint8), torch.tensor([0])
     good = (values, segments, payload, at)
-    rowwise.encode(*good, bits=4)
+    Rowwise(4).encode(*good)
     for bad, message in [
         ((values.double(), segments, payload, at), "contiguous float32"),
         ((values[:1], segments, payload, at), "holds 4 values, segments 8"),
@@ -265,11 +279,9 @@ def test_bindings_refuse_what_kernels_cannot_take():
         ((values, segments, payload.int(), at), "uint8"),
     ]:
         with pytest.raises(ValueError, match=message):
-            rowwise.encode(*bad, bits=4)
-    with pytest.raises(ValueError, match="bits: 5"):
-        rowwise.encode(*good, bits=5)
+            Rowwise(4).encode(*bad)
     with pytest.raises(ValueError, match="seed"):
-        rowwise.encode(*good, bits=4, stochastic=True, seed=-1)
+        Rowwise(4, "stochastic").encode(*good, seed=-1)
 
 
 @pytest.mark.triton

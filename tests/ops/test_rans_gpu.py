@@ -11,12 +11,21 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.ops.error_bound_kernels import GPU, bytes_of, check, decode, encode, noise, verdict
+from tests.ops.backends import decode_on
+from tests.ops.error_bound_kernels import (
+    GPU,
+    bytes_of,
+    check,
+    codec_of,
+    decode,
+    encode,
+    noise,
+    verdict,
+)
 from tests.ops.index_encoders import normal, with_outliers
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ops import error_bound
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.rans import reference
 from trec_qcomm.ops.rans.gpu import arithmetic, coding_tables
@@ -225,7 +234,7 @@ def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written()
     out = torch.full_like(rows, 9.0, device=GPU)
     forged = Encoded(payload.to(GPU), encoded.at, encoded.nbytes)
     with pytest.raises(CorruptFrameError, match="invalid indices") as raised:
-        error_bound.decode(forged, segments, out, backend="gpu")
+        decode_on("gpu", codec_of(), forged, segments, out)
     assert raised.value.segment == 1
     good, whole = out.cpu().view(torch.int32), decode(encoded, segments, rows, "cpu")
     for part in (slice(0, 10), slice(30, 40)):

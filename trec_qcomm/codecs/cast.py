@@ -4,70 +4,59 @@ ZionEX sends forward in fp16 and backward in bf16.
 Source: Mudigere et al. 2021, reduced precision communication.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 import torch
-from torch import Tensor
 
-from trec_qcomm.core.codec import Contract, check_choice
-from trec_qcomm.core.errors import UnencodableError
+from trec_qcomm.codecs.base import Options, SummingRowCodec
+from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.registry import register_codec
-from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops import cast
-from trec_qcomm.ops.dispatch import check_sizes, check_sizes_of_parts
+from trec_qcomm.core.segments import VALUE_DTYPES
 
 Dtype = Literal["fp16", "bf16"]
 Overflow = Literal["inf", "raise"]
 
 
+class _CastCodec(SummingRowCodec):
+    """Codec of the op cast: rows of one dtype."""
+
+    op = "trec_qcomm.ops.cast"
+    dtype: str  # in the message: fp32, fp16 or bf16
+
+    @property
+    def wire_id(self) -> int:
+        """Id in the frame: 1 for fp32, 2 for fp16, 3 for bf16."""
+        return {"fp32": 1, "fp16": 2, "bf16": 3}[self.dtype]
+
+    @property
+    def options(self) -> Options:
+        """Options of its kernels."""
+        return {"dtype": self.dtype}
+
+    def row_nbytes(self, dim: int) -> int:
+        """Return the bytes of an encoded row."""
+        return dim * (4 if self.dtype == "fp32" else 2)
+
+
 @dataclass(frozen=True)
-class Identity:
+class Identity(_CastCodec):
     """Codec that sends float32 bits unchanged: the baseline, and what `bypass` sends."""
 
-    name: ClassVar[str] = "identity"
-    fixed_size: ClassVar[bool] = True
-    tolerance: ClassVar[None] = None
-    has_gpu_kernels: ClassVar[bool] = True
-    wire_id: ClassVar[int] = 1
-    contract: ClassVar[Contract] = Contract.EXACT
+    name = "identity"
+    dtype = "fp32"
+    contract = Contract.EXACT
 
-    def for_values(self, dtype: torch.dtype) -> "Identity16":
-        """Return the codec that sends rows of float16 or bfloat16 unchanged."""
+    def for_values(self, dtype: torch.dtype) -> "Identity | Identity16":
+        """Return the codec that sends rows of this dtype unchanged."""
+        if dtype == torch.float32:
+            return self
         return Identity16("fp16" if dtype == torch.float16 else "bf16")
-
-    def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
-        return cast.nbytes(segments, "fp32")
-
-    def encode(
-        self,
-        values: Tensor,
-        segments: Segments,
-        payload: Tensor,
-        at: Tensor,
-        *,
-        seed: int = 0,
-        tolerances: Tensor | None = None,
-    ) -> Encoded:
-        """Copy the rows' bits."""
-        return cast.encode(values, segments, payload, at, dtype="fp32")[0]
-
-    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Copy the bits back to the rows' places."""
-        check_sizes(encoded, self.max_nbytes(segments))
-        cast.decode(encoded, segments, out, dtype="fp32")
-
-    def decode_sum(
-        self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
-    ) -> None:
-        """Write the sums of the rows of several parts."""
-        check_sizes_of_parts(encoded, self.max_nbytes(segments))
-        cast.decode_sum(encoded, segments, out, dtype="fp32", held_at=held_at)
 
 
 @dataclass(frozen=True)
-class Identity16:
+class Identity16(_CastCodec):
     """Codec that sends the bits of float16 or bfloat16 rows unchanged: identity for such rows.
 
     No config names it: `Identity.for_values` makes it.
@@ -78,42 +67,18 @@ class Identity16:
 
     dtype: Dtype
 
-    name: ClassVar[str] = "identity"
-    fixed_size: ClassVar[bool] = True
-    tolerance: ClassVar[None] = None
-    contract: ClassVar[Contract] = Contract.EXACT
+    name = "identity"
+    contract = Contract.EXACT
+    has_gpu_kernels = False
 
     @property
-    def wire_id(self) -> int:
-        """Id in the frame, that of a cast: 2 for fp16, 3 for bf16."""
-        return 2 if self.dtype == "fp16" else 3
-
-    def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
-        return cast.nbytes(segments, self.dtype)
-
-    def encode(
-        self,
-        values: Tensor,
-        segments: Segments,
-        payload: Tensor,
-        at: Tensor,
-        *,
-        seed: int = 0,
-        tolerances: Tensor | None = None,
-    ) -> Encoded:
-        """Copy the rows' bits. Raise ValueError for rows of another dtype."""
-        segments.check_fits(values, (cast.DTYPES[self.dtype],))
-        return cast.encode(values, segments, payload, at, dtype=self.dtype)[0]
-
-    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Copy the bits back to the rows' places."""
-        check_sizes(encoded, self.max_nbytes(segments))
-        cast.decode(encoded, segments, out, dtype=self.dtype)
+    def value_dtypes(self) -> Sequence[torch.dtype]:
+        """Dtype that the rows must have."""
+        return (torch.float16 if self.dtype == "fp16" else torch.bfloat16,)
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(_CastCodec):
     """Codec that rounds to fp16 or bf16, to nearest even; NaN and inf survive.
 
     Args:
@@ -125,15 +90,9 @@ class Cast:
     dtype: Dtype
     overflow: Overflow = "inf"
 
-    name: ClassVar[str] = "cast"
-    fixed_size: ClassVar[bool] = True
-    tolerance: ClassVar[None] = None
-    has_gpu_kernels: ClassVar[bool] = True
-    contract: ClassVar[Contract] = Contract.BIASED
-
-    def __post_init__(self) -> None:
-        check_choice("cast.dtype", self.dtype, get_args(Dtype))
-        check_choice("cast.overflow", self.overflow, get_args(Overflow))
+    name = "cast"
+    contract = Contract.BIASED
+    value_dtypes = VALUE_DTYPES
 
     @property
     def may_refuse(self) -> bool:
@@ -141,46 +100,13 @@ class Cast:
         return self.overflow == "raise"
 
     @property
-    def wire_id(self) -> int:
-        """Id in the frame: 2 for fp16, 3 for bf16."""
-        return 2 if self.dtype == "fp16" else 3
+    def refusal(self) -> str:
+        """What is wrong with values that it refuses."""
+        return f"a value beyond the range of {self.dtype} (overflow: raise)"
 
     def for_values(self, dtype: torch.dtype) -> "Cast":
         """Return itself: rows of float16 and bfloat16 are read where they lie."""
         return self
-
-    def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
-        return cast.nbytes(segments, self.dtype)
-
-    def encode(
-        self,
-        values: Tensor,
-        segments: Segments,
-        payload: Tensor,
-        at: Tensor,
-        *,
-        seed: int = 0,
-        tolerances: Tensor | None = None,
-    ) -> Encoded:
-        """Round and write the rows. Raise UnencodableError for an overflow if so configured."""
-        encoded, overflow = cast.encode(values, segments, payload, at, dtype=self.dtype)
-        if self.overflow == "raise" and (first := int(overflow)) >= 0:  # waits for a GPU
-            reason = f"a value beyond the range of {self.dtype} (overflow: raise)"
-            raise UnencodableError(reason, segment=first)
-        return encoded
-
-    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows back, as what `out` is: float32, float16 or bfloat16."""
-        check_sizes(encoded, self.max_nbytes(segments))
-        cast.decode(encoded, segments, out, dtype=self.dtype)
-
-    def decode_sum(
-        self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
-    ) -> None:
-        """Write the sums of the rows of several parts."""
-        check_sizes_of_parts(encoded, self.max_nbytes(segments))
-        cast.decode_sum(encoded, segments, out, dtype=self.dtype, held_at=held_at)
 
 
 register_codec(Identity, Identity())

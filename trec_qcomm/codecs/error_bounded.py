@@ -7,22 +7,25 @@ table); SZ3 (a quantizer that checks each value).
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Contract, check_choice
+from trec_qcomm.codecs.base import KernelCodec, Options
+from trec_qcomm.core.checks import MakeError
+from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.registry import register_codec
-from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ops import error_bound
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.ops.dispatch import check_bounds
+from trec_qcomm.ops.error_bound import error_of, fill_max_nbytes
 
 Mode = Literal["rel", "abs"]
 Encoder = Literal["bitpack", "vector_lz", "rans"]
 
 
 @dataclass(frozen=True)
-class ErrorBounded:
+class ErrorBounded(KernelCodec):
     """Codec that keeps |x - decoded| <= error bound for every finite value, without slack.
 
     NaN and inf survive. Rows that would not become smaller are sent as they are, with 8 bytes more
@@ -46,14 +49,14 @@ class ErrorBounded:
     mode: Mode = "rel"
     encoder: Encoder = "bitpack"
 
-    name: ClassVar[str] = "error_bounded"
-    fixed_size: ClassVar[bool] = False
-    wire_id: ClassVar[int] = 7
-    contract: ClassVar[Contract] = Contract.BOUNDED
+    name = "error_bounded"
+    op = "trec_qcomm.ops.error_bound"
+    fixed_size = False
+    wire_id = 7
+    contract = Contract.BOUNDED
 
     def __post_init__(self) -> None:
-        check_choice("error_bounded.mode", self.mode, get_args(Mode))
-        check_choice("error_bounded.encoder", self.encoder, get_args(Encoder))
+        super().__post_init__()
         if type(self.bound) not in (int, float):
             raise ValueError(f"error_bounded.bound: {self.bound!r} is not a number")
         most = 1.0 if self.mode == "rel" else math.inf
@@ -68,44 +71,33 @@ class ErrorBounded:
         return float(self.bound)
 
     @property
+    def damage(self) -> MakeError:
+        """Function that makes the error from what its kernels return."""
+        return error_of
+
+    @property
     def has_gpu_kernels(self) -> bool:
         """Whether it runs on a GPU: all encoders do but vector_lz, which looks for copies, one row
         after the other."""
-        return self.encoder in error_bound.GPU_ENCODERS
+        return self.encoder != "vector_lz"
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, what raw rows take in bytes. All methods: core.codec.Codec."""
-        return error_bound.max_nbytes(segments)
+        sizes = torch.empty(segments.num_segments, dtype=torch.int64)
+        fill_max_nbytes(segments.num_rows.numpy(), segments.dim, sizes.numpy())
+        return sizes
 
-    def encode(
-        self,
-        values: Tensor,
-        segments: Segments,
-        payload: Tensor,
-        at: Tensor,
-        *,
-        seed: int = 0,
-        tolerances: Tensor | None = None,
-    ) -> Encoded:
-        """Quantize and write the rows. tolerances: each segment's bound, >= 0; with 0 the segment
-        arrives exactly."""
-        bounds = tolerances
-        if bounds is None:
-            bounds = torch.full((segments.num_segments,), self.tolerance, dtype=torch.float64)
-        relative = self.mode == "rel"
-        return error_bound.encode(
-            values,
-            segments,
-            payload,
-            at,
-            bounds=bounds,
-            relative=relative,
-            encoder=self.encoder,
-        )
+    def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
+        """Return the options of the kernel that encodes.
 
-    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows back, whatever bound, mode and encoder their sender used."""
-        error_bound.decode(encoded, segments, out)
+        Args: tolerances: each segment's bound, >= 0; with 0 the segment arrives exactly.
+        Raises: ValueError: bounds that are none.
+        """
+        if tolerances is None:
+            tolerances = torch.full(nbytes.shape, self.tolerance, dtype=torch.float64)
+        check_bounds(tolerances, len(nbytes))
+        kind = {"relative": self.mode == "rel", "encoder": self.encoder}
+        return {"bounds": tolerances, "nbytes": nbytes, **kind}
 
 
 register_codec(ErrorBounded, ErrorBounded(0.01))

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from trec_qcomm.codecs import Identity
 from trec_qcomm.config.matching import Patterns
 from trec_qcomm.config.section import At, Section, check_sections
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use, only_for_gradients
+from trec_qcomm.core.codec import Codec, MaskUse
 from trec_qcomm.core.fields import check_fields
 
 Direction = Literal["forward", "backward"]
@@ -20,14 +20,14 @@ AUTO_SHARE = 0.9  # `auto` merges where at least a tenth of the bags repeats; a 
 
 
 def _check_codecs(pair: "HopCodecs | TableRule") -> None:
-    if only_for_gradients(pair.forward):
+    if pair.forward.only_for_gradients:
         raise ValueError(
             f"forward: {pair.forward.name} is for gradients only: of the rows themselves it keeps "
             "too little to train with"
         )
-    if mask_use(pair.forward) is MaskUse.READS:
+    if pair.forward.mask_use is MaskUse.READS:
         raise ValueError(f"forward: {pair.forward.name} is for backward only")
-    if mask_use(pair.backward) is MaskUse.READS and mask_use(pair.forward) is not MaskUse.WRITES:
+    if pair.backward.mask_use is MaskUse.READS and pair.forward.mask_use is not MaskUse.WRITES:
         raise ValueError(
             f"backward: {pair.backward.name} sends the columns that forward kept, "
             f"so forward must be topk, not {pair.forward.name}"

@@ -140,7 +140,7 @@ def raise_first(first: Any, reason: str | MakeError) -> None:
     """Raise the error of the first bad segment, if there is one.
 
     Args:
-        first: number of the first bad segment, or -1: an int, or [1] int32 on the device.
+        first: number of the first bad segment, or -1 or None: an int, or [1] int32 on the device.
         reason: what is wrong with the segment, or a function that makes the error from its number.
     Raises: CorruptFrameError: now, or later within `deferring`.
     """
@@ -149,7 +149,7 @@ def raise_first(first: Any, reason: str | MakeError) -> None:
     if checks is not None and isinstance(first, Tensor):
         rename: Rename | None = getattr(_this_thread, "rename", None)
         checks.add(first, error if rename is None else lambda n: rename(error(n)))
-    elif int(first) >= 0:
+    elif first is not None and int(first) >= 0:
         raise error(int(first))
 
 

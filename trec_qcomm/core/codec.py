@@ -1,4 +1,4 @@
-"""Codec, the interface that turns rows into bytes and back, and Contract, its promise.
+"""Codec, the base class of what turns rows into bytes and back, and Contract, its promise.
 
 A codec is a frozen dataclass: its fields are its config, its repr is the call that makes it, and
 it keeps no state. One call handles a batch of segments. A codec does not know tables, peers or
@@ -12,9 +12,11 @@ writes there. So fixed-size codecs write straight into the frames that are sent.
 Shapes: S segments, W payload bytes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields
 from enum import Enum
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,21 +34,40 @@ class Contract(Enum):
 
 
 class MaskUse(Enum):
-    """Use that a codec makes of masks (ext.dct.masks), if it keeps only some columns of each row.
-
-    Such a codec has an attribute `mask_use`; one without it keeps all columns and ignores masks.
-    Callers read it by the function `mask_use`.
-    """
+    """Use that a codec makes of masks (ext.dct.masks), if it keeps only some columns of a row."""
 
     WRITES = "writes"  # chooses columns; encode and decode write them to the masks, if given
     READS = "reads"  # codes the columns that the masks name; ValueError without masks
 
 
-@runtime_checkable
-class Codec(Protocol):
-    """Encoder and decoder of rows; see the module. Several threads may call its methods at once."""
+class Codec(ABC):
+    """Encoder and decoder of rows; see the module. Several threads may call its methods at once.
+
+    A codec derives from it. It has a name, a wire id and a contract, the methods `max_nbytes`,
+    `encode` and `decode`, and of the other attributes those that differ from the defaults here. A
+    field whose type is a Literal is checked when the codec is made.
+    """
 
     name: ClassVar[str]  # the word in YAML
+    mask_use: ClassVar[MaskUse | None] = None  # None: it keeps all columns and ignores masks
+    keeps_nonfinite: ClassVar[bool] = True  # whether NaN and inf arrive; if not, it is BIASED
+    only_for_gradients: ClassVar[bool] = False  # whether it keeps too little of rows to train with
+
+    def __post_init__(self) -> None:
+        for known in fields(self):  # type: ignore[arg-type]
+            if get_origin(known.type) is Literal:
+                value = getattr(self, known.name)
+                check_choice(f"{self.name}.{known.name}", value, get_args(known.type))
+
+    @property
+    @abstractmethod
+    def contract(self) -> Contract:
+        """Promise that this configuration keeps."""
+
+    @property
+    @abstractmethod
+    def wire_id(self) -> int:
+        """Id in the frame that selects the decoder, 1..255 (wire/FORMAT.md)."""
 
     @property
     def fixed_size(self) -> bool:
@@ -54,17 +75,7 @@ class Codec(Protocol):
 
         That is the segments' shape, and their masks where the codec reads masks.
         """
-        ...
-
-    @property
-    def contract(self) -> Contract:
-        """Promise that this configuration keeps."""
-        ...
-
-    @property
-    def wire_id(self) -> int:
-        """Id in the frame that selects the decoder, 1..255 (wire/FORMAT.md)."""
-        ...
+        return True
 
     @property
     def tolerance(self) -> float | None:
@@ -72,15 +83,48 @@ class Codec(Protocol):
 
         It is the error bound of a BOUNDED codec, or a threshold; None where there is neither.
         """
-        ...
+        return None
 
+    @property
+    def has_gpu_kernels(self) -> bool:
+        """Whether it codes rows in the memory of a GPU; else it is for CPUs."""
+        return False
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether `encode` may raise an UnencodableError; else it takes all values."""
+        return False
+
+    def for_values(self, dtype: torch.dtype) -> "Codec":
+        """Return the codec for rows of a dtype: mostly the codec itself.
+
+        Args: dtype: one of core.segments.VALUE_DTYPES.
+        Raises: ValueError: the codec does not take such rows.
+        """
+        if dtype != torch.float32:
+            raise ValueError(f"{self!r} does not take rows of {dtype}; allowed: torch.float32")
+        return self
+
+    def row_transform(self, plan: Any) -> Any:
+        """Return what must see forward's rows, where it is for their gradients; None: nothing.
+
+        Args: plan: the comm.rows.exchange_plan.ExchangePlan of a collective.
+        Returns: a comm.rows.doors.RowTransform.
+        Raises: ValueError: exchanges of this plan cannot have it.
+        """
+        return None
+
+    def check_dim(self, dim: int) -> None:  # noqa: B027 (most codecs take all)
+        """Raise ValueError where it does not take rows of `dim` values."""
+
+    @abstractmethod
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, the most bytes that each segment takes; exact where `fixed_size`.
 
         All are multiples of `ALIGNMENT`.
         """
-        ...
 
+    @abstractmethod
     def encode(
         self,
         values: Tensor,
@@ -104,86 +148,17 @@ class Codec(Protocol):
                 for all segments, or the codec has none.
         Raises: UnencodableError: a value that the config forbids.
         """
-        ...
 
+    @abstractmethod
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
         """Write the rows to their places in `out`: contiguous, any shape, dtype as in `encode`.
 
         Raises: CorruptFrameError: nbytes do not fit the rows or the bytes are invalid.
         """
-        ...
-
-
-def mask_use(codec: Codec) -> MaskUse | None:
-    """Return how the codec uses masks, or None if it keeps all columns."""
-    use: MaskUse | None = getattr(codec, "mask_use", None)
-    return use
-
-
-def has_gpu_kernels(codec: Codec) -> bool:
-    """Return whether the codec codes rows in the memory of a GPU.
-
-    Such a codec has an attribute `has_gpu_kernels`; one without it is for CPUs.
-    """
-    return bool(getattr(codec, "has_gpu_kernels", False))
-
-
-def row_transform(codec: Codec, plan: Any) -> Any:
-    """Return what must see forward's rows, where the codec is for their gradients.
-
-    Such a codec has a method `row_transform` that takes the comm.rows.exchange_plan.ExchangePlan
-    and returns a comm.rows.doors.RowTransform. One without needs none: None.
-
-    Raises: ValueError: exchanges of this plan cannot have it.
-    """
-    make = getattr(codec, "row_transform", None)
-    return None if make is None else make(plan)
-
-
-def only_for_gradients(codec: Codec) -> bool:
-    """Return whether the codec keeps too little of rows themselves to train with.
-
-    Such a codec has an attribute `only_for_gradients`.
-    """
-    return bool(getattr(codec, "only_for_gradients", False))
-
-
-def keeps_nonfinite(codec: Codec) -> bool:
-    """Return whether NaN and inf arrive, as they do unless an attribute `keeps_nonfinite` is False.
-
-    A codec that loses them says what they become, and is BIASED.
-    """
-    return bool(getattr(codec, "keeps_nonfinite", True))
-
-
-def may_refuse(codec: Codec) -> bool:
-    """Return whether `encode` may raise an UnencodableError.
-
-    Such a codec has an attribute `may_refuse`; one without it takes all values.
-    """
-    return bool(getattr(codec, "may_refuse", False))
-
-
-def for_values(codec: Codec, dtype: torch.dtype) -> Codec:
-    """Return the codec for rows of a dtype: mostly the codec itself.
-
-    A codec that takes rows of float16 and bfloat16 has a method `for_values` that returns it. One
-    without takes float32 alone.
-
-    Args: dtype: one of core.segments.VALUE_DTYPES.
-    Raises: ValueError: the codec does not take such rows.
-    """
-    if dtype == torch.float32:
-        return codec
-    make = getattr(codec, "for_values", None)
-    if make is None:
-        raise ValueError(f"{codec!r} does not take rows of {dtype}; allowed: torch.float32")
-    chosen: Codec = make(dtype)
-    return chosen
 
 
 @runtime_checkable
-class SummingCodec(Codec, Protocol):
+class SummingCodec(Protocol):
     """Codec of fixed size that decodes what several ranks sent and adds it up in one pass."""
 
     def decode_sum(
@@ -202,19 +177,28 @@ class SummingCodec(Codec, Protocol):
         ...
 
 
+def adopt(codec_type: type) -> None:
+    """Let a class count as a codec that has the methods of one and does not derive from Codec.
+
+    It gets the defaults of the attributes that it lacks.
+    """
+    if not issubclass(codec_type, Codec):
+        its = {*dir(codec_type), *getattr(codec_type, "__dataclass_fields__", ())}
+        for name in vars(Codec).keys() - its - Codec.__abstractmethods__:
+            if not name.startswith("_"):
+                setattr(codec_type, name, vars(Codec)[name])
+        Codec.register(codec_type)
+
+
 def check_dim(codec: Codec, dim: int, where: str) -> None:
     """Raise ValueError where the codec does not take rows of `dim` values.
 
-    Such a codec has a method `check_dim` that raises it; one without takes all.
-
     Args: where: name of the table or field, for the error.
     """
-    check = getattr(codec, "check_dim", None)
-    if check is not None:
-        try:
-            check(dim)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+    try:
+        codec.check_dim(dim)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def check_choice(where: str, value: object, choices: Sequence[object]) -> None:

@@ -5,13 +5,11 @@ them, when a config names one or a frame of one arrives.
 """
 
 from importlib import import_module
-from typing import TypeVar
 
-from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.codec import Codec, adopt
 
 _BY_NAME: dict[str, type[Codec]] = {}
 _DECODERS: dict[int, Codec] = {}
-CodecType = TypeVar("CodecType", bound=type[Codec])
 
 # {module: names and wire ids of the codecs that it registers}
 _EXTENSIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -22,12 +20,13 @@ _MODULE_OF_NAME = {name: module for module, (names, _) in _EXTENSIONS.items() fo
 _MODULE_OF_WIRE_ID = {id_: module for module, (_, ids) in _EXTENSIONS.items() for id_ in ids}
 
 
-def register_codec(codec_type: CodecType, *decoders: Codec) -> CodecType:
+def register_codec(codec_type: type[Codec], *decoders: Codec) -> None:
     """Make a codec known by its name, and each decoder by its wire id.
 
     Args: codec_type: the class.  decoders: an instance for each wire id that the class may write.
     Raises: ValueError: a name or a wire id that is taken or out of range.
     """
+    adopt(codec_type)
     name, module = codec_type.name, codec_type.__module__
     if name in _BY_NAME or _MODULE_OF_NAME.get(name, module) != module:
         raise ValueError(f"codec name {name!r} is taken")
@@ -38,7 +37,6 @@ def register_codec(codec_type: CodecType, *decoders: Codec) -> CodecType:
             raise ValueError(f"wire id {wire_id} of {decoder} is taken or not 1..255")
         _DECODERS[wire_id] = decoder
     _BY_NAME[name] = codec_type
-    return codec_type
 
 
 def codec_names() -> list[str]:
@@ -48,7 +46,7 @@ def codec_names() -> list[str]:
 
 def codecs_of_16_bit_rows() -> list[str]:
     """Return the names of the codecs that take rows of float16 and bfloat16, sorted."""
-    return sorted(name for name, kind in _BY_NAME.items() if hasattr(kind, "for_values"))
+    return sorted(name for name, kind in _BY_NAME.items() if kind.for_values != Codec.for_values)
 
 
 def codec_type(name: str) -> type[Codec]:

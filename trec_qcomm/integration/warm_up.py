@@ -17,7 +17,7 @@ from torch import Tensor
 from trec_qcomm.codecs import ErrorBounded, Identity
 from trec_qcomm.config import AllReduceRule, Config, GradientRule, HopCodecs, TableRule
 from trec_qcomm.config.section import sections_of
-from trec_qcomm.core.codec import Codec, SummingCodec, for_values
+from trec_qcomm.core.codec import Codec, SummingCodec
 from trec_qcomm.core.registry import codecs_of_16_bit_rows
 from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments, exclusive_cumsum
 from trec_qcomm.jit.once import Job, compile_once, missing
@@ -166,7 +166,7 @@ def _16_bit_jobs(codec: Codec) -> Sequence[Job]:
 
 def _use_16_bit(codec: Codec) -> None:
     values, segments = _small_rows()
-    values, codec = values.half(), for_values(codec, torch.float16)
+    values, codec = values.half(), codec.for_values(torch.float16)
     codec.decode(_encode(codec, values, segments), segments, torch.empty_like(values))
 
 
@@ -201,8 +201,9 @@ def _use_decoder(codec: Codec) -> None:
     codec.decode(encoded, segments, torch.empty_like(values))
 
 
-def _use_sums(codec: SummingCodec) -> None:
+def _use_sums(codec: Codec) -> None:
     """Add up what the reference wrote, so that no encoder is compiled."""
+    assert isinstance(codec, SummingCodec)
     values, segments = _small_rows()
     with default_backend("reference"):
         encoded = _encode(codec, values, segments)

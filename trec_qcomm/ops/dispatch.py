@@ -7,9 +7,12 @@ torch.
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -75,13 +78,29 @@ def gpu_kernels(op: str) -> Any:
         raise ValueError(f"backend 'gpu': {missing[error.name]}") from None
 
 
+@cache
+def kernels_of(op: str, backend: Backend) -> Any:
+    """Import and return the module of an op's kernels. Args: op: see `gpu_kernels`.
+
+    The reference stays out of torch.compile's graphs: Inductor drops roundings to float16, and so
+    would write other bytes.
+    """
+    if backend == "gpu":
+        return gpu_kernels(op)
+    kernels = importlib.import_module(f"{op}.{backend}")
+    if backend == "reference":
+        names = {"encode", "decode", "decode_sum"} & vars(kernels).keys()
+        uncompiled: Any = torch.compiler.disable
+        return SimpleNamespace(**{name: uncompiled(vars(kernels)[name]) for name in names})
+    return kernels
+
+
 def check_buffers(
     values: Tensor,
     segments: Segments,
     payload: Tensor,
     at: Tensor,
     nbytes: Tensor,
-    backend: Backend | None,
     *,
     num_parts: int = 1,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
@@ -92,10 +111,10 @@ def check_buffers(
         values: the buffer whose rows are read or written.
         segments: which rows.
         payload: [W] uint8, in the same memory.
-        at, nbytes: [S] int64 on CPU, where the bytes of each segment begin and how many there are.
-        backend: the backend asked for, or None.
-        num_parts: number of times that the segments' bytes are there, one batch behind the other;
-            `at` is [num_parts * S].
+        at, nbytes: [P S] int64 on CPU, where the bytes of each segment begin and how many there
+            are.
+        num_parts: P, number of times that the segments' bytes are there, one batch behind the
+            other.
         dtypes: the dtypes that `values` may have.
     Returns: the backend to use, from `choose_backend`.
     """
@@ -104,21 +123,21 @@ def check_buffers(
         raise ValueError(f"payload: expected contiguous [W] uint8, got {payload.dtype}")
     if payload.device != values.device:
         raise ValueError(f"payload: on {payload.device}, and the values on {values.device}")
-    backend = choose_backend(backend, values)
+    backend = choose_backend(None, values)
     if backend == "gpu" and values.dtype != torch.float32:
         raise ValueError(f"values: {values.dtype} on backend 'gpu'; allowed: torch.float32")
     if backend == "gpu" and payload.data_ptr() % ALIGNMENT:
         raise ValueError(f"payload: must begin at a multiple of {ALIGNMENT} bytes on a GPU")
-    shape = segments.start.shape
-    expected = shape if num_parts == 1 else (num_parts * len(segments.start),)
-    if at.shape != expected or nbytes.shape != shape:
-        raise ValueError(f"at, nbytes: expected {list(expected)} and {list(shape)}")
+    expected = (num_parts * segments.num_segments,)
+    if at.shape != expected or nbytes.shape != expected:
+        raise ValueError(f"at, nbytes: expected {list(expected)} each")
     if at.dtype != torch.int64 or nbytes.dtype != torch.int64:
         raise ValueError(f"at, nbytes: expected int64, got {at.dtype} and {nbytes.dtype}")
-    sizes = nbytes.numpy() if num_parts == 1 else np.tile(nbytes.numpy(), num_parts)
-    wrong = _find_misplaced(at.numpy(), sizes, payload.numel())
+    wrong = _find_misplaced(at.numpy(), nbytes.numpy(), payload.numel())
     if wrong == _BAD_PLACE:
         raise ValueError(f"at: expected multiples of {ALIGNMENT}")
+    if wrong == _NEGATIVE:
+        raise ValueError("nbytes: negative")
     if wrong == _BEYOND:
         raise ValueError(f"payload: {payload.numel()} bytes do not hold the segments")
     return backend
@@ -145,25 +164,24 @@ def check_sizes(encoded: Encoded, expected: Tensor) -> None:
 
     Args: encoded: what is to be decoded.  expected: [S] int64.
     """
-    _check_sizes(encoded.nbytes.numpy(), expected.numpy())
-
-
-def check_sizes_of_parts(encoded: Encoded, expected: Tensor) -> None:
-    """Raise CorruptFrameError as `check_sizes`, for each part of a sum.
-
-    Args: encoded: for each part, for each segment, its bytes.  expected: [S] int64.
-    """
-    num_parts = len(encoded.nbytes) // max(len(expected), 1)
-    _check_sizes(encoded.nbytes.numpy(), np.tile(expected.numpy(), num_parts))
-
-
-def _check_sizes(sizes: Any, expected: Any) -> None:
-    wrong = sizes != expected
+    sizes = encoded.nbytes.numpy()
+    wrong = sizes != expected.numpy()
     if wrong.any():
         s = int(wrong.argmax())
         raise CorruptFrameError(
             f"{int(sizes[s])} bytes where its format has {int(expected[s])}", segment=s
         )
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError for a seed that is not 0 <= seed < 2^63."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed: {seed} is not in 0..2^63 - 1")
+
+
+def seed_halves(seed: int) -> tuple[Any, Any]:
+    """Return the lower and the upper 32 bits of a seed, for kernels of a CPU."""
+    return np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
 
 
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:
@@ -180,23 +198,37 @@ def _array(tensor: Tensor) -> Any:
     return tensor.numpy().reshape(-1)
 
 
+def check_bounds(bounds: Tensor, num_segments: int) -> None:
+    """Raise ValueError unless the bounds are [S] float64 on CPU, finite and >= 0."""
+    if bounds.dtype != torch.float64 or bounds.shape != (num_segments,) or not bounds.is_cpu:
+        raise ValueError(
+            f"bounds: expected [{num_segments}] float64 on CPU, got "
+            f"{list(bounds.shape)} {bounds.dtype} on {bounds.device}"
+        )
+    s = first_outside(bounds.numpy(), 0.0, sys.float_info.max)
+    if s >= 0:
+        raise ValueError(f"bounds: {float(bounds[s])} of segment {s} is not finite and >= 0")
+
+
 def first_outside(numbers: Any, low: float, high: float) -> int:
     """Return the index of the first of [S] float64 outside low..high, or -1. NaN is outside."""
     return int(_find_outside(numbers, low, high))
 
 
-_FITS, _BAD_PLACE, _BEYOND = range(3)
+_FITS, _BAD_PLACE, _NEGATIVE, _BEYOND = range(4)
 
 
 def _misplaced(places: Any, sizes: Any, num_bytes: int) -> int:
     """Return whether all segments begin at allowed places and end within the bytes: _FITS,
-    _BAD_PLACE or _BEYOND."""
+    or what is wrong."""
     bits = np.int64(0)
     for s in range(places.size):
         bits |= places[s]  # one low bit or sign set in any place is set here, too
     if bits < 0 or bits % ALIGNMENT:
         return _BAD_PLACE
     for s in range(places.size):
+        if sizes[s] < 0:
+            return _NEGATIVE
         if places[s] > num_bytes - sizes[s]:
             return _BEYOND
     return _FITS

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, keeps_nonfinite, mask_use
+from trec_qcomm.core.codec import Codec, Contract, MaskUse, adopt
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 
 CANARY = 0xA5  # fills memory that a codec must write, or must leave alone
@@ -99,13 +99,14 @@ def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> Non
     and written where they lie, nothing beside them is touched, and a segment decodes to the same
     values alone and among others. Determinism: two encodings of the same rows are equal. Contract:
     what core.codec.Contract says; NaN and inf arrive. Where the codec says that they do not
-    (core.codec.keeps_nonfinite), it must be BIASED, and no other row may change.
+    (`keeps_nonfinite`), it must be BIASED, and no other row may change.
 
     A BOUNDED codec must have the attributes that `error_bounds` reads.
 
     Args: dims: the numbers of values a row to try; the codec must take them.
     Raises: AssertionError: the codec breaks core.codec.Codec or its Contract.
     """
+    adopt(type(codec))
     generator = torch.Generator().manual_seed(0)
     for dim in dims:
         for rows in (torch.randn(13, dim, generator=generator), awkward_rows(dim)):
@@ -150,14 +151,14 @@ def _check_places(codec: Codec, matrix: Tensor, dim: int) -> None:
 
 def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
     decoded = round_trip(codec, rows, segments)
-    if mask_use(codec) is MaskUse.WRITES:  # NaN and inf are kept first, but a row may have too many
+    if codec.mask_use is MaskUse.WRITES:  # NaN and inf are kept first, but a row may have too many
         assert bool((rows.isnan() | ~decoded.isnan()).all()), f"{codec}: made NaN"
         kept = decoded.isinf()
         assert torch.equal(decoded[kept], rows[kept]), f"{codec}: made inf"
         had_special, has_special = ~rows.isfinite().all(1), ~decoded.isfinite().all(1)
         assert torch.equal(had_special, has_special), f"{codec}: a row lost all its NaN and inf"
         return
-    if not keeps_nonfinite(codec):
+    if not codec.keeps_nonfinite:
         _check_rows_alone(codec, rows, decoded)
         return
     assert torch.equal(decoded.isnan(), rows.isnan()), f"{codec}: NaN did not survive"

@@ -14,12 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import (
-    Codec,
-    Contract,
-    SummingCodec,
-    check_dim,
-)
+from trec_qcomm.core.codec import Codec, Contract, SummingCodec, check_dim
 from trec_qcomm.core.segments import ALIGNMENT, Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 

@@ -23,7 +23,7 @@ from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.doors import Call, RowTransform, Tolerances
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.core.codec import Codec, Contract, row_transform
+from trec_qcomm.core.codec import Codec, Contract
 
 T = TypeVar("T")
 _MOST_KEPT = 32  # enough for the usual batch, an epoch's last one and evaluation
@@ -114,7 +114,7 @@ class RowCollective(Channel, ABC):
         for codec, _, members in plan.backward_sent.groups:
             if type(codec) not in made:
                 try:
-                    transform: RowTransform | None = row_transform(codec, plan)
+                    transform: RowTransform | None = codec.row_transform(plan)
                 except ValueError as error:
                     table = plan.backward_sent.tables[int(members[0])]
                     raise ValueError(f"{self.name}: table {table!r}: {error}") from error

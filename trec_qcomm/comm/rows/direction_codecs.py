@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trec_qcomm.core.codec import Codec, for_values
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.registry import codecs_of_16_bit_rows
 
 
@@ -16,7 +16,7 @@ def codec_for_rows(codec: Codec, dtype: torch.dtype, where: str) -> Codec:
     Raises: ValueError: it does not take such rows; naming those that do.
     """
     try:
-        return for_values(codec, dtype)
+        return codec.for_values(dtype)
     except ValueError as error:
         allowed = ", ".join(codecs_of_16_bit_rows())
         raise ValueError(f"{where}: {error}; codecs of {dtype} rows: {allowed}") from error

@@ -14,13 +14,12 @@ import math
 import sys
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
-from trec_qcomm.core.codec import Contract, MaskUse, check_choice
+from trec_qcomm.core.codec import Codec, Contract, MaskUse
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ext.dct import places, rows
@@ -29,7 +28,7 @@ from trec_qcomm.ext.dct.values import ValueFormat
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Codec):
     """Codec that sends the columns of largest magnitude of each row; the others decode to 0.
 
     Give either `density` or `threshold`. NaN and inf count as larger than all finite values, so a
@@ -49,12 +48,13 @@ class TopK:
     threshold: float | None = None
     values: ValueFormat = "fp16"
 
-    name: ClassVar[str] = "topk"
-    wire_id: ClassVar[int] = 8
-    mask_use: ClassVar[MaskUse] = MaskUse.WRITES
-    has_gpu_kernels: ClassVar[bool] = True
+    name = "topk"
+    wire_id = 8
+    mask_use = MaskUse.WRITES
+    has_gpu_kernels = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.density is None) == (self.threshold is None):
             raise ValueError(
                 f"topk: give one of density ({self.density!r}) and threshold ({self.threshold!r})"
@@ -63,7 +63,6 @@ class TopK:
             raise ValueError(f"topk.density: {self.density!r} is not a number in 0 < density <= 1")
         if self.threshold is not None and not (_is_number(self.threshold) and self.threshold >= 0):
             raise ValueError(f"topk.threshold: {self.threshold!r} is not a finite number >= 0")
-        check_choice("topk.values", self.values, get_args(ValueFormat))
 
     @property
     def contract(self) -> Contract:
@@ -127,7 +126,7 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class ForwardMask:
+class ForwardMask(Codec):
     """Codec for gradients of rows that `topk` coded: it sends just the columns that `topk` kept.
 
     Which columns these are is not sent: both ends of an exchange remember the masks of forward
@@ -140,20 +139,15 @@ class ForwardMask:
 
     values: ValueFormat = "fp16"
 
-    name: ClassVar[str] = "forward_mask"
-    wire_id: ClassVar[int] = 9
-    fixed_size: ClassVar[bool] = True
-    tolerance: ClassVar[None] = None
-    contract: ClassVar[Contract] = Contract.BIASED
-    mask_use: ClassVar[MaskUse] = MaskUse.READS
-    has_gpu_kernels: ClassVar[bool] = True
+    name = "forward_mask"
+    wire_id = 9
+    contract = Contract.BIASED
+    mask_use = MaskUse.READS
+    has_gpu_kernels = True
 
     def row_transform(self, plan: ExchangePlan) -> MaskTransform:
         """Return what keeps forward's masks. Raises ValueError: a row-wise sharding."""
         return MaskTransform(plan)
-
-    def __post_init__(self) -> None:
-        check_choice("forward_mask.values", self.values, get_args(ValueFormat))
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, sizes in bytes, exact with masks. All methods: core.codec.Codec."""
@@ -178,7 +172,7 @@ class ForwardMask:
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(Codec):
     """Codec that sends the values with |x| >= threshold, and NaN; the others decode to 0.
 
     `topk` with a threshold keeps the same values row by row, and `forward_mask` can then send the
@@ -193,17 +187,17 @@ class Threshold:
     threshold: float
     values: ValueFormat = "fp16"
 
-    name: ClassVar[str] = "threshold"
-    only_for_gradients: ClassVar[bool] = True
-    wire_id: ClassVar[int] = 10
-    fixed_size: ClassVar[bool] = False
-    contract: ClassVar[Contract] = Contract.BIASED
-    has_gpu_kernels: ClassVar[bool] = True
+    name = "threshold"
+    only_for_gradients = True
+    wire_id = 10
+    fixed_size = False
+    contract = Contract.BIASED
+    has_gpu_kernels = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (_is_number(self.threshold) and self.threshold >= 0):
             raise ValueError(f"threshold.threshold: {self.threshold!r} is not a finite number >= 0")
-        check_choice("threshold.values", self.values, get_args(ValueFormat))
 
     @property
     def tolerance(self) -> float:

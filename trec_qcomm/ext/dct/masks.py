@@ -13,7 +13,7 @@ from torch import Tensor
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.doors import CallTransform
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
-from trec_qcomm.core.codec import MaskUse, mask_use
+from trec_qcomm.core.codec import MaskUse
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
 from trec_qcomm.ext.dct.buffers import unpack_bits
@@ -107,7 +107,7 @@ def with_masks(placed: PlacedFrames, masks: Masks) -> PlacedFrames:
     """Return the same frames with masks of all segments, for the codecs that use them."""
     groups = []
     for group in placed.groups:
-        if mask_use(group.codec) is not None:
+        if group.codec.mask_use is not None:
             segments = group.segments.with_notes(masks.subset(group.members))
             group = replace(group, segments=segments)
         groups.append(group)
@@ -188,7 +188,7 @@ class _Counted:
         self._members, counts = [], []
         for side, (frames, masks) in enumerate(sides):
             for group in frames.groups:
-                if mask_use(group.codec) is MaskUse.READS:
+                if group.codec.mask_use is MaskUse.READS:
                     self._members.append((side, group.members))
                     counts.append(num_masked(masks.subset(group.members), group.segments))
         self._counts = Download(torch.cat(counts))

@@ -62,7 +62,7 @@ def encode(
         stored: fp32, fp16 or int8, how kept values are stored (ext.dct.values).
     Raises: ValueError: a wrong shape, dtype or device; a threshold or `stored` out of range.
     """
-    check_buffers(values, segments, payload, at, max_nbytes(segments, stored), None)
+    check_buffers(values, segments, payload, at, max_nbytes(segments, stored))
     kind, device, count = kind_of(stored), values.device, segments.num_segments
     levels = levels_of(thresholds, count).to(device)
     rows = take_rows(values, segments)
@@ -105,7 +105,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> None:
         ValueError: a wrong shape, dtype or device.
         CorruptFrameError: bytes that no encoder writes.
     """
-    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, None)
+    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
     device, first = out.device, segments.offsets[:-1] * segments.dim
     numel = segments.num_rows * segments.dim
     heads = Heads(encoded, numel, header_nbytes=HEADER_NBYTES)

@@ -95,7 +95,7 @@ def encode_top_k(
     """
     if not 1 <= k <= segments.dim:
         raise ValueError(f"k: {k} is not in 1..{segments.dim}")
-    check_buffers(values, segments, payload, at, top_k_nbytes(segments, k, stored), None)
+    check_buffers(values, segments, payload, at, top_k_nbytes(segments, k, stored))
     rows = take_rows(values, segments)
     return _encode(rows, keep_top_k(rows, k), segments, payload, at, kind_of(stored), k)
 
@@ -119,7 +119,7 @@ def encode_above(
         stored: fp32, fp16 or int8, how values are stored.
     Raises: ValueError: a wrong shape, dtype or device; a threshold or `stored` out of range.
     """
-    check_buffers(values, segments, payload, at, max_nbytes(segments, stored), None)
+    check_buffers(values, segments, payload, at, max_nbytes(segments, stored))
     levels = levels_of(thresholds, segments.num_segments).to(values.device)
     rows = take_rows(values, segments)
     level = levels[segment_ids(segments.num_rows, values.device)]
@@ -185,7 +185,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> None:
         ValueError: a wrong shape, dtype or device.
         CorruptFrameError: bytes that no encoder writes.
     """
-    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, None)
+    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
     num_rows, dim, device = segments.num_rows, segments.dim, out.device
     heads = Heads(encoded, num_rows * dim, header_nbytes=HEADER_NBYTES)
     raise_first((BAD_FORM, heads.forms > COUNTED_COLUMNS))
@@ -245,7 +245,7 @@ def encode_masked(
     keep = masked_columns(masks, segments)
     num_kept = _num_kept(masks, keep, segments)
     layout = Layout(num_kept, NBYTES[kind_of(stored)], 0, MASKED_HEADER_NBYTES)
-    check_buffers(values, segments, payload, at, layout.nbytes, None)
+    check_buffers(values, segments, payload, at, layout.nbytes)
     kept = take_rows(values, segments)[keep]
     buffer = write_heads(kept, num_kept, layout, kind=kind_of(stored), forms=None)
     put_bytes(buffer, payload, at, layout.nbytes)
@@ -262,7 +262,7 @@ def decode_masked(encoded: Encoded, segments: Segments, out: Tensor) -> None:
     """
     masks = _masks(segments, out)
     keep = masked_columns(masks, segments)
-    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes, None)
+    check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
     num_kept = _num_kept(masks, keep, segments)
     heads = Heads(encoded, num_kept, header_nbytes=MASKED_HEADER_NBYTES)
     layout = heads.layout(0, MASKED_HEADER_NBYTES)

@@ -8,15 +8,15 @@ Source: FBGEMM's quantize_comm.py, quantize_ops; Yang et al. 2020 (int8, bf16), 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
-from trec_qcomm.core.codec import Contract, check_choice
+from trec_qcomm.codecs.base import Options, RowCodec
+from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.registry import register_codec
-from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ext import fbgemm
-from trec_qcomm.ops.dispatch import check_sizes
+from trec_qcomm.ext.fbgemm.layouts import LAYOUTS, check_dim
+from trec_qcomm.ext.fbgemm.operators import is_installed
 
 Precision = Literal["int8", "int4", "int2", "fp8", "fp8_e5m2", "mx4", "fp16", "bf16"]
 NonFinite = Literal["lost", "raise"]
@@ -24,7 +24,7 @@ _WIRE_IDS = {name: 14 + n for n, name in enumerate(get_args(Precision))}
 
 
 @dataclass(frozen=True)
-class Fbgemm:
+class Fbgemm(RowCodec):
     """Codec that sends rows as FBGEMM codes them, with FBGEMM's rounding, to nearest.
 
     What becomes of a row that holds NaN or inf, or whose max - min is beyond float32, on a CPU:
@@ -50,17 +50,15 @@ class Fbgemm:
     precision: Precision
     nonfinite: NonFinite = "lost"
 
-    name: ClassVar[str] = "fbgemm"
-    fixed_size: ClassVar[bool] = True
-    tolerance: ClassVar[None] = None
-    has_gpu_kernels: ClassVar[bool] = True
-    keeps_nonfinite: ClassVar[bool] = False
-    contract: ClassVar[Contract] = Contract.BIASED
+    name = "fbgemm"
+    op = "trec_qcomm.ext.fbgemm"
+    keeps_nonfinite = False
+    contract = Contract.BIASED
+    refusal = "NaN or inf (nonfinite: raise)"
 
     def __post_init__(self) -> None:
-        check_choice("fbgemm.precision", self.precision, get_args(Precision))
-        check_choice("fbgemm.nonfinite", self.nonfinite, get_args(NonFinite))
-        if not fbgemm.is_installed():
+        super().__post_init__()
+        if not is_installed():
             raise ValueError(
                 "codec fbgemm: FBGEMM is not installed: pip install fbgemm-gpu, without CUDA "
                 "fbgemm-gpu-cpu, of the version that belongs to this torch"
@@ -76,39 +74,24 @@ class Fbgemm:
         """Id in the frame: 14 to 21, in the order of Precision."""
         return _WIRE_IDS[self.precision]
 
+    @property
+    def options(self) -> Options:
+        """Options of its kernels."""
+        return {"precision": self.precision}
+
+    def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
+        """Return the options of the kernel that encodes."""
+        return {**self.options, "refuses": self.may_refuse}
+
     def check_dim(self, dim: int) -> None:
         """Raise ValueError unless FBGEMM codes rows of `dim` values with this precision."""
-        fbgemm.check_dim(self.precision, dim)
+        check_dim(self.precision, dim)
 
-    def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, the exact sizes in bytes. All methods: core.codec.Codec."""
-        return fbgemm.nbytes(segments, self.precision)
-
-    def encode(
-        self,
-        values: Tensor,
-        segments: Segments,
-        payload: Tensor,
-        at: Tensor,
-        *,
-        seed: int = 0,
-        tolerances: Tensor | None = None,
-    ) -> Encoded:
-        """Write the rows. Raise UnencodableError for NaN or inf if so configured."""
-        return fbgemm.encode(
-            values,
-            segments,
-            payload,
-            at,
-            precision=self.precision,
-            refuse_nonfinite=self.nonfinite == "raise",
-        )
-
-    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows back as float32."""
-        check_sizes(encoded, self.max_nbytes(segments))
-        fbgemm.decode(encoded, segments, out, precision=self.precision)
+    def row_nbytes(self, dim: int) -> int:
+        """Return the bytes of a coded row. Raise ValueError for rows that it does not take."""
+        check_dim(self.precision, dim)
+        return LAYOUTS[self.precision].row_nbytes(dim)
 
 
 # Without FBGEMM the name is known, to say what is missing, and no frame can be read.
-register_codec(Fbgemm, *(Fbgemm(p) for p in get_args(Precision) if fbgemm.is_installed()))
+register_codec(Fbgemm, *(Fbgemm(p) for p in get_args(Precision) if is_installed()))

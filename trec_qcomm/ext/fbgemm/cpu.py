@@ -1,10 +1,22 @@
 """Copy of coded rows in numba. Same bytes as reference.py."""
 
+from functools import partial
+
+from trec_qcomm.ext.fbgemm import rows
 from trec_qcomm.jit import kernel
+from trec_qcomm.ops.dispatch import arrays
+
+
+def copy(source, source_at, target, target_at, sizes, *, width, pads):
+    """Copy the segments; see `rows`."""
+    _copy(*arrays(source, source_at, target, target_at, sizes), pads)
+
+
+encode, decode = partial(rows.encode, copy), partial(rows.decode, copy)
 
 
 @kernel
-def copy(source, source_at, target, target_at, sizes, pads):
+def _copy(source, source_at, target, target_at, sizes, pads):
     """Copy sizes[s] bytes of each segment, and write zeros up to a multiple of 8 where `pads`."""
     for s in range(sizes.size):
         size = sizes[s]

@@ -3,12 +3,15 @@
 Bytes are moved as words of the largest size that divides a coded row.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from trec_qcomm.core.segments import aligned, exclusive_cumsum
+from trec_qcomm.ext.fbgemm import rows
 from trec_qcomm.ops.device import launch, upload
 from trec_qcomm.ops.value_tiles import lists_of_tile, tiling, vector_of
 
@@ -25,7 +28,7 @@ def copy(
     width: int,
     pads: bool,
 ) -> None:
-    """Copy the segments; the arguments are those of `ops.fbgemm._copy`. sizes: [S] int64, bytes."""
+    """Copy the segments; see `rows`."""
     size = next(size for size in _WORDS if width % size == 0)
     num_segments = len(sizes)
     first = exclusive_cumsum((aligned(sizes) if pads else sizes) // size)
@@ -36,6 +39,9 @@ def copy(
         *upload(source.device, first, *vectors), num_segments,
         **{name: options[name] for name in ("STEPS", "VECTOR", "BLOCK")},
     )  # fmt: skip
+
+
+encode, decode = partial(rows.encode, copy), partial(rows.decode, copy)
 
 
 def _words(data: Tensor, size: int) -> Tensor:

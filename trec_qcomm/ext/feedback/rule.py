@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from trec_qcomm.config.section import Section
-from trec_qcomm.core.codec import mask_use
 from trec_qcomm.core.fields import Range, check_fields
 
 NumRows = Annotated[int, Range(0, 2**31 - 1)]
@@ -38,7 +37,7 @@ class RowFeedback(Section):
             raise ValueError("error_feedback: needs unique_bags: true, or ids would come twice")
         for direction in ("forward", "backward"):
             codec = getattr(owner, direction)
-            if self.num_rows(direction) and mask_use(codec) is not None:
+            if self.num_rows(direction) and codec.mask_use is not None:
                 raise ValueError(
                     f"error_feedback.{direction}_rows: not with {codec.name}, which sends some "
                     "columns alone"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.wire.frame import overhead_nbytes
@@ -75,7 +75,7 @@ def measure_throughput(codec: Codec, dim: int) -> Throughput:
 def _measure(codec: Codec, dim: int) -> Throughput:
     num_rows = MEASURED_NBYTES // (FLOAT32_NBYTES * dim)
     segments = Segments.packed((num_rows,), dim)
-    if mask_use(codec) is MaskUse.READS:  # as after a forward pass that kept all columns
+    if codec.mask_use is MaskUse.READS:  # as after a forward pass that kept all columns
         masks = Masks.of_all_columns(segments.num_rows, torch.full_like(segments.num_rows, dim))
         segments = segments.with_notes(masks)
     rows = torch.randn(num_rows, dim, generator=torch.Generator().manual_seed(0))

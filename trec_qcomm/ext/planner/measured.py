@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from trec_qcomm.config import Config
-from trec_qcomm.core.codec import for_values
 from trec_qcomm.ext.planner.traffic import FixedSizes, MeasuredTable, Place, hops_of
 from trec_qcomm.integration.compat import Shard, ShardingOption
 from trec_qcomm.wire.frame import overhead_nbytes
@@ -119,5 +118,5 @@ def _with_rows_of(dtype: torch.dtype, table: MeasuredTable, field: str) -> Measu
     sizes = getattr(table, field)
     if not isinstance(sizes, FixedSizes):
         return table
-    resized: dict[str, Any] = {field: FixedSizes(for_values(sizes.codec, dtype))}
+    resized: dict[str, Any] = {field: FixedSizes(sizes.codec.for_values(dtype))}
     return replace(table, **resized)

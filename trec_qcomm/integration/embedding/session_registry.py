@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from trec_qcomm.config import TableRule
-from trec_qcomm.core.codec import has_gpu_kernels
 from trec_qcomm.integration.compat import (
     ParameterSharding,
     QuantizedCommCodecs,
@@ -86,5 +85,5 @@ def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
     for table, rule in rules.items():
         codecs = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
         for codec in codecs:
-            if not has_gpu_kernels(codec):
+            if not codec.has_gpu_kernels:
                 raise ValueError(f"device {device}: table {table!r}: no GPU kernels for {codec!r}")

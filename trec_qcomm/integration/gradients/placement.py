@@ -13,7 +13,7 @@ from torch import nn
 
 from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.core.checks import DeferredChecks
-from trec_qcomm.core.codec import Codec, has_gpu_kernels
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.integration.agreement import check_equal
 
 
@@ -104,7 +104,7 @@ def check_on_gpu(field: str, codec: Codec, backends: str) -> None:
     Args: field: field of the rule that holds the codec.  backends: backends of the process group,
         such as "cpu:gloo,cuda:nccl".
     """
-    if not has_gpu_kernels(codec) or not codec.fixed_size:
+    if not codec.has_gpu_kernels or not codec.fixed_size:
         raise ValueError(
             f"{field}: {codec!r}: on cuda gradients are all-reduced only with codecs that have a "
             "fixed size and GPU kernels, such as cast, rowwise and float6"

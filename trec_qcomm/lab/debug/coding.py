@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.frames.coding import group_seed
 from trec_qcomm.comm.frames.plan import PlacedFrames
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, Contract, MaskUse
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import download
 
@@ -107,7 +107,7 @@ def pack(
         offsets = exclusive_cumsum(num_rows)
         notes = segments.notes
         # A codec that writes masks would write the exchange's own, which is none of our business.
-        reads = mask_use(group.codec) is MaskUse.READS
+        reads = group.codec.mask_use is MaskUse.READS
         packed = Segments(
             offsets,
             dim,

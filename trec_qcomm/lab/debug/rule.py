@@ -11,7 +11,7 @@ from typing import Any
 from trec_qcomm.config.gradients import parameter_patterns
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class DebugRule(Section):
             raise ValueError(f"shadow: expected a list of codecs, got {shadow!r}")
         object.__setattr__(self, "shadow", tuple(self.shadow))
         for n, codec in enumerate(self.shadow):
-            if isinstance(codec, type) or not isinstance(codec, Codec):
+            if not isinstance(codec, Codec):
                 raise ValueError(f"shadow[{n}]: expected a codec, got {codec!r}")
-            if mask_use(codec) is MaskUse.READS:
+            if codec.mask_use is MaskUse.READS:
                 raise ValueError(f"shadow[{n}]: {codec.name} needs the columns that forward kept")
         if self.folder is not None and (type(self.folder) is not str or self.folder == ""):
             raise ValueError(f"folder: {self.folder!r} is not a path")

@@ -14,7 +14,6 @@ import torch
 
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config import TableRule
-from trec_qcomm.core.codec import has_gpu_kernels
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.session import Session
@@ -61,7 +60,7 @@ class GuardExtension(Extension):
             return
         for table in guarded:
             for _, codec in self._rule.codecs_of_table(self._session.config.rule_for(table)):
-                if not has_gpu_kernels(codec):
+                if not codec.has_gpu_kernels:
                     raise ValueError(
                         f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}"
                     )

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from trec_qcomm.config.matching import patterns_of
 from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import DIRECTIONS, Direction, TableRule
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use, only_for_gradients
+from trec_qcomm.core.codec import Codec, MaskUse, check_choice
 from trec_qcomm.lab.guard.ladders import Ladder, check_order, ladder_of
 
 Action = Literal["switch", "warn"]
@@ -93,11 +93,11 @@ class GuardRule(Section):
             raise ValueError(f"{name}: expected a list of one or more codecs, got {ladder!r}")
         object.__setattr__(self, name, tuple(ladder))
         for n, codec in enumerate(ladder):
-            if isinstance(codec, type) or not isinstance(codec, Codec):
+            if not isinstance(codec, Codec):
                 raise ValueError(f"{name}[{n}]: expected a codec, got {codec!r}")
-            if mask_use(codec) is MaskUse.READS:
+            if codec.mask_use is MaskUse.READS:
                 raise ValueError(f"{name}[{n}]: {codec.name} needs the columns that forward kept")
-            if name == "ladder" and only_for_gradients(codec):
+            if name == "ladder" and codec.only_for_gradients:
                 raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only")
         check_order(name, ladder)
 

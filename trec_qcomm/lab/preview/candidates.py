@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.config import codec_from_dict, parse_yaml
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse, check_choice
 
 BASELINE = "float32"  # name of the rows as they are
 CODECS: Mapping[str, Mapping[str, Codec]] = {
@@ -51,7 +51,7 @@ def candidates(
     chosen = {name: known[name] for name in known if name in {BASELINE, *names}}
     for text in more:
         codec = codec_from_dict(parse_yaml(text, name="codec"), where=f"codec {text}")
-        if mask_use(codec) is MaskUse.READS:
+        if codec.mask_use is MaskUse.READS:
             raise ValueError(f"codec {text}: codes the columns that another codec kept, not rows")
         chosen[text] = codec
     return chosen

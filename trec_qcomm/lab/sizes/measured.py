@@ -19,7 +19,7 @@ from trec_qcomm.config import (
     parse_yaml,
     write_yaml,
 )
-from trec_qcomm.core.codec import Codec, MaskUse, mask_use
+from trec_qcomm.core.codec import Codec, MaskUse
 from trec_qcomm.ext.planner.traffic import (
     FixedSizes,
     MeasuredTable,
@@ -134,7 +134,7 @@ def _merges(rule: TableRule, distinct_share: float) -> bool:
 
 def _is_known(codec: Codec) -> bool:
     """Return whether a codec tells its sizes without rows."""
-    return codec.fixed_size or mask_use(codec) is MaskUse.READS
+    return codec.fixed_size or codec.mask_use is MaskUse.READS
 
 
 def _measured_sizes(where: str, codec: Codec, blocks: Sequence[Tensor]) -> tuple[SegmentSizes, ...]:

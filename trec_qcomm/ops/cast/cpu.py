@@ -5,16 +5,57 @@ one behind the other are treated as one long row.
 """
 
 import numpy as np
+import torch
 
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end
+from trec_qcomm.ops.dispatch import arrays
 from trec_qcomm.ops.float16 import bfloat_bits, half_bits, half_value
 
 FP32, FP16, BF16 = 0, 1, 2
+_KINDS = {"fp32": FP32, "fp16": FP16, "bf16": BF16}
+_KINDS_OF_ROWS = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16}
 _FINITE_MAX = np.uint32(0x7F7FFFFF)
 # The smallest float32 magnitude that rounds to inf.
 _OVERFLOW_FP16 = np.uint32(0x477FF000)
 _OVERFLOW_BF16 = np.uint32(0x7F7F8000)
+
+
+def encode(values, segments, payload, at, *, dtype):
+    """Write the segments.
+
+    Returns: the first one in which a finite value becomes inf, or -1; and None.
+    """
+    rows, data = arrays(values, payload)
+    where, kind = (*segments.arrays, segments.dim, data, at.numpy()), _KINDS_OF_ROWS[values.dtype]
+    if kind == FP32:
+        return _encode(rows, *where, _KINDS[dtype]), None
+    from trec_qcomm.ops.cast import cpu_16_bit  # which is made of what is here
+
+    return cpu_16_bit.encode(rows, kind, *where, _KINDS[dtype]), None
+
+
+def decode(encoded, segments, out, *, dtype):
+    """Write the rows, as what `out` is."""
+    (data, rows), at = arrays(encoded.payload, out), encoded.at.numpy()
+    where, kind = (*segments.arrays, segments.dim, rows), _KINDS_OF_ROWS[out.dtype]
+    if kind == FP32:
+        _decode(data, at, *where, _KINDS[dtype])
+    else:
+        from trec_qcomm.ops.cast import cpu_16_bit
+
+        cpu_16_bit.decode(data, at, _KINDS[dtype], *where, kind)
+
+
+def decode_sum(encoded, segments, out, *, dtype, held_at):
+    """Write the sums."""
+    from trec_qcomm.ops.cast import cpu_sum
+
+    data, sums = arrays(encoded.payload, out)
+    num_segments = segments.num_segments
+    at = encoded.at.numpy().reshape(len(encoded.at) // max(num_segments, 1), num_segments)
+    layout = *segments.arrays, segments.dim
+    cpu_sum.decode_sum(data, at, *layout, sums, _KINDS[dtype], held_at)
 
 
 @inner(forceinline=True)
@@ -35,7 +76,7 @@ def lines(n, stride, dim):
 
 
 @kernel
-def encode(values, offsets, start, stride, dim, payload, at, kind):
+def _encode(values, offsets, start, stride, dim, payload, at, kind):
     """Write the segments; return the first in which a finite value becomes inf, or -1."""
     words = values.view(np.uint32)
     words_out = payload[: payload.size // 4 * 4].view(np.uint32)
@@ -74,7 +115,7 @@ def encode(values, offsets, start, stride, dim, payload, at, kind):
 
 
 @kernel
-def decode(payload, at, offsets, start, stride, dim, out, kind):
+def _decode(payload, at, offsets, start, stride, dim, out, kind):
     """Write the float32 rows."""
     words_out = out.view(np.uint32)
     words = payload[: payload.size // 4 * 4].view(np.uint32)

@@ -28,12 +28,12 @@ _OVERFLOW_BF16 = tl.constexpr(0x7F7F8000)
 
 def encode(
     values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, dtype: str
-) -> int | Tensor:
-    """Write the segments; return [1] int32, the first one that overflows, or -1."""
+) -> tuple[Tensor, None]:
+    """Write the segments; return [1] int32, the first one that overflows, or -1; and None."""
     places = words(payload, torch.int32 if dtype == "fp32" else torch.int16)
     overflow = no_segment(values.device)
     _launch(_encode, values, places, segments, at, dtype, overflow)
-    return overflow
+    return overflow, None
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> None:

@@ -22,9 +22,13 @@ def _bits_16(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(rows.isnan(), nan, rows.to(dtype).view(torch.int16))
 
 
-def encode(values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, dtype: str) -> int:
-    """Write each row in `dtype`, rounded to nearest even; return the first segment that overflows
-    (a finite value becomes inf), or -1."""
+def encode(
+    values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, dtype: str
+) -> tuple[int, None]:
+    """Write each row in `dtype`, rounded to nearest even.
+
+    Returns: the first segment that overflows (a finite value becomes inf), or -1; and None.
+    """
     overflow = -1
     for s in range(segments.num_segments):
         rows = segments.block(values, s).contiguous()
@@ -39,7 +43,7 @@ def encode(values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, d
         end = int(at[s]) + int(aligned(torch.tensor(data.numel())))
         payload[int(at[s]) : end] = 0
         payload[int(at[s]) : int(at[s]) + data.numel()] = data
-    return overflow
+    return overflow, None
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> None:

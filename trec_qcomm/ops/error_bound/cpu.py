@@ -7,20 +7,56 @@ Encoders other than bitpack need all indices of a segment at once. They are in r
 which is compiled only where one of them is used, because that takes a minute.
 """
 
+from importlib import import_module
+
 import numpy as np
+import torch
 
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import BLOCK, GROUP, SPARE_NBYTES
+from trec_qcomm.ops.dispatch import arrays
+from trec_qcomm.ops.error_bound import HEADER_NBYTES, NUM_REASONS
 from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
 
 RAW, BITPACK, VECTOR_LZ, RANS, CONSTANT = 0, 1, 2, 3, 4
-HEADER_NBYTES = 8
 MAX_VERBATIM = 2**25 - 1
 OK, BAD_SIZE, BAD_ENCODER, BAD_STEP, BAD_INDICES, BAD_VERBATIM, OTHER_ENCODER = range(7)
+# The encoders that need all indices; a module decodes what those before it do, too.
+_OTHERS = {
+    "rans": "trec_qcomm.ops.error_bound.rans_segments",
+    "vector_lz": "trec_qcomm.ext.dual_level.vector_lz.segments",
+}
 
 # Without reference counts: see ops.bitpack.cpu.
 _inner = inner(_nrt=False)
+
+
+def encode(values, segments, payload, at, *, bounds, relative, encoder, nbytes):
+    """Write the segments, at most nbytes [S] each, and then to these the bytes that they took.
+
+    Returns: -1: no value is refused; and [S], numbers of flushed values, or None where all are 0.
+    """
+    most = nbytes.numpy()
+    flushed = np.empty_like(most)
+    write = import_module(_OTHERS[encoder]).encode if encoder in _OTHERS else _encode
+    rows, data = arrays(values, payload)
+    where = rows, *segments.arrays, segments.dim, data, at.numpy(), most.copy()
+    write(*where, bounds.numpy(), relative, most, flushed)
+    return -1, torch.from_numpy(flushed) if flushed.any() else None
+
+
+def decode(encoded, segments, out):
+    """Write the rows back; return -1, or NUM_REASONS times the number of the first invalid segment,
+    plus the reason."""
+    data, rows = arrays(encoded.payload, out)
+    places = encoded.at.numpy(), encoded.nbytes.numpy()
+    where = data, *places, *segments.arrays, segments.dim, rows
+    segment, reason = _decode(*where)
+    for module in _OTHERS.values():
+        if reason == OTHER_ENCODER:
+            segment, reason = import_module(module).decode(*where)
+    return segment if segment < 0 else int(segment) * NUM_REASONS + reason
 
 
 @_inner
@@ -211,7 +247,7 @@ def positions_scratch(offsets, dim):
 
 
 @kernel
-def encode(
+def _encode(
     values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, flushed
 ):
     """Write every segment to payload[at:], at most max_nbytes [S] each.
@@ -319,7 +355,7 @@ def decode_segment(payload, at, nbytes, start, stride, dim, num_values, out, scr
 
 
 @kernel
-def decode(payload, at, nbytes, offsets, start, stride, dim, out):
+def _decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Decode all segments.
 
     Returns: (-1, OK), or the first segment that is invalid or of another encoder, and the reason.

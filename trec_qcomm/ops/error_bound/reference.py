@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trec_qcomm.core.errors import CorruptFrameError
+from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.bitpack import reference as bitpack
+from trec_qcomm.ops.error_bound import HEADER_NBYTES
 from trec_qcomm.ops.rans import reference as rans
 
-HEADER_NBYTES = 8
 RAW, BITPACK, VECTOR_LZ, RANS, CONSTANT = 0, 1, 2, 3, 4
 MAX_INDEX = 2**22
 MAX_VERBATIM = 2**25 - 1
@@ -18,6 +20,40 @@ _MAGIC = torch.tensor(1.5 * 2**23)  # adding it rounds |y| <= 2^22 to an integer
 _FLOAT32 = torch.finfo(torch.float32)
 _NUMBERS = {"bitpack": BITPACK, "vector_lz": VECTOR_LZ, "rans": RANS}
 _VECTOR_LZ = "trec_qcomm.ext.dual_level.vector_lz.reference"  # imported when it is asked for
+
+
+def encode(
+    values: Tensor,
+    segments: Segments,
+    payload: Tensor,
+    at: Tensor,
+    *,
+    bounds: Tensor,
+    relative: bool,
+    encoder: str,
+    nbytes: Tensor,
+) -> tuple[int, None]:
+    """Write the segments, and their nbytes, [S] int64.
+
+    Returns: -1, and None: no value is refused, and flushed values are not counted.
+    """
+    for s, bound in enumerate(bounds.tolist()):
+        rows = segments.block(values, s)
+        data = encode_segment(rows, bound, relative=relative, encoder=encoder)
+        nbytes[s] = len(data)
+        payload[int(at[s]) : int(at[s]) + len(data)] = data
+    return -1, None
+
+
+def decode(encoded: Encoded, segments: Segments, out: Tensor) -> None:
+    """Write the rows back. Raise CorruptFrameError at the first segment that is invalid."""
+    for s in range(segments.num_segments):
+        begin, rows = int(encoded.at[s]), segments.block(out, s)
+        data = encoded.payload[begin : begin + int(encoded.nbytes[s])]
+        try:
+            rows.copy_(decode_segment(data, *rows.shape))
+        except ValueError as error:
+            raise CorruptFrameError(str(error), segment=s) from error
 
 
 def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) -> Tensor:

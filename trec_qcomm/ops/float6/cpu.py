@@ -3,6 +3,7 @@
 import numpy as np
 
 from trec_qcomm.jit import inner, kernel
+from trec_qcomm.ops.dispatch import arrays, seed_halves
 from trec_qcomm.ops.rowwise.cpu import dither, factors_of
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -11,6 +12,21 @@ _FLT_MAX = np.float32(3.4028234663852886e38)
 _BIAS = 127
 _SIGN = np.int32(32)
 _1, _2 = np.uint64(1), np.uint64(2)
+
+
+def encode(values, segments, payload, at, *, exponent_bits, stochastic, seed):
+    """Write the segments; return -1: no value is refused."""
+    rows, data = arrays(values, payload)
+    where = rows, *segments.arrays, segments.dim, data, at.numpy(), segments.first_numbers.numpy()
+    _encode(*where, exponent_bits, stochastic, *seed_halves(seed))
+    return -1, None
+
+
+def decode(encoded, segments, out, *, exponent_bits):
+    """Write the rows; return the first segment with an exponent byte of 0, or -1."""
+    data, rows = arrays(encoded.payload, out)
+    where = data, encoded.at.numpy(), *segments.arrays, segments.dim, rows
+    return _decode(*where, exponent_bits)
 
 
 @inner
@@ -100,13 +116,13 @@ def _unpack(packed, at, width, q):
 
 
 @kernel
-def encode(
-    values, offsets, start, stride, dim, payload, at, nbytes, exponent_bits, stochastic, numbers,
-    seed_low, seed_high,
+def _encode(
+    values, offsets, start, stride, dim, payload, at, numbers, exponent_bits, stochastic, seed_low,
+    seed_high,
 ):  # fmt: skip
     """Write the segments.
 
-    Args: nbytes, numbers: [S], the size of each, and the number of its first value for the dither.
+    Args: numbers: [S], the number of each segment's first value, for the dither.
     """
     mantissa_bits, top = _parameters(exponent_bits)
     words, width = values.view(np.int32), (6 * dim + 7) // 8
@@ -114,7 +130,7 @@ def encode(
     for s in range(start.size):
         n = offsets[s + 1] - offsets[s]
         codes_at = at[s] + n
-        payload[codes_at + n * width : at[s] + nbytes[s]] = 0
+        payload[codes_at + n * width : at[s] + (n * (1 + width) + 7) // 8 * 8] = 0
         for i in range(n):
             begin = np.uint64(start[s] + i * stride[s])
             largest = _largest(words, begin, dim)
@@ -168,7 +184,7 @@ def _unmark_nonfinite(q, dim, largest, out, at):
 
 
 @kernel
-def decode(payload, at, offsets, start, stride, dim, out, exponent_bits):
+def _decode(payload, at, offsets, start, stride, dim, out, exponent_bits):
     """Write the rows; return the first segment with an exponent byte of 0, or -1."""
     mantissa_bits, top = _parameters(exponent_bits)
     largest, width = top << mantissa_bits, (6 * dim + 7) // 8

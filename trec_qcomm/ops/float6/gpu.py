@@ -30,13 +30,14 @@ def encode(
     exponent_bits: int,
     stochastic: bool,
     seed: int,
-) -> None:
-    """Write the segments."""
+) -> tuple[int, None]:
+    """Write the segments; return -1: no value is refused."""
     blocks = RowBlocks.from_segments(segments, at, values.device)
     blocks.launch(
         _encode, values.detach().view(torch.int32), payload, blocks.numbers, *halves_of(seed),
         EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic,
     )  # fmt: skip
+    return -1, None
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: int) -> Tensor:

@@ -115,8 +115,8 @@ def encode(
     exponent_bits: int,
     stochastic: bool,
     seed: int,
-) -> None:
-    """Write the segments."""
+) -> tuple[int, None]:
+    """Write the segments; return -1: no value is refused."""
     for s in range(segments.num_segments):
         x = segments.block(values, s).contiguous()
         u: Tensor | float = 0.5
@@ -130,6 +130,7 @@ def encode(
         end = int(aligned(torch.tensor(data.numel())))
         payload[int(at[s]) :][:end] = 0
         payload[int(at[s]) :][: data.numel()] = data
+    return -1, None
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: int) -> int:

@@ -7,9 +7,11 @@ and inf are the extremes. Shapes: T segments in a group, n rows each.
 """
 
 import numpy as np
+import torch
 
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
+from trec_qcomm.ops.dispatch import arrays, seed_halves
 from trec_qcomm.ops.float16 import half_bits_down, half_bits_up, half_value
 from trec_qcomm.ops.rowwise.flushed import coarsest_ordinary, count_flushed
 
@@ -22,6 +24,46 @@ _FLT_MAX = np.float32(3.4028234663852886e38)
 # Up to this exponent, y (below 2^24) may become inf: from the largest float32, rounded up, or from
 # damaged bytes.
 _CLAMPED = -105
+
+
+def encode(values, segments, payload, at, *, bits, stochastic, seed):
+    """Write the segments; return the first one that holds NaN or inf, or -1.
+
+    Returns: that, and [S] int64, the number of flushed values of each, or None where all are 0.
+    """
+    rows, data = arrays(values, payload)
+    counts = np.zeros(segments.num_segments, np.int64)
+    where = *segments.arrays, segments.dim, data, at.numpy()
+    options = bits, stochastic, segments.first_numbers.numpy(), *seed_halves(seed), counts
+    if values.dtype == torch.float32:
+        nonfinite = _encode(rows, *where, *options)
+    else:
+        from trec_qcomm.ops.rowwise import cpu_16_bit  # which is made of what is here
+
+        nonfinite = cpu_16_bit.encode(rows, values.dtype == torch.float16, *where, *options)
+    return nonfinite, torch.from_numpy(counts) if counts.any() else None
+
+
+def decode(encoded, segments, out, *, bits):
+    """Write the rows; return the first segment with an exponent that no encoder writes, or -1."""
+    data, rows = arrays(encoded.payload, out)
+    where = data, encoded.at.numpy(), *segments.arrays, segments.dim, rows
+    if out.dtype == torch.float32:
+        return _decode(*where, bits)
+    from trec_qcomm.ops.rowwise import cpu_16_bit
+
+    return cpu_16_bit.decode(*where, out.dtype == torch.float16, bits)
+
+
+def decode_sum(encoded, segments, out, *, bits, held_at):
+    """Write the sums; return the first segment of all parts with a wrong exponent, or -1."""
+    from trec_qcomm.ops.rowwise import cpu_sum
+
+    data, sums = arrays(encoded.payload, out)
+    num_segments = segments.num_segments
+    at = encoded.at.numpy().reshape(len(encoded.at) // max(num_segments, 1), num_segments)
+    layout = *segments.arrays, segments.dim
+    return cpu_sum.decode_sum(data, at, *layout, sums, bits, held_at)
 
 
 @inner(forceinline=True)
@@ -260,7 +302,7 @@ def _codes(
 
 
 @kernel
-def encode(
+def _encode(
     values, offsets, start, stride, dim, payload, at, bits, stochastic, numbers, seed_low,
     seed_high, flushed,
 ):  # fmt: skip
@@ -374,7 +416,7 @@ def _rows(payload, halves, at, n, factors, clamp, start, stride, dim, out, bits,
 
 
 @kernel
-def decode(payload, at, offsets, start, stride, dim, out, bits):
+def _decode(payload, at, offsets, start, stride, dim, out, bits):
     """Write the rows; return the first segment with an exponent that no encoder writes, or -1."""
     most_segments, _ = largest_group(offsets, start, stride, dim)
     factors, clamp = np.empty((most_segments, 2), np.float32), np.empty(most_segments, np.bool_)

@@ -34,8 +34,11 @@ def encode(
     bits: int,
     stochastic: bool,
     seed: int,
-) -> Tensor:
-    """Write the segments; return [1] int32, the first one that holds NaN or inf, or -1."""
+) -> tuple[Tensor, None]:
+    """Write the segments; return [1] int32, the first one that holds NaN or inf, or -1.
+
+    Returns: that, and None: flushed values are not counted. Nothing has waited for the GPU.
+    """
     blocks = RowBlocks.from_segments(segments, at, values.device)
     # No segment that is not finite, and no magnitude of any segment yet.
     # Both begin at multiples of 16 bytes: Triton compiles a kernel anew for others.
@@ -47,7 +50,7 @@ def encode(
         blocks.numbers, *halves_of(seed), BITS=bits, STOCHASTIC=stochastic,
         WORDS=_fills_words(segments, bits),
     )  # fmt: skip
-    return nonfinite
+    return nonfinite, None
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> Tensor:

@@ -158,8 +158,11 @@ def encode(
     bits: int,
     stochastic: bool,
     seed: int,
-) -> int:
-    """Write the segments; return the first one that holds NaN or inf, or -1."""
+) -> tuple[int, None]:
+    """Write the segments; return the first one that holds NaN or inf, or -1.
+
+    Returns: that, and None: flushed values are not counted.
+    """
     nonfinite = -1
     for s in range(segments.num_segments):
         x = segments.block(values, s).float().contiguous()
@@ -177,7 +180,7 @@ def encode(
         end = int(at[s]) + int(aligned(torch.tensor(data.numel())))
         payload[int(at[s]) : end] = 0
         payload[int(at[s]) : int(at[s]) + data.numel()] = data
-    return nonfinite
+    return nonfinite, None
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> int:

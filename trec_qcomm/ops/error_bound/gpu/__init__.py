@@ -40,7 +40,6 @@ from trec_qcomm.ops.error_bound.gpu import (
     encode_rans,
     encode_segments,
 )
-from trec_qcomm.ops.error_bound.gpu.decode_segments import NUM_REASONS
 from trec_qcomm.ops.error_bound.gpu.grouped_batch import GROUP, GroupedBatch
 from trec_qcomm.ops.error_bound.quantizer.gpu import NO_KEY
 from trec_qcomm.ops.rans.gpu import coding_tables, header
@@ -59,17 +58,24 @@ def encode(
     segments: Segments,
     payload: Tensor,
     at: Tensor,
+    *,
     bounds: Tensor,
     relative: bool,
     encoder: str,
-) -> Tensor:
-    """Write the segments and return their nbytes, [S] int64.
+    nbytes: Tensor,
+) -> tuple[int, None]:
+    """Write the segments, and their nbytes, [S] int64 on CPU.
 
-    Args: bounds: [S] float64 on CPU.  The others: arguments of error_bound.encode.
+    Returns: -1, and None: no value is refused, and flushed values are not counted.
+
+    Args: bounds: [S] float64 on CPU.
+    Raises: ValueError: an encoder that has no kernels.
     """
+    if encoder not in _ENCODERS:
+        raise ValueError(f"encoder: {encoder!r} is not one of {tuple(_ENCODERS)} on a GPU")
     batch = GroupedBatch.from_segments(segments, at, bounds.view(torch.int64), values.device)
-    encode_all = _encode_bitpack if encoder == "bitpack" else _encode_rans
-    return encode_all(values, payload, batch, relative)
+    nbytes.copy_(_ENCODERS[encoder](values, payload, batch, relative))
+    return -1, None
 
 
 def _row_options(values: Tensor, batch: GroupedBatch, registers: int) -> dict[str, Any]:
@@ -195,6 +201,9 @@ def _encode_rans(values: Tensor, payload: Tensor, batch: GroupedBatch, relative:
     return sizes.wait()
 
 
+_ENCODERS = {"bitpack": _encode_bitpack, "rans": _encode_rans}
+
+
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     """Write the rows back.
 
@@ -247,4 +256,4 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     return first_invalid
 
 
-__all__ = ["NUM_REASONS", "decode", "encode"]
+__all__ = ["decode", "encode"]

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from trec_qcomm.ops.bitpack import gpu as bitpack
-from trec_qcomm.ops.error_bound import reference
+from trec_qcomm.ops.error_bound import NUM_REASONS, reference
 from trec_qcomm.ops.error_bound.quantizer import gpu as quantizer
 from trec_qcomm.ops.rans.gpu import header
 
@@ -17,7 +17,6 @@ _MIN_NORMAL, _FLT_MAX = tl.constexpr(2.0**-126), tl.constexpr(3.4028234663852886
 _NUM_FIELDS, _NUM_ENTRIES = tl.constexpr(header.NUM_FIELDS), tl.constexpr(header.NUM_ENTRIES)
 _POSITIONS_PER_STEP = tl.constexpr(128)  # positions that a program handles together
 
-NUM_REASONS = 8
 _NUM_REASONS = tl.constexpr(NUM_REASONS)
 # The reasons are those of cpu.py.
 _OK, _BAD_SIZE, _BAD_ENCODER, _BAD_STEP, BAD_INDICES, _BAD_VERBATIM, _OTHER_ENCODER = (

@@ -1,0 +1,140 @@
+"""KernelCodec, the base of codecs that check their arguments and call kernels; and its kinds.
+
+An op is a package of kernels, with modules `reference`, `cpu` and `gpu` of the same functions
+(trec_qcomm/ops/__init__.py). The memory in which the rows lie chooses the module.
+
+Knows: sizes, backends, errors. Does not know: formats.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from trec_qcomm.core.checks import MakeError, raise_first
+from trec_qcomm.core.codec import Codec, Contract
+from trec_qcomm.core.errors import UnencodableError
+from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments
+from trec_qcomm.ops.dispatch import (
+    check_buffers,
+    check_seed,
+    check_sizes,
+    kernels_of,
+    num_parts_of,
+)
+
+Options = dict[str, Any]  # keyword arguments of kernels
+Rounding = Literal["nearest", "stochastic"]
+
+
+class KernelCodec(Codec):
+    """Codec of an op. It says which op, what its rows take and the options of the kernels.
+
+    All methods: core.codec.Codec.
+    """
+
+    op: ClassVar[str]  # the package of its kernels
+
+    @property
+    def damage(self) -> str | MakeError:
+        """What is wrong with bytes that its kernels refuse, where they may refuse some."""
+        return ""
+
+    @property
+    def refusal(self) -> str:
+        """What is wrong with values that it refuses, where it may refuse some."""
+        return ""
+
+    @property
+    def value_dtypes(self) -> Sequence[torch.dtype]:
+        """Dtypes that the rows may have."""
+        return VALUE_DTYPES[:1]
+
+    @property
+    def options(self) -> Options:
+        """Options of the kernels that decode."""
+        return {}
+
+    def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
+        """Return the options of the kernel that encodes. Raise ValueError for bad arguments.
+
+        Args: nbytes: [S] int64, the most bytes of each segment; a kernel may write those it took.
+        """
+        return self.options
+
+    def encode(
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        tolerances: Tensor | None = None,
+    ) -> Encoded:
+        """Write the rows."""
+        nbytes = self.max_nbytes(segments)
+        options = self.encoder_options(nbytes, seed, tolerances)
+        backend = check_buffers(values, segments, payload, at, nbytes, dtypes=self.value_dtypes)
+        encode = kernels_of(self.op, backend).encode
+        refused, flushed = encode(values, segments, payload, at, **options)
+        if self.may_refuse and (first := int(refused)) >= 0:  # waits for a GPU
+            raise UnencodableError(self.refusal, segment=first)
+        return Encoded(payload, at, nbytes, flushed)
+
+    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
+        """Write the rows back, as what `out` is."""
+        if self.fixed_size:
+            check_sizes(encoded, self.max_nbytes(segments))
+        buffers = out, segments, encoded.payload, encoded.at, encoded.nbytes
+        kernels = kernels_of(self.op, check_buffers(*buffers, dtypes=self.value_dtypes))
+        raise_first(kernels.decode(encoded, segments, out, **self.options), self.damage)
+
+
+class RowCodec(KernelCodec):
+    """Codec of fixed size: a segment is a header and rows of equal sizes."""
+
+    header_nbytes: ClassVar[int] = 0
+    has_gpu_kernels = True
+
+    @abstractmethod
+    def row_nbytes(self, dim: int) -> int:
+        """Return the bytes of an encoded row of `dim` values."""
+
+    def max_nbytes(self, segments: Segments) -> Tensor:
+        """Return [S] int64, the exact sizes in bytes."""
+        row = self.row_nbytes(segments.dim)
+        return segments.nbytes_of_rows(row, header_nbytes=self.header_nbytes)
+
+
+class SummingRowCodec(RowCodec):
+    """RowCodec whose kernels add up the rows of several parts: core.codec.SummingCodec."""
+
+    def decode_sum(
+        self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
+    ) -> None:
+        """Write the sums of the rows of several parts."""
+        num_parts = num_parts_of(encoded, segments, held_at)
+        check_sizes(encoded, self.max_nbytes(segments).repeat(num_parts))
+        buffers = out, segments, encoded.payload, encoded.at, encoded.nbytes
+        kernels = kernels_of(self.op, check_buffers(*buffers, num_parts=num_parts))
+        first = kernels.decode_sum(encoded, segments, out, **self.options, held_at=held_at)
+        raise_first(first, self.damage)
+
+
+class RoundingCodec(RowCodec):
+    """RowCodec with a field `rounding`: to nearest, or by the dither of a seed."""
+
+    rounding: Rounding
+
+    @property
+    def contract(self) -> Contract:
+        """Promise of this configuration: UNBIASED with stochastic rounding, else BIASED."""
+        return Contract.UNBIASED if self.rounding == "stochastic" else Contract.BIASED
+
+    def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
+        """Return the options of the kernel that encodes. Raise ValueError for a bad seed."""
+        check_seed(seed)
+        return {**self.options, "stochastic": self.rounding == "stochastic", "seed": seed}
