@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from trec_qcomm.ops.bits import from_bytes, to_bytes
+
 BLOCK, GROUP_BLOCKS = 32, 32
 MAX_WIDTH, MAX_CODE_BITS = 24, 5
 
@@ -80,17 +82,3 @@ def zigzag(q: Tensor) -> Tensor:
 def unzigzag(words: Tensor) -> Tensor:
     """Invert `zigzag`; int32."""
     return torch.where(words % 2 == 1, -(words + 1) // 2, words // 2).to(torch.int32)
-
-
-def to_bytes(words: Tensor, width: int) -> Tensor:
-    """Pack [n] int64, each below 2^width, to [ceil(n * width / 8)] uint8, lowest bits first."""
-    bits = (words[:, None] >> torch.arange(width)) & 1
-    flat = torch.zeros(-(-len(words) * width // 8) * 8, dtype=torch.int64)
-    flat[: len(words) * width] = bits.reshape(-1)
-    return (flat.view(-1, 8) << torch.arange(8)).sum(1).to(torch.uint8)
-
-
-def from_bytes(data: Tensor, width: int, num_words: int) -> Tensor:
-    """Invert `to_bytes`; bits after the last word are ignored."""
-    bits = ((data.to(torch.int64)[:, None] >> torch.arange(8)) & 1).view(-1)
-    return (bits[: num_words * width].view(num_words, width) << torch.arange(width)).sum(1)

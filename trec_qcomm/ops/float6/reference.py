@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
+from trec_qcomm.ops.bits import from_bytes, to_bytes
 from trec_qcomm.ops.rowwise.reference import dither
 
 MIN_EXPONENT, MAX_EXPONENT = -126, 128
@@ -83,29 +84,6 @@ def dequantize(q: Tensor, *, exponent_bits: int) -> Tensor:
     return torch.where(is_nan, math.nan, torch.where(negative, -y, y))
 
 
-def pack(q: Tensor) -> Tensor:
-    """[n, D] codes -> [n, ceil(6 D / 8)] uint8, lowest bits first, rows padded with 0.
-
-    Four codes are a word of 3 bytes.
-    """
-    dim = q.shape[1]
-    q = torch.nn.functional.pad(q, (0, -dim % 4)).to(torch.int32).reshape(len(q), (dim + 3) // 4, 4)
-    words = (q << (6 * torch.arange(4, dtype=torch.int32))).sum(2, dtype=torch.int32)
-    parts = (words[:, :, None] >> (8 * torch.arange(3, dtype=torch.int32))) & 0xFF
-    return parts.flatten(1)[:, : (6 * dim + 7) // 8].to(torch.uint8)
-
-
-def unpack(packed: Tensor, dim: int) -> Tensor:
-    """Return [n, dim] uint8 codes: the inverse of `pack`."""
-    packed = torch.nn.functional.pad(packed, (0, -packed.shape[1] % 3)).to(torch.int32)
-    shifts = 8 * torch.arange(3, dtype=torch.int32)
-    parts = packed.reshape(len(packed), (dim + 3) // 4, 3) << shifts
-    words = parts.sum(2, dtype=torch.int32)
-    four = words[:, :, None] >> (6 * torch.arange(4, dtype=torch.int32))
-    codes: Tensor = (four & 63).flatten(1)[:, :dim].to(torch.uint8)
-    return codes
-
-
 def encode(
     values: Tensor,
     segments: Segments,
@@ -126,7 +104,7 @@ def encode(
         e = exponents(x)
         y = times_power_of_two(x, -e[:, None])
         q = quantize(y, exponent_bits=exponent_bits, u=u)
-        data = torch.cat([(e + BIAS).to(torch.uint8), pack(q).flatten()])
+        data = torch.cat([(e + BIAS).to(torch.uint8), to_bytes(q, 6).flatten()])
         end = int(aligned(torch.tensor(data.numel())))
         payload[int(at[s]) :][:end] = 0
         payload[int(at[s]) :][: data.numel()] = data
@@ -142,7 +120,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: 
         if bool((data[:n] == 0).any()):
             return s
         e = data[:n, None].to(torch.int32) - BIAS
-        q = unpack(data[n:].view(n, width), dim)
+        q = from_bytes(data[n:].view(n, width), 6, dim).to(torch.uint8)
         y = dequantize(q, exponent_bits=exponent_bits)
         x = times_power_of_two(y, e)
         beyond = x.isinf() & y.isfinite()  # 2^128, to which a value was rounded up to

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.ops.batch.rank_sum.reference import sum_of_parts
+from trec_qcomm.ops.bits import from_bytes, to_bytes
 
 HEADER_NBYTES = 8
 MIN_EXPONENT, MAX_EXPONENT = -114, 162
@@ -134,21 +135,6 @@ def count_flushed(x: Tensor, y: Tensor, scale: Tensor) -> int:
     return int(num_small[counts].sum())
 
 
-def pack(q: Tensor, *, bits: int) -> Tensor:
-    """[n, D] codes -> [n, ceil(D * bits / 8)] uint8, lowest bits first, rows padded with 0."""
-    per_byte, dim = 8 // bits, q.shape[1]
-    q = torch.nn.functional.pad(q.to(torch.int32), (0, -dim % per_byte))
-    q = q.view(len(q), q.shape[1] // per_byte, per_byte)
-    return (q << torch.arange(0, 8, bits, dtype=torch.int32)).sum(2).to(torch.uint8)
-
-
-def unpack(packed: Tensor, *, bits: int, dim: int) -> Tensor:
-    """Return [n, dim] uint8 codes: the inverse of `pack`."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-    codes: Tensor = (packed[:, :, None] >> shifts) & (2**bits - 1)
-    return codes.flatten(1)[:, :dim]
-
-
 def encode(
     values: Tensor,
     segments: Segments,
@@ -175,7 +161,7 @@ def encode(
             u = dither(seed, first, x.numel()).view(x.shape)
         q, scale, low = quantize_rows(times_power_of_two(x, k), bits=bits, u=u)
         header = torch.tensor([k, 0, 0, 0], dtype=torch.int16)
-        parts = [header, scale, low.view(torch.int16), pack(q, bits=bits)]
+        parts = [header, scale, low.view(torch.int16), to_bytes(q, bits)]
         data = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
         end = int(at[s]) + int(aligned(torch.tensor(data.numel())))
         payload[int(at[s]) : end] = 0
@@ -196,7 +182,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> i
         scale, low = data[HEADER_NBYTES:codes].view(torch.int16).view(2, num_rows)
         width = -(-dim * bits // 8)
         packed = data[codes : codes + num_rows * width].view(num_rows, width)
-        q = unpack(packed, bits=bits, dim=dim)
+        q = from_bytes(packed, bits, dim).to(torch.uint8)
         y = dequantize_rows(q, scale, low.view(torch.float16), bits=bits)
         x = times_power_of_two(y, -k)
         overflow = x.isinf() & y.isfinite()  # the largest float32 rounded up
