@@ -78,8 +78,8 @@ def configs_of(paper: Paper, study: str) -> dict[str, Config]:
     for source in how.configs_from or ([study] if how.run == "train" else []):
         wanted = paper.configurations(source)
         for record in trainings_of(paper.studies[source].committed):
-            if record.configuration in wanted:
-                texts.setdefault(record.configuration, yaml.safe_load(record.config))
+            if record.configuration in wanted and record.configuration not in texts:
+                texts[record.configuration] = yaml.safe_load(record.config)
     configs = {}
     for name, content in (texts | dict(how.configs)).items():
         try:

@@ -91,8 +91,8 @@ def install(phases: Phases) -> None:
     _before(ranks, "join", lambda *_: phases.reach("join"))
     _before(train, "build_trainer", lambda *_: phases.reach("startup"))
     _before(Trainer, "train_next", functools.partial(_before_step, phases))
-    _before(Trainer, "predict", functools.partial(_before_evaluation, phases))
-    _after(train, "run", phases.finish)
+    _before(Trainer, "predict", lambda trainer, *_: _after_forward(trainer, phases, "evaluation"))
+    _wrap(train, "run", after=phases.finish)
     _before(dist, "destroy_process_group", phases.leave)
     calls: list[None] = []
 
@@ -105,23 +105,19 @@ def install(phases: Phases) -> None:
 
 
 def _before(owner: Any, name: str, call: _Function) -> None:
+    _wrap(owner, name, before=call)
+
+
+def _wrap(
+    owner: Any, name: str, before: _Function = lambda *_: None, after: _Function = lambda: None
+) -> None:
     function = getattr(owner, name)
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        call(*args)
-        return function(*args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def _after(owner: Any, name: str, call: _Function) -> None:
-    function = getattr(owner, name)
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before(*args)
         result = function(*args, **kwargs)
-        call()
+        after()
         return result
 
     setattr(owner, name, wrapped)
@@ -132,10 +128,6 @@ def _before_step(phases: Phases, trainer: Any, *_: Any) -> None:
         phases.reach("first_step")
     if trainer.step == FAULT_STEP:
         _after_forward(trainer, phases, "training")
-
-
-def _before_evaluation(phases: Phases, trainer: Any, *_: Any) -> None:
-    _after_forward(trainer, phases, "evaluation")
 
 
 def _after_forward(trainer: Any, phases: Phases, phase: str) -> None:

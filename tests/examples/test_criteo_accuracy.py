@@ -96,13 +96,11 @@ def tables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fp32", "coded"])
-def test_training_equals_that_of_two_ranks(tmp_path, name):
+def test_training_equals_that_of_two_ranks(tmp_path):
     coded = write_config(tmp_path)
-    config = str(coded if name == "coded" else ROOT / "configs" / "fp32.yaml")
-    ranks = run_ranks(train_on_ranks, 2, config, timeout_s=240)
+    ranks = run_ranks(train_on_ranks, 2, str(coded), timeout_s=240)
     study = study_of(coded, *EXACT, "--steps", str(NUM_STEPS))
-    model = study.train(study.config(name), 0, 0.0)
+    model = study.train(study.config("coded"), 0, 0.0)
     expected = [sum(pair) / 2 for pair in zip(*(losses for losses, _ in ranks), strict=True)]
     assert len(expected) == NUM_STEPS
     assert model.losses == expected

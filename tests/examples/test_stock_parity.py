@@ -12,7 +12,7 @@ from tests.integration.small_model import same_weights, weights
 from trec_qcomm.testing import run_ranks
 
 ROOT = Path(__file__).parents[2]
-NUM_STEPS = 20
+NUM_STEPS = 8
 OPTIONS = ["--plan", "mixed", "--rows", "8192", "--batch-size", "32"]
 
 
@@ -25,13 +25,9 @@ def train_steps(config: str, num_steps: int = NUM_STEPS):
     batches = batches_of(dataset, options)
     for _ in range(num_steps):
         trainer.train_step(batches)
-    kinds = {how.sharding_type for how in trainer.dmp.plan.plan[table_path(trainer)].values()}
+    (module_plan,) = trainer.dmp.plan.plan.values()
+    kinds = {how.sharding_type for how in module_plan.values()}
     return trainer.losses, before, weights(trainer.dmp), kinds
-
-
-def table_path(trainer) -> str:
-    (path,) = trainer.dmp.plan.plan
-    return path
 
 
 def both():
@@ -44,9 +40,8 @@ def both():
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_losses_and_weights_are_bit_identical(world_size):
-    results = run_ranks(both, world_size, timeout_s=240)
+def test_losses_and_weights_are_bit_identical():
+    results = run_ranks(both, 2, timeout_s=240)
     for stock, ours, _ in results:
         assert stock[3] == ours[3] == {"table_wise", "column_wise", "data_parallel"}
         assert len(stock[0]) == NUM_STEPS

@@ -1,12 +1,15 @@
-"""An extension is imported when a config names it or one of its frames arrives, and not before."""
+"""An extension is imported when a config names it or one of its frames arrives, and not before.
 
-import subprocess
+Programs are forked from a server that has imported trec_qcomm.qcomm, and so no extension.
+"""
+
 import sys
 from importlib import import_module
 from typing import get_args, get_type_hints
 
 import pytest
 
+from tests.commands import run
 from trec_qcomm import Config, GradientRule, TableRule
 from trec_qcomm.config.section import At, Section
 from trec_qcomm.core import registry
@@ -35,7 +38,7 @@ assert "trec_qcomm.ext.{name}" in loaded(), loaded()
 )
 def test_it_is_imported_when_it_is_named(name, first, then):
     program = PROGRAM.format(name=name, first=first, then=then)
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run([sys.executable, "-c", program], check=True)
 
 
 def test_its_names_and_wire_ids_are_taken():
@@ -50,7 +53,7 @@ for name, wire_id in (("topk", 200), ("mine", 10)):
     else:
         raise AssertionError(name)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run([sys.executable, "-c", program], check=True)
 
 
 def test_a_training_with_a_preset_imports_no_extension_and_no_tool():
@@ -63,7 +66,7 @@ assert loaded == [], loaded
 assert callable(qcomm.preview)
 assert "trec_qcomm.lab.preview.live" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run([sys.executable, "-c", program], check=True)
 
 
 def test_names_of_modules_in_the_core_are_right():

@@ -6,6 +6,7 @@ defined by our own code: in the same file, or in a module of ours that the file 
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "trec_qcomm"
@@ -40,10 +41,11 @@ def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
 
 
-def definitions(tree: ast.Module) -> set[str]:
+@cache
+def definitions(path: Path) -> set[str]:
     """Return the private names that a file's functions, classes and `self` define."""
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -63,6 +65,7 @@ def imported_files(tree: ast.Module) -> Iterator[Path]:
             yield place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -70,10 +73,10 @@ def parsed(path: Path) -> ast.Module:
 def foreign_uses(path: Path) -> list[str]:
     """Return "line: name" of each private attribute that no code of ours defines."""
     tree = parsed(path)
-    known = definitions(tree) | BACKEND | OVERRIDDEN
+    known = definitions(path) | BACKEND | OVERRIDDEN
     for other in imported_files(tree):
         if COMPAT not in other.parents:
-            known |= definitions(parsed(other))
+            known |= definitions(other)
     return [
         f"{line}: {name}"
         for line, name in private_uses(tree)

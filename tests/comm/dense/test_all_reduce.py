@@ -23,7 +23,7 @@ from trec_qcomm.comm.transport import run_round
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.testing import run_ranks
 
-WORLD_SIZES = (1, 2, 3, 4, 5, 8)
+WORLD_SIZES = (1, 2, 3, 6)  # 6: two levels, and two ranks more
 BUCKETS = ([1000, 7, 300], [3], [], [0, 5], [64], [19, 20])
 CODECS = (Identity(), Cast("bf16"), Rowwise(4), Rowwise(2, rounding="stochastic"), Deflate())
 

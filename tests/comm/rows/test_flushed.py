@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trec_qcomm.codecs import ErrorBounded, Identity, Rowwise
-from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
-from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
+from tests.comm.rows.test_all_to_all import collective as make_collective
+from trec_qcomm.codecs import ErrorBounded, Rowwise
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 
 TABLES = ("calm", "wild")
@@ -20,15 +19,7 @@ def collective():
     """An exchange of one rank with itself; what it sends itself is coded like the rest."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     layout = Layout((tuple(FeatureShard(t, f"f_{t}", 0, DIM) for t in TABLES),))
-    codecs = [dict.fromkeys(TABLES, codec) for codec in (ErrorBounded(0.01), Rowwise(4))]
-    exact = dict.fromkeys(TABLES, Identity())
-    yield PooledAllToAll(
-        dist.group.WORLD,
-        layout,
-        codecs=DirectionCodecs(*codecs),
-        exact=DirectionCodecs(exact, exact),
-        name="test",
-    )
+    yield make_collective(layout, ErrorBounded(0.01), Rowwise(4))
     dist.destroy_process_group()
 
 

@@ -34,6 +34,7 @@ PRECISIONS = get_args(Precision)
 MULTIPLE = {name: layout.multiple for name, layout in fbgemm.LAYOUTS.items()}
 every_precision = pytest.mark.parametrize("precision", PRECISIONS)
 INF, NAN = torch.inf, torch.nan
+DIMS = (*range(1, 73), 96, 100, 127, 128, 256, 500, 512)
 FP16_MAX, BF16_MAX = (torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16))
 
 
@@ -65,10 +66,10 @@ def test_damaged_frames(precision):
 
 @every_precision
 def test_every_dim_is_refused_or_equals_fbgemm(precision):
-    """Dims 1 to 512, in segments of 2, 0 and 1 rows that lie apart."""
+    """In segments of 2, 0 and 1 rows that lie apart."""
     codec, refused = Fbgemm(precision), []
     generator = torch.Generator().manual_seed(0)
-    for dim in range(1, 513):
+    for dim in DIMS:
         try:
             codec.check_dim(dim)
         except ValueError:
@@ -87,7 +88,7 @@ def test_every_dim_is_refused_or_equals_fbgemm(precision):
             assert torch.equal(encoded.payload[at:][: len(coded)], coded)
             assert not encoded.payload[at + len(coded) : at + nbytes].any()
             assert torch.equal(segments.block(decoded, s), fbgemm_round_trip(precision, rows))
-    assert refused == [dim for dim in range(1, 513) if dim % MULTIPLE[precision]]
+    assert refused == [dim for dim in DIMS if dim % MULTIPLE[precision]]
 
 
 SPECIAL = torch.tensor([-1.0, 3, 0.5, 0, 2, 2, 1, -0.5])

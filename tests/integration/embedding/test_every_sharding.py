@@ -82,10 +82,13 @@ def parity_cases(world_size):
     return cases
 
 
-def exact_cases():
-    """Return cases by name: long bags, and uneven batches, also of no samples."""
+def exact_cases(world_size):
+    """Return cases by name: long bags, and uneven batches, also of no samples. With 2 ranks those
+    of shardings that know no nodes."""
     cases = {}
     for sharding in POOLED:
+        if sharding in BY_NODE and world_size == 2:
+            continue
         # TorchRec's own divisor of means fails on a rank that has no samples.
         for name, tables, sizes in (
             ("even", SUM_TABLES, (5,)),
@@ -111,7 +114,7 @@ def run_program(program):
 
 @pytest.fixture(scope="module", params=[2, 4])
 def outcomes(request):
-    parity, exact = parity_cases(request.param), exact_cases()
+    parity, exact = parity_cases(request.param), exact_cases(request.param)
     jobs = {("parity", name): ("parity", case) for name, case in parity.items()}
     jobs |= {("exact", name): ("exact", case) for name, case in exact.items()}
     return run_programs(run_program, request.param, jobs, timeout_s=600)
@@ -127,9 +130,11 @@ def test_identity_equals_stock_bit_for_bit(outcomes, name):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", exact_cases())
+@pytest.mark.parametrize("name", exact_cases(4))
 def test_identity_is_as_near_as_float32_can_be(outcomes, name):
-    assert_near(exact_cases()[name], results_of(outcomes["exact", name]))
+    if ("exact", name) not in outcomes:
+        pytest.skip("on two nodes only")
+    assert_near(exact_cases(4)[name], results_of(outcomes["exact", name]))
 
 
 def assert_near(case, runs):

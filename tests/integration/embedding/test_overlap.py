@@ -10,10 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
-from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from tests.integration.sharded_models.batches import batch
@@ -24,9 +22,9 @@ from tests.integration.sharded_models.cases import (
     TW,
     Case,
     Table,
-    plan,
+    bag_configs,
 )
-from tests.integration.sharded_models.training import fused_params
+from tests.integration.sharded_models.training import shard
 from trec_qcomm import Config, QComm, Rowwise, TableRule
 from trec_qcomm.testing import run_ranks
 
@@ -46,14 +44,7 @@ class SparseFirst(nn.Module):
 
     def __init__(self, case: Case) -> None:
         super().__init__()
-        configs = [
-            EmbeddingBagConfig(
-                name=t.name, embedding_dim=t.dim, num_embeddings=t.num_rows,
-                feature_names=list(t.features),
-            )
-            for t in case.tables
-        ]  # fmt: skip
-        self.sparse = EmbeddingBagCollection(configs)
+        self.sparse = EmbeddingBagCollection(bag_configs(case))
         self.dense = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 32))
         self.over = nn.Linear(32, 1)
 
@@ -70,14 +61,7 @@ def traced(sharding: str, unique_bags: bool):
     codecs = {"forward": Rowwise(4), "backward": Rowwise(4)}
     rule = TableRule(tables=("*",), **codecs, unique_bags=unique_bags)
     qcomm = QComm(Config(embedding=(rule,)))
-    dmp = DistributedModelParallel(
-        SparseFirst(case),
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan({"sparse": plan(case, dist.get_world_size())}),
-        sharders=qcomm.sharders(fused_params=fused_params(case)),
-        data_parallel_wrapper=qcomm.data_parallel_wrapper(),
-    )
+    dmp = shard(case, qcomm, SparseFirst(case))
     optimizer = torch.optim.SGD(dmp.module.dense.parameters(), lr=0.1)
     pipeline = TrainPipelineSparseDist(dmp, optimizer, torch.device("cpu"))
     pipeline.register_backward_hook(site(sharding), injected)

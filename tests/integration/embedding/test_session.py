@@ -23,7 +23,13 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from tests.comm.rows.test_all_to_all import SpiedCollective
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import CPU, MODULES, RW, TW, Case, Model, Table, plan
-from tests.integration.sharded_models.training import fused_params, qcomm_of, shard, train
+from tests.integration.sharded_models.training import (
+    fused_params,
+    qcomm_of,
+    shard,
+    shard_by,
+    train,
+)
 from trec_qcomm import Config, Identity, QComm, Rowwise, TableRule
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.integration.embedding.sharders import (
@@ -115,14 +121,9 @@ def dense_bytes(**options):
     """Return (raw, wire) bytes of the dense all-reduce in one step."""
     case = Case(tables=TABLES, sharding=TW)
     qcomm = qcomm_of(Identity())
-    dmp = DistributedModelParallel(
-        Model(case),
-        device=CPU,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        plan=ShardingPlan({"sparse": plan(case, dist.get_world_size())}),
-        sharders=qcomm.sharders(fused_params=fused_params(case)),
-        data_parallel_wrapper=qcomm.data_parallel_wrapper(**options),
-    )
+    sharders = qcomm.sharders(fused_params=fused_params(case))
+    wrapper = qcomm.data_parallel_wrapper(**options)
+    dmp = shard_by(case, sharders=sharders, data_parallel_wrapper=wrapper)
     train(dmp, case, 1, linear=False)
     dense = qcomm.stats().to_dict()["dense"]
     return dense["raw_nbytes"], dense["wire_nbytes"]
@@ -280,16 +281,8 @@ def rates_and_types():
 def order_of_types(order):
     """Return the sharding types of a module of two, in the order in which it goes through them."""
     case = Case(tables=TABLES, sharding="sequence_mix")  # table-wise, then row-wise
-    model = nn.Module()
-    model.sparse = MODULES["ebc"](case)
-    dmp = DistributedModelParallel(
-        model,
-        device=CPU,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        plan=ShardingPlan({"sparse": plan(case, dist.get_world_size())}),
-        **qcomm_of(Identity()).dmp_arguments(sharded_module_order_overwrite=order),
-    )
-    return dmp.module.sparse._sharding_types
+    arguments = qcomm_of(Identity()).dmp_arguments(sharded_module_order_overwrite=order)
+    return shard_by(case, **arguments).module.sparse._sharding_types
 
 
 @pytest.mark.dist

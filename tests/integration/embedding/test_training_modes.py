@@ -188,13 +188,17 @@ MERGED = {
 COMPILED = {"pooled": replace(POOLED, sharding=RW), "sequence": replace(UNPOOLED, sharding=TW)}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def outcomes(request):
-    jobs = {(mode, name): (mode, case) for mode in MODES for name, case in MODELS.items()}
-    if request.param == 2:
-        jobs |= {("merged", name): ("merged", case) for name, case in MERGED.items()}
-        jobs |= {("compiled", name): ("compiled", case) for name, case in COMPILED.items()}
-    return run_programs(run_program, request.param, jobs, timeout_s=600)
+@pytest.fixture(scope="module")
+def outcomes():
+    """Modes on two nodes of two ranks, the rest on two ranks."""
+    modes = {(mode, name): (mode, case) for mode in MODES for name, case in MODELS.items()}
+    jobs = {("merged", name): ("merged", case) for name, case in MERGED.items()}
+    jobs |= {("compiled", name): ("compiled", case) for name, case in COMPILED.items()}
+    return {
+        name: outcome
+        for world_size, programs in ((4, modes), (2, jobs))
+        for name, outcome in run_programs(run_program, world_size, programs, timeout_s=600).items()
+    }
 
 
 @pytest.mark.dist
@@ -230,8 +234,6 @@ def test_gradients_are_undivided_where_torchrec_is_told_so(outcomes, name):
 @pytest.mark.dist
 @pytest.mark.parametrize("name", MERGED)
 def test_a_pipeline_merges_and_packs_as_training_by_hand(outcomes, name):
-    if ("merged", name) not in outcomes:
-        pytest.skip("on two ranks only")
     runs = zip(*results_of(outcomes["merged", name]), strict=True)
     by_hand, in_pipeline, detached_once, packed = map(list, runs)
     for results in (in_pipeline, detached_once, packed):
@@ -251,6 +253,4 @@ def test_a_pipeline_merges_and_packs_as_training_by_hand(outcomes, name):
 @pytest.mark.dist
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_model_trains_as_stock(outcomes, name):
-    if ("compiled", name) not in outcomes:
-        pytest.skip("on two ranks only")
     assert_same(COMPILED[name], *zip(*results_of(outcomes["compiled", name]), strict=True))
