@@ -326,7 +326,7 @@ def test_a_module_around_a_collection_has_the_collections_parameters_or_its_own(
     ):
         sharders = {s.module_type: s for s in qcomm.sharders(fused_params=params)}
         assert sharders[FeatureProcessedEmbeddingBagCollection].fused_params == expected
-    assert len(sharders) == 10
+    assert len(sharders) == 6
 
 
 @pytest.mark.parametrize(

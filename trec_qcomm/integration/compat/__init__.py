@@ -22,11 +22,7 @@ from torchrec.distributed.embedding_sharding import (
     EmbeddingShardingContext,
     EmbeddingShardingInfo,
 )
-from torchrec.distributed.embedding_tower_sharding import (
-    EmbeddingTowerCollectionSharder,
-    EmbeddingTowerSharder,
-)
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder, GroupedEmbeddingConfig
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
@@ -37,8 +33,6 @@ from torchrec.distributed.fused_embeddingbag import (
     ShardedFusedEmbeddingBagCollection,
 )
 from torchrec.distributed.itep_embeddingbag import (
-    ITEPEmbeddingBagCollectionSharder,
-    ITEPEmbeddingCollectionSharder,
     ShardedITEPEmbeddingBagCollection,
     ShardedITEPEmbeddingCollection,
 )
@@ -90,13 +84,8 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.modules.itep_embedding_modules import (
-    ITEPEmbeddingBagCollection,
-    ITEPEmbeddingCollection,
-)
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,

@@ -1,8 +1,7 @@
 """All sharders of one Session: of bags, of sequences, and of the modules around these.
 
-TorchRec's sharders of managed collision, feature processed and ITEP modules take the sharder of
-the collection inside them. Its tower sharders make their own, so they are subclassed. Between nodes
-a tower does not send rows but the output of its interaction module, which is not coded.
+TorchRec's sharders of managed collision and feature processed modules take the sharder of the
+collection inside them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +12,10 @@ from torch import nn
 
 from trec_qcomm.integration.compat import (
     Awaitable,
-    BaseEmbeddingSharder,
     EmbeddingBagCollection,
     EmbeddingCollection,
-    EmbeddingTower,
-    EmbeddingTowerCollectionSharder,
-    EmbeddingTowerSharder,
     FeatureProcessedEmbeddingBagCollection,
     FeatureProcessedEmbeddingBagCollectionSharder,
-    ITEPEmbeddingBagCollection,
-    ITEPEmbeddingBagCollectionSharder,
-    ITEPEmbeddingCollection,
-    ITEPEmbeddingCollectionSharder,
     ManagedCollisionCollection,
     ManagedCollisionCollectionSharder,
     ManagedCollisionEmbeddingBagCollection,
@@ -40,7 +31,6 @@ from trec_qcomm.integration.compat.private import (
     input_dists,
     nested_sharder,
     output_dists,
-    set_tower_sharder,
 )
 from trec_qcomm.integration.embedding.bags import (
     CodedEmbeddingBagCollectionSharder,
@@ -88,14 +78,6 @@ class CodedManagedCollisionEmbeddingCollectionSharder(
     _PassesFqnOn, ManagedCollisionEmbeddingCollectionSharder
 ):
     """Sharder of ManagedCollisionEmbeddingCollection with a coded collection inside."""
-
-
-class CodedITEPEmbeddingBagCollectionSharder(_PassesFqnOn, ITEPEmbeddingBagCollectionSharder):
-    """Sharder of ITEPEmbeddingBagCollection with a coded collection inside."""
-
-
-class CodedITEPEmbeddingCollectionSharder(_PassesFqnOn, ITEPEmbeddingCollectionSharder):
-    """Sharder of ITEPEmbeddingCollection with a coded collection inside."""
 
 
 class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
@@ -151,42 +133,12 @@ class CodedManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
         )
 
 
-class CodedEmbeddingTowerSharder(EmbeddingTowerSharder):
-    """Drop-in for TorchRec's EmbeddingTowerSharder; a tower's tables all lie in one node."""
-
-    def __init__(
-        self, bags: CodedEmbeddingBagCollectionSharder, sequences: CodedEmbeddingCollectionSharder
-    ) -> None:
-        super().__init__(fused_params=bags.fused_params)
-        self._bags, self._sequences = bags, sequences
-
-    def embedding_sharder(self, module: EmbeddingTower) -> BaseEmbeddingSharder[nn.Module]:
-        """Return the coded sharder of the collection inside."""
-        sharder: Any = self._bags
-        if isinstance(module.embedding, EmbeddingCollection):
-            sharder = self._sequences
-        return sharder
-
-
-class CodedEmbeddingTowerCollectionSharder(EmbeddingTowerCollectionSharder):
-    """Drop-in for TorchRec's EmbeddingTowerCollectionSharder, over CodedEmbeddingTowerSharder."""
-
-    def __init__(self, tower: CodedEmbeddingTowerSharder) -> None:
-        super().__init__(fused_params=tower.fused_params)
-        set_tower_sharder(self, tower)
-
-
 BAGS = (
     EmbeddingBagCollection,
     ManagedCollisionEmbeddingBagCollection,
     FeatureProcessedEmbeddingBagCollection,
-    ITEPEmbeddingBagCollection,
 )
-SEQUENCES = (
-    EmbeddingCollection,
-    ManagedCollisionEmbeddingCollection,
-    ITEPEmbeddingCollection,
-)
+SEQUENCES = (EmbeddingCollection, ManagedCollisionEmbeddingCollection)
 SHARDERS: tuple[type[ModuleSharder[Any]], ...] = (
     CodedEmbeddingBagCollectionSharder,
     CodedEmbeddingCollectionSharder,
@@ -194,10 +146,6 @@ SHARDERS: tuple[type[ModuleSharder[Any]], ...] = (
     CodedManagedCollisionEmbeddingBagCollectionSharder,
     CodedManagedCollisionEmbeddingCollectionSharder,
     FeatureProcessedEmbeddingBagCollectionSharder,
-    CodedITEPEmbeddingBagCollectionSharder,
-    CodedITEPEmbeddingCollectionSharder,
-    CodedEmbeddingTowerSharder,
-    CodedEmbeddingTowerCollectionSharder,
 )
 
 
@@ -246,7 +194,6 @@ def all_sharders(
         return sharder
 
     collisions = CodedManagedCollisionCollectionSharder(session)
-    tower = classes[CodedEmbeddingTowerSharder](bags(EmbeddingTower), sequences(EmbeddingTower))
     inside: dict[type[ModuleSharder[Any]], tuple[Any, ...]] = {
         CodedFusedEmbeddingBagCollectionSharder: (session,),
         CodedManagedCollisionEmbeddingBagCollectionSharder: (
@@ -260,12 +207,9 @@ def all_sharders(
         FeatureProcessedEmbeddingBagCollectionSharder: (
             bags(FeatureProcessedEmbeddingBagCollection),
         ),
-        CodedITEPEmbeddingBagCollectionSharder: (bags(ITEPEmbeddingBagCollection),),
-        CodedITEPEmbeddingCollectionSharder: (sequences(ITEPEmbeddingCollection),),
-        CodedEmbeddingTowerCollectionSharder: (tower,),
     }
     around = [classes[base](*arguments) for base, arguments in inside.items()]
-    return [bags(EmbeddingBagCollection), sequences(EmbeddingCollection), *around, tower]
+    return [bags(EmbeddingBagCollection), sequences(EmbeddingCollection), *around]
 
 
 def _params_by_module(
@@ -279,7 +223,7 @@ def _params_by_module(
     if not any(isinstance(key, type) for key in given):
         same = None if fused_params is None else given
         return lambda _around, _inside: same
-    allowed = (*BAGS, *SEQUENCES, EmbeddingTower)
+    allowed = (*BAGS, *SEQUENCES)
     for key in given:
         if key not in allowed:
             raise ValueError(
