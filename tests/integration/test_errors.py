@@ -31,7 +31,7 @@ from trec_qcomm import (
     TableGradientRule,
     TableRule,
 )
-from trec_qcomm.integration.embedding.session_registry import _check_device
+from trec_qcomm.integration.embedding.bases import _check_device
 from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.lab.guard.rule import GuardRule
@@ -246,7 +246,7 @@ def messages():
         ("missing", ["m.yaml: embedding: no pattern matches table 'dp'", "tw_*, cw*"]),
         ("hidden", ["h.yaml: embedding[1].tables: embedding[0] before it takes all its tables"]),
         ("superfluous", ["s.yaml: embedding[0].tables: 'user*' matches no table", "cw_shared"]),
-        ("int8 rows", ["fused_params: output_dtype", "int8", "allowed: fp32, fp16, bf16"]),
+        ("int8 rows", ["'tw_first': output_dtype", "int8", "allowed: fp32, fp16, bf16"]),
         ("bf16 on CPU", ["'tw_first': output_dtype bf16", "allowed on a CPU: fp32, fp16"]),
         (
             "codec of fp32",

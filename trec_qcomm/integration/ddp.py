@@ -18,7 +18,7 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
 )
 from trec_qcomm.integration.compat.private import dense_module, lookups
-from trec_qcomm.integration.embedding.sequences import (
+from trec_qcomm.integration.embedding.modules import (
     CodedShardedEmbeddingCollection,
     refuse_prioritized,
 )

@@ -32,7 +32,7 @@ from trec_qcomm.integration.compat import (
     SequenceShardingContext,
     get_gradient_division,
 )
-from trec_qcomm.integration.embedding.session_registry import refuse_sync_collectives
+from trec_qcomm.integration.embedding.bases import refuse_sync_collectives
 from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.left_out import add_left_out
 from trec_qcomm.integration.session import Session

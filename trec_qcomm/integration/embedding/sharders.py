@@ -32,11 +32,11 @@ from trec_qcomm.integration.compat.private import (
     nested_sharder,
     output_dists,
 )
-from trec_qcomm.integration.embedding.bags import (
+from trec_qcomm.integration.embedding.modules import (
     CodedEmbeddingBagCollectionSharder,
+    CodedEmbeddingCollectionSharder,
     CodedFusedEmbeddingBagCollectionSharder,
 )
-from trec_qcomm.integration.embedding.sequences import CodedEmbeddingCollectionSharder
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes
 from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, pack_ids, record_sent_ids
 from trec_qcomm.integration.session import Session
