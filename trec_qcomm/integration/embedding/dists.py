@@ -34,7 +34,7 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.embedding.bases import refuse_sync_collectives
 from trec_qcomm.integration.ids.batch_notes import notes_on
-from trec_qcomm.integration.ids.left_out import add_left_out
+from trec_qcomm.integration.ids.left_out import LeftOutRows
 from trec_qcomm.integration.session import Session
 from trec_qcomm.ops.batch.rows import Rows
 
@@ -220,6 +220,10 @@ class CodedSequenceDist(
 ):
     """Drop-in for TwSequenceEmbeddingDist and RwSequenceEmbeddingDist."""
 
+    def __init__(self, collective: SequenceAllToAll, session: Session) -> None:
+        super().__init__(collective, session)
+        self._left_out = LeftOutRows(collective)
+
     @eager
     def forward(
         self, local_embs: Tensor, sharding_ctx: SequenceShardingContext | None = None
@@ -238,33 +242,14 @@ class CodedSequenceDist(
         rows_sent = self._rows_sent(sharding_ctx)
         rows_received = torch.tensor(sent.num_ids, dtype=torch.int64)
         if notes.repetition is not None:
-            self._count_left_out(rows_sent, rows_received, notes.repetition.by_feature)
+            is_mine, more = self._left_out.is_mine, notes.repetition.by_feature - 1
+            more = more.repeat(len(is_mine) // max(len(more), 1))  # row-wise: F shards a rank
+            self._left_out.add(rows_sent.T * more[is_mine], rows_received * more)
         pending = self.collective.start(local_embs, rows_sent, rows_received, **self._options())
         order = sharding_ctx.unbucketize_permute_tensor
         if order is None:
             return RowsAwaitable(pending)
         return RowsAwaitable(pending, [lambda rows: rows.index_select(0, order)])
-
-    def _count_left_out(self, sent: Tensor, received: Tensor, ratio: Tensor) -> None:
-        """Count the rows that are left out because equal ids are merged.
-
-        Args:
-            sent: [F_rank, P] int64, rows that each rank asked for
-            received: [shards of all ranks] int64, rows that this rank asked for
-            ratio: [F] float64, ids over distinct ids of this rank's batch
-        """
-        collective = self.collective
-        rank, shards_by_rank = collective.rank, collective.layout.shards_by_rank
-        every = [shard for shards in shards_by_rank for shard in shards]
-        owner = torch.tensor([r for r, shards in enumerate(shards_by_rank) for _ in shards])
-        by_shard = ratio if len(ratio) == len(every) else ratio.repeat(len(shards_by_rank))
-        if len(sent):
-            others = sent.sum(1) - sent[:, rank]
-            rows = (others * (by_shard[owner == rank] - 1)).round().long()
-            add_left_out(collective.forward_traffic, shards_by_rank[rank], rows)
-        if torch.is_grad_enabled():
-            rows = (received * (by_shard - 1) * (owner != rank)).round().long()
-            add_left_out(collective.backward_traffic, every, rows)
 
     def _rows_sent(self, ctx: SequenceShardingContext) -> Tensor:
         """Return [F, P] int64: ids of each of this rank's features that each rank asked for."""

@@ -37,8 +37,12 @@ from trec_qcomm.integration.embedding.output_dtype import rows_dtype
 from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
 from trec_qcomm.integration.embedding.shardings import POOLED, SEQUENCE
 from trec_qcomm.integration.ids.bag_merging import plan_merging
-from trec_qcomm.integration.ids.batch_notes import hand_over_notes, note_received, notes_on
-from trec_qcomm.integration.ids.left_out import repetition
+from trec_qcomm.integration.ids.batch_notes import (
+    hand_over_notes,
+    note_received,
+    notes_on,
+    repetition,
+)
 from trec_qcomm.integration.ids.unique_ids import distinct_ids
 
 _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)

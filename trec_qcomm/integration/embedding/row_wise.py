@@ -17,7 +17,7 @@ from trec_qcomm.integration.embedding.dists import (
 )
 from trec_qcomm.integration.ids.batch_notes import notes_on
 from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_expect, rows_to_send
-from trec_qcomm.integration.ids.left_out import add_left_out, batch_size_of
+from trec_qcomm.integration.ids.left_out import LeftOutRows
 from trec_qcomm.ops.batch.rows import Choice
 
 
@@ -49,6 +49,7 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         super().__init__()
         self._dist = reduce_scatter
         self._num_ranks = reduce_scatter.collective.world_size
+        self._left_out = LeftOutRows(reduce_scatter.collective)
         shards = reduce_scatter.collective.layout.shards_by_rank[0]
         self._dims = torch.tensor([shard.dim for shard in shards], dtype=torch.int64)
 
@@ -72,11 +73,12 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
             return self._all_rows(local_embs, ctx)
         outgoing, incoming = choice.outgoing.rows(), choice.incoming.rows()
         expected = int64_tensor(sent.num_bags).view(self._num_ranks, -1)
+        owned = choice.sizes.T
         if notes.merged is not None:
-            whole = torch.full_like(expected, batch_size_of(notes.merged))
-            self._count_left_out(whole, whole, outgoing.counts, incoming.counts)
-        else:
-            self._count_left_out(choice.sizes.T, expected, outgoing.counts, incoming.counts)
+            owned = expected = torch.full_like(expected, notes.merged.batch_size)
+        self._left_out.add(
+            owned - outgoing.counts.view(owned.shape), expected.reshape(-1) - incoming.counts
+        )
         return self._dist.some_rows(local_embs, outgoing, incoming, choice.shape)
 
     @eager
@@ -95,25 +97,6 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         outgoing = rows_to_send(received.lengths() != 0, sizes, self._dims, variable=variable)
         incoming, shape = rows_to_expect(sent, self._dims, self._num_ranks, variable=variable)
         notes.row_choice = RowChoice(sizes, outgoing, incoming, shape)
-
-    def _count_left_out(
-        self, owned: Tensor, sampled: Tensor, sent: Tensor, received: Tensor
-    ) -> None:
-        """Count the rows that are left out, empty ones and those of merged bags.
-
-        Args:
-            owned, sampled: [P, F] int64, all rows for the samples of each rank, and all rows that
-                each rank has for this rank's samples
-            sent, received: [P F] int64, the rows that are sent and received
-        """
-        collective = self._dist.collective
-        is_other = torch.arange(self._num_ranks)[:, None] != collective.rank
-        shards = collective.layout.shards_by_rank[0]
-        rows = (owned - sent.view(owned.shape)).clamp(min=0) * is_other
-        add_left_out(collective.forward_traffic, shards, rows.sum(0))
-        if torch.is_grad_enabled():
-            rows = (sampled - received.view(sampled.shape)) * is_other
-            add_left_out(collective.backward_traffic, shards, rows.sum(0))
 
     def _all_rows(self, local_embs: Tensor, ctx: Any) -> RowsAwaitable:
         if ctx is not None and ctx.variable_batch_per_feature:
@@ -144,6 +127,7 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
         self._local_size = intra.collective.world_size
         self._local_rank = intra.collective.rank
         self._num_nodes = cross.collective.world_size
+        self._left_out = LeftOutRows(intra.collective), LeftOutRows(cross.collective)
 
     def forward(
         self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
@@ -186,30 +170,8 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
         )
         merged = notes_on(ctx).merged
         if merged is not None:
-            self._count_left_out(
-                torch.tensor(by_place, dtype=torch.int64), merged.bags.counts, batch_size_of(merged)
-            )
+            left_out = (merged.batch_size - torch.tensor(by_place, dtype=torch.int64)).clamp(min=0)
+            here, (intra, cross) = left_out[self._local_rank], self._left_out
+            intra.add(left_out.sum(1), here.sum(0).repeat(self._local_size))
+            cross.add(here, merged.batch_size - merged.bags.counts)
         return rows
-
-    def _count_left_out(self, sizes: Tensor, counts: Tensor, size: int) -> None:
-        """Count the rows that are left out because equal bags are merged.
-
-        Args:
-            sizes: [L local ranks, M nodes, features of this node] int64, distinct bags of each
-            counts: [features of all nodes] int64, distinct bags of this rank
-            size: bags of each feature before merging
-        """
-        intra, cross = self._intra.collective, self._cross.collective
-        left_out = (size - sizes).clamp(min=0)
-        node, shards_by_rank = cross.rank, cross.layout.shards_by_rank
-        mine = left_out[self._local_rank]
-        owner = torch.tensor([n for n, shards in enumerate(shards_by_rank) for _ in shards])
-        is_other_node = torch.arange(self._num_nodes)[:, None] != node
-        inside = left_out.sum((0, 1)) - mine.sum(0)
-        add_left_out(intra.forward_traffic, shards_by_rank[node], inside)
-        add_left_out(cross.forward_traffic, shards_by_rank[node], (mine * is_other_node).sum(0))
-        if torch.is_grad_enabled():
-            gathered = mine.sum(0) * (self._local_size - 1)
-            add_left_out(intra.backward_traffic, shards_by_rank[node], gathered)
-            every = [shard for shards in shards_by_rank for shard in shards]
-            add_left_out(cross.backward_traffic, every, (size - counts) * (owner != node))
