@@ -8,19 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from trec_qcomm.integration.compat import (
     Awaitable,
-    EmbeddingBagCollection,
-    EmbeddingCollection,
-    FeatureProcessedEmbeddingBagCollection,
     FeatureProcessedEmbeddingBagCollectionSharder,
     ManagedCollisionCollection,
     ManagedCollisionCollectionSharder,
-    ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingBagCollectionSharder,
-    ManagedCollisionEmbeddingCollection,
     ManagedCollisionEmbeddingCollectionSharder,
     ModuleSharder,
     ParameterSharding,
@@ -40,8 +34,6 @@ from trec_qcomm.integration.embedding.modules import (
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes
 from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, pack_ids, record_sent_ids
 from trec_qcomm.integration.session import Session
-
-FusedParams = Mapping[str, Any] | Mapping[type[nn.Module], Mapping[str, Any]]
 
 
 class _PassesFqnOn:
@@ -133,12 +125,6 @@ class CodedManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
         )
 
 
-BAGS = (
-    EmbeddingBagCollection,
-    ManagedCollisionEmbeddingBagCollection,
-    FeatureProcessedEmbeddingBagCollection,
-)
-SEQUENCES = (EmbeddingCollection, ManagedCollisionEmbeddingCollection)
 SHARDERS: tuple[type[ModuleSharder[Any]], ...] = (
     CodedEmbeddingBagCollectionSharder,
     CodedEmbeddingCollectionSharder,
@@ -152,7 +138,7 @@ SHARDERS: tuple[type[ModuleSharder[Any]], ...] = (
 def all_sharders(
     session: Session,
     *,
-    fused_params: FusedParams | None = None,
+    fused_params: Mapping[str, Any] | None = None,
     use_index_dedup: bool = False,
     sharded_module_order_overwrite: Sequence[str] | None = None,
     subclasses: Sequence[type[ModuleSharder[Any]]] = (),
@@ -160,77 +146,41 @@ def all_sharders(
     """Make a sharder for each module of TorchRec that shards embeddings.
 
     Args:
-        fused_params: parameters of the fused optimizer, as TorchRec's sharders take them; or those
-            of each type of module. A module around a collection, such as a managed collision one,
-            has those of its own type, else those of the collection's.
+        fused_params: parameters of the fused optimizer, as TorchRec's sharders take them
         use_index_dedup: whether collections of sequences send each id once (TorchRec's option)
         sharded_module_order_overwrite: order of sharding types in collections of bags (TorchRec's
             option)
         subclasses: classes to use in the place of those in SHARDERS that they extend
-    Raises: ValueError: fused_params of a module without a fused optimizer of its own; a subclass of
-        none of SHARDERS, or several of one.
+    Raises: ValueError: fused_params with a key that is no name; a subclass of none of SHARDERS, or
+        several of one.
     """
-    params = _params_by_module(fused_params)
+    for key in fused_params or {}:
+        if not isinstance(key, str):
+            raise ValueError(f"fused_params: {key!r}: expected names of parameters")
     classes = _classes(subclasses)
-    of_bags: dict[str, Any] = {}
+    options: dict[str, Any] = {"fused_params": None if fused_params is None else dict(fused_params)}
+    of_bags = dict(options)
     if sharded_module_order_overwrite is not None:
         of_bags["sharded_module_order_overwrite"] = list(sharded_module_order_overwrite)
-
-    def bags(around: type[nn.Module]) -> CodedEmbeddingBagCollectionSharder:
-        options = of_bags | {"fused_params": params(around, EmbeddingBagCollection)}
-        is_nested = around is not EmbeddingBagCollection
-        sharder: CodedEmbeddingBagCollectionSharder = classes[CodedEmbeddingBagCollectionSharder](
-            session, is_nested=is_nested, **options
+    bags, nested_bags = (
+        classes[CodedEmbeddingBagCollectionSharder](session, is_nested=is_nested, **of_bags)
+        for is_nested in (False, True)
+    )
+    sequences, nested_sequences = (
+        classes[CodedEmbeddingCollectionSharder](
+            session, is_nested=is_nested, use_index_dedup=use_index_dedup, **options
         )
-        return sharder
-
-    def sequences(around: type[nn.Module]) -> CodedEmbeddingCollectionSharder:
-        sharder: CodedEmbeddingCollectionSharder = classes[CodedEmbeddingCollectionSharder](
-            session,
-            is_nested=around is not EmbeddingCollection,
-            fused_params=params(around, EmbeddingCollection),
-            use_index_dedup=use_index_dedup,
-        )
-        return sharder
-
+        for is_nested in (False, True)
+    )
     collisions = CodedManagedCollisionCollectionSharder(session)
-    inside: dict[type[ModuleSharder[Any]], tuple[Any, ...]] = {
-        CodedFusedEmbeddingBagCollectionSharder: (session,),
-        CodedManagedCollisionEmbeddingBagCollectionSharder: (
-            bags(ManagedCollisionEmbeddingBagCollection),
-            collisions,
-        ),
-        CodedManagedCollisionEmbeddingCollectionSharder: (
-            sequences(ManagedCollisionEmbeddingCollection),
-            collisions,
-        ),
-        FeatureProcessedEmbeddingBagCollectionSharder: (
-            bags(FeatureProcessedEmbeddingBagCollection),
-        ),
-    }
-    around = [classes[base](*arguments) for base, arguments in inside.items()]
-    return [bags(EmbeddingBagCollection), sequences(EmbeddingCollection), *around]
-
-
-def _params_by_module(
-    fused_params: FusedParams | None,
-) -> Callable[[type[nn.Module], type[nn.Module]], dict[str, Any] | None]:
-    """Return a function from a module's type, and that of the collection in it, to its params.
-
-    Raises: ValueError: a type that has none, or types beside names of parameters.
-    """
-    given: dict[Any, Any] = dict(fused_params or {})
-    if not any(isinstance(key, type) for key in given):
-        same = None if fused_params is None else given
-        return lambda _around, _inside: same
-    allowed = (*BAGS, *SEQUENCES)
-    for key in given:
-        if key not in allowed:
-            raise ValueError(
-                f"fused_params: {getattr(key, '__name__', key)!r}: expected one dict of parameters "
-                f"for each type of module; types: {', '.join(kind.__name__ for kind in allowed)}"
-            )
-    return lambda around, inside: given.get(around, given.get(inside))
+    return [
+        bags,
+        sequences,
+        classes[CodedFusedEmbeddingBagCollectionSharder](session),
+        classes[CodedManagedCollisionEmbeddingBagCollectionSharder](nested_bags, collisions),
+        classes[CodedManagedCollisionEmbeddingCollectionSharder](nested_sequences, collisions),
+        classes[FeatureProcessedEmbeddingBagCollectionSharder](nested_bags),
+    ]
 
 
 def _classes(
