@@ -43,7 +43,7 @@ from trec_qcomm.integration.ids.batch_notes import (
     notes_on,
     repetition,
 )
-from trec_qcomm.integration.ids.unique_ids import distinct_ids
+from trec_qcomm.integration.ids.unique_bags import distinct_ids
 
 _PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 

@@ -32,7 +32,7 @@ from trec_qcomm.integration.embedding.modules import (
     CodedFusedEmbeddingBagCollectionSharder,
 )
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes
-from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, pack_ids, record_sent_ids
+from trec_qcomm.integration.ids.sent_ids import count_remapped_ids, record_sent_ids
 from trec_qcomm.integration.session import Session
 
 
@@ -83,10 +83,9 @@ class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
 
     def _create_input_dists(self, *args: Any, **options: Any) -> None:
         super()._create_input_dists(*args, **options)
+        session, packs = self._session, self._session.config.ids is not None
         for input_dist in input_dists(self):
-            if self._session.config.ids is not None:
-                pack_ids(input_dist)
-            record_sent_ids(input_dist, self._session.counters["input"])
+            record_sent_ids(input_dist, session.counters["input"], packs=packs)
 
     def input_dist(
         self, ctx: Any, features: Any, *args: Any, **options: Any

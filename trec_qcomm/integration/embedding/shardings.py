@@ -61,9 +61,9 @@ from trec_qcomm.integration.ids.bag_merging import (
     obstacle_to_variable_batches,
     plan_merging,
 )
-from trec_qcomm.integration.ids.id_traffic import pack_ids, record_sent_ids
 from trec_qcomm.integration.ids.left_out import count_left_out
 from trec_qcomm.integration.ids.padded_lookups import pad_lookups
+from trec_qcomm.integration.ids.sent_ids import record_sent_ids
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
 from trec_qcomm.ops.batch.unique import UniqueBags
 
@@ -82,9 +82,8 @@ class CodedSharding(ComesFirst):
         """Make TorchRec's dist of ids; what it sends is counted and noted, and may be packed."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
         session = self._registry.session
-        if session.config.ids is not None:
-            pack_ids(input_dist)
-        record_sent_ids(input_dist, session.counters["input"])
+        packs = session.config.ids is not None
+        record_sent_ids(input_dist, session.counters["input"], packs=packs)
         return input_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
