@@ -33,8 +33,8 @@ from trec_qcomm.integration.compat.private import (
     uses_index_dedup,
 )
 from trec_qcomm.integration.embedding.bases import CodedModule, CodedSharder, SessionRegistry
+from trec_qcomm.integration.embedding.dists import CodedRowWiseDist
 from trec_qcomm.integration.embedding.output_dtype import rows_dtype
-from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
 from trec_qcomm.integration.embedding.shardings import POOLED, SEQUENCE
 from trec_qcomm.integration.ids.bag_merging import plan_merging
 from trec_qcomm.integration.ids.batch_notes import (

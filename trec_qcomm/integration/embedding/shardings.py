@@ -50,12 +50,13 @@ from trec_qcomm.integration.embedding.bases import ComesFirst, SessionRegistry
 from trec_qcomm.integration.embedding.dists import (
     CodedAllToAll,
     CodedReduceScatter,
+    CodedRowWiseDist,
     CodedSequenceDist,
+    CodedTwoLevelDist,
     CodedVariableAllToAll,
     layout_of,
 )
 from trec_qcomm.integration.embedding.output_dtype import rows_dtype
-from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist, CodedTwoLevelDist
 from trec_qcomm.integration.ids.bag_merging import (
     MergePoint,
     obstacle_to_variable_batches,

@@ -94,7 +94,7 @@ class BatchNotes:
         repetition: how often this rank's ids repeat; None where none are merged before they are
             sent
         row_choice: the rows that a row-wise sharding sends and expects
-            (embedding.row_wise.RowChoice); None where they are not being chosen
+            (embedding.dists.RowChoice); None where they are not being chosen
         on_lookup: what to call when the rows are looked up (ids.merge_pause); None: nothing
     """
 
