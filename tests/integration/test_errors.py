@@ -170,12 +170,12 @@ def dtype_messages():
     model = nn.Module()
     model.sparse = MODULES["ebc"](two)
     mixed = qcomm_of(Identity()).dmp_arguments(fused_params=half)
-    exact = qcomm_of(Identity())
     mixed["plan"] = ShardingPlan({"sparse": module_plan})
     merging = replace(rule("*"), unique_bags=True)
+    int8, bf16 = ({"output_dtype": dtype} for dtype in (SparseType.INT8, SparseType.BF16))
     return {
-        "int8 rows": message_of(lambda: shard(exact, output_dtype=SparseType.INT8)),
-        "bf16 on CPU": message_of(lambda: shard(exact, output_dtype=SparseType.BF16)),
+        "int8 rows": message_of(lambda: shard(qcomm_of(Identity()), **int8)),
+        "bf16 on CPU": message_of(lambda: shard(qcomm_of(Identity()), **bf16)),
         "codec of fp32": message_of(lambda: shard(qcomm_of(Identity(), ErrorBounded(0.1)), **half)),
         "mixed rows": message_of(lambda: DistributedModelParallel(model, device=CPU, **mixed)),
         "merged fp16": message_of(lambda: shard(QComm(Config(embedding=(merging,))), **half)),

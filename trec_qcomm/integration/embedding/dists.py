@@ -37,8 +37,8 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.embedding.bases import refuse_sync_collectives
 from trec_qcomm.integration.ids.batch_notes import notes_on
-from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_expect, rows_to_send
 from trec_qcomm.integration.ids.left_out import LeftOutRows
+from trec_qcomm.integration.ids.lookup_rows import batch_sizes, rows_to_expect, rows_to_send
 from trec_qcomm.integration.session import Session
 from trec_qcomm.ops.batch.rows import Choice, Rows
 

@@ -63,7 +63,7 @@ from trec_qcomm.integration.ids.bag_merging import (
     plan_merging,
 )
 from trec_qcomm.integration.ids.left_out import count_left_out
-from trec_qcomm.integration.ids.padded_lookups import pad_lookups
+from trec_qcomm.integration.ids.lookup_rows import pad_lookups
 from trec_qcomm.integration.ids.sent_ids import record_sent_ids
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
 from trec_qcomm.ops.batch.unique import UniqueBags

@@ -30,7 +30,7 @@ from trec_qcomm.core.transfer import upload
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.bag_merging import BagMerging, MergePoint
 from trec_qcomm.integration.ids.batch_notes import MergedBags, notes_on, repetition
-from trec_qcomm.integration.ids.chosen_rows import batch_sizes, rows_to_send
+from trec_qcomm.integration.ids.lookup_rows import batch_sizes, rows_to_send
 from trec_qcomm.integration.ids.merge_pause import MergePause
 from trec_qcomm.ops.batch.unique import (
     BagBlocks,
