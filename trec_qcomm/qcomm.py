@@ -27,7 +27,7 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
-from trec_qcomm.integration.embedding.sharders import FusedParams, all_sharders
+from trec_qcomm.integration.embedding.sharders import all_sharders
 from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.session import Session
 from trec_qcomm.integration.states import NamedStates, Stateful
@@ -158,7 +158,7 @@ class QComm:
     def sharders(
         self,
         *,
-        fused_params: FusedParams | None = None,
+        fused_params: Mapping[str, Any] | None = None,
         use_index_dedup: bool = False,
         sharded_module_order_overwrite: Sequence[str] | None = None,
         subclasses: Sequence[type[ModuleSharder[Any]]] = (),
@@ -169,15 +169,15 @@ class QComm:
 
         Args:
             fused_params: settings of the fused embedding optimizer, such as {"optimizer": ...,
-                "learning_rate": ...}; what TorchRec's sharders take under this name. Or a mapping
-                from types of modules to such settings: {EmbeddingBagCollection: {...}, ...}.
+                "learning_rate": ...}; what TorchRec's sharders take under this name. Where bags
+                and sequences differ, make the sharders twice and take one of each.
             use_index_dedup: whether an EmbeddingCollection sends each id once; what TorchRec's
                 EmbeddingCollectionSharder takes under this name. CUDA only.
             sharded_module_order_overwrite: order of the sharding types within a module of bags;
                 what TorchRec's EmbeddingBagCollectionSharder takes under this name.
             subclasses: subclasses of `trec_qcomm.integration.embedding.sharders.SHARDERS`, each to
                 be used in the place of its base, as to pin `sharding_types`.
-        Raises: ValueError: settings for a type that has none, or a class that extends no sharder.
+        Raises: ValueError: settings without a name, or a class that extends no sharder.
         """
         return all_sharders(
             self._session,

@@ -99,3 +99,15 @@ def imports_torchrec(path: Path) -> bool:
 
 def test_torchrec_is_imported_in_compat_alone():
     assert [str(path.relative_to(PACKAGE)) for path in FILES if imports_torchrec(path)] == []
+
+
+def test_every_name_of_compat_is_used():
+    tree = parsed(COMPAT / "__init__.py")
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    named = {alias.asname or alias.name for node in imports for alias in node.names}
+    used = set()
+    for path in (*FILES, COMPAT / "private.py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and node.module == "trec_qcomm.integration.compat":
+                used |= {alias.name for alias in node.names}
+    assert named - used == set()

@@ -31,7 +31,7 @@ from trec_qcomm import (
     TableGradientRule,
     TableRule,
 )
-from trec_qcomm.integration.embedding.session_registry import _check_device
+from trec_qcomm.integration.embedding.bases import _check_device
 from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.lab.guard.rule import GuardRule
@@ -170,12 +170,12 @@ def dtype_messages():
     model = nn.Module()
     model.sparse = MODULES["ebc"](two)
     mixed = qcomm_of(Identity()).dmp_arguments(fused_params=half)
-    exact = qcomm_of(Identity())
     mixed["plan"] = ShardingPlan({"sparse": module_plan})
     merging = replace(rule("*"), unique_bags=True)
+    int8, bf16 = ({"output_dtype": dtype} for dtype in (SparseType.INT8, SparseType.BF16))
     return {
-        "int8 rows": message_of(lambda: shard(exact, output_dtype=SparseType.INT8)),
-        "bf16 on CPU": message_of(lambda: shard(exact, output_dtype=SparseType.BF16)),
+        "int8 rows": message_of(lambda: shard(qcomm_of(Identity()), **int8)),
+        "bf16 on CPU": message_of(lambda: shard(qcomm_of(Identity()), **bf16)),
         "codec of fp32": message_of(lambda: shard(qcomm_of(Identity(), ErrorBounded(0.1)), **half)),
         "mixed rows": message_of(lambda: DistributedModelParallel(model, device=CPU, **mixed)),
         "merged fp16": message_of(lambda: shard(QComm(Config(embedding=(merging,))), **half)),
@@ -246,7 +246,7 @@ def messages():
         ("missing", ["m.yaml: embedding: no pattern matches table 'dp'", "tw_*, cw*"]),
         ("hidden", ["h.yaml: embedding[1].tables: embedding[0] before it takes all its tables"]),
         ("superfluous", ["s.yaml: embedding[0].tables: 'user*' matches no table", "cw_shared"]),
-        ("int8 rows", ["fused_params: output_dtype", "int8", "allowed: fp32, fp16, bf16"]),
+        ("int8 rows", ["'tw_first': output_dtype", "int8", "allowed: fp32, fp16, bf16"]),
         ("bf16 on CPU", ["'tw_first': output_dtype bf16", "allowed on a CPU: fp32, fp16"]),
         (
             "codec of fp32",

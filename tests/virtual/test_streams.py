@@ -20,7 +20,7 @@ from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.counters import BagCounts, Traffic
 from trec_qcomm.integration.compat import KeyedJaggedTensor
-from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist
+from trec_qcomm.integration.embedding.dists import CodedRowWiseDist
 from trec_qcomm.integration.ids import unique_bags
 from trec_qcomm.integration.ids.bag_merging import BagMerging, MergePoint
 from trec_qcomm.integration.ids.batch_notes import SentIds, hand_over_notes, notes_on

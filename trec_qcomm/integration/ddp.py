@@ -18,7 +18,7 @@ from trec_qcomm.integration.compat import (
     ShardingEnv,
 )
 from trec_qcomm.integration.compat.private import dense_module, lookups
-from trec_qcomm.integration.embedding.sequences import (
+from trec_qcomm.integration.embedding.modules import (
     CodedShardedEmbeddingCollection,
     refuse_prioritized,
 )
@@ -119,7 +119,11 @@ def _data_parallel_lookups(dmp: DistributedModelParallel) -> list[DistributedDat
 
 def _count(ddp: DistributedDataParallel, traffic: Traffic, *, wire_itemsize: int = 4) -> None:
     """From now on count one all-reduce for every forward pass that DDP follows with one."""
-    numel = sum(p.numel() for _, p in _synchronized_parameters(ddp))
+    numel = sum(
+        p.numel()
+        for name, p in ddp.module.named_parameters()
+        if p.requires_grad and name not in ddp.parameters_to_ignore
+    )
     world_size = ddp.process_group.size()
     raw = torch.tensor([ring_nbytes(numel, world_size)])
     wire = torch.tensor([ring_nbytes(numel, world_size, wire_itemsize)])
@@ -129,12 +133,3 @@ def _count(ddp: DistributedDataParallel, traffic: Traffic, *, wire_itemsize: int
             traffic.add_bytes(torch.tensor([0]), raw, wire, 0)
 
     ddp.register_forward_pre_hook(before_forward)
-
-
-def _synchronized_parameters(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
-    ignored = ddp.parameters_to_ignore
-    return [
-        (name, p)
-        for name, p in ddp.module.named_parameters()
-        if p.requires_grad and name not in ignored
-    ]

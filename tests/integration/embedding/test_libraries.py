@@ -10,15 +10,13 @@ from tests.integration.sharded_models import training
 from tests.integration.sharded_models.cases import RW, Case, Table
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Identity, QComm, Rowwise
-from trec_qcomm.integration.embedding.bags import (
+from trec_qcomm.integration.embedding.modules import (
     CodedEmbeddingBagCollectionSharder,
-    CodedShardedEmbeddingBagCollection,
-)
-from trec_qcomm.integration.embedding.sequences import (
     CodedEmbeddingCollectionSharder,
-    CodedRwSequenceEmbeddingSharding,
+    CodedShardedEmbeddingBagCollection,
     CodedShardedEmbeddingCollection,
 )
+from trec_qcomm.integration.embedding.shardings import CodedRwSequenceEmbeddingSharding
 
 DOCUMENT = Path(__file__).parents[3] / "trec_qcomm" / "docs" / "LIBRARIES.md"
 TABLES = (Table("a", 8, ("f1",)), Table("b", 8, ("f2", "f3")), Table("c", 8, ("f4",)))

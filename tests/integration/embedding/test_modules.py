@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.integration.embedding.test_every_sharding import BY_NODE, assert_near
-from tests.integration.sharded_models import index_dedup, itep, towers
+from tests.integration.sharded_models import index_dedup
 from tests.integration.sharded_models.cases import (
     CW,
     DP,
@@ -39,7 +39,7 @@ NARROW_UNSHARED = tuple(replace(table, dim=16) for table in UNSHARED)
 
 
 def parity_cases(world_size=4):
-    """Return by name what stock can run, towers and ITEP with a little help."""
+    """Return by name what stock can run."""
     cases = {}
     for sharding in (*WHOLE, *SPLIT):
         two = {"tables": TABLES, "sharding": sharding, "node_size": 2}
@@ -72,17 +72,8 @@ def parity_cases(world_size=4):
         cases[f"dedup_{module}/{sharding}"] = Case(
             tables=NARROW_UNSHARED, sharding=sharding, module=module, dedup=True, batch=(8, 3)
         )
-    for sharding in (TW, CW, RW, TWRW):
-        cases[f"itep_ebc/{sharding}"] = Case(
-            tables=UNSHARED, sharding=sharding, module="itep_ebc", node_size=2
-        )
-    for sharding in (TWRW, TWCW):
-        cases[f"tower/{sharding}"] = Case(tables=UNSHARED, sharding=sharding, module="tower")
-        cases[f"towers/{sharding}"] = Case(
-            tables=UNSHARED, sharding=sharding, module="towers", node_size=world_size // 2
-        )
     if world_size == 2:  # one node: test_every_sharding.py has two-level shardings there
-        cases = {n: c for n, c in cases.items() if c.sharding not in BY_NODE or "tower" in n}
+        cases = {n: c for n, c in cases.items() if c.sharding not in BY_NODE}
     return cases
 
 
@@ -113,13 +104,6 @@ def run_program(program):
     qcomms = None, exact_qcomm()
     if case.dedup:
         index_dedup.run_on_cpu()
-    if case.module.startswith("tower"):
-        towers.run_on_cpu()
-        return tuple(run(case, qcomm, 3, model=towers.TowerModel(case)) for qcomm in qcomms)
-    if case.module.startswith("itep"):
-        itep.run_on_cpu()
-        steps, make = itep.MAX_STEPS, itep.PrunedModel
-        return tuple(run(case, qcomm, steps, model=make(case)) for qcomm in qcomms)
     return tuple(run(case, qcomm, 3) for qcomm in qcomms)
 
 

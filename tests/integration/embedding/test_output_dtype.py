@@ -34,7 +34,7 @@ from tests.integration.sharded_models.cases import (
 from tests.integration.sharded_models.training import assert_same, qcomm_of, run
 from trec_qcomm import Identity, QComm
 from trec_qcomm.config import read_config
-from trec_qcomm.integration.embedding import sequences, shardings
+from trec_qcomm.integration.embedding import modules, shardings
 from trec_qcomm.testing import run_ranks
 
 TABLES = tuple(Table(f"t{n}", 16 if n % 2 else 8, (f"f{n}",)) for n in range(4))  # one a rank
@@ -80,7 +80,7 @@ def bfloat16_lookups() -> Iterator[None]:
     with ExitStack() as stack:
         for lookup in (GroupedPooledEmbeddingsLookup, GroupedEmbeddingsLookup):
             stack.enter_context(patch.object(lookup, "forward", bfloat16(lookup.forward)))
-        for module in (shardings, sequences):
+        for module in (shardings, modules):
             stack.enter_context(patch.object(module, "rows_dtype", lambda *_: torch.bfloat16))
         yield
 

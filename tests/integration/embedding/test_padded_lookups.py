@@ -11,7 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch.profiler import ProfilerActivity, profile
 
 from trec_qcomm.core.segments import exclusive_cumsum
-from trec_qcomm.integration.ids.padded_lookups import pad_lookups
+from trec_qcomm.integration.ids.lookup_rows import pad_lookups
 
 NUM_ROWS = 30
 # Bags of each feature from each rank.

@@ -1,6 +1,6 @@
 """What a QComm keeps: names, counters and steps, whatever the plan and the modules are.
 
-And its sharders, which take the options of TorchRec's own for each type of module.
+And its sharders, which take the options of TorchRec's own.
 """
 
 from dataclasses import replace
@@ -18,7 +18,6 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from tests.comm.rows.test_all_to_all import SpiedCollective
 from tests.integration.sharded_models.batches import batch
@@ -230,10 +229,7 @@ def test_returned_ids_of_managed_collisions_are_counted(ranks):
 
 BAGS, ROWS = Case(tables=TABLES, sharding=TW), Case(tables=TABLES, sharding=TW, module="ec")
 SGD = EmbOptimType.EXACT_SGD
-RATES = {
-    EmbeddingBagCollection: {"optimizer": SGD, "learning_rate": 0.5},
-    EmbeddingCollection: {"optimizer": SGD, "learning_rate": 0.25},
-}
+RATES = {EmbeddingBagCollection: 0.5, EmbeddingCollection: 0.25}
 
 
 class RowWiseBags(CodedEmbeddingBagCollectionSharder):
@@ -259,7 +255,15 @@ def rates_and_types():
     """Return what one step moved the rows by, and how the planner sharded each module."""
     torch.manual_seed(0)
     qcomm = qcomm_of(Identity())
-    arguments = qcomm.dmp_arguments(fused_params=RATES, subclasses=[RowWiseBags])
+    arguments = qcomm.dmp_arguments()
+    arguments["sharders"] = [
+        sharder
+        for kind, rate in RATES.items()
+        for sharder in qcomm.sharders(
+            fused_params={"optimizer": SGD, "learning_rate": rate}, subclasses=[RowWiseBags]
+        )
+        if sharder.module_type is kind
+    ]
     dmp = DistributedModelParallel(Both(), device=CPU, **arguments)
     tables = [
         (name.partition(".")[0], part.tensor)
@@ -286,7 +290,7 @@ def order_of_types(order):
 
 
 @pytest.mark.dist
-def test_each_type_of_module_has_its_own_parameters(ranks):
+def test_sharders_of_several_calls_have_their_own_parameters(ranks):
     """Ids are drawn alike on both ranks, so a row that is in n bags of each moves by n rates."""
     moved = [rank["both"][0] for rank in ranks]
     for module, rate in (("bags", 0.5), ("rows", 0.25)):
@@ -309,27 +313,17 @@ def test_the_order_of_sharding_types_is_taken_over(ranks):
     assert all(rank["orders"] == [[TW, RW], [RW, TW]] for rank in ranks)
 
 
-def test_a_module_around_a_collection_has_the_collections_parameters_or_its_own():
-    qcomm, special = qcomm_of(Rowwise(8)), {"learning_rate": 0.125}
-    with_its_own = {**RATES, FeatureProcessedEmbeddingBagCollection: special}
-    for params, expected in (
-        (RATES, RATES[EmbeddingBagCollection]),
-        (with_its_own, special),
-        (special,) * 2,
-    ):
-        sharders = {s.module_type: s for s in qcomm.sharders(fused_params=params)}
-        assert sharders[FeatureProcessedEmbeddingBagCollection].fused_params == expected
-    assert len(sharders) == 10
+def test_a_module_around_a_collection_has_its_parameters():
+    params = {"learning_rate": 0.125}
+    sharders = {s.module_type: s for s in qcomm_of(Rowwise(8)).sharders(fused_params=params)}
+    assert sharders[FeatureProcessedEmbeddingBagCollection].fused_params == params
+    assert len(sharders) == 6
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"fused_params": {FusedEmbeddingBagCollection: {}}},
-            "'FusedEmbeddingBagCollection': expected one dict of parameters for each type of mod",
-        ),
-        ({"fused_params": {EmbeddingCollection: {}, "learning_rate": 1}}, "'learning_rate': expec"),
+        ({"fused_params": {EmbeddingCollection: {}}}, "EmbeddingCollection'>: expected names of p"),
         ({"subclasses": [Case]}, "Case'> extends none of CodedEmbeddingBagCollectionSharder, "),
         (
             {"subclasses": [RowWiseBags, type("Other", (RowWiseBags,), {})]},

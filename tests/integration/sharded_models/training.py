@@ -13,14 +13,9 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_tower_sharding import (
-    EmbeddingTowerCollectionSharder,
-    EmbeddingTowerSharder,
-)
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
-from torchrec.distributed.itep_embeddingbag import ITEPEmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -94,9 +89,6 @@ def stock_sharders(case: Case) -> list[Any]:
         FeatureProcessedEmbeddingBagCollectionSharder(ebc),
         ManagedCollisionEmbeddingBagCollectionSharder(ebc),
         ManagedCollisionEmbeddingCollectionSharder(ec),
-        ITEPEmbeddingBagCollectionSharder(ebc),
-        EmbeddingTowerSharder(fused),
-        EmbeddingTowerCollectionSharder(fused),
     ]
 
 

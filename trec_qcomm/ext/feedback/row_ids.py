@@ -19,7 +19,7 @@ from trec_qcomm.ext.feedback.rule import RowFeedback
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.bag_merging import BagMerging, Groups, MergePoint
 from trec_qcomm.integration.ids.batch_notes import notes_on
-from trec_qcomm.integration.ids.chosen_rows import batch_sizes
+from trec_qcomm.integration.ids.lookup_rows import batch_sizes
 from trec_qcomm.ops.batch.unique import UniqueBags
 
 

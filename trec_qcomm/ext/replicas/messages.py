@@ -28,7 +28,7 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.ext.replicas.banks import Bank
 from trec_qcomm.ops.batch.packed_ids import Bags
-from trec_qcomm.wire import ids as wire
+from trec_qcomm.wire.ids.cpu import HEADER_NBYTES
 from trec_qcomm.wire.ids.messages import PackedMessages, pack, unpack
 
 _CALL_BITS = 16
@@ -238,7 +238,7 @@ class RowMessages:
 
     def _sizes(self, words: Tensor, call: int) -> list[int]:
         """Return the sizes that were announced, checked."""
-        largest = wire.HEADER_NBYTES + 64 * len(self._names) + 16 * int(self._limits.sum()) + 64
+        largest = HEADER_NBYTES + 64 * len(self._names) + 16 * int(self._limits.sum()) + 64
         sizes = words & (2**_SIZE_BITS - 1)
         in_step = words >> _SIZE_BITS == call
         bad = ~in_step | (sizes > largest) | (sizes % 8 != 0)

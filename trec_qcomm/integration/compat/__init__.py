@@ -22,11 +22,7 @@ from torchrec.distributed.embedding_sharding import (
     EmbeddingShardingContext,
     EmbeddingShardingInfo,
 )
-from torchrec.distributed.embedding_tower_sharding import (
-    EmbeddingTowerCollectionSharder,
-    EmbeddingTowerSharder,
-)
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder, GroupedEmbeddingConfig
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
@@ -37,8 +33,6 @@ from torchrec.distributed.fused_embeddingbag import (
     ShardedFusedEmbeddingBagCollection,
 )
 from torchrec.distributed.itep_embeddingbag import (
-    ITEPEmbeddingBagCollectionSharder,
-    ITEPEmbeddingCollectionSharder,
     ShardedITEPEmbeddingBagCollection,
     ShardedITEPEmbeddingCollection,
 )
@@ -89,94 +83,7 @@ from torchrec.distributed.types import (
     ShardingPlan,
     ShardingType,
 )
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.embedding_tower import EmbeddingTower
-from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.modules.itep_embedding_modules import (
-    ITEPEmbeddingBagCollection,
-    ITEPEmbeddingCollection,
-)
-from torchrec.modules.mc_embedding_modules import (
-    ManagedCollisionEmbeddingBagCollection,
-    ManagedCollisionEmbeddingCollection,
-)
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
-__all__ = [
-    "Awaitable",
-    "BaseEmbeddingDist",
-    "BaseEmbeddingSharder",
-    "BaseSparseFeaturesDist",
-    "CollectiveType",
-    "CwPooledEmbeddingSharding",
-    "CwSequenceEmbeddingSharding",
-    "DefaultDataParallelWrapper",
-    "DistributedModelParallel",
-    "EmbeddingBagCollection",
-    "EmbeddingBagCollectionSharder",
-    "EmbeddingCollection",
-    "EmbeddingCollectionSharder",
-    "EmbeddingPerfEstimator",
-    "EmbeddingSharding",
-    "EmbeddingShardingContext",
-    "EmbeddingShardingInfo",
-    "EmbeddingTower",
-    "EmbeddingTowerCollectionSharder",
-    "EmbeddingTowerSharder",
-    "FeatureProcessedEmbeddingBagCollection",
-    "FeatureProcessedEmbeddingBagCollectionSharder",
-    "FusedEmbeddingBagCollection",
-    "FusedEmbeddingBagCollectionSharder",
-    "GeneralizedCommsBandwidth",
-    "GridPooledEmbeddingSharding",
-    "GroupedEmbeddingConfig",
-    "ITEPEmbeddingBagCollection",
-    "ITEPEmbeddingBagCollectionSharder",
-    "ITEPEmbeddingCollection",
-    "ITEPEmbeddingCollectionSharder",
-    "KeyedJaggedTensor",
-    "ManagedCollisionCollection",
-    "ManagedCollisionCollectionSharder",
-    "ManagedCollisionEmbeddingBagCollection",
-    "ManagedCollisionEmbeddingBagCollectionSharder",
-    "ManagedCollisionEmbeddingCollection",
-    "ManagedCollisionEmbeddingCollectionSharder",
-    "ModuleSharder",
-    "ParameterConstraints",
-    "ParameterSharding",
-    "QuantizedCommCodecs",
-    "Request",
-    "RwPooledEmbeddingSharding",
-    "RwSequenceEmbeddingSharding",
-    "SequenceShardingContext",
-    "Shard",
-    "ShardedEmbeddingBagCollection",
-    "ShardedEmbeddingCollection",
-    "ShardedFusedEmbeddingBagCollection",
-    "ShardedITEPEmbeddingBagCollection",
-    "ShardedITEPEmbeddingCollection",
-    "ShardedManagedCollisionCollection",
-    "ShardedModule",
-    "ShardingEnv",
-    "ShardingOption",
-    "ShardingPlan",
-    "ShardingType",
-    "SplitTableBatchedEmbeddingBagsCodegen",
-    "Topology",
-    "TwCwPooledEmbeddingSharding",
-    "TwPooledEmbeddingSharding",
-    "TwRwPooledEmbeddingSharding",
-    "TwSequenceEmbeddingSharding",
-    "column_wise",
-    "construct_module_sharding_plan",
-    "data_parallel",
-    "get_gradient_division",
-    "get_num_poolings",
-    "get_use_sync_collectives",
-    "row_wise",
-    "table_row_wise",
-    "table_wise",
-    "torchrec_comm",
-]

@@ -16,8 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trec_qcomm.integration.compat import (
-    EmbeddingTowerCollectionSharder,
-    EmbeddingTowerSharder,
     GeneralizedCommsBandwidth,
     GroupedEmbeddingConfig,
     KeyedJaggedTensor,
@@ -211,15 +209,8 @@ def sharding_order(sharder: Any) -> list[str] | None:
 
 
 def nested_sharder(sharder: Any) -> Any:
-    """Return the sharder of the collection inside a managed collision or an ITEP module."""
-    return getattr(sharder, "_e_sharder", None) or sharder._ebc_sharder
-
-
-def set_tower_sharder(
-    sharder: EmbeddingTowerCollectionSharder, tower_sharder: EmbeddingTowerSharder
-) -> None:
-    """Replace the sharder of each tower, which a sharder of towers makes itself."""
-    sharder._tower_sharder = tower_sharder
+    """Return the sharder of the collection inside a managed collision module."""
+    return sharder._e_sharder
 
 
 def set_bandwidths(topology: Topology, bandwidths: GeneralizedCommsBandwidth) -> None:

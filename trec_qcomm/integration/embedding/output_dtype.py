@@ -12,24 +12,10 @@ import torch
 
 from trec_qcomm.integration.compat import (
     GroupedEmbeddingConfig,
-    ParameterSharding,
     ShardingOption,
 )
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-def asked_dtype(
-    params: Mapping[str, ParameterSharding], fused_params: Mapping[str, Any] | None
-) -> torch.dtype:
-    """Return the dtype that lookups of a module are asked for: one of 16 bits, if any is.
-
-    Raises: ValueError: rows that are not floats of 32 or 16 bits.
-    """
-    options: list[tuple[str, Any]] = [("fused_params", (fused_params or {}).get("output_dtype"))]
-    options += [(f"table {t!r}", getattr(p, "output_dtype", None)) for t, p in params.items()]
-    dtypes = {_dtype_named(dtype, where) for where, dtype in options}
-    return next(iter(dtypes - {torch.float32}), torch.float32)
 
 
 def rows_dtype(

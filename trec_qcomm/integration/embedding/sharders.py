@@ -1,35 +1,20 @@
 """All sharders of one Session: of bags, of sequences, and of the modules around these.
 
-TorchRec's sharders of managed collision, feature processed and ITEP modules take the sharder of
-the collection inside them. Its tower sharders make their own, so they are subclassed. Between nodes
-a tower does not send rows but the output of its interaction module, which is not coded.
+TorchRec's sharders of managed collision and feature processed modules take the sharder of the
+collection inside them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from trec_qcomm.integration.compat import (
     Awaitable,
-    BaseEmbeddingSharder,
-    EmbeddingBagCollection,
-    EmbeddingCollection,
-    EmbeddingTower,
-    EmbeddingTowerCollectionSharder,
-    EmbeddingTowerSharder,
-    FeatureProcessedEmbeddingBagCollection,
     FeatureProcessedEmbeddingBagCollectionSharder,
-    ITEPEmbeddingBagCollection,
-    ITEPEmbeddingBagCollectionSharder,
-    ITEPEmbeddingCollection,
-    ITEPEmbeddingCollectionSharder,
     ManagedCollisionCollection,
     ManagedCollisionCollectionSharder,
-    ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingBagCollectionSharder,
-    ManagedCollisionEmbeddingCollection,
     ManagedCollisionEmbeddingCollectionSharder,
     ModuleSharder,
     ParameterSharding,
@@ -40,18 +25,15 @@ from trec_qcomm.integration.compat.private import (
     input_dists,
     nested_sharder,
     output_dists,
-    set_tower_sharder,
 )
-from trec_qcomm.integration.embedding.bags import (
+from trec_qcomm.integration.embedding.modules import (
     CodedEmbeddingBagCollectionSharder,
+    CodedEmbeddingCollectionSharder,
     CodedFusedEmbeddingBagCollectionSharder,
 )
-from trec_qcomm.integration.embedding.sequences import CodedEmbeddingCollectionSharder
 from trec_qcomm.integration.ids.batch_notes import hand_over_notes
-from trec_qcomm.integration.ids.id_traffic import count_remapped_ids, pack_ids, record_sent_ids
+from trec_qcomm.integration.ids.sent_ids import count_remapped_ids, record_sent_ids
 from trec_qcomm.integration.session import Session
-
-FusedParams = Mapping[str, Any] | Mapping[type[nn.Module], Mapping[str, Any]]
 
 
 class _PassesFqnOn:
@@ -90,14 +72,6 @@ class CodedManagedCollisionEmbeddingCollectionSharder(
     """Sharder of ManagedCollisionEmbeddingCollection with a coded collection inside."""
 
 
-class CodedITEPEmbeddingBagCollectionSharder(_PassesFqnOn, ITEPEmbeddingBagCollectionSharder):
-    """Sharder of ITEPEmbeddingBagCollection with a coded collection inside."""
-
-
-class CodedITEPEmbeddingCollectionSharder(_PassesFqnOn, ITEPEmbeddingCollectionSharder):
-    """Sharder of ITEPEmbeddingCollection with a coded collection inside."""
-
-
 class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
     """ShardedManagedCollisionCollection whose own dists of ids are counted, too."""
 
@@ -109,10 +83,9 @@ class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
 
     def _create_input_dists(self, *args: Any, **options: Any) -> None:
         super()._create_input_dists(*args, **options)
+        session, packs = self._session, self._session.config.ids is not None
         for input_dist in input_dists(self):
-            if self._session.config.ids is not None:
-                pack_ids(input_dist)
-            record_sent_ids(input_dist, self._session.counters["input"])
+            record_sent_ids(input_dist, session.counters["input"], packs=packs)
 
     def input_dist(
         self, ctx: Any, features: Any, *args: Any, **options: Any
@@ -151,42 +124,6 @@ class CodedManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
         )
 
 
-class CodedEmbeddingTowerSharder(EmbeddingTowerSharder):
-    """Drop-in for TorchRec's EmbeddingTowerSharder; a tower's tables all lie in one node."""
-
-    def __init__(
-        self, bags: CodedEmbeddingBagCollectionSharder, sequences: CodedEmbeddingCollectionSharder
-    ) -> None:
-        super().__init__(fused_params=bags.fused_params)
-        self._bags, self._sequences = bags, sequences
-
-    def embedding_sharder(self, module: EmbeddingTower) -> BaseEmbeddingSharder[nn.Module]:
-        """Return the coded sharder of the collection inside."""
-        sharder: Any = self._bags
-        if isinstance(module.embedding, EmbeddingCollection):
-            sharder = self._sequences
-        return sharder
-
-
-class CodedEmbeddingTowerCollectionSharder(EmbeddingTowerCollectionSharder):
-    """Drop-in for TorchRec's EmbeddingTowerCollectionSharder, over CodedEmbeddingTowerSharder."""
-
-    def __init__(self, tower: CodedEmbeddingTowerSharder) -> None:
-        super().__init__(fused_params=tower.fused_params)
-        set_tower_sharder(self, tower)
-
-
-BAGS = (
-    EmbeddingBagCollection,
-    ManagedCollisionEmbeddingBagCollection,
-    FeatureProcessedEmbeddingBagCollection,
-    ITEPEmbeddingBagCollection,
-)
-SEQUENCES = (
-    EmbeddingCollection,
-    ManagedCollisionEmbeddingCollection,
-    ITEPEmbeddingCollection,
-)
 SHARDERS: tuple[type[ModuleSharder[Any]], ...] = (
     CodedEmbeddingBagCollectionSharder,
     CodedEmbeddingCollectionSharder,
@@ -194,17 +131,13 @@ SHARDERS: tuple[type[ModuleSharder[Any]], ...] = (
     CodedManagedCollisionEmbeddingBagCollectionSharder,
     CodedManagedCollisionEmbeddingCollectionSharder,
     FeatureProcessedEmbeddingBagCollectionSharder,
-    CodedITEPEmbeddingBagCollectionSharder,
-    CodedITEPEmbeddingCollectionSharder,
-    CodedEmbeddingTowerSharder,
-    CodedEmbeddingTowerCollectionSharder,
 )
 
 
 def all_sharders(
     session: Session,
     *,
-    fused_params: FusedParams | None = None,
+    fused_params: Mapping[str, Any] | None = None,
     use_index_dedup: bool = False,
     sharded_module_order_overwrite: Sequence[str] | None = None,
     subclasses: Sequence[type[ModuleSharder[Any]]] = (),
@@ -212,81 +145,41 @@ def all_sharders(
     """Make a sharder for each module of TorchRec that shards embeddings.
 
     Args:
-        fused_params: parameters of the fused optimizer, as TorchRec's sharders take them; or those
-            of each type of module. A module around a collection, such as a managed collision one,
-            has those of its own type, else those of the collection's.
+        fused_params: parameters of the fused optimizer, as TorchRec's sharders take them
         use_index_dedup: whether collections of sequences send each id once (TorchRec's option)
         sharded_module_order_overwrite: order of sharding types in collections of bags (TorchRec's
             option)
         subclasses: classes to use in the place of those in SHARDERS that they extend
-    Raises: ValueError: fused_params of a module without a fused optimizer of its own; a subclass of
-        none of SHARDERS, or several of one.
+    Raises: ValueError: fused_params with a key that is no name; a subclass of none of SHARDERS, or
+        several of one.
     """
-    params = _params_by_module(fused_params)
+    for key in fused_params or {}:
+        if not isinstance(key, str):
+            raise ValueError(f"fused_params: {key!r}: expected names of parameters")
     classes = _classes(subclasses)
-    of_bags: dict[str, Any] = {}
+    options: dict[str, Any] = {"fused_params": None if fused_params is None else dict(fused_params)}
+    of_bags = dict(options)
     if sharded_module_order_overwrite is not None:
         of_bags["sharded_module_order_overwrite"] = list(sharded_module_order_overwrite)
-
-    def bags(around: type[nn.Module]) -> CodedEmbeddingBagCollectionSharder:
-        options = of_bags | {"fused_params": params(around, EmbeddingBagCollection)}
-        is_nested = around is not EmbeddingBagCollection
-        sharder: CodedEmbeddingBagCollectionSharder = classes[CodedEmbeddingBagCollectionSharder](
-            session, is_nested=is_nested, **options
+    bags, nested_bags = (
+        classes[CodedEmbeddingBagCollectionSharder](session, is_nested=is_nested, **of_bags)
+        for is_nested in (False, True)
+    )
+    sequences, nested_sequences = (
+        classes[CodedEmbeddingCollectionSharder](
+            session, is_nested=is_nested, use_index_dedup=use_index_dedup, **options
         )
-        return sharder
-
-    def sequences(around: type[nn.Module]) -> CodedEmbeddingCollectionSharder:
-        sharder: CodedEmbeddingCollectionSharder = classes[CodedEmbeddingCollectionSharder](
-            session,
-            is_nested=around is not EmbeddingCollection,
-            fused_params=params(around, EmbeddingCollection),
-            use_index_dedup=use_index_dedup,
-        )
-        return sharder
-
+        for is_nested in (False, True)
+    )
     collisions = CodedManagedCollisionCollectionSharder(session)
-    tower = classes[CodedEmbeddingTowerSharder](bags(EmbeddingTower), sequences(EmbeddingTower))
-    inside: dict[type[ModuleSharder[Any]], tuple[Any, ...]] = {
-        CodedFusedEmbeddingBagCollectionSharder: (session,),
-        CodedManagedCollisionEmbeddingBagCollectionSharder: (
-            bags(ManagedCollisionEmbeddingBagCollection),
-            collisions,
-        ),
-        CodedManagedCollisionEmbeddingCollectionSharder: (
-            sequences(ManagedCollisionEmbeddingCollection),
-            collisions,
-        ),
-        FeatureProcessedEmbeddingBagCollectionSharder: (
-            bags(FeatureProcessedEmbeddingBagCollection),
-        ),
-        CodedITEPEmbeddingBagCollectionSharder: (bags(ITEPEmbeddingBagCollection),),
-        CodedITEPEmbeddingCollectionSharder: (sequences(ITEPEmbeddingCollection),),
-        CodedEmbeddingTowerCollectionSharder: (tower,),
-    }
-    around = [classes[base](*arguments) for base, arguments in inside.items()]
-    return [bags(EmbeddingBagCollection), sequences(EmbeddingCollection), *around, tower]
-
-
-def _params_by_module(
-    fused_params: FusedParams | None,
-) -> Callable[[type[nn.Module], type[nn.Module]], dict[str, Any] | None]:
-    """Return a function from a module's type, and that of the collection in it, to its params.
-
-    Raises: ValueError: a type that has none, or types beside names of parameters.
-    """
-    given: dict[Any, Any] = dict(fused_params or {})
-    if not any(isinstance(key, type) for key in given):
-        same = None if fused_params is None else given
-        return lambda _around, _inside: same
-    allowed = (*BAGS, *SEQUENCES, EmbeddingTower)
-    for key in given:
-        if key not in allowed:
-            raise ValueError(
-                f"fused_params: {getattr(key, '__name__', key)!r}: expected one dict of parameters "
-                f"for each type of module; types: {', '.join(kind.__name__ for kind in allowed)}"
-            )
-    return lambda around, inside: given.get(around, given.get(inside))
+    return [
+        bags,
+        sequences,
+        classes[CodedFusedEmbeddingBagCollectionSharder](session),
+        classes[CodedManagedCollisionEmbeddingBagCollectionSharder](nested_bags, collisions),
+        classes[CodedManagedCollisionEmbeddingCollectionSharder](nested_sequences, collisions),
+        classes[FeatureProcessedEmbeddingBagCollectionSharder](nested_bags),
+    ]
 
 
 def _classes(

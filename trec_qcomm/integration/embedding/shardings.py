@@ -1,4 +1,4 @@
-"""TorchRec's shardings of pooled rows with coded output dists and counted input dists.
+"""TorchRec's shardings with coded output dists and counted input dists.
 
 Table- and column-wise shardings keep the output dist that TorchRec makes, and our collectives go
 where it would create its own at the first batch. The others get an output dist of ours.
@@ -14,21 +14,25 @@ from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.doors import RowTransform
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
+from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.integration.collectives import TransformOf
 from trec_qcomm.integration.compat import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
     CwPooledEmbeddingSharding,
+    CwSequenceEmbeddingSharding,
     EmbeddingShardingInfo,
     GridPooledEmbeddingSharding,
     GroupedEmbeddingConfig,
     KeyedJaggedTensor,
     RwPooledEmbeddingSharding,
+    RwSequenceEmbeddingSharding,
     ShardingEnv,
     ShardingType,
     TwCwPooledEmbeddingSharding,
     TwPooledEmbeddingSharding,
     TwRwPooledEmbeddingSharding,
+    TwSequenceEmbeddingSharding,
 )
 from trec_qcomm.integration.compat.private import (
     column_shard_dims,
@@ -42,36 +46,33 @@ from trec_qcomm.integration.compat.private import (
     process_group,
     set_collectives,
 )
+from trec_qcomm.integration.embedding.bases import ComesFirst, SessionRegistry
 from trec_qcomm.integration.embedding.dists import (
     CodedAllToAll,
     CodedReduceScatter,
+    CodedRowWiseDist,
+    CodedSequenceDist,
+    CodedTwoLevelDist,
     CodedVariableAllToAll,
     layout_of,
 )
-from trec_qcomm.integration.embedding.libraries import check_order
 from trec_qcomm.integration.embedding.output_dtype import rows_dtype
-from trec_qcomm.integration.embedding.row_wise import CodedRowWiseDist, CodedTwoLevelDist
-from trec_qcomm.integration.embedding.session_registry import SessionRegistry
 from trec_qcomm.integration.ids.bag_merging import (
     MergePoint,
     obstacle_to_variable_batches,
     plan_merging,
 )
-from trec_qcomm.integration.ids.id_traffic import pack_ids, record_sent_ids
 from trec_qcomm.integration.ids.left_out import count_left_out
-from trec_qcomm.integration.ids.padded_lookups import pad_lookups
+from trec_qcomm.integration.ids.lookup_rows import pad_lookups
+from trec_qcomm.integration.ids.sent_ids import record_sent_ids
 from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, select_bags
 from trec_qcomm.ops.batch.unique import UniqueBags
 
 
-class CodedSharding:
+class CodedSharding(ComesFirst):
     """Base of all coded shardings: a mixin for TorchRec's classes."""
 
     sharding_name: ClassVar[str]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        check_order(cls, CodedSharding, "create_output_dist")
 
     @property
     def _registry(self) -> SessionRegistry:
@@ -82,9 +83,8 @@ class CodedSharding:
         """Make TorchRec's dist of ids; what it sends is counted and noted, and may be packed."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
         session = self._registry.session
-        if session.config.ids is not None:
-            pack_ids(input_dist)
-        record_sent_ids(input_dist, session.counters["input"])
+        packs = session.config.ids is not None
+        record_sent_ids(input_dist, session.counters["input"], packs=packs)
         return input_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:
@@ -110,9 +110,11 @@ class CodedSharding:
         hop: str = "",
         transform_of: TransformOf | None = None,
     ) -> Any:
-        module = self._registry.module_name
+        session, module = self._registry.session, self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
-        return self._registry.session.collectives.make(
+        if layout.dtype != torch.float32:  # on CPU only, see output_dtype
+            session.warm_up_once(layout.dtype)
+        return session.collectives.make(
             kind,
             pg,
             layout,
@@ -332,6 +334,35 @@ class CodedGridPooledEmbeddingSharding(_CodedTwoLevel, GridPooledEmbeddingShardi
         return column_shard_names(self)
 
 
+class _CodedSequence(CodedSharding):
+    """Base of the shardings of unpooled rows."""
+
+    def create_output_dist(
+        self, device: torch.device | None = None
+    ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
+        """Make a coded all-to-all of unpooled rows."""
+        collective = self._collective(SequenceAllToAll, process_group(self), self._layout())
+        return CodedSequenceDist(collective, self._registry.session)
+
+
+class CodedTwSequenceEmbeddingSharding(_CodedSequence, TwSequenceEmbeddingSharding):
+    """Coded table-wise sharding of unpooled rows."""
+
+    sharding_name = ShardingType.TABLE_WISE.value
+
+
+class CodedCwSequenceEmbeddingSharding(_CodedSequence, CwSequenceEmbeddingSharding):
+    """Coded column-wise sharding of unpooled rows."""
+
+    sharding_name = ShardingType.COLUMN_WISE.value
+
+
+class CodedRwSequenceEmbeddingSharding(_CodedSequence, RwSequenceEmbeddingSharding):
+    """Coded row-wise sharding of unpooled rows."""
+
+    sharding_name = ShardingType.ROW_WISE.value
+
+
 POOLED = {
     sharding.sharding_name: sharding
     for sharding in (
@@ -341,5 +372,13 @@ POOLED = {
         CodedRwPooledEmbeddingSharding,
         CodedTwRwPooledEmbeddingSharding,
         CodedGridPooledEmbeddingSharding,
+    )
+}
+SEQUENCE = {
+    sharding.sharding_name: sharding
+    for sharding in (
+        CodedTwSequenceEmbeddingSharding,
+        CodedCwSequenceEmbeddingSharding,
+        CodedRwSequenceEmbeddingSharding,
     )
 }

@@ -52,11 +52,6 @@ class BagMerging:
         return torch.tensor([self.max_shares[table] for table in tables], dtype=torch.float64)
 
 
-def max_shares(choices: Sequence[UniqueBagsChoice]) -> list[float]:
-    """Return the share of distinct bags up to which each choice of `unique_bags` merges them."""
-    return [_SHARES[choice] for choice in choices]
-
-
 def plan_merging(
     config: Config,
     groups_per_rank: Groups,

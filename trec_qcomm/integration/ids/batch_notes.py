@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trec_qcomm.integration.compat import KeyedJaggedTensor
@@ -34,6 +35,35 @@ class SentIds:
 
 
 @dataclass(frozen=True, eq=False)
+class IdRepetition:
+    """How often the ids of a batch repeat.
+
+    Args:
+        nbytes_ratio: bytes of ids, lengths and weights of the whole batch, over the distinct ones
+        by_feature: [F] float64, ids of each feature over its distinct ones; empty for pooled rows
+    """
+
+    nbytes_ratio: float
+    by_feature: Tensor
+
+
+def repetition(
+    whole: KeyedJaggedTensor, distinct: KeyedJaggedTensor, by_feature: Tensor | None = None
+) -> IdRepetition:
+    """Return how often ids repeat, without waiting for a GPU."""
+    ratio = _nbytes(whole) / max(_nbytes(distinct), 1)
+    none = torch.zeros(0, dtype=torch.float64)
+    return IdRepetition(max(ratio, 1.0), none if by_feature is None else by_feature)
+
+
+def _nbytes(features: KeyedJaggedTensor) -> int:
+    tensors = [features.values(), features.lengths()]
+    weights = features.weights_or_none()
+    tensors += [] if weights is None else [weights]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@dataclass(frozen=True, eq=False)
 class MergedBags:
     """Distinct bags of a batch's features.
 
@@ -47,6 +77,11 @@ class MergedBags:
     in_lookup: bool
     noted: Any = None
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank's batch before its bags were merged."""
+        return self.bags.inverse.numel() // max(len(self.bags.counts), 1)
+
 
 @dataclass(eq=False)
 class BatchNotes:
@@ -56,17 +91,17 @@ class BatchNotes:
         sent: what the input dist sent; None where it is not one of ours
         merged: the distinct bags; None where no bags are merged
         received: the ids after the input dist, which this rank looks up; None before that
-        repetition: how often this rank's ids repeat (ids.left_out.IdRepetition); None where none
-            are merged before they are sent
+        repetition: how often this rank's ids repeat; None where none are merged before they are
+            sent
         row_choice: the rows that a row-wise sharding sends and expects
-            (embedding.row_wise.RowChoice); None where they are not being chosen
+            (embedding.dists.RowChoice); None where they are not being chosen
         on_lookup: what to call when the rows are looked up (ids.merge_pause); None: nothing
     """
 
     sent: SentIds | None = None
     merged: MergedBags | None = None
     received: KeyedJaggedTensor | None = None
-    repetition: Any = None
+    repetition: IdRepetition | None = None
     row_choice: Any = None
     on_lookup: Callable[[], None] | None = None
 

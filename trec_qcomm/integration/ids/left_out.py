@@ -1,73 +1,55 @@
-"""Count of the rows and ids that are not sent, because bags are merged or partial rows are empty.
+"""Count of the rows that are not sent, because bags are merged or partial rows are empty.
 
 A rank knows its own batch before merging, so the count of gradients that it does not send is exact.
 Of other ranks' batches it sees only the distinct bags, so the count of rows that it does not send
 them is exact only where all ranks have equal batch sizes. Unpooled rows and ids that are not sent
 are estimated from how often the ids of this rank's own batch repeat.
-Shapes: P ranks; F features of all owners, F_r of this rank's own.
+Shapes: P ranks; F shards of all owners, F_r of this rank's own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trec_qcomm.comm.rows.collective import RowCollective
-from trec_qcomm.comm.rows.layout import FeatureShard
-from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import int64_tensor
-from trec_qcomm.integration.compat import KeyedJaggedTensor
-from trec_qcomm.integration.ids.batch_notes import MergedBags, notes_on
+from trec_qcomm.integration.ids.batch_notes import notes_on
 
 
-@dataclass(frozen=True, eq=False)
-class IdRepetition:
-    """How often the ids of a batch repeat.
+class LeftOutRows:
+    """Counter of the rows and gradients that a collective does not send to other ranks.
 
-    Args:
-        nbytes_ratio: bytes of ids, lengths and weights of the whole batch, over the distinct ones
-        by_feature: [F] float64, ids of each feature over its distinct ones; empty for pooled rows
+    Attributes:
+        is_mine: [F] bool, shards that this rank owns
     """
 
-    nbytes_ratio: float
-    by_feature: Tensor
+    def __init__(self, collective: RowCollective) -> None:
+        self._collective = collective
+        shards_by_rank = collective.layout.shards_by_rank
+        numbers = {table: n for n, table in enumerate(collective.forward_traffic.tables)}
+        shards = [shard for shards in shards_by_rank for shard in shards]
+        self._table = int64_tensor([numbers[shard.table] for shard in shards])
+        self._dim = int64_tensor([shard.dim for shard in shards])
+        owner = int64_tensor([rank for rank, shards in enumerate(shards_by_rank) for _ in shards])
+        self.is_mine = owner == collective.rank
 
+    def add(self, rows: Tensor, gradients: Tensor) -> None:
+        """Count one exchange. What is due to this rank itself counts nothing.
 
-def repetition(
-    whole: KeyedJaggedTensor, distinct: KeyedJaggedTensor, by_feature: Tensor | None = None
-) -> IdRepetition:
-    """Return how often ids repeat, without waiting for a GPU."""
-    ratio = _nbytes(whole) / max(_nbytes(distinct), 1)
-    none = torch.zeros(0, dtype=torch.float64)
-    return IdRepetition(max(ratio, 1.0), none if by_feature is None else by_feature)
-
-
-def _nbytes(features: KeyedJaggedTensor) -> int:
-    tensors = [features.values(), features.lengths()]
-    weights = features.weights_or_none()
-    tensors += [] if weights is None else [weights]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def add_left_out(traffic: Traffic, shards: Sequence[FeatureShard], num_rows: Tensor) -> None:
-    """Count rows that are not sent.
-
-    Args:
-        traffic: counter of the collective's direction
-        shards: F shards, with the tables and dims of the rows
-        num_rows: [F] int64, rows of each shard that are left out
-    """
-    numbers = {table: number for number, table in enumerate(traffic.tables)}
-    table = int64_tensor([numbers[shard.table] for shard in shards])
-    dims = int64_tensor([shard.dim for shard in shards])
-    traffic.add_left_out(table, traffic.value_nbytes * dims * num_rows.clamp(min=0))
-
-
-def batch_size_of(merged: MergedBags) -> int:
-    """Return the samples of this rank's batch before its bags were merged."""
-    return merged.bags.inverse.numel() // max(len(merged.bags.counts), 1)
+        Args:
+            rows: [P, F_r], rows of each shard that each rank is not sent
+            gradients: [F], gradients of each shard that its owner is not sent
+        """
+        collective, is_mine = self._collective, self.is_mine
+        num_rows = rows.clamp(min=0).sum(0) - rows[collective.rank].clamp(min=0)
+        traffics = [(collective.forward_traffic, is_mine, num_rows)]
+        if torch.is_grad_enabled():
+            num_gradients = gradients.clamp(min=0)[~is_mine]
+            traffics.append((collective.backward_traffic, ~is_mine, num_gradients))
+        for traffic, where, number in traffics:
+            nbytes = traffic.value_nbytes * self._dim[where] * number.round().long()
+            traffic.add_left_out(self._table[where], nbytes)
 
 
 def count_left_out(output_dist: nn.Module, collective: RowCollective) -> None:
@@ -75,11 +57,8 @@ def count_left_out(output_dist: nn.Module, collective: RowCollective) -> None:
 
     Args: collective: an all-to-all of this dist, whose owners send whole columns
     """
-    rank, shards_by_rank = collective.rank, collective.layout.shards_by_rank
-    every = [shard for shards in shards_by_rank for shard in shards]
-    owner = torch.tensor(
-        [r for r, shards in enumerate(shards_by_rank) for _ in shards], dtype=torch.int64
-    )
+    left_out = LeftOutRows(collective)
+    num_ranks, num_shards = collective.world_size, int(left_out.is_mine.sum())
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after(_dist: nn.Module, args: tuple[Any, ...], _awaitable: Any) -> None:
@@ -87,18 +66,10 @@ def count_left_out(output_dist: nn.Module, collective: RowCollective) -> None:
         merged = notes_on(context).merged
         if merged is None:
             return
-        size = batch_size_of(merged)
-        sizes = list(context.batch_size_per_rank) or [size] * len(shards_by_rank)
-        sent = context.batch_size_per_rank_per_feature
-        if shards_by_rank[rank] and sent:
-            peers = [peer for peer in range(len(shards_by_rank)) if peer != rank]
-            whole = int64_tensor([sizes[peer] for peer in peers])[:, None]
-            distinct = int64_tensor(n for peer in peers for n in sent[peer])
-            left_out = whole - distinct.view(len(peers), len(shards_by_rank[rank]))
-            counter = collective.forward_traffic
-            add_left_out(counter, shards_by_rank[rank], left_out.clamp(min=0).sum(0))
-        if torch.is_grad_enabled():
-            rows = (size - merged.bags.counts) * (owner != rank)
-            add_left_out(collective.backward_traffic, every, rows)
+        sizes = int64_tensor(context.batch_size_per_rank or [merged.batch_size] * num_ranks)
+        sent = context.batch_size_per_rank_per_feature or [[]] * num_ranks
+        distinct = int64_tensor([n for of_rank in sent for n in of_rank])
+        rows = sizes[:, None] - distinct.view(num_ranks, num_shards)
+        left_out.add(rows, merged.batch_size - merged.bags.counts)
 
     output_dist.register_forward_hook(after)

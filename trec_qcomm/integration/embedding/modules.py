@@ -1,27 +1,24 @@
-"""Sharder, sharded module and shardings of EmbeddingCollection (unpooled rows)."""
+"""Sharded modules and sharders of collections: of bags, of fused bags, of sequences."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.integration.compat import (
     Awaitable,
-    BaseEmbeddingDist,
-    CwSequenceEmbeddingSharding,
-    EmbeddingCollection,
+    EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     EmbeddingSharding,
     EmbeddingShardingInfo,
+    FusedEmbeddingBagCollectionSharder,
     ParameterSharding,
     QuantizedCommCodecs,
-    RwSequenceEmbeddingSharding,
+    ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
+    ShardedFusedEmbeddingBagCollection,
     ShardingEnv,
     ShardingType,
-    TwSequenceEmbeddingSharding,
 )
 from trec_qcomm.integration.compat.private import (
     groups_per_rank,
@@ -29,66 +26,112 @@ from trec_qcomm.integration.compat.private import (
     is_prioritized,
     lacks_index_dedup,
     lookup_device,
-    process_group,
+    output_dists,
+    sharding_order,
     shardings,
     turn_on_index_dedup,
     uses_index_dedup,
 )
-from trec_qcomm.integration.embedding.dists import CodedSequenceDist
-from trec_qcomm.integration.embedding.libraries import (
-    ExtensibleSharder,
-    Shardings,
-    check_order,
-    coded_sharding,
-    overrides,
-)
+from trec_qcomm.integration.embedding.bases import CodedModule, CodedSharder, SessionRegistry
+from trec_qcomm.integration.embedding.dists import CodedRowWiseDist
 from trec_qcomm.integration.embedding.output_dtype import rows_dtype
-from trec_qcomm.integration.embedding.session_registry import SessionRegistry, register_module
-from trec_qcomm.integration.embedding.shardings import CodedSharding
+from trec_qcomm.integration.embedding.shardings import POOLED, SEQUENCE
 from trec_qcomm.integration.ids.bag_merging import plan_merging
-from trec_qcomm.integration.ids.batch_notes import hand_over_notes, notes_on
-from trec_qcomm.integration.ids.left_out import repetition
-from trec_qcomm.integration.ids.unique_ids import distinct_ids
-from trec_qcomm.integration.session import Session
+from trec_qcomm.integration.ids.batch_notes import (
+    hand_over_notes,
+    note_received,
+    notes_on,
+    repetition,
+)
+from trec_qcomm.integration.ids.unique_bags import distinct_ids
+
+_PERMUTED = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 
 
-class _CodedSequence(CodedSharding):
-    """Base of the shardings of unpooled rows."""
+class CodedShardedEmbeddingBagCollection(CodedModule, ShardedEmbeddingBagCollection):
+    """ShardedEmbeddingBagCollection whose rows are coded and whose equal bags may be merged."""
 
-    def create_output_dist(
-        self, device: torch.device | None = None
-    ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """Make a coded all-to-all of unpooled rows."""
-        collective = self._collective(SequenceAllToAll, process_group(self), self._layout())
-        return CodedSequenceDist(collective, self._registry.session)
+    def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
+        """Send the ids, and note for the output dist what was sent.
+
+        Raises: ValueError: training without the wrapper that the config needs, which matters to
+            DATA_PARALLEL tables, too, that send no rows.
+        """
+        self._registry.session.check_wrapped()
+        self._registry.session.is_training = torch.is_grad_enabled()  # off within super()
+        awaitable = super().input_dist(ctx, features)
+        hand_over_notes(ctx.sharding_contexts, input_dists(self))
+        return awaitable
+
+    def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
+        """Look up the rows, and note for the output dist what was received."""
+        self._note_received(ctx, dist_input)
+        rows: list[torch.Tensor] = super().compute(ctx, dist_input)
+        return rows
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Note what was received, then look up the rows and send them."""
+        self._note_received(ctx, input)
+        return super().compute_and_output_dist(ctx, input)
+
+    def _note_received(self, ctx: Any, dist_input: Any) -> None:
+        """Note the ids, and begin to choose the rows that row-wise shardings send."""
+        note_received(ctx.sharding_contexts, dist_input)
+        for output_dist, context in zip(output_dists(self), ctx.sharding_contexts, strict=True):
+            if isinstance(output_dist, CodedRowWiseDist):
+                output_dist.begin_choice(context)
+
+    @classmethod
+    def create_embedding_bag_sharding(
+        cls,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        """Make a coded sharding, or TorchRec's where no rows are sent (DATA_PARALLEL).
+
+        Raises: ValueError: a sharding type that TorchRec does not have; one that a library makes
+            by itself, and that `coded_shardings` lacks; `unique_bags: true` where merging is
+            impossible or not exact.
+        """
+        stock = super().create_embedding_bag_sharding(
+            sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
+        )
+        kind = sharding_infos[0].param_sharding.sharding_type
+        sharding = cls._coded_class(kind, POOLED, stock)
+        if sharding is None:
+            return stock
+        options: dict[str, Any] = {"qcomm_codecs_registry": qcomm_codecs_registry}
+        if sharding.sharding_name in _PERMUTED:
+            options["permute_embeddings"] = permute_embeddings
+        return sharding(sharding_infos, env, device, **options)
 
 
-class CodedTwSequenceEmbeddingSharding(_CodedSequence, TwSequenceEmbeddingSharding):
-    """Coded table-wise sharding of unpooled rows."""
+class CodedEmbeddingBagCollectionSharder(CodedSharder, EmbeddingBagCollectionSharder):
+    """Drop-in for TorchRec's EmbeddingBagCollectionSharder."""
 
-    sharding_name = ShardingType.TABLE_WISE.value
+    sharded_class: ClassVar[type[Any]] = CodedShardedEmbeddingBagCollection
 
-
-class CodedCwSequenceEmbeddingSharding(_CodedSequence, CwSequenceEmbeddingSharding):
-    """Coded column-wise sharding of unpooled rows."""
-
-    sharding_name = ShardingType.COLUMN_WISE.value
+    def _torchrec_options(self, module_fqn: str | None) -> dict[str, Any]:
+        order = {"sharded_module_order_overwrite": sharding_order(self)}
+        return super()._torchrec_options(module_fqn) | order
 
 
-class CodedRwSequenceEmbeddingSharding(_CodedSequence, RwSequenceEmbeddingSharding):
-    """Coded row-wise sharding of unpooled rows."""
+class CodedShardedFusedEmbeddingBagCollection(
+    ShardedFusedEmbeddingBagCollection, CodedShardedEmbeddingBagCollection
+):
+    """ShardedFusedEmbeddingBagCollection whose rows are coded."""
 
-    sharding_name = ShardingType.ROW_WISE.value
 
+class CodedFusedEmbeddingBagCollectionSharder(CodedSharder, FusedEmbeddingBagCollectionSharder):
+    """Drop-in for TorchRec's FusedEmbeddingBagCollectionSharder."""
 
-SEQUENCE = {
-    sharding.sharding_name: sharding
-    for sharding in (
-        CodedTwSequenceEmbeddingSharding,
-        CodedCwSequenceEmbeddingSharding,
-        CodedRwSequenceEmbeddingSharding,
-    )
-}
+    sharded_class: ClassVar[type[Any]] = CodedShardedFusedEmbeddingBagCollection
+
+    def _torchrec_options(self, module_fqn: str | None) -> dict[str, Any]:
+        return {}
 
 
 def refuse_prioritized(module_or_context: Any) -> None:
@@ -105,21 +148,12 @@ def refuse_prioritized(module_or_context: Any) -> None:
         )
 
 
-class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
+class CodedShardedEmbeddingCollection(CodedModule, ShardedEmbeddingCollection):
     """ShardedEmbeddingCollection whose rows are coded and whose equal ids may be merged.
 
     TorchRec's use_index_dedup has all that merging needs, except an operator for CPU and a choice
     by table. So its switch is turned on, and the step that finds the distinct ids is replaced.
-
-    Class attributes:
-        coded_shardings: classes by sharding type, in the place of our own; for libraries
     """
-
-    coded_shardings: ClassVar[Shardings] = {}
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        check_order(cls, CodedShardedEmbeddingCollection, "create_embedding_sharding")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Shard the collection.
@@ -128,7 +162,6 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             on CPU, for which FBGEMM has no operator.
         """
         super().__init__(*args, **options)
-        self._registry: SessionRegistry = self.qcomm_codecs_registry
         self._tables = [
             [table.name for table in sharding.embedding_tables() for _ in table.feature_names]
             for sharding in shardings(self)
@@ -141,9 +174,7 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         )
         if self._merging.point is not None:
             turn_on_index_dedup(self)
-        elif lacks_index_dedup(self) and not overrides(
-            type(self), "_dedup_indices", CodedShardedEmbeddingCollection
-        ):
+        elif lacks_index_dedup(self) and super()._dedup_indices.__module__.startswith("torchrec."):
             raise ValueError(
                 "use_index_dedup: FBGEMM has its operator, jagged_unique_indices, for CUDA only; "
                 "on CPU leave it out, and let the config say unique_bags: true"
@@ -189,20 +220,13 @@ class CodedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         Raises: ValueError: a sharding type that TorchRec does not have for sequences; one that a
             library makes by itself, and that `coded_shardings` lacks.
         """
-
-        def theirs() -> EmbeddingSharding[Any, Any, Any, Any]:
-            return super(CodedShardedEmbeddingCollection, cls).create_embedding_sharding(
-                sharding_type, sharding_infos, env, device, qcomm_codecs_registry
-            )
-
-        is_librarys = overrides(cls, "create_embedding_sharding", CodedShardedEmbeddingCollection)
-        sharding = coded_sharding(cls, sharding_type, SEQUENCE, theirs if is_librarys else None)
-        if sharding is None:
-            return theirs()
-        coded: EmbeddingSharding[Any, Any, Any, Any] = sharding(
-            sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
+        stock = super().create_embedding_sharding(
+            sharding_type, sharding_infos, env, device, qcomm_codecs_registry
         )
-        return coded
+        sharding = cls._coded_class(sharding_type, SEQUENCE, stock)
+        if sharding is None:
+            return stock
+        return sharding(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
 
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """Send the ids, and note for the output dist how many went where.
@@ -239,53 +263,21 @@ def _refuse_dense_kernels(
             )
 
 
-class CodedEmbeddingCollectionSharder(ExtensibleSharder, EmbeddingCollectionSharder):
+class CodedEmbeddingCollectionSharder(CodedSharder, EmbeddingCollectionSharder):
     """Drop-in for TorchRec's EmbeddingCollectionSharder."""
 
     sharded_class: ClassVar[type[Any]] = CodedShardedEmbeddingCollection
 
-    def __init__(self, session: Session, *, is_nested: bool = False, **options: Any) -> None:
-        """Make one sharder for any number of collections.
+    def _torchrec_options(self, module_fqn: str | None) -> dict[str, Any]:
+        dedup = {"use_index_dedup": uses_index_dedup(self)}
+        return super()._torchrec_options(module_fqn) | dedup
 
-        Args:
-            is_nested: whether the collections are inside modules that do more with ids than look
-                them up
-            options: options of TorchRec's sharder, without its qcomm_codecs_registry
-        """
-        super().__init__(**options)
-        self._session, self._is_nested = session, is_nested
-        self.parent_fqn: str | None = None  # path of the module around the next collection
-
-    def shard(
+    def _register(
         self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
+        params: Mapping[str, ParameterSharding],
         env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> CodedShardedEmbeddingCollection:
-        """Shard as planned.
-
-        Raises: ValueError: the same as `session_registry.register_module`; a dense kernel on CPU.
-        """
+        device: torch.device | None,
+        module_fqn: str | None,
+    ) -> SessionRegistry:
         _refuse_dense_kernels(params, device)
-        sharded: CodedShardedEmbeddingCollection = self.sharded_class(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=register_module(
-                self._session,
-                params,
-                env,
-                device,
-                module_fqn or self.parent_fqn,
-                self.fused_params,
-                is_nested=self._is_nested or not self._may_merge,
-            ),
-            use_index_dedup=uses_index_dedup(self),
-            module_fqn=module_fqn,
-            **self.module_options(params),
-        )
-        return sharded
+        return super()._register(params, env, device, module_fqn)
