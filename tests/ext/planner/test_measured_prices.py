@@ -21,7 +21,8 @@ from tests.ext.planner.test_planner import (
 from trec_qcomm import QComm, Rowwise, Throughput
 from trec_qcomm.config import config_from_dict, config_to_dict, write_yaml
 from trec_qcomm.ext.planner.cost_model import wire_nbytes
-from trec_qcomm.ext.planner.traffic import FixedSizes, SizeCurve, TouchedTable, reduced_nbytes
+from trec_qcomm.ext.planner.sizes import FixedSizes, SizeCurve
+from trec_qcomm.ext.planner.traffic import TouchedTable, reduced_nbytes
 from trec_qcomm.lab.records import SegmentSizes, TableSizes, TableSizesRecord
 from trec_qcomm.wire.frame import overhead_nbytes
 

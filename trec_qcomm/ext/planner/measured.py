@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from trec_qcomm.config import Config
-from trec_qcomm.ext.planner.traffic import FixedSizes, MeasuredTable, Place, hops_of
+from trec_qcomm.ext.planner.sizes import FixedSizes
+from trec_qcomm.ext.planner.traffic import MeasuredTable, Place, hops_of
 from trec_qcomm.integration.compat import Shard, ShardingOption
 from trec_qcomm.wire.frame import overhead_nbytes
 

@@ -15,7 +15,8 @@ from typing import Any
 from trec_qcomm.codecs import Identity
 from trec_qcomm.config import Config, config_from_dict
 from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
-from trec_qcomm.ext.planner.traffic import FixedSizes, Place, Sharded, sent_nbytes
+from trec_qcomm.ext.planner.sizes import FixedSizes
+from trec_qcomm.ext.planner.traffic import Place, Sharded, sent_nbytes
 from trec_qcomm.lab.records import TableSizesRecord
 from trec_qcomm.lab.simulate.between_hosts import config_of, dense_algorithm
 from trec_qcomm.lab.simulate.measured import TABLE_WISE, MeasuredStep

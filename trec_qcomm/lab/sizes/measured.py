@@ -20,14 +20,8 @@ from trec_qcomm.config import (
     write_yaml,
 )
 from trec_qcomm.core.codec import Codec, MaskUse
-from trec_qcomm.ext.planner.traffic import (
-    FixedSizes,
-    MeasuredTable,
-    RecordedSizes,
-    SampledSizes,
-    SizeCurve,
-    Sizes,
-)
+from trec_qcomm.ext.planner.sizes import FixedSizes, RecordedSizes, SampledSizes, SizeCurve, Sizes
+from trec_qcomm.ext.planner.traffic import MeasuredTable
 from trec_qcomm.lab.records import Record, SegmentSizes, TableSizes, TableSizesRecord, read
 from trec_qcomm.lab.sizes.rows import blocks_by_table, distinct, read_content
 

@@ -8,7 +8,7 @@ import torch
 from trec_qcomm import ErrorBounded, Rowwise
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ext.dct import ForwardMask
-from trec_qcomm.ext.planner.traffic import FixedSizes, RecordedSizes, SampledSizes, SizeCurve
+from trec_qcomm.ext.planner.sizes import FixedSizes, RecordedSizes, SampledSizes, SizeCurve
 
 DIM = 16
 

@@ -4,15 +4,16 @@ import pytest
 import torch
 
 from trec_qcomm import Identity
+from trec_qcomm.ext.planner.sizes import FixedSizes
 from trec_qcomm.ext.planner.traffic import (
-    FixedSizes,
+    SEGMENT_NBYTES,
     MeasuredTable,
     Place,
     Sharded,
+    bits_of_gap,
     hops_of,
     sent_nbytes,
 )
-from trec_qcomm.ext.planner.traffic.ids import SEGMENT_NBYTES, bits_of_gap
 from trec_qcomm.ops.batch.packed_ids.reference import encode_message
 from trec_qcomm.wire.frame import SEGMENT_ENTRY_NBYTES
 
