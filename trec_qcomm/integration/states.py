@@ -54,8 +54,9 @@ class NamedStates(Generic[S]):
     def state_dict(self) -> dict[str, Any]:
         """Return {key: {name: state}}, with the rank's name in between where ranks differ; {}:
         there is no state."""
-        states = {name: stateful.state_dict() for name, stateful in self.objects.items()}
-        if not any(map(_is_something, states.values())):
+        made = {name: stateful.state_dict() for name, stateful in self.objects.items()}
+        states = {n: state for n, state in made.items() if not isinstance(state, dict) or state}
+        if not states:
             return {}
         return {self._key: {self_rank_key(): states} if self._of_rank else states}
 
@@ -71,7 +72,3 @@ class NamedStates(Generic[S]):
         self.loaded = dict(states)
         for name, stateful in self.objects.items():
             stateful.load_state_dict(self.loaded.pop(name, {}))
-
-
-def _is_something(state: object) -> bool:
-    return not isinstance(state, Mapping) or bool(state)

@@ -6,8 +6,8 @@ Knows: sessions, process groups. Does not know: averages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -30,14 +30,13 @@ class SyncExtension(Extension):
     Args: session: the session.
     """
 
-    state_names: ClassVar[Sequence[str]] = ("sync",)
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self.sync: ReplicaSync | None = None
         self._loaded: dict[str, Any] = {}
-        self._synced_step = 0
+        self._synced_step: int | None = 0  # None: that of the next step
         self._num_syncs = 0  # calls of the sync, as they were at _synced_step
+        session.state["sync"] = self
 
     def start(self, model: nn.Module, pg: dist.ProcessGroup | None) -> ReplicaSync:
         """Begin to average the replicas of a model's tables. Collective."""
@@ -70,6 +69,8 @@ class SyncExtension(Extension):
             self.sync.load_state_dict(of_ranks.get(self_rank_key(), {}))
 
     def check_step(self, step: int) -> None:
+        if self._synced_step is None:
+            self._synced_step = step
         num_steps = step - self._synced_step
         if self.sync is None:
             if num_steps >= MOST_STEPS_WITHOUT:
@@ -87,15 +88,14 @@ class SyncExtension(Extension):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "sync", what each rank keeps for the next average; nothing before the first."""
-        if self.sync is None:
-            return {}
-        return {"sync": {self_rank_key(): self.sync.state_dict()}}
+        """Return what each rank keeps for the next average; nothing before there is a sync."""
+        return {} if self.sync is None else {self_rank_key(): self.sync.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_names(state.get("sync", {}), "state: sync")
-        self._synced_step = max(map(int, state["steps"].values()), default=0)
-        self._loaded = dict(state.get("sync", {}))
+        """Continue from a `state_dict`; {}: begin anew."""
+        check_names(state, "state: sync")
+        self._synced_step = None
+        self._loaded = dict(state)
         self._load()
 
 

@@ -23,7 +23,6 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.ext.replicas.banks import Bank, TouchedRows
 from trec_qcomm.ext.replicas.residuals import Residuals
-from trec_qcomm.ext.replicas.state import rows_from_bytes, rows_to_bytes
 from trec_qcomm.ext.replicas.whole import digests
 from trec_qcomm.integration.checkpoint import check_names
 
@@ -81,7 +80,7 @@ class SyncState:
         state: dict[str, Any] = {
             "counts": int64_tensor(counts),
             "touched": {
-                bank.shards[0]: rows_to_bytes(*touched.collect())
+                bank.shards[0]: _rows_to_bytes(*touched.collect())
                 for bank, touched in zip(self._banks, self._touched, strict=True)
             },
         }
@@ -104,7 +103,7 @@ class SyncState:
             )
         touched_rows = state.get("touched", {})
         restored = [
-            rows_from_bytes(touched_rows.get(bank.shards[0]), bank) if is_ours else None
+            _rows_from_bytes(touched_rows.get(bank.shards[0]), bank) if is_ours else None
             for bank in self._banks
         ]
         for touched, rows in zip(self._touched, restored, strict=True):
@@ -191,3 +190,25 @@ def _unpacked(data: bytes, rank: int) -> tuple[int, ...]:
             f"comparison of replicas: expected {_COUNTS.size} bytes, got {len(data)}", rank=rank
         )
     return _COUNTS.unpack(data)
+
+
+def _rows_to_bytes(rows: Tensor, values: Sequence[Tensor]) -> bytes:
+    """Return row numbers and then values. Args: rows: [n] int64.  values: [n, D] of each matrix."""
+    parts = (rows, *values)
+    return b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
+
+
+def _rows_from_bytes(data: object, bank: Bank) -> tuple[Tensor, list[Tensor]]:
+    """Return what `_rows_to_bytes` was given. Raises ValueError: bytes of another bank."""
+    row_nbytes = 8 + 4 * sum(bank.dims)
+    if not isinstance(data, bytes) or len(data) % row_nbytes:
+        raise ValueError(f"state: sync: touched: not of table {bank.tables[0]!r} as it is now")
+    n = len(data) // row_nbytes
+    memory = torch.frombuffer(bytearray(data), dtype=torch.uint8) if n else torch.empty(0).byte()
+    sizes = [8 * n, *(4 * n * dim for dim in bank.dims)]
+    rows, *values = (part.clone() for part in torch.split(memory, sizes))
+    device, rows = bank.first.device, rows.view(torch.int64)
+    if n and not 0 <= int(rows.min()) <= int(rows.max()) < int(bank.first[-1]):
+        raise ValueError(f"state: sync: touched: rows that table {bank.tables[0]!r} does not have")
+    pairs = zip(values, bank.dims, strict=True)
+    return rows.to(device), [v.view(torch.float32).view(n, d).to(device) for v, d in pairs]

@@ -12,7 +12,7 @@ values in a vector register.
 
 import numpy as np
 
-from trec_qcomm.jit import inner, kernel
+from trec_qcomm.jit import inner
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import GROUP, load_uint64
 
@@ -94,18 +94,6 @@ def finite_range(values, start, stride, dim, num_values):
     if lo <= _KEY_NEG_INF or hi >= _KEY_INF:
         return _finite_range_by_value(values, start, stride, dim, num_values)
     return _value_of(lo), _value_of(hi)
-
-
-@kernel
-def fill_ranges(values, offsets, start, stride, dim, ranges):
-    """Write max - min of the finite values of each segment to `ranges`, [S] float64."""
-    for s in range(ranges.size):
-        num_values = (offsets[s + 1] - offsets[s]) * dim
-        ranges[s] = 0
-        if num_values:
-            low, high = finite_range(values, start[s], stride[s], dim, num_values)
-            if low <= high:
-                ranges[s] = np.float64(high) - np.float64(low)
 
 
 @_inner
