@@ -96,7 +96,7 @@ def resumed(folder):
     train(dmp, range(3))
     save({"trec_qcomm": qcomm}, checkpoint_id=folder)
     model = tables(dmp)
-    touched = qcomm.state_dict()["sync"].popitem()[1]["touched"]
+    touched = qcomm.state_dict()["state"]["sync"].popitem()[1]["touched"]
     dense = copy.deepcopy(dense_optimizer(dmp).param_groups[0]["params"])
     straight = train(dmp, range(3, 6))
     again, dmp, sync = start()
