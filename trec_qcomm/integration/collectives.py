@@ -37,7 +37,7 @@ class EmbeddingCollectives:
         self.rules = CurrentRules(config)
         self._by_module: dict[str, dict[str, RowCollective]] = {}  # then by name
         self._loaded_steps: dict[str, int] = {}
-        # By module/name. Both are each rank's own: under another plan they begin anew.
+        # Objects by module/name, each rank's own: under another plan they begin anew.
         self._tolerances = NamedStates[ForwardTolerances]("params", of_rank=True)
         self._transforms = NamedStates[Stateful]("row_residuals", of_rank=True)
 

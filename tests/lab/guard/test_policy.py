@@ -47,7 +47,7 @@ def test_tables_that_are_alike_to_blame_move_together():
 
 @pytest.mark.parametrize(("limits", "rung"), [(1000, 3), (15, 2), (17, 3)])
 def test_a_rung_that_cannot_be_enough_is_skipped(limits, rung):
-    """Of the codecs the next one has 4 bits more, so a sixteenth of the effect."""
+    """The next of the codecs has 4 bits more, so a sixteenth of the effect."""
     guard = about_to_trip(limits * LIMIT)
     assert read(guard, limits * LIMIT, b=limits * LIMIT).moves == {("b", "forward"): rung}
 

@@ -135,7 +135,10 @@ class RowTransform(Protocol):
     ) -> CallTransform | None:
         """Return what to do in the call that begins; None: nothing.
 
-        Args: name: the collective's name.  exchange: its frames.  device: where the rows lie.
+        Args:
+            name: the collective's name.
+            exchange: the frames of the call.
+            device: where the rows lie.
         Raises: ValueError: the call cannot be transformed.
         """
         ...

@@ -31,7 +31,9 @@ class GuardExtension(Extension):
     """Counters of a guarded session, and its guard once that is made.
 
     Args: session: the session.  rule: the config's `guard`.
-    Attributes: guard: the guard; None before `QComm.guard`.  loaded: its state in a checkpoint.
+    Attributes:
+        guard: the guard; None before `QComm.guard`.
+        loaded: the guard's state in a checkpoint.
     """
 
     def __init__(self, session: Session, rule: GuardRule) -> None:

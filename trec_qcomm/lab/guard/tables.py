@@ -118,7 +118,7 @@ class Alarm:
 class GuardedTable:
     """One table in one direction; begins with the rung that the configuration gives.
 
-    Args: ladder: its rungs.  rule: settings of the guard.
+    Args: ladder: the rungs of the table.  rule: settings of the guard.
     """
 
     def __init__(self, ladder: Ladder, rule: GuardRule) -> None:
