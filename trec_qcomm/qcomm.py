@@ -86,7 +86,8 @@ class QComm:
             qcomm.state["mine"] = stateful      # with state_dict() and load_state_dict(state)
 
         The state of an object under a name may have been loaded before. With a changed config it
-        begins anew: load_state_dict({}).
+        begins anew: load_state_dict({}). A state is a mapping with at least one tensor, as
+        torch.distributed.checkpoint does not always load plain numbers alone.
         """
         return self._session.state
 

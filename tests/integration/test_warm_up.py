@@ -114,7 +114,7 @@ def test_one_line_says_what_is_compiled_and_only_then(monkeypatch, caplog):
         assert warm_up.warm_up(config) == 2
     assert compiled == [1]
     (line,) = caplog.messages
-    assert "compiling CPU kernels for preset int4 once, 2 jobs: rowwise: encode, frames" in line
+    assert "compiling CPU kernels for preset int4 once, 2 jobs of seconds each: rowwise: " in line
     assert "warm_up" in line
     caplog.clear()
     monkeypatch.setattr(warm_up, "missing", lambda _jobs: [])

@@ -54,9 +54,9 @@ def test_every_preset_fits(name: str) -> None:
     ("data", "is_right"),
     [
         ({"embedding": [RULE], "debug": {"shadow": ["float6"], "folder": None}, "x-mine": 3}, True),
-        ({"dense": [{"codec": "float6", "link": {"gb_s": 3}}]}, True),
+        ({"dense": [{"codec": "float6", "low_rank": {"rank": 4}}]}, True),
         ({"dense": {"cross": "float6", "intra": "float6", "algorithm": "hierarchical"}}, True),
-        ({"dense": {"codec": "float6", "link": {"gb_s": 0}}}, False),
+        ({"dense": {"codec": "float6", "low_rank": {"rank": 0}}}, False),
         ({"dense": {"codec": "float6", "block": 0}}, False),
         ({"dense": {"codec": "rowwise"}}, False),
         ({"dense": "float6"}, False),

@@ -82,7 +82,7 @@ class Session:
 
         Raises: ValueError: there is one of that name already.
         """
-        if name in self.extensions:
+        if self.extensions.get(name, extension) is not extension:
             raise ValueError(f"extension {name!r}: there is one of that name already")
         self.extensions[name] = extension
         for module, collective in self.collectives.by_module():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, get_args
 
@@ -27,8 +27,9 @@ from examples.bench.codecs.workload import TableGroup, Workload
 from trec_qcomm import Contract
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import Codec, MaskUse, check_dim
-from trec_qcomm.core.segments import Encoded, Masks, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.dct import ForwardMask, Threshold, TopK
+from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.ext.fbgemm.codec import Fbgemm, Precision
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import max_error_in_bounds
@@ -220,7 +221,7 @@ def _masked(group: TableGroup) -> Segments:
     assert group.forward is not None, "only gradients have rows that topk coded"
     dims = torch.full_like(group.segments.num_rows, group.segments.dim)
     masks = Masks.of_all_columns(group.segments.num_rows, dims)
-    segments = replace(group.segments, masks=masks)
+    segments = group.segments.with_notes(masks)
     CodecCompressor(TOP, group.forward, segments).encode()
     return segments
 

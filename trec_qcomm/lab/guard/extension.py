@@ -94,8 +94,13 @@ class GuardExtension(Extension):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "guard", the guard's state as text, equal on all ranks."""
-        return {"guard": self.loaded if self.guard is None else self.guard.state_text()}
+        """Return "guard", the guard's state as text, equal on all ranks, and "num_steps".
+
+        The number is there for torch.distributed.checkpoint, which does not always load a mapping
+        without any tensor.
+        """
+        text = self.loaded if self.guard is None else self.guard.state_text()
+        return {"guard": text, "num_steps": torch.tensor(self._guarded_step or 0)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; {}: begin anew."""
