@@ -176,7 +176,7 @@ def test_state_of_another_number_of_ranks_is_told(caplog):
         extension, loaded = sync_of(QComm.from_dict({"sync": {}}).session), []
         extension.sync = SimpleNamespace(load_state_dict=loaded.append)
         for state in ({}, {"rank0of3": {"counts": 0}}):
-            extension.load_state_dict({"steps": {}, "sync": state})
+            extension.load_state_dict(state)
         return loaded
 
     assert PlayedRanks(2).run(program) == [[{}, {}]] * 2

@@ -153,10 +153,10 @@ class RowCapture(Observer):
                     block, table = group.segments.block(values, s), placed.plan.tables[segment]
                     kept.add(table, block)
                     joint[table, segment % placed.plan.segments_per_frame[0]].append(block)
-            if direction == "forward" and call.name not in self._transformed:
-                for (table, _), blocks in joint.items():
-                    num_joint = num_distinct(torch.cat(blocks))
-                    kept.counts[table].update(num_joint=num_joint, num_joint_sets=1)
+            is_joint = call.name not in self._transformed  # else equal rows differ by peer
+            for (table, _), blocks in joint.items() if direction == "forward" else ():
+                num_joint = num_distinct(torch.cat(blocks)) if is_joint else 0
+                kept.counts[table].update(num_joint=num_joint, num_joint_sets=int(is_joint))
 
     def _counts(self) -> dict[str, dict[str, int]]:
         """Return what this rank counted of each table."""
