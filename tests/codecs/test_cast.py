@@ -1,12 +1,15 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.ops.backends import device_of
-from trec_qcomm.codecs import Cast, Identity
+from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops.cast import cpu
 from trec_qcomm.ops.dispatch import default_backend
+from trec_qcomm.ops.rowwise import cpu as rowwise_cpu
 from trec_qcomm.testing import check_codec, check_frame, round_trip
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -63,15 +66,22 @@ class UnreadFlag:
         raise TimeoutError
 
 
-def test_the_flag_is_read_only_where_it_matters(monkeypatch):
-    encode = cpu.encode
+@pytest.mark.parametrize(
+    ("kernels", "codec", "raising"),
+    [
+        (cpu, Cast("fp16"), {"overflow": "raise"}),
+        (rowwise_cpu, Rowwise(4), {"nonfinite": "raise"}),
+    ],
+)
+def test_the_flag_is_read_only_where_it_matters(kernels, codec, raising, monkeypatch):
+    encode = kernels.encode
     monkeypatch.setattr(
-        cpu, "encode", lambda *a, **options: (UnreadFlag(), encode(*a, **options)[1])
+        kernels, "encode", lambda *a, **options: (UnreadFlag(), encode(*a, **options)[1])
     )
     rows, segments = torch.full((1, 2), 1e9), Segments.packed([1], 2)
-    round_trip(Cast("fp16"), rows, segments)
+    round_trip(codec, rows, segments)
     with pytest.raises(TimeoutError):
-        round_trip(Cast("fp16", overflow="raise"), rows, segments)
+        round_trip(replace(codec, **raising), rows, segments)
 
 
 @pytest.mark.triton

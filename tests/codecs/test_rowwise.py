@@ -6,7 +6,6 @@ import torch
 from trec_qcomm.codecs import Rowwise
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Segments
-from trec_qcomm.ops.rowwise import cpu
 from trec_qcomm.testing import (
     awkward_rows,
     check_codec,
@@ -122,24 +121,6 @@ def test_nonfinite_can_raise():
     with pytest.raises(UnencodableError, match="NaN or inf") as raised:
         round_trip(codec, rows, segments)
     assert raised.value.segment == 1
-
-
-class UnreadFlag:
-    """A flag that nothing has waited for."""
-
-    def __int__(self):
-        raise TimeoutError
-
-
-def test_the_flag_is_read_only_where_it_matters(monkeypatch):
-    encode = cpu.encode
-    monkeypatch.setattr(
-        cpu, "encode", lambda *a, **options: (UnreadFlag(), encode(*a, **options)[1])
-    )
-    rows, segments = torch.ones(1, 3), Segments.packed([1], 3)
-    round_trip(Rowwise(4), rows, segments)
-    with pytest.raises(TimeoutError):
-        round_trip(Rowwise(4, nonfinite="raise"), rows, segments)
 
 
 def test_largest_floats_stay_finite():
