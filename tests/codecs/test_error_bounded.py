@@ -8,8 +8,6 @@ from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.testing import (
     awkward_rows,
-    check_codec,
-    check_frame,
     encode,
     interleaved_segments,
     max_error_in_bounds,
@@ -25,16 +23,6 @@ ALL = [
     ErrorBounded(1e30, mode="abs"),
     *(ErrorBounded(0.03, encoder=encoder) for encoder in ("vector_lz", "rans")),
 ]
-
-
-@pytest.mark.parametrize("codec", ALL, ids=repr)
-def test_conformance(codec):
-    check_codec(codec)
-
-
-@pytest.mark.parametrize("codec", ALL, ids=repr)
-def test_damaged_frames(codec):
-    check_frame(codec)
 
 
 @pytest.mark.parametrize("exponent", [-37, -30, -20, -7, 0, 5, 20, 30, 37])

@@ -9,8 +9,6 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.testing import (
     awkward_rows,
-    check_codec,
-    check_frame,
     check_unbiased,
     round_trip,
 )
@@ -42,16 +40,6 @@ def grid_of(codec) -> torch.Tensor:
     small = [k * 2.0 ** (1 - top - mantissa) for k in range(parts)]
     normal = [(1 + k / parts) * 2.0 ** (f - top) for f in range(1, top) for k in range(parts)]
     return torch.tensor([*small, *normal, 1.0], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("codec", ALL, ids=repr)
-def test_conformance(codec):
-    check_codec(codec)
-
-
-@pytest.mark.parametrize("codec", NEAREST, ids=repr)
-def test_damaged_frames(codec):
-    check_frame(codec)
 
 
 @pytest.mark.parametrize("codec", STOCHASTIC, ids=repr)

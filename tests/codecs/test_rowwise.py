@@ -8,8 +8,6 @@ from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import (
     awkward_rows,
-    check_codec,
-    check_frame,
     check_unbiased,
     interleaved_segments,
     round_trip,
@@ -37,16 +35,6 @@ def row_step(rows: torch.Tensor, bits: int) -> torch.Tensor:
 def snr_db(x: torch.Tensor, y: torch.Tensor) -> float:
     x, y = x.double(), y.double()
     return 10 * math.log10(float((x**2).sum() / ((x - y) ** 2).sum()))
-
-
-@pytest.mark.parametrize("codec", ALL, ids=repr)
-def test_conformance(codec):
-    check_codec(codec)
-
-
-@pytest.mark.parametrize("codec", NEAREST, ids=repr)
-def test_damaged_frames(codec):
-    check_frame(codec)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])

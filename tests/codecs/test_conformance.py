@@ -1,0 +1,19 @@
+"""Every kind of codec passes the conformance kit, and refuses damaged frames."""
+
+import pytest
+
+from tests.codecs import test_error_bounded, test_float6, test_rowwise
+from trec_qcomm.testing import check_codec, check_frame
+
+CODECS = [*test_error_bounded.ALL, *test_float6.ALL, *test_rowwise.ALL]
+OF_FRAMES = [*test_error_bounded.ALL, *test_float6.NEAREST, *test_rowwise.NEAREST]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_conformance(codec):
+    check_codec(codec)
+
+
+@pytest.mark.parametrize("codec", OF_FRAMES, ids=repr)
+def test_damaged_frames(codec):
+    check_frame(codec)
