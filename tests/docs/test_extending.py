@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from torchrec.distributed import DistributedModelParallel
 
@@ -59,13 +60,19 @@ def at_the_doors():
     resumed.load_state_dict(names["qcomm"].state_dict())
     largest, names["observer"].largest = names["observer"].largest, 0.0
     resumed.state["largest_gradient"] = names["Kept"]()
-    changed = int8()
+    lost, changed = int8(), int8()
+    lost.load_state_dict(names["qcomm"].state_dict())
+    with pytest.raises(ValueError, match="largest_gradient: nothing of that name keeps state"):
+        trained(lost)
+    tighter = extended(bounded, names["Tighter"]())
+    tightly = trained(tighter, then=names["after_a_while"])
+    kinds = {type(collective.tolerances).__name__ for collective in tighter.session.collectives}
     return {
         "plain": trained(int8()),
         "observed": observed,
         "largest": (largest, names["observer"].largest),
         "received": names["observer"].num_received,
-        "tighter": trained(extended(bounded, names["Tighter"]())),
+        "tighter": (tightly, kinds),
         "bounded": trained(bounded()),
         "clipped": trained(extended(int8, names["Clipped"]())),
         "changed": trained(changed, then=names["after_a_while"]),
@@ -78,7 +85,8 @@ def test_what_stands_at_the_doors_does_what_the_page_says():
         assert rank["observed"] == rank["plain"]  # who looks on changes nothing
         assert rank["largest"][0] == rank["largest"][1] > 0
         assert rank["received"] > 0
-        assert rank["tighter"] != rank["bounded"]
+        assert rank["tighter"][0] != rank["bounded"]
+        assert rank["tighter"][1] == {"TighterBounds"}  # also after the change of codecs
         assert rank["clipped"] != rank["plain"]
         assert rank["changed"][:3] == rank["plain"][:3]  # losses; the new codec is of gradients
         assert rank["codecs"].startswith("Rowwise(bits=4, ")

@@ -1,6 +1,7 @@
 """Error feedback by id: what is sent and what is kept add up to what was to be sent."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,6 +109,13 @@ def test_another_id_takes_the_slot_and_is_counted(make):
     assert all(map(torch.equal, out, exchange(plain, *rows)))  # no residual was added
     collective.backward_traffic.reset()
     assert evicted(collective)["fed"] == 0
+
+
+def test_rows_of_16_bits_are_refused_at_construction(make):
+    plan = make(None).plan
+    halves = replace(plan, forward_sent=replace(plan.forward_sent, value_nbytes=2))
+    with pytest.raises(ValueError, match="error_feedback: rows of 16 bits; allowed"):
+        RowFeedbackTransform(halves, {"forward": SLOTS})
 
 
 def test_rows_without_an_id_and_rows_with_nan(make):

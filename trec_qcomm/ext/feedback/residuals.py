@@ -56,6 +56,7 @@ class RowFeedbackTransform:
     Args:
         plan: frames of the collective.
         num_slots: {direction: {table: slots of each of its segments}}; others have none.
+    Raises: ValueError: rows of 16 bits.
     Attributes:
         residuals: {direction: residuals}, of directions that have some.
         ids: ids of the rows of the next call, whoever begins one sets them; None: there are none.
@@ -63,6 +64,8 @@ class RowFeedbackTransform:
 
     def __init__(self, plan: ExchangePlan, num_slots: Mapping[str, Mapping[str, int]]) -> None:
         sent = {"forward": plan.forward_sent, "backward": plan.backward_sent}
+        if (nbytes := plan.forward_sent.value_nbytes) != torch.float32.itemsize:
+            raise ValueError(f"error_feedback: rows of {8 * nbytes} bits; allowed: torch.float32")
         self.residuals = {
             direction: RowResiduals(sent[direction], slots)
             for direction, slots in num_slots.items()
@@ -135,10 +138,8 @@ class RowResiduals:
             placed: the rows' places.
             ids: [R] int64 in the memory of the rows; NO_ID where a row has none.
             traffic: counters of dropped residuals.
-        Raises: ValueError: rows that are not float32, or another number of ids.
+        Raises: ValueError: another number of ids.
         """
-        if values.dtype != torch.float32:
-            raise ValueError(f"error_feedback of {values.dtype} rows; allowed: torch.float32")
         num_rows = int(placed.num_rows.sum())
         if ids.shape != (num_rows,):
             raise ValueError(f"error_feedback: {len(ids)} ids for {num_rows} rows")
