@@ -270,3 +270,16 @@ def test_no_noise_is_drawn_twice():
             assert not torch.equal(out, other)
         # Table a's 4 values and the first 4 of each of b's rows are equal before rounding.
         assert not torch.equal(out[:, :4].reshape(-1)[:128], out[:, 4:].reshape(-1)[:128])
+
+
+def test_calls_with_other_codecs_leave_no_trace():
+    def program():
+        op, rows = collective(layout_for(1), Rowwise(4)), matrix(0, 3, sum(DIMS), 0)
+        with torch.no_grad():
+            op.start(rows, [3]).wait()
+            with op.replacing({"t0": Identity()}, evaluation=7):
+                exact = op.start(rows, [3]).wait()
+        same = torch.equal(exact[:, : DIMS[0]], rows[:, : DIMS[0]])
+        return same, op.next_step(is_training=False), op.forward_traffic.num_calls
+
+    assert PlayedRanks(1).run(program) == [(True, 1, 1)]
