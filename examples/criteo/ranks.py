@@ -88,6 +88,9 @@ def _tell(error: Exception, out: Path) -> None:
         who = "" if is_shared else f"rank {rank}: "
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         print(f"error: {who}{what} (traceback: {log})", file=sys.stderr, flush=True)
+    if is_shared and dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.barrier()  # the first rank to end ends all, and rank 0 must have said why
 
 
 def _set_gpu() -> None:
