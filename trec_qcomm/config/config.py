@@ -50,6 +50,9 @@ class Config:
         seed: seed of stochastic rounding, 0..2^63 - 1.
         debug: settings of the numeric debugger; None leaves it off.
         guard: settings of the guard over codecs while training; None leaves it off.
+        check_replicas_every: number of steps after which ranks compare the results of all-reduces
+            of gradients, 8 bytes a parameter, and raise an error where bits differ; 0: never. They
+            do so after a load, too.
         measure_error: whether stats() has the largest error of every table; slow.
         source: name of the file or preset, for errors.
     """
@@ -62,6 +65,7 @@ class Config:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     debug: Annotated[Section, At("trec_qcomm.lab.debug.rule:DebugRule")] | None = None
     guard: Annotated[Section, At("trec_qcomm.lab.guard.rule:GuardRule")] | None = None
+    check_replicas_every: Annotated[int, Range(0)] = 1000
     measure_error: bool = False
     source: str = field(default="config", metadata={"stored": False})
 

@@ -14,6 +14,7 @@ from trec_qcomm.core.fields import write
 
 _MOST_NAMED = 6  # keys, or ranks, in one message
 _MISSING = "not given"
+_WITHOUT_EFFECT = ("measure_error", "check_replicas_every")  # on values
 
 
 def flat_config(config: Config) -> dict[str, str]:
@@ -40,7 +41,7 @@ def changes_of(text: str, config: Config) -> dict[str, str]:
     """Return what differs between a `config_text` and a config, {key: "4 -> 8"}.
 
     What a newer version added with a default is no difference, and neither are debug and
-    measure_error, which change no value.
+    what else changes no value.
 
     Raises: ValueError: no text of a config.
     """
@@ -56,7 +57,7 @@ def changes_of(text: str, config: Config) -> dict[str, str]:
     except ValueError:  # with a codec or field that is not known any more
         before = _flat(saved)
     after = flat_config(config)
-    keys = [key for key in before | after if key != "measure_error"]
+    keys = [key for key in before | after if key not in _WITHOUT_EFFECT]
     pairs = {key: (before.get(key, _MISSING), after.get(key, _MISSING)) for key in keys}
     return {key: f"{old} -> {new}" for key, (old, new) in pairs.items() if old != new}
 

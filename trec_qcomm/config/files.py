@@ -25,6 +25,7 @@
       every: 100
     guard:                        # optional: other codecs while training, see lab.guard.rule
       every: 200
+    check_replicas_every: 1000    # steps between comparisons of replicas; 0: none
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
 Where a codec is expected, its name alone is short for a mapping with one key: `codec: float6` is

@@ -71,3 +71,26 @@ class LostPeerError(RuntimeError):
         super().__init__(f"rank {rank}: {what}: {collective}: {said}")
         self.rank, self.peers, self.collective = rank, tuple(peers), collective
         self.seconds = seconds
+
+
+class UnequalReplicasError(RuntimeError):
+    """Ranks ended an all-reduce with other bits, so their replicas of parameters drift apart.
+
+    DDP raises a RuntimeError of its own, whose text holds this one's.
+
+    Args:
+        rank: this rank.
+        peers: the ranks that have other bits than this one.
+        parameters: names of the parameters whose results differ.
+        collective: the all-reduce, in words, with the step.
+    """
+
+    def __init__(
+        self, *, rank: int, peers: Sequence[int], parameters: Sequence[str], collective: str
+    ) -> None:
+        super().__init__(
+            f"rank {rank}: {collective}: other bits than on rank {', '.join(map(str, peers))} of "
+            f"{', '.join(parameters)}; ranks must compute alike: go on from a checkpoint on equal "
+            "processors, with equal versions, settings and numbers of threads of torch"
+        )
+        self.rank, self.peers, self.parameters = rank, tuple(peers), tuple(parameters)

@@ -180,6 +180,7 @@ class Session:
             "seed": config.seed,
             "measure_error": config.measure_error,
             "is_exact": lambda: self.exact,
+            "check_replicas_every": config.check_replicas_every,
         }
 
     def _register(

@@ -26,6 +26,7 @@ from trec_qcomm.comm.dense.all_reduce import Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.dense.hooks import GradientObserver
+from trec_qcomm.comm.dense.replica_check import checked
 from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.streams import side_stream
@@ -53,9 +54,10 @@ class GradientAllReduce(ABC):
     It is a Stateful of torch.distributed.checkpoint (DCP), as QComm is.
 
     Errors of an all-reduce are raised by backward. On CPU its end raises DDP's RuntimeError, whose
-    text names the error ("CorruptFrameError: frame from rank 3: ..."). On a GPU the error itself is
-    raised. A wrong frame is found late there: a later bucket of this backward or the next raises
-    the error. After the last backward only `state_dict` does.
+    text names the error ("CorruptFrameError: frame from rank 3: ..."), also that of ranks that
+    ended with other bits (UnequalReplicasError). On a GPU the error itself is raised. A wrong frame
+    is found late there: a later bucket of this backward or the next raises the error. After the
+    last backward only `state_dict` does.
     """
 
     _name: ClassVar[str]  # what is all-reduced, in words
@@ -69,6 +71,7 @@ class GradientAllReduce(ABC):
         traffic: Traffic | None = None,
         is_exact: Callable[[], bool] = lambda: False,
         intra_traffic: Traffic | None = None,
+        check_replicas_every: int = 1000,
     ) -> None:
         """Prepare the all-reduce; `register` starts it.
 
@@ -79,6 +82,8 @@ class GradientAllReduce(ABC):
             traffic: counters of what is sent.
             is_exact: whether to send float32 now; equal on all ranks.
             intra_traffic: counters of what is sent inside a node, where there are two hops.
+            check_replicas_every: number of steps after which results are compared over ranks, see
+                comm.dense.replica_check; 0: never.
         """
         self.rules = (rules,) if isinstance(rules, AllReduceRule) else tuple(rules)
         self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
@@ -86,6 +91,7 @@ class GradientAllReduce(ABC):
         self._ranks_per_node: int | None = None  # of the group, for `hierarchical`
         self._seed, self._measure_error = seed, measure_error
         self._is_exact = is_exact
+        self._check_every, self._was_loaded = check_replicas_every, False
         self._observer: GradientObserver | None = None
         self.num_steps = 0  # backwards whose gradients were all-reduced
         self._loaded: State = {}
@@ -119,6 +125,7 @@ class GradientAllReduce(ABC):
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())
         self._load(reduction, shapes, device)
         ours = {"seed": str(self._seed)}  # compared, or gloo would end us
+        ours["check_replicas_every"] = str(self._check_every)
         for number, rule in enumerate(self.rules):
             ours |= flat_rule(rule, "rule" if len(self.rules) == 1 else f"rule[{number}]")
         ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
@@ -177,7 +184,14 @@ class GradientAllReduce(ABC):
         self.num_steps += is_last
         values = bucket.buffer()
         shapes = [shape for p in bucket.parameters() for shape in self._shapes_by_parameter[p]]
+        is_checked = self._check_every and (
+            self._was_loaded or (self._reduction.num_steps + 1) % self._check_every == 0
+        )
         rounds = self._rounds(shapes, values, is_last)
+        if is_checked:
+            place = self._reduction.rank, self._reduction.world_size
+            rounds = checked(rounds, shapes, values, *place, name)
+            self._was_loaded = self._was_loaded and not is_last
         return self._transport.start(rounds, values, self._add_wire_s, name)
 
     def _add_wire_s(self, seconds: float) -> None:
@@ -237,6 +251,7 @@ class GradientAllReduce(ABC):
     ) -> None:
         if not self._loaded:
             return
+        self._was_loaded = True
         key = f"rank{reduction.rank}of{reduction.world_size}"
         state = self._loaded.get(key)  # None after a change of the world size
         any_state = next(iter(self._loaded.values()))
@@ -247,7 +262,7 @@ class GradientAllReduce(ABC):
         with side_stream(device, use="gradients"):
             residuals = self._loaded_residuals(reduction, shapes, state)
             if reduction.matrices is not None:
-                names = reduction.matrices.shapes.keys() & residuals.keys()
+                names = reduction.matrices.by_name.keys() & residuals.keys()
                 flat = {name: owed(residuals.pop(name)) for name in names}
                 reduction.matrices.load(flat, (state or any_state).get("low_rank", {}))
             if reduction.error_feedback is not None:

@@ -65,6 +65,7 @@ class CompressedDDP:
             measure_error=config.measure_error,
             traffic=Traffic("dense", ["all"]),
             is_exact=lambda: self._exact,
+            check_replicas_every=config.check_replicas_every,
         )
         self._debugger = None if config.debug is None else config.debug.debugger_of_ddp(config)
         self._gradients.register(ddp)
