@@ -14,7 +14,7 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.ops.batch.packed_ids.reference import ITEMS_PER_BYTE
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.wire.ids.messages import pack, unpack
+from trec_qcomm.wire.id_messages import pack, unpack
 
 
 def subjects() -> list[tuple[Tensor, int, list[int] | None]]:

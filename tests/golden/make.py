@@ -17,7 +17,7 @@ from trec_qcomm.ext.fbgemm.codec import Fbgemm, Precision
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
-from trec_qcomm.wire.ids.messages import pack
+from trec_qcomm.wire.id_messages import pack
 
 CODECS = {
     "identity": Identity(),

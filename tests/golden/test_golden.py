@@ -10,7 +10,7 @@ from tests.golden import make
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import frame_of, open_frame
 from trec_qcomm.wire import frame
-from trec_qcomm.wire.ids.messages import unpack
+from trec_qcomm.wire.id_messages import unpack
 
 CURRENT = Path(__file__).parent / f"v{frame.VERSION}"
 

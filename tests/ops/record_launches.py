@@ -156,7 +156,7 @@ def launch_other_ops() -> None:
 
 
 def launch_packed_ids() -> None:
-    from trec_qcomm.wire.ids import messages as wire
+    from trec_qcomm.wire import id_messages as wire
 
     kind = wire.MessageKind(torch.int64, torch.int64, states_bags=True)
     ids, lengths = torch.tensor([1, 2, 40, 7, 5, 6]), torch.tensor([1, 1, 1, 0, 2, 1])

@@ -311,5 +311,5 @@ def _import_kernels() -> None:
     for name in [package.name for package in packages if package.name.endswith(".gpu")]:
         importlib.import_module(name)
     importlib.import_module("trec_qcomm.ext.fbgemm.gpu")
-    importlib.import_module("trec_qcomm.wire.gpu")
-    importlib.import_module("trec_qcomm.wire.ids.gpu")
+    importlib.import_module("trec_qcomm.ops.frames.gpu")
+    importlib.import_module("trec_qcomm.ops.id_messages.gpu")

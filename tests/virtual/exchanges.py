@@ -23,8 +23,8 @@ from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.gradients.reduction import make_reduction
 from trec_qcomm.ops.batch.packed_ids import Bags
-from trec_qcomm.wire.ids import cpu as id_cpu
-from trec_qcomm.wire.ids.messages import STATED_BAGS, pack, unpack
+from trec_qcomm.ops.id_messages import cpu as id_cpu
+from trec_qcomm.wire.id_messages import STATED_BAGS, pack, unpack
 
 NUM_RANKS, NUM_TABLES, DIM, BATCH_SIZE = 8, 26, 64, 2048
 # Forward and backward codec.

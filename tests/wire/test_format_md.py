@@ -12,7 +12,7 @@ from trec_qcomm.ext.fbgemm import is_installed
 from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.testing import frame_of, open_frame
-from trec_qcomm.wire.ids.messages import pack, unpack
+from trec_qcomm.wire.id_messages import pack, unpack
 
 
 def example(title: str = "Worked example") -> bytes:

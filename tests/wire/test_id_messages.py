@@ -7,9 +7,9 @@ from tests.fuzz import ids as fuzz
 from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.batch.packed_ids import Bags
+from trec_qcomm.ops.id_messages.cpu import HEADER_NBYTES
 from trec_qcomm.testing import reseal
-from trec_qcomm.wire.ids.cpu import HEADER_NBYTES
-from trec_qcomm.wire.ids.messages import pack, unpack
+from trec_qcomm.wire.id_messages import pack, unpack
 
 IDS, LENGTHS = torch.tensor([5, 9, 10, 7, 7, 1, 30]), torch.tensor([1, 1, 1, 2, 0, 0, 1, 1])
 NAMES = ["a", "b"]

@@ -26,7 +26,7 @@ from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.wire import frame
-from trec_qcomm.wire.ids.messages import pack, unpack
+from trec_qcomm.wire.id_messages import pack, unpack
 
 logger = logging.getLogger("trec_qcomm")
 

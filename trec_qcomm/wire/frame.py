@@ -22,7 +22,7 @@ from trec_qcomm.core.checks import raise_first
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, Encoded
-from trec_qcomm.wire import cpu
+from trec_qcomm.ops.frames import cpu
 
 VERSION = 2
 HEADER_NBYTES = 32
@@ -307,7 +307,7 @@ def _error_at(
 
 
 def _gpu() -> Any:
-    return importlib.import_module("trec_qcomm.wire.gpu")
+    return importlib.import_module("trec_qcomm.ops.frames.gpu")
 
 
 def _version_reason(frame: Tensor) -> str:

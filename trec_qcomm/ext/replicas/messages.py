@@ -28,8 +28,8 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.ext.replicas.banks import Bank
 from trec_qcomm.ops.batch.packed_ids import Bags
-from trec_qcomm.wire.ids.cpu import HEADER_NBYTES
-from trec_qcomm.wire.ids.messages import PackedMessages, pack, unpack
+from trec_qcomm.ops.id_messages.cpu import HEADER_NBYTES
+from trec_qcomm.wire.id_messages import PackedMessages, pack, unpack
 
 _CALL_BITS = 16
 _SIZE_BITS = 47  # of a word that holds a message's size and, above it, a call's number

@@ -39,7 +39,7 @@ from trec_qcomm.integration.compat.private import (
 )
 from trec_qcomm.integration.ids.batch_notes import SentIds, notes_on
 from trec_qcomm.ops.batch.packed_ids import Bags
-from trec_qcomm.wire.ids.messages import PackedMessages, pack, unpack
+from trec_qcomm.wire.id_messages import PackedMessages, pack, unpack
 
 _FIRST = int64_tensor([0])  # ids are counted under one table
 

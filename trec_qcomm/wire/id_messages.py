@@ -20,9 +20,9 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.ops.batch import packed_ids
 from trec_qcomm.ops.batch.packed_ids import Bags
+from trec_qcomm.ops.id_messages import cpu
+from trec_qcomm.ops.id_messages.cpu import HEADER_NBYTES
 from trec_qcomm.wire import frame
-from trec_qcomm.wire.ids import cpu
-from trec_qcomm.wire.ids.cpu import HEADER_NBYTES
 
 INT32_IDS, INT32_LENGTHS, STATED_BAGS = 1, 2, 4  # flags
 _KNOWN_FLAGS = INT32_IDS | INT32_LENGTHS | STATED_BAGS
@@ -195,4 +195,4 @@ def unseal(buffer: Tensor, num_messages: int, count: int) -> OpenMessages:
 
 
 def _gpu() -> Any:
-    return importlib.import_module("trec_qcomm.wire.ids.gpu")
+    return importlib.import_module("trec_qcomm.ops.id_messages.gpu")

@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from trec_qcomm.core.transfer import download
-from trec_qcomm.wire import gpu as frames
-from trec_qcomm.wire.gpu import FramesOnDevice, _mix
-from trec_qcomm.wire.ids import cpu
-from trec_qcomm.wire.ids.cpu import HEADER_NBYTES
+from trec_qcomm.ops.frames import gpu as frames
+from trec_qcomm.ops.frames.gpu import FramesOnDevice, _mix
+from trec_qcomm.ops.id_messages import cpu
+from trec_qcomm.ops.id_messages.cpu import HEADER_NBYTES
 
 _BLOCK = 1024  # words of a block of the checksum, which one program adds up
 _HEADER = tl.constexpr(HEADER_NBYTES // 8)

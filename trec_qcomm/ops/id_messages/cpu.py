@@ -7,7 +7,7 @@ Shapes: P messages.
 import numpy as np
 
 from trec_qcomm.jit import inner, kernel
-from trec_qcomm.wire.cpu import checksum
+from trec_qcomm.ops.frames.cpu import checksum
 
 OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_CHECKSUM, BAD_COUNT, BAD_FLAGS = range(7)
 HEADER_NBYTES = 32

@@ -1,0 +1,1 @@
+"""Headers and checksums of frames: the kernels of wire/frame.py."""

@@ -1,1 +1,0 @@
-"""Messages of ids: what one rank sends one peer of a batch's ids and lengths."""
