@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -29,6 +29,7 @@ from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
 from trec_qcomm.integration.embedding.sharders import all_sharders
 from trec_qcomm.integration.extension import Extension
+from trec_qcomm.integration.gradients.dense import Rules
 from trec_qcomm.integration.session import Session
 from trec_qcomm.integration.states import NamedStates, Stateful
 from trec_qcomm.integration.warm_up import warm_up
@@ -98,19 +99,36 @@ class QComm:
         """
         self._session.extend(name, extension)
 
-    def use_codecs(self, changes: CodecChanges) -> None:
-        """Change codecs of some tables from the next step on. Call it on all ranks alike.
+    def use_codecs(
+        self,
+        tables: CodecChanges | None = None,
+        *,
+        dense: Rules | Literal["exact"] | None = None,
+        ids: Literal["packed", "exact"] | None = None,
+    ) -> None:
+        """Change codecs from the next step on. Call it on all ranks alike.
 
             qcomm.use_codecs({"t_cat_0": {"forward": Rowwise(4), "backward": Cast("bf16")}})
+            qcomm.use_codecs(dense=GradientRule(codec=Float6()), ids="exact")
 
         Modules that are resharded keep them. A step that has begun ends with the codecs that it
         began with.
 
-        Args: changes: {table: {"forward": codec, "backward": codec}}, or one of the two.
-        Raises: ValueError: a table that is not exchanged here, or codecs that it may not have; then
-            nothing is changed.
+        Args:
+            tables: {table: {"forward": codec, "backward": codec}}, or one of the two.
+            dense: rules in place of the config's `dense`; `exact`: DDP's own all-reduce.
+            ids: whether ids are sent `packed`, or as TorchRec does. None, here and above: no
+                change.
+        Raises: ValueError: a table that is not exchanged here, or codecs that it may not have;
+            rules that do not fit, or a config without `dense`. Then the argument changes nothing.
         """
-        self._session.collectives.use_codecs(changes)
+        if ids not in (None, "packed", "exact"):
+            raise ValueError(f"ids: {ids!r} is neither packed nor exact")
+        self._session.collectives.use_codecs(tables or {})
+        if dense is not None:
+            self._session.use_dense(None if dense == "exact" else dense)
+        if ids is not None:
+            self._session.packs_ids = ids == "packed"
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of an extension or tool, whose module is imported when it is first used.

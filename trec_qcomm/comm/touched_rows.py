@@ -29,7 +29,6 @@ def all_reduce_touched(
     tables: Sequence[ParameterShape],
     bucket: Tensor,
     *,
-    exact: bool = False,
     is_last: bool = True,
 ) -> Rounds:
     """Yield the rounds in which `bucket` becomes the mean over ranks; see Reduction.start.
@@ -38,7 +37,6 @@ def all_reduce_touched(
         reduction: the all-reduce of the packed rows.
         tables: shapes of the tables' gradients, in the bucket's order; a block is a row.
         bucket: [E] float32, contiguous.
-        exact: whether to send float32.
         is_last: whether this is the last bucket of its step.
     """
     dim = torch.tensor([table.block for table in tables], dtype=torch.int64)
@@ -62,7 +60,7 @@ def all_reduce_touched(
     compact = [
         ParameterShape(t.name, n * t.block, t.block) for t, n in zip(tables, counts, strict=True)
     ]
-    yield from reduction.start(compact, values, exact=exact, once=True, is_last=is_last)
+    yield from reduction.start(compact, values, once=True, is_last=is_last)
     add(values, rows, bucket.zero_())
     left_out = ring_nbytes(len(bucket) - len(values), reduction.world_size)
     reduction.traffic.raw_nbytes += left_out

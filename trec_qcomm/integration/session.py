@@ -26,7 +26,7 @@ from trec_qcomm.integration.checkpoint import (
 from trec_qcomm.integration.collectives import EmbeddingCollectives
 from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
-from trec_qcomm.integration.gradients.dense import DenseGradients
+from trec_qcomm.integration.gradients.dense import DenseGradients, Rules
 from trec_qcomm.integration.gradients.tables import TableGradients
 from trec_qcomm.integration.ids.merge_pause import MergePause
 from trec_qcomm.integration.states import NamedStates, Stateful
@@ -38,9 +38,10 @@ _log = logging.getLogger(__name__)
 class Session:
     """Shared state of one QComm.
 
-    `exact` is what `QComm.bypass` sets: while it is True, collectives send float32. `is_wrapped`
-    tells whether a wrapper of this QComm has wrapped the model, `is_training` whether the latest
-    batch of ids came with gradients on. `state` has what extensions keep in checkpoints, by name.
+    `exact` is what `QComm.bypass` sets: while it is True, collectives send float32. `packs_ids`
+    tells whether ids are sent packed, `is_wrapped` whether a wrapper of this QComm has wrapped the
+    model, `is_training` whether the latest batch of ids came with gradients on. `state` has what
+    extensions keep in checkpoints, by name.
     """
 
     def __init__(self, config: Config) -> None:
@@ -48,6 +49,7 @@ class Session:
         self.exact = False
         self.is_wrapped = False
         self.is_training = False
+        self.packs_ids = config.ids is not None
         self.tables: set[str] = set()
         self.table_rows: dict[str, int] = {}  # of sharded tables of bags
         self.counters = {
@@ -89,6 +91,20 @@ class Session:
             extension.add_collective(collective, module)
         for of_ddp, gradients in self.gradients.items():
             extension.add_gradients(of_ddp, gradients)
+
+    def use_dense(self, rules: Rules | None) -> None:
+        """Reduce the gradients of the replicated part by other rules from the next step on.
+
+        Args: rules: see DenseGradients.use_rules.
+        Raises: ValueError: DDP has them, as the config has no `dense`; rules that do not fit.
+        """
+        gradients = self.gradients.get("dense")
+        if not isinstance(gradients, DenseGradients):
+            raise ValueError(
+                f"{self.config.source}: dense: missing, or the model is not sharded yet; the "
+                "gradients are DDP's"
+            )
+        gradients.use_rules(rules)
 
     def warm_up_once(self, rows_dtype: torch.dtype = torch.float32) -> None:
         """Compile the CPU kernels that the config uses, the first time. No collective.

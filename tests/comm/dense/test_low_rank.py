@@ -219,15 +219,6 @@ def test_buckets_may_change_and_a_resumed_run_is_the_same(codec):
     assert bool(kept["b"][1:].ne(1).all())
 
 
-def test_exact_all_reduces_leave_the_state_alone():
-    reductions = ranks(2, Cast("bf16"))
-    before = [state(reduction) for reduction in reductions]
-    buckets = [gradients(0, rank) for rank in range(2)]
-    results = reduced(reductions, buckets, exact=True)
-    assert torch.equal(results[0], buckets[0] / 2 + buckets[1] / 2)
-    assert all(same_state(state(r), b) for r, b in zip(reductions, before, strict=True))
-
-
 # In a GPU's memory.
 
 

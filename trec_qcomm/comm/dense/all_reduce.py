@@ -223,7 +223,6 @@ class Reduction:
         parameters: Sequence[ParameterShape],
         bucket: Tensor,
         *,
-        exact: bool = False,
         once: bool = False,
         is_last: bool = True,
         part: Part = WHOLE,
@@ -236,7 +235,6 @@ class Reduction:
             parameters: P shapes, in the bucket's order.
             bucket: [E] float32, contiguous, on CPU, or on a GPU where the codec has kernels;
                 E is the sum of the parameters' numels, and may be 0.
-            exact: whether to send float32 and leave residuals alone.
             once: whether these shapes will not come again, so that their chunks need not be kept.
             is_last: whether this is the last bucket of its step.
             part: what these values are a part of.
@@ -252,25 +250,16 @@ class Reduction:
         self.num_calls += 1
         step = self.num_steps
         self.num_steps += is_last
-        codings = self.options.codings
-        if exact:
-            codings = tuple(
-                replace(c, codec=c.exact, error_feedback=False, intra=None) for c in codings
-            )
         shapes = tuple(parameters)
-        if exact or once:
-            chunks = BucketChunks(shapes, self.world_size, codings, self._numbers_of(shapes))
-        else:
-            chunks = self._chunks_of(shapes)
-        return self._rounds(chunks, bucket, self.num_calls, step, exact, part)
+        chunks = self._new_chunks(shapes) if once else self._chunks_of(shapes)
+        return self._rounds(chunks, bucket, self.num_calls, step, part)
 
     def _rounds(
-        self, chunks: BucketChunks, bucket: Tensor, number: int, step: int, exact: bool, part: Part
+        self, chunks: BucketChunks, bucket: Tensor, number: int, step: int, part: Part
     ) -> Rounds:
         values = self._scratch.empty("values", len(bucket), bucket)
         residuals = self._residuals_of(chunks, values, part)
-        observer = None if exact else self.observer
-        measurement = None if observer is None else observer.begin(chunks, step)
+        measurement = None if self.observer is None else self.observer.begin(chunks, step)
         call = Call(
             rank=self.rank,
             number=number,
@@ -286,7 +275,7 @@ class Reduction:
             call,
             timed=traffic,
             residuals=residuals,
-            tolerances=None if exact else self.tolerances,
+            tolerances=self.tolerances,
             measurement=measurement,
         )
         chunks.gather(bucket, values)
@@ -325,13 +314,12 @@ class Reduction:
 
     def _chunks_of(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
         if parameters not in self._chunks:
-            self._chunks[parameters] = BucketChunks(
-                parameters,
-                self.world_size,
-                self.options.codings,
-                self._numbers_of(parameters),
-            )
+            self._chunks[parameters] = self._new_chunks(parameters)
         return self._chunks[parameters]
+
+    def _new_chunks(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
+        numbers = self._numbers_of(parameters)
+        return BucketChunks(parameters, self.world_size, self.options.codings, numbers)
 
     def _numbers_of(self, parameters: tuple[ParameterShape, ...]) -> tuple[int, ...]:
         """Return the number of each parameter's first value, the same in every bucket."""

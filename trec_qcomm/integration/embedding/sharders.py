@@ -83,9 +83,9 @@ class CodedShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
 
     def _create_input_dists(self, *args: Any, **options: Any) -> None:
         super()._create_input_dists(*args, **options)
-        session, packs = self._session, self._session.config.ids is not None
+        session = self._session
         for input_dist in input_dists(self):
-            record_sent_ids(input_dist, session.counters["input"], packs=packs)
+            record_sent_ids(input_dist, session.counters["input"], lambda: session.packs_ids)
 
     def input_dist(
         self, ctx: Any, features: Any, *args: Any, **options: Any

@@ -83,8 +83,7 @@ class CodedSharding(ComesFirst):
         """Make TorchRec's dist of ids; what it sends is counted and noted, and may be packed."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
         session = self._registry.session
-        packs = session.config.ids is not None
-        record_sent_ids(input_dist, session.counters["input"], packs=packs)
+        record_sent_ids(input_dist, session.counters["input"], lambda: session.packs_ids)
         return input_dist
 
     def _groups(self) -> list[list[GroupedEmbeddingConfig]]:

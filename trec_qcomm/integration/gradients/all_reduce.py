@@ -8,6 +8,7 @@ for all of them at the end of backward. On CPU they are reduced in a thread and 
 of their own. On a GPU DDP's own thread launches them on a stream of their own, in DDP's process
 group (comm.transport). Gradient accumulation (`no_sync`), static graphs and unused parameters work
 as with plain DDP. A parameter that got no gradient on any rank sends zeros and keeps its residual.
+What is to be exact is left to DDP's own all-reduce.
 
 Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 """
@@ -19,10 +20,11 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from trec_qcomm.comm.dense.all_reduce import Reduction
+from trec_qcomm.comm.dense.all_reduce import Reduction, ring_nbytes
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.comm.dense.hooks import GradientObserver
@@ -35,6 +37,7 @@ from trec_qcomm.config.differences import flat_rule
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_names, rank_key
 from trec_qcomm.integration.gradients.placement import (
@@ -80,7 +83,7 @@ class GradientAllReduce(ABC):
             seed: seed of stochastic rounding.
             measure_error: whether to record the largest error of what this rank encodes.
             traffic: counters of what is sent.
-            is_exact: whether to send float32 now; equal on all ranks.
+            is_exact: whether to leave the gradients to DDP now; equal on all ranks.
             intra_traffic: counters of what is sent inside a node, where there are two hops.
             check_replicas_every: number of steps after which results are compared over ranks, see
                 comm.dense.replica_check; 0: never.
@@ -90,7 +93,7 @@ class GradientAllReduce(ABC):
         self.intra_traffic = intra_traffic or Traffic("intra_dense", ["all"])
         self._ranks_per_node: int | None = None  # of the group, for `hierarchical`
         self._seed, self._measure_error = seed, measure_error
-        self._is_exact = is_exact
+        self._is_exact, self._is_off = is_exact, False
         self._check_every, self._was_loaded = check_replicas_every, False
         self._observer: GradientObserver | None = None
         self.num_steps = 0  # backwards whose gradients were all-reduced
@@ -110,16 +113,26 @@ class GradientAllReduce(ABC):
         """
         if self._shapes_by_parameter:
             raise ValueError("gradients: there is a DDP already; make one of these for each")
-        ignored = ddp.parameters_to_ignore
-        named = [(n, p) for n, p in ddp.module.named_parameters() if n not in ignored]
-        names = {p: name for name, p in named if p.requires_grad}
-        device, pg = device_of(names), ddp.process_group
+        device = device_of(_names_of(ddp))
+        group = make_gloo_group(ddp.process_group) if device.type == "cpu" else ddp.process_group
+        self._prepare(ddp, device, group)
+        self._transport = make_transport(group, device, self._checks)
+        ddp.register_comm_hook(self, _hook)
+        self._ddp, self._device, self._group = ddp, device, group
+
+    def _prepare(
+        self, ddp: DistributedDataParallel, device: torch.device, group: dist.ProcessGroup
+    ) -> None:
+        """Make the reduction that the rules describe. Collective; arguments and errors: register.
+
+        Args: group: the ranks of the DDP, for messages in the memory of the device.
+        """
+        pg = ddp.process_group
         if device.type == "cuda":
             for field, codec in self._codecs():
                 check_on_gpu(field, codec, dist.get_backend_config(pg))
-        shapes_by_parameter = self._shapes_of(ddp.module, names)
-        shapes = [shape for group in shapes_by_parameter.values() for shape in group]
-        group = make_gloo_group(pg) if device.type == "cpu" else pg
+        shapes_by_parameter = self._shapes_of(ddp.module, _names_of(ddp))
+        shapes = [shape for several in shapes_by_parameter.values() for shape in several]
         if self.rules[0].algorithm == "hierarchical":
             self._ranks_per_node = agreed_ranks_per_node(pg, group)
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())
@@ -131,10 +144,7 @@ class GradientAllReduce(ABC):
         ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
         what = "gradients: ranks of the group have different rules or parameters"
         check_equal(group, ours, what)
-        self._transport = make_transport(group, device, self._checks)
-        ddp.register_comm_hook(self, _hook)
-        self._reduction, self._device = reduction, device
-        self._shapes_by_parameter = shapes_by_parameter
+        self._reduction, self._shapes_by_parameter = reduction, shapes_by_parameter
         reduction.observer = self._observer
 
     def _codecs(self) -> Iterator[tuple[str, Codec]]:
@@ -183,6 +193,11 @@ class GradientAllReduce(ABC):
         is_last = bucket.is_last()
         self.num_steps += is_last
         values = bucket.buffer()
+        if self._is_exact() or self._is_off:
+            self._reduction.num_steps += is_last
+            nbytes = int64_tensor([ring_nbytes(len(values), self._reduction.world_size)])
+            self.traffic.add_bytes(int64_tensor([0]), nbytes, nbytes, 0)
+            return allreduce_hook(self._ddp.process_group, bucket)
         shapes = [shape for p in bucket.parameters() for shape in self._shapes_by_parameter[p]]
         is_checked = self._check_every and (
             self._was_loaded or (self._reduction.num_steps + 1) % self._check_every == 0
@@ -287,6 +302,13 @@ class GradientAllReduce(ABC):
                 if name in shape_of
             }
         return {name: sites for name, sites in residuals.items() if used.get(name, True)}
+
+
+def _names_of(ddp: DistributedDataParallel) -> dict[nn.Parameter, str]:
+    """Return each parameter that DDP reduces, with its name."""
+    ignored = ddp.parameters_to_ignore
+    named = [(n, p) for n, p in ddp.module.named_parameters() if n not in ignored]
+    return {p: name for name, p in named if p.requires_grad}
 
 
 def _hook(

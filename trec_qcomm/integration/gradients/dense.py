@@ -21,6 +21,7 @@ from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.config import GradientRule
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.integration.checkpoint import by_short_key
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.reduction import make_coding, make_reduction, sent_shapes
 
@@ -43,9 +44,39 @@ class DenseGradients(GradientAllReduce):
             options: keyword arguments of GradientAllReduce.
         """
         super().__init__(rules, **options)
-        self._rules, self._source = rules_of(rules), source
+        self._source = source
+        self._take(rules)
+
+    def _take(self, rules: Rules) -> None:
+        self.rules = self._rules = rules_of(rules)
         self._patterns = parameter_patterns(rules)
         self._matrices: list[MatrixShape] = []  # parameters that are sent as factors
+
+    def use_rules(self, rules: Rules | None) -> None:
+        """Reduce by other rules from the next step on. Call it on all ranks alike.
+
+        What was kept back of a parameter goes on by the rule that holds for it now; a rule that
+        keeps nothing drops it.
+
+        Args: rules: rules in place of the config's `dense`; None: DDP's own all-reduce, while what
+            was kept back waits.
+        Raises: ValueError: rules that do not fit the parameters or the device; then nothing is
+            changed.
+        """
+        if rules is not None and rules_of(rules) != self._rules:
+            self._change(rules)
+        self._is_off = rules is None
+
+    def _change(self, rules: Rules) -> None:
+        before = self._rules, self._patterns, self._matrices
+        self._loaded = by_short_key(self.state_dict())
+        self._take(rules)
+        try:
+            self._prepare(self._ddp, self._device, self._group)
+        except ValueError:
+            self._rules, self._patterns, self._matrices = before
+            self.rules = self._rules
+            raise
 
     def _shapes_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
@@ -118,7 +149,7 @@ class DenseGradients(GradientAllReduce):
         return keeps and (not resized or rule.on_resize == "sum")
 
     def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:
-        return self._reduction.start(shapes, values, exact=self._is_exact(), is_last=is_last)
+        return self._reduction.start(shapes, values, is_last=is_last)
 
 
 def _check_some_block(rule: GradientRule, sent: Sequence[ParameterShape], place: str) -> None:

@@ -51,9 +51,7 @@ class TableGradients(GradientAllReduce):
         )
 
     def _rounds(self, shapes: Sequence[ParameterShape], values: Tensor, is_last: bool) -> Rounds:
-        return all_reduce_touched(
-            self._reduction, shapes, values, exact=self._is_exact(), is_last=is_last
-        )
+        return all_reduce_touched(self._reduction, shapes, values, is_last=is_last)
 
 
 def _tables_of(lookup: nn.Module) -> dict[nn.Parameter, list[ParameterShape]]:

@@ -21,7 +21,7 @@ Stochastic rounding draws its noise by the place of a row, so it draws other noi
 distribution. The size of what is entropy coded may differ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -121,10 +121,10 @@ class PackedBatch(KeyedJaggedTensor):
         )
 
 
-def record_sent_ids(input_dist: Any, traffic: Traffic, *, packs: bool) -> None:
+def record_sent_ids(input_dist: Any, traffic: Traffic, packs: Callable[[], bool]) -> None:
     """From now on count what a TorchRec input dist sends, and note it (BatchNotes.sent).
 
-    Args: packs: whether it sends its ids packed.
+    Args: packs: function that returns whether ids are sent packed now.
 
     Counted are lengths, ids and weights to other ranks, and the sizes sent before them. The hook
     sits on the inner all-to-all, whose `forward` (and not `__call__`) is what
@@ -135,8 +135,8 @@ def record_sent_ids(input_dist: Any, traffic: Traffic, *, packs: bool) -> None:
     rank, world_size = pg.rank(), pg.size()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before(_inner: nn.Module, args: tuple[KeyedJaggedTensor]) -> tuple[PackedBatch]:
-        return (PackedBatch.view_of(args[0]),)
+    def before(_inner: nn.Module, args: tuple[KeyedJaggedTensor]) -> tuple[KeyedJaggedTensor]:
+        return (PackedBatch.view_of(args[0]),) if packs() else args
 
     def after(_inner: nn.Module, args: tuple[KeyedJaggedTensor], awaitable: Any) -> None:
         (features,) = args
@@ -160,7 +160,7 @@ def record_sent_ids(input_dist: Any, traffic: Traffic, *, packs: bool) -> None:
             features.length_per_key(), features.stride_per_key(), features.lengths()
         )
 
-    if packs and world_size > 1:  # TorchRec sends nothing to itself
+    if world_size > 1:  # TorchRec sends nothing to itself
         inner.register_forward_pre_hook(before)
     inner.register_forward_hook(after)
 

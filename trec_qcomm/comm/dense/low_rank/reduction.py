@@ -94,7 +94,6 @@ class LowRankReduction(Reduction):
         parameters: Sequence[ParameterShape],
         bucket: Tensor,
         *,
-        exact: bool = False,
         once: bool = False,
         is_last: bool = True,
         part: Part = WHOLE,
@@ -104,10 +103,8 @@ class LowRankReduction(Reduction):
         Args: parameters: shapes of the bucket's whole parameters, not of factors.
         """
         has_some = any(parameter.name in self.matrices.by_name for parameter in parameters)
-        if exact or not has_some:
-            return super().start(
-                parameters, bucket, exact=exact, once=once, is_last=is_last, part=part
-            )
+        if not has_some:
+            return super().start(parameters, bucket, once=once, is_last=is_last, part=part)
         messages = self._messages_of(parameters, bucket)
         first, second, lost = messages.buffers
         is_exact = all(
