@@ -95,7 +95,7 @@ class Session:
     def use_dense(self, rules: Rules | None) -> None:
         """Reduce the gradients of the replicated part by other rules from the next step on.
 
-        Args: rules: see DenseGradients.use_rules.
+        Args: rules: rules; None: DDP's own all-reduce, see DenseGradients.use_rules.
         Raises: ValueError: DDP has them, as the config has no `dense`; rules that do not fit.
         """
         gradients = self.gradients.get("dense")
