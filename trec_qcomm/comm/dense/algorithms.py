@@ -101,13 +101,13 @@ def recursive_doubling(coder: MessageCoder, values: Tensor) -> Rounds:
         partner = rank ^ (1 << stage)
         [message] = coder.send(values, whole, stage_site(stage), noise_group=rank >> stage)
         received = yield coder.round([(partner, message)], [partner], whole.placed)
-        other = torch.empty_like(values)
-        coder.receive(received, whole.placed, other, [partner])
-        messages = [message, *messages_of(received, whole.placed)]
         # The lower rank's values come first on both ranks: of two NaN a sum takes the first's bits.
-        low, high = (values, other) if rank < partner else (other, values)
-        values.copy_(torch.add(low, high))
-        last = messages if rank < partner else messages[::-1]
+        place = int(rank > partner)
+        summand = coder.chunks.copies(range(n), (1 - place,))
+        coder.add_up(received, summand, values, [partner], place)
+        if folded:
+            messages = [message, *messages_of(received, whole.placed)]
+            last = messages if rank < partner else messages[::-1]
     if folded:
         yield coder.round([(folded[0], message) for message in last], [], None)
 

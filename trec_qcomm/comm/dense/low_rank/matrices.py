@@ -134,7 +134,8 @@ class Matrix:
             came: [r, m], the sum over ranks.
             ok: [] bool, whether the all-reduce's result is finite. If not, all stays as it was.
         """
-        if frame.is_on_gpu(matrix):  # where the host must not wait for `ok`
+        is_on_cpu = not frame.is_on_gpu(matrix)
+        if not is_on_cpu:  # the host must not wait for `ok`
             kept = torch.empty_like(matrix)
             write_product(left, sent, kept, torch.where(self._is_used, matrix, self.residual))
             self.residual = torch.where(ok, kept, self.residual)
@@ -143,12 +144,14 @@ class Matrix:
             waiting = matrix if self._is_used else self.residual
             write_product(left, sent, self.residual, waiting)
             self.right = self._next_right(came)
+        # NaN where r times a value overflows: a step that leaves the residual must not count.
+        came = came if is_on_cpu and ok else came + 0 * (came * self.shape.rank)
         write_product(left, came, matrix)
 
     def _next_right(self, came: Tensor) -> Tensor:
         """Return rows with a largest magnitude of 1/2 to 1, so that sums of products keep the
         range of the gradients; noise where there is nothing to go on with."""
-        largest = came.abs().amax(dim=1, keepdim=True)
+        largest = torch.linalg.vector_norm(came, torch.inf, dim=1, keepdim=True)
         scaled = torch.ldexp(came, -torch.frexp(largest).exponent)
         return torch.where(largest > _LEAST * largest.max(), scaled, self._noise)
 
@@ -202,8 +205,8 @@ def orthonormal_rows(rows: Tensor) -> Tensor:
 
     All values are NaN where one is NaN or inf. Equal machines give equal bits.
     """
-    basis = torch.linalg.qr(rows.T).Q.T
-    return torch.where(rows.isfinite().all(), basis, torch.nan)
+    basis: Tensor = torch.linalg.qr(rows.T).Q.T
+    return torch.add(basis, torch.linalg.vector_norm(rows, torch.inf), alpha=0)
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor, base: Tensor | None = None) -> None:

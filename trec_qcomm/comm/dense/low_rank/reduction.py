@@ -163,9 +163,9 @@ class LowRankReduction(Reduction):
         rights = [torch.mm(left, matrix) for left, matrix in zip(lefts, matrices, strict=True)]
         _pack(rights, second)
         yield from rounds[1]
-        # A result is at most r times the largest value of what came. NaN where that overflows.
-        second += 0 * (max(keeper.shape.rank for keeper in kept) * second)
-        ok = torch.cat([first, second]).isfinite().all()
+        # No value of a result is above r times the largest of what came.
+        largest = [torch.linalg.vector_norm(message, torch.inf) for message in (first, second)]
+        ok = (largest[0] + largest[1] * max(keeper.shape.rank for keeper in kept)).isfinite()
         sums = _unpacked(second, rights)
         shares = _unpacked(lost, rights)  # zero where codecs lose nothing
         for n, keeper in enumerate(kept):
