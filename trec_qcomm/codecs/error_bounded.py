@@ -5,9 +5,8 @@ Source: Feng et al., SC'24 (error-bounded compression of the embedding all-to-al
 table); SZ3 (a quantizer that checks each value).
 """
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from trec_qcomm.codecs.base import KernelCodec, Options
 from trec_qcomm.core.checks import MakeError
 from trec_qcomm.core.codec import Contract
+from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops.dispatch import check_bounds
@@ -45,7 +45,7 @@ class ErrorBounded(KernelCodec):
             a table's rows, `python -m trec_qcomm preview` measures.
     """
 
-    bound: float
+    bound: Annotated[float, Range(0, is_open=True)]
     mode: Mode = "rel"
     encoder: Encoder = "bitpack"
 
@@ -56,14 +56,9 @@ class ErrorBounded(KernelCodec):
     contract = Contract.BOUNDED
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.bound) not in (int, float):
-            raise ValueError(f"error_bounded.bound: {self.bound!r} is not a number")
-        most = 1.0 if self.mode == "rel" else math.inf
-        if not 0 < self.bound < most:
-            raise ValueError(
-                f"error_bounded.bound: {self.bound!r} is not > 0 and < {most} (mode {self.mode})"
-            )
+        check_fields(self, self.name)
+        if self.mode == "rel" and self.bound >= 1:
+            raise ValueError(f"error_bounded.bound: {self.bound!r} is not below 1 (mode rel)")
 
     @property
     def tolerance(self) -> float:

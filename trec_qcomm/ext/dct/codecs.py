@@ -11,20 +11,23 @@ serves well only if the codec stays on at inference: evaluate both.
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
 from trec_qcomm.core.codec import Codec, Contract, MaskUse
+from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ext.dct import places, rows
 from trec_qcomm.ext.dct.masks import MaskTransform
 from trec_qcomm.ext.dct.values import ValueFormat
+
+_Magnitude = Annotated[float, Range(0)]
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class TopK(Codec):
             (ext.dct.values).
     """
 
-    density: float | None = None
-    threshold: float | None = None
+    density: Annotated[float, Range(0, 1)] | None = None
+    threshold: _Magnitude | None = None
     values: ValueFormat = "fp16"
 
     name = "topk"
@@ -54,15 +57,13 @@ class TopK(Codec):
     has_gpu_kernels = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_fields(self, self.name)
         if (self.density is None) == (self.threshold is None):
             raise ValueError(
                 f"topk: give one of density ({self.density!r}) and threshold ({self.threshold!r})"
             )
-        if self.density is not None and not (_is_number(self.density) and 0 < self.density <= 1):
-            raise ValueError(f"topk.density: {self.density!r} is not a number in 0 < density <= 1")
-        if self.threshold is not None and not (_is_number(self.threshold) and self.threshold >= 0):
-            raise ValueError(f"topk.threshold: {self.threshold!r} is not a finite number >= 0")
+        if self.density == 0:
+            raise ValueError(f"topk.density: {self.density!r} is not above 0")
 
     @property
     def contract(self) -> Contract:
@@ -184,7 +185,7 @@ class Threshold(Codec):
             (ext.dct.values).
     """
 
-    threshold: float
+    threshold: _Magnitude
     values: ValueFormat = "fp16"
 
     name = "threshold"
@@ -195,9 +196,7 @@ class Threshold(Codec):
     has_gpu_kernels = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (_is_number(self.threshold) and self.threshold >= 0):
-            raise ValueError(f"threshold.threshold: {self.threshold!r} is not a finite number >= 0")
+        check_fields(self, self.name)
 
     @property
     def tolerance(self) -> float:
@@ -228,11 +227,6 @@ class Threshold(Codec):
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
         """Write the rows back, with zeros where nothing was kept."""
         places.decode(encoded, segments, out)
-
-
-def _is_number(value: float) -> bool:
-    """Return whether a value from YAML is a finite int or float: not a bool, string, NaN or inf."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 register_codec(TopK, TopK(density=1.0))

@@ -6,12 +6,13 @@ Knows: codecs, patterns. Does not know: YAML, TorchRec, process groups, figures.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any
 
 from trec_qcomm.config.gradients import parameter_patterns
-from trec_qcomm.config.matching import patterns_of
+from trec_qcomm.config.matching import Patterns
 from trec_qcomm.config.section import Section
 from trec_qcomm.core.codec import Codec, MaskUse
+from trec_qcomm.core.fields import Range, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +28,18 @@ class DebugRule(Section):
         folder: folder of the records, debug-rank0.jsonl and so on; None keeps the latest in memory.
     """
 
-    every: int = 100
-    tables: Sequence[str] = ("*",)
+    every: Annotated[int, Range(1)] = 100
+    tables: Patterns = ("*",)
     shadow: Sequence[Codec] = ()
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every: {self.every!r} is not an integer >= 1")
-        object.__setattr__(self, "tables", patterns_of(self.tables))
-        shadow: object = self.shadow
-        if not isinstance(shadow, Sequence) or isinstance(shadow, str):
-            raise ValueError(f"shadow: expected a list of codecs, got {shadow!r}")
-        object.__setattr__(self, "shadow", tuple(self.shadow))
+        check_fields(self)
         for n, codec in enumerate(self.shadow):
-            if not isinstance(codec, Codec):
-                raise ValueError(f"shadow[{n}]: expected a codec, got {codec!r}")
             if codec.mask_use is MaskUse.READS:
                 raise ValueError(f"shadow[{n}]: {codec.name} needs the columns that forward kept")
-        if self.folder is not None and (type(self.folder) is not str or self.folder == ""):
-            raise ValueError(f"folder: {self.folder!r} is not a path")
+        if self.folder == "":
+            raise ValueError("folder: '' is not a path")
 
     def matches(self, name: str) -> bool:
         """Return whether one of the patterns matches the name of a table or parameter."""

@@ -6,17 +6,18 @@ Knows: codecs, patterns, ladders. Does not know: YAML, TorchRec, process groups,
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import inf
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from trec_qcomm.config.matching import patterns_of
+from trec_qcomm.config.matching import Patterns
 from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import DIRECTIONS, Direction, TableRule
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice
+from trec_qcomm.core.codec import Codec, MaskUse
+from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.lab.guard.ladders import Ladder, check_order, ladder_of
 
 Action = Literal["switch", "warn"]
 Answer = Literal["error", "warn", "raise"]
+_Count = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,50 +57,25 @@ class GuardRule(Section):
             `raise_after` probes; `raise` gives it as many rungs as it takes.
     """
 
-    every: int = 200
-    limit_ne: float = 0.02
+    every: _Count = 200
+    limit_ne: Annotated[float, Range(0, is_open=True)] = 0.02
     action: Action = "switch"
-    tables: Sequence[str] = ("*",)
+    tables: Patterns = ("*",)
     ladder: Sequence[Codec] | None = None
     backward_ladder: Sequence[Codec] | None = None
-    raise_after: int = 2
-    lower_after: int = 10
-    patience: int = 20
+    raise_after: _Count = 2
+    lower_after: _Count = 10
+    patience: _Count = 20
     on_unencodable: Answer = "raise"
     on_pointless: Answer = "raise"
     on_nan: Answer = "warn"
     on_drift: Answer = "raise"
 
     def __post_init__(self) -> None:
-        limit = self.limit_ne
-        if type(limit) not in (int, float) or not 0 < limit < inf:
-            raise ValueError(f"limit_ne: {limit!r} is not a number > 0, in percent")
-        for name in ("every", "raise_after", "lower_after", "patience"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}: {value!r} is not an integer >= 1")
-        check_choice("action", self.action, get_args(Action))
-        for name in ("on_unencodable", "on_pointless", "on_nan", "on_drift"):
-            check_choice(name, getattr(self, name), get_args(Answer))
-        object.__setattr__(self, "tables", patterns_of(self.tables))
-        for name in ("ladder", "backward_ladder"):
-            self._check_ladder(name)
-
-    def _check_ladder(self, name: str) -> None:
-        ladder: object = getattr(self, name)
-        if ladder is None:
-            return
-        if not isinstance(ladder, Sequence) or isinstance(ladder, str) or not ladder:
-            raise ValueError(f"{name}: expected a list of one or more codecs, got {ladder!r}")
-        object.__setattr__(self, name, tuple(ladder))
-        for n, codec in enumerate(ladder):
-            if not isinstance(codec, Codec):
-                raise ValueError(f"{name}[{n}]: expected a codec, got {codec!r}")
-            if codec.mask_use is MaskUse.READS:
-                raise ValueError(f"{name}[{n}]: {codec.name} needs the columns that forward kept")
-            if name == "ladder" and codec.only_for_gradients:
-                raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only")
-        check_order(name, ladder)
+        check_fields(self)
+        for name, ladder in (("ladder", self.ladder), ("backward_ladder", self.backward_ladder)):
+            if ladder is not None:
+                _check_ladder(name, ladder)
 
     def matches(self, table: str) -> bool:
         """Return whether the guard may move a table of that name."""
@@ -122,3 +98,14 @@ class GuardRule(Section):
         from trec_qcomm.lab.guard.extension import GuardExtension  # which needs rules itself
 
         return GuardExtension(session, self)
+
+
+def _check_ladder(name: str, ladder: Sequence[Codec]) -> None:
+    if not ladder:
+        raise ValueError(f"{name}: expected a list of one or more codecs, got {ladder!r}")
+    for n, codec in enumerate(ladder):
+        if codec.mask_use is MaskUse.READS:
+            raise ValueError(f"{name}[{n}]: {codec.name} needs the columns that forward kept")
+        if name == "ladder" and codec.only_for_gradients:
+            raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only")
+    check_order(name, ladder)
