@@ -18,7 +18,7 @@ TOOLS = {
     "simulate": ("trec_qcomm.lab.simulate.command", "predicted steps on up to thousands of GPUs"),
     "report": ("trec_qcomm.lab.report.command", "records as one page of figures"),
     "debug": ("trec_qcomm.lab.debug.command", "a recorded run of the numeric debugger"),
-    "schema": ("trec_qcomm.lab.schema", "JSON schema of a config, for editors"),
+    "schema": ("trec_qcomm.lab.schema", "JSON schema of a config, and its reference"),
     "warm-up": ("trec_qcomm.warm_up", "compile a config's CPU kernels ahead of a training"),
 }
 

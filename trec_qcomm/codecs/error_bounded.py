@@ -38,7 +38,7 @@ class ErrorBounded(KernelCodec):
             the segment: the rows that one rank sends one peer for one table in one step. So each
             table, and each step, is coded at its own scale. 0 < bound < 1; 0.01 is 1 %.
             With mode `abs`, the error bound itself, in units of the values.
-        mode: `rel` or `abs`, what `bound` means.
+        mode: what `bound` means.
         encoder: how the integers round(x / (2 error bound)) become bytes. `bitpack`: at the speed
             of memory. `rans`: entropy coded, a tenth to a fifth smaller and several times slower.
             `vector_lz`: bitpack with repeated rows sent once; not on a GPU. Which is fastest for

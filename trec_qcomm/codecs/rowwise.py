@@ -25,7 +25,7 @@ class Rowwise(RoundingCodec, SummingRowCodec):
     step is: ops.rowwise.
 
     Args:
-        bits: 8, 4 or 2; fewer is smaller and coarser.
+        bits: bits of a value; fewer is smaller and coarser.
         rounding: `nearest`, or `stochastic`: UNBIASED and noisier.
         nonfinite: `keep`: NaN, +inf and -inf arrive as such, and their row has 3 codes fewer for
             its other values. `raise`: they raise an UnencodableError.

@@ -32,8 +32,9 @@ class AllReduceRule:
     """Settings that every all-reduce of gradients has.
 
     Args:
-        codec: codec of the values; on CUDA one that has kernels there.
-        algorithm: name of the algorithm.
+        codec: codec of the values. On CUDA the rule needs NCCL, and a codec of fixed size that has
+            GPU kernels: not `error_bounded`, `threshold` and `topk` of a threshold.
+        algorithm: name of the algorithm; `hierarchical` for replicated parameters only.
     """
 
     codec: Codec
@@ -49,6 +50,7 @@ class TableGradientRule(AllReduceRule):
     """Rule of the gradients of DATA_PARALLEL tables.
 
     A row of a table is a row to the codec. Rows that no rank touched in a step are not sent.
+    Without such a rule DDP sends whole tables.
     """
 
     def __post_init__(self) -> None:
@@ -64,7 +66,16 @@ class TableGradientRule(AllReduceRule):
 class LowRank:
     """Settings of gradients that are sent as two factors (PowerSGD, comm.dense.low_rank).
 
-    Args: rank: number of columns of each factor; lower is smaller, and keeps less of each step.
+    A gradient of n rows and m columns (a parameter's first dimension, and all others) is sent as
+    two matrices of `rank` columns, n x rank and m x rank, which the rule's codec codes. What they
+    leave out is always added to the next step's gradients. `error_feedback` is about parameters
+    that are sent whole: vectors, and matrices of which the factors are no smaller.
+
+    Each of the two factors needs a message, so latency counts twice. A checkpoint has a residual
+    and a factor for each parameter.
+
+    Args: rank: number of columns of each factor; lower is smaller, and keeps less of each step. It
+        is an error where the factors are smaller than no parameter of the rule.
     """
 
     rank: Annotated[int, Range(1, LARGEST_RANK)]
@@ -81,17 +92,24 @@ class LowRank:
 class GradientRule(AllReduceRule):
     """Rule of the gradients of replicated parameters that match one of the patterns.
 
-    A block of adjacent values of a parameter is a row to the codec.
+    A block of adjacent values of a parameter is a row to the codec. Parameters of several rules
+    travel in the same messages, so all rules have one `algorithm`.
 
     Args:
         parameters: one shell pattern (`*`, `?`, `[..]`), case-sensitive, on names of parameters as
-            DDP has them, or a sequence of them. It is kept as a tuple.
-        block: number of values in a block, with which the codec sends less than float32.
+            `named_parameters()` of the module inside DDP has them, or a sequence of them, kept as a
+            tuple. A pattern that matches no parameter that DDP reduces is an error, and so is a
+            rule whose parameters all have an earlier rule.
+        block: number of values in a block, with which the codec sends less than float32; some
+            parameter must have so many.
         min_numel: smallest parameter that is coded. Smaller ones are sent as float32, and so are
             the values of a parameter behind its last whole block.
         error_feedback: whether what the codec kept back is added to the next step's gradients.
-        refresh: rule that finds the codec's threshold while training; None keeps the codec's own.
-        scope: `layer` finds a threshold for each parameter, `global` one for all together.
+            Thresholds need it. With Adam it made 8, 4 and 2 bits worse (examples/papers/README.md).
+        refresh: rule that finds the codec's threshold while training, with `threshold` or `topk` of
+            a threshold > 0; None keeps the codec's own.
+        scope: `layer` finds a threshold for each parameter, `global` one for all of the rule
+            together; `global` only with `refresh`.
         low_rank: settings of the factors that are sent, by the codec, in place of matrices of which
             they are smaller; what they leave out is always added to the next step's gradients.
             None: no factors.

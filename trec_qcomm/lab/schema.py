@@ -2,12 +2,16 @@
 
 examples:
   python -m trec_qcomm schema > schema.json
+  python -m trec_qcomm schema --markdown configs/REFERENCE.md
 
 An editor completes and checks a YAML file that begins with this line:
   # yaml-language-server: $schema=schema.json
 
 The schema has the fields, types, ranges and choices. It does not have what several fields must
 fulfil together; reading the config checks that.
+
+The second command writes the reference of all fields into a page: their types, and what the
+docstrings say of them.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from trec_qcomm.config import Config
@@ -22,6 +27,7 @@ from trec_qcomm.config.section import At
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.fields import LISTS, UNIONS, Range, default_of, hints_of, stored_fields, write
 from trec_qcomm.core.registry import codec_names, codec_type
+from trec_qcomm.lab.reference import filled
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
 
@@ -92,12 +98,21 @@ def _limits(limits: Range) -> dict[str, float]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the schema."""
+    """Print the schema, or write the reference into a page."""
     parser = argparse.ArgumentParser(
         prog="python -m trec_qcomm schema",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args(words)
+    parser.add_argument(
+        "--markdown", metavar="PAGE", type=Path, help="write the reference into a page instead"
+    )
+    page: Path | None = parser.parse_args(words).markdown
+    if page is not None:
+        try:
+            page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+        except (OSError, ValueError) as error:
+            parser.error(f"{page}: {error}")
+        return 0
     print(json.dumps(config_schema(), indent=1))
     return 0

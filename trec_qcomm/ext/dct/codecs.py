@@ -36,13 +36,15 @@ class TopK(Codec):
 
     Give either `density` or `threshold`. NaN and inf count as larger than all finite values, so a
     row that holds some still does after decoding. With `density`, if a row has more than k of them,
-    only the first k arrive.
+    only the first k arrive. `trec_qcomm.sparsify_activation(values, TopK(density=0.05))` does the
+    same to any other activation, such as one that goes to the next stage of a pipeline, and
+    `forward_mask` to its gradient: an autograd function, which sends nothing itself.
 
     Args:
-        density: 0 < density <= 1; keep the k = max(1, ceil(density * dim)) values of largest
-            magnitude of each row (lowest columns first where equal). The product is that of the
-            decimal number as written: 0.07 of 100 is 7.
-        threshold: >= 0; keep all values with |x| >= threshold, as many as there are.
+        density: share of the columns, > 0; keep the k = max(1, ceil(density * dim)) values of
+            largest magnitude of each row (lowest columns first where equal). The product is that of
+            the decimal number as written: 0.07 of 100 is 7.
+        threshold: smallest magnitude; keep all values with |x| >= threshold.
         values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment
             (ext.dct.values).
     """
@@ -177,10 +179,11 @@ class Threshold(Codec):
     """Codec that sends the values with |x| >= threshold, and NaN; the others decode to 0.
 
     `topk` with a threshold keeps the same values row by row, and `forward_mask` can then send the
-    gradients of just these; this codec is smaller where few values are kept.
+    gradients of just these; this codec is smaller where few values are kept. For gradients only.
 
     Args:
-        threshold: >= 0, in units of the values; a rule's `refresh` finds other ones while training.
+        threshold: smallest magnitude that is sent; a rule's `refresh` finds other ones while
+            training.
         values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment
             (ext.dct.values).
     """

@@ -55,7 +55,10 @@ class BoundClasses:
     """The relative bound of each class, and the indices that put a table into it.
 
     Args:
-        tight, base, loose: bounds, 0 < tight <= base <= loose < 1; indices are measured at `base`.
+        tight: bound of tables with a low index, as a fraction of max - min;
+            0 < tight <= base <= loose < 1.
+        base: bound of tables in between, at which indices are measured.
+        loose: bound of tables with a high index.
         tight_below: tables with a lower index are tight.
         loose_from: tables with this index or a higher one are loose;
             0 <= tight_below <= loose_from <= 1.
@@ -97,9 +100,14 @@ class BoundClasses:
 class OnlineClasses(BoundClasses, Section):
     """Classes that are found while training.
 
+    Every `every` steps each rank measures the index of a table's rows: distinct rows after
+    quantization at the bound `base`, over distinct rows before (SC'24, dual-level adaptive bounds).
+    The index gives the table one of three bounds. Until it is measured, the bound is `tight`.
+
     Args:
-        every: steps between measurements, >= 1.
-        margin: distance above a threshold that an index must have before a bound is loosened.
+        every: steps between measurements.
+        margin: distance above a threshold that an index must have before a bound is loosened;
+            0..1 - loose_from.
     """
 
     every: Annotated[int, Range(1)]

@@ -32,7 +32,11 @@ _StepNumber = Annotated[int, Range(0, 2**63 - 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Section, ABC):
-    """Multiplier of a number over a training. It is frozen; its fields are its config."""
+    """Multiplier m of a number over a training, by the step t: of an error bound, or of a density.
+
+    It is c (`start`) at step 0, falls, and is 1 from step T (`end_step`) on. With an error bound of
+    mode `rel`, `start` times the bound must be below 1. A kind may be given by its name alone.
+    """
 
     @abstractmethod
     def multiplier(self, step: int) -> float:
@@ -77,7 +81,8 @@ class Constant(Schedule):
 class _Decay(Schedule):
     """Schedule that falls from `start` to 1 at `end_step`.
 
-    Args: start: c >= 1, finite; a larger one is coarser at first.  end_step: T, 1..2^63 - 1.
+    Args: start: c; a larger one is coarser at first.  end_step: T, the step from which
+        the number is not multiplied.
     """
 
     start: Annotated[float, Range(1)] = 2.0
@@ -138,7 +143,7 @@ class Log(_Stretched):
 class Step(_Stretched):
     """Schedule m = c - (c - 1) floor(n t/T) / n: n equal stairs, the first at T/n, the last at T.
 
-    Args: num_stairs: n, 1..2^63 - 1.
+    Args: num_stairs: n, the number of equal stairs of kind `step`.
     """
 
     num_stairs: _Count = 10

@@ -1,8 +1,7 @@
 """Codec fbgemm: rows coded by FBGEMM's own operators, in FBGEMM's layout.
 
 For who comes from TorchRec's QCommsConfig and wants the same values, and where FBGEMM's kernels are
-the faster ones. Else take `cast`, `rowwise` or `float6`: they keep NaN and inf, take rows of any
-length and are smaller at equal bits.
+the faster ones.
 Source: FBGEMM's quantize_comm.py, quantize_ops; Yang et al. 2020 (int8, bf16), Rouhani et al. 2023
 (mx4).
 """
@@ -27,21 +26,45 @@ _WIRE_IDS = {name: 14 + n for n, name in enumerate(get_args(Precision))}
 class Fbgemm(RowCodec):
     """Codec that sends rows as FBGEMM codes them, with FBGEMM's rounding, to nearest.
 
-    What becomes of a row that holds NaN or inf, or whose max - min is beyond float32, on a CPU:
-        int8, int4, int2  NaN becomes the row's lowest value; a row with inf becomes NaN
-        fp8, fp8_e5m2     NaN becomes plus or minus the row's largest magnitude; a row with inf
-                          becomes inf and NaN
-        mx4               the group of values that it is in becomes 0
-        fp16, bf16        NaN arrives; inf, and what is beyond the format, become its largest value
-    On a GPU kernels treat them in other ways (mx4: as the largest value of its group). Of small
-    values int8 loses rows narrower than 1e-20, int4 and int2 those narrower than 6e-8, and they
-    take magnitudes up to 65504 only: beyond, a row becomes NaN.
+    Take it to keep the values of TorchRec's QCommsConfig, to have FP8 or MX4 at all, or where a
+    measurement on your device says that it is faster. Else take `cast`, `rowwise` or `float6`: they
+    keep NaN and inf, take any dim, are smaller at equal bits (`rowwise` 8: D + 4 bytes a row),
+    round stochastically where asked, lose no small gradients, and code rows where they lie, without
+    the two copies that FBGEMM's contiguous rows take.
+
+    A dim D that a precision does not take is a ValueError when the model is sharded (of column-wise
+    tables it is the dim of a shard), and so is a `block` of `dense`.
+
+        precision  bytes of a row  D              rounds to
+        int8       D + 8           multiple of 4  1/255 of max - min
+        int4       D / 2 + 4       multiple of 4  1/15 of it, with scale and lowest as fp16
+        int2       D / 4 + 4       multiple of 8  1/3 of it, with scale and lowest as fp16
+        fp8        D + 8           multiple of 4  3 bits of mantissa (e4m3): FBGEMM's forward format
+        fp8_e5m2   D + 8           multiple of 4  2 bits of mantissa: FBGEMM's backward format
+        mx4        D / 2 + D / g   multiple of 8  1 bit (e2m1) under a power of 2 for g values, the
+                                                  largest of 32, 16 and 8 that divides D
+        fp16       2 D             any            10 bits of mantissa
+        bf16       2 D             any            7 bits of mantissa
+
+    NaN, inf and values out of range, on a CPU:
+
+        int8           NaN becomes the row's lowest value, a row with inf NaN, and a row narrower
+                       than 1e-20 its lowest value
+        int4, int2     the same, but steps below 6e-8 are lost, and a lowest value or a step above
+                       65504 makes the row NaN
+        fp8, fp8_e5m2  NaN becomes plus or minus the row's largest magnitude, a row with inf becomes
+                       inf and NaN, and rows below 1e-20 are coarser or 0
+        mx4            NaN, inf and magnitudes above 2.9e38 make their group 0
+        fp16, bf16     NaN arrives; inf, and what is beyond the format, become its largest value,
+                       65504 or 3.39e38 (`cast` gives inf)
+
+    GPU kernels treat these in other ways (mx4: as the largest value of the group), and may round
+    int8, int4 and int2 another way in the last bit. We have run none of them. On a CPU mx4 is
+    FBGEMM's own Python code and slow, and fp8 puts rows together from FBGEMM's operator for single
+    values, since FBGEMM codes FP8 rows on GPUs only.
 
     Args:
-        precision: int8 (scale and lowest value of a row as float32), int4 and int2 (as float16),
-            fp8 (e4m3 under a scale a row: what FBGEMM takes forward), fp8_e5m2 (backward), mx4
-            (e2m1; 32 values share a power of two, or 16 or 8 where D is no multiple of 32), fp16,
-            bf16.
+        precision: format of a row, above.
         nonfinite: `lost`: NaN and inf become what is said above. `raise`: they raise an
             UnencodableError; on a GPU every encode waits for that.
     Raises: ValueError: FBGEMM is not installed.

@@ -17,11 +17,28 @@ class RowFeedback(Section):
     """Settings of error feedback by id: what a codec kept back of a row is added to the next row
     of the same id.
 
+    A rank sends Q(row + residual), and keeps row + residual minus that for the next time that it
+    sends the id: for each feature and column shard, and forward for each rank that it sends rows
+    to. An id takes 4 D + 16 bytes, for at most as many ids as the table has rows. Id i has the
+    place i mod `backward_rows`. Another id that comes there takes it, and `num_evicted` of the
+    table in `stats()` counts the residual that is dropped.
+
+    It needs `unique_bags: true` and a table-, column- or table-column-wise
+    EmbeddingBagCollection; `forward_rows` also needs lookups that take distinct bags. An error:
+    other shardings, tables with weights, `topk` and `forward_mask`. Sent without a residual: bags
+    of several ids, rows with NaN or inf, evaluation and `bypass`. Where a loss scaler skips a step,
+    what that step added and kept is not undone.
+
+    Residuals are in `qcomm.state_dict()`, so a resumed run equals an uninterrupted one bit for bit.
+    Another number of ranks, or a plan whose shards have other dims, begins without them. In six
+    paired trainings with 2 and 3 bits it gave nothing that shows (examples/criteo/README.md), so no
+    preset has it. Not run on a GPU.
+
     Args:
         backward_rows: number of ids of a feature whose gradients' residuals each rank keeps; 0:
             gradients are sent without.
         forward_rows: number of ids of a feature whose rows' residuals the table's rank keeps for
-            each rank that it sends them; 0: rows are sent without.
+            each rank that it sends them; 0: rows are sent without. One of both is above 0.
     """
 
     backward_rows: NumRows = 0

@@ -20,16 +20,25 @@ SyncAlgorithm = Literal["auto", "direct", "two_shot"]
 class SyncRule(Section):
     """Settings of the averages that replicas of tables take of their rows.
 
+    Replicas as TorchRec's 2D parallelism (DMPCollection) has them become their mean again. Only
+    rows travel that some replica looked up in training since the last average. The replicas'
+    process group is no field: `qcomm.sync(model, replica_group)` takes it.
+
     Args:
         codec: codec of the weights. One that is exact sends the touched rows themselves, and the
             result is what an all-reduce of whole tables gives; others send differences since the
-            last average.
-        optimizer: codec of the optimizer's state of these rows, `identity` or `cast`.
-        every: number of calls of the hook, or of `step`, in which one takes the average.
+            last average. Not `forward_mask`.
+        optimizer: codec of the optimizer's state of these rows, `identity` or `cast`; it travels in
+            the same messages.
+        every: number of calls of `dmp_collection.sync()`, or of `sync.step()`, in which one takes
+            the average.
         algorithm: `direct` sends a rank's touched rows to all; `two_shot` to an owner of each row,
-            which sends the average to all; `auto` is `direct` for two replicas.
+            which sends the average to all, so codecs that are not exact code twice; `auto` is
+            `direct` for two replicas.
         feedback_rows: number of rows of a table whose residuals a rank keeps, where a codec is not
-            exact; 0: differences are sent without.
+            exact: what was kept back of a row goes with its next difference. Row i has the place
+            i mod `feedback_rows`, and another row that comes there drops the residual. 0:
+            differences are sent without.
     """
 
     codec: Codec = field(default=Identity())

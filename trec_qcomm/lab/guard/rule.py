@@ -24,19 +24,28 @@ _Count = Annotated[int, Range(1)]
 class GuardRule(Section):
     """Settings of the guard, which watches the loss and moves tables to other codecs.
 
-    A probe is one look at the loss. What a table's values ask for is answered by `error`, `warn`,
-    which changes nothing, or `raise`, a finer codec.
+    A probe compares the loss on fixed batches with codecs on and off. A table gets a finer codec
+    when codecs are shown to cost more than `limit_ne`, and a coarser one when all was calm for
+    long. What a table's values ask for is answered by `error`, `warn`, which changes nothing, or
+    `raise`, a finer codec.
+
+    Which of two codecs is finer: one that is exact before all others. Codecs of fixed size and
+    `error_bounded` of mode `rel` compare by the bits of a value, which for a bound are log2(1 + 1 /
+    (2 bound)), as `rowwise` of so many bits has the same largest error. Bounds of mode `abs`
+    compare with one another only, and so do thresholds.
 
     Args:
         every: number of steps from one probe to the next.
         limit_ne: the most that codecs may add to the loss, in percent of the loss without them.
-        action: `switch` moves tables to other codecs; `warn` only tells, once an episode.
-        tables: one shell pattern on names of tables, or a sequence of them; others keep the codecs
-            of their rule. It is kept as a tuple.
-        ladder: codecs of the rows, from the coarsest to the finest. A table whose own codec is on
-            it starts there; another one starts below all that are finer. float32 is always the
-            last rung. None derives each table's rungs from its own codec, which is then the
-            coarsest.
+        action: `switch` moves tables to other codecs; `warn` only tells, once an episode, also
+            where an answer below is `raise`.
+        tables: one shell pattern on names of tables, or a sequence of them, kept as a tuple; others
+            keep the codecs of their rule. A pattern that matches none is an error.
+        ladder: codecs of the rows, from the coarsest to the finest; another order is an error. A
+            table whose own codec is on it starts there; another one starts below all that are
+            finer. float32 is always the last rung. None derives each table's rungs: its own codec,
+            then a quarter and a sixteenth of its error bound, or `rowwise` of 2, 4 and 8 bits and
+            bf16 as far as they are finer.
         backward_ladder: codecs of the gradients, likewise. A table's gradients never get coarser
             than its rule says.
         raise_after: number of probes in a row that must be above the limit before a table is moved
