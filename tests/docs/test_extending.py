@@ -9,6 +9,7 @@ from torchrec.distributed import DistributedModelParallel
 
 from tests.docs.test_training_page import FUSED_PARAMS, Model, batches, losses, make_plan
 from trec_qcomm import QComm
+from trec_qcomm.integration.extension import Extension
 from trec_qcomm.testing import run_ranks
 
 PAGE = Path(__file__).parents[2] / "trec_qcomm" / "docs" / "EXTENDING.md"
@@ -23,16 +24,41 @@ def bounded():
     return QComm.from_dict({"embedding": [{"tables": "*", **rule}]})
 
 
-def extended(make, extension):
+class Standing(Extension):
+    """Extension that does one thing to each collective."""
+
+    def __init__(self, put):
+        self.put = put
+
+    def add_collective(self, collective, module):
+        self.put(collective)
+
+
+def extended(make, put):
     qcomm = make()
-    qcomm.extend("mine", extension)
+    qcomm.extend("mine", Standing(put))
     return qcomm
+
+
+def receiver_of(observer_type):
+    """Return an observer that also looks at what came in training."""
+
+    class Receiver(observer_type):
+        num_received = 0
+
+        def looks_at_received(self, call):
+            return call.is_training  # sums of row-wise tables are then taken apart
+
+        def after_decoding(self, call, values, placed):
+            self.num_received += values.numel()
+
+    return Receiver()
 
 
 def read_page():
     """Run all blocks in order; return their names."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    names = {"qcomm": int8()}
+    names = {"qcomm": bounded()}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
     return names
@@ -55,26 +81,35 @@ def trained(qcomm, steps=4, then=None):
 
 def at_the_doors():
     names = read_page()
-    observed = trained(names["qcomm"])
-    resumed = int8()
+    mine = trained(names["qcomm"])
+    resumed = bounded()
     resumed.load_state_dict(names["qcomm"].state_dict())
-    largest, names["observer"].largest = names["observer"].largest, 0.0
-    resumed.state["largest_gradient"] = names["Kept"]()
-    lost, changed = int8(), int8()
+    largest, names["largest"].gradient = names["largest"].gradient, 0.0
+    resumed.state["mine"] = names["largest"]
+    lost, changed = bounded(), int8()
     lost.load_state_dict(names["qcomm"].state_dict())
-    with pytest.raises(ValueError, match="largest_gradient: nothing of that name keeps state"):
+    with pytest.raises(ValueError, match="mine: nothing of that name keeps state"):
         trained(lost)
-    tighter = extended(bounded, names["Tighter"]())
+    observer = receiver_of(names["Largest"])
+
+    def tighten(collective):
+        collective.tolerances = names["Falling"](len(collective.layout.tables()))
+
+    tighter = extended(bounded, tighten)
     tightly = trained(tighter, then=names["after_a_while"])
     kinds = {type(collective.tolerances).__name__ for collective in tighter.session.collectives}
+    clipped = extended(
+        int8, lambda collective: setattr(collective, "transform", names["Clipped"]())
+    )
     return {
         "plain": trained(int8()),
-        "observed": observed,
-        "largest": (largest, names["observer"].largest),
-        "received": names["observer"].num_received,
+        "observed": trained(extended(int8, lambda collective: collective.add_observer(observer))),
+        "largest": (largest, names["largest"].gradient),
+        "received": (observer.num_received, observer.gradient),
         "tighter": (tightly, kinds),
         "bounded": trained(bounded()),
-        "clipped": trained(extended(int8, names["Clipped"]())),
+        "mine": mine,
+        "clipped": trained(clipped),
         "changed": trained(changed, then=names["after_a_while"]),
         "codecs": repr(changed.session.collectives.rules.rule_for("t_item").backward),
     }
@@ -84,9 +119,10 @@ def test_what_stands_at_the_doors_does_what_the_page_says():
     for rank in run_ranks(at_the_doors, 2):
         assert rank["observed"] == rank["plain"]  # who looks on changes nothing
         assert rank["largest"][0] == rank["largest"][1] > 0
-        assert rank["received"] > 0
+        assert min(rank["received"]) > 0
         assert rank["tighter"][0] != rank["bounded"]
-        assert rank["tighter"][1] == {"TighterBounds"}  # also after the change of codecs
+        assert rank["tighter"][1] == {"Falling"}  # also after the change of codecs
         assert rank["clipped"] != rank["plain"]
+        assert rank["mine"] not in (rank["bounded"], rank["tighter"][0])
         assert rank["changed"][:3] == rank["plain"][:3]  # losses; the new codec is of gradients
         assert rank["codecs"].startswith("Rowwise(bits=4, ")
