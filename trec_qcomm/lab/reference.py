@@ -84,9 +84,9 @@ def _section(kind: Any, heading: str, headings: Headings) -> Iterator[str]:
     if kinds:
         lines = [_row(f"`{name}`", _docstring(each)[0]) for name, each in kinds.items()]
         yield "\n".join(["| kind | meaning |\n|---|---|", *lines])
-    rows = dict.fromkeys(row for each in kinds.values() or [kind] for row in _rows(each, headings))
+    rows = [row for each in kinds.values() or [kind] for row in _rows(each, headings)]
     if rows:
-        yield "\n".join([_HEAD, *rows])
+        yield "\n".join([_HEAD, *dict.fromkeys(rows)])  # a field that kinds share, once
 
 
 def _rows(kind: Any, headings: Headings) -> Iterator[str]:
@@ -100,7 +100,8 @@ def _rows(kind: Any, headings: Headings) -> Iterator[str]:
 
 
 def _row(*cells: str) -> str:
-    return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
+    in_one_line = (" ".join(cell.split()).replace("|", r"\|") for cell in cells)
+    return f"| {' | '.join(in_one_line)} |"
 
 
 def _docstring(kind: Any) -> tuple[str, str]:

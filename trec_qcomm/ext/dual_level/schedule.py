@@ -68,7 +68,7 @@ class _Scheduled(TableTolerance):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Schedule m = 1: the number is the same in every step."""
+    """Schedule m = 1: the number is the same in every step. It has no fields."""
 
     name: ClassVar[str] = "constant"
 

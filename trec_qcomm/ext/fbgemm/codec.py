@@ -32,8 +32,8 @@ class Fbgemm(RowCodec):
     round stochastically where asked, lose no small gradients, and code rows where they lie, without
     the two copies that FBGEMM's contiguous rows take.
 
-    A dim D that a precision does not take is a ValueError when the model is sharded (of column-wise
-    tables it is the dim of a shard), and so is a `block` of `dense`.
+    A ValueError says that FBGEMM is not installed, or, when the model is sharded, that a precision
+    does not take a dim D (of column-wise tables: the dim of a shard) or a `block` of `dense`.
 
         precision  bytes of a row  D              rounds to
         int8       D + 8           multiple of 4  1/255 of max - min
