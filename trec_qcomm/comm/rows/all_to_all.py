@@ -9,12 +9,9 @@ from itertools import chain
 from torch import Tensor
 
 from trec_qcomm.comm.rows.autograd import PendingRows
-from trec_qcomm.comm.rows.collective import (
-    PooledCollective,
-)
-from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
-from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
-from trec_qcomm.comm.rows.layout import first_columns, in_matrix, packed, side_by_side
+from trec_qcomm.comm.rows.collective import PooledCollective
+from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
+from trec_qcomm.comm.rows.layout import first_columns, in_matrix, side_by_side
 from trec_qcomm.core.segments import int64_tensor
 
 
@@ -24,22 +21,13 @@ class PooledAllToAll(PooledCollective):
     `start` takes [B, D_rank] and its result is [B_rank, D], whose columns lie owner by owner.
     """
 
-    def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
-        return self._owners_to_samples(codecs)
-
     def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
         plan = self._coding.plan_for(exact)
         width, batch_size = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
         owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
         sampled = side_by_side(plan.forward_received, batch_size)
-        return PlacedExchange(
-            forward_sent=plan.forward_sent.place(*owned),
-            forward_received=plan.forward_received.place(*sampled),
-            backward_sent=plan.backward_sent.place(*sampled),
-            backward_received=plan.backward_received.place(*owned),
-            sent_shape=(sum(batch_sizes), width),
-            result_shape=(batch_size, int(plan.forward_received.dims.sum())),
-        )
+        result_shape = batch_size, int(plan.forward_received.dims.sum())
+        return plan.place(owned, sampled, (sum(batch_sizes), width), result_shape)
 
     def start_variable(
         self,
@@ -61,15 +49,7 @@ class PooledAllToAll(PooledCollective):
         Returns: pending [M]: for each owner, for each of its shards, this rank's rows.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        plan = self._coding.plan_for(exact)
-        owned = packed(plan.forward_sent, int64_tensor(chain.from_iterable(rows_sent)))
-        sampled = packed(plan.forward_received, int64_tensor(rows_received))
-        exchange = PlacedExchange(
-            forward_sent=plan.forward_sent.place(*owned),
-            forward_received=plan.forward_received.place(*sampled),
-            backward_sent=plan.backward_sent.place(*sampled),
-            backward_received=plan.backward_received.place(*owned),
-            sent_shape=(int((owned[0] * plan.forward_sent.dims).sum()),),
-            result_shape=(int((sampled[0] * plan.forward_received.dims).sum()),),
+        exchange = self._coding.plan_for(exact).place_packed(
+            int64_tensor(chain.from_iterable(rows_sent)), int64_tensor(rows_received)
         )
         return self._start(rows, exchange, gradient_divisor, exact)

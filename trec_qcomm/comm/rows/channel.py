@@ -9,13 +9,12 @@ Knows: ranks, counters, doors. Does not know: plans, codecs, autograd.
 
 import hashlib
 import logging
-from collections.abc import Iterable
 
-import torch
 import torch.distributed as dist
 
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.doors import Observer
+from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.counters import Traffic
 
@@ -28,9 +27,8 @@ class Channel:
 
     Args:
         pg: the ranks.
+        layout: columns of every rank, and the dtype of the rows.
         name: text that keys the noise, and is in errors and traces.
-        tables: T names.
-        dtype: dtype of the rows and gradients.
         intra: whether all ranks are in one node; statistics keep such traffic apart.
         seed: the config's seed of stochastic rounding; ranks, steps and directions draw different
             noise from it.
@@ -45,15 +43,15 @@ class Channel:
     def __init__(
         self,
         pg: dist.ProcessGroup,
-        name: str,
+        layout: Layout,
         *,
-        tables: Iterable[str],
-        dtype: torch.dtype,
-        intra: bool,
-        seed: int,
-        measure_error: bool,
+        name: str,
+        intra: bool = False,
+        seed: int = 0,
+        measure_error: bool = False,
     ) -> None:
-        self.pg, self.name, self.dtype, self.intra = pg, name, dtype, intra
+        self.pg, self.layout, self.dtype = pg, layout, layout.dtype
+        self.name, self.intra = name, intra
         self.rank, self.world_size, self.peers = pg.rank(), pg.size(), Peers(pg)
         # It keys the noise, because groups of other ranks may use the same name.
         self._global_rank = dist.get_rank()
@@ -61,7 +59,6 @@ class Channel:
         self.step = 0
         self._num_evaluations = 0  # calls without gradients; they do not change training's noise
         self._num_exchanges = 0  # in both directions; the ranks must agree
-        self._tables = list(tables)
         hop = "intra_" if intra else ""
         self.forward_traffic = self._traffic(f"{hop}embedding_forward")
         self.backward_traffic = self._traffic(f"{hop}embedding_backward")
@@ -69,7 +66,7 @@ class Channel:
         self.observers: tuple[Observer, ...] = ()
 
     def _traffic(self, kind: str) -> Traffic:
-        return Traffic(kind, self._tables, value_nbytes=self.dtype.itemsize)
+        return Traffic(kind, self.layout.tables(), value_nbytes=self.dtype.itemsize)
 
     def add_observer(self, observer: Observer) -> None:
         """Let an observer see the rows from now on; a second time changes nothing."""
@@ -114,7 +111,7 @@ class Channel:
         self.step, self._num_evaluations = other.step, other._num_evaluations
         self._num_exchanges, self.checks = other._num_exchanges, other.checks
         self.observers = other.observers
-        if self._tables == other._tables:
+        if self.layout.tables() == other.layout.tables():
             self.forward_traffic = other.forward_traffic
             self.backward_traffic = other.backward_traffic
 

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -60,15 +61,13 @@ class Coding:
         return value  # type: ignore[return-value]
 
 
-class RowCollective(Channel, ABC):
+class RowCollective(Channel):
     """Exchange of rows in one process group and one layout.
 
     Args:
-        pg: the ranks.
-        layout: columns of every rank, and the dtype of the rows.
+        pg, layout, options: arguments of Channel.
         codecs: the config's codecs.
         exact: the codecs of `start(exact=True)`.
-        name, intra, seed, measure_error: arguments of Channel.
     Attributes:
         tolerances, transform: doors, see doors.py; nothing stands behind them at first.
     """
@@ -80,26 +79,14 @@ class RowCollective(Channel, ABC):
         *,
         codecs: DirectionCodecs,
         exact: DirectionCodecs,
-        name: str,
-        intra: bool = False,
-        seed: int = 0,
-        measure_error: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            pg,
-            name,
-            tables=layout.tables(),
-            dtype=layout.dtype,
-            intra=intra,
-            seed=seed,
-            measure_error=measure_error,
-        )
-        self.layout = layout
+        super().__init__(pg, layout, **options)
         self.tolerances: Tolerances | None = None
         self.transform: RowTransform | None = None
-        self._exact = exact.for_values(self.dtype, name)
+        self._exact = exact.for_values(self.dtype, self.name)
         self._exact_plan = self._make_plan(self._exact)
-        self._coding = self._coding_of(codecs.for_values(self.dtype, name))
+        self._coding = self._coding_of(codecs.for_values(self.dtype, self.name))
         self._prepare(self._coding)
 
     def _coding_of(self, codecs: DirectionCodecs) -> Coding:
@@ -200,23 +187,22 @@ class RowCollective(Channel, ABC):
         finally:
             self._coding, self.transform, self.forward_traffic, self._num_evaluations = before
 
-    @abstractmethod
     def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
         """Return the plan of this kind of exchange."""
+        return self._owners_to_samples(codecs)
 
-    def _owners_to_samples(self, codecs: DirectionCodecs, *, num_summands: int = 1) -> ExchangePlan:
+    def _owners_to_samples(
+        self, codecs: DirectionCodecs, *, repeats: int = 1, num_summands: int = 1
+    ) -> ExchangePlan:
         """Return a plan in which every rank sends its own shards to all and gets gradients back."""
-        rank, size = self.rank, self.world_size
-        owned, sampled = [rank] * size, range(size)  # the owner of the shards in each frame
+        plan = partial(self.layout.plan_frames, rank=self.rank, repeats=repeats)
+        # The owner of the shards in each frame, at both ends.
+        owned, sampled = [self.rank] * self.world_size, range(self.world_size)
         return ExchangePlan(
-            forward_sent=self.layout.plan_frames(
-                owned, rank, codecs.forward, num_summands=num_summands
-            ),
-            forward_received=self.layout.plan_frames(
-                sampled, rank, codecs.forward, num_summands=num_summands
-            ),
-            backward_sent=self.layout.plan_frames(sampled, rank, codecs.backward),
-            backward_received=self.layout.plan_frames(owned, rank, codecs.backward),
+            forward_sent=plan(owned, codecs=codecs.forward, num_summands=num_summands),
+            forward_received=plan(sampled, codecs=codecs.forward, num_summands=num_summands),
+            backward_sent=plan(sampled, codecs=codecs.backward),
+            backward_received=plan(owned, codecs=codecs.backward),
         )
 
     def _start(
@@ -280,7 +266,7 @@ class RowCollective(Channel, ABC):
         return [table for table, codec in codecs.items() if codec.contract is not Contract.EXACT]
 
 
-class PooledCollective(RowCollective):
+class PooledCollective(RowCollective, ABC):
     """Exchange of the rows of a matrix whose samples are grouped by rank: B_r samples of rank r."""
 
     @abstractmethod

@@ -2,12 +2,15 @@
 
 An `ExchangePlan` stays from batch to batch; with the rows of a batch it is a `PlacedExchange`.
 
-Knows: frame plans. Does not know: process groups, autograd, how rows lie.
+Knows: frame plans, places of rows. Does not know: process groups, autograd.
 """
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
+from trec_qcomm.comm.rows.layout import Places, packed
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +26,46 @@ class ExchangePlan:
     forward_received: FramePlan
     backward_sent: FramePlan
     backward_received: FramePlan
+
+    def place(
+        self,
+        owned: Places,
+        sampled: Places,
+        sent_shape: tuple[int, ...],
+        result_shape: tuple[int, ...],
+        *,
+        gradient: Places | None = None,
+        num_summands: int = 1,
+    ) -> "PlacedExchange":
+        """Return the exchange with the rows of one batch.
+
+        Args:
+            owned: places of the rows that are sent, and of the gradients that come back.
+            sampled: places of the rows that are received.
+            sent_shape, result_shape, num_summands: fields of PlacedExchange.
+            gradient: places of the gradients that are sent; None: `sampled`.
+        """
+        return PlacedExchange(
+            forward_sent=self.forward_sent.place(*owned),
+            forward_received=self.forward_received.place(*sampled),
+            backward_sent=self.backward_sent.place(*(gradient or sampled)),
+            backward_received=self.backward_received.place(*owned),
+            sent_shape=sent_shape,
+            result_shape=result_shape,
+            num_summands=num_summands,
+        )
+
+    def place_packed(self, rows_sent: Tensor, rows_received: Tensor) -> "PlacedExchange":
+        """Return the exchange of segments that lie one behind the other at both ends.
+
+        Args: rows_sent, rows_received: [S] int64, rows of the segments of each side's frames.
+        """
+        return self.place(
+            packed(self.forward_sent, rows_sent),
+            packed(self.forward_received, rows_received),
+            (int(rows_sent @ self.forward_sent.dims),),
+            (int(rows_received @ self.forward_received.dims),),
+        )
 
 
 @dataclass(frozen=True, eq=False)

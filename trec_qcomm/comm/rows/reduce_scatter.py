@@ -11,7 +11,9 @@ holds for the sum, up to the sum's own rounding, (P - 1) 2^-24 sum|x|.
 Shapes: B_r samples of rank r, B their sum; D columns, equal on all P ranks.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,12 +22,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trec_qcomm.comm.rows.autograd import PendingRows
-from trec_qcomm.comm.rows.collective import (
-    PooledCollective,
-)
+from trec_qcomm.comm.rows.collective import PooledCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
-from trec_qcomm.comm.rows.layout import Layout, behind_one_another, first_columns, in_matrix, packed
+from trec_qcomm.comm.rows.layout import (
+    Layout,
+    Places,
+    behind_one_another,
+    first_columns,
+    in_matrix,
+    packed,
+)
 from trec_qcomm.comm.rows.selected import add_rows, take_rows
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.ops.batch.rows import Rows
@@ -43,25 +50,13 @@ class PooledReduceScatter(PooledCollective):
             raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
         super().__init__(pg, layout, **options)
 
-    def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
-        return self._repeated_plan(codecs, 1)
-
-    def _repeated_plan(self, codecs: DirectionCodecs, repeats: int) -> ExchangePlan:
+    def _make_plan(self, codecs: DirectionCodecs, repeats: int = 1) -> ExchangePlan:
         rank, size = self.rank, self.world_size
-        owners = [rank] * size
-        forward = self.layout.plan_frames(
-            owners, rank, codecs.forward, repeats=repeats, num_summands=size
+        to_all = self.layout.plan_frames(
+            [rank], rank, codecs.backward, fan_out=size, repeats=repeats
         )
-        return ExchangePlan(
-            forward_sent=forward,
-            forward_received=forward,
-            backward_sent=self.layout.plan_frames(
-                [rank], rank, codecs.backward, fan_out=size, repeats=repeats
-            ),
-            backward_received=self.layout.plan_frames(
-                owners, rank, codecs.backward, repeats=repeats
-            ),
-        )
+        plan = self._owners_to_samples(codecs, repeats=repeats, num_summands=size)
+        return replace(plan, backward_sent=to_all)
 
     def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
         plan = self._coding.plan_for(exact)
@@ -70,17 +65,21 @@ class PooledReduceScatter(PooledCollective):
         gradient = in_matrix(
             plan.backward_sent, [batch_size], first_columns(plan.backward_sent), width
         )
-        return PlacedExchange(
-            forward_sent=plan.forward_sent.place(*owned),
-            forward_received=plan.forward_received.place(
-                *behind_one_another(plan.forward_received, gradient, batch_size * width)
-            ),
-            backward_sent=plan.backward_sent.place(*gradient),
-            backward_received=plan.backward_received.place(*owned),
-            sent_shape=(sum(batch_sizes), width),
-            result_shape=(batch_size, width),
-            num_summands=self.world_size,
-        )
+        sent_shape, result_shape = (sum(batch_sizes), width), (batch_size, width)
+        return self._summed(plan, owned, gradient, sent_shape, result_shape)
+
+    def _summed(
+        self,
+        plan: ExchangePlan,
+        owned: Places,
+        gradient: Places,
+        sent_shape: tuple[int, ...],
+        result_shape: tuple[int, ...],
+    ) -> PlacedExchange:
+        """Place an exchange whose results lie one behind the other, as the gradients of one do."""
+        sampled = behind_one_another(plan.forward_received, gradient, math.prod(result_shape))
+        shapes, size = (sent_shape, result_shape), self.world_size
+        return plan.place(owned, sampled, *shapes, gradient=gradient, num_summands=size)
 
     def start_variable(
         self,
@@ -108,23 +107,15 @@ class PooledReduceScatter(PooledCollective):
             raise ValueError(f"{self.name}: {len(rows_sent[self.rank])} sizes for the shards")
         codecs = self._codecs_for(exact)
         plan = self._coding.kept(
-            ("repeated", exact, repeats), lambda: self._repeated_plan(codecs, repeats)
+            ("repeated", exact, repeats), lambda: self._make_plan(codecs, repeats)
         )
         owned = packed(plan.forward_sent, int64_tensor(chain.from_iterable(rows_sent)))
         rows_received = int64_tensor(rows_sent[self.rank])
         gradient = packed(plan.backward_sent, rows_received)
-        size = int((rows_received * plan.backward_sent.dims).sum())
-        exchange = PlacedExchange(
-            forward_sent=plan.forward_sent.place(*owned),
-            forward_received=plan.forward_received.place(
-                *behind_one_another(plan.forward_received, gradient, size)
-            ),
-            backward_sent=plan.backward_sent.place(*gradient),
-            backward_received=plan.backward_received.place(*owned),
-            sent_shape=(int((owned[0] * plan.forward_sent.dims).sum()),),
-            result_shape=(size,),
-            num_summands=self.world_size,
+        sent_shape, result_shape = (
+            (int(num_rows @ dims),) for num_rows, _, dims in (owned, gradient)
         )
+        exchange = self._summed(plan, owned, gradient, sent_shape, result_shape)
         return self._start(rows, exchange, gradient_divisor, exact)
 
     def start_selected(
@@ -153,17 +144,6 @@ class PooledReduceScatter(PooledCollective):
             ("selected", exact),
             lambda: self._owners_to_samples(codecs, num_summands=self.world_size),
         )
-        owned, sampled = (
-            packed(plan.forward_sent, sent.counts),
-            packed(plan.forward_received, received.counts),
-        )
-        exchange = PlacedExchange(
-            forward_sent=plan.forward_sent.place(*owned),
-            forward_received=plan.forward_received.place(*sampled),
-            backward_sent=plan.backward_sent.place(*sampled),
-            backward_received=plan.backward_received.place(*owned),
-            sent_shape=(sent.num_values,),
-            result_shape=(received.num_values,),
-        )
+        exchange = plan.place_packed(sent.counts, received.counts)
         add = partial(add_rows, rows=received, shape=shape)
         return self._start(take_rows(rows, sent), exchange, gradient_divisor, exact, then=add)

@@ -12,11 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trec_qcomm.comm.rows.autograd import PendingRows
-from trec_qcomm.comm.rows.collective import (
-    RowCollective,
-)
-from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
-from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
+from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, packed, packed_in_order
 
 
@@ -30,9 +27,6 @@ class SequenceAllToAll(RowCollective):
             raise ValueError(f"{options['name']}: rows of {sorted(dims)} values must be equal")
         self._dim = dims.pop() if dims else 1
         super().__init__(pg, layout, **options)
-
-    def _make_plan(self, codecs: DirectionCodecs) -> ExchangePlan:
-        return self._owners_to_samples(codecs)
 
     def start(
         self,
@@ -70,11 +64,5 @@ class SequenceAllToAll(RowCollective):
         owned = packed_in_order(plan.forward_sent, rows_sent.T.reshape(-1), block_major.reshape(-1))
         rows_received = torch.tensor(received, dtype=torch.int64)
         sampled = packed(plan.forward_received, rows_received)
-        return PlacedExchange(
-            forward_sent=plan.forward_sent.place(*owned),
-            forward_received=plan.forward_received.place(*sampled),
-            backward_sent=plan.backward_sent.place(*sampled),
-            backward_received=plan.backward_received.place(*owned),
-            sent_shape=(int(rows_sent.sum()), self._dim),
-            result_shape=(int(rows_received.sum()), self._dim),
-        )
+        sent_shape, result_shape = ((int(n.sum()), self._dim) for n in (rows_sent, rows_received))
+        return plan.place(owned, sampled, sent_shape, result_shape)
