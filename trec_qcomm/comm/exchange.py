@@ -8,6 +8,7 @@ Shapes: P frames.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -24,22 +25,25 @@ from trec_qcomm.core.counters import Traffic
 from trec_qcomm.wire import frame
 
 
+@dataclass(eq=False)
 class PendingFrames:
-    """An exchange that was started. Call `wait` once."""
+    """An exchange that was started. Call `wait` once.
 
-    def __init__(
-        self,
-        peers: Peers,
-        works: Sequence[dist.Work],
-        sent: SealedFrames,
-        received: SealedFrames,
-        placed: PlacedFrames,
-        traffic: Traffic,
-        name: str,
-    ) -> None:
-        self._peers, self._works, self._sent, self._received = peers, works, sent, received
-        self._placed, self._traffic = placed, traffic
-        self._name, self._started = name, perf_counter()
+    Args:
+        works: what to wait for.
+        sent: what must stay in memory until then.
+        received: the frames to come, with the rows that `incoming` places.
+        peers, incoming, traffic, name: arguments of `start_exchange`.
+    """
+
+    peers: Peers
+    works: Sequence[dist.Work]
+    sent: SealedFrames
+    received: SealedFrames
+    incoming: PlacedFrames
+    traffic: Traffic
+    name: str
+    started: float = field(init=False, default_factory=perf_counter)
 
     def wait(self, out: Tensor, *, summed: bool = False) -> None:
         """Block until all frames are here and write their rows to `out`.
@@ -49,15 +53,14 @@ class PendingFrames:
         """
         begin = perf_counter()
         try:
-            for work in self._works:
+            for work in self.works:
                 work.wait()
         except RuntimeError as error:
-            raise self._peers.lost(error, self._name, since=self._started) from error
-        self._works = ()
-        self._traffic.wire_s += perf_counter() - begin
-        ranks = self._peers.ranks
+            raise self.peers.lost(error, self.name, since=self.started) from error
+        self.works = ()
+        self.traffic.wire_s += perf_counter() - begin
         decode = decode_sum if summed else decode_frames
-        decode(self._received, self._placed, out, ranks=ranks, traffic=self._traffic)
+        decode(self.received, self.incoming, out, ranks=self.peers.ranks, traffic=self.traffic)
 
 
 def start_exchange(

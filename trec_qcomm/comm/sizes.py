@@ -30,7 +30,7 @@ from trec_qcomm.wire import frame
 _CALL_BITS = 16
 _SIZE_BITS = 47  # of a word that holds a frame's size and, above it, a call's number
 # A segment's word: 32 bits of size, 8 of the codec's wire id, and the call's number.
-_CODEC_SHIFT, _CALL_SHIFT = 32, 40
+_CODEC_SHIFT, _TABLE_BITS = 32, 40
 
 
 def exchange_sizes(
@@ -45,19 +45,8 @@ def exchange_sizes(
         the exchange, for errors.
     Raises: CorruptFrameError.  LostPeerError.
     """
-    call %= 2**_CALL_BITS
-    words = int64_tensor(nbytes) | call << _SIZE_BITS
-    received = torch.empty_like(words)
-    begin = perf_counter()
-    try:
-        dist.all_to_all_single(received, words, group=peers.pg)
-    except RuntimeError as error:
-        raise peers.lost(error, f"sizes of the {name}", since=begin) from error
-    in_step = received >> _SIZE_BITS == call
-    if not bool(in_step.all()):
-        p = int((~in_step).nonzero()[0])
-        raise CorruptFrameError("of another call: the ranks are out of step", rank=peers.ranks[p])
-    received &= 2**_SIZE_BITS - 1
+    words, senders = int64_tensor(nbytes), torch.arange(len(nbytes))
+    received = _exchange_words(peers, peers.pg, words, call, name, senders=senders, bits=_SIZE_BITS)
     limits = largest_nbytes(incoming)
     bad = (received > limits) | (received % 8 != 0)
     if bool(bad.any()):
@@ -88,26 +77,14 @@ def exchange_tables(
     Raises: CorruptFrameError.  LostPeerError.
     """
     plan = incoming.plan
-    call %= 2**_CALL_BITS
-    words = announced.nbytes | announced.codecs << _CODEC_SHIFT | call << _CALL_SHIFT
-    received = torch.empty(len(plan.tables), dtype=torch.int64)
-    begin = perf_counter()
-    try:
-        dist.all_to_all_single(
-            received,
-            words,
-            output_split_sizes=list(plan.segments_per_frame),
-            input_split_sizes=list(counts),
-            group=peers.host,
-        )
-    except RuntimeError as error:
-        raise peers.lost(error, f"sizes of the {name}", since=begin) from error
+    words = announced.nbytes | announced.codecs << _CODEC_SHIFT
+    splits = list(plan.segments_per_frame), list(counts)
+    senders, bits = plan.frame, _TABLE_BITS
+    received = _exchange_words(
+        peers, peers.host, words, call, name, senders=senders, bits=bits, splits=splits
+    )
     traffic.header_nbytes += 8 * (sum(counts) - counts[peers.pg.rank()])
-    in_step = received >> _CALL_SHIFT == call
-    if not bool(in_step.all()):
-        rank = peers.ranks[int(plan.frame[int((~in_step).nonzero()[0])])]
-        raise CorruptFrameError("of another call: the ranks are out of step", rank=rank)
-    codecs, nbytes = received >> _CODEC_SHIFT & 0xFF, received & 0xFFFFFFFF
+    codecs, nbytes = received >> _CODEC_SHIFT, received & 0xFFFFFFFF
     bad = (nbytes > 2 * incoming.raw_nbytes + 4096) | (nbytes % 8 != 0)
     if bool(bad.any()):
         s = int(bad.nonzero()[0])
@@ -117,6 +94,42 @@ def exchange_tables(
             table=plan.tables[s],
         )
     return frame.Announced(codecs, nbytes)
+
+
+def _exchange_words(
+    peers: Peers,
+    group: dist.ProcessGroup | None,
+    words: Tensor,
+    call: int,
+    name: str,
+    *,
+    senders: Tensor,
+    bits: int,
+    splits: tuple[list[int] | None, list[int] | None] = (None, None),
+) -> Tensor:
+    """Return the peers' words, of so many bits each. Above these the number of the call travels.
+
+    Args: senders: [n] int64, the rank in the group that sends each word.  splits: numbers of words
+        from and to each rank; None: equal ones.
+    """
+    call %= 2**_CALL_BITS
+    received = torch.empty(len(senders), dtype=torch.int64)
+    begin = perf_counter()
+    try:
+        dist.all_to_all_single(
+            received,
+            words | call << bits,
+            output_split_sizes=splits[0],
+            input_split_sizes=splits[1],
+            group=group,
+        )
+    except RuntimeError as error:
+        raise peers.lost(error, f"sizes of the {name}", since=begin) from error
+    late = senders[received >> bits != call]
+    if len(late):
+        rank = peers.ranks[int(late[0])]
+        raise CorruptFrameError("of another call: the ranks are out of step", rank=rank)
+    return received & (1 << bits) - 1
 
 
 def largest_nbytes(placed: PlacedFrames) -> Tensor:

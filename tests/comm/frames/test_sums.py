@@ -108,7 +108,7 @@ def reseal(frames, placed):
         placed.plan.segments_per_frame,
         layouts=placed.plan.layouts,
         call=frames.call,
-        codecs=placed.codecs,
+        codecs=placed.plan.codecs,
         num_rows=placed.num_rows,
         nbytes=placed.max_nbytes,
     )

@@ -96,10 +96,10 @@ def damaged(device):
     pending = op.start(rows, SAMPLES)
     frames = pending._call.pending
     with side_stream(rows.device):  # where the frames are received and decoded
-        for work in frames._works:  # or bytes that arrive after the damage would undo it
+        for work in frames.works:  # or bytes that arrive after the damage would undo it
             work.wait()
-        frames._works = ()
-        received = frames._received
+        frames.works = ()
+        received = frames.received
         if dist.get_rank() == 0:
             received.buffer[sum(received.nbytes[:1]) + 12] ^= 1
     try:

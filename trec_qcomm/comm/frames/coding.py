@@ -11,12 +11,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frames.plan import (
-    CodecGroup,
-    FramePlan,
-    PlacedFrames,
-    joined,
-)
+from trec_qcomm.comm.frames.plan import CodecGroup, FramePlan, PlacedFrames, joined
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Encoded

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trec_qcomm.comm.frames.coding import SealedFrames, Timer
-from trec_qcomm.comm.frames.plan import (
-    CodecGroup,
-    FrameLayout,
-    FramePlan,
-    PlacedFrames,
-    label_of,
-)
+from trec_qcomm.comm.frames.plan import CodecGroup, FrameLayout, FramePlan, PlacedFrames
 from trec_qcomm.core import registry
 from trec_qcomm.core.checks import renaming_errors
 from trec_qcomm.core.counters import Traffic
@@ -106,7 +100,7 @@ def decode_opened(
     placed: PlacedFrames,
     out: Tensor,
     ranks: Sequence[int],
-    timer: "Timer",
+    timer: Timer,
 ) -> None:
     """Write the rows of frames that were checked. Arguments: those of `decode_frames`."""
     plan = placed.plan
@@ -134,14 +128,12 @@ def decode_own(
     alignment = frame.alignment_of(frames.buffer)
     if placed.fixed_size:
         opened = _as_planned(frames.buffer, placed.layout(alignment), placed)
-        decode_opened(opened, placed, out, (), timer)
-        return
-    sizes = frames.announced.nbytes
-    places, _ = frame.lay_out(sizes, placed.plan.segments_per_frame, alignment)
-    for group in placed.groups:
-        at, nbytes = group.of_members(places), group.of_members(sizes)
-        _decode_group(Encoded(frames.buffer, at, nbytes), group, placed.plan, out, ())
-        timer.add_to(group.label)
+    else:
+        sizes = frames.announced.nbytes
+        places, _ = frame.lay_out(sizes, placed.plan.segments_per_frame, alignment)
+        parts = [(group.of_members(places), group.of_members(sizes)) for group in placed.groups]
+        opened = [OpenedGroup(Encoded(frames.buffer, *part)) for part in parts]
+    decode_opened(opened, placed, out, (), timer)
 
 
 def _decode_group(
@@ -160,15 +152,17 @@ def naming_senders(
     def named(error: CorruptFrameError) -> CorruptFrameError:
         if error.segment is None:
             return error
-        segment = int(group.members[error.segment])
-        return CorruptFrameError(
-            error.reason,
-            rank=ranks[int(plan.frame[segment])],
-            table=plan.tables[segment],
-            segment=segment,
-        )
+        return _error_at(int(group.members[error.segment]), error.reason, plan, ranks)
 
     return renaming_errors(named)
+
+
+def _error_at(
+    segment: int, reason: str, plan: FramePlan, ranks: Sequence[int]
+) -> CorruptFrameError:
+    """Return the error of one segment, with its sender and table."""
+    rank, table = ranks[int(plan.frame[segment])], plan.tables[segment]
+    return CorruptFrameError(reason, rank=rank, table=table, segment=segment)
 
 
 def _decode_as_sent(
@@ -182,13 +176,8 @@ def _decode_as_sent(
     try:
         _decode_group(encoded, group, plan, out, ranks)
     except ValueError as error:
-        segment = int(group.members[0])
-        raise CorruptFrameError(
-            f"codec {group.codec.wire_id} is not the one this rank expects, and fails: {error}",
-            rank=ranks[int(plan.frame[segment])],
-            table=plan.tables[segment],
-            segment=segment,
-        ) from error
+        reason = f"codec {group.codec.wire_id} is not the one this rank expects, and fails: {error}"
+        raise _error_at(int(group.members[0]), reason, plan, ranks) from error
 
 
 def _by_sender_codec(
@@ -203,13 +192,8 @@ def _by_sender_codec(
     for wire_id in sorted(set(used.tolist())):
         which = (used == wire_id).nonzero().view(-1)
         codec = registry.decoder(wire_id)
+        members = group.members[which]
         if codec is None:
-            segment = int(group.members[which[0]])
-            raise CorruptFrameError(
-                f"unknown codec {wire_id}",
-                rank=ranks[int(plan.frame[segment])],
-                table=plan.tables[segment],
-            )
-        segments, label = group.segments.subset(which), label_of(codec, group.segments.dim)
-        subgroups.append((CodecGroup(codec, segments, group.members[which], label), which))
+            raise _error_at(int(members[0]), f"unknown codec {wire_id}", plan, ranks)
+        subgroups.append((CodecGroup(codec, group.segments.subset(which), members), which))
     return subgroups

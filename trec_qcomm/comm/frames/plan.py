@@ -9,13 +9,13 @@ Shapes: P frames, S segments in all, frame-major; G segments of one group.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.core.codec import Codec, Contract, SummingCodec, check_dim
-from trec_qcomm.core.segments import ALIGNMENT, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.wire import frame
 
 
@@ -27,15 +27,18 @@ class CodecGroup:
         codec: the codec of all of them.
         segments: G segments, with rows and places.
         members: [G] int64, the number of each among the S segments of the frames.
-        label: codec and dim as text, for statistics.
         has_all: whether these are all S segments, in order.
     """
 
     codec: Codec
     segments: Segments
     members: Tensor
-    label: str
     has_all: bool = False
+
+    @property
+    def label(self) -> str:
+        """Codec and dim as text, for statistics."""
+        return _label(self.codec, self.segments.dim)
 
     def of_members(self, numbers: Tensor) -> Tensor:
         """Return [G], the members' share of [S] numbers, one a segment of the frames."""
@@ -55,8 +58,8 @@ def joined(groups: Sequence[CodecGroup], numbers: Sequence[Tensor]) -> Tensor:
     return every
 
 
-def label_of(codec: Codec, dim: int) -> str:
-    """Return codec and dim as text, for statistics."""
+@lru_cache(256)
+def _label(codec: Codec, dim: int) -> str:
     return f"{codec!r}, dim {dim}"
 
 
@@ -69,6 +72,7 @@ class FramePlan:
         table: [S] int64, the number of each segment's table.
         dims: [S] int64, values a row.
         frame: [S] int64, the frame of each segment.
+        codecs: [S] int64, wire ids of the config's codecs.
         segments_per_frame: P counts.
         layouts: P hashes, see comm.rows.layout.
         fan_out: number of ranks that each frame goes to: 1, or all (then P is 1).
@@ -85,6 +89,7 @@ class FramePlan:
     table: Tensor
     dims: Tensor
     frame: Tensor
+    codecs: Tensor
     segments_per_frame: tuple[int, ...]
     layouts: tuple[int, ...]
     fan_out: int
@@ -102,33 +107,14 @@ class FramePlan:
 
         Args: num_rows, start, stride, numbers: [S] int64 each, see core.segments.Segments.
         """
-        num_rows, start, stride = (places.contiguous() for places in (num_rows, start, stride))
-        groups = []
-        for (codec, dim, members), label in zip(self.groups, self._labels, strict=True):
-            if has_all := len(self.groups) == 1:
-                segments = Segments(exclusive_cumsum(num_rows), dim, start, stride, numbers=numbers)
-            else:
-                segments = Segments(
-                    exclusive_cumsum(num_rows[members]),
-                    dim,
-                    start[members],
-                    stride[members],
-                    numbers=None if numbers is None else numbers[members],
-                )
-            groups.append(CodecGroup(codec, segments, members, label, has_all))
-        return PlacedFrames(self, num_rows, tuple(groups))
-
-    @cached_property
-    def _labels(self) -> tuple[str, ...]:
-        return tuple(label_of(codec, dim) for codec, dim, _ in self.groups)
-
-    @cached_property
-    def codecs(self) -> Tensor:
-        """Wire ids of the config's codecs, [S] int64."""
-        ids = torch.empty_like(self.table)
-        for codec, _, members in self.groups:
-            ids[members] = codec.wire_id
-        return ids
+        places = [vector.contiguous() for vector in (num_rows, start, stride)]
+        groups, has_all = [], len(self.groups) == 1
+        for codec, dim, members in self.groups:
+            rows, begin, apart = places if has_all else [vector[members] for vector in places]
+            keys = numbers if numbers is None or has_all else numbers[members]
+            segments = Segments(exclusive_cumsum(rows), dim, begin, apart, numbers=keys)
+            groups.append(CodecGroup(codec, segments, members, has_all))
+        return PlacedFrames(self, places[0], tuple(groups))
 
     @cached_property
     def segment_copies(self) -> Tensor:
@@ -179,10 +165,9 @@ class PlacedFrames:
         groups: groups that together have every segment once.
     Derived:
         raw_nbytes: [S] int64, bytes of the rows that are not coded.
-        fixed_size: whether all codecs are of fixed size; else the next three are upper bounds.
+        fixed_size: whether all codecs are of fixed size; else the next two are upper bounds.
         max_nbytes: [S] int64, encoded bytes of each segment.
         group_nbytes: [G] int64 for each group, its members' share of `max_nbytes`.
-        frame_nbytes: P ints, the size of each frame on a CPU.
     """
 
     plan: FramePlan
@@ -192,7 +177,6 @@ class PlacedFrames:
     fixed_size: bool = field(init=False)
     max_nbytes: Tensor = field(init=False)
     group_nbytes: tuple[Tensor, ...] = field(init=False)
-    frame_nbytes: list[int] = field(init=False)
     _layouts: dict[int, FrameLayout] = field(init=False, default_factory=dict)
     _sums: dict[int, Sums | None] = field(init=False, default_factory=dict)
 
@@ -203,7 +187,6 @@ class PlacedFrames:
         object.__setattr__(self, "fixed_size", all(g.codec.fixed_size for g in self.groups))
         object.__setattr__(self, "max_nbytes", joined(self.groups, sizes))
         object.__setattr__(self, "group_nbytes", sizes)
-        object.__setattr__(self, "frame_nbytes", self.layout(ALIGNMENT).frame_nbytes)
 
     def layout(self, alignment: int) -> FrameLayout:
         """Return the places of the frames. Args: alignment: see wire.frame.alignment_of."""
@@ -215,15 +198,10 @@ class PlacedFrames:
             layout = self._layouts[alignment] = FrameLayout(at, frame_nbytes, group_at)
         return layout
 
-    @property
-    def codecs(self) -> Tensor:
-        """Wire ids of the config's codecs, [S] int64."""
-        return self.plan.codecs
-
     @cached_property
     def announced(self) -> frame.Announced:
         """Codec and size of each segment, where all codecs are of fixed size."""
-        return frame.Announced(self.codecs, self.max_nbytes)
+        return frame.Announced(self.plan.codecs, self.max_nbytes)
 
     @cached_property
     def bytes_to_others(self) -> tuple[Tensor, Tensor]:
@@ -298,6 +276,7 @@ def plan_frames(
         frame=torch.repeat_interleave(
             torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64)
         ),
+        codecs=torch.tensor([codec.wire_id for codec in segment_codecs], dtype=torch.int64),
         segments_per_frame=tuple(counts),
         layouts=tuple(layouts),
         fan_out=fan_out,

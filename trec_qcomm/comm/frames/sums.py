@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.frames.coding import SealedFrames, Timer
-from trec_qcomm.comm.frames.decoding import (
-    decode_opened,
-    naming_senders,
-    open_frames,
-)
+from trec_qcomm.comm.frames.decoding import decode_opened, naming_senders, open_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ops.batch.rank_sum import rank_sum
