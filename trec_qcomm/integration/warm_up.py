@@ -8,15 +8,18 @@ Knows: config, codecs, ops, frames. Does not know: TorchRec, process groups.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded, Identity
-from trec_qcomm.config import AllReduceRule, Config, GradientRule, HopCodecs, TableRule
+from trec_qcomm.config import Config, GradientRule, HopCodecs
+from trec_qcomm.config.gradients import AlgorithmChoice
 from trec_qcomm.config.section import sections_of
+from trec_qcomm.config.tables import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, SummingCodec
 from trec_qcomm.core.registry import codecs_of_16_bit_rows
 from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments, exclusive_cumsum
@@ -49,24 +52,23 @@ def jobs(
         raise ValueError(f"rows_dtype: {rows_dtype} is not one of {VALUE_DTYPES}")
     if ids not in (torch.int32, torch.int64):
         raise ValueError(f"ids: {ids} is not torch.int32 or torch.int64")
-    chosen: dict[str, Job] = {}
+    wanted: list[Job] = []
     if config.ids is not None or config.sync is not None:
-        chosen["ids"] = Job("ids", _use_id_messages)  # the longest
-    for codec in _codecs(config):
-        chosen |= {job.name: job for job in _codec_jobs(codec)}
-    for codec in _summed_codecs(config):
-        chosen |= {job.name: job for job in _sum_jobs(codec)}
-    chosen["frames"] = Job("frames", _use_frames)
+        wanted.append(Job("ids", _use_id_messages))  # the longest
+    wanted += _jobs_of(_codecs(config), {"encode": _use_encoder, "decode": _use_decoder})
+    wanted += _jobs_of(_summed_codecs(config), {"sum": _use_sums})
+    wanted.append(Job("frames", _use_frames))
     if rows_dtype != torch.float32:
-        for codec in _row_codecs(config):
-            chosen |= {job.name: job for job in _16_bit_jobs(codec)}
-        chosen["16-bit rows"] = Job("16-bit rows", partial(_use_rows, torch.float16))
+        names = codecs_of_16_bit_rows()
+        codecs = (codec for codec in _row_codecs(config) if codec.name in names)
+        wanted += _jobs_of(codecs, {"16-bit rows": _use_16_bit})
+        wanted.append(Job("16-bit rows", partial(_use_rows, torch.float16)))
     if config.embedding:
-        chosen["rows"] = Job("rows", _use_rows)
+        wanted.append(Job("rows", _use_rows))
     if any(rule.unique_bags for rule in config.embedding):
         name = f"bags {ids}".replace("torch.", "")
-        chosen["bags"] = Job(name, partial(_use_bags, ids))
-    return list(chosen.values())
+        wanted.append(Job(name, partial(_use_bags, ids)))
+    return list({job.name: job for job in wanted}.values())
 
 
 def warm_up(
@@ -97,87 +99,53 @@ def warm_up(
     return len(left)
 
 
-def _row_codecs(config: Config) -> Iterator[Codec]:
-    for rule in config.embedding:
-        yield from (rule.forward, rule.backward)
-        if rule.intra != HopCodecs():  # few plans have that hop
-            yield from (rule.intra.forward, rule.intra.backward)
-
-
 def _codecs(config: Config) -> Iterator[Codec]:
     yield from _row_codecs(config)
-    for rule in config.embedding:
-        yield from (codec for _, codec in _extension_codecs(config, rule))
-    for gradients in (*config.dense_rules, config.data_parallel):
-        if gradients is not None:
-            yield from (gradients.codec, *_intra_of(gradients))
+    yield from _gradient_codecs(config, get_args(AlgorithmChoice))
     for part in sections_of(config).values():
         yield from part.codecs()
 
 
-def _summed_codecs(config: Config) -> Iterator[Codec]:
+def _summed_codecs(config: Config) -> Iterator[SummingCodec]:
     """Yield codecs of what is added up as it is decoded: rows of row-wise tables, and gradients."""
+    rows = _row_codecs(config, ("forward",))
+    for codec in (*rows, *_gradient_codecs(config, ("two_shot", "hierarchical"))):
+        if isinstance(codec, SummingCodec):
+            yield codec
+
+
+def _row_codecs(config: Config, directions: Sequence[Direction] = DIRECTIONS) -> Iterator[Codec]:
+    """Yield codecs of the tables, and those that extensions may give them later."""
     for rule in config.embedding:
-        yield rule.forward
-        if rule.intra != HopCodecs():
-            yield rule.intra.forward
-        yield from (c for d, c in _extension_codecs(config, rule) if d == "forward")
-    for gradients in (*config.dense_rules, config.data_parallel):
-        if gradients is not None and gradients.algorithm in ("two_shot", "hierarchical"):
-            yield from (gradients.codec, *_intra_of(gradients))
+        hops = [rule] if rule.intra == HopCodecs() else [rule, rule.intra]  # few plans have both
+        yield from (getattr(hop, direction) for hop in hops for direction in directions)
+        for part in sections_of(config).values():
+            yield from (codec for d, codec in part.codecs_of_table(rule) if d in directions)
 
 
-def _intra_of(rule: AllReduceRule) -> tuple[Codec, ...]:
-    """Return the codec of the hop inside a node, if the rule has one."""
-    if not isinstance(rule, GradientRule) or rule.algorithm != "hierarchical":
-        return ()
-    return (Identity() if rule.intra is None else rule.intra,)
+def _gradient_codecs(config: Config, algorithms: Sequence[AlgorithmChoice]) -> Iterator[Codec]:
+    for rule in (*config.dense_rules, config.data_parallel):
+        if rule is not None and rule.algorithm in algorithms:
+            yield rule.codec
+            if isinstance(rule, GradientRule) and rule.algorithm == "hierarchical":
+                yield Identity() if rule.intra is None else rule.intra
 
 
-def _extension_codecs(config: Config, rule: TableRule) -> Iterator[tuple[str, Codec]]:
-    """Yield (direction, codec) of what extensions may give a table of a rule later."""
-    for part in sections_of(config).values():
-        yield from part.codecs_of_table(rule)
-
-
-def _codec_jobs(codec: Codec) -> Sequence[Job]:
-    if not _is_of_this_package(codec):
-        return ()
-    label = _label(codec)
-    if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
-        label = f"{label} {codec.encoder}"
-    return (
-        Job(f"{label}: encode", partial(_use_encoder, codec)),
-        Job(f"{label}: decode", partial(_use_decoder, codec)),
-    )
-
-
-def _label(codec: Codec) -> str:
-    """Return a name for the kernels of a codec."""
-    return "cast" if codec.name == "identity" else codec.name
-
-
-def _16_bit_jobs(codec: Codec) -> Sequence[Job]:
-    """Return the job of a codec that takes rows of 16 bits."""
-    if not _is_of_this_package(codec) or codec.name not in codecs_of_16_bit_rows():
-        return ()
-    return (Job(f"{_label(codec)}: 16-bit rows", partial(_use_16_bit, codec)),)
+def _jobs_of(codecs: Iterable[Any], uses: Mapping[str, Callable[[Any], None]]) -> Iterator[Job]:
+    """Yield a job for each use of each codec. A codec of a user's module has none."""
+    for codec in codecs:
+        if codec.name in _COMPILED and type(codec).__module__.partition(".")[0] == "trec_qcomm":
+            label = "cast" if codec.name == "identity" else codec.name
+            if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
+                label = f"{label} {codec.encoder}"
+            for use, function in uses.items():
+                yield Job(f"{label}: {use}", partial(function, codec))
 
 
 def _use_16_bit(codec: Codec) -> None:
     values, segments = _small_rows()
     values, codec = values.half(), codec.for_values(torch.float16)
     codec.decode(_encode(codec, values, segments), segments, torch.empty_like(values))
-
-
-def _sum_jobs(codec: Codec) -> Sequence[Job]:
-    if not isinstance(codec, SummingCodec) or not _is_of_this_package(codec):
-        return ()
-    return (Job(f"{_label(codec)}: sum", partial(_use_sums, codec)),)
-
-
-def _is_of_this_package(codec: Codec) -> bool:
-    return codec.name in _COMPILED and type(codec).__module__.partition(".")[0] == "trec_qcomm"
 
 
 def _small_rows() -> tuple[Tensor, Segments]:
@@ -194,21 +162,21 @@ def _use_encoder(codec: Codec) -> None:
 
 
 def _use_decoder(codec: Codec) -> None:
-    """Decode what the reference wrote, so that no encoder is compiled."""
-    values, segments = _small_rows()
-    with default_backend("reference"):
-        encoded = _encode(codec, values, segments)
-    codec.decode(encoded, segments, torch.empty_like(values))
+    encoded, segments, out = _by_reference(codec)
+    codec.decode(encoded, segments, out)
 
 
-def _use_sums(codec: Codec) -> None:
-    """Add up what the reference wrote, so that no encoder is compiled."""
-    assert isinstance(codec, SummingCodec)
-    values, segments = _small_rows()
-    with default_backend("reference"):
-        encoded = _encode(codec, values, segments)
+def _use_sums(codec: Any) -> None:
+    encoded, segments, out = _by_reference(codec)
     twice = Encoded(encoded.payload, encoded.at.repeat(2), encoded.nbytes.repeat(2))
-    codec.decode_sum(twice, segments, torch.empty_like(values))
+    codec.decode_sum(twice, segments, out)
+
+
+def _by_reference(codec: Codec) -> tuple[Encoded, Segments, Tensor]:
+    """Return rows that the reference wrote, so that no encoder is compiled; and memory for them."""
+    values, segments = _small_rows()
+    with default_backend("reference"):
+        return _encode(codec, values, segments), segments, torch.empty_like(values)
 
 
 def _encode(codec: Codec, values: Tensor, segments: Segments) -> Encoded:
