@@ -11,6 +11,9 @@ from torch import Tensor
 
 from trec_qcomm.core.stats import BagStats, KindStats, TableBags, TableStats
 
+# Counters of each table, in Traffic and in TableStats.
+_SUMS = ("raw_nbytes", "distinct_nbytes", "wire_nbytes", "num_flushed", "num_evicted")
+
 
 class Traffic:
     """Counter of what one direction of one exchange sends to OTHER ranks, since `reset`.
@@ -46,12 +49,9 @@ class Traffic:
         """
         self.num_calls = 0
         self.header_nbytes = 0
-        self.raw_nbytes.zero_()
-        self.distinct_nbytes.zero_()
-        self.wire_nbytes.zero_()
+        for name in _SUMS:
+            getattr(self, name).zero_()
         self.max_abs_err.fill_(-1.0)  # not measured
-        self.num_flushed.zero_()
-        self.num_evicted.zero_()
         self.encode_s: dict[str, float] = defaultdict(float)
         self.decode_s: dict[str, float] = defaultdict(float)
         self.wire_s = 0.0
@@ -174,12 +174,8 @@ def _by_table(traffics: Sequence[Traffic]) -> dict[str, TableStats]:
             places.setdefault(name, []).append((traffic, t))
     return {
         name: TableStats(
-            raw_nbytes=sum(int(traffic.raw_nbytes[t]) for traffic, t in rows),
-            distinct_nbytes=sum(int(traffic.distinct_nbytes[t]) for traffic, t in rows),
-            wire_nbytes=sum(int(traffic.wire_nbytes[t]) for traffic, t in rows),
             max_abs_err=_largest([traffic.max_abs_err[t] for traffic, t in rows]),
-            num_flushed=sum(int(traffic.num_flushed[t]) for traffic, t in rows),
-            num_evicted=sum(int(traffic.num_evicted[t]) for traffic, t in rows),
+            **{name: sum(int(getattr(traffic, name)[t]) for traffic, t in rows) for name in _SUMS},
         )
         for name, rows in places.items()
     }

@@ -3,8 +3,8 @@
 Knows: numbers. Does not know: torch, so that records of a run can be read without it.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trec_qcomm.core.aligned import aligned
@@ -143,19 +143,13 @@ class Stats:
         """
         divisor = max(self.num_steps, 1)
         what = f"a step, {self.num_steps} steps" if self.num_steps else "in all"
-        rows: list[tuple[str, ...]] = [_HEAD]
-        whole = _Sums()
-        for group, kinds in TRAFFIC_GROUPS.items():
-            sums = _Sums()
-            for kind in kinds:
-                sums = sums.plus(getattr(self, kind))
-            rows.append(sums.cells(group, divisor))
-            whole = whole.add(sums)
+        groups = {
+            name: [getattr(self, kind) for kind in kinds] for name, kinds in TRAFFIC_GROUPS.items()
+        }
         if self.sync.num_calls:
-            sums = _Sums().plus(self.sync)
-            rows.append(sums.cells("sync", divisor))
-            whole = whole.add(sums)
-        rows.append(whole.cells("all", divisor))
+            groups["sync"] = [self.sync]
+        groups["all"] = [stats for group in groups.values() for stats in group]
+        rows = [_HEAD, *(_cells(name, group, divisor) for name, group in groups.items())]
         text = aligned(rows, right=range(1, len(_HEAD)))
         return f"Sent by this rank to others, {what}:\n{text}"
 
@@ -166,35 +160,19 @@ _HEAD = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Sums over kinds of traffic."""
-
-    raw_nbytes: int = 0
-    distinct_nbytes: int = 0
-    wire_nbytes: int = 0
-    encode_s: float = 0.0
-    wire_s: float = 0.0
-    decode_s: float = 0.0
-
-    def plus(self, stats: KindStats) -> "_Sums":
-        return self.add(
-            _Sums(
-                stats.raw_nbytes, stats.distinct_nbytes, stats.wire_nbytes,
-                sum(stats.encode_s.values()), stats.wire_s, sum(stats.decode_s.values()),
-            )
-        )  # fmt: skip
-
-    def add(self, other: "_Sums") -> "_Sums":
-        return _Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def cells(self, name: str, divisor: int) -> tuple[str, ...]:
-        sizes = (self.raw_nbytes, self.distinct_nbytes, self.wire_nbytes)
-        seconds = (self.encode_s, self.wire_s, self.decode_s)
-        ratio = f"{self.raw_nbytes / self.wire_nbytes:.2f}" if self.wire_nbytes else "-"
-        return (
-            name,
-            *(f"{nbytes / divisor / 1e3:.1f}" for nbytes in sizes),
-            ratio,
-            *(f"{1e3 * s / divisor:.2f}" for s in seconds),
-        )
+def _cells(name: str, group: Sequence[KindStats], divisor: int) -> tuple[str, ...]:
+    """Return a line of the table: the sums over some kinds of traffic."""
+    raw = sum(stats.raw_nbytes for stats in group)
+    wire = sum(stats.wire_nbytes for stats in group)
+    sizes = raw, sum(stats.distinct_nbytes for stats in group), wire
+    seconds = (
+        sum(sum(stats.encode_s.values()) for stats in group),
+        sum(stats.wire_s for stats in group),
+        sum(sum(stats.decode_s.values()) for stats in group),
+    )
+    return (
+        name,
+        *(f"{nbytes / divisor / 1e3:.1f}" for nbytes in sizes),
+        f"{raw / wire:.2f}" if wire else "-",
+        *(f"{1e3 * s / divisor:.2f}" for s in seconds),
+    )
