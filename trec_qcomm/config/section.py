@@ -10,13 +10,10 @@ Knows: names of modules. Does not know: what any section means.
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.fields import read
-
-if TYPE_CHECKING:
-    from trec_qcomm.config.tables import TableRule
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,10 @@ class Section:
         """Yield the codecs that the extension uses itself, to compile their kernels."""
         yield from ()
 
-    def codecs_of_table(self, rule: "TableRule") -> Iterator[tuple[str, Codec]]:
+    def codecs_of_table(self, rule: Any) -> Iterator[tuple[str, Codec]]:
         """Yield (direction, codec) of what the extension may give a table in place of its rule's.
 
-        Args: rule: the rule that holds for the table.
+        Args: rule: the TableRule that holds for the table.
         """
         yield from ()
 

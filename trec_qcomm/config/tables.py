@@ -4,7 +4,6 @@ Knows: codecs, sections. Does not know: YAML, TorchRec, process groups.
 """
 
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Annotated, Literal, get_args
 
 from trec_qcomm.codecs import Identity
@@ -100,10 +99,6 @@ class TableRule:
         check_fields(self)
         _check_codecs(self)
         check_sections(self)
-
-    def matches(self, table: str) -> bool:
-        """Return whether one of the patterns matches the table's name."""
-        return any(fnmatchcase(table, pattern) for pattern in self.tables)
 
 
 EXACT_RULE = TableRule(tables="*", forward=Identity(), backward=Identity())
