@@ -9,7 +9,7 @@ from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
-from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout, in_matrix
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.ext.dct import ForwardMask, Threshold, TopK
@@ -23,7 +23,7 @@ ROWS = torch.randn(6, 15, generator=torch.Generator().manual_seed(0))
 
 def placed_frames(codecs, **plan_options) -> PlacedFrames:
     plan = LAYOUT.plan_frames([0], 0, codecs, **plan_options)
-    return plan.place(*in_matrix(plan, [6], first_columns(plan), 15))
+    return plan.place(*in_matrix(plan, [6], 15))
 
 
 def send(codecs, rows=ROWS, fan_out=1, num_summands=1, **options):

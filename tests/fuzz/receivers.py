@@ -18,7 +18,7 @@ from trec_qcomm.codecs import Cast, Float6, Identity
 from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
-from trec_qcomm.comm.rows.layout import FeatureShard, Layout, first_columns, in_matrix
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout, in_matrix
 from trec_qcomm.core import registry
 from trec_qcomm.core.codec import Codec, MaskUse, check_dim
 from trec_qcomm.core.counters import Traffic
@@ -56,7 +56,7 @@ def _placed(codecs: list[Codec], num_rows: int) -> PlacedFrames:
         except ValueError:
             taken[table] = Identity()
     plan = LAYOUT.plan_frames([0], 0, taken)
-    return plan.place(*in_matrix(plan, [num_rows], first_columns(plan), WIDTH))
+    return plan.place(*in_matrix(plan, [num_rows], WIDTH))
 
 
 def _receive(frames: SealedFrames, placed: PlacedFrames, num_rows: int) -> Tensor:

@@ -12,7 +12,6 @@ from trec_qcomm.comm.rows.layout import (
     FeatureShard,
     Layout,
     behind_one_another,
-    first_columns,
     in_matrix,
 )
 from trec_qcomm.core.counters import Traffic
@@ -32,7 +31,7 @@ NAMES = sorted(DIMS)
 def placed_frames(codecs, num_frames: int, skipped: int = -1) -> PlacedFrames:
     """Return frames of equal rows, one behind the other, but for a row that is skipped."""
     plan, one = (LAYOUT.plan_frames([0] * n, 0, codecs) for n in (num_frames, 1))
-    first = in_matrix(one, [NUM_ROWS], first_columns(one), WIDTH)
+    first = in_matrix(one, [NUM_ROWS], WIDTH)
     num_rows, start, stride = behind_one_another(plan, first, NUM_ROWS * WIDTH)
     if skipped >= 0:
         start = start + (plan.frame >= skipped) * NUM_ROWS * WIDTH

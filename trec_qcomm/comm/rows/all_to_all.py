@@ -10,8 +10,8 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import PooledCollective
-from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
-from trec_qcomm.comm.rows.layout import first_columns, in_matrix, side_by_side
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
+from trec_qcomm.comm.rows.layout import in_matrix, side_by_side
 from trec_qcomm.core.segments import int64_tensor
 
 
@@ -21,10 +21,9 @@ class PooledAllToAll(PooledCollective):
     `start` takes [B, D_rank] and its result is [B_rank, D], whose columns lie owner by owner.
     """
 
-    def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
-        plan = self._coding.plan_for(exact)
+    def _place_exchange(self, plan: ExchangePlan, batch_sizes: tuple[int, ...]) -> PlacedExchange:
         width, batch_size = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
-        owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
+        owned = in_matrix(plan.forward_sent, batch_sizes, width)
         sampled = side_by_side(plan.forward_received, batch_size)
         result_shape = batch_size, int(plan.forward_received.dims.sum())
         return plan.place(owned, sampled, (sum(batch_sizes), width), result_shape)
@@ -49,7 +48,7 @@ class PooledAllToAll(PooledCollective):
         Returns: pending [M]: for each owner, for each of its shards, this rank's rows.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        exchange = self._coding.plan_for(exact).place_packed(
+        exchange = self._coding_for(exact).plan.place_packed(
             int64_tensor(chain.from_iterable(rows_sent)), int64_tensor(rows_received)
         )
         return self._start(rows, exchange, gradient_divisor, exact)

@@ -105,13 +105,13 @@ class RowExchange:
 
     def _transformed(
         self, values: Tensor, direction: str, sent: PlacedFrames, traffic: Traffic
-    ) -> TransformedRows | None:
-        """Return the rows to encode in place of `values`; None: these."""
+    ) -> TransformedRows:
+        """Return the rows to encode: `values`, unless a transform gives others."""
         for transform in self.transforms:
             rows = transform.rows(direction, values, sent, traffic)
             if rows is not None:
                 return rows
-        return None
+        return TransformedRows(values)
 
     def _kind(self) -> int:
         """Return bits for: backward, evaluation, float32 in place of the config's codecs."""
@@ -137,12 +137,12 @@ class RowExchange:
         values = values.detach().contiguous()
         self.coded = None if forward else values
         fed = self._transformed(values, direction, sent, traffic)
-        values = values if fed is None else fed.values
+        values = fed.values
         for observer in op.observers:
             observer.before_encoding(call, values, sent)
         with (
             record_function(f"## {op.name} {direction} start ##"),
-            side_stream(self.device, values, *([] if fed is None else fed.tensors)),
+            side_stream(self.device, values, *fed.tensors),
         ):
             frames = encode_frames(
                 values,
@@ -152,7 +152,7 @@ class RowExchange:
                 traffic=traffic,
                 measure=op.measure_error,
                 tolerances=call.tolerances,
-                decoded=None if fed is None else fed.decoded,
+                decoded=fed.decoded,
             )
             # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
             fixed_size = self.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
@@ -164,8 +164,7 @@ class RowExchange:
                 traffic=traffic,
                 name=f"{direction} all-to-all of {op.name}, {moment}",
             )
-            if fed is not None:
-                fed.note()
+            fed.note()
             if traffic.newly_flushed:
                 op.warn_of_flushed(traffic, direction, moment)
 

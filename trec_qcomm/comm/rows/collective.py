@@ -32,25 +32,20 @@ _MOST_KEPT = 32  # enough for the usual batch, an epoch's last one and evaluatio
 
 @dataclass(frozen=True, eq=False)
 class Coding:
-    """What follows from the codecs that a collective uses now.
+    """Codecs that a collective uses, and what follows from them.
 
     Args:
-        codecs: codecs of the rows, unless a call is exact.
-        plan, exact_plan: plans of the exchanges with them, and of exact ones.
+        codecs: codecs of the rows.
+        plan: plan of the exchanges with them.
         has_fixed_size: whether both ends know all sizes, by direction.
         transforms: what the codecs of gradients need to know of forward.
     """
 
     codecs: DirectionCodecs
     plan: ExchangePlan
-    exact_plan: ExchangePlan
     has_fixed_size: Mapping[str, bool]
     transforms: tuple[RowTransform, ...] = ()
     _kept: dict[Hashable, object] = field(default_factory=dict)
-
-    def plan_for(self, exact: bool) -> ExchangePlan:
-        """Return the plan of an exchange."""
-        return self.exact_plan if exact else self.plan
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return make(), or what it returned for the key before; the latest few are kept."""
@@ -84,8 +79,7 @@ class RowCollective(Channel):
         super().__init__(pg, layout, **options)
         self.tolerances: Tolerances | None = None
         self.transform: RowTransform | None = None
-        self._exact = exact.for_values(self.dtype, self.name)
-        self._exact_plan = self._make_plan(self._exact)
+        self._exact = self._coding_of(exact.for_values(self.dtype, self.name))
         self._coding = self._coding_of(codecs.for_values(self.dtype, self.name))
         self._prepare(self._coding)
 
@@ -93,7 +87,7 @@ class RowCollective(Channel):
         plan = self._make_plan(codecs)
         by_direction = {"forward": codecs.forward, "backward": codecs.backward}
         fixed = {d: all(c.fixed_size for c in by_t.values()) for d, by_t in by_direction.items()}
-        return Coding(codecs, plan, self._exact_plan, fixed, self._transforms_of(plan))
+        return Coding(codecs, plan, fixed, self._transforms_of(plan))
 
     def _transforms_of(self, plan: ExchangePlan) -> tuple[RowTransform, ...]:
         """Return what the codecs of gradients need; one is enough for codecs of one class."""
@@ -124,8 +118,8 @@ class RowCollective(Channel):
         """Plan of the next call's exchange."""
         return self._coding.plan
 
-    def _codecs_for(self, exact: bool) -> DirectionCodecs:
-        return self._exact if exact else self.codecs
+    def _coding_for(self, exact: bool) -> Coding:
+        return self._exact if exact else self._coding
 
     def _changed(self, changes: DirectionCodecs) -> DirectionCodecs:
         """Return the codecs with those of some tables changed."""
@@ -228,7 +222,7 @@ class RowCollective(Channel):
         step = self.next_step(is_training)
         seed = self.noise_seed(step, is_training, "forward")
         tolerances = self._tolerances_of(rows, exchange)
-        transforms = self._coding.transforms if is_training and not exact else ()
+        transforms = self._coding_for(exact).transforms if is_training else ()
         if self.transform is not None and is_training and not exact:
             transforms = (*transforms, self.transform)
         begun = [transform.begin(self.name, exchange, rows.device) for transform in transforms]
@@ -270,7 +264,7 @@ class PooledCollective(RowCollective, ABC):
     """Exchange of the rows of a matrix whose samples are grouped by rank: B_r samples of rank r."""
 
     @abstractmethod
-    def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
+    def _place_exchange(self, plan: ExchangePlan, batch_sizes: tuple[int, ...]) -> PlacedExchange:
         """Return the frames placed for a batch of these sizes, one a rank."""
 
     def start(
@@ -290,6 +284,6 @@ class PooledCollective(RowCollective, ABC):
             gradient_divisor: number that the gradients are divided by when they are received.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
-        sizes = tuple(batch_sizes)
-        exchange = self._coding.kept((exact, sizes), lambda: self._place_exchange(sizes, exact))
+        coding, sizes = self._coding_for(exact), tuple(batch_sizes)
+        exchange = coding.kept(sizes, lambda: self._place_exchange(coding.plan, sizes))
         return self._start(rows, exchange, gradient_divisor, exact)

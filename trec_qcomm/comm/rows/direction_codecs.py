@@ -40,13 +40,12 @@ class DirectionCodecs:
         """
         if dtype == torch.float32:
             return self
-        chosen: dict[str, dict[str, Codec]] = {}
-        for direction, codecs in (("forward", self.forward), ("backward", self.backward)):
-            of_tables = chosen.setdefault(direction, {})
-            for table, codec in codecs.items():
-                where = f"{name}: table {table!r}: {direction}"
-                of_tables[table] = codec_for_rows(codec, dtype, where)
-        return DirectionCodecs(**chosen)
+
+        def chosen(direction: str, codecs: Mapping[str, Codec]) -> dict[str, Codec]:
+            where = {table: f"{name}: table {table!r}: {direction}" for table in codecs}
+            return {t: codec_for_rows(codec, dtype, where[t]) for t, codec in codecs.items()}
+
+        return DirectionCodecs(chosen("forward", self.forward), chosen("backward", self.backward))
 
     def updated(self, changes: "DirectionCodecs") -> "DirectionCodecs":
         """Return these codecs with those of some tables changed."""

@@ -100,18 +100,14 @@ class Layout:
         )
 
 
-def first_columns(plan: FramePlan) -> Tensor:
-    """Return [S] int64, the first column of each segment within its frame."""
-    counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
-    ends = exclusive_cumsum(plan.dims)  # one more than S, for empty frames at the end
-    return ends[:-1] - torch.repeat_interleave(ends[exclusive_cumsum(counts)[:-1]], counts)
-
-
-def in_matrix(plan: FramePlan, batch_sizes: Sequence[int], columns: Tensor, width: int) -> Places:
+def in_matrix(plan: FramePlan, batch_sizes: Sequence[int], width: int) -> Places:
     """Place rows in a [sum(batch_sizes), width] matrix: frame p has the samples of rank p.
 
-    Args: batch_sizes: P ints.  columns: [S] int64, the first column of each segment.
+    The segments of a frame lie side by side. Args: batch_sizes: P ints.
     """
+    counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
+    ends = exclusive_cumsum(plan.dims)  # one more than S, for empty frames at the end
+    columns = ends[:-1] - ends[exclusive_cumsum(counts)[:-1]][plan.frame]
     num_rows = torch.tensor(batch_sizes, dtype=torch.int64)[plan.frame]
     first_row = torch.tensor([0, *accumulate(batch_sizes)], dtype=torch.int64)[plan.frame]
     return num_rows, first_row * width + columns, torch.full_like(num_rows, width)
@@ -140,13 +136,3 @@ def packed(plan: FramePlan, num_rows: Tensor) -> Places:
     Args: num_rows: [S] int64.
     """
     return num_rows, exclusive_cumsum(num_rows * plan.dims)[:-1], plan.dims
-
-
-def packed_in_order(plan: FramePlan, num_rows: Tensor, order: Tensor) -> Places:
-    """Place segments one behind the other in another order.
-
-    Args: num_rows: [S] int64.  order: [S] int64, the number of the segment that is n-th.
-    """
-    start = torch.empty_like(num_rows)
-    start[order] = exclusive_cumsum((num_rows * plan.dims)[order])[:-1]
-    return num_rows, start, plan.dims

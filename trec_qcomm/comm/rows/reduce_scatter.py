@@ -29,7 +29,6 @@ from trec_qcomm.comm.rows.layout import (
     Layout,
     Places,
     behind_one_another,
-    first_columns,
     in_matrix,
     packed,
 )
@@ -58,13 +57,10 @@ class PooledReduceScatter(PooledCollective):
         plan = self._owners_to_samples(codecs, repeats=repeats, num_summands=size)
         return replace(plan, backward_sent=to_all)
 
-    def _place_exchange(self, batch_sizes: tuple[int, ...], exact: bool) -> PlacedExchange:
-        plan = self._coding.plan_for(exact)
+    def _place_exchange(self, plan: ExchangePlan, batch_sizes: tuple[int, ...]) -> PlacedExchange:
         width, batch_size = self.layout.dim_sum(self.rank), batch_sizes[self.rank]
-        owned = in_matrix(plan.forward_sent, batch_sizes, first_columns(plan.forward_sent), width)
-        gradient = in_matrix(
-            plan.backward_sent, [batch_size], first_columns(plan.backward_sent), width
-        )
+        owned = in_matrix(plan.forward_sent, batch_sizes, width)
+        gradient = in_matrix(plan.backward_sent, [batch_size], width)
         sent_shape, result_shape = (sum(batch_sizes), width), (batch_size, width)
         return self._summed(plan, owned, gradient, sent_shape, result_shape)
 
@@ -105,10 +101,8 @@ class PooledReduceScatter(PooledCollective):
         )
         if rest:
             raise ValueError(f"{self.name}: {len(rows_sent[self.rank])} sizes for the shards")
-        codecs = self._codecs_for(exact)
-        plan = self._coding.kept(
-            ("repeated", exact, repeats), lambda: self._make_plan(codecs, repeats)
-        )
+        coding = self._coding_for(exact)
+        plan = coding.kept(("repeated", repeats), lambda: self._make_plan(coding.codecs, repeats))
         owned = packed(plan.forward_sent, int64_tensor(chain.from_iterable(rows_sent)))
         rows_received = int64_tensor(rows_sent[self.rank])
         gradient = packed(plan.backward_sent, rows_received)
@@ -139,10 +133,9 @@ class PooledReduceScatter(PooledCollective):
         Returns: pending sums of that shape.
         Raises: UnencodableError.
         """
-        codecs = self._codecs_for(exact)
-        plan = self._coding.kept(
-            ("selected", exact),
-            lambda: self._owners_to_samples(codecs, num_summands=self.world_size),
+        coding, size = self._coding_for(exact), self.world_size
+        plan = coding.kept(
+            "selected", lambda: self._owners_to_samples(coding.codecs, num_summands=size)
         )
         exchange = plan.place_packed(sent.counts, received.counts)
         add = partial(add_rows, rows=received, shape=shape)

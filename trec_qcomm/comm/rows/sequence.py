@@ -13,8 +13,9 @@ from torch import Tensor
 
 from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import RowCollective
-from trec_qcomm.comm.rows.exchange_plan import PlacedExchange
-from trec_qcomm.comm.rows.layout import Layout, packed, packed_in_order
+from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
+from trec_qcomm.comm.rows.layout import Layout, packed
+from trec_qcomm.core.segments import exclusive_cumsum
 
 
 class SequenceAllToAll(RowCollective):
@@ -49,19 +50,23 @@ class SequenceAllToAll(RowCollective):
         Returns: pending [M, D]: for each owner, for each of its shards, this rank's rows.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
+        coding = self._coding_for(exact)
         sizes = tuple(map(tuple, rows_sent.tolist())), tuple(rows_received.tolist())
         # Where every sample has as many ids, all batches have the same sizes.
-        exchange = self._coding.kept((exact, sizes), lambda: self._place_exchange(*sizes, exact))
+        exchange = coding.kept(sizes, lambda: self._place_exchange(coding.plan, *sizes))
         return self._start(rows, exchange, gradient_divisor, exact)
 
     def _place_exchange(
-        self, sent: tuple[tuple[int, ...], ...], received: tuple[int, ...], exact: bool
+        self,
+        plan: ExchangePlan,
+        sent: tuple[tuple[int, ...], ...],
+        received: tuple[int, ...],
     ) -> PlacedExchange:
         """Place the frames of a batch of these numbers of rows, see `start`."""
-        plan, num_ranks = self._coding.plan_for(exact), self.world_size
-        rows_sent = torch.tensor(sent, dtype=torch.int64).view(len(sent), num_ranks)
-        block_major = torch.arange(rows_sent.numel()).view(num_ranks, len(sent)).T
-        owned = packed_in_order(plan.forward_sent, rows_sent.T.reshape(-1), block_major.reshape(-1))
+        rows_sent = torch.tensor(sent, dtype=torch.int64).view(len(sent), self.world_size)
+        start = exclusive_cumsum(rows_sent.view(-1) * self._dim)[:-1].view(rows_sent.shape)
+        # Frames have this rank's shards rank by rank, and `rows` has the ranks shard by shard.
+        owned = rows_sent.T.reshape(-1), start.T.reshape(-1), plan.forward_sent.dims
         rows_received = torch.tensor(received, dtype=torch.int64)
         sampled = packed(plan.forward_received, rows_received)
         sent_shape, result_shape = ((int(n.sum()), self._dim) for n in (rows_sent, rows_received))
