@@ -6,7 +6,6 @@ Shapes: P frames, S segments in all; G segments of a group; W bytes.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -18,6 +17,9 @@ from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded
 from trec_qcomm.wire import frame
+
+# For each group its segments and their bytes: itself, or parts with the codecs that senders used.
+Opened = list[list[tuple[CodecGroup, Encoded]]]
 
 
 def decode_frames(
@@ -44,23 +46,8 @@ def decode_frames(
     decode_opened(open_frames(frames, placed, ranks), placed, out, ranks, timer)
 
 
-@dataclass(frozen=True, eq=False)
-class OpenedGroup:
-    """Encoded bytes of a group's segments, from frames that were checked.
-
-    Args:
-        encoded: the bytes of its G segments.
-        used: [G] int64, the wire id of each one's codec; None where it is the group's.
-    """
-
-    encoded: Encoded
-    used: Tensor | None = None
-
-
-def open_frames(
-    frames: SealedFrames, placed: PlacedFrames, ranks: Sequence[int]
-) -> list[OpenedGroup]:
-    """Check the frames of all peers, and return each group's bytes.
+def open_frames(frames: SealedFrames, placed: PlacedFrames, ranks: Sequence[int]) -> Opened:
+    """Check the frames of all peers, and return the bytes of their segments.
 
     Arguments and errors: those of `decode_frames`.
     """
@@ -80,23 +67,17 @@ def open_frames(
     )
     if is_planned:
         return _as_planned(frames.buffer, layout, placed)
-    opened = []
-    for group in placed.groups:
-        at, nbytes = group.of_members(encoded.at), group.of_members(encoded.nbytes)
-        used = group.of_members(codecs)
-        is_own = (used.numpy() == group.codec.wire_id).all()
-        opened.append(OpenedGroup(Encoded(encoded.payload, at, nbytes), None if is_own else used))
-    return opened
+    return [_by_sender_codec(group, encoded, codecs, plan, ranks) for group in placed.groups]
 
 
-def _as_planned(buffer: Tensor, layout: FrameLayout, placed: PlacedFrames) -> list[OpenedGroup]:
+def _as_planned(buffer: Tensor, layout: FrameLayout, placed: PlacedFrames) -> Opened:
     """Return segments that have the codecs and sizes of the plan, and lie where it says."""
-    pairs = zip(layout.group_at, placed.group_nbytes, strict=True)
-    return [OpenedGroup(Encoded(buffer, at, nbytes)) for at, nbytes in pairs]
+    parts = zip(placed.groups, layout.group_at, placed.group_nbytes, strict=True)
+    return [[(group, Encoded(buffer, at, nbytes))] for group, at, nbytes in parts]
 
 
 def decode_opened(
-    opened: Sequence[OpenedGroup],
+    opened: Opened,
     placed: PlacedFrames,
     out: Tensor,
     ranks: Sequence[int],
@@ -104,14 +85,10 @@ def decode_opened(
 ) -> None:
     """Write the rows of frames that were checked. Arguments: those of `decode_frames`."""
     plan = placed.plan
-    for group, bytes_ in zip(placed.groups, opened, strict=True):
-        encoded = bytes_.encoded
-        if bytes_.used is None:
-            _decode_group(encoded, group, plan, out, ranks)
-        else:
-            for subgroup, which in _by_sender_codec(group, bytes_.used, plan, ranks):
-                parts = Encoded(encoded.payload, encoded.at[which], encoded.nbytes[which])
-                _decode_as_sent(parts, subgroup, plan, out, ranks)
+    for group, parts in zip(placed.groups, opened, strict=True):
+        for part, encoded in parts:
+            decode = _decode_group if part is group else _decode_as_sent
+            decode(encoded, part, plan, out, ranks)
         timer.add_to(group.label)
 
 
@@ -131,8 +108,8 @@ def decode_own(
     else:
         sizes = frames.announced.nbytes
         places, _ = frame.lay_out(sizes, placed.plan.segments_per_frame, alignment)
-        parts = [(group.of_members(places), group.of_members(sizes)) for group in placed.groups]
-        opened = [OpenedGroup(Encoded(frames.buffer, *part)) for part in parts]
+        within = Encoded(frames.buffer, places, sizes)
+        opened = [[(group, _bytes_of(group, within))] for group in placed.groups]
     decode_opened(opened, placed, out, (), timer)
 
 
@@ -180,20 +157,29 @@ def _decode_as_sent(
         raise _error_at(int(group.members[0]), reason, plan, ranks) from error
 
 
-def _by_sender_codec(
-    group: CodecGroup, used: Tensor, plan: FramePlan, ranks: Sequence[int]
-) -> list[tuple[CodecGroup, Tensor]]:
-    """Return a group split by the codecs that the senders used, if these differ from the config's.
+def _bytes_of(group: CodecGroup, encoded: Encoded) -> Encoded:
+    """Return the bytes of a group. Args: encoded: those of all S segments."""
+    at, nbytes = group.of_members(encoded.at), group.of_members(encoded.nbytes)
+    return Encoded(encoded.payload, at, nbytes)
 
-    Returns: the parts, and the number of each of their segments in the group.
+
+def _by_sender_codec(
+    group: CodecGroup, encoded: Encoded, codecs: Tensor, plan: FramePlan, ranks: Sequence[int]
+) -> list[tuple[CodecGroup, Encoded]]:
+    """Return a group with its bytes, split by the codecs that senders used if these differ.
+
+    Args: encoded: bytes of all S segments.  codecs: [S] int64, wire ids of their codecs.
     Raises: CorruptFrameError: a wire id that no codec has.
     """
-    subgroups = []
+    used = group.of_members(codecs)
+    if (used.numpy() == group.codec.wire_id).all():
+        return [(group, _bytes_of(group, encoded))]
+    parts = []
     for wire_id in sorted(set(used.tolist())):
         which = (used == wire_id).nonzero().view(-1)
-        codec = registry.decoder(wire_id)
-        members = group.members[which]
+        codec, members = registry.decoder(wire_id), group.members[which]
         if codec is None:
             raise _error_at(int(members[0]), f"unknown codec {wire_id}", plan, ranks)
-        subgroups.append((CodecGroup(codec, group.segments.subset(which), members), which))
-    return subgroups
+        part = CodecGroup(codec, group.segments.subset(which), members)
+        parts.append((part, _bytes_of(part, encoded)))
+    return parts

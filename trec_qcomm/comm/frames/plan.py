@@ -218,13 +218,13 @@ class PlacedFrames:
         Raises: ValueError: the frames do not hold the same rows.
         """
         if begin not in self._sums:
-            codecs = [group.codec for group in self.groups if isinstance(group.codec, SummingCodec)]
             num_frames = len(self.plan.segments_per_frame)
-            sums = None
-            if len(codecs) == len(self.groups):
-                firsts = [group.segments.first_of(num_frames, begin) for group in self.groups]
-                sums = tuple(zip(codecs, firsts, strict=True))
-            self._sums[begin] = sums
+            sums = tuple(
+                (group.codec, group.segments.first_of(num_frames, begin))
+                for group in self.groups
+                if isinstance(group.codec, SummingCodec)
+            )
+            self._sums[begin] = sums if len(sums) == len(self.groups) else None
         return self._sums[begin]
 
 

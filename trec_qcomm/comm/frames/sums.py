@@ -47,7 +47,7 @@ def decode_sum(
     sums = None
     if out.dtype == torch.float32:
         sums = placed.sums(out.numel() if held_at == 0 else 0)
-    if sums is None or any(part.used is not None for part in opened):
+    if sums is None or any(parts[0][0] not in placed.groups for parts in opened):
         num_terms = len(frames.nbytes) + (held_at >= 0)
         terms = (memory or out.new_empty)(num_terms * out.numel()).view(num_terms, out.numel())
         decode_opened(opened, placed, terms, ranks, timer)
@@ -55,7 +55,7 @@ def decode_sum(
             terms[held_at] = out.view(-1)
         rank_sum(terms, out)
         return
-    for group, (codec, segments), part in zip(placed.groups, sums, opened, strict=True):
+    for (codec, segments), [(group, encoded)] in zip(sums, opened, strict=True):
         with naming_senders(group, placed.plan, ranks):
-            codec.decode_sum(part.encoded, segments, out, held_at=held_at)
+            codec.decode_sum(encoded, segments, out, held_at=held_at)
         timer.add_to(group.label)
