@@ -158,7 +158,6 @@ def launch_other_ops() -> None:
 def launch_packed_ids() -> None:
     from trec_qcomm.wire import id_messages as wire
 
-    kind = wire.MessageKind(torch.int64, torch.int64, states_bags=True)
     ids, lengths = torch.tensor([1, 2, 40, 7, 5, 6]), torch.tensor([1, 1, 1, 0, 2, 1])
     for dtype in (torch.int64, torch.int32):
         bags = packed_ids.Bags(ids.to(dtype), lengths.to(dtype), torch.tensor([3, 3]))
@@ -167,7 +166,8 @@ def launch_packed_ids() -> None:
                 bags, [2], states_bags=num_bags is None, room=32, alignment=128
             )
             with mock.patch.object(frame, "is_on_gpu", return_value=True):
-                wire.seal(packed.payload, packed.nbytes, [2], kind, num_bags=0)
+                sizes, flags = packed.nbytes, wire.STATED_BAGS
+                wire.seal(packed.payload, sizes, [2], flags=flags, num_bags=0)
                 wire.unseal(packed.payload, 1, 2)
             packed_ids.decode(
                 packed.payload, [32], packed.nbytes, num_bags, num_segments=2, dtypes=(dtype, dtype)

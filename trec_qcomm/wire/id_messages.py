@@ -61,7 +61,8 @@ def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedM
     Raises: ValueError: the same as `ops.packed_ids.encode`.
     """
     states_bags = even_bags is None
-    kind = MessageKind(bags.ids.dtype, bags.lengths.dtype, states_bags)
+    flags = INT32_IDS * (bags.ids.dtype == torch.int32) + STATED_BAGS * states_bags
+    flags += INT32_LENGTHS * (bags.lengths.dtype == torch.int32)
     packed = packed_ids.encode(
         bags,
         counts,
@@ -69,7 +70,7 @@ def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedM
         room=HEADER_NBYTES,
         alignment=frame.alignment_of(bags.ids),
     )
-    seal(packed.payload, packed.nbytes, counts, kind, num_bags=even_bags or 0)
+    seal(packed.payload, packed.nbytes, counts, flags=flags, num_bags=even_bags or 0)
     return PackedMessages(packed.payload, packed.nbytes, packed.num_ids.tolist())
 
 
@@ -91,23 +92,21 @@ def unpack(
             raise CorruptFrameError(f"{buffer.numel()} bytes of ids where none were due")
         none = torch.zeros(0, dtype=torch.int64, device=buffer.device)
         return Bags(none, none, torch.zeros(0, dtype=torch.int64))
-    messages = unseal(buffer, num_messages, num_segments)
+    begins, ends, flags, announced = unseal(buffer, num_messages, num_segments)
     num_bags = None
-    if messages.kind.states_bags != (even_bags is None):
+    if bool(flags & STATED_BAGS) != (even_bags is None):
         raise CorruptFrameError("batch with sizes by feature on one rank, and without on another")
     if even_bags is not None:
-        for rank, (theirs, ours) in enumerate(zip(messages.num_bags, even_bags, strict=True)):
+        for rank, (theirs, ours) in enumerate(zip(announced, even_bags, strict=True)):
             if theirs != ours:
                 raise CorruptFrameError(f"{theirs} bags where {ours} were announced", rank=rank)
         num_bags = int64_tensor(even_bags).repeat_interleave(num_segments)
+    ids, lengths = (
+        torch.int32 if flags & flag else torch.int64 for flag in (INT32_IDS, INT32_LENGTHS)
+    )
     try:
         return packed_ids.decode(
-            buffer,
-            messages.begins,
-            messages.ends,
-            num_bags,
-            num_segments=num_segments,
-            dtypes=(messages.kind.ids, messages.kind.lengths),
+            buffer, begins, ends, num_bags, num_segments=num_segments, dtypes=(ids, lengths)
         )[0]
     except CorruptFrameError as error:
         if error.segment is None:
@@ -117,41 +116,12 @@ def unpack(
         raise CorruptFrameError(reason, rank=rank, segment=error.segment) from error
 
 
-@dataclass(frozen=True)
-class MessageKind:
-    """Kind of the messages of one exchange.
-
-    Args:
-        ids, lengths: dtypes, int32 or int64
-        states_bags: whether each segment says how many bags it has; else a message has one number
-    """
-
-    ids: torch.dtype
-    lengths: torch.dtype
-    states_bags: bool
-
-
-@dataclass(frozen=True, eq=False)
-class OpenMessages:
-    """Checked messages in the buffer that they came in.
-
-    Args:
-        begins, ends: P places each, of the messages without their headers
-        num_bags: P numbers, bags of each segment; not used where the segments state them
-    """
-
-    begins: list[int]
-    ends: list[int]
-    kind: MessageKind
-    num_bags: list[int]
-
-
 def seal(
     buffer: Tensor,
     nbytes: Sequence[int],
     counts: Sequence[int],
-    kind: MessageKind,
     *,
+    flags: int,
     num_bags: int,
 ) -> None:
     """Write headers and checksums before packed ids that are already in place.
@@ -161,10 +131,9 @@ def seal(
         nbytes: P sizes, room included, multiples of `frame.alignment_of(buffer)`; 0 for a message
             without segments.
         counts: P numbers of segments.
+        flags: sum of INT32_IDS, INT32_LENGTHS and STATED_BAGS, as far as they hold.
         num_bags: bags of every segment; 0 where they state it.
     """
-    flags = INT32_IDS * (kind.ids == torch.int32) + INT32_LENGTHS * (kind.lengths == torch.int32)
-    flags += STATED_BAGS * kind.states_bags
     vectors = (np.asarray(v, np.int64) for v in (nbytes, counts))
     if frame.is_on_gpu(buffer):
         _gpu().seal(buffer, *vectors, num_bags, flags)
@@ -172,10 +141,14 @@ def seal(
         cpu.seal(buffer.numpy(), *vectors, num_bags, flags)
 
 
-def unseal(buffer: Tensor, num_messages: int, count: int) -> OpenMessages:
+def unseal(
+    buffer: Tensor, num_messages: int, count: int
+) -> tuple[list[int], list[int], int, list[int]]:
     """Check the messages of `count` segments each that fill a buffer. Waits for a GPU once.
 
     Args: buffer: [W] uint8, contiguous.  num_messages: P >= 1.
+    Returns: P places each where the messages begin, behind their headers, and end; the flags; P
+        numbers, bags of each segment, not used where the segments state them.
     Raises: CorruptFrameError: a message that breaks FORMAT.md or is not what this rank expects.
     """
     written = np.zeros((4, num_messages), np.int64)
@@ -186,12 +159,7 @@ def unseal(buffer: Tensor, num_messages: int, count: int) -> OpenMessages:
         reason, rank = cpu.unseal(buffer.numpy(), count, _KNOWN_FLAGS, *written)
     if reason != cpu.OK:
         raise CorruptFrameError(_REASONS[reason], rank=rank)
-    kind = MessageKind(
-        torch.int32 if flags[0] & INT32_IDS else torch.int64,
-        torch.int32 if flags[0] & INT32_LENGTHS else torch.int64,
-        bool(flags[0] & STATED_BAGS),
-    )
-    return OpenMessages(begins.tolist(), ends.tolist(), kind, num_bags.tolist())
+    return begins.tolist(), ends.tolist(), int(flags[0]), num_bags.tolist()
 
 
 def _gpu() -> Any:
