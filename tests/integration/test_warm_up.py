@@ -108,7 +108,7 @@ def test_one_line_says_what_is_compiled_and_only_then(monkeypatch, caplog):
     compiled = []
     left = [Job("rowwise: encode", lambda: compiled.append(1)), Job("frames", int)]
     monkeypatch.setattr(warm_up, "missing", lambda _jobs: left)
-    monkeypatch.setattr(warm_up, "compile_once", lambda jobs, _tell: [j.run() for j in jobs])
+    monkeypatch.setattr(warm_up, "compile_once", lambda jobs: [j.run() for j in jobs])
     config = load_preset("int4")
     with caplog.at_level(logging.WARNING, logger="trec_qcomm"):
         assert warm_up.warm_up(config) == 2

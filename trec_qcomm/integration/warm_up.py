@@ -76,15 +76,13 @@ def warm_up(
     *,
     ids: torch.dtype = torch.int64,
     rows_dtype: torch.dtype = torch.float32,
-    on_job: Callable[[Job], None] | None = None,
 ) -> int:
     """Compile what a config uses and is not compiled yet. Return how many jobs were missing.
 
     It tells the log once, before it begins. No collective: ranks that share a folder of compiled
     kernels share the work, whenever they come.
 
-    Args: on_job: function that is told of each job before this process compiles it.
-        The others: arguments of `jobs`.
+    Args: ids, rows_dtype: arguments of `jobs`.
     """
     left = missing(jobs(config, ids=ids, rows_dtype=rows_dtype))
     if left:
@@ -95,7 +93,7 @@ def warm_up(
             len(left),
             ", ".join(job.name for job in left),
         )
-        compile_once(left, on_job)
+        compile_once(left)
     return len(left)
 
 
