@@ -207,16 +207,16 @@ def max_error_in_bounds(codec: Codec, values: Tensor, decoded: Tensor, segments:
     An error is |value - decoded|, taken in float64, where it is exact unless it is far below the
     bound, or far above it.
     """
-    worst = 0.0
+    ratios = []
     for s, bound in enumerate(error_bounds(codec, values, segments).tolist()):
         x, y = (segments.block(t, s).double() for t in (values, decoded))
         error = (x - y)[x.isfinite()].abs()
         largest = float(error.max()) if len(error) else 0.0
-        if not largest <= bound:
-            worst = max(worst, largest / bound if bound and largest == largest else math.inf)
-        elif bound:
-            worst = max(worst, largest / bound)
-    return worst
+        if math.isnan(largest) or not bound:
+            ratios.append(math.inf if largest != 0 else 0.0)
+        else:
+            ratios.append(largest / bound)
+    return max(ratios, default=0.0)
 
 
 def check_unbiased(codec: Codec, *, num_seeds: int = 2000) -> None:

@@ -67,7 +67,16 @@ class ComesFirst:
                 )
 
 
-class CodedModule(ComesFirst):
+class HasRegistry(ComesFirst):
+    """Mixin of our sharded modules and shardings, which TorchRec hands the registry."""
+
+    @property
+    def _registry(self) -> SessionRegistry:
+        registry: SessionRegistry = self.qcomm_codecs_registry  # type: ignore[attr-defined]
+        return registry
+
+
+class CodedModule(HasRegistry):
     """Mixin of our sharded modules, which make coded shardings.
 
     Class attributes:
@@ -75,11 +84,6 @@ class CodedModule(ComesFirst):
     """
 
     coded_shardings: ClassVar[Shardings] = {}
-
-    @property
-    def _registry(self) -> SessionRegistry:
-        registry: SessionRegistry = self.qcomm_codecs_registry  # type: ignore[attr-defined]
-        return registry
 
     @classmethod
     def _coded_class(

@@ -336,12 +336,9 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
         if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
             return self._forward_variable(local_embs, sharding_ctx)
         sizes: list[int] = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
-        if not sizes:
-            even: RowsAwaitable = self._cross(self._intra(local_embs).wait())
-            return even
         by_place = [sizes[place :: self._local_size] for place in range(self._local_size)]
-        inside = self._intra(local_embs, [sum(nodes) for nodes in by_place]).wait()
-        rows: RowsAwaitable = self._cross(inside, by_place[self._local_rank])
+        inside = self._intra(local_embs, [sum(nodes) for nodes in by_place] if sizes else None)
+        rows: RowsAwaitable = self._cross(inside.wait(), by_place[self._local_rank])
         return rows
 
     def _forward_variable(self, local_embs: Tensor, ctx: EmbeddingShardingContext) -> RowsAwaitable:

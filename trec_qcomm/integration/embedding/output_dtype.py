@@ -75,9 +75,8 @@ def _dtype_named(dtype: Any, where: str) -> torch.dtype:
     if dtype is None:
         return torch.float32
     name = str(getattr(dtype, "value", dtype)).lower()
-    for short, known in _DTYPES.items():
-        if name in (short, str(known)):
-            return known
-    raise ValueError(
-        f"{where}: output_dtype {dtype} is not supported; allowed: {', '.join(_DTYPES)}"
-    )
+    names = _DTYPES | {str(known): known for known in _DTYPES.values()}
+    if name not in names:
+        allowed = ", ".join(_DTYPES)
+        raise ValueError(f"{where}: output_dtype {dtype} is not supported; allowed: {allowed}")
+    return names[name]

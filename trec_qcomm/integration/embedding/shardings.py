@@ -46,7 +46,7 @@ from trec_qcomm.integration.compat.private import (
     process_group,
     set_collectives,
 )
-from trec_qcomm.integration.embedding.bases import ComesFirst, SessionRegistry
+from trec_qcomm.integration.embedding.bases import HasRegistry
 from trec_qcomm.integration.embedding.dists import (
     CodedAllToAll,
     CodedReduceScatter,
@@ -69,15 +69,10 @@ from trec_qcomm.integration.ids.unique_bags import expand_bags, merge_bags, sele
 from trec_qcomm.ops.batch.unique import UniqueBags
 
 
-class CodedSharding(ComesFirst):
+class CodedSharding(HasRegistry):
     """Base of all coded shardings: a mixin for TorchRec's classes."""
 
     sharding_name: ClassVar[str]
-
-    @property
-    def _registry(self) -> SessionRegistry:
-        registry: SessionRegistry = self.qcomm_codecs_registry  # type: ignore[attr-defined]
-        return registry
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
         """Make TorchRec's dist of ids; what it sends is counted and noted, and may be packed."""
@@ -157,11 +152,12 @@ class _CodedPooledSharding(CodedSharding):
         Raises: ValueError: `unique_bags: true` where merging is impossible or not exact.
         """
         super().__init__(sharding_infos, env, device, **options)  # type: ignore[call-arg]
-        groups = self._groups()
+        groups, session = self._groups(), self._registry.session
         tables = (t for of_rank in groups for g in of_rank for t in g.embedding_tables)
-        self._registry.session.table_rows.update({t.name: t.num_embeddings for t in tables})
+        table_rows = {table.name: table.num_embeddings for table in tables}
+        session.table_rows.update(table_rows)
         self._merging = plan_merging(
-            self._registry.session.config,
+            session.config,
             groups,
             is_nested=self._registry.is_nested,
             variable_batch_obstacle=obstacle_to_variable_batches(
@@ -170,21 +166,15 @@ class _CodedPooledSharding(CodedSharding):
             can_merge_after_lookup=self._can_merge_after_lookup,
             dtype=self._dtype(),
         )
-        self._transform = self._transform_of_rows()
+        feedback = (session.config.rule_for(name).error_feedback for name in sorted(table_rows))
+        section = next((part for part in feedback if part is not None), None)
+        self._transform: ShardingTransform | None = None
+        if section is not None and self._can_merge_after_lookup:
+            self._transform = section.row_transform(session.config, groups, self._merging)
         self._pause = None
         if self._merging.may_pause:
             name = f"{self._registry.module_name}/{self.sharding_name}"
-            self._pause = self._registry.session.merge_pause(name, env.process_group)
-
-    def _transform_of_rows(self) -> ShardingTransform | None:
-        """Return what the tables' rules change rows by before they are encoded; None: nothing."""
-        config, groups = self._registry.session.config, self._groups()
-        names = {t.name for of_rank in groups for g in of_rank for t in g.embedding_tables}
-        for part in (config.rule_for(name).error_feedback for name in sorted(names)):
-            if part is not None and self._can_merge_after_lookup:
-                made: ShardingTransform | None = part.row_transform(config, groups, self._merging)
-                return made
-        return None
+            self._pause = session.merge_pause(name, env.process_group)
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
         """Make TorchRec's dist of ids, which finds distinct bags where the policy says so."""
@@ -362,22 +352,20 @@ class CodedRwSequenceEmbeddingSharding(_CodedSequence, RwSequenceEmbeddingShardi
     sharding_name = ShardingType.ROW_WISE.value
 
 
-POOLED = {
-    sharding.sharding_name: sharding
-    for sharding in (
-        CodedTwPooledEmbeddingSharding,
-        CodedCwPooledEmbeddingSharding,
-        CodedTwCwPooledEmbeddingSharding,
-        CodedRwPooledEmbeddingSharding,
-        CodedTwRwPooledEmbeddingSharding,
-        CodedGridPooledEmbeddingSharding,
-    )
-}
-SEQUENCE = {
-    sharding.sharding_name: sharding
-    for sharding in (
-        CodedTwSequenceEmbeddingSharding,
-        CodedCwSequenceEmbeddingSharding,
-        CodedRwSequenceEmbeddingSharding,
-    )
-}
+def _by_name(*shardings: type[CodedSharding]) -> dict[str, type[CodedSharding]]:
+    return {sharding.sharding_name: sharding for sharding in shardings}
+
+
+POOLED = _by_name(
+    CodedTwPooledEmbeddingSharding,
+    CodedCwPooledEmbeddingSharding,
+    CodedTwCwPooledEmbeddingSharding,
+    CodedRwPooledEmbeddingSharding,
+    CodedTwRwPooledEmbeddingSharding,
+    CodedGridPooledEmbeddingSharding,
+)
+SEQUENCE = _by_name(
+    CodedTwSequenceEmbeddingSharding,
+    CodedCwSequenceEmbeddingSharding,
+    CodedRwSequenceEmbeddingSharding,
+)
