@@ -12,28 +12,11 @@ def aligned(lines: Iterable[Cells], *, right: Sequence[int] = ()) -> str:
         lines: cells, line by line.
         right: numbers of the columns that are aligned to the right, as numbers are.
     """
-    return "\n".join("  ".join(line).rstrip() for line in _padded(list(lines), right))
+    return "\n".join("  ".join(line).rstrip() for line in padded(list(lines), right))
 
 
-def markdown_table(head: Cells, lines: Iterable[Cells], *, right: Sequence[int] = ()) -> str:
-    """Return a table of Markdown whose source is aligned, too.
-
-    Args:
-        head: names of the columns.
-        lines: cells, line by line.
-        right: numbers of the columns that are aligned to the right.
-    """
-    cells = [head, *([cell.replace("|", "\\|") for cell in line] for line in lines)]
-    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
-    rule = [
-        "-" * (width - 1) + (":" if number in right else "-")
-        for number, width in enumerate(widths)
-    ]  # fmt: skip
-    padded = _padded([cells[0], rule, *cells[1:]], right)
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
-
-
-def _padded(lines: Sequence[Cells], right: Sequence[int]) -> list[list[str]]:
+def padded(lines: Sequence[Cells], right: Sequence[int]) -> list[list[str]]:
+    """Return the cells as wide as their columns. Arguments: those of `aligned`."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         [

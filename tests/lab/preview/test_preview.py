@@ -17,7 +17,7 @@ from trec_qcomm.lab.preview.choices import ENCODERS, Options, choose
 from trec_qcomm.lab.preview.command import main
 from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, preview_table
 from trec_qcomm.lab.preview.previews import load_captured, make_preview
-from trec_qcomm.lab.preview.text import direction_text
+from trec_qcomm.lab.preview.text import direction_text, markdown_table
 from trec_qcomm.lab.sizes.rows import distinct
 from trec_qcomm.testing import round_trip
 from trec_qcomm.testing.codecs import encode
@@ -372,3 +372,13 @@ def test_a_bad_option_is_named(file: Path, capsys: Any, words: str, message: str
         main([str(file), *words.split()])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_table_of_markdown_is_aligned_and_escaped():
+    table = markdown_table(("name", "n"), [("a|b", "1"), ("c", "1000")], right=[1])
+    assert table.splitlines() == [
+        "| name |    n |",
+        "| ---- | ---: |",
+        r"| a\|b |    1 |",
+        "| c    | 1000 |",
+    ]

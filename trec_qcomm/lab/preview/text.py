@@ -1,9 +1,9 @@
 """Tables of a preview as Markdown that can be read in a terminal, too."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from trec_qcomm.core.aligned import markdown_table
+from trec_qcomm.core.aligned import Cells, padded
 from trec_qcomm.lab.preview.candidates import BASELINE
 from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, of_all_tables
 
@@ -46,6 +46,24 @@ def direction_text(direction: str, tables: Sequence[TablePreview], *, unit: str,
         *_nonfinite(ordered),
     ]
     return "\n".join(parts)
+
+
+def markdown_table(head: Cells, lines: Iterable[Cells], *, right: Sequence[int] = ()) -> str:
+    """Return a table of Markdown whose source is aligned, too.
+
+    Args:
+        head: names of the columns.
+        lines: cells, line by line.
+        right: numbers of the columns that are aligned to the right.
+    """
+    cells = [head, *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    rule = [
+        "-" * (width - 1) + (":" if number in right else "-")
+        for number, width in enumerate(widths)
+    ]  # fmt: skip
+    table = padded([cells[0], rule, *cells[1:]], right)
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 
 def _merged(tables: Sequence[TablePreview]) -> str:
