@@ -41,11 +41,6 @@ def node_process_groups(sharding: Any) -> tuple[dist.ProcessGroup, dist.ProcessG
     return sharding._intra_pg, sharding._cross_pg
 
 
-def global_rank(sharding: Any) -> int:
-    """Return this rank's number in a two-level sharding, over all nodes."""
-    return int(sharding._rank)
-
-
 def lookup_device(sharding: Any) -> torch.device | None:
     """Return the device of a sharding's lookups; None is the CPU."""
     device: torch.device | None = sharding._device
@@ -66,14 +61,9 @@ def groups_per_node(sharding: Any) -> GroupsByPlace:
     return list(sharding._grouped_embedding_configs_per_node)
 
 
-def column_shard_dims(sharding: Any) -> list[int]:
-    """Return the dim of every column shard of a grid sharding, before shards are joined."""
-    return list(sharding._embedding_dims)
-
-
-def column_shard_names(sharding: Any) -> list[str]:
-    """Return the embedding name of every column shard of a grid sharding."""
-    return list(sharding._embedding_names)
+def column_shards(sharding: Any) -> tuple[list[int], list[str]]:
+    """Return dims and names of a grid sharding's column shards, before these are joined."""
+    return list(sharding._embedding_dims), list(sharding._embedding_names)
 
 
 # Batches and dists

@@ -35,9 +35,7 @@ from trec_qcomm.integration.compat import (
     TwSequenceEmbeddingSharding,
 )
 from trec_qcomm.integration.compat.private import (
-    column_shard_dims,
-    column_shard_names,
-    global_rank,
+    column_shards,
     groups_per_node,
     groups_per_rank,
     lookup_device,
@@ -281,9 +279,8 @@ class _CodedTwoLevel(_CodedPooledSharding):
         """Make a coded dist of two hops, with the column permute of TorchRec's dist."""
         stock: Any = super().create_output_dist(device)  # type: ignore[misc]
         session, (intra_pg, cross_pg) = self._registry.session, node_process_groups(self)
-        local_size = intra_pg.size()
-        node = groups_per_node(self)[global_rank(self) // local_size]
-        here = layout_of([node] * local_size, self._dtype())
+        node = groups_per_node(self)[cross_pg.rank()]
+        here = layout_of([node] * intra_pg.size(), self._dtype())
         intra = self._collective(PooledReduceScatter, intra_pg, here, "intra")
         cross = self._collective(PooledAllToAll, cross_pg, self._layout(), "cross")
         permutes = output_callbacks(stock)
@@ -316,11 +313,11 @@ class CodedGridPooledEmbeddingSharding(_CodedTwoLevel, GridPooledEmbeddingShardi
 
         TorchRec has this method from 1.9 on.
         """
-        return column_shard_dims(self)
+        return column_shards(self)[0]
 
     def uncombined_embedding_names(self) -> list[str]:
         """Return the embedding name of every column shard."""
-        return column_shard_names(self)
+        return column_shards(self)[1]
 
 
 class _CodedSequence(CodedSharding):
