@@ -111,8 +111,5 @@ def _mutants(data: Tensor, num_random: int, generator: torch.Generator) -> Itera
 
 def reseal(data: Tensor) -> None:
     """Correct the checksum of a changed frame. data: [W] uint8, W >= 32, a multiple of 8."""
-    data[24:32].view(torch.int64)[0] = _as_int64(frame.checksum(data))
-
-
-def _as_int64(unsigned: int) -> int:
-    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
+    checksum = frame.checksum(data).to_bytes(8, "little")
+    data[24:32] = torch.frombuffer(bytearray(checksum), dtype=torch.uint8)
