@@ -50,16 +50,10 @@ class TableGradientRule(AllReduceRule):
     """Rule of the gradients of DATA_PARALLEL tables.
 
     A row of a table is a row to the codec. Rows that no rank touched in a step are not sent.
-    Without such a rule DDP sends whole tables.
+    Without such a rule DDP sends whole tables. The algorithm `hierarchical` is for `dense` only.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.algorithm == "hierarchical":
-            raise ValueError(
-                "algorithm: hierarchical: for dense only; allowed: two_shot, ring, "
-                "recursive_doubling"
-            )
+    algorithm: Literal["two_shot", "ring", "recursive_doubling"] = "two_shot"
 
 
 @dataclass(frozen=True, kw_only=True)

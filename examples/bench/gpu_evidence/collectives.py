@@ -19,7 +19,6 @@ from examples.bench.codecs.entries import same_bits
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS, AllReduceOptions, Reduction
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
-from trec_qcomm.comm.rounds import play
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
@@ -30,6 +29,7 @@ from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct import ForwardMask, TopK
+from trec_qcomm.lab.ranks.rounds import play
 from trec_qcomm.ops.dispatch import default_backend
 
 DIMS = (64, 16, 7)  # of a rank's tables; 7 puts rows of all tables at odd addresses

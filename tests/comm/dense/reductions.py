@@ -5,8 +5,8 @@ import torch
 from trec_qcomm import Identity
 from trec_qcomm.comm.dense.all_reduce import AllReduceOptions, Reduction
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
-from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.lab.ranks.rounds import play
 
 BLOCK, MIN_NUMEL = 16, 20
 

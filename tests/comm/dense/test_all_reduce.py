@@ -15,7 +15,6 @@ from tests.comm.dense.reductions import (
 from trec_qcomm import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import (
     ALGORITHMS,
-    num_encodings,
 )
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rounds import Round
@@ -106,6 +105,20 @@ def test_wrong_gradients_are_refused(algorithm):
 
 
 # On ranks.
+
+
+def num_encodings(algorithm, world_size):
+    """Return how often one chunk is encoded by all ranks together on its way into the sum.
+
+    A codec with |error| <= e gives |error of the sum| <= that number times e, plus the rounding of
+    the sum itself.
+    """
+    power = 1 << (world_size.bit_length() - 1)
+    return {
+        "ring": world_size,
+        "recursive_doubling": 2 * (power - 1) + world_size - power,
+        "two_shot": world_size + 1,
+    }[algorithm]
 
 
 def refuses_sizes():

@@ -13,9 +13,10 @@ from trec_qcomm import Cast, Float6, Rowwise
 from trec_qcomm.comm import touched_rows
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.chunks import ParameterShape
-from trec_qcomm.comm.rounds import ReceivedMessages, Round, play
+from trec_qcomm.comm.rounds import ReceivedMessages, Round
 from trec_qcomm.comm.touched_rows import all_reduce_touched
 from trec_qcomm.core.checks import DeferredChecks, deferring
+from trec_qcomm.lab.ranks.rounds import play
 from trec_qcomm.wire.frame import DEVICE_ALIGNMENT
 
 NUMELS = [70, 7, 33]

@@ -19,8 +19,8 @@ from tests.comm.dense.test_device import DEVICE, together
 from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm.dense.error_feedback import owed
-from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.checks import DeferredChecks, deferring
+from trec_qcomm.lab.ranks.rounds import play
 
 NOISY = Rowwise(2, rounding="stochastic")
 # Ranks, and ranks of a node.

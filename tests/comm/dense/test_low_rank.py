@@ -10,9 +10,9 @@ from trec_qcomm.comm.dense.all_reduce import ALGORITHMS, AllReduceOptions, ring_
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
 from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.dense.low_rank.reduction import LowRankReduction
-from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.lab.ranks.rounds import play
 
 SIZES = {"a": (24, 40), "b": (24, 40), "bias": (33,), "c": (17, 64)}
 RANK = 4

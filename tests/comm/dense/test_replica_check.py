@@ -5,8 +5,8 @@ import torch
 
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.replica_check import checked, digests
-from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.errors import UnequalReplicasError
+from trec_qcomm.lab.ranks.rounds import play
 
 PARAMETERS = [ParameterShape(name, numel, 4) for name, numel in (("a", 5), ("b", 7), ("c", 3))]
 

@@ -7,11 +7,11 @@ import torch
 
 from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
-from trec_qcomm.comm.rounds import play
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.ext.dual_level.schedule import Exponential
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
+from trec_qcomm.lab.ranks.rounds import play
 
 WORLD_SIZE, DENSITY = 2, 0.05
 PARAMETERS = tuple(ParameterShape(name, n, 1) for name, n in (("a", 4000), ("b", 6000), ("c", 100)))

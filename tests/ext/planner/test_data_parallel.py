@@ -6,10 +6,10 @@ import torch
 from trec_qcomm import Identity, Rowwise
 from trec_qcomm.comm.dense.all_reduce import AllReduceOptions, Reduction
 from trec_qcomm.comm.dense.chunks import Coding, ParameterShape
-from trec_qcomm.comm.rounds import play
 from trec_qcomm.comm.touched_rows import all_reduce_touched
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.planner.traffic import TouchedRows, TouchedTable, reduced_nbytes
+from trec_qcomm.lab.ranks.rounds import play
 from trec_qcomm.wire.frame import HEADER_NBYTES, SEGMENT_ENTRY_NBYTES
 
 DIM = 16

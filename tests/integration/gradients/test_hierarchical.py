@@ -267,5 +267,5 @@ def test_files_name_both_hops():
             config_from_dict({"dense": data | changed})
     with pytest.raises(ValueError, match="intra: only with algorithm: hierarchical, not"):
         config_from_dict({"dense": {"codec": "float6", "intra": "identity"}})
-    with pytest.raises(ValueError, match="algorithm: hierarchical: for dense only"):
+    with pytest.raises(ValueError, match="algorithm: 'hierarchical' is not one of"):
         TableGradientRule(codec=Cast("bf16"), algorithm="hierarchical")

@@ -8,12 +8,12 @@ import torch
 from tests.comm.dense.reductions import watched
 from trec_qcomm import Config, Float6, GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
-from trec_qcomm.comm.rounds import play
 from trec_qcomm.config import config_from_dict, config_to_dict, load_config
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
+from trec_qcomm.lab.ranks.rounds import play
 
 NUMELS = {"a.weight": 1000, "a.bias": 30, "b.weight": 700, "b.bias": 40, "c.weight": 500}
 REFRESH = ThresholdRefresh(every=2, density=0.1, sample="all")

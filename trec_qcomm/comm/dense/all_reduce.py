@@ -115,20 +115,6 @@ def sites(options: AllReduceOptions, rank: int, world_size: int) -> list[Site]:
     return [stage_site(stage) for stage in range(stages)]
 
 
-def num_encodings(algorithm: FlatAlgorithm, world_size: int) -> int:
-    """Return how often one chunk is encoded by all ranks together on its way into the sum.
-
-    A codec with |error| <= e gives |error of the sum| <= that number times e, plus the rounding of
-    the sum itself.
-    """
-    power = 1 << (world_size.bit_length() - 1)
-    return {
-        "ring": world_size,
-        "recursive_doubling": 2 * (power - 1) + world_size - power,
-        "two_shot": world_size + 1,
-    }[algorithm]
-
-
 def ring_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
     """Return the bytes that each rank sends in a ring all-reduce of plain numbers.
 
