@@ -93,7 +93,6 @@ _WHEN_USED = {
     "played_ranks": "trec_qcomm.lab.ranks.model",
     "search": "trec_qcomm.lab.search",
 }
-_MODULES = {"quality": "trec_qcomm.lab.study"}
 
 
 def __getattr__(name: str) -> Any:
@@ -101,8 +100,8 @@ def __getattr__(name: str) -> Any:
 
     Raises: ImportError: TorchRec, FBGEMM or what they need is not installed.
     """
-    if name in _MODULES:  # trec_qcomm.quality.study needs no import before
-        return import_module(_MODULES[name])
+    if name == "quality":  # trec_qcomm.quality.study needs no import before
+        return import_module("trec_qcomm.lab.study")
     if name not in _WHEN_USED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -10,10 +10,7 @@ from importlib import import_module
 
 TOOLS = {
     "preview": ("trec_qcomm.lab.preview.command", "each codec on captured rows, the best of each"),
-    "sizes": (
-        "trec_qcomm.lab.sizes.command",
-        "sizes of segments by table, for plans",
-    ),
+    "sizes": ("trec_qcomm.lab.sizes.command", "sizes of segments by table, for plans"),
     "search": ("trec_qcomm.lab.search.command", "a codec for every table, within a budget of loss"),
     "simulate": ("trec_qcomm.lab.simulate.command", "predicted steps on up to thousands of GPUs"),
     "report": ("trec_qcomm.lab.report.command", "records as one page of figures"),

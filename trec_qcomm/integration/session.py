@@ -100,10 +100,7 @@ class Session:
         """
         gradients = self.gradients.get("dense")
         if not isinstance(gradients, DenseGradients):
-            raise ValueError(
-                f"{self.config.source}: dense: missing, or the model is not sharded yet; the "
-                "gradients are DDP's"
-            )
+            raise ValueError(f"{self.config.source}: dense: missing, or nothing is sharded yet")
         gradients.use_rules(rules)
 
     def warm_up_once(self, rows_dtype: torch.dtype = torch.float32) -> None:

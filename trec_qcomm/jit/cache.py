@@ -106,7 +106,7 @@ def _take_over(sources: list[Path], target: Path) -> None:
 def _digest() -> str:
     """Return a name for the content of all files with functions for numba."""
     digest = hashlib.sha256(__version__.encode())
-    for path in sorted([*_PACKAGE.glob("ops/**/*.py"), *_PACKAGE.glob("wire/*.py")]):
+    for path in sorted([*_PACKAGE.glob("ops/**/*.py"), *_PACKAGE.glob("ext/**/*.py")]):
         text = path.read_bytes()
         if b"trec_qcomm.jit" in text:
             digest.update(text)

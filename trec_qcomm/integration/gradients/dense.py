@@ -64,19 +64,16 @@ class DenseGradients(GradientAllReduce):
             changed.
         """
         if rules is not None and rules_of(rules) != self._rules:
-            self._change(rules)
+            before = self._rules, self._patterns, self._matrices
+            self._loaded = by_short_key(self.state_dict())
+            self._take(rules)
+            try:
+                self._prepare(self._ddp, self._device, self._group)
+            except ValueError:
+                self._rules, self._patterns, self._matrices = before
+                self.rules = self._rules
+                raise
         self._is_off = rules is None
-
-    def _change(self, rules: Rules) -> None:
-        before = self._rules, self._patterns, self._matrices
-        self._loaded = by_short_key(self.state_dict())
-        self._take(rules)
-        try:
-            self._prepare(self._ddp, self._device, self._group)
-        except ValueError:
-            self._rules, self._patterns, self._matrices = before
-            self.rules = self._rules
-            raise
 
     def _shapes_of(
         self, module: nn.Module, names: Mapping[nn.Parameter, str]
