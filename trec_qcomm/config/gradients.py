@@ -34,7 +34,8 @@ class AllReduceRule:
     Args:
         codec: codec of the values. On CUDA the rule needs NCCL, and a codec of fixed size that has
             GPU kernels: not `error_bounded`, `threshold` and `topk` of a threshold.
-        algorithm: name of the algorithm; `hierarchical` for replicated parameters only.
+        algorithm: name of the algorithm; `hierarchical` for replicated parameters only. Two ranks
+            take `recursive_doubling` in place of `two_shot` where codecs are of fixed size.
     """
 
     codec: Codec
