@@ -33,7 +33,17 @@ class CountedOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_an_all_reduce_codes_a_value_no_more_often_than_it_must(monkeypatch):
+@pytest.mark.parametrize(
+    ("world_size", "encodings", "decodings"),
+    [
+        (2, 2, 4),  # each rank's values, once; its own and those of the other rank
+        # Three contributions and a sum; three contributions to its part, and the sums of all.
+        (3, 4, 6),
+    ],
+)
+def test_an_all_reduce_codes_a_value_no_more_often_than_it_must(
+    monkeypatch, world_size, encodings, decodings
+):
     numels = [64 * BLOCKS] * 2
     counts = {"encode": 0, "decode": 0}
     for name in counts:
@@ -44,13 +54,9 @@ def test_an_all_reduce_codes_a_value_no_more_often_than_it_must(monkeypatch):
             return plain(first, segments_or_rows, *args, **options)
 
         monkeypatch.setattr(cpu, name, counted)
-    ranks = reductions("two_shot", 2, Float6())
-    played(ranks, numels, gradients(numels, 2))
-    both = 2 * sum(numels)  # ranks
-    # Its contribution, and the sum of its half.
-    assert counts["encode"] == both * 3 // 2
-    # Two contributions to its half, the sum of that, and the sum of the other half.
-    assert counts["decode"] == both * 2
+    ranks = reductions("two_shot", world_size, Float6())
+    played(ranks, numels, gradients(numels, world_size))
+    assert counts == {"encode": encodings * sum(numels), "decode": decodings * sum(numels)}
 
 
 def test_an_all_reduce_takes_its_memory_once():
