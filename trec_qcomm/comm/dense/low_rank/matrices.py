@@ -4,9 +4,9 @@ For each parameter that is a residual, in the unit of the mean over ranks as in
 comm.dense.error_feedback, and the right factor of the last step, from which the next step begins.
 Both are kept by the parameters' names, in the memory of the gradients, and outlive DDP's buckets.
 
-Products are in float32 where torch computes them so. Where it may round factors to TF32 or BF16
-(a GPU, and a CPU by `torch.set_float32_matmul_precision`), the products of which ranks differ by
-what is kept back are in float64, which it never rounds.
+Results and residuals are products in float32. Where torch may round their factors to TF32 or BF16
+(a GPU, and a CPU by `torch.set_float32_matmul_precision`), they are products in float64, which it
+never rounds: else what it drops would be in neither of them.
 
 Knows: names, shapes. Does not know: codecs, messages, which rank of the job this is.
 Shapes: a matrix has n rows and m columns, and is sent with rank r.
@@ -25,7 +25,6 @@ from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION
 from trec_qcomm.wire import frame
 
 _FIRST = 64  # values of a gradient among which one that is not zero is looked for first
-_LEAST = 2.0**-16  # a row of a right factor that is smaller, beside the largest, is rounding
 _WHOLE = ("none", "ieee")  # settings of torch with which float32 is not rounded
 # End the names of what is sent.
 LEFT, RIGHT = " (left factor)", " (right factor)"
@@ -153,7 +152,7 @@ class Matrix:
         range of the gradients; noise where there is nothing to go on with."""
         largest = torch.linalg.vector_norm(came, torch.inf, dim=1, keepdim=True)
         scaled = torch.ldexp(came, -torch.frexp(largest).exponent)
-        return torch.where(largest > _LEAST * largest.max(), scaled, self._noise)
+        return torch.where(largest != 0, scaled, self._noise)
 
 
 class Matrices:
